@@ -1,0 +1,1 @@
+//! Element-wise reduction, scaling and conversion.

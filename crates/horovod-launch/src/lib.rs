@@ -1,0 +1,1 @@
+//! horovodrun: hosts, spawning, rendezvous, output.

@@ -1,0 +1,2 @@
+//! `horovodrun`.
+fn main() {}

@@ -1,0 +1,1 @@
+//! A seeded cluster of the real negotiation state machines, for development.

@@ -1,0 +1,1 @@
+//! Authenticated links between ranks: shared memory inside a host, TCP between hosts.

@@ -1,0 +1,1 @@
+//! The runtime and the Rust API: init, engine, handles, settings.
