@@ -1,0 +1,123 @@
+# Every command of the project; `make help` lists them. Needs Rust, Python 3.11 with pip, and gcc; fetches the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+STAMPS := .stamps
+export PATH := $(BIN):$(PATH)
+
+SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*') \
+	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
+
+.PHONY: help demo test test-rust test-python test-aarch64 lint fmt bench wheel wheel-check ci clean distclean install host-tools
+
+help: ## List the targets.
+	@echo "Targets (make demo and make test set up everything they need):"
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | \
+		awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
+
+demo: $(STAMPS)/install ## Build, install into .venv and train the main example on 1 and 2 processes.
+	python examples/demo/run.py
+
+test: test-rust test-python ## Run all tests, Rust and Python.
+
+# nextest gives each test a process and a time limit (.config/nextest.toml); plain cargo gets one limit for all.
+test-rust: ## Run the Rust tests (with cargo-nextest where it is installed).
+	if cargo nextest --version >/dev/null 2>&1; then \
+		cargo nextest run --locked --workspace --no-fail-fast; \
+	else \
+		timeout --kill-after=10 1500 cargo test --locked --workspace --lib --bins --tests --no-fail-fast; \
+	fi
+	timeout --kill-after=10 600 cargo test --locked --workspace --doc --quiet
+
+test-python: $(STAMPS)/install host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
+	python -m pytest tests
+
+test-aarch64: $(STAMPS)/aarch64 ## Build and run the Rust tests for Linux on 64-bit Arm, under qemu.
+	build_backend/test-aarch64.sh
+
+# The launcher's tests across hosts run real sshd in network namespaces. Without these tools they say so and are not run.
+host-tools:
+	@missing=; for tool in /usr/sbin/sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux; do \
+		command -v "$${tool%%:*}" >/dev/null || PATH="$$PATH:/usr/sbin:/sbin" command -v "$${tool%%:*}" >/dev/null || \
+			missing="$$missing $${tool##*:}"; \
+	done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing for the tests across hosts:$$missing"; \
+		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null) || \
+			echo "could not install$$missing: the tests across hosts will not run"; \
+	else \
+		echo "not installed (and not root with apt):$$missing; the tests across hosts will not run"; \
+	fi
+
+lint: $(STAMPS)/install ## Check formatting, lints, types, stubs, layers and the map.
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo run --locked --quiet --package xtask -- tidy
+	ruff check .
+	ruff format --check .
+	mypy
+	python -m mypy.stubtest horovod._core --mypy-config-file pyproject.toml
+	if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check licenses bans sources; \
+		else echo "not run: cargo-deny is not installed (licences and sources of dependencies)"; fi
+
+fmt: $(STAMPS)/venv ## Format all code.
+	cargo fmt --all
+	ruff check --fix .
+	ruff format .
+
+bench: $(STAMPS)/install ## Measure collectives against torch.distributed in the same run.
+	python bench/run.py
+
+wheel: $(STAMPS)/wheel ## Build the wheel that is published, into dist/.
+	@ls -l dist
+
+wheel-check: $(STAMPS)/install ## Check the wheel: size, glibc, libraries; train with it outside the repository.
+	python build_backend/check_wheel.py dist/*.whl
+
+ci: lint test wheel-check ## What CI runs.
+
+clean: ## Remove what was built; keep .venv.
+	rm -rf target dist wheel-data demo-output $(STAMPS)/wheel $(STAMPS)/install
+
+distclean: clean ## Remove .venv as well.
+	rm -rf $(VENV) $(STAMPS)
+
+install: $(STAMPS)/install ## Build the wheel and install it into .venv.
+
+# Tests and demo use the very wheel that is published.
+$(STAMPS)/install: $(STAMPS)/wheel
+	python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.whl
+	@touch $@
+
+$(STAMPS)/wheel: $(STAMPS)/venv $(SOURCES)
+	rm -rf dist
+	python build_backend/horovod_build.py dist
+	@touch $@
+
+$(STAMPS)/venv: requirements-dev.txt
+	@mkdir -p $(STAMPS)
+	@command -v cargo >/dev/null || { echo "cargo not found: install Rust (https://rustup.rs)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is too old: Python 3.11 or newer is needed (make PYTHON=/path/to/python3.11 ...)"; exit 1; }
+	@# Debian splits ensurepip off; any pip can then fill an environment made without it.
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
+		{ $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
+	@echo "installing development requirements (PyTorch is several GB the first time)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+$(STAMPS)/aarch64:
+	@mkdir -p $(STAMPS)
+	rustup target add aarch64-unknown-linux-gnu
+	@command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || \
+			{ echo "needs aarch64-linux-gnu-gcc and qemu-aarch64 (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)"; exit 1; }; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+			gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user >/dev/null; }
+	@touch $@

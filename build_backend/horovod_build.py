@@ -1,0 +1,138 @@
+"""PEP 517 backend: puts the compiled `horovodrun` beside the wheel, then lets maturin build it.
+
+maturin packs one library; the launcher is a program of another crate. So every build first compiles
+`horovodrun` into `wheel-data/scripts`, which maturin copies into the wheel as an executable script.
+
+As a program, `python build_backend/horovod_build.py DIR` makes the wheel that is published: on Linux linked by
+zig (from PyPI) against an old glibc, so that it runs on every distribution of the last ten years.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "wheel-data" / "scripts"
+# The oldest C library that Rust itself supports on the platform; also the manylinux tag of the wheel.
+GLIBC_FLOOR = {"x86_64": "2.17", "aarch64": "2.17"}
+
+Settings = Mapping[str, Any] | None
+
+
+def build_wheel(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
+    """PEP 517: a wheel for this machine, linked by its own linker."""
+    stage_launcher(os.environ.copy(), target=None)
+    return _maturin().build_wheel(directory, settings, metadata)
+
+
+def build_editable(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
+    """PEP 660: as `build_wheel`, with the Python files used in place."""
+    stage_launcher(os.environ.copy(), target=None)
+    return _maturin().build_editable(directory, settings, metadata)
+
+
+def build_sdist(directory: str, settings: Settings = None) -> str:
+    """PEP 517: the sources."""
+    SCRIPTS.mkdir(parents=True, exist_ok=True)
+    return _maturin().build_sdist(directory, settings)
+
+
+def prepare_metadata_for_build_wheel(directory: str, settings: Settings = None) -> str:
+    """PEP 517: metadata without a build; maturin wants the data folder to exist."""
+    SCRIPTS.mkdir(parents=True, exist_ok=True)
+    return _maturin().prepare_metadata_for_build_wheel(directory, settings)
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
+
+
+def get_requires_for_build_wheel(settings: Settings = None) -> list[str]:
+    """Nothing beyond `[build-system]`: rustc and cargo come from the machine."""
+    return []
+
+
+get_requires_for_build_editable = get_requires_for_build_wheel
+get_requires_for_build_sdist = get_requires_for_build_wheel
+
+
+def build_portable_wheel(directory: str) -> None:
+    """Build the published wheel into `directory`."""
+    host = _rustc_host()
+    env = os.environ.copy()
+    tag = ["--compatibility", "linux"]
+    arch = host.split("-")[0]
+    if host.endswith("-linux-gnu") and arch in GLIBC_FLOOR:
+        floor = GLIBC_FLOOR[arch]
+        if importlib.util.find_spec("ziglang"):
+            name = f"CARGO_TARGET_{host.upper().replace('-', '_')}_LINKER"
+            env[name] = str(_write_zig_linker(arch, floor))
+            tag = ["--compatibility", f"manylinux_{floor.replace('.', '_')}"]
+        else:
+            print("ziglang is not installed: the wheel is for this machine only", file=sys.stderr)
+    elif not host.endswith("-linux-gnu"):
+        tag = []
+    stage_launcher(env, target=host)
+    command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", *tag]
+    command += ["--target", host, "--out", directory, "--interpreter", sys.executable]
+    subprocess.run(command, cwd=ROOT, env=env, check=True)
+
+
+def stage_launcher(env: dict[str, str], target: str | None) -> None:
+    """Compile `horovodrun` and copy it to where maturin takes scripts from."""
+    command = ["cargo", "build", "--release", "--locked", "--package", "horovod-launch"]
+    command += ["--bin", "horovodrun"] + (["--target", target] if target else [])
+    subprocess.run(command, cwd=ROOT, env=env, check=True)
+    built = _target_directory().joinpath(*([target] if target else []), "release", "horovodrun")
+    SCRIPTS.mkdir(parents=True, exist_ok=True)
+    staged = SCRIPTS / "horovodrun"
+    shutil.copyfile(built, staged)
+    staged.chmod(staged.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+def _write_zig_linker(arch: str, floor: str) -> Path:
+    """A linker for cargo: zig, through maturin's filter of the arguments that zig does not know."""
+    import ziglang
+
+    zig = Path(ziglang.__file__).parent / "zig"
+    wrapper = _target_directory() / "zig-linker" / f"{arch}-glibc-{floor}.sh"
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
+    text = (
+        "#!/bin/sh\n"
+        f"CARGO_ZIGBUILD_ZIG_PATH='{zig}' exec '{sys.executable}' -m maturin zig cc -- "
+        f'-target {arch}-linux-gnu.{floor} "$@"\n'
+    )
+    # Rewriting an equal file would make cargo link everything again.
+    if not wrapper.exists() or wrapper.read_text() != text:
+        wrapper.write_text(text)
+        wrapper.chmod(0o755)
+    return wrapper
+
+
+def _target_directory() -> Path:
+    command = ["cargo", "metadata", "--no-deps", "--format-version", "1"]
+    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return Path(json.loads(found.stdout)["target_directory"])
+
+
+def _rustc_host() -> str:
+    found = subprocess.run(["rustc", "-vV"], check=True, capture_output=True, text=True)
+    return next(x.split()[1] for x in found.stdout.splitlines() if x.startswith("host:"))
+
+
+def _maturin() -> Any:
+    import maturin
+
+    return maturin
+
+
+if __name__ == "__main__":
+    build_portable_wheel(sys.argv[1] if len(sys.argv) > 1 else "dist")
