@@ -1,0 +1,327 @@
+"""Runs jobs through the installed `horovodrun`: with a hard limit, every rank's output and Python stacks when it
+is reached, and a check that no process, shared-memory file or socket file is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+RANK_SITE = TESTS / "rank_site"
+# The launcher beside the interpreter that runs the tests, never another one from the PATH.
+HOROVODRUN = Path(sysconfig.get_path("scripts")) / "horovodrun"
+SHM = Path("/dev/shm")
+
+# How long processes may take to disappear after the launcher has ended.
+REAP_LIMIT_S = 10.0
+
+
+class Job:
+    """One run of a program in its own session, and all its descendants wherever they are re-parented to."""
+
+    def __init__(
+        self,
+        command: Sequence[str | os.PathLike[str]],
+        *,
+        limit_s: float = 60.0,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.command = [os.fspath(word) for word in command]
+        self.deadline = time.monotonic() + limit_s
+        self.limit_s = limit_s
+        self.mark = f"HVD_TEST_JOB={uuid.uuid4().hex}"
+        self.folder = Path(tempfile.mkdtemp(prefix="hvd-test-"))
+        self._shm_before = _listing(SHM)
+        self._sockets_before = _socket_files(Path("/tmp"))
+        self._changed = threading.Condition()
+        self._lines: list[tuple[str, str]] = []
+        self._open_streams = 2
+        self._closed = False
+        self.process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self._environment(env or {}),
+            cwd=cwd or self.folder,
+            start_new_session=True,
+        )
+        for name, stream in (("out", self.process.stdout), ("err", self.process.stderr)):
+            threading.Thread(target=self._read, args=(name, stream), daemon=True).start()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- what it printed
+
+    @property
+    def stdout(self) -> str:
+        """What the launcher wrote to its standard output so far."""
+        return self._text("out")
+
+    @property
+    def stderr(self) -> str:
+        """What the launcher wrote to its standard error so far."""
+        return self._text("err")
+
+    def wait_for(self, text: str, *, count: int = 1, limit_s: float | None = None) -> list[str]:
+        """Wait until `count` lines contain `text`, and return them."""
+        deadline = self.deadline
+        if limit_s is not None:
+            deadline = min(deadline, time.monotonic() + limit_s)
+        while True:
+            with self._changed:
+                found = [line for _, line in self._lines if text in line]
+                if len(found) >= count:
+                    return found
+                if not self._open_streams:
+                    raise AssertionError(
+                        f"ended with {len(found)} of {count} lines containing {text!r}\n{self.report()}"
+                    )
+                self._changed.wait(max(0.0, deadline - time.monotonic()))
+            if time.monotonic() >= deadline:
+                self._time_out(f"{len(found)} of {count} lines containing {text!r}")
+
+    # -- how it ends
+
+    def wait(self, *, limit_s: float | None = None) -> int:
+        """Wait for the launcher and everything it started; return its exit status as a shell would show it."""
+        deadline = self.deadline
+        if limit_s is not None:
+            deadline = min(deadline, time.monotonic() + limit_s)
+        try:
+            code = self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._time_out("the launcher did not end")
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open_streams, timeout=REAP_LIMIT_S)
+        return code if code >= 0 else 128 - code
+
+    def succeed(self) -> Job:
+        """Wait, and demand exit status 0 and nothing left behind."""
+        code = self.wait()
+        assert code == 0, f"exit status {code}\n{self.report()}"
+        self.assert_nothing_left()
+        return self
+
+    def fail(self) -> int:
+        """Wait, demand a non-zero exit status without a panic, and nothing left behind; return the status."""
+        code = self.wait()
+        assert code != 0, f"exit status 0, a failure was expected\n{self.report()}"
+        assert "panicked at" not in self.stderr, f"a panic\n{self.report()}"
+        self.assert_nothing_left()
+        return code
+
+    def members(self) -> list[int]:
+        """Every living process of this job: they carry its mark in their environment."""
+        mark = self.mark.encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
+
+    def wait_until_gone(self, limit_s: float = REAP_LIMIT_S) -> None:
+        """Wait until no process of the job is alive."""
+        deadline = time.monotonic() + limit_s
+        while members := self.members():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                left = "\n".join(_describe(pid) for pid in members)
+                raise AssertionError(f"processes left behind:\n{left}\n{self.report(stacks=True)}")
+            _wait_for_exit(members[0], remaining)
+
+    def assert_nothing_left(self) -> None:
+        """No process, no shared-memory file, no socket file."""
+        self.wait_until_gone()
+        files = sorted(_unused(_listing(SHM) - self._shm_before))
+        files += sorted(_socket_files(self.folder))
+        files += sorted(_dead_sockets(_socket_files(Path("/tmp")) - self._sockets_before))
+        assert not files, f"files left behind: {files}\n{self.report()}"
+
+    def kill(self) -> None:
+        """End every process of the job at once."""
+        for pid in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(REAP_LIMIT_S)
+
+    def close(self) -> None:
+        """End what still runs and remove the job's folder."""
+        if not self._closed:
+            self._closed = True
+            self.kill()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def report(self, *, stacks: bool = False) -> str:
+        """Everything known about the job, for a failing test."""
+        parts = [f"command: {' '.join(self.command)}"]
+        parts.append("--- standard output\n" + self.stdout)
+        parts.append("--- standard error\n" + self.stderr)
+        if stacks:
+            parts.append("--- Python stacks\n" + self._stacks())
+        return "\n".join(parts)
+
+    # -- internals
+
+    def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        drop = ("HOROVOD_", "PYTEST_", "HVD_TEST_", "OMPI_", "PMI")
+        env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
+        env["PATH"] = f"{HOROVODRUN.parent}:{env.get('PATH', '')}"
+        env["PYTHONPATH"] = f"{RANK_SITE}:{env.get('PYTHONPATH', '')}".rstrip(":")
+        env["PYTHONDONTWRITEBYTECODE"] = "1"
+        # Ranks share few cores here; more threads than that would only fight.
+        env["OMP_NUM_THREADS"] = "1"
+        env["TMPDIR"] = str(self.folder)
+        env["HVD_TEST_STACKS"] = str(self.folder / "stacks")
+        (self.folder / "stacks").mkdir()
+        name, _, value = self.mark.partition("=")
+        env[name] = value
+        for key, new in changes.items():
+            if new is None:
+                env.pop(key, None)
+            else:
+                env[key] = new
+        return env
+
+    def _read(self, name: str, stream: object) -> None:
+        for line in stream:  # type: ignore[attr-defined]
+            with self._changed:
+                self._lines.append((name, line.decode(errors="replace").rstrip("\n")))
+                self._changed.notify_all()
+        with self._changed:
+            self._open_streams -= 1
+            self._changed.notify_all()
+
+    def _text(self, name: str) -> str:
+        with self._changed:
+            return "\n".join(line for source, line in self._lines if source == name)
+
+    def _stacks(self) -> str:
+        """Ask every Python process of the job for its stacks and collect them."""
+        asked = []
+        for pid in self.members():
+            if _catches(pid, signal.SIGUSR1):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR1)
+                    asked.append(pid)
+        if asked:
+            # The handler runs at once, even in a thread that is stuck in native code; the file tells when.
+            deadline = time.monotonic() + 2.0
+            while time.monotonic() < deadline and not all(self._stack_of(pid) for pid in asked):
+                select.select([], [], [], 0.05)
+        texts = [f"{_describe(pid)}\n{self._stack_of(pid) or '(no answer)'}" for pid in asked]
+        return "\n".join(texts) or "(no Python process)"
+
+    def _stack_of(self, pid: int) -> str:
+        with contextlib.suppress(OSError):
+            return (self.folder / "stacks" / f"{pid}.txt").read_text()
+        return ""
+
+    def _time_out(self, what: str) -> None:
+        text = self.report(stacks=True)
+        self.kill()
+        raise AssertionError(
+            f"time limit reached ({self.limit_s:.0f} s for the job): {what}\n{text}"
+        )
+
+
+def horovodrun(
+    np: int, command: Iterable[str | os.PathLike[str]], *options: str, **kwargs: object
+) -> Job:
+    """Start `horovodrun -np NP OPTIONS COMMAND`."""
+    words = [os.fspath(HOROVODRUN), "-np", str(np), *options, *map(os.fspath, command)]
+    return Job(words, **kwargs)  # type: ignore[arg-type]
+
+
+def python(
+    np: int,
+    script: str | os.PathLike[str],
+    *args: str,
+    options: Sequence[str] = (),
+    **kwargs: object,
+) -> Job:
+    """Start a Python script on NP ranks with the interpreter that runs the tests."""
+    return horovodrun(np, [sys.executable, os.fspath(script), *args], *options, **kwargs)
+
+
+def _listing(folder: Path) -> set[str]:
+    return {str(path) for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def _socket_files(folder: Path) -> set[str]:
+    """Socket files in a folder and one level below: where programs put them."""
+    found = set()
+    for path in [*folder.glob("*"), *folder.glob("*/*")]:
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                found.add(str(path))
+    return found
+
+
+def _dead_sockets(paths: set[str]) -> set[str]:
+    """Those that no living process is bound to; the others belong to somebody else on this machine."""
+    bound = Path("/proc/net/unix").read_text()
+    return {path for path in paths if path not in bound and os.path.exists(path)}
+
+
+def _unused(paths: set[str]) -> set[str]:
+    """Those shared-memory files that no living process maps; the others belong to somebody else."""
+    if not paths:
+        return set()
+    used = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                maps = (entry / "maps").read_text()
+                used |= {path for path in paths if path in maps}
+    return {path for path in paths - used if os.path.exists(path)}
+
+
+def _wait_for_exit(pid: int, limit_s: float) -> None:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        select.select([handle], [], [], limit_s)
+    finally:
+        os.close(handle)
+
+
+def _catches(pid: int, number: int) -> bool:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _describe(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        rank = [word for word in variables if word.startswith(b"HOROVOD_RANK=")]
+        return f"process {pid} {rank}: {words.decode(errors='replace').strip()}"
+    return f"process {pid} (gone)"

@@ -1,0 +1,13 @@
+"""Runs at start-up of every Python process of a test job: makes it print its stacks when asked.
+
+The stacks go to a file of their own, so that they reach the test even when the launcher is what hangs.
+"""
+
+import faulthandler
+import os
+import signal
+
+_folder = os.environ.get("HVD_TEST_STACKS")
+if _folder:
+    _file = open(os.path.join(_folder, f"{os.getpid()}.txt"), "w")  # noqa: SIM115 - lives with the process
+    faulthandler.register(signal.SIGUSR1, file=_file, all_threads=True, chain=False)
