@@ -1,9 +1,35 @@
 //! Negotiation between ranks as pure state machines: events and the time go in, actions come out.
 //!
+//! Every rank has a [`Worker`]; rank 0 also has the job's only [`Coordinator`], which counts who is
+//! ready, checks that the ranks agree, fuses, and gives everything one total order ([`Seq`]).
+//! Call a `handle_*` method or a verb, then drain `poll_action`; feed all messages that are there
+//! before draining, then they share a batch.
+//!
 //! Deliberately absent: sockets, clocks, threads, environment variables, floating-point decisions,
-//! hash-ordered iteration and `unsafe`.
+//! hash-ordered iteration and `unsafe`. Also absent: the data itself (splits of an alltoall and all
+//! tensors travel elsewhere), host names, logging (reports are data), and any reaction to a lost
+//! rank other than ending this generation.
 #![forbid(unsafe_code)]
 
+mod content;
+mod coordinator;
+mod error;
+mod limits;
+mod message;
+mod stall;
 mod types;
+pub mod wire;
+mod worker;
 
+pub use content::Content;
+pub use coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, StallConfig};
+pub use error::{
+    CACHE_EVICTION_TEXT, DUPLICATE_NAME_TEXT, OpError, OpErrorKind, PeerLost, SET_REMOVED_TEXT,
+    SHUTDOWN_TEXT,
+};
+pub use limits::*;
+pub use message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
+pub use stall::{StallReport, StalledRequest};
 pub use types::*;
+pub use wire::DecodeError;
+pub use worker::{Completion, ExecItem, Execution, Worker, WorkerAction, WorkerConfig};

@@ -138,9 +138,16 @@ pub enum ReduceOp {
 impl ReduceOp {
     /// The operation with this code, if there is one.
     pub fn from_code(code: u8) -> Option<Self> {
-        [Self::Average, Self::Sum, Self::Adasum, Self::Min, Self::Max, Self::Product]
-            .get(usize::from(code))
-            .copied()
+        [
+            Self::Average,
+            Self::Sum,
+            Self::Adasum,
+            Self::Min,
+            Self::Max,
+            Self::Product,
+        ]
+        .get(usize::from(code))
+        .copied()
     }
 }
 
@@ -156,7 +163,10 @@ pub struct Scale {
 
 impl Scale {
     /// No scaling.
-    pub const NONE: Self = Self { pre: 1.0, post: 1.0 };
+    pub const NONE: Self = Self {
+        pre: 1.0,
+        post: 1.0,
+    };
 }
 
 impl PartialEq for Scale {

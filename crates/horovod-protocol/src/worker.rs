@@ -1,0 +1,132 @@
+//! One rank's side of the negotiation: what it has pending, and what it is told to do.
+
+use crate::error::{OpError, PeerLost};
+use crate::message::{ToCoordinator, ToWorker};
+use crate::types::{
+    Device, EntryId, Generation, Op, ProcessSetId, Rank, Request, Seq, TensorMeta, Time,
+};
+use std::sync::Arc;
+
+/// What a worker must know from the start.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// This rank.
+    pub rank: Rank,
+    /// Ranks of the job.
+    pub size: u32,
+    /// This life of the job.
+    pub generation: Generation,
+}
+
+/// What the engine shall do; drain with [`Worker::poll_action`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum WorkerAction {
+    /// Send to the coordinator (also on rank 0, in order).
+    Send(ToCoordinator),
+    /// Run this; strictly in the order of these actions.
+    Execute(Execution),
+    /// An operation ended without data.
+    Complete(EntryId, Result<Completion, OpError>),
+    /// All ranks have stopped (or are gone while stopping): links may be closed. The last action.
+    ShutDown {
+        /// The rank that asked for it or is to blame.
+        by: Rank,
+        /// Text for the user.
+        reason: Arc<str>,
+    },
+    /// This generation is over: unwind running collectives and close. All pending operations
+    /// have been completed with the error. The last action.
+    Abort(PeerLost),
+}
+
+/// How an operation without data ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// A barrier.
+    Done,
+    /// All ranks joined.
+    Joined {
+        /// The one that joined last.
+        last: Rank,
+    },
+    /// A process set was registered under this id.
+    SetAdded(ProcessSetId),
+    /// Whether there was a process set to remove.
+    SetRemoved(bool),
+}
+
+/// Requests to run together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Execution {
+    /// Place in the job's one order; grows strictly on every rank.
+    pub seq: Seq,
+    /// The process set.
+    pub set: ProcessSetId,
+    /// Its members, ascending.
+    pub members: Arc<[Rank]>,
+    /// What to run.
+    pub op: Op,
+    /// Where the tensors are.
+    pub device: Device,
+    /// Members that really contribute (have not joined): the divisor of an average.
+    pub contributors: u32,
+    /// In the same order on every member.
+    pub items: Vec<ExecItem>,
+}
+
+/// One request of an execution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExecItem {
+    /// This rank's submission; `None` if it has joined and contributes the identity.
+    pub entry: Option<EntryId>,
+    /// Full key.
+    pub name: Arc<str>,
+    /// As agreed; allgather and alltoall: this rank's own.
+    pub tensors: Arc<[TensorMeta]>,
+    /// Allgather: rows as `[tensor][member]`; else empty.
+    pub first_dims: Vec<Vec<u64>>,
+}
+
+/// One rank's state machine.
+#[derive(Debug)]
+pub struct Worker {}
+
+impl Worker {
+    /// A worker that knows only the set of all ranks.
+    pub fn new(_cfg: WorkerConfig) -> Self {
+        Self {}
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// Local mistakes, with Horovod's texts; then nothing is queued.
+    pub fn submit(&mut self, _now: Time, _id: EntryId, _req: Request) -> Result<(), OpError> {
+        unimplemented!()
+    }
+
+    /// The coordinator said something.
+    pub fn handle_message(&mut self, _now: Time, _msg: ToWorker) {}
+
+    /// A member is gone: everything pending and later fails with it.
+    pub fn handle_peer_lost(&mut self, _now: Time, _lost: PeerLost) {}
+
+    /// Asks all ranks to stop. Everything pending anywhere ends with the shutdown error naming
+    /// this rank; [`WorkerAction::ShutDown`] follows once every rank has confirmed.
+    pub fn shutdown(&mut self, _now: Time) {}
+
+    /// What to do next; call until `None` after every other method.
+    pub fn poll_action(&mut self) -> Option<WorkerAction> {
+        None
+    }
+
+    /// Members of a set, ascending; `None` for an unknown one.
+    pub fn members(&self, _set: ProcessSetId) -> Option<&[Rank]> {
+        None
+    }
+
+    /// All sets, by id.
+    pub fn process_sets(&self) -> impl Iterator<Item = (ProcessSetId, &[Rank])> {
+        std::iter::empty()
+    }
+}
