@@ -1,0 +1,117 @@
+"""Mistakes on the command line: one clear message each, no traceback, no rank started, nothing left."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import harness
+import pytest
+
+TRUE = [sys.executable, "-c", "print('a rank ran')"]
+
+
+def refused(jobs, words: list[str]) -> tuple[int, str]:
+    """Run horovodrun with these words; return its status and message."""
+    job = jobs(harness.Job([harness.HOROVODRUN, *words], limit_s=60))
+    code = job.fail()
+    assert "Traceback" not in job.stderr, job.report()
+    assert "a rank ran" not in job.stdout, job.report()
+    return code, job.stderr
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two", "1.5", "99999999999999999999"])
+def test_number_of_processes_must_be_positive(count, jobs) -> None:
+    code, text = refused(jobs, ["-np", count, *TRUE])
+    assert code == 2
+    assert "-np" in text
+    assert count in text
+
+
+def test_number_of_processes_is_required(jobs) -> None:
+    code, text = refused(jobs, TRUE)
+    assert code == 2
+    assert "-np" in text
+
+
+def test_a_command_is_required(jobs) -> None:
+    assert "command" in refused(jobs, ["-np", "2"])[1]
+
+
+def test_host_that_does_not_resolve_is_named(jobs) -> None:
+    _, text = refused(jobs, ["-np", "2", "-H", "no-such-host.invalid:2", *TRUE])
+    assert "no-such-host.invalid" in text
+
+
+@pytest.mark.parametrize(
+    "hosts", ["localhost", "localhost:x", "localhost:-1", ":2", "localhost:1,,"]
+)
+def test_bad_host_list_is_quoted(hosts, jobs) -> None:
+    job = jobs(harness.Job([harness.HOROVODRUN, "-np", "1", "-H", hosts, *TRUE], limit_s=60))
+    code = job.wait()
+    if code == 0:
+        # More lenient than the original where the meaning is plain, as a host without slots.
+        assert job.stdout.count("a rank ran") == 1
+    else:
+        assert hosts.strip(",") in job.stderr or hosts in job.stderr, job.report()
+    job.assert_nothing_left()
+
+
+def test_more_processes_than_slots_says_both_numbers(jobs) -> None:
+    _, text = refused(jobs, ["-np", "3", "-H", "localhost:2", *TRUE])
+    assert "3" in text
+    assert "2" in text
+    assert "slots" in text
+
+
+def test_bad_line_of_a_hostfile_is_named_with_file_and_number(jobs, tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("# a comment\nlocalhost slots=1\nlocalhost slots=many\n")
+    _, text = refused(jobs, ["-np", "1", "--hostfile", str(hostfile), *TRUE])
+    assert str(hostfile) in text
+    assert "3" in text.replace(str(hostfile), "")
+    assert "slots=many" in text or "many" in text
+
+
+def test_missing_hostfile_is_named(jobs, tmp_path: Path) -> None:
+    _, text = refused(jobs, ["-np", "1", "--hostfile", str(tmp_path / "absent"), *TRUE])
+    assert str(tmp_path / "absent") in text
+
+
+def test_missing_script_fails_with_pythons_message_and_status(jobs, tmp_path: Path) -> None:
+    job = jobs(harness.python(2, tmp_path / "absent.py"))
+    assert job.fail() == 2
+    assert "absent.py" in job.stderr
+    assert "No such file" in job.stderr
+
+
+def test_missing_program_is_named(jobs) -> None:
+    job = jobs(harness.horovodrun(2, ["no-such-program-here"]))
+    assert job.fail() == 127
+    assert "no-such-program-here" in job.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--host-discovery-script", "./discover.sh"],
+        ["--min-np", "1"],
+        ["--mpi"],
+        ["--jsrun"],
+        ["--autotune"],
+        ["--timeline-filename", "t.json"],
+        ["--config-file", "c.yaml"],
+        ["--hierarchical-allreduce"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_option_that_is_not_there_yet_is_refused_not_ignored(words, jobs) -> None:
+    code, text = refused(jobs, ["-np", "1", *words, *TRUE])
+    assert code != 0
+    assert words[0].lstrip("-") in text
+
+
+def test_unknown_option_is_refused(jobs) -> None:
+    code, text = refused(jobs, ["-np", "1", "--no-such-option", *TRUE])
+    assert code == 2
+    assert "--no-such-option" in text

@@ -1,0 +1,197 @@
+"""Ranks and launchers that die: the others hear of it in time, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+
+import harness
+import pytest
+
+# Survivors ignore SIGTERM to show that the error reaches them by itself, not that the launcher ended them.
+REDUCE_FOR_EVER = """
+import os, signal, sys, time
+import torch
+import horovod.torch as hvd
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+hvd.init()
+rank = hvd.rank()
+print(f"rank {rank} is process {os.getpid()}", flush=True)
+tensor = torch.ones(int(sys.argv[1]))
+try:
+    step = 0
+    while True:
+        hvd.allreduce(tensor, name="gradient")
+        step += 1
+        if step == 10:
+            print("reducing", flush=True)
+except hvd.HorovodInternalError as error:
+    print(f"rank {rank} caught at {time.monotonic():.3f}: {error}", flush=True)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "elements"),
+    [(1, 1 << 22), (2, 1), (0, 1 << 20)],
+    ids=["middle of a large one", "small ones", "the coordinator"],
+)
+def test_killed_rank_raises_on_all_others_naming_rank_host_and_cause(
+    victim, elements, script, jobs
+) -> None:
+    job = jobs(harness.python(3, script(REDUCE_FOR_EVER), str(elements)))
+    pids = _pids(job, 3)
+    job.wait_for("reducing", count=3)
+
+    killed_at = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    caught = job.wait_for("caught at", count=2, limit_s=15)
+    code = job.fail()
+
+    assert code == 128 + signal.SIGKILL
+    for line in caught:
+        assert float(re.search(r"caught at ([\d.]+)", line)[1]) - killed_at < 5.0
+        assert re.search(rf"rank {victim}\b", line.split("caught at")[1])
+        assert socket.gethostname() in line or "localhost" in line
+        assert "signal 9" in line or "SIGKILL" in line
+    assert {re.search(r"rank (\d) caught", line)[1] for line in caught} == {"0", "1", "2"} - {
+        str(victim)
+    }
+    first = next(line for line in job.stderr.splitlines() if "<std" not in line)
+    assert re.search(rf"\b{victim}\b", first), (
+        f"the launcher's first words name another rank\n{job.report()}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("farewell", "status"),
+    [("os._exit(7)", 7), ("raise RuntimeError('bad luck')", 1), ("sys.exit(4)", 4)],
+    ids=["no clean-up", "an exception", "exit status"],
+)
+def test_rank_that_ends_early_fails_the_others_and_gives_its_exit_code(
+    farewell, status, script, jobs
+) -> None:
+    path = script(
+        f"""
+import os, signal, sys
+import torch
+import horovod.torch as hvd
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+hvd.init()
+rank = hvd.rank()
+try:
+    for step in range(1000000):
+        hvd.allreduce(torch.ones(10), name="x")
+        if rank == 1 and step == 5:
+            print("last words of rank 1", flush=True)
+            {farewell}
+except hvd.HorovodInternalError as error:
+    print(f"rank {{rank}} caught: {{error}}", flush=True)
+    sys.exit(9)
+"""
+    )
+    job = jobs(harness.python(3, path))
+    caught = job.wait_for(" caught: ", count=2)
+    code = job.fail()
+
+    assert code == status
+    assert all("rank 1" in line.split("caught:")[1] for line in caught)
+    summary = "\n".join(
+        line for line in job.stderr.splitlines() if not re.match(r"\[\d\]<std", line)
+    )
+    assert "last words of rank 1" in summary or "bad luck" in summary, job.report()
+
+
+def test_rank_that_finishes_early_with_success_fails_the_waiting_ones(script, jobs) -> None:
+    path = script(
+        """
+import sys
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+rank = hvd.rank()
+hvd.allreduce(torch.ones(1), name="first")
+if rank == 0:
+    sys.exit(0)
+try:
+    hvd.allreduce(torch.ones(1), name="second")
+except hvd.HorovodInternalError as error:
+    print(f"rank {rank} caught: {error}", flush=True)
+    sys.exit(0)
+sys.exit(5)
+"""
+    )
+    job = jobs(harness.python(3, path))
+    caught = job.wait_for(" caught: ", count=2)
+    job.wait()
+    job.assert_nothing_left()
+    assert all("rank 0" in line.split("caught:")[1] for line in caught)
+
+
+WAIT_FOR_NOBODY = """
+import subprocess, sys
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+# A child in its own session that nobody waits for: the launcher must find it too.
+subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"], start_new_session=True)
+print("waiting", flush=True)
+if hvd.rank() == 0:
+    hvd.allreduce(torch.ones(1), name="only rank 0 asks")
+else:
+    import threading
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_interrupted_launcher_ends_all_ranks(number, script, jobs) -> None:
+    job = jobs(harness.python(2, script(WAIT_FOR_NOBODY)))
+    job.wait_for("waiting", count=2)
+
+    job.process.send_signal(number)
+
+    assert job.fail() == 128 + number
+
+
+def test_nothing_outlives_a_launcher_killed_with_sigkill(script, jobs) -> None:
+    job = jobs(harness.python(2, script(WAIT_FOR_NOBODY)))
+    job.wait_for("waiting", count=2)
+
+    job.process.kill()
+
+    assert job.wait() == 137
+    job.assert_nothing_left()
+
+
+def test_rank_that_ignores_sigterm_is_ended_all_the_same(script, jobs) -> None:
+    path = script(
+        """
+import os, signal, threading
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("stubborn", flush=True)
+if os.environ["HOROVOD_RANK"] == "0":
+    threading.Event().wait()
+"""
+    )
+    # Rank 1 ends at once with a failure; rank 0 will not listen.
+    job = jobs(
+        harness.horovodrun(
+            2, ["sh", "-c", f'{harness.sys.executable} {path}; [ "$HOROVOD_RANK" = 0 ] || exit 6']
+        )
+    )
+    assert job.fail() == 6
+
+
+def _pids(job: harness.Job, size: int) -> dict[int, int]:
+    lines = job.wait_for(" is process ", count=size)
+    found = [re.search(r"rank (\d+) is process (\d+)", line) for line in lines]
+    return {int(match[1]): int(match[2]) for match in found}

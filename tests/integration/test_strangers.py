@@ -1,0 +1,157 @@
+"""Strangers on a running job's ports: with a wrong key, or sending garbage. The job does not notice."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+from pathlib import Path
+
+import harness
+import pytest
+
+# Checks every result until the test says stop; memory is printed at the end.
+WORK_UNTIL_TOLD = """
+import os, resource, sys
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+expected = sum(range(1, size + 1))
+stop, step = False, 0
+while not stop:
+    for name, elements in (("small", 3), ("large", 300_000)):
+        result = hvd.allreduce(torch.full((elements,), float(rank + 1)), op=hvd.Sum, name=name)
+        assert torch.equal(result, torch.full((elements,), float(expected))), result
+    wanted = hvd.broadcast(torch.tensor(int(os.path.exists(sys.argv[1]))), 0, name="stop")
+    stop, step = bool(wanted), step + 1
+    if step == 3:
+        print(f"working {os.getpid()}", flush=True)
+print(f"all right, peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB", flush=True)
+"""
+
+
+@pytest.fixture
+def busy(script, jobs, tmp_path: Path):
+    """A job of two ranks at work, and the file that ends it."""
+    stop = tmp_path / "stop"
+    job = jobs(harness.python(2, script(WORK_UNTIL_TOLD), str(stop), limit_s=300))
+    job.wait_for("working", count=2)
+    return job, stop
+
+
+def test_stranger_with_a_wrong_key_is_told_so_and_the_job_goes_on(busy, script, jobs) -> None:
+    job, stop = busy
+    env = _environment_of_a_rank(job)
+    assert "HOROVOD_JOB_KEY" in env
+    env["HOROVOD_JOB_KEY"] = "5a" * 32
+    env["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "10"
+    join = script("import horovod.torch as hvd\nhvd.init()\nprint('let in')\n")
+
+    stranger = jobs(harness.Job([sys.executable, join], env=env))
+    code = stranger.fail()
+
+    assert code == 1
+    assert "let in" not in stranger.stdout
+    assert "Horovod initialization failed" in stranger.stderr
+    assert "key" in stranger.stderr.split("Horovod initialization failed")[1], stranger.report()
+    _finish(job, stop)
+
+
+def test_garbage_on_every_listening_port_does_no_harm(busy, pytestconfig) -> None:
+    job, stop = busy
+    places = _listening(job)
+    assert any(place[0] != "unix" for place in places), f"no port found; sockets: {places}"
+    budget = pytestconfig.getoption("--garbage-mb") * 1_000_000 // len(places)
+
+    sent = {place: _send_garbage(place, budget) for place in places}
+
+    print({str(place): f"{count / 1e6:.1f} MB" for place, count in sent.items()})
+    assert all(count > 0 for count in sent.values())
+    _finish(job, stop)
+
+
+def test_silent_connections_do_not_keep_the_job_from_ending(busy) -> None:
+    job, stop = busy
+    silent = []
+    for place in _listening(job):
+        for _ in range(50):
+            silent.append(_connect(place))
+    _finish(job, stop)
+    for connection in silent:
+        connection.close()
+
+
+def _finish(job: harness.Job, stop: Path) -> None:
+    stop.touch()
+    job.succeed()
+    lines = [line for line in job.stdout.splitlines() if "all right" in line]
+    assert len(lines) == 2, job.report()
+    print("\n".join(lines))
+
+
+def _environment_of_a_rank(job: harness.Job) -> dict[str, str | None]:
+    for pid in job.members():
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+        env = dict(word.split("=", 1) for word in words if "=" in word)
+        if env.get("HOROVOD_RANK") == "1":
+            return {name: value for name, value in env.items() if name.startswith("HOROVOD_")}
+    raise AssertionError("rank 1 was not found")
+
+
+def _listening(job: harness.Job) -> list[tuple[str, object]]:
+    """Addresses of all sockets that processes of the job listen on."""
+    inodes = set()
+    for pid in job.members():
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                link = os.readlink(entry)
+            except OSError:
+                continue
+            if link.startswith("socket:["):
+                inodes.add(link[8:-1])
+    found: list[tuple[str, object]] = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            address, port = fields[1].split(":")
+            host = socket.inet_ntoa(bytes.fromhex(address)[::-1])
+            found.append(("tcp", ("127.0.0.1" if host == "0.0.0.0" else host, int(port, 16))))
+    for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            found.append(("tcp6", ("::1", int(fields[1].split(":")[1], 16))))
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if len(fields) == 8 and fields[6] in inodes and int(fields[3], 16) & 0x10000:
+            path = fields[7]
+            found.append(("unix", "\0" + path[1:] if path.startswith("@") else path))
+    return found
+
+
+def _connect(place: tuple[str, object]) -> socket.socket:
+    families = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6, "unix": socket.AF_UNIX}
+    connection = socket.socket(families[place[0]], socket.SOCK_STREAM)
+    connection.settimeout(10)
+    connection.connect(place[1])
+    return connection
+
+
+def _send_garbage(place: tuple[str, object], budget: int) -> int:
+    """Send up to `budget` bytes, over new connections whenever the job hangs up; bounded in connections too."""
+    noise = random.Random(7).randbytes(1 << 20)
+    sent = 0
+    for attempt in range(2000):
+        if sent >= budget:
+            break
+        try:
+            with _connect(place) as connection:
+                # Different first bytes each time: short, long and zero lengths.
+                connection.sendall(bytes([attempt % 256]) * (attempt % 5))
+                while sent < budget:
+                    sent += connection.send(noise[: budget - sent])
+        except OSError:
+            continue
+    return sent
