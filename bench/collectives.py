@@ -132,6 +132,7 @@ def check(peer: Peer, tensor: torch.Tensor) -> None:
 
 
 def main() -> None:
+    """Run every case and report it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer", choices=sorted(PEERS), required=True)
     parser.add_argument("--repeats", type=int, default=15)

@@ -60,10 +60,11 @@ def one_pass(peer: str, ranks: int, repeats: int) -> dict[str, list[float]]:
 def milliseconds(seconds: list[float]) -> str:
     """Median (minimum to maximum)."""
     low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
-    return f"{middle * 1e3:.3f} ({low * 1e3:.3f}–{high * 1e3:.3f})"
+    return f"{middle * 1e3:.3f} ({low * 1e3:.3f} to {high * 1e3:.3f})"
 
 
 def main() -> None:
+    """Run all passes, alternating, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-np", "--num-proc", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2, help="passes of each peer")
@@ -78,7 +79,7 @@ def main() -> None:
                 cases.setdefault(case, []).extend(values)
 
     machine = f"{os.cpu_count()} cores, {platform.machine()}, {options.num_proc} ranks"
-    print(f"Milliseconds: median (minimum–maximum); {machine}\n")
+    print(f"Milliseconds: median (minimum to maximum); {machine}\n")
     print("| case | horovod-rs | torch.distributed Gloo | Gloo / ours |")
     print("| --- | --- | --- | --- |")
     for case, ours in seconds["horovod"].items():
