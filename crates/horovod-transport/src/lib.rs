@@ -1,1 +1,51 @@
 //! Authenticated links between ranks: shared memory inside a host, TCP between hosts.
+//!
+//! [`connect`] turns a [`MeshConfig`] into a [`Mesh`]: who is where ([`Topology`]), small ordered
+//! messages to and from rank 0 ([`Control`]), byte links and the shared arena for tensor data
+//! ([`Data`]) and one place to sleep for all of them ([`Waiter`]). [`rendezvous`] is the meeting
+//! point that the launcher runs.
+//!
+//! Deliberately absent: any meaning of the bytes, algorithms, environment variables, threads (but
+//! the rendezvous server's).
+
+mod sync;
+
+mod shm;
+
+#[cfg(not(loom))]
+mod control;
+#[cfg(not(loom))]
+mod data;
+#[cfg(not(loom))]
+mod framing;
+#[cfg(not(loom))]
+mod key;
+#[cfg(not(loom))]
+mod link;
+#[cfg(not(loom))]
+mod mesh;
+#[cfg(not(loom))]
+mod platform;
+#[cfg(not(loom))]
+mod poller;
+#[cfg(not(loom))]
+mod tcp;
+#[cfg(all(feature = "testing", not(loom)))]
+pub mod testing;
+#[cfg(not(loom))]
+mod topology;
+#[cfg(not(loom))]
+mod waiter;
+
+#[cfg(not(loom))]
+pub use self::{
+    control::{CONTROL_FRAME_MAX, CONTROL_QUEUE_MAX, Control, ControlEvent},
+    data::Data,
+    key::JobKey,
+    link::{Aborted, Idle, Link, LinkError},
+    mesh::Mesh,
+    platform::fd::fork_epoch,
+    shm::arena::Arena,
+    topology::{HostId, PeerInfo, Topology},
+    waiter::{Doorbell, Waiter},
+};

@@ -1,0 +1,329 @@
+//! Small ordered messages between rank 0 and the others, and news of who is gone.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use horovod_protocol::{PeerLost, Rank};
+
+use crate::{
+    framing::{FrameQueue, FrameReader, Incoming},
+    link::{Link, LinkError, PeerName},
+    platform::fd::Fd,
+    poller::{HANGUP, Poller, READABLE},
+    tcp::stream::{self, Got},
+};
+
+/// Longest control frame in bytes.
+pub const CONTROL_FRAME_MAX: usize = 16 << 20;
+/// Most bytes that may wait for one peer.
+pub const CONTROL_QUEUE_MAX: usize = 64 << 20;
+/// Polls without a result between two looks at the sockets, for callers that never sleep.
+const LOOK_EVERY: u32 = 64;
+/// What an orderly leaver writes to the sockets that otherwise only tell of deaths.
+const GOODBYE: u8 = b'B';
+
+/// What [`Control::poll`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ControlEvent {
+    /// A message.
+    Frame {
+        /// Who sent it.
+        from: Rank,
+        /// The message.
+        bytes: Vec<u8>,
+    },
+    /// A rank is gone without goodbye: its process died, or its connection failed. Comes once per
+    /// rank, after its last frame.
+    Lost(PeerLost),
+    /// A rank said goodbye ([`Control::goodbye`]). Comes once per rank, after its last frame, and
+    /// instead of `Lost`.
+    Left {
+        /// Who left.
+        rank: Rank,
+    },
+    /// The launcher reports a death.
+    Notice(PeerLost),
+    /// The connection to the launcher's rendezvous ended.
+    LauncherLost {
+        /// What the operating system said.
+        cause: String,
+    },
+}
+
+/// A peer with which frames are exchanged.
+pub(crate) struct Peer {
+    name: PeerName,
+    link: Box<dyn Link>,
+    reader: FrameReader,
+    queue: FrameQueue,
+    ended: bool,
+}
+
+impl Peer {
+    pub(crate) fn new(name: PeerName, link: Box<dyn Link>) -> Self {
+        let (reader, queue) = (FrameReader::new(CONTROL_FRAME_MAX), FrameQueue::default());
+        Self {
+            name,
+            link,
+            reader,
+            queue,
+            ended: false,
+        }
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.name.rank
+    }
+
+    fn flush(&mut self) -> Result<bool, LinkError> {
+        self.queue.flush(|bytes| self.link.try_send(bytes))
+    }
+
+    fn next(&mut self) -> Result<Option<Incoming>, LinkError> {
+        loop {
+            match self.reader.pop() {
+                Ok(None) => {}
+                Ok(message) => return Ok(message),
+                Err(_) => return Err(self.name.corrupt("a control frame over the limit")),
+            }
+            let n = self.link.try_recv(self.reader.space())?;
+            if n == 0 {
+                return Ok(None);
+            }
+            self.reader.filled(n);
+        }
+    }
+}
+
+/// A socket to a rank of the same host that stays silent until that rank leaves or dies.
+pub(crate) struct Detector {
+    pub(crate) name: PeerName,
+    pub(crate) fd: Arc<Fd>,
+    pub(crate) token: usize,
+    pub(crate) ended: bool,
+}
+
+impl Detector {
+    /// `None` while the peer lives.
+    fn look(&mut self) -> Option<ControlEvent> {
+        let mut byte = [0];
+        let cause = match stream::recv(&self.fd, &mut byte) {
+            Ok(Got::Nothing) => return None,
+            Ok(Got::Bytes(_)) if byte[0] == GOODBYE => {
+                return Some(ControlEvent::Left {
+                    rank: self.name.rank,
+                });
+            }
+            Ok(Got::Bytes(_)) => "it wrote to a socket that must stay silent".into(),
+            Ok(Got::End) => "its process ended (the local socket was closed)".into(),
+            Err(e) => std::io::Error::from(e).to_string(),
+        };
+        Some(lost(&self.name, cause))
+    }
+}
+
+fn lost(name: &PeerName, cause: String) -> ControlEvent {
+    ControlEvent::Lost(PeerLost {
+        rank: name.rank,
+        host: name.host.to_string(),
+        cause,
+    })
+}
+
+/// The control plane of one rank. Never blocks.
+pub struct Control {
+    peers: Vec<Peer>,
+    /// Index into `peers` by rank.
+    index: Vec<Option<usize>>,
+    detectors: Vec<Detector>,
+    poller: Arc<Poller>,
+    /// Ends found but not told yet: frames go first.
+    endings: Vec<ControlEvent>,
+    /// Ranks whose end was found.
+    gone: Vec<bool>,
+    next: usize,
+    empty_polls: u32,
+}
+
+impl Control {
+    pub(crate) fn new(
+        size: usize,
+        peers: Vec<Peer>,
+        detectors: Vec<Detector>,
+        poller: Arc<Poller>,
+    ) -> Self {
+        let mut index = vec![None; size];
+        for (i, peer) in peers.iter().enumerate() {
+            index[peer.name.rank.index()] = Some(i);
+        }
+        Self {
+            peers,
+            index,
+            detectors,
+            poller,
+            endings: Vec::new(),
+            gone: vec![false; size],
+            next: 0,
+            empty_polls: 0,
+        }
+    }
+
+    /// Queues a frame and sends what can be sent at once; later [`Self::poll`]s send the rest.
+    /// Frames of a pair of ranks arrive in order. Links exist between rank 0 and each other rank.
+    pub fn send(&mut self, to: Rank, frame: &[u8]) -> Result<(), LinkError> {
+        if frame.len() > CONTROL_FRAME_MAX {
+            let (len, limit) = (frame.len(), CONTROL_FRAME_MAX);
+            return Err(LinkError::FrameTooLong {
+                rank: to,
+                len,
+                limit,
+            });
+        }
+        let Some(i) = self.index.get(to.index()).copied().flatten() else {
+            return Err(LinkError::NoLink { rank: to });
+        };
+        let peer = &mut self.peers[i];
+        let queued = peer.queue.len() + frame.len();
+        if queued > CONTROL_QUEUE_MAX {
+            let (host, limit) = (peer.name.host.clone(), CONTROL_QUEUE_MAX);
+            return Err(LinkError::Stuffed {
+                rank: to,
+                host,
+                queued,
+                limit,
+            });
+        }
+        peer.queue.push(frame);
+        peer.flush().map(|_| ())
+    }
+
+    /// The next thing that happened, if any. Also sends what waits to be sent.
+    pub fn poll(&mut self) -> Option<ControlEvent> {
+        loop {
+            if let Some(frame) = self.next_frame() {
+                self.empty_polls = 0;
+                return Some(frame);
+            }
+            if !self.endings.is_empty() {
+                return Some(self.endings.remove(0));
+            }
+            // What ended may have sent frames since they were looked for: look again before telling.
+            if !self.look_for_endings() {
+                break;
+            }
+        }
+        self.empty_polls = self.empty_polls.wrapping_add(1);
+        if self.empty_polls.is_multiple_of(LOOK_EVERY) {
+            self.poller.pump(Some(Duration::ZERO));
+        }
+        None
+    }
+
+    /// Whether frames wait to be sent to peers that are still there.
+    pub fn has_unsent(&self) -> bool {
+        self.peers.iter().any(|p| !p.ended && !p.queue.is_empty())
+    }
+
+    /// Tells all peers that this rank leaves in good order, so that its end is no loss to them. Waits
+    /// at most `patience` until everything queued has been sent; false if it has not.
+    pub fn goodbye(&mut self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        for peer in self.peers.iter_mut().filter(|p| !p.ended) {
+            peer.queue.push_goodbye();
+        }
+        let all_sent = loop {
+            for peer in self.peers.iter_mut().filter(|p| !p.ended) {
+                peer.ended = peer.flush().is_err();
+            }
+            if !self.has_unsent() {
+                break true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break false;
+            }
+            // A ring in shared memory makes no event when there is space again: look often.
+            self.poller.pump(Some(left.min(Duration::from_millis(1))));
+        };
+        for detector in self.detectors.iter().filter(|d| !d.ended) {
+            // If the peer is gone already there is nobody to greet.
+            let _ = stream::send(&detector.fd, &[GOODBYE]);
+        }
+        all_sent
+    }
+
+    fn next_frame(&mut self) -> Option<ControlEvent> {
+        for step in 0..self.peers.len() {
+            let i = (self.next + step) % self.peers.len();
+            let peer = &mut self.peers[i];
+            if peer.ended {
+                continue;
+            }
+            // Read first: what arrived before a failed write must not be lost.
+            let end = match peer.next() {
+                Ok(Some(Incoming::Frame(bytes))) => {
+                    let from = peer.name.rank;
+                    self.next = i + 1;
+                    return Some(ControlEvent::Frame { from, bytes });
+                }
+                Ok(Some(Incoming::Goodbye)) => ControlEvent::Left {
+                    rank: peer.name.rank,
+                },
+                Ok(None) => match peer.flush() {
+                    Ok(_) => continue,
+                    Err(e) => lost(&peer.name, cause_of(&e)),
+                },
+                Err(e) => lost(&peer.name, cause_of(&e)),
+            };
+            peer.ended = true;
+            let rank = peer.name.rank;
+            self.end(rank, end);
+        }
+        None
+    }
+
+    fn look_for_endings(&mut self) -> bool {
+        let mut found = Vec::new();
+        for detector in self.detectors.iter_mut().filter(|d| !d.ended) {
+            if !self.poller.is(detector.token, READABLE | HANGUP) {
+                continue;
+            }
+            self.poller.clear(detector.token, READABLE | HANGUP);
+            if let Some(event) = detector.look() {
+                detector.ended = true;
+                found.push((detector.name.rank, event));
+            }
+        }
+        let any = !found.is_empty();
+        for (rank, event) in found {
+            self.end(rank, event);
+        }
+        any
+    }
+
+    fn end(&mut self, rank: Rank, event: ControlEvent) {
+        if !std::mem::replace(&mut self.gone[rank.index()], true) {
+            self.endings.push(event);
+        }
+    }
+}
+
+fn cause_of(error: &LinkError) -> String {
+    match error {
+        LinkError::Lost { cause, .. } => cause.to_string(),
+        LinkError::Corrupt { what, .. } => format!("broke the protocol: {what}"),
+        other => other.to_string(),
+    }
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let peers: Vec<Rank> = self.peers.iter().map(|p| p.name.rank).collect();
+        f.debug_struct("Control")
+            .field("peers", &peers)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,22 @@
+//! One rank's complete set of links, and how it is put together from connected parts.
+
+mod assemble;
+
+#[cfg(feature = "testing")]
+pub(crate) use assemble::{Parts, Shared};
+
+use crate::{Control, Data, Topology, Waiter};
+
+/// Everything through which one rank reaches the others in one generation. The fields move out
+/// separately; all belong to one thread at a time.
+#[derive(Debug)]
+pub struct Mesh {
+    /// Who takes part, and where.
+    pub topology: Topology,
+    /// Small messages to and from rank 0.
+    pub control: Control,
+    /// Links for tensor data.
+    pub data: Data,
+    /// Waiting for any of it.
+    pub waiter: Waiter,
+}

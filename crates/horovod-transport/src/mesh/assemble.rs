@@ -1,0 +1,187 @@
+//! From connected sockets and a mapped arena to a [`Mesh`].
+
+use std::{io, sync::Arc};
+
+use horovod_protocol::{Generation, Rank};
+
+use super::Mesh;
+use crate::{
+    Arena, Control, Data, Topology, Waiter,
+    control::{Detector, Peer},
+    link::{Link, PeerName},
+    platform::{self, fd::Fd, region::Region},
+    poller::{Poller, Source},
+    shm::{arena::Bell, link::ShmLink},
+    tcp::{
+        link::{PolledStream, StreamLink},
+        stream::Stream,
+    },
+    topology::Member,
+};
+
+/// The arena of a host and the end of this rank's doorbell that hears.
+pub(crate) struct Shared {
+    pub(crate) arena: Arena,
+    pub(crate) hears: Arc<Fd>,
+}
+
+/// What connecting has produced.
+pub(crate) struct Parts {
+    pub(crate) topology: Topology,
+    pub(crate) shared: Option<Shared>,
+    pub(crate) detectors: Vec<(Rank, Arc<Fd>)>,
+    pub(crate) control: Vec<(Rank, Stream)>,
+    pub(crate) data: Vec<(Rank, Stream)>,
+}
+
+/// Hands out tokens for the poller.
+struct Sources(Vec<Source>);
+
+impl Sources {
+    fn add(&mut self, fd: Arc<Fd>) -> usize {
+        self.0.push(Source { fd, is_bell: false });
+        self.0.len() - 1
+    }
+}
+
+impl Mesh {
+    /// The mesh of a job with one rank: no sockets, no shared memory.
+    pub fn solo() -> io::Result<Self> {
+        let member = Member {
+            identity: String::new(),
+            hostname: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
+            pid: std::process::id(),
+        };
+        Self::assemble(Parts {
+            topology: Topology::new(Rank(0), Generation(0), &[member]),
+            shared: None,
+            detectors: Vec::new(),
+            control: Vec::new(),
+            data: Vec::new(),
+        })
+    }
+
+    pub(crate) fn assemble(parts: Parts) -> io::Result<Self> {
+        let Parts {
+            topology,
+            shared,
+            detectors,
+            control,
+            data,
+        } = parts;
+        let name = |rank: Rank| PeerName {
+            rank,
+            host: topology.peer(rank).hostname.clone(),
+        };
+        let (bell, hears, arena) = own_bell(shared)?;
+
+        let mut sources = Sources(vec![Source {
+            fd: hears,
+            is_bell: true,
+        }]);
+        let has_sockets = !control.is_empty() || !data.is_empty();
+        let mut with_token = |(rank, stream): (Rank, Stream)| {
+            let token = sources.add(stream.fd().clone());
+            (rank, stream, token)
+        };
+        let control: Vec<_> = control.into_iter().map(&mut with_token).collect();
+        let data: Vec<_> = data.into_iter().map(&mut with_token).collect();
+        let detectors: Vec<_> = detectors
+            .into_iter()
+            .map(|(rank, fd)| {
+                let token = sources.add(fd.clone());
+                Detector {
+                    name: name(rank),
+                    fd,
+                    token,
+                    ended: false,
+                }
+            })
+            .collect();
+        let poller = Arc::new(Poller::new(sources.0)?);
+
+        let over_stream = |(rank, stream, token): (Rank, Stream, usize)| {
+            let stream = PolledStream::new(stream, poller.clone(), token);
+            let link: Box<dyn Link> = Box::new(StreamLink::new(name(rank), stream));
+            (rank, link)
+        };
+        let mut links: Vec<Option<Box<dyn Link>>> = topology.peers.iter().map(|_| None).collect();
+        let mut peers = Vec::new();
+        for (rank, link) in control.into_iter().map(over_stream) {
+            peers.push(Peer::new(name(rank), link));
+        }
+        for (rank, link) in data.into_iter().map(over_stream) {
+            links[rank.index()] = Some(link);
+        }
+        if let Some(arena) = &arena {
+            add_shared(arena, &name, &mut links, &mut peers);
+        }
+        peers.sort_by_key(Peer::rank);
+
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let crowded = topology.local_size() as usize > cores;
+        let control = Control::new(topology.peers.len(), peers, detectors, poller.clone());
+        let data = Data::new(links, arena);
+        let waiter = Waiter::new(bell, poller, crowded, has_sockets);
+        Ok(Self {
+            topology,
+            control,
+            data,
+            waiter,
+        })
+    }
+}
+
+/// This rank's doorbell: in the arena, or on memory of its own where there is none.
+fn own_bell(shared: Option<Shared>) -> io::Result<(Bell, Arc<Fd>, Option<Arena>)> {
+    if let Some(Shared { arena, hears }) = shared {
+        return Ok((arena.bell(arena.me()).clone(), hears, Some(arena)));
+    }
+    let (hears, rings) = platform::bell()?;
+    let region = Arc::new(Region::private(4096)?);
+    Ok((
+        Bell {
+            region,
+            word: 0,
+            fd: rings,
+        },
+        hears,
+        None,
+    ))
+}
+
+/// Links through shared memory to all ranks of the host.
+fn add_shared(
+    arena: &Arena,
+    name: &dyn Fn(Rank) -> PeerName,
+    links: &mut [Option<Box<dyn Link>>],
+    peers: &mut Vec<Peer>,
+) {
+    let me = arena.me();
+    for (local, &rank) in arena
+        .members()
+        .iter()
+        .enumerate()
+        .filter(|(local, _)| *local != me)
+    {
+        let (out, inn) = (arena.data_ring(me, local), arena.data_ring(local, me));
+        let bell = || arena.bell(local).clone();
+        links[rank.index()] = Some(Box::new(ShmLink::new(name(rank), out, inn, bell())));
+        // Control goes between rank 0, always the first of its host, and the others.
+        let (out, inn) = match (arena.members()[me], rank) {
+            (Rank(0), _) => (
+                arena.control_ring(local, false),
+                arena.control_ring(local, true),
+            ),
+            (_, Rank(0)) => (arena.control_ring(me, true), arena.control_ring(me, false)),
+            _ => continue,
+        };
+        peers.push(Peer::new(
+            name(rank),
+            Box::new(ShmLink::new(name(rank), out, inn, bell())),
+        ));
+    }
+}

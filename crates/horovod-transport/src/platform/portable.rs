@@ -1,0 +1,175 @@
+//! The portable way: an unlinked file, a socket pair and poll.
+
+use std::{io, sync::Arc, time::Duration};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{Mode, OFlags},
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
+};
+
+use super::fd::Fd;
+use crate::poller::{HANGUP, READABLE, Source, WRITABLE};
+
+pub(crate) const WAYS: (&str, &str, &str) = ("file", "socketpair", "poll");
+
+/// Directories tried for the shared file, the one in memory first.
+fn directories() -> [std::path::PathBuf; 2] {
+    ["/dev/shm".into(), std::env::temp_dir()]
+}
+
+/// A file of `len` zero bytes without a name, which can be passed to other processes.
+pub(crate) fn shared_file(len: usize) -> io::Result<Fd> {
+    let mut failures = String::new();
+    for directory in directories() {
+        match file_in(&directory, len) {
+            Ok(fd) => return Ok(fd),
+            Err(e) => failures += &format!(" {}: {e};", directory.display()),
+        }
+    }
+    Err(io::Error::other(format!(
+        "no place for {len} bytes of shared memory:{failures}"
+    )))
+}
+
+fn file_in(directory: &std::path::Path, len: usize) -> io::Result<Fd> {
+    let mut random = [0u8; 16];
+    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    let name = random
+        .iter()
+        .fold(String::from("horovod-"), |s, b| s + &format!("{b:02x}"));
+    let path = directory.join(name);
+    let fd = Fd::open(|| {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)
+    })?;
+    rustix::fs::unlink(&path)?;
+    // A full file system would end the process with SIGBUS at the first touch: ask now instead.
+    let space = rustix::fs::fstatvfs(fd.get()?)?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if space.f_blocks > 0 && free < len as u64 {
+        return Err(io::Error::other(format!("{len} bytes needed, {free} free")));
+    }
+    rustix::fs::ftruncate(fd.get()?, len as u64)?;
+    Ok(fd)
+}
+
+fn nonblocking(fd: &Fd) -> io::Result<()> {
+    rustix::io::ioctl_fionbio(fd.get()?, true)?;
+    #[cfg(target_vendor = "apple")]
+    rustix::io::fcntl_setfd(fd.get()?, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(())
+}
+
+/// A doorbell's (receiving, sending) end.
+pub(crate) fn bell() -> io::Result<(Arc<Fd>, Arc<Fd>)> {
+    let ((), fds) = Fd::open_all(|| -> rustix::io::Result<_> {
+        #[cfg(not(target_vendor = "apple"))]
+        let flags = SocketFlags::CLOEXEC;
+        #[cfg(target_vendor = "apple")]
+        let flags = SocketFlags::empty();
+        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        Ok(((), vec![a, b]))
+    })?;
+    let mut ends = fds.into_iter();
+    match (ends.next(), ends.next()) {
+        (Some(receiving), Some(sending)) => {
+            nonblocking(&receiving)?;
+            nonblocking(&sending)?;
+            Ok((Arc::new(receiving), Arc::new(sending)))
+        }
+        _ => Err(io::Error::other("a socket pair without two ends")),
+    }
+}
+
+/// Wakes whoever waits at the receiving end.
+pub(crate) fn ring(sending: &Fd) {
+    if let Ok(fd) = sending.get() {
+        // A full buffer means that it rings already.
+        let _ = rustix::net::send(fd, &[1], crate::tcp::stream::SEND_FLAGS);
+    }
+}
+
+/// Silences a bell that was heard.
+fn drain(receiving: &Fd) {
+    let mut sink = [0u8; 256];
+    while let Ok(fd) = receiving.get() {
+        match rustix::io::read(fd, &mut sink) {
+            Ok(n) if n == sink.len() => {}
+            _ => break,
+        }
+    }
+}
+
+/// Waits for all sources at once.
+pub(crate) struct Events;
+
+impl Events {
+    pub(crate) fn new(_sources: &[Source]) -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    /// Waits until something happens, at most `timeout`, and calls `seen` for each source.
+    ///
+    /// What is already known (`known`) is not asked for again, which makes the level-triggered poll
+    /// behave like an edge-triggered one.
+    pub(crate) fn wait(
+        &self,
+        sources: &[Source],
+        timeout: Option<Duration>,
+        known: &dyn Fn(usize) -> u8,
+        mut seen: impl FnMut(usize, u8),
+    ) {
+        let mut tokens = Vec::with_capacity(sources.len());
+        let mut fds = Vec::with_capacity(sources.len());
+        for (token, source) in sources.iter().enumerate() {
+            let bits = if source.is_bell {
+                WRITABLE
+            } else {
+                known(token)
+            };
+            let mut flags = PollFlags::empty();
+            if bits & READABLE == 0 {
+                flags |= PollFlags::IN;
+            }
+            if bits & WRITABLE == 0 {
+                flags |= PollFlags::OUT;
+            }
+            // Poll always reports a hang-up, so a source with nothing to ask is left out.
+            if bits & HANGUP == 0
+                && !flags.is_empty()
+                && let Ok(fd) = source.fd.get()
+            {
+                tokens.push(token);
+                fds.push(PollFd::from_borrowed_fd(fd, flags));
+            }
+        }
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(t.subsec_nanos()),
+        });
+        // An interrupted wait is a wake-up like any other.
+        if poll(&mut fds, timeout.as_ref()).is_err() {
+            return;
+        }
+        for (token, fd) in tokens.into_iter().zip(&fds) {
+            let flags = fd.revents();
+            let mut bits = 0;
+            if flags.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+                bits |= HANGUP | READABLE | WRITABLE;
+            }
+            if flags.contains(PollFlags::IN) {
+                bits |= READABLE;
+            }
+            if flags.contains(PollFlags::OUT) {
+                bits |= WRITABLE;
+            }
+            if bits != 0 {
+                if sources[token].is_bell {
+                    drain(&sources[token].fd);
+                }
+                seen(token, bits);
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! One wait for everything a rank can hear: its doorbell and all of its sockets.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::platform::{Events, fd::Fd};
+
+/// Reading may bring something (data, the end, or an error).
+pub(crate) const READABLE: u8 = 1;
+/// Writing may bring something forward.
+pub(crate) const WRITABLE: u8 = 2;
+/// The peer closed its side, or the connection failed.
+pub(crate) const HANGUP: u8 = 4;
+
+/// One thing to wait for.
+pub(crate) struct Source {
+    pub(crate) fd: Arc<Fd>,
+    pub(crate) is_bell: bool,
+}
+
+/// What is known to be ready, kept up to date by [`Self::pump`].
+///
+/// A link clears its bit *before* the system call that may find nothing: an event that comes in
+/// between sets it again, so none is lost.
+pub(crate) struct Poller {
+    events: Events,
+    sources: Vec<Source>,
+    ready: Box<[AtomicU8]>,
+}
+
+impl Poller {
+    pub(crate) fn new(sources: Vec<Source>) -> io::Result<Self> {
+        let events = Events::new(&sources)?;
+        let start = |s: &Source| AtomicU8::new(if s.is_bell { 0 } else { READABLE | WRITABLE });
+        let ready = sources.iter().map(start).collect();
+        Ok(Self {
+            events,
+            sources,
+            ready,
+        })
+    }
+
+    /// Takes note of what happened; waits for something to happen, for at most `timeout`.
+    pub(crate) fn pump(&self, timeout: Option<Duration>) {
+        let known = |token: usize| self.ready[token].load(Ordering::Relaxed);
+        self.events
+            .wait(&self.sources, timeout, &known, |token, bits| {
+                if let Some(ready) = self.ready.get(token)
+                    && !self.sources[token].is_bell
+                {
+                    ready.fetch_or(bits, Ordering::AcqRel);
+                }
+            });
+    }
+
+    /// Whether any of `bits` is set.
+    pub(crate) fn is(&self, token: usize, bits: u8) -> bool {
+        self.ready[token].load(Ordering::Acquire) & bits != 0
+    }
+
+    pub(crate) fn set(&self, token: usize, bits: u8) {
+        self.ready[token].fetch_or(bits, Ordering::AcqRel);
+    }
+
+    pub(crate) fn clear(&self, token: usize, bits: u8) {
+        self.ready[token].fetch_and(!bits, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,201 @@
+//! The memory that the ranks of one host share, as the algorithms see it.
+
+use std::sync::Arc;
+
+use horovod_protocol::Rank;
+
+use super::{
+    bell,
+    layout::{LINE, Layout, RING_HEADER},
+    ring::Memory,
+};
+use crate::{
+    platform::{self, fd::Fd, region::Region},
+    sync::{AtomicU32, AtomicU64, Ordering},
+};
+
+/// A rank's doorbell as others see it: the word that says it sleeps, and what wakes it.
+#[derive(Clone)]
+pub(crate) struct Bell {
+    pub(crate) region: Arc<Region>,
+    pub(crate) word: usize,
+    pub(crate) fd: Arc<Fd>,
+}
+
+impl Bell {
+    pub(crate) fn sleeping(&self) -> &AtomicU32 {
+        self.region.u32(self.word)
+    }
+
+    /// Wakes the rank if it sleeps; call after publishing what it should see.
+    pub(crate) fn ring(&self) {
+        if !self.region.is_foreign() && bell::must_ring(self.sleeping()) {
+            platform::ring(&self.fd);
+        }
+    }
+}
+
+/// The shared memory of one host in one generation, seen by one of its ranks.
+///
+/// Each rank owns a staging area and [`Arena::FLAGS`] flag words that all others can read. The
+/// memory is never lent as a slice, because a peer may write to it at any time: readers use raw
+/// pointers and the flags say when bytes are stable. Not present in a forked child: do not call this
+/// there.
+#[derive(Clone)]
+pub struct Arena {
+    region: Arc<Region>,
+    layout: Layout,
+    members: Arc<[Rank]>,
+    me: usize,
+    bells: Arc<[Bell]>,
+}
+
+impl Arena {
+    /// Flag words per rank.
+    pub const FLAGS: usize = 8;
+
+    pub(crate) fn new(
+        region: Arc<Region>,
+        layout: Layout,
+        members: Arc<[Rank]>,
+        me: usize,
+        bells: &[Arc<Fd>],
+    ) -> Self {
+        assert!(region.len() >= layout.total() && bells.len() == layout.ranks);
+        let bell = |(local, fd): (usize, &Arc<Fd>)| Bell {
+            region: region.clone(),
+            word: layout.sleeping(local),
+            fd: fd.clone(),
+        };
+        let bells = bells.iter().enumerate().map(bell).collect();
+        Self {
+            region,
+            layout,
+            members,
+            me,
+            bells,
+        }
+    }
+
+    /// The ranks that share it, ascending.
+    pub fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
+    /// This rank's index among [`Self::members`].
+    pub fn me(&self) -> usize {
+        self.me
+    }
+
+    /// The index of a rank among [`Self::members`], if it shares this memory.
+    pub fn local(&self, rank: Rank) -> Option<usize> {
+        self.members.binary_search(&rank).ok()
+    }
+
+    /// Bytes of each staging area.
+    pub fn staging_len(&self) -> usize {
+        self.layout.staging
+    }
+
+    /// The staging area of a member, at least page-aligned. Its owner writes, everybody reads, at
+    /// the times that they agree on by flags.
+    pub fn staging(&self, local: usize) -> *mut u8 {
+        assert!(local < self.layout.ranks, "no such member");
+        self.region
+            .at(self.layout.staging(local), self.layout.staging)
+    }
+
+    /// Sets one of this rank's flags (release: what was written before is visible to whoever sees
+    /// the value), then wakes those members of `wake` that sleep.
+    pub fn publish(&self, flag: usize, value: u64, wake: &[usize]) {
+        self.flag(self.me, flag).store(value, Ordering::Release);
+        for &local in wake {
+            if local != self.me {
+                self.bells[local].ring();
+            }
+        }
+    }
+
+    /// A member's flag (acquire); 0 until first published.
+    pub fn peek(&self, local: usize, flag: usize) -> u64 {
+        self.flag(local, flag).load(Ordering::Acquire)
+    }
+
+    fn flag(&self, local: usize, flag: usize) -> &AtomicU64 {
+        assert!(
+            local < self.layout.ranks && flag < Self::FLAGS,
+            "no such flag"
+        );
+        self.region.u64(self.layout.flag(local, flag))
+    }
+
+    pub(crate) fn bell(&self, local: usize) -> &Bell {
+        &self.bells[local]
+    }
+
+    pub(crate) fn data_ring(&self, from: usize, to: usize) -> RingMemory {
+        self.ring(self.layout.data(from, to), self.layout.data_ring)
+    }
+
+    pub(crate) fn control_ring(&self, local: usize, to_first: bool) -> RingMemory {
+        self.ring(
+            self.layout.control(local, to_first),
+            self.layout.control_ring,
+        )
+    }
+
+    fn ring(&self, at: usize, capacity: usize) -> RingMemory {
+        RingMemory {
+            region: self.region.clone(),
+            at,
+            capacity,
+        }
+    }
+}
+
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Arena")
+            .field("members", &self.members)
+            .field("me", &self.me)
+            .finish()
+    }
+}
+
+/// One ring inside the arena.
+pub(crate) struct RingMemory {
+    region: Arc<Region>,
+    at: usize,
+    capacity: usize,
+}
+
+impl Memory for RingMemory {
+    fn head(&self) -> &AtomicU64 {
+        self.region.u64(self.at)
+    }
+
+    fn tail(&self) -> &AtomicU64 {
+        self.region.u64(self.at + LINE)
+    }
+
+    fn starved(&self) -> &AtomicU32 {
+        self.region.u32(self.at + 2 * LINE)
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    unsafe fn write(&self, at: usize, src: &[u8]) {
+        let to = self.region.at(self.at + RING_HEADER + at, src.len());
+        // SAFETY: `to` has room for `src`, which is private memory and cannot overlap; that no
+        // correct peer reads these bytes now is the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), to, src.len()) };
+    }
+
+    unsafe fn read(&self, at: usize, dst: &mut [u8]) {
+        let from = self.region.at(self.at + RING_HEADER + at, dst.len());
+        // SAFETY: as in `write`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(from, dst.as_mut_ptr(), dst.len()) };
+    }
+}

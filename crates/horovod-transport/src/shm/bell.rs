@@ -1,0 +1,97 @@
+//! How a sleeper is never missed: arm, check again, sleep; publish, then look who sleeps.
+//!
+//! Sleeper: `arm`, look once more for work, and only then sleep. Waker: publish the work, then
+//! `must_ring`. The two sequentially consistent fences exclude that the sleeper misses the work
+//! *and* the waker misses the sleeper.
+
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// Announces that the owner of `sleeping` is about to sleep; it must check for work after this.
+pub(crate) fn arm(sleeping: &AtomicU32) {
+    sleeping.store(1, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+}
+
+/// Takes the announcement back.
+pub(crate) fn disarm(sleeping: &AtomicU32) {
+    sleeping.store(0, Ordering::Relaxed);
+}
+
+/// After publishing work: whether the caller, and only it, must wake the owner of `sleeping`.
+pub(crate) fn must_ring(sleeping: &AtomicU32) -> bool {
+    fence(Ordering::SeqCst);
+    sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::Relaxed) != 0
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::{
+        sync::{Arc, Condvar, Mutex},
+        thread,
+    };
+
+    use super::*;
+    use crate::sync::AtomicU64;
+
+    /// A doorbell as the kernel gives it: rings are remembered until heard.
+    #[derive(Default)]
+    struct Bell {
+        rung: Mutex<bool>,
+        heard: Condvar,
+    }
+
+    impl Bell {
+        fn ring(&self) {
+            *self.rung.lock().unwrap() = true;
+            self.heard.notify_one();
+        }
+
+        fn sleep(&self) {
+            let mut rung = self.rung.lock().unwrap();
+            while !*rung {
+                rung = self.heard.wait(rung).unwrap();
+            }
+            *rung = false;
+        }
+    }
+
+    /// Loom reports a deadlock if any interleaving leaves the sleeper asleep.
+    fn check(wakers: usize) {
+        loom::model(move || {
+            let sleeping = Arc::new(AtomicU32::new(0));
+            let work = Arc::new(AtomicU64::new(0));
+            let bell = Arc::new(Bell::default());
+            let threads: Vec<_> = (0..wakers)
+                .map(|_| {
+                    let (sleeping, work, bell) = (sleeping.clone(), work.clone(), bell.clone());
+                    thread::spawn(move || {
+                        work.fetch_add(1, Ordering::Release);
+                        if must_ring(&sleeping) {
+                            bell.ring();
+                        }
+                    })
+                })
+                .collect();
+            while work.load(Ordering::Acquire) < wakers as u64 {
+                arm(&sleeping);
+                if work.load(Ordering::Acquire) < wakers as u64 {
+                    bell.sleep();
+                }
+                disarm(&sleeping);
+            }
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn no_wake_up_of_one_waker_is_lost() {
+        check(1);
+    }
+
+    #[test]
+    fn no_wake_up_of_two_wakers_is_lost() {
+        check(2);
+    }
+}

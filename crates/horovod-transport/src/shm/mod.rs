@@ -1,0 +1,11 @@
+//! Shared memory inside a host: the arena, the byte rings in it, and the doorbells of its ranks.
+
+pub(crate) mod bell;
+pub(crate) mod ring;
+
+#[cfg(not(loom))]
+pub(crate) mod arena;
+#[cfg(not(loom))]
+pub(crate) mod layout;
+#[cfg(not(loom))]
+pub(crate) mod link;

@@ -1,0 +1,220 @@
+//! Clusters inside one process, for tests: real links, arenas and waiters, no rendezvous.
+//!
+//! ```
+//! use horovod_protocol::Rank;
+//! let meshes = horovod_transport::testing::cluster(2);
+//! std::thread::scope(|s| {
+//!     for mut mesh in meshes {
+//!         s.spawn(move || {
+//!             if mesh.topology.rank == Rank(1) {
+//!                 mesh.control.send(Rank(0), b"hello").unwrap();
+//!             } else {
+//!                 let mut n = 0;
+//!                 while mesh.control.poll().is_none() {
+//!                     mesh.waiter.idle(n, Some(std::time::Duration::from_secs(5)));
+//!                     n += 1;
+//!                 }
+//!             }
+//!         });
+//!     }
+//! });
+//! ```
+#![expect(
+    clippy::expect_used,
+    reason = "tests want to fail at once, with the place"
+)]
+
+use std::sync::Arc;
+
+use horovod_protocol::{Generation, Rank};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::{
+    Arena, Link, LinkError, Mesh, Topology,
+    mesh::{Parts, Shared},
+    platform::{self, fd::Fd, region::Region},
+    shm::layout::Layout,
+    tcp::stream::Stream,
+    topology::Member,
+};
+
+/// `n` ranks on one host, shared memory between them.
+pub fn cluster(n: usize) -> Vec<Mesh> {
+    Cluster::new(n).build()
+}
+
+/// `n` ranks without shared memory: TCP over the loopback interface between all.
+pub fn cluster_tcp(n: usize) -> Vec<Mesh> {
+    Cluster::new(n).shm(false).build()
+}
+
+/// One rank per entry on the pretended host of that number, e.g. `[0, 0, 1, 1]`: shared memory
+/// inside each, TCP between them.
+pub fn cluster_hosts(hosts: &[usize]) -> Vec<Mesh> {
+    Cluster::new(hosts.len()).hosts(hosts).build()
+}
+
+/// A cluster to be built.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    hosts: Vec<usize>,
+    shm: bool,
+    staging: usize,
+    drip: Option<usize>,
+}
+
+impl Cluster {
+    /// `n` ranks on one host.
+    pub fn new(n: usize) -> Self {
+        assert!(n > 0, "a cluster needs a rank");
+        Self {
+            hosts: vec![0; n],
+            shm: true,
+            staging: 1 << 20,
+            drip: None,
+        }
+    }
+
+    /// The pretended host of each rank.
+    pub fn hosts(mut self, hosts: &[usize]) -> Self {
+        assert_eq!(hosts.len(), self.hosts.len(), "one host per rank");
+        self.hosts = hosts.to_vec();
+        self
+    }
+
+    /// Whether the ranks of a host share memory (default) or use TCP.
+    pub fn shm(mut self, on: bool) -> Self {
+        self.shm = on;
+        self
+    }
+
+    /// Bytes of each staging area, rounded up to whole pages (default 1 MiB).
+    pub fn staging(mut self, bytes: usize) -> Self {
+        self.staging = bytes;
+        self
+    }
+
+    /// Makes data links move at most `most` bytes per call.
+    pub fn drip(mut self, most: usize) -> Self {
+        self.drip = Some(most);
+        self
+    }
+
+    /// Connects it; the mesh of rank `i` is at index `i`.
+    pub fn build(&self) -> Vec<Mesh> {
+        let n = self.hosts.len();
+        let member = |host: &usize| Member {
+            identity: host.to_string(),
+            hostname: format!("host{host}"),
+            pid: std::process::id(),
+        };
+        let members: Vec<Member> = self.hosts.iter().map(member).collect();
+        let mut parts: Vec<Parts> = (0..n)
+            .map(|rank| Parts {
+                topology: Topology::new(Rank(rank as u32), Generation(1), &members),
+                shared: None,
+                detectors: Vec::new(),
+                control: Vec::new(),
+                data: Vec::new(),
+            })
+            .collect();
+        self.share_memory(&mut parts);
+        self.connect(&mut parts);
+        parts.into_iter().map(|p| self.finish(p)).collect()
+    }
+
+    fn share_memory(&self, parts: &mut [Parts]) {
+        for host in 0..parts[0].topology.hosts() {
+            let ranks = parts[0].topology.ranks_on(crate::HostId(host));
+            if !self.shm || ranks.len() < 2 {
+                continue;
+            }
+            let layout = Layout::new(ranks.len(), self.staging);
+            let region = Arc::new(Region::private(layout.total()).expect("memory"));
+            let bells: Vec<_> = ranks
+                .iter()
+                .map(|_| platform::bell().expect("a doorbell"))
+                .collect();
+            let rings: Vec<Arc<Fd>> = bells.iter().map(|(_, rings)| rings.clone()).collect();
+            let members: Arc<[Rank]> = ranks.clone().into();
+            for (local, (rank, (hears, _))) in ranks.iter().zip(bells).enumerate() {
+                let arena = Arena::new(region.clone(), layout, members.clone(), local, &rings);
+                parts[rank.index()].shared = Some(Shared { arena, hears });
+            }
+            for &rank in &ranks[1..] {
+                let (a, b) = local_pair();
+                parts[ranks[0].index()].detectors.push((rank, a));
+                parts[rank.index()].detectors.push((ranks[0], b));
+            }
+        }
+    }
+
+    fn connect(&self, parts: &mut [Parts]) {
+        for low in 0..parts.len() {
+            for high in low + 1..parts.len() {
+                if self.shm && self.hosts[low] == self.hosts[high] {
+                    continue;
+                }
+                let (a, b) = tcp_pair();
+                parts[low].data.push((Rank(high as u32), a));
+                parts[high].data.push((Rank(low as u32), b));
+                if low == 0 {
+                    let (a, b) = tcp_pair();
+                    parts[low].control.push((Rank(high as u32), a));
+                    parts[high].control.push((Rank(low as u32), b));
+                }
+            }
+        }
+    }
+
+    fn finish(&self, parts: Parts) -> Mesh {
+        let mut mesh = Mesh::assemble(parts).expect("epoll");
+        if let Some(most) = self.drip {
+            mesh.data.wrap_links(|link| Box::new(Drip { link, most }));
+        }
+        mesh
+    }
+}
+
+fn local_pair() -> (Arc<Fd>, Arc<Fd>) {
+    let ((), fds) = Fd::open_all(|| {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map(|(a, b)| ((), vec![a, b]))
+    })
+    .expect("a socket pair");
+    let mut fds = fds.into_iter().map(Arc::new);
+    (fds.next().expect("one end"), fds.next().expect("two ends"))
+}
+
+/// Two connected TCP sockets; who connected to whom is known, so nobody needs to prove anything.
+fn tcp_pair() -> (Stream, Stream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its address");
+    let own = |socket: std::net::TcpStream| {
+        socket.set_nonblocking(true).expect("non-blocking");
+        socket.set_nodelay(true).expect("no delay");
+        let fd = Fd::open(|| Ok::<_, std::io::Error>(socket.into())).expect("a socket");
+        Stream::authenticated(Arc::new(fd), None)
+    };
+    let one = std::net::TcpStream::connect(address).expect("a connection");
+    let (other, _) = listener.accept().expect("a connection");
+    (own(one), own(other))
+}
+
+/// A link that moves little at a time.
+struct Drip {
+    link: Box<dyn Link>,
+    most: usize,
+}
+
+impl Link for Drip {
+    fn try_send(&mut self, bytes: &[u8]) -> Result<usize, LinkError> {
+        self.link.try_send(&bytes[..bytes.len().min(self.most)])
+    }
+
+    fn try_recv(&mut self, buf: &mut [u8]) -> Result<usize, LinkError> {
+        let most = buf.len().min(self.most);
+        self.link.try_recv(&mut buf[..most])
+    }
+}

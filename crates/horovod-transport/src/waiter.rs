@@ -1,0 +1,111 @@
+//! How a rank waits: spin a little, give way a little, then sleep until its doorbell or a socket.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    poller::Poller,
+    shm::{arena::Bell, bell},
+};
+
+/// Wakes a rank from another thread of its process.
+#[derive(Clone)]
+pub struct Doorbell(Bell);
+
+impl Doorbell {
+    /// Wakes the rank if it sleeps. Publish first what it should see. Does nothing in a forked
+    /// child.
+    pub fn ring(&self) {
+        self.0.ring();
+    }
+}
+
+impl std::fmt::Debug for Doorbell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Doorbell(..)")
+    }
+}
+
+/// One wait for everything that concerns a rank: its doorbell (rung by peers of the host and by
+/// [`Doorbell`]) and its sockets.
+pub struct Waiter {
+    bell: Bell,
+    poller: Arc<Poller>,
+    armed: bool,
+    spins: u32,
+    yields: u32,
+    /// Progress may come over a socket, so waiting without sleeping must look there, too.
+    has_sockets: bool,
+}
+
+/// Rounds of busy waiting before giving way, then before sleeping.
+const SPINS: u32 = 200;
+const YIELDS: u32 = 100;
+/// How often a rank without data sockets looks at its few others while it gives way.
+const GLANCE: u32 = 32;
+
+impl Waiter {
+    pub(crate) fn new(bell: Bell, poller: Arc<Poller>, crowded: bool, has_sockets: bool) -> Self {
+        // Where ranks outnumber cores, spinning takes the time from the one that is waited for.
+        let spins = if crowded { 0 } else { SPINS };
+        Self {
+            bell,
+            poller,
+            armed: false,
+            spins,
+            yields: YIELDS,
+            has_sockets,
+        }
+    }
+
+    /// A handle that wakes this rank from other threads.
+    pub fn doorbell(&self) -> Doorbell {
+        Doorbell(self.bell.clone())
+    }
+
+    /// Rounds that [`Self::idle`] spins and then gives way before it sleeps.
+    pub fn set_patience(&mut self, spins: u32, yields: u32) {
+        (self.spins, self.yields) = (spins, yields);
+    }
+
+    /// One step of waiting, the `n`th since the last progress: the caller checks for work after
+    /// each.
+    ///
+    /// Small `n` spin, larger ones give way to other threads. Then one call announces that this rank
+    /// will sleep and returns, so that the caller checks once more; the next call sleeps until a
+    /// doorbell, a socket, or the end of `max_sleep`. Wake-ups can be spurious, never lost.
+    pub fn idle(&mut self, n: u32, max_sleep: Option<Duration>) {
+        if n < self.spins.saturating_add(self.yields) {
+            self.disarm();
+            let giving_way = n >= self.spins;
+            if self.has_sockets || (giving_way && n % GLANCE == 0) {
+                self.poller.pump(Some(Duration::ZERO));
+            } else if !giving_way {
+                std::hint::spin_loop();
+            }
+            if giving_way {
+                rustix::thread::sched_yield();
+            }
+        } else if self.armed {
+            self.poller.pump(max_sleep);
+            self.disarm();
+        } else if !self.bell.region.is_foreign() {
+            bell::arm(self.bell.sleeping());
+            self.armed = true;
+        }
+    }
+
+    fn disarm(&mut self) {
+        if self.armed && !self.bell.region.is_foreign() {
+            bell::disarm(self.bell.sleeping());
+        }
+        self.armed = false;
+    }
+}
+
+impl std::fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiter")
+            .field("armed", &self.armed)
+            .finish_non_exhaustive()
+    }
+}
