@@ -1,0 +1,224 @@
+"""What both distributed optimizers share: naming parameters, building the subclass, copying and pickling it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._gradient_reducer import ReduceOptions
+from horovod.torch.mpi_ops import is_initialized, size
+
+ZERO_GRAD_TOO_EARLY = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    "This is prohibited as it can cause a race condition."
+)
+
+PUBLIC_MODULE = "horovod.torch.optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything `DistributedOptimizer` was told, free of tensors, so that a copy can be wired up like the original."""
+
+    options: ReduceOptions
+    passes: int
+    names: tuple[tuple[str, ...], ...]
+    """Name on the wire of every parameter, by group and position."""
+    groups: tuple[tuple[str, ...], ...] = ()
+    """Parameters that are reduced together, by name."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Settings:
+        return self
+
+
+class Wrapped(torch.optim.Optimizer):
+    """Base of the classes that `wrap` mixes into the class of the user's optimizer."""
+
+    _hvd_settings: Settings
+    _hvd_original: Callable[[], torch.optim.Optimizer | None] | None = None
+    _hvd_attached = False
+
+    backward_passes_per_step: int
+    process_set: ProcessSet
+    op: int
+
+    def _hvd_attach(self) -> None:
+        """Install hooks for the current parameters; called once, when `param_groups` are there."""
+        raise TypeError(f"{type(self).__name__} does not say how it is attached")
+
+    def _hvd_named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for group, names in zip(self.param_groups, self._hvd_settings.names, strict=True):
+            for param, name in zip(group["params"], names, strict=True):
+                yield name, param
+
+    def _hvd_note_step(self) -> None:
+        """Let a scheduler that was built on the original optimizer know that a step was taken."""
+        original = self._hvd_original() if self._hvd_original is not None else None
+        if original is not None:
+            original._opt_called = True  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not self._hvd_attached:
+            self._hvd_attached = True
+            self._hvd_attach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped:
+        kind, base, settings, _ = self._hvd_recipe()
+        result = _blank(kind, base, settings)
+        memo[id(self)] = result
+        result.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _rebuild, self._hvd_recipe(), self.__getstate__()
+
+    def _hvd_recipe(self) -> tuple[type[Wrapped], type[torch.optim.Optimizer], Settings, bool]:
+        kind, base = type(self).__bases__
+        return kind, base, self._hvd_settings, self.process_set is global_process_set
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the optimizer's state; reductions in flight are dropped and a new cycle begins.
+
+        Group dictionaries and state stay the same objects, so that the original optimizer and schedulers
+        built on it still see them.
+        """
+        groups, state = self.param_groups, self.state
+        super().load_state_dict(state_dict)
+        if self.param_groups is not groups:
+            for old, new in zip(groups, self.param_groups, strict=True):
+                old.clear()
+                old.update(new)
+            self.param_groups = groups
+        if self.state is not state:
+            loaded = dict(self.state)
+            state.clear()
+            state.update(loaded)
+            self.state = state
+
+    @staticmethod
+    def find_duplicates(lst: Iterable[Any]) -> set[Any]:
+        """Return the elements that occur more than once."""
+        seen: set[Any] = set()
+        return {x for x in lst if x in seen or seen.add(x)}  # type: ignore[func-returns-value]
+
+
+W = TypeVar("W", bound=Wrapped)
+
+
+def wrap(optimizer: torch.optim.Optimizer, kind: type[W], settings: Settings) -> W:
+    """Return an object of a new subclass of the optimizer's class that shares everything it holds.
+
+    No constructor runs: state, defaults, hooks and attributes are those of the original, whose group
+    dictionaries and state are shared.
+    """
+    base = type(optimizer)
+    if isinstance(optimizer, Wrapped):
+        base = base.__bases__[1]
+    result = _blank(kind, base, settings)
+    # A scheduler built on the original has put a `step` into the instance, which would hide ours.
+    own = {
+        key: value
+        for key, value in vars(optimizer).items()
+        if key != "step" and not key.startswith("_hvd_")
+    }
+    result.__dict__.update(own, **_public(settings))
+    result._hvd_original = weakref.ref(optimizer)
+    result._hvd_attached = True
+    result._hvd_attach()
+    return result
+
+
+def active(process_set: ProcessSet) -> bool:
+    """Whether this rank has anybody to exchange gradients with, now or after an elastic reset."""
+    if not is_initialized() or not process_set.included():
+        return False
+    return size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def names_on_the_wire(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> tuple[tuple[tuple[str, ...], ...], dict[torch.Tensor, str]]:
+    """Check `named_parameters`; return the name of every parameter by group, and all names that were given."""
+    if named_parameters is None:
+        return tuple(default_names(i, group) for i, group in enumerate(optimizer.param_groups)), {}
+    named = list(named_parameters)
+    if any(not isinstance(entry, tuple) for entry in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    duplicates = Wrapped.find_duplicates(name for name, _ in named)
+    if duplicates:
+        raise ValueError(
+            "Parameter names in named_parameters must be unique. Found duplicates: "
+            + ", ".join(sorted(duplicates))
+        )
+    # torch.compile(model) prefixes its names; ranks that took them from the plain model must still agree.
+    given = {
+        param: name.replace("_orig_mod.", "") for name, param in sorted(named, key=lambda e: e[0])
+    }
+    unnamed = [p for group in optimizer.param_groups for p in group["params"] if p not in given]
+    if unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named. Python object "
+            "ids: " + ", ".join(str(id(p)) for p in unnamed)
+        )
+    return tuple(
+        tuple(given[p] for p in group["params"]) for group in optimizer.param_groups
+    ), given
+
+
+def default_names(index: int, group: dict[str, Any]) -> tuple[str, ...]:
+    """Names of the parameters of group number `index` when the user gave none."""
+    return tuple(f"allreduce.noname.{index}.{position}" for position in range(len(group["params"])))
+
+
+def with_group(settings: Settings, names: Sequence[str]) -> Settings:
+    """Settings after `add_param_group`."""
+    return replace(settings, names=(*settings.names, tuple(names)))
+
+
+def _public(settings: Settings) -> dict[str, Any]:
+    return {
+        "backward_passes_per_step": settings.passes,
+        "op": settings.options.op,
+        "gradient_predivide_factor": settings.options.gradient_predivide_factor,
+        "sparse_as_dense": settings.options.sparse_as_dense,
+        "process_set": settings.options.process_set,
+    }
+
+
+def _blank(kind: type[W], base: type[torch.optim.Optimizer], settings: Settings) -> W:
+    """An object of the combined class with no parameters yet."""
+
+    @functools.wraps(base.step)
+    def step(self: W, *args: Any, **kwargs: Any) -> Any:
+        return kind.step(self, *args, **kwargs)
+
+    # torch instruments every `step` that is not marked so; the step hooks would fire here and in the inner step.
+    step.hooked = True  # type: ignore[attr-defined]
+    namespace = {"__module__": PUBLIC_MODULE, "__doc__": base.__doc__, "step": step}
+    cls = type(base.__name__, (kind, base), namespace)
+    result: W = cls.__new__(cls)
+    result._hvd_settings = settings
+    result.__dict__.update(_public(settings))
+    return result
+
+
+def _rebuild(
+    kind: type[W], base: type[torch.optim.Optimizer], settings: Settings, is_global: bool
+) -> W:
+    """Unpickle: there is one global process set per process, not one per pickle."""
+    if is_global:
+        options = replace(settings.options, process_set=global_process_set)
+        settings = replace(settings, options=options)
+    return _blank(kind, base, settings)

@@ -1,0 +1,395 @@
+"""`DistributedOptimizer`: makes any torch optimizer train on the gradients of all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._adasum_optimizer import _DistributedAdasumOptimizer
+from horovod.torch._gradient_reducer import GradientReducer, ReduceOptions
+from horovod.torch._optimizer_wrapping import (
+    ZERO_GRAD_TOO_EARLY,
+    Settings,
+    Wrapped,
+    active,
+    default_names,
+    names_on_the_wire,
+    with_group,
+    wrap,
+)
+from horovod.torch.compression import Compression
+from horovod.torch.functions import broadcast_object
+from horovod.torch.mpi_ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Sum,
+    allreduce_async_,
+    size,
+    synchronize,
+)
+
+_STEP_AFTER_SYNCHRONIZE = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+    "This can cause training slowdown. You may want to consider using optimizer.skip_synchronize() context "
+    "if you use optimizer.synchronize() in your code."
+)
+
+
+class _DistributedOptimizer(Wrapped):
+    """Reduces gradients during `backward()`, and whatever is left in `step()`."""
+
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+
+    _hvd_reducer: GradientReducer | None = None
+    _hvd_given: dict[torch.Tensor, str]
+    _hvd_synchronized = False
+    _hvd_should_synchronize = True
+
+    def _hvd_attach(self) -> None:
+        settings = self._hvd_settings
+        self._hvd_given = {}
+        if not active(self.process_set):
+            return
+        named = list(self._hvd_named_parameters())
+        params = dict(named)
+        self._hvd_reducer = GradientReducer(settings.options, settings.passes)
+        self._hvd_reducer.track(named)
+        self._hvd_reducer.set_groups(
+            [[params[name] for name in group] for group in settings.groups]
+        )
+
+    # ---- what a training script calls --------------------------------------------------------------------------
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Set how many backward passes are accumulated locally before a gradient is reduced."""
+        self.backward_passes_per_step = passes
+        if self._hvd_reducer is not None:
+            self._hvd_reducer.passes = passes
+            self._hvd_reducer.reset()
+
+    @property
+    def wait_in_backward(self) -> bool:
+        """Whether `backward()` returns with reduced gradients (the default).
+
+        Set it to False on all ranks if they run different numbers of backward passes between two steps and
+        synchronise in between; then gradients must not be touched before `synchronize()` or `step()`.
+        """
+        return self._hvd_reducer is None or self._hvd_reducer.wait_in_backward
+
+    @wait_in_backward.setter
+    def wait_in_backward(self, value: bool) -> None:
+        if self._hvd_reducer is not None:
+            self._hvd_reducer.wait_in_backward = value
+
+    def synchronize(self) -> None:
+        """Reduce all gradients that were not reduced yet, and wait for them.
+
+        Needed only to step early (before `backward_passes_per_step` passes) with clipping or a GradScaler:
+        otherwise `backward()` returns with reduced gradients. Take the step under `skip_synchronize()` then.
+        """
+        if self._hvd_reducer is not None:
+            self._hvd_reducer.finish()
+            self._hvd_reducer.reset()
+        self._hvd_synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Take steps without reducing gradients first; to be used after `synchronize()`."""
+        before = self._hvd_should_synchronize
+        self._hvd_should_synchronize = False
+        try:
+            yield
+        finally:
+            self._hvd_should_synchronize = before
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients locally in the block; the first backward pass after it reduces the sum.
+
+        Such passes do not count towards `backward_passes_per_step`.
+        """
+        if self._hvd_reducer is None:
+            yield
+            return
+        with self._hvd_reducer.holding():
+            yield
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Take a step with the gradients of all ranks and return what the wrapped optimizer's step returns.
+
+        A `closure` is evaluated with reduced gradients each time. LBFGS also gets the loss of all ranks,
+        because it decides by the loss how often to evaluate, and the ranks have to decide alike.
+        """
+        closure = args[0] if args else kwargs.get("closure")
+        reducer = self._hvd_reducer
+        if self._hvd_should_synchronize:
+            if self._hvd_synchronized:
+                warnings.warn(_STEP_AFTER_SYNCHRONIZE, UserWarning, stacklevel=3)
+            # Reducing again is harmless only where equal values stay as they are.
+            again = not self._hvd_synchronized or self.op in (Average, Min, Max)
+            if reducer is not None and again and (reducer.touched or not callable(closure)):
+                reducer.finish()
+        self._hvd_synchronized = False
+        if reducer is not None:
+            reducer.wait()
+            reducer.reset()
+            if callable(closure):
+                reducing = self._hvd_reducing(reducer, closure)
+                if args:
+                    args = (reducing, *args[1:])
+                else:
+                    kwargs["closure"] = reducing
+        self._hvd_note_step()
+        return super().step(*args, **kwargs)
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Reset the gradients as the wrapped optimizer does.
+
+        Raises
+        ------
+        AssertionError
+            Gradients were reduced since the last `step()` or `synchronize()` and would be lost. A step that a
+            GradScaler skipped counts as taken. Passes that were only accumulated may be dropped.
+        """
+        reducer = self._hvd_reducer
+        if reducer is not None:
+            if reducer.started and not reducer.step_skipped:
+                raise AssertionError(ZERO_GRAD_TOO_EARLY)
+            reducer.wait()
+            reducer.reset()
+            reducer.refresh()
+        super().zero_grad(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the optimizer's state; reductions in flight are dropped and a new cycle begins."""
+        self._hvd_synchronized = False
+        self._hvd_should_synchronize = True
+        if self._hvd_reducer is not None:
+            self._hvd_reducer.reset()
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to the optimizer; they are reduced like the others, outside any group.
+
+        They keep the names that `named_parameters` gave them, if it named more than the optimizer had.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        fallback = default_names(len(self.param_groups) - 1, group)
+        names = [
+            self._hvd_given.get(param, name)
+            for param, name in zip(group["params"], fallback, strict=True)
+        ]
+        self._hvd_settings = with_group(self._hvd_settings, names)
+        if self._hvd_reducer is not None:
+            self._hvd_reducer.track(list(zip(names, group["params"], strict=True)))
+
+    # ---- what others look at -----------------------------------------------------------------------------------
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What the wrapped optimizer says to a GradScaler.
+
+        The scaler asks right before it inspects the gradients and decides on the step. So this is the moment to
+        reduce what an early step has left, and to remember that a missing step was skipped on purpose.
+        """
+        reducer = self._hvd_reducer
+        if reducer is not None:
+            if self._hvd_should_synchronize and not self._hvd_synchronized and reducer.unfinished:
+                reducer.finish()
+            reducer.step_skipped = True
+        inherited = getattr(super(), "_step_supports_amp_scaling", False)
+        return bool(self.__dict__.get("_step_supports_amp_scaling", inherited))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = value
+
+    def _hvd_reducing(
+        self, reducer: GradientReducer, closure: Callable[[], Any]
+    ) -> Callable[[], Any]:
+        def reducing() -> Any:
+            reducer.reset()
+            loss = closure()
+            if self._hvd_should_synchronize:
+                reducer.finish()
+                if isinstance(self, torch.optim.LBFGS):
+                    loss = self._hvd_reduced_loss(loss)
+            reducer.reset()
+            return loss
+
+        return reducing
+
+    def _hvd_reduced_loss(self, loss: Any) -> Any:
+        total = torch.as_tensor(loss).detach().clone()
+        handle = allreduce_async_(
+            total,
+            name=f"loss.{self._hvd_settings.names[0][0]}",
+            op=Sum if self.op == Sum else Average,
+            process_set=self.process_set,
+        )
+        reduced = synchronize(handle)
+        return reduced if isinstance(loss, torch.Tensor) else reduced.item()
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> torch.optim.Optimizer:
+    """Return an optimizer that works on the gradients of all ranks and otherwise is the one given.
+
+    The result is an instance of a subclass of the optimizer's class with the same name. It shares parameter
+    groups and state with the original and keeps its defaults, attributes and hooks. Each gradient is reduced
+    in place as soon as `backward()` has computed it, while the rest is still being computed; `backward()`
+    returns when all of them are there. So gradient clipping, `torch.amp.GradScaler` and logging see reduced
+    gradients without further calls.
+
+    A parameter that no rank used keeps `None` as its gradient; one that some ranks used gets the reduced
+    gradient on all of them, the others counting as zero. With one process, or on ranks outside `process_set`,
+    the result behaves like the original.
+
+    Parameters
+    ----------
+    optimizer
+        Any `torch.optim.Optimizer`, built over this rank's parameters.
+    named_parameters
+        Usually `model.named_parameters()`: names that pair the gradients across ranks. Has to name every
+        parameter of the optimizer. Without it they are paired by position.
+    compression
+        `Compression.fp16` sends dense gradients as float16.
+    backward_passes_per_step
+        Number of backward passes whose gradients are summed locally before they are reduced. They are not
+        divided by it. Calling `step()` earlier reduces what there is.
+    op
+        `Average`, `Sum`, `Min`, `Max`, `Product`; or `Adasum`, which combines the ranks' weight changes instead
+        of their gradients, needs the global process set and ignores the parameters below.
+    gradient_predivide_factor
+        With `Average`: gradients are divided by this before the sum and by size / factor after it.
+    num_groups
+        Deprecated, use `groups`.
+    groups
+        A number of groups, or lists of parameters: the gradients of a group are reduced as one operation.
+    sparse_as_dense
+        Reduce sparse gradients as dense tensors. By default their indices and values are gathered.
+    process_set
+        The ranks that take part.
+
+    Raises
+    ------
+    ValueError
+        A parameter out of range, or `named_parameters` or `groups` that do not fit the optimizer.
+    NotImplementedError
+        `Adasum` with a process set other than the global one.
+
+    Examples
+    --------
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
+    >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    >>> loss.backward()
+    >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    >>> optimizer.step()
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        if groups is None:
+            groups = num_groups
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    names, given = names_on_the_wire(optimizer, named_parameters)
+    options = ReduceOptions(
+        compression, op, gradient_predivide_factor, sparse_as_dense, process_set
+    )
+    settings = Settings(options, backward_passes_per_step, names)
+    if op == Adasum and size() > 1:
+        if process_set is not global_process_set and process_set.process_set_id != 0:
+            raise NotImplementedError("Adasum does not support non-global process sets yet.")
+        return wrap(optimizer, _DistributedAdasumOptimizer, settings)
+    grouped = _grouped_names(optimizer, settings, groups)
+    settings = Settings(options, backward_passes_per_step, names, grouped)
+    if isinstance(optimizer, _DistributedOptimizer) and optimizer._hvd_reducer is not None:
+        optimizer._hvd_reducer.detach()
+        optimizer._hvd_reducer = None
+    result = wrap(optimizer, _DistributedOptimizer, settings)
+    result._hvd_given = given
+    return result
+
+
+def _grouped_names(
+    optimizer: torch.optim.Optimizer,
+    settings: Settings,
+    groups: int | list[list[torch.Tensor]] | None,
+) -> tuple[tuple[str, ...], ...]:
+    """Check `groups` and return the names of the trainable parameters of each."""
+    if groups is None:
+        return ()
+    if not isinstance(groups, (int, list)) or isinstance(groups, bool):
+        raise TypeError(
+            "groups should be a non-negative integer or a list of list of torch.Tensor."
+        )
+    if isinstance(groups, int) and groups <= 0:
+        raise ValueError(
+            "groups should be a non-negative integer or a list of list of torch.Tensor."
+        )
+    trainable = {
+        param: name
+        for group, names in zip(optimizer.param_groups, settings.names, strict=True)
+        for param, name in zip(group["params"], names, strict=True)
+        if param.requires_grad
+    }
+    if isinstance(groups, list):
+        return _named_lists(groups, trainable)
+    process_set = settings.options.process_set
+    order = list(trainable.values())
+    if active(process_set):
+        # Ranks may have built the optimizer in different orders; a group must be the same on all.
+        root = process_set.ranks[0] if process_set.ranks else 0
+        order = broadcast_object(
+            order, root_rank=root, name=f"groups.{settings.names[0][0]}", process_set=process_set
+        )
+    return tuple(tuple(part) for part in _even_parts(order, groups))
+
+
+def _named_lists(
+    groups: Sequence[Sequence[Any]], trainable: dict[torch.Tensor, str]
+) -> tuple[tuple[str, ...], ...]:
+    seen: set[torch.Tensor] = set()
+    for group in groups:
+        for param in group:
+            if not isinstance(param, torch.Tensor):
+                raise ValueError("groups must consist of torch.Tensor.")
+            if param in seen:
+                raise ValueError("A parameter can only appear once in groups.")
+            seen.add(param)
+    return tuple(tuple(trainable[p] for p in group if p in trainable) for group in groups)
+
+
+def _even_parts(items: Sequence[str], count: int) -> Iterator[Sequence[str]]:
+    """Split into `count` contiguous parts of near-equal length, the first ones longer."""
+    base, longer = divmod(len(items), count)
+    start = 0
+    for i in range(count):
+        end = start + base + (i < longer)
+        yield items[start:end]
+        start = end
