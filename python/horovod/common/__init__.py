@@ -1,0 +1,1 @@
+"""What every framework's module shares: lifecycle, process sets, operators, objects, compression."""

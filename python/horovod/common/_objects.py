@@ -1,0 +1,114 @@
+"""Sending Python objects between ranks: pickled, through host memory, the same for every framework.
+
+Only ranks that proved to hold the job's key are connected, so unpickling what they send is as safe as running
+the script that they run.
+"""
+
+import ctypes
+import io
+import itertools
+import pickle
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from horovod import _core
+from horovod.common.process_sets import ProcessSet
+
+_UINT8 = 0
+_INT64 = 5
+
+# Writable host memory.
+_Memory = array[int] | bytearray | memoryview
+
+
+def broadcast_object(obj: Any, root_rank: int, name: str, process_set: ProcessSet) -> Any:
+    """Return the root's object on every member; the root gets its own object, not a copy."""
+    is_root = _core.is_initialized() and _core.rank() == root_rank
+    payload, failure = _pickled(obj) if is_root else (memoryview(b""), None)
+    size = array("q", [-len(payload) if failure else len(payload)])
+    _broadcast(size, _INT64, root_rank, f"{name}.sz", process_set)
+    if not is_root:
+        payload = memoryview(bytearray(abs(size[0])))
+    _broadcast(payload, _UINT8, root_rank, f"{name}.t", process_set)
+    if failure:
+        raise failure
+    if size[0] < 0:
+        raise ValueError(f"Rank {root_rank} could not pickle its object: {pickle.loads(payload)}")
+    return obj if is_root else pickle.loads(payload)
+
+
+def allgather_object(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
+    """Return the objects of all members, ordered by rank, each one unpickled, the own one too."""
+    payload, failure = _pickled(obj)
+    own_size = array("q", [-len(payload) if failure else len(payload)])
+    sizes = _allgather(own_size, _INT64, f"{name}.sz", process_set).cast("q")
+    data = _allgather(payload, _UINT8, f"{name}.t", process_set)
+    if failure:
+        raise failure
+    ends = itertools.accumulate(map(abs, sizes))
+    parts = [data[end - abs(size) : end] for size, end in zip(sizes, ends, strict=True)]
+    for member, size in enumerate(sizes):
+        if size < 0:
+            raise ValueError(
+                f"Member {member} of the process set could not pickle its object: "
+                f"{pickle.loads(parts[member])}"
+            )
+    return [pickle.loads(part) for part in parts]
+
+
+def _pickled(obj: Any) -> tuple[memoryview, Exception | None]:
+    """Pickle an object; if that fails, the text of the failure, so that no rank is left waiting for it."""
+    stream = io.BytesIO()
+    try:
+        cloudpickle.dump(obj, stream, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as failure:
+        text = pickle.dumps(f"{type(failure).__name__}: {failure}")
+        return memoryview(bytearray(text)), failure
+    return stream.getbuffer(), None
+
+
+def _enqueue(
+    kind: int,
+    prefix: str,
+    name: str,
+    data: _Memory,
+    code: int,
+    in_place: bool,
+    root_rank: int,
+    process_set: ProcessSet,
+) -> int:
+    # ctypes gives the address and, as the owner, keeps the memory exported until the operation is done.
+    memory = ctypes.c_char.from_buffer(data)
+    address = ctypes.addressof(memory)
+    entry = (address, address if in_place else 0, code, (len(data),), memory)
+    return _core.enqueue(
+        kind,
+        prefix,
+        name,
+        (entry,),
+        1,
+        1.0,
+        1.0,
+        root_rank,
+        None,
+        process_set.process_set_id,  # type: ignore[arg-type] # None raises the TypeError that users know
+        False,
+    )
+
+
+def _broadcast(
+    data: _Memory, code: int, root_rank: int, name: str, process_set: ProcessSet
+) -> None:
+    kind = _core.BROADCAST
+    _core.wait(_enqueue(kind, "broadcast", name, data, code, True, root_rank, process_set))
+
+
+def _allgather(data: _Memory, code: int, name: str, process_set: ProcessSet) -> memoryview:
+    kind = _core.ALLGATHER
+    outputs: Sequence[Any] = _core.wait(
+        _enqueue(kind, "allgather", name, data, code, False, -1, process_set)
+    )
+    return memoryview(outputs[0][0]).cast("B")

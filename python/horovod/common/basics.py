@@ -1,0 +1,238 @@
+"""Lifecycle and queries of the one runtime that all framework modules of a process share."""
+
+import atexit
+import ctypes
+import functools
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from horovod import _core
+from horovod.common import _ops
+from horovod.common import process_sets as _process_sets
+
+if TYPE_CHECKING:
+    from horovod.common.process_sets import ProcessSet
+
+_log = logging.getLogger("horovod")
+
+_NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+
+
+def _job_ranks(comm: Any) -> list[int] | None:
+    """Turn the `comm` argument of `init` into launcher ranks, or None for all of them."""
+    if comm is None:
+        return None
+    if isinstance(comm, Iterable) and not isinstance(comm, (str, bytes)):
+        ranks = list(comm)
+        if not all(isinstance(rank, int) for rank in ranks):
+            raise ValueError(
+                "Invalid type of argument comm. Expected None or a list of ranks, "
+                f"got a list with {next(r for r in ranks if not isinstance(r, int))!r}."
+            )
+        return ranks or None
+    raise ValueError(
+        "Horovod has not been built with MPI support. Ensure that comm is None or a list of ranks: "
+        f"an object of type {type(comm).__name__} was given."
+    )
+
+
+@functools.cache
+def _shut_down_at_exit() -> None:
+    atexit.register(_core.shutdown)
+
+
+class HorovodBasics:
+    """Lifecycle, topology and build queries.
+
+    The arguments, which named a framework's own library in earlier versions, are accepted and have no effect:
+    there is one runtime, `horovod._core`, for all frameworks.
+    """
+
+    Average = _ops.Average
+    Sum = _ops.Sum
+    Adasum = _ops.Adasum
+    Min = _ops.Min
+    Max = _ops.Max
+    Product = _ops.Product
+
+    HOROVOD_PROCESS_SET_ERROR_INIT = -1
+    HOROVOD_PROCESS_SET_ERROR_DYNAMIC = -2
+    HOROVOD_PROCESS_SET_ERROR_UNKNOWN_SET = -3
+    HOROVOD_PROCESS_SET_ERROR_FOREIGN_SET = -4
+    HOROVOD_PROCESS_SET_ERROR_SHUTDOWN = -5
+    HOROVOD_PROCESS_SET_ERROR_EXISTING_SET = -6
+
+    def __init__(self, pkg_path: str | None = None, *args: str) -> None:
+        del pkg_path, args
+
+    @functools.cached_property
+    def MPI_LIB_CTYPES(self) -> ctypes.CDLL:
+        """The library of the runtime, as some launchers print it into their log."""
+        return ctypes.CDLL(_core.__file__)
+
+    def init(
+        self,
+        comm: Sequence[int] | None = None,
+        process_sets: "Sequence[ProcessSet] | str | None" = None,
+    ) -> None:
+        """Connect this process with the others of its job; every process has to call it.
+
+        Without a launcher the job is this one process. When Horovod is already running this changes nothing,
+        except that ids of `process_sets` are filled in. At exit of the process `shutdown` is called.
+
+        Parameters
+        ----------
+        comm
+            None for all ranks that the launcher started, or the list of those that form the job; a process's
+            rank is its position in that list. MPI communicators are not supported.
+        process_sets
+            Sets to register, the same list on every rank; or "dynamic", which allows `add_process_set` and
+            `remove_process_set` later (as does `HOROVOD_DYNAMIC_PROCESS_SETS=1`).
+
+        Raises
+        ------
+        ValueError
+            The processes could not be connected (the text says which connection failed and why), or an
+            argument is not one of the above, or `process_sets` has a duplicate, which is left unregistered.
+        """
+        ranks = _job_ranks(comm)
+        dynamic = isinstance(process_sets, str)
+        if isinstance(process_sets, str):
+            if process_sets.lower() != "dynamic":
+                raise ValueError(
+                    f'process_sets must be a list of ProcessSet or "dynamic", not {process_sets!r}.'
+                )
+            # An elastic job initialises again without arguments, and must stay dynamic then.
+            os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+            wanted: list[ProcessSet] = []
+        else:
+            wanted = _process_sets.checked_list(process_sets)
+        running = _core.is_initialized()
+        _core.init(ranks, dynamic)
+        if not running:
+            _process_sets.forget_registered()
+        _shut_down_at_exit()
+        _process_sets.global_process_set.ranks = list(range(_core.size()))
+        if wanted:
+            _process_sets.register(wanted, new=not running)
+
+    def shutdown(self) -> None:
+        """Leave the job: operations still pending anywhere fail. `init` may be called again afterwards."""
+        _core.shutdown()
+
+    def is_initialized(self) -> bool:
+        """Whether `init` was called, and `shutdown` not since then; False in a forked child."""
+        return _core.is_initialized()
+
+    def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
+        """Record what happens to each tensor into a file. Not available in this version.
+
+        Raises
+        ------
+        ValueError
+            Always: Horovod is not initialised, or this version has no timeline.
+        """
+        del mark_cycles
+        self._require_init()
+        raise ValueError(
+            f"Cannot record to {os.fspath(file_path)!r}: the timeline is not available in this version."
+        )
+
+    def stop_timeline(self) -> None:
+        """Stop recording; without a timeline in this version there is nothing to stop.
+
+        Raises
+        ------
+        ValueError
+            Horovod is not initialised.
+        """
+        self._require_init()
+        _log.info("stop_timeline: no timeline is being recorded.")
+
+    def size(self) -> int:
+        """Number of processes of the job. ValueError before `init`, as in all functions below."""
+        return _core.size()
+
+    def local_size(self) -> int:
+        """Number of the job's processes on this host."""
+        return _core.local_size()
+
+    def cross_size(self) -> int:
+        """Number of hosts that have a process with this process's local rank."""
+        return _core.cross_size()
+
+    def rank(self) -> int:
+        """This process's number in the job, from 0."""
+        return _core.rank()
+
+    def local_rank(self) -> int:
+        """This process's number among those on its host, from 0."""
+        return _core.local_rank()
+
+    def cross_rank(self) -> int:
+        """The host's number among those that have a process with this local rank, from 0."""
+        return _core.cross_rank()
+
+    def is_homogeneous(self) -> bool:
+        """Whether all hosts run the same number of processes."""
+        return _core.is_homogeneous()
+
+    def mpi_threads_supported(self) -> bool:
+        """Whether MPI may be called from several threads.
+
+        Raises
+        ------
+        ValueError
+            MPI is not used, as always in this version.
+        """
+        raise ValueError(
+            "Horovod MPI is not enabled; Please make sure it's installed and enabled. "
+            "This version talks over its own transport."
+        )
+
+    def mpi_enabled(self) -> bool:
+        """False: the ranks talk over Horovod's own transport."""
+        return False
+
+    def mpi_built(self) -> bool:
+        """False: MPI is not used."""
+        return False
+
+    def gloo_enabled(self) -> bool:
+        """Whether the built-in transport is running, under the name that scripts and launchers know."""
+        return _core.is_initialized()
+
+    def gloo_built(self) -> bool:
+        """True: the built-in transport stands where Gloo was."""
+        return True
+
+    def nccl_built(self) -> int:
+        """NCCL's version code; 0 without NCCL, as in this version."""
+        return 0
+
+    def ddl_built(self) -> bool:
+        """False: IBM's DDL is not supported."""
+        return False
+
+    def ccl_built(self) -> bool:
+        """False: Intel's oneCCL is not supported."""
+        return False
+
+    def cuda_built(self) -> bool:
+        """False: this version works on host memory."""
+        return False
+
+    def rocm_built(self) -> bool:
+        """False: this version works on host memory."""
+        return False
+
+    @staticmethod
+    def _require_init() -> None:
+        if not _core.is_initialized():
+            raise ValueError(_NOT_INITIALIZED)
+
+
+basics = HorovodBasics()
+_process_sets._basics = basics

@@ -1,0 +1,180 @@
+"""Allgather: concatenate tensors of all ranks along their first dimension."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from horovod import _core
+from horovod.common._ops import Average
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._allreduce import allreduce, grouped_allreduce
+from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
+from horovod.torch._tensors import check_movable, from_core, require_members, rows_entry
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start an `allgather` and return its handle for `poll` and `synchronize`.
+
+    Not differentiable. The input must not be changed before `synchronize`.
+    """
+    if is_compiling():
+        return eagerly(allgather_async, tensor, name, process_set)
+    check_movable(tensor)
+    dtype = tensor.dtype
+
+    def finish(outputs: Any) -> torch.Tensor:
+        return from_core(outputs[0], dtype)
+
+    handle = _enqueue("allgather", name, [tensor], process_set, False)
+    _handle_map[handle] = Deferred(finish)
+    return handle
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start a `grouped_allgather` and return its handle; `synchronize` gives the tuple of results."""
+    if is_compiling():
+        return eagerly(grouped_allgather_async, tensors, name, process_set)
+    tensors = tuple(tensors)
+    require_members(tensors)
+    for tensor in tensors:
+        check_movable(tensor)
+    dtypes = [tensor.dtype for tensor in tensors]
+
+    def finish(outputs: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(from_core(o, dtype) for o, dtype in zip(outputs, dtypes, strict=True))
+
+    handle = _enqueue("grouped_allgather", name, tensors, process_set, True)
+    _handle_map[handle] = Deferred(finish)
+    return handle
+
+
+def _enqueue(
+    prefix: str,
+    name: str | None,
+    tensors: Sequence[torch.Tensor],
+    process_set: ProcessSet,
+    grouped: bool,
+) -> int:
+    return _core.enqueue(
+        _core.ALLGATHER,
+        prefix,
+        name,
+        [rows_entry(tensor) for tensor in tensors],
+        1,
+        1.0,
+        1.0,
+        -1,
+        None,
+        process_set.process_set_id,  # type: ignore[arg-type]
+        grouped,
+    )
+
+
+class HorovodAllgather(torch.autograd.Function):
+    """Differentiable allgather; the gradient is this rank's rows of the averaged incoming gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        """Gather into a new tensor."""
+        result: torch.Tensor = synchronize(allgather_async(tensor, name, process_set))
+        ctx.rows = tensor.shape[0]
+        ctx.process_set = process_set
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        """Average the gradient and cut out this rank's rows."""
+        [start] = _first_rows([ctx.rows], ctx.process_set)
+        averaged = allreduce(grad_output, op=Average, process_set=ctx.process_set)
+        return averaged.narrow(0, start, ctx.rows), None, None
+
+
+class HorovodGroupedAllgather(torch.autograd.Function):
+    """Differentiable grouped allgather; see `HorovodAllgather`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Gather into new tensors."""
+        handle = grouped_allgather_async(tensors, name, process_set)
+        result: tuple[torch.Tensor, ...] = synchronize(handle)
+        ctx.rows = [tensor.shape[0] for tensor in tensors]
+        ctx.process_set = process_set
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        """Average the gradients as one group and cut out this rank's rows."""
+        starts = _first_rows(ctx.rows, ctx.process_set)
+        averaged = grouped_allreduce(grad_outputs, op=Average, process_set=ctx.process_set)
+        rows = zip(averaged, starts, ctx.rows, strict=True)
+        return (None, None, *(grad.narrow(0, start, n) for grad, start, n in rows))
+
+
+def _first_rows(rows: list[int], process_set: ProcessSet) -> list[int]:
+    """Where this rank's rows begin in each gathered tensor, given how many rows it contributed."""
+    own = torch.tensor([rows], dtype=torch.int64, device="cpu")
+    everyone: torch.Tensor = synchronize(allgather_async(own, None, process_set))
+    me = process_set.rank()
+    starts: list[int] = everyone[:me].sum(0).tolist()
+    return starts
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Concatenate one tensor of every rank along the first dimension and return it on all of them.
+
+    Differentiable: the gradient is this rank's part of the *average* of the incoming gradients, as scripts
+    expect it (a sum would be the derivative); every member has to run its backward pass.
+
+    Parameters
+    ----------
+    tensor
+        At least one dimension. Dimensions but the first, and the dtype, are the same on every rank; the first
+        may differ and be 0. Any dtype. Not modified.
+    name
+        Pairs the call across ranks. Without one, all ranks must issue their unnamed calls in the same order.
+    process_set
+        The ranks that take part; the result is ordered by rank.
+
+    Raises
+    ------
+    ValueError
+        Unsupported device or layout on this rank, a name that is still in flight, or not a member; nothing
+        was sent.
+    HorovodInternalError
+        Ranks disagree (the message names the tensor and both values), a tensor has no dimension, a member was
+        lost, or Horovod is not initialised.
+    """
+    if is_compiling():
+        return eagerly(allgather, tensor, name, process_set)
+    result: torch.Tensor = HorovodAllgather.apply(tensor, name, process_set)
+    return result
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """Gather several tensors of every rank as one operation and return the tuple of results.
+
+    All are gathered or none; every rank passes the same number of tensors in the same order. Differentiable
+    as one group. Each tensor, and errors, as in `allgather`; an empty group is a ValueError.
+    """
+    if is_compiling():
+        return eagerly(grouped_allgather, tensors, name, process_set)
+    result: tuple[torch.Tensor, ...] = HorovodGroupedAllgather.apply(name, process_set, *tensors)
+    return result

@@ -1,0 +1,488 @@
+"""Allreduce in all its forms: reduce tensors over the ranks and return the result on each of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from horovod import _core
+from horovod.common._compression import Compressor, NoneCompressor
+from horovod.common._ops import resolve_op
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
+from horovod.torch._tensors import (
+    REDUCIBLE,
+    Staged,
+    check_reducible,
+    entry,
+    from_wire,
+    require_members,
+    to_wire,
+)
+
+_ALLREDUCE = _core.ALLREDUCE
+_enqueue = _core.enqueue
+_strided = torch.strided
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start an in-place `allreduce_` and return its handle for `poll` and `synchronize`.
+
+    The tensor must not be touched before `synchronize`, which also is what writes the result into a tensor
+    that is not contiguous. Parameters and errors as in `allreduce`; those that all ranks share are raised by
+    `synchronize`.
+    """
+    if average is not None or op is None:
+        op = resolve_op(op, average)
+    code = REDUCIBLE.get((op, tensor.dtype))
+    # This branch runs once per gradient and step: every look-up in it was counted.
+    if (
+        code is not None
+        and tensor.layout is _strided
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+        and not is_compiling()
+    ):
+        pointer = tensor.data_ptr()
+        handle = _enqueue(
+            _ALLREDUCE,
+            "allreduce",
+            name,
+            ((pointer, pointer, code, tensor.shape, tensor),),
+            op,
+            prescale_factor,
+            postscale_factor,
+            -1,
+            None,
+            process_set.process_set_id,  # type: ignore[arg-type] # None raises the TypeError users know
+            False,
+        )
+        _handle_map[handle] = tensor
+        return handle
+    if is_compiling():
+        return eagerly(
+            allreduce_async_,
+            tensor,
+            None,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+        )
+    check_reducible(tensor, op)
+    staged = Staged(tensor)
+
+    def finish(_: Any) -> torch.Tensor:
+        staged.write_back()
+        return tensor
+
+    wire = staged.wire
+    handle = _enqueue(
+        _ALLREDUCE,
+        "allreduce",
+        name,
+        (entry(wire, wire.data_ptr(), wire),),
+        op,
+        prescale_factor,
+        postscale_factor,
+        -1,
+        None,
+        process_set.process_set_id,  # type: ignore[arg-type]
+        False,
+    )
+    _handle_map[handle] = Deferred(finish)
+    return handle
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start an `allreduce` into a new tensor and return its handle for `poll` and `synchronize`.
+
+    Not differentiable. The input must not be changed before `synchronize`. Parameters and errors as in
+    `allreduce`; those that all ranks share are raised by `synchronize`.
+    """
+    op = resolve_op(op, average)
+    if is_compiling():
+        return eagerly(
+            allreduce_async,
+            tensor,
+            None,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+        )
+    check_reducible(tensor, op)
+    source, output = _wire_and_output(tensor)
+    handle = _enqueue(
+        _ALLREDUCE,
+        "allreduce",
+        name,
+        (entry(source, output.data_ptr(), (source, output)),),
+        op,
+        prescale_factor,
+        postscale_factor,
+        -1,
+        None,
+        process_set.process_set_id,  # type: ignore[arg-type]
+        False,
+    )
+    _handle_map[handle] = from_wire(output, tensor.dtype)
+    return handle
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Combine one tensor of every rank in place: each rank's tensor becomes the result, and is returned.
+
+    Autograd does not see the change; leaves that require gradients may be passed. Tensors that are not
+    contiguous are worked on as a copy and written back. Parameters and errors as in `allreduce`.
+    """
+    handle = allreduce_async_(
+        tensor, average, name, op, prescale_factor, postscale_factor, process_set
+    )
+    result: torch.Tensor = synchronize(handle)
+    return result
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start a `grouped_allreduce_` and return its handle; `synchronize` gives the tuple of the inputs."""
+    op = resolve_op(op, average)
+    if is_compiling():
+        return eagerly(
+            grouped_allreduce_async_,
+            tensors,
+            None,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+        )
+    tensors = tuple(tensors)
+    require_members(tensors)
+    entries = []
+    staged = []
+    for tensor in tensors:
+        check_reducible(tensor, op)
+        stage = Staged(tensor)
+        entries.append(entry(stage.wire, stage.wire.data_ptr(), stage.wire))
+        if stage.wire.data_ptr() != tensor.data_ptr():
+            staged.append(stage)
+
+    def finish(_: Any) -> tuple[torch.Tensor, ...]:
+        for stage in staged:
+            stage.write_back()
+        return tensors
+
+    handle = _enqueue(
+        _ALLREDUCE,
+        "grouped_allreduce",
+        name,
+        entries,
+        op,
+        prescale_factor,
+        postscale_factor,
+        -1,
+        None,
+        process_set.process_set_id,  # type: ignore[arg-type]
+        True,
+    )
+    _handle_map[handle] = Deferred(finish)
+    return handle
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start a `grouped_allreduce` and return its handle; `synchronize` gives a tuple of new tensors.
+
+    Not differentiable.
+    """
+    op = resolve_op(op, average)
+    if is_compiling():
+        return eagerly(
+            grouped_allreduce_async,
+            tensors,
+            None,
+            name,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+        )
+    tensors = tuple(tensors)
+    require_members(tensors)
+    entries = []
+    results = []
+    for tensor in tensors:
+        check_reducible(tensor, op)
+        source, output = _wire_and_output(tensor)
+        entries.append(entry(source, output.data_ptr(), (source, output)))
+        results.append(from_wire(output, tensor.dtype))
+    handle = _enqueue(
+        _ALLREDUCE,
+        "grouped_allreduce",
+        name,
+        entries,
+        op,
+        prescale_factor,
+        postscale_factor,
+        -1,
+        None,
+        process_set.process_set_id,  # type: ignore[arg-type]
+        True,
+    )
+    _handle_map[handle] = tuple(results)
+    return handle
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """Combine several tensors in place as one operation and return the tuple of the inputs.
+
+    Parameters and errors as in `grouped_allreduce`, aliasing as in `allreduce_`.
+    """
+    handle = grouped_allreduce_async_(
+        tensors, average, name, op, prescale_factor, postscale_factor, process_set
+    )
+    result: tuple[torch.Tensor, ...] = synchronize(handle)
+    return result
+
+
+class HorovodAllreduce(torch.autograd.Function):
+    """Differentiable allreduce; the gradient is the same allreduce of the incoming gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        average: bool | None,
+        name: str | None,
+        op: int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        """Reduce into a new tensor."""
+        ctx.op = resolve_op(op, average)
+        ctx.arguments = (prescale_factor, postscale_factor, process_set)
+        handle = allreduce_async(tensor, None, name, ctx.op, *ctx.arguments)
+        result: torch.Tensor = synchronize(handle)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        """Reduce the gradient in the same way."""
+        prescale_factor, postscale_factor, process_set = ctx.arguments
+        grad = allreduce(
+            grad_output,
+            op=ctx.op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+        return grad, None, None, None, None, None, None
+
+
+class HorovodGroupedAllreduce(torch.autograd.Function):
+    """Differentiable grouped allreduce; the gradients are reduced as one group again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        average: bool | None,
+        name: str | None,
+        op: int | None,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Reduce into new tensors."""
+        ctx.op = resolve_op(op, average)
+        ctx.arguments = (prescale_factor, postscale_factor, process_set)
+        handle = grouped_allreduce_async(tensors, None, name, ctx.op, *ctx.arguments)
+        result: tuple[torch.Tensor, ...] = synchronize(handle)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        """Reduce the gradients in the same way."""
+        prescale_factor, postscale_factor, process_set = ctx.arguments
+        grads = grouped_allreduce(
+            grad_outputs,
+            op=ctx.op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+        return (None, None, None, None, None, None, *grads)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = NoneCompressor,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Combine one tensor of every rank and return the result on all of them.
+
+    The result is `postscale_factor * reduce(prescale_factor * tensor)`, bitwise the same on every rank.
+    Differentiable: the gradient is the same allreduce of the incoming gradient, for which every member of the
+    process set has to run its backward pass.
+
+    Parameters
+    ----------
+    tensor
+        Any shape, also 0-dim and empty; the same shape and dtype on every rank. Any integer or floating dtype
+        incl. bfloat16; bool without Average; complex with Sum and Average; Adasum needs a floating dtype.
+        Not modified; the result is a new contiguous tensor on the same device.
+    average
+        Deprecated: True means `op=Average`, False `op=Sum`.
+    name
+        Pairs the call across ranks. Without one, all ranks must issue their unnamed calls in the same order.
+    compression
+        Makes the tensor smaller for the wire, such as `Compression.fp16`; the reduction itself happens in
+        the small dtype.
+    op
+        `Average` (the default) divides the sum by the number of members, integers toward zero; float16 and
+        bfloat16 are summed in float32. `Sum`, `Min`, `Max`, `Product`; on bool these are or, and, or, and.
+        `Adasum` combines gradients by their directions; any number of ranks, any process set.
+    prescale_factor, postscale_factor
+        Multiplied before and after the reduction; integer results are truncated toward zero.
+    process_set
+        The ranks that take part; only members may call.
+
+    Raises
+    ------
+    ValueError
+        Unsupported dtype, device or layout on this rank, both `op` and `average`, a name that is still in
+        flight, or not a member; nothing was sent.
+    HorovodInternalError
+        Ranks disagree (the message names the tensor and both values), a member was lost, or Horovod is not
+        initialised.
+
+    Examples
+    --------
+    >>> loss = hvd.allreduce(loss.detach(), name="loss").item()
+    """
+    op = resolve_op(op, average)
+    if is_compiling():
+        return eagerly(
+            allreduce,
+            tensor,
+            None,
+            name,
+            compression,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+        )
+    compressed, ctx = compression.compress(tensor)
+    reduced = HorovodAllreduce.apply(
+        compressed, None, name, op, prescale_factor, postscale_factor, process_set
+    )
+    result: torch.Tensor = compression.decompress(reduced, ctx)
+    return result
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = NoneCompressor,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Combine several tensors of every rank as one operation and return the list of results.
+
+    All are reduced or none: the operation starts when every rank has issued the whole group, and a mistake in
+    one tensor fails the group. Every rank passes the same number of tensors in the same order; dtypes and
+    shapes may differ within the group. Differentiable as one group.
+
+    Parameters and errors as in `allreduce`; messages call the members `<name>_<i>of<n>`. An empty group is a
+    ValueError.
+    """
+    op = resolve_op(op, average)
+    if is_compiling():
+        return eagerly(
+            grouped_allreduce,
+            tensors,
+            None,
+            name,
+            compression,
+            op,
+            prescale_factor,
+            postscale_factor,
+            process_set,
+        )
+    tensors = tuple(tensors)
+    require_members(tensors)
+    compressed, contexts = zip(*(compression.compress(t) for t in tensors), strict=True)
+    reduced = HorovodGroupedAllreduce.apply(
+        None, name, op, prescale_factor, postscale_factor, process_set, *compressed
+    )
+    return [compression.decompress(t, ctx) for t, ctx in zip(reduced, contexts, strict=True)]
+
+
+def _wire_and_output(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory to read, and memory for the result; the same where the input had to be copied anyway."""
+    wire = to_wire(tensor)
+    if wire.data_ptr() != tensor.data_ptr():
+        return wire, wire
+    return wire, torch.empty_like(wire)

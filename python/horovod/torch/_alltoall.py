@@ -1,0 +1,150 @@
+"""Alltoall: every rank sends some of its rows to each other rank."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from horovod import _core
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
+from horovod.torch._tensors import check_movable, from_core, rows_entry
+
+Splits = torch.Tensor | Sequence[int] | None
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start an `alltoall` and return its handle; `synchronize` gives `(output, received_splits)` in any case.
+
+    Not differentiable. The input must not be changed before `synchronize`.
+    """
+    if is_compiling():
+        return eagerly(alltoall_async, tensor, splits, name, process_set)
+    check_movable(tensor)
+    dtype = tensor.dtype
+    rows, device = _read_splits(splits)
+
+    def finish(result: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs, received = result
+        return from_core(outputs[0], dtype), torch.tensor(
+            received, dtype=torch.int32, device=device
+        )
+
+    handle = _core.enqueue(
+        _core.ALLTOALL,
+        "alltoall",
+        name,
+        (rows_entry(tensor),),
+        1,
+        1.0,
+        1.0,
+        -1,
+        rows,
+        process_set.process_set_id,  # type: ignore[arg-type]
+        False,
+    )
+    _handle_map[handle] = Deferred(finish)
+    return handle
+
+
+def _read_splits(splits: Splits) -> tuple[list[int] | None, torch.device]:
+    """Rows for each member, None for an even split; and where the received splits shall live."""
+    if splits is None:
+        return None, torch.device("cpu")
+    if isinstance(splits, torch.Tensor):
+        if splits.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                "alltoall expects splits to contain 32-bit integer elements (or 64-bit ones), "
+                f"not {splits.dtype}."
+            )
+        tensor = splits
+    else:
+        tensor = torch.tensor(splits, dtype=torch.int64, device="cpu")
+    if tensor.dim() != 1:
+        raise ValueError(
+            f"alltoall expects a 1D splits tensor, not one of shape {tuple(tensor.shape)}."
+        )
+    rows: list[int] = tensor.tolist()
+    if any(n < 0 for n in rows):
+        raise ValueError(f"alltoall expects splits that are not negative, not {rows}.")
+    return rows or None, tensor.device
+
+
+class HorovodAlltoall(torch.autograd.Function):
+    """Differentiable alltoall; the gradient's rows travel back to where the rows came from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        splits: Splits,
+        name: str | None,
+        process_set: ProcessSet,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Exchange rows into a new tensor."""
+        output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
+        ctx.rows = tensor.shape[0]
+        ctx.process_set = process_set
+        ctx.received = received.tolist()
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        """Send the rows back; rows that were not sent get zeros."""
+        grad, _ = HorovodAlltoall.apply(grad_outputs[0], ctx.received, None, ctx.process_set)
+        missing = ctx.rows - grad.shape[0]
+        if missing:
+            grad = torch.cat([grad, grad.new_zeros((missing, *grad.shape[1:]))])
+        return grad, None, None, None
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Send rows of the tensor to every rank and return the rows received, ordered by sender.
+
+    Differentiable: the gradient's rows travel back; every member has to run its backward pass.
+
+    Parameters
+    ----------
+    tensor
+        At least one dimension. Dimensions but the first, and the dtype, are the same on every rank. Any dtype.
+        Not modified.
+    splits
+        How many rows go to each member, in the order of ranks: a list, or a tensor of int32 or int64. Rows
+        beyond their sum are not sent. Without it, the same number of rows goes to every member.
+    name
+        Pairs the call across ranks. Without one, all ranks must issue their unnamed calls in the same order.
+    process_set
+        The ranks that take part.
+
+    Returns
+    -------
+    torch.Tensor or tuple
+        The received rows; with `splits`, a pair of them and an int32 tensor of how many each member sent,
+        on the device of `splits`.
+
+    Raises
+    ------
+    ValueError
+        `splits` is not one-dimensional, not integer, negative, of another length than the set, or sums to
+        more than the first dimension; it is missing and the first dimension is not a multiple of the set's
+        size; or as in `allgather`. Nothing was sent.
+    HorovodInternalError
+        As in `allgather`.
+    """
+    if is_compiling():
+        return eagerly(alltoall, tensor, splits, name, process_set)
+    output: torch.Tensor
+    output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)
+    return output if splits is None else (output, received)

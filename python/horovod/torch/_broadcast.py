@@ -1,0 +1,168 @@
+"""Broadcast: give every rank the tensor of one of them."""
+
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from horovod import _core
+from horovod.common._ops import Average
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._allreduce import allreduce
+from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
+from horovod.torch._tensors import Entry, Staged, check_movable, entry, from_wire, to_wire
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start a `broadcast` into a new tensor and return its handle for `poll` and `synchronize`.
+
+    Not differentiable. The input must not be changed before `synchronize`.
+    """
+    if is_compiling():
+        return eagerly(broadcast_async, tensor, root_rank, name, process_set)
+    check_movable(tensor)
+    wire = to_wire(tensor)
+    if not _is_root(root_rank):
+        output = torch.empty_like(wire)
+    elif wire.data_ptr() == tensor.data_ptr():
+        output = wire.clone()  # nobody writes into the root's output
+    else:
+        output = wire
+    item = entry(output, output.data_ptr(), output)
+    handle = _enqueue(item, root_rank, name, process_set)
+    _handle_map[handle] = from_wire(output, tensor.dtype)
+    return handle
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start an in-place `broadcast_` and return its handle for `poll` and `synchronize`.
+
+    The tensor must not be touched before `synchronize`, which also is what writes the result into a tensor
+    that is not contiguous.
+    """
+    if is_compiling():
+        return eagerly(broadcast_async_, tensor, root_rank, name, process_set)
+    check_movable(tensor)
+    staged = Staged(tensor)
+    wire = staged.wire
+
+    is_root = _is_root(root_rank)
+
+    def finish(_: Any) -> torch.Tensor:
+        if not is_root:
+            staged.write_back()
+        return tensor
+
+    handle = _enqueue(entry(wire, wire.data_ptr(), wire), root_rank, name, process_set)
+    _handle_map[handle] = tensor if wire.data_ptr() == tensor.data_ptr() else Deferred(finish)
+    return handle
+
+
+def _is_root(root_rank: int) -> bool:
+    # Before `init` it is the enqueue that has to fail, with its own error.
+    return _core.is_initialized() and _core.rank() == root_rank
+
+
+def _enqueue(item: Entry, root_rank: int, name: str | None, process_set: ProcessSet) -> int:
+    return _core.enqueue(
+        _core.BROADCAST,
+        "broadcast",
+        name,
+        (item,),
+        1,
+        1.0,
+        1.0,
+        root_rank,
+        None,
+        process_set.process_set_id,  # type: ignore[arg-type]
+        False,
+    )
+
+
+class HorovodBroadcast(torch.autograd.Function):
+    """Differentiable broadcast; the gradient is the averaged one on the root and zeros elsewhere."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        root_rank: int,
+        name: str | None,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        """Broadcast into a new tensor."""
+        ctx.root_rank = root_rank
+        ctx.process_set = process_set
+        result: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        """Average the gradient; it belongs to the root."""
+        averaged = allreduce(grad_output, op=Average, process_set=ctx.process_set)
+        if _core.rank() != ctx.root_rank:
+            # Not a fresh tensor of zeros: a second backward has to come through here on every rank.
+            averaged = averaged.masked_fill(torch.ones((), dtype=torch.bool, device="cpu"), 0)
+        return averaged, None, None, None
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return the root's tensor on every rank, as a new tensor.
+
+    Differentiable: the root's gradient is the *average* of the incoming gradients, as scripts expect it (a sum
+    would be the derivative), the others' is zero; every member has to run its backward pass.
+
+    Parameters
+    ----------
+    tensor
+        Any shape and dtype, the same on every rank; values matter on the root only. Not modified.
+    root_rank
+        Global rank of the root, with a process set too.
+    name
+        Pairs the call across ranks. Without one, all ranks must issue their unnamed calls in the same order.
+    process_set
+        The ranks that take part.
+
+    Raises
+    ------
+    ValueError
+        Unsupported device or layout on this rank, a name that is still in flight, not a member, or the root is
+        no member; nothing was sent.
+    HorovodInternalError
+        Ranks disagree (the message names the tensor and both values), a member was lost, or Horovod is not
+        initialised.
+    """
+    if is_compiling():
+        return eagerly(broadcast, tensor, root_rank, name, process_set)
+    result: torch.Tensor = HorovodBroadcast.apply(tensor, root_rank, name, process_set)
+    return result
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Replace each rank's tensor by the root's, in place, and return it.
+
+    Autograd does not see the change; leaves that require gradients may be passed. Tensors that are not
+    contiguous are worked on as a copy and written back. Parameters and errors as in `broadcast`.
+    """
+    result: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    return result

@@ -1,0 +1,276 @@
+"""Reducescatter: reduce tensors over the ranks and leave a share of the rows on each of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from horovod import _core
+from horovod.common._compression import Compressor, NoneCompressor
+from horovod.common._ops import Average, Sum
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._allgather import allgather, grouped_allgather
+from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
+from horovod.torch._tensors import check_reducible, from_core, require_members, rows_entry
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start a `reducescatter` and return its handle for `poll` and `synchronize`.
+
+    Not differentiable. The input must not be changed before `synchronize`.
+    """
+    if is_compiling():
+        return eagerly(
+            reducescatter_async, tensor, name, op, process_set, prescale_factor, postscale_factor
+        )
+    _check(tensor, op)
+    dtype = tensor.dtype
+
+    def finish(outputs: Any) -> torch.Tensor:
+        return from_core(outputs[0], dtype)
+
+    handle = _enqueue(
+        "reducescatter", name, (tensor,), op, process_set, prescale_factor, postscale_factor, False
+    )
+    _handle_map[handle] = Deferred(finish)
+    return handle
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start a `grouped_reducescatter` and return its handle; `synchronize` gives the tuple of results."""
+    if is_compiling():
+        return eagerly(
+            grouped_reducescatter_async,
+            tensors,
+            name,
+            op,
+            process_set,
+            prescale_factor,
+            postscale_factor,
+        )
+    tensors = tuple(tensors)
+    require_members(tensors)
+    for tensor in tensors:
+        _check(tensor, op)
+    dtypes = [tensor.dtype for tensor in tensors]
+
+    def finish(outputs: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(from_core(o, dtype) for o, dtype in zip(outputs, dtypes, strict=True))
+
+    handle = _enqueue(
+        "grouped_reducescatter",
+        name,
+        tensors,
+        op,
+        process_set,
+        prescale_factor,
+        postscale_factor,
+        True,
+    )
+    _handle_map[handle] = Deferred(finish)
+    return handle
+
+
+def _check(tensor: torch.Tensor, op: int) -> None:
+    # Other operators are refused by the core, whatever the dtype.
+    check_reducible(tensor, op if op == Average else Sum)
+    if tensor.dim() == 0:
+        raise ValueError("Reducescatter does not support scalar inputs.")
+
+
+def _enqueue(
+    prefix: str,
+    name: str | None,
+    tensors: Sequence[torch.Tensor],
+    op: int,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+    grouped: bool,
+) -> int:
+    return _core.enqueue(
+        _core.REDUCESCATTER,
+        prefix,
+        name,
+        [rows_entry(tensor) for tensor in tensors],
+        op,
+        prescale_factor,
+        postscale_factor,
+        -1,
+        None,
+        process_set.process_set_id,  # type: ignore[arg-type]
+        grouped,
+    )
+
+
+def _scaled(
+    grad: torch.Tensor,
+    op: int,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+) -> torch.Tensor:
+    """The share's gradient as it is gathered: `Sum` counts the members, `Average` does not."""
+    factor = prescale_factor * postscale_factor
+    if op == Sum:
+        factor *= process_set.size() or 1
+    return grad if factor == 1.0 else grad * factor
+
+
+class HorovodReducescatter(torch.autograd.Function):
+    """Differentiable reducescatter; the gradient is the gathered one, times the members for `Sum`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale_factor: float,
+        postscale_factor: float,
+    ) -> torch.Tensor:
+        """Reduce into a new tensor."""
+        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
+        result: torch.Tensor = synchronize(reducescatter_async(tensor, name, *ctx.arguments))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+        """Gather the gradients of the shares."""
+        grad = _scaled(grad_output, *ctx.arguments)
+        return allgather(grad, process_set=ctx.arguments[1]), None, None, None, None, None
+
+
+class HorovodGroupedReducescatter(torch.autograd.Function):
+    """Differentiable grouped reducescatter; see `HorovodReducescatter`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        name: str | None,
+        op: int,
+        process_set: ProcessSet,
+        prescale_factor: float,
+        postscale_factor: float,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Reduce into new tensors."""
+        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
+        handle = grouped_reducescatter_async(tensors, name, *ctx.arguments)
+        result: tuple[torch.Tensor, ...] = synchronize(handle)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        """Gather the gradients of the shares as one group."""
+        grads = grouped_allgather(
+            [_scaled(grad, *ctx.arguments) for grad in grad_outputs],
+            process_set=ctx.arguments[1],
+        )
+        return (None, None, None, None, None, *grads)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = NoneCompressor,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Combine one tensor of every rank and return this rank's share of the result's rows.
+
+    The first `rows % members` ranks get one row more than the others; a share may be empty. Differentiable:
+    the gradient is the concatenation of the shares' gradients, for `Sum` times the number of members, as
+    scripts expect it; every member has to run its backward pass.
+
+    Parameters
+    ----------
+    tensor
+        At least one dimension, the same shape and dtype on every rank; dtypes as in `allreduce`. Not modified.
+    name
+        Pairs the call across ranks. Without one, all ranks must issue their unnamed calls in the same order.
+    compression
+        Makes the tensor smaller for the wire, such as `Compression.fp16`.
+    op
+        `Average` (the default) or `Sum`.
+    process_set
+        The ranks that take part; shares are ordered by rank.
+    prescale_factor, postscale_factor
+        Multiplied before and after the reduction; integer results are truncated toward zero.
+
+    Raises
+    ------
+    ValueError
+        A scalar, or as in `allreduce`; nothing was sent.
+    HorovodInternalError
+        Another operator, or as in `allreduce`.
+    """
+    if is_compiling():
+        return eagerly(
+            reducescatter,
+            tensor,
+            name,
+            compression,
+            op,
+            process_set,
+            prescale_factor,
+            postscale_factor,
+        )
+    compressed, ctx = compression.compress(tensor)
+    reduced = HorovodReducescatter.apply(
+        compressed, name, op, process_set, prescale_factor, postscale_factor
+    )
+    result: torch.Tensor = compression.decompress(reduced, ctx)
+    return result
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = NoneCompressor,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Reduce and share out several tensors as one operation and return the list of this rank's shares.
+
+    All are reduced or none; every rank passes the same number of tensors in the same order. Differentiable as
+    one group. Each tensor, and errors, as in `reducescatter`; an empty group is a ValueError.
+    """
+    if is_compiling():
+        return eagerly(
+            grouped_reducescatter,
+            tensors,
+            name,
+            compression,
+            op,
+            process_set,
+            prescale_factor,
+            postscale_factor,
+        )
+    tensors = tuple(tensors)
+    require_members(tensors)
+    compressed, contexts = zip(*(compression.compress(t) for t in tensors), strict=True)
+    reduced = HorovodGroupedReducescatter.apply(
+        name, op, process_set, prescale_factor, postscale_factor, *compressed
+    )
+    return [compression.decompress(t, ctx) for t, ctx in zip(reduced, contexts, strict=True)]

@@ -1,0 +1,64 @@
+"""Allreduce of sparse tensors: gather everybody's entries, and let duplicates add up."""
+
+from collections.abc import Callable
+
+import torch
+
+from horovod.common._ops import Average
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._allgather import allgather_async
+from horovod.torch._handles import synchronize
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None,
+    op: int,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], torch.Tensor]:
+    """Start the sum or average of a sparse tensor over the ranks, and return a function that waits for it.
+
+    Two gathers run, named `<name>.indices` and `<name>.values`. Calling the returned function once gives an
+    uncoalesced sparse tensor of the same size, in which entries of several ranks at one place add up.
+
+    Parameters
+    ----------
+    tensor
+        Sparse COO, the same size on every rank; the number of entries may differ and be 0. Any dtype.
+    name
+        Pairs the call across ranks.
+    op
+        `Average` divides by the number of members, integers toward zero; every other operator sums.
+    process_set
+        The ranks that take part.
+
+    Raises
+    ------
+    ValueError
+        Not a sparse COO tensor, or as in `allgather`; nothing was sent.
+    HorovodInternalError
+        As in `allgather`; raised by the returned function.
+    """
+    if tensor.layout is not torch.sparse_coo:
+        raise ValueError(f"Tensor type {tensor.type()} is not supported: not a sparse COO tensor.")
+    size = tensor.size()
+    own = tensor.detach().coalesce()
+    # Gathering goes along the first dimension, so each entry's position has to be one row.
+    positions = own.indices().t()
+    values_handle = allgather_async(own.values(), _suffixed(name, "values"), process_set)
+    indices_handle = allgather_async(positions, _suffixed(name, "indices"), process_set)
+
+    def wait() -> torch.Tensor:
+        values: torch.Tensor = synchronize(values_handle)
+        indices: torch.Tensor = synchronize(indices_handle)
+        if op == Average:
+            members = process_set.size() or 1
+            exact = values.is_floating_point() or values.is_complex()
+            values = values / members if exact else values.div(members, rounding_mode="trunc")
+        return torch.sparse_coo_tensor(indices.t(), values, size)
+
+    return wait
+
+
+def _suffixed(name: str | None, what: str) -> str | None:
+    return f"{name}.{what}" if name else None

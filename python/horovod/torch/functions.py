@@ -1,0 +1,144 @@
+"""Bringing all ranks to the root's state: parameters, optimizer state and Python objects."""
+
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
+import torch
+
+from horovod.common import _objects
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._broadcast import broadcast_async_
+from horovod.torch._handles import synchronize
+from horovod.torch._optimizer_state import broadcast_optimizer_state
+
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
+
+
+def broadcast_parameters(
+    params: Any, root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Replace tensors on every rank by the root's, in place; typically right after building the model.
+
+    Parameters
+    ----------
+    params
+        `model.state_dict()`, `model.named_parameters()`, or any dict, or iterable of `(name, tensor)` pairs or
+        of tensors. The same names (or the same order), shapes and dtypes on every rank. Tensors need not be
+        contiguous and may have any dtype. In a dict, values that are no tensors (extra state of modules) are
+        replaced by the root's, pickled; load the dict into the model then. None is skipped.
+    root_rank
+        Global rank whose values are used.
+    process_set
+        The ranks that take part.
+
+    Raises
+    ------
+    ValueError
+        `params` is none of the above.
+    HorovodInternalError
+        Shapes or dtypes differ between ranks, or a rank was lost.
+
+    Examples
+    --------
+    >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    """
+    named = _named(params)
+    tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
+    objects = {
+        name: value
+        for name, value in named
+        if value is not None and not isinstance(value, torch.Tensor)
+    }
+    if objects and not isinstance(params, MutableMapping):
+        wrong = next(iter(objects.values()))
+        raise ValueError(f"invalid params of type: {type(wrong).__name__} among the tensors")
+    handles = [broadcast_async_(p, root_rank, name, process_set) for name, p in tensors]
+    if objects:
+        params.update(
+            broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)
+        )
+    for handle in handles:
+        synchronize(handle)
+
+
+def _named(params: Any) -> list[tuple[str | None, Any]]:
+    """List the parameters with their names, None where there is none."""
+    if isinstance(params, MutableMapping):
+        return sorted(params.items())
+    if not isinstance(params, Iterable) or isinstance(
+        params, (torch.Tensor, torch.nn.Module, str, bytes)
+    ):
+        raise ValueError(f"invalid params of type: {type(params).__name__}")
+    named: list[tuple[str | None, Any]] = []
+    for item in params:
+        if not isinstance(item, tuple):
+            named.append((None, item))
+        elif len(item) == 2 and isinstance(item[0], str):
+            named.append(item)
+        else:
+            raise ValueError(f"invalid params of type: tuple of {len(item)}, not (name, tensor)")
+    return named
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the root's object on every rank, pickled with cloudpickle; of any size.
+
+    Parameters
+    ----------
+    obj
+        The object to send; ignored on ranks other than the root.
+    root_rank
+        Global rank of the root, which gets back its own object, not a copy.
+    name
+        Pairs the call across ranks, for when several threads send objects at the same time.
+    process_set
+        The ranks that take part.
+
+    Raises
+    ------
+    ValueError
+        The root could not pickle its object (raised on all; on the root it is the pickler's own exception), or
+        as in `broadcast`.
+    HorovodInternalError
+        As in `broadcast`.
+
+    Examples
+    --------
+    >>> epoch = hvd.broadcast_object(epoch if hvd.rank() == 0 else None, root_rank=0)
+    """
+    return _objects.broadcast_object(obj, root_rank, name or "broadcast_object", process_set)
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Return the list of all ranks' objects, in the order of ranks, pickled with cloudpickle.
+
+    Parameters
+    ----------
+    obj
+        The object to send; the own entry of the result is a copy too.
+    name
+        Pairs the call across ranks, for when several threads send objects at the same time.
+    process_set
+        The ranks that take part.
+
+    Raises
+    ------
+    ValueError
+        A rank could not pickle its object (raised on all; there it is the pickler's own exception), or as in
+        `allgather`.
+    HorovodInternalError
+        As in `allgather`.
+    """
+    return _objects.allgather_object(obj, name or "allgather_object", process_set)
