@@ -173,7 +173,8 @@ class _PassCounter:
 
         for param in params:
             if param.is_leaf and param.requires_grad:
-                self._hooks.append(param.register_post_accumulate_grad_hook(count))
+                handle = param.register_post_accumulate_grad_hook(count)  # type: ignore[no-untyped-call]
+                self._hooks.append(handle)
 
     def restarting(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """A closure of which every call is a cycle of its own."""

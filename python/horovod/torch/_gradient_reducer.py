@@ -149,7 +149,8 @@ class GradientReducer:
                 reducer._on_gradient(slot)
 
         with _requiring_grad(slot.param):
-            self._hooks.append(slot.param.register_post_accumulate_grad_hook(after_accumulation))
+            handle = slot.param.register_post_accumulate_grad_hook(after_accumulation)  # type: ignore[no-untyped-call]
+            self._hooks.append(handle)
 
     def _hook_end_of_backward(self) -> None:
         """(Re)build what notices the last gradient of a backward pass.
@@ -184,7 +185,8 @@ class GradientReducer:
             for param in params:
                 stack.enter_context(_requiring_grad(param))
             self._end_hook.append(torch.autograd.graph.register_multi_grad_hook(params, on_last))
-            self._end_hook.extend(param.register_hook(before_accumulation) for param in params)
+            for param in params:
+                self._end_hook.append(param.register_hook(before_accumulation))  # type: ignore[no-untyped-call]
 
     def refresh(self) -> None:
         """Follow parameters that were cast or moved since the hooks were made."""
@@ -325,11 +327,10 @@ class GradientReducer:
         if not slots:
             return
         options = self._options
-        grads = [slot.param.grad for slot in slots]
+        grads = [grad for slot in slots if (grad := slot.param.grad) is not None]
         packed = [
             options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
             for grad in grads
-            if grad is not None
         ]
         handle = grouped_allreduce_async_(
             [tensor for tensor, _ in packed],
@@ -365,7 +366,8 @@ class GradientReducer:
             with torch.no_grad():
                 grad.copy_(result)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait for the reductions in flight and put their results in place."""
         pending, self._in_flight = self._in_flight, []
         for complete in pending:
             complete()

@@ -207,7 +207,7 @@ def _blank(kind: type[W], base: type[torch.optim.Optimizer], settings: Settings)
     # torch instruments every `step` that is not marked so; the step hooks would fire here and in the inner step.
     step.hooked = True  # type: ignore[attr-defined]
     namespace = {"__module__": PUBLIC_MODULE, "__doc__": base.__doc__, "step": step}
-    cls = type(base.__name__, (kind, base), namespace)
+    cls: Any = type(base.__name__, (kind, base), namespace)
     result: W = cls.__new__(cls)
     result._hvd_settings = settings
     result.__dict__.update(_public(settings))
