@@ -10,7 +10,7 @@ import itertools
 import pickle
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -21,7 +21,7 @@ _UINT8 = 0
 _INT64 = 5
 
 # Writable host memory.
-_Memory = array[int] | bytearray | memoryview
+_Memory: TypeAlias = "array[int] | bytearray | memoryview"
 
 
 def broadcast_object(obj: Any, root_rank: int, name: str, process_set: ProcessSet) -> Any:
