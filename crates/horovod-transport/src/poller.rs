@@ -4,7 +4,7 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
     time::Duration,
 };
@@ -32,6 +32,8 @@ pub(crate) struct Poller {
     events: Events,
     sources: Vec<Source>,
     ready: Box<[AtomicU8]>,
+    /// Something was noted since it was last asked; the kernel will not tell again.
+    news: AtomicBool,
 }
 
 impl Poller {
@@ -57,6 +59,12 @@ impl Poller {
                     ready.fetch_or(bits, Ordering::AcqRel);
                 }
             });
+    }
+
+    /// Whether any pump noted anything since the last call. Who wants to sleep must ask, because a
+    /// pump elsewhere may have taken the event that would have woken it.
+    pub(crate) fn take_news(&self) -> bool {
+        self.news.swap(false, Ordering::Relaxed)
     }
 
     /// Whether any of `bits` is set.

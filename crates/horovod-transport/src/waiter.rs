@@ -86,9 +86,13 @@ impl Waiter {
                 rustix::thread::sched_yield();
             }
         } else if self.armed {
-            self.poller.pump(max_sleep);
+            if !self.poller.take_news() {
+                self.poller.pump(max_sleep);
+            }
             self.disarm();
         } else if !self.bell.region.is_foreign() {
+            // What was noted until now the caller sees when it checks once more.
+            self.poller.take_news();
             bell::arm(self.bell.sleeping());
             self.armed = true;
         }
