@@ -1,1 +1,41 @@
 //! Collective algorithms over links and kernels.
+//!
+//! Every function here is called by all members of a process set, in the same order, with arguments
+//! that fit together; negotiation has made sure of that. Each is straight blocking code: whenever
+//! nothing can move it calls [`horovod_transport::Idle::idle`], whose error ends it at once.
+//!
+//! After any error the generation is dead: some peers may be in the middle of the same operation, so
+//! neither the links nor the arena can be used again, and outputs hold anything.
+//!
+//! Results of one allreduce are bitwise identical on all members (between CPUs of different kinds:
+//! save for the bits inside a NaN), and the same from run to run for the same layout, sizes and
+//! [`Tuning`].
+//!
+//! Deliberately absent: negotiation, settings, threads, sockets.
+
+mod allgather;
+mod allreduce;
+mod alltoall;
+mod barrier;
+mod broadcast;
+mod context;
+mod error;
+mod exchange;
+mod layout;
+mod local;
+mod reduce_scatter;
+mod scratch;
+pub mod select;
+mod slices;
+
+pub use allgather::{GatherItem, allgather};
+pub use allreduce::{Reduction, allreduce};
+pub use alltoall::alltoall;
+pub use barrier::barrier;
+pub use broadcast::{ByteSegment, broadcast};
+pub use context::{Ctx, Tuning};
+pub use error::CollectiveError;
+pub use layout::SetLayout;
+pub use reduce_scatter::{ScatterItem, reduce_scatter, scatter_rows};
+pub use scratch::Scratch;
+pub use slices::Segment;

@@ -223,25 +223,39 @@ pub(crate) unsafe fn block_dots<E: Float, C: Convert>(args: &DotArgs) -> [f64; 3
         unsafe {
             E::load::<C>(args.a.cast::<E>().add(start), x, n);
             E::load::<C>(args.b.cast::<E>().add(start), y, n);
-            for row in 0..n / LANES {
-                for lane in 0..LANES {
-                    let i = row * LANES + lane;
-                    let (p, q): (f64, f64) = (x.add(i).read().into(), y.add(i).read().into());
-                    lanes[0][lane] += p * q;
-                    lanes[1][lane] += p * p;
-                    lanes[2][lane] += q * q;
+            // Blocks are whole rows of lanes, so element i is in lane i % LANES throughout.
+            for row in (0..n).step_by(LANES) {
+                let (x, y, count) = (x.add(row), y.add(row), LANES.min(n - row));
+                if count == LANES {
+                    add_row(&mut lanes, |i| {
+                        (x.add(i).read().into(), y.add(i).read().into())
+                    });
+                } else {
+                    for i in 0..count {
+                        let (p, q): (f64, f64) = (x.add(i).read().into(), y.add(i).read().into());
+                        lanes[0][i] += p * q;
+                        lanes[1][i] += p * p;
+                        lanes[2][i] += q * q;
+                    }
                 }
-            }
-            for i in n - n % LANES..n {
-                let (p, q): (f64, f64) = (x.add(i).read().into(), y.add(i).read().into());
-                lanes[0][i % LANES] += p * q;
-                lanes[1][i % LANES] += p * p;
-                lanes[2][i % LANES] += q * q;
             }
         }
         start += n;
     }
     [fold(&lanes[0]), fold(&lanes[1]), fold(&lanes[2])]
+}
+
+/// Adds one element to each lane; a loop of known length, which vectorises.
+#[inline(always)]
+fn add_row(lanes: &mut [[f64; LANES]; 3], at: impl Fn(usize) -> (f64, f64)) {
+    let [dot, norm_a, norm_b] = lanes;
+    let sums = dot.iter_mut().zip(norm_a).zip(norm_b);
+    for (i, ((dot, norm_a), norm_b)) in sums.enumerate() {
+        let (p, q) = at(i);
+        *dot += p * q;
+        *norm_a += p * p;
+        *norm_b += q * q;
+    }
 }
 
 /// # Safety

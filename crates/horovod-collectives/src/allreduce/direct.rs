@@ -1,0 +1,48 @@
+//! Small vectors on one host: every rank stages everything and reduces everything, which takes one
+//! hand-over instead of two.
+
+use super::{Reducer, reduce_range};
+use crate::context::Ctx;
+use crate::error::CollectiveError;
+use crate::local::Local;
+use crate::slices::Vector;
+
+pub(super) fn run(
+    ctx: &mut Ctx<'_>,
+    reducer: &Reducer,
+    vector: &Vector,
+) -> Result<(), CollectiveError> {
+    let Some(local) = Local::new(ctx)? else {
+        return super::ring::run(ctx, reducer, vector);
+    };
+    let all = 0..vector.len();
+    if vector.len() * vector.size() > local.small_len() {
+        return super::staged::run(ctx, reducer, vector);
+    }
+    let mut sources = std::mem::take(&mut ctx.scratch.sources);
+    let stage = |mine: *mut u8| {
+        for piece in vector.pieces(all.clone()) {
+            // SAFETY: the caller of the collective vouches for the segments; the vector fits the
+            // area, which nobody reads until it is published.
+            unsafe { reducer.stage(&piece, mine.wrapping_add(piece.at)) };
+        }
+    };
+    let shape = (local.me(), local.len());
+    let result = local.run_small(ctx, stage, |slots| {
+        // SAFETY: as above; all peers have published their areas.
+        unsafe {
+            let theirs = |position| slots.of(position).cast_const();
+            reduce_range(
+                &mut sources,
+                reducer,
+                vector,
+                all.clone(),
+                shape,
+                theirs,
+                None,
+            );
+        }
+    });
+    ctx.scratch.sources = sources;
+    result
+}

@@ -1,0 +1,224 @@
+//! Allreduce: what is asked for, and which algorithm does it.
+
+mod adasum;
+mod direct;
+mod hierarchical;
+mod recursive_doubling;
+mod ring;
+mod staged;
+
+use std::ops::Range;
+
+use horovod_kernels::{Combine, Source, Spec, fill_identity, reduce};
+use horovod_protocol::{DType, ReduceOp, Scale};
+
+use crate::context::Ctx;
+use crate::error::CollectiveError;
+use crate::select::{self, AllreduceAlgorithm};
+use crate::slices::{Piece, Segment, Vector};
+
+/// How values combine.
+#[derive(Clone, Copy, Debug)]
+pub struct Reduction {
+    /// Element type of all segments.
+    pub dtype: DType,
+    /// The operation.
+    pub op: ReduceOp,
+    /// Factors around it.
+    pub scale: Scale,
+    /// What `Average` divides by: the number of ranks that contribute. Not used by other operations.
+    pub divisor: u32,
+}
+
+/// Combines the inputs of all members and gives every member the result.
+///
+/// All members pass segments of the same lengths. An input may be null: that member contributes the
+/// neutral element (at least one member must contribute). Elements combine in a fixed order; halves
+/// are rounded once per hop of the algorithm: once in all within a host, once per member around a ring
+/// between hosts. Adasum works on each segment by itself.
+///
+/// # Safety
+/// Inputs are readable and outputs writable for their lengths; an output equals its own input or
+/// overlaps no segment; nobody else touches any of them until this returns.
+pub unsafe fn allreduce(
+    ctx: &mut Ctx<'_>,
+    red: &Reduction,
+    segs: &[Segment],
+) -> Result<(), CollectiveError> {
+    if red.op == ReduceOp::Adasum {
+        return adasum::run(ctx, red, segs);
+    }
+    let reducer = Reducer::new(red);
+    let vector = ctx.scratch.vector(red.dtype.size(), segs.iter().copied());
+    let bytes = vector.len() * vector.size();
+    if bytes > 0 {
+        match select::allreduce(bytes, ctx.layout, ctx.tuning) {
+            AllreduceAlgorithm::Alone => alone(&reducer, &vector),
+            AllreduceAlgorithm::Direct => direct::run(ctx, &reducer, &vector)?,
+            AllreduceAlgorithm::Staged => staged::run(ctx, &reducer, &vector)?,
+            AllreduceAlgorithm::RecursiveDoubling => {
+                recursive_doubling::run(ctx, &reducer, &vector)?;
+            }
+            AllreduceAlgorithm::Ring => ring::run(ctx, &reducer, &vector)?,
+            AllreduceAlgorithm::Hierarchical => hierarchical::run(ctx, &reducer, &vector)?,
+        }
+    }
+    ctx.scratch.put_vector(vector);
+    Ok(())
+}
+
+/// The steps of one reduction over pieces of the vector.
+pub(crate) struct Reducer {
+    /// The whole of it: factors, division.
+    pub(crate) spec: Spec,
+    /// Whether a rank's data reach others with the prescale factor already applied. So it is for
+    /// everything but sums: the neutral elements of the others would not survive the factor.
+    pub(crate) prescaled: bool,
+}
+
+impl Reducer {
+    /// # Panics
+    /// For Adasum, which is not element-wise.
+    pub(crate) fn new(red: &Reduction) -> Self {
+        let combine = Combine::of(red.op).expect("Adasum takes its own path");
+        let divisor = if red.op == ReduceOp::Average {
+            red.divisor.max(1)
+        } else {
+            1
+        };
+        let Scale { pre, post } = red.scale;
+        let spec = Spec {
+            dtype: red.dtype,
+            combine,
+            pre,
+            divisor,
+            post,
+        };
+        Self {
+            spec,
+            prescaled: pre != 1.0 && combine != Combine::Sum,
+        }
+    }
+
+    /// The same without what happens to the result.
+    pub(crate) fn partial(&self) -> Self {
+        Self {
+            spec: self.spec.partial(),
+            prescaled: self.prescaled,
+        }
+    }
+
+    /// The reduction of values that have had the prescale factor.
+    pub(crate) fn without_pre(&self) -> Self {
+        Self {
+            spec: Spec {
+                pre: 1.0,
+                ..self.spec
+            },
+            prescaled: false,
+        }
+    }
+
+    /// This rank's own piece as an operand; `None` if it has nothing to say.
+    fn own(&self, piece: &Piece) -> Option<Source> {
+        (!piece.input.is_null()).then(|| Source::raw(piece.input))
+    }
+
+    /// A peer's staged piece as an operand.
+    fn staged(&self, ptr: *const u8) -> Source {
+        Source {
+            ptr,
+            pre: !self.prescaled,
+        }
+    }
+
+    /// Writes this rank's piece where a peer will read it.
+    ///
+    /// # Safety
+    /// The piece is readable and `to` writable for its length, without overlap.
+    pub(crate) unsafe fn stage(&self, piece: &Piece, to: *mut u8) {
+        let Spec {
+            dtype,
+            combine,
+            pre,
+            ..
+        } = self.spec;
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if piece.input.is_null() {
+                fill_identity(dtype, combine, to, piece.elems);
+            } else if self.prescaled {
+                horovod_kernels::scale(dtype, pre, piece.input, to, piece.elems);
+            } else {
+                to.copy_from_nonoverlapping(piece.input, piece.elems * dtype.size());
+            }
+        }
+    }
+
+    /// Writes this rank's piece to `to` as the first partial result: with the prescale factor.
+    ///
+    /// # Safety
+    /// As [`Self::stage`], but `to` may be the piece's input.
+    unsafe fn begin(&self, piece: &Piece, to: *mut u8) {
+        let Spec {
+            dtype,
+            combine,
+            pre,
+            ..
+        } = self.spec;
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if piece.input.is_null() {
+                fill_identity(dtype, combine, to, piece.elems);
+            } else if pre != 1.0 {
+                horovod_kernels::scale(dtype, pre, piece.input, to, piece.elems);
+            } else {
+                crate::slices::copy(piece.input, to, piece.elems * dtype.size());
+            }
+        }
+    }
+}
+
+/// Reduces own and staged pieces of `range` in the order of the host's members: `theirs(position)`
+/// gives a peer's data for the range, `second` another place for the result.
+///
+/// # Safety
+/// The vector keeps its caller's promise; `theirs` are readable and stable, `second` is writable, for
+/// the length of the range.
+pub(crate) unsafe fn reduce_range(
+    sources: &mut Vec<Source>,
+    reducer: &Reducer,
+    vector: &Vector,
+    range: Range<usize>,
+    (me, members): (usize, usize),
+    theirs: impl Fn(usize) -> *const u8,
+    second: Option<*mut u8>,
+) {
+    for piece in vector.pieces(range) {
+        sources.clear();
+        for position in 0..members {
+            if position != me {
+                let ptr = theirs(position).wrapping_add(piece.at);
+                sources.push(reducer.staged(ptr));
+            } else if let Some(own) = reducer.own(&piece) {
+                sources.push(own);
+            }
+        }
+        let second = second.map(|second| second.wrapping_add(piece.at));
+        // SAFETY: the caller's promise; the output is the input or overlaps nothing.
+        unsafe { reduce(&reducer.spec, sources, piece.output, second, piece.elems) };
+    }
+}
+
+/// One member: factors only.
+pub(crate) fn alone(reducer: &Reducer, vector: &Vector) {
+    for piece in vector.pieces(0..vector.len()) {
+        // SAFETY: the caller of the collective vouches for the segments.
+        unsafe {
+            match reducer.own(&piece) {
+                Some(own) => reduce(&reducer.spec, &[own], piece.output, None, piece.elems),
+                None => reducer.begin(&piece, piece.output),
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! One host: in each step every rank stages the parts that others own, reduces its own part from its
+//! tensors and the peers' staging memory, and collects the other results.
+//!
+//! Steps are consecutive stretches of the vector, so that each tensor's bytes are touched twice within
+//! a short time; three of them are in flight in different stages.
+
+use std::ops::Range;
+
+use horovod_kernels::Source;
+
+use super::{Reducer, reduce_range};
+use crate::context::{Ctx, Tuning};
+use crate::error::CollectiveError;
+use crate::local::{LINE, Local, Plan, Slots, Work};
+use crate::slices::Vector;
+
+pub(super) fn run(
+    ctx: &mut Ctx<'_>,
+    reducer: &Reducer,
+    vector: &Vector,
+) -> Result<(), CollectiveError> {
+    let Some(local) = Local::new(ctx)? else {
+        return super::ring::run(ctx, reducer, vector);
+    };
+    let cut = Cut::new(vector, local.len(), local.slot_len(), ctx.tuning);
+    let sources = std::mem::take(&mut ctx.scratch.sources);
+    let mut work = Staged {
+        reducer,
+        vector,
+        cut,
+        me: local.me(),
+        sources,
+    };
+    let plan = Plan {
+        steps: cut.steps,
+        reduces: true,
+        producer: None,
+    };
+    let result = local.run(ctx, plan, &mut work);
+    ctx.scratch.sources = work.sources;
+    result
+}
+
+/// How a vector is cut into steps, and each step into one part per rank. In elements.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    total: usize,
+    parts: usize,
+    /// Elements of a step, but for the last.
+    step: usize,
+    steps: usize,
+    /// Parts start at multiples of this.
+    align: usize,
+}
+
+impl Cut {
+    fn new(vector: &Vector, parts: usize, slot_len: usize, tuning: &Tuning) -> Self {
+        let (total, align) = (vector.len(), LINE / vector.size());
+        let fits = slot_len / parts / LINE * align;
+        let most = (tuning.chunk_bytes / vector.size()).clamp(align, fits.max(align));
+        let least = (tuning.chunk_min_bytes / vector.size()).clamp(align, most);
+        // About eight steps fill the pipeline; beyond that larger chunks cost fewer hand-overs.
+        let part = total
+            .div_ceil(8 * parts)
+            .clamp(least, most)
+            .next_multiple_of(align)
+            .min(fits);
+        let step = part * parts;
+        Self {
+            total,
+            parts,
+            step,
+            steps: total.div_ceil(step),
+            align,
+        }
+    }
+
+    /// The part of `step` that the rank at `position` owns, and its byte-free offset in a slot.
+    fn part(&self, step: usize, position: usize) -> Range<usize> {
+        let start = step * self.step;
+        let end = (start + self.step).min(self.total);
+        let part = self.part_len(end - start);
+        let from = (start + position * part).min(end);
+        from..(from + part).min(end)
+    }
+
+    /// Elements of a part of a step of `len` elements.
+    fn part_len(&self, len: usize) -> usize {
+        len.div_ceil(self.parts).next_multiple_of(self.align)
+    }
+
+    /// Where the part of `position` starts in every slot of a step, in elements.
+    fn slot_offset(&self, position: usize) -> usize {
+        position * (self.step / self.parts)
+    }
+}
+
+struct Staged<'a> {
+    reducer: &'a Reducer,
+    vector: &'a Vector,
+    cut: Cut,
+    me: usize,
+    sources: Vec<Source>,
+}
+
+impl Staged<'_> {
+    fn at(&self, slot: *mut u8, position: usize) -> *mut u8 {
+        slot.wrapping_add(self.cut.slot_offset(position) * self.vector.size())
+    }
+}
+
+impl Work for Staged<'_> {
+    fn stage(&mut self, step: usize, mine: *mut u8) {
+        for position in (0..self.cut.parts).filter(|position| *position != self.me) {
+            let to = self.at(mine, position);
+            for piece in self.vector.pieces(self.cut.part(step, position)) {
+                // SAFETY: the caller of the collective vouches for the segments; a part fits its
+                // place in the slot, which nobody reads until it is published.
+                unsafe { self.reducer.stage(&piece, to.wrapping_add(piece.at)) };
+            }
+        }
+    }
+
+    fn reduce(&mut self, step: usize, slots: &Slots<'_>) {
+        // The place of this rank's own part in its slot is free for the result.
+        let result = self.at(slots.of(self.me), self.me);
+        let range = self.cut.part(step, self.me);
+        let mut sources = std::mem::take(&mut self.sources);
+        // SAFETY: as in `stage`; all peers have published this step, and nobody reads the result
+        // until it is published.
+        unsafe {
+            let theirs = |position| self.at(slots.of(position), self.me).cast_const();
+            let shape = (self.me, self.cut.parts);
+            let second = Some(result);
+            reduce_range(
+                &mut sources,
+                self.reducer,
+                self.vector,
+                range,
+                shape,
+                theirs,
+                second,
+            );
+        }
+        self.sources = sources;
+    }
+
+    fn finish(&mut self, step: usize, slots: &Slots<'_>) {
+        for position in (0..self.cut.parts).filter(|position| *position != self.me) {
+            let from = self.at(slots.of(position), position);
+            for piece in self.vector.pieces(self.cut.part(step, position)) {
+                let bytes = piece.elems * self.vector.size();
+                // SAFETY: the caller of the collective vouches for the segments; the peer has
+                // published its result.
+                unsafe {
+                    let from = from.wrapping_add(piece.at);
+                    piece.output.copy_from_nonoverlapping(from, bytes);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slices::Segment;
+
+    #[test]
+    fn parts_tile_the_vector_and_fit_their_slots() {
+        let tuning = Tuning {
+            chunk_bytes: 256,
+            chunk_min_bytes: 64,
+            ..Tuning::default()
+        };
+        for size in [1, 2, 4, 8] {
+            for parts in [2, 3, 7] {
+                for total in [1, 2, 63, 64, 65, 1000, 4097] {
+                    let mut vector = Vector::default();
+                    let (input, output) = (std::ptr::null(), std::ptr::null_mut());
+                    vector.refill(
+                        size,
+                        [Segment {
+                            input,
+                            output,
+                            elems: total,
+                        }],
+                    );
+                    let slot_len = parts * 192;
+                    let cut = Cut::new(&vector, parts, slot_len, &tuning);
+                    let mut next = 0;
+                    for step in 0..cut.steps {
+                        for position in 0..parts {
+                            let part = cut.part(step, position);
+                            assert_eq!(part.start, next);
+                            next = part.end;
+                            let end = (cut.slot_offset(position) + part.len()) * size;
+                            assert!(end <= (position + 1) * slot_len / parts);
+                        }
+                    }
+                    assert_eq!(next, total);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Broadcast: the root's bytes on every member.
+//!
+//! Between hosts one member of each takes part: the root for its own, the first for the others. They
+//! pass the bytes down a binomial tree when few, along a chain when many. Inside a host that member
+//! stages chunks and the others read them.
+
+use crate::context::Ctx;
+use crate::error::CollectiveError;
+use crate::exchange::{RecvCursor, SendCursor};
+use crate::local::{Local, Plan, Slots, Work};
+use crate::select::{self, Relay};
+use crate::slices::{Segment, Vector, copy};
+
+/// One tensor of a broadcast.
+#[derive(Clone, Copy, Debug)]
+pub struct ByteSegment {
+    /// The bytes to send; only read on the root.
+    pub input: *const u8,
+    /// Where they go, the root included; may be `input`.
+    pub output: *mut u8,
+    /// How many.
+    pub bytes: usize,
+}
+
+/// Copies the inputs of the member with index `root` to the outputs of all members.
+///
+/// # Safety
+/// Outputs are writable, and on the root inputs readable, for their lengths; an output equals its own
+/// input or overlaps no segment; nobody else touches any of them until this returns.
+pub unsafe fn broadcast(
+    ctx: &mut Ctx<'_>,
+    root: usize,
+    segs: &[ByteSegment],
+) -> Result<(), CollectiveError> {
+    if ctx.me == root {
+        for seg in segs {
+            // SAFETY: the caller's promise.
+            unsafe { copy(seg.input, seg.output, seg.bytes) };
+        }
+    }
+    let bytes = ctx.scratch.vector(
+        1,
+        segs.iter().map(|seg| Segment {
+            input: seg.output.cast_const(),
+            output: seg.output,
+            elems: seg.bytes,
+        }),
+    );
+    if ctx.layout.hosts() > 1 {
+        relay(ctx, root, &bytes)?;
+    }
+    if let Some(local) = Local::new(ctx)? {
+        let layout = ctx.layout;
+        let source = delegate(ctx, layout.my_host(), root);
+        let position = layout
+            .locals()
+            .iter()
+            .position(|member| *member == source)
+            .unwrap_or(0);
+        inside(ctx, &local, &bytes, position)?;
+    }
+    ctx.scratch.put_vector(bytes);
+    Ok(())
+}
+
+/// The member that takes part for a host.
+fn delegate(ctx: &Ctx<'_>, host: usize, root: usize) -> usize {
+    if host == ctx.layout.host_of(root) {
+        root
+    } else {
+        ctx.layout.on_host(host)[0]
+    }
+}
+
+/// Gives the bytes of the member at `position` on this host to the others of the host.
+pub(crate) fn inside(
+    ctx: &mut Ctx<'_>,
+    local: &Local<'_>,
+    bytes: &Vector,
+    position: usize,
+) -> Result<(), CollectiveError> {
+    let chunk = local.slot_len().min(2 * ctx.tuning.chunk_bytes).max(1);
+    let steps = bytes.len().div_ceil(chunk);
+    let plan = Plan {
+        steps,
+        reduces: false,
+        producer: Some(position),
+    };
+    let copies = Copies { bytes, chunk };
+    local.run(
+        ctx,
+        plan,
+        &mut Inside {
+            copies,
+            source: position,
+            me: local.me(),
+        },
+    )
+}
+
+/// Copies between a vector of bytes and slots, a chunk per step.
+pub(crate) struct Copies<'a> {
+    pub(crate) bytes: &'a Vector,
+    pub(crate) chunk: usize,
+}
+
+impl Copies<'_> {
+    /// From the tensors to a slot.
+    pub(crate) fn stage(&self, step: usize, slot: *mut u8) {
+        for piece in self
+            .bytes
+            .pieces(step * self.chunk..(step + 1) * self.chunk)
+        {
+            // SAFETY: the caller of the collective vouches for the tensors; a chunk fits a slot,
+            // which nobody reads until it is published.
+            unsafe {
+                slot.wrapping_add(piece.at)
+                    .copy_from_nonoverlapping(piece.output, piece.elems);
+            }
+        }
+    }
+
+    /// From a slot to the tensors.
+    pub(crate) fn collect(&self, step: usize, slot: *const u8) {
+        for piece in self
+            .bytes
+            .pieces(step * self.chunk..(step + 1) * self.chunk)
+        {
+            // SAFETY: as in `stage`; the slot has been published.
+            unsafe {
+                piece
+                    .output
+                    .copy_from_nonoverlapping(slot.wrapping_add(piece.at), piece.elems);
+            }
+        }
+    }
+}
+
+struct Inside<'a> {
+    copies: Copies<'a>,
+    source: usize,
+    me: usize,
+}
+
+impl Work for Inside<'_> {
+    fn stage(&mut self, step: usize, mine: *mut u8) {
+        self.copies.stage(step, mine);
+    }
+
+    fn finish(&mut self, step: usize, slots: &Slots<'_>) {
+        if self.me != self.source {
+            self.copies.collect(step, slots.of(self.source));
+        }
+    }
+}
+
+/// Parent and children of a position among `n`, the source being position 0.
+fn links(shape: Relay, position: usize, n: usize) -> (Option<usize>, Vec<usize>) {
+    match shape {
+        Relay::Chain => {
+            let next = (position + 1 < n).then_some(position + 1);
+            (position.checked_sub(1), next.into_iter().collect())
+        }
+        Relay::Tree => {
+            let lowest = if position == 0 {
+                n.next_power_of_two()
+            } else {
+                position & position.wrapping_neg()
+            };
+            let parent = (position > 0).then(|| position - lowest);
+            // The farthest child first: it has the most below it.
+            let distances = std::iter::successors(Some(lowest / 2), |d| Some(d / 2));
+            let children = distances.take_while(|d| *d > 0).map(|d| position + d);
+            (parent, children.filter(|child| *child < n).collect())
+        }
+    }
+}
+
+/// Passes the bytes between the delegates of the hosts.
+fn relay(ctx: &mut Ctx<'_>, root: usize, bytes: &Vector) -> Result<(), CollectiveError> {
+    let layout = ctx.layout;
+    let (hosts, first, mine) = (layout.hosts(), layout.host_of(root), layout.my_host());
+    if delegate(ctx, mine, root) != ctx.me {
+        return Ok(());
+    }
+    let shape = select::broadcast(bytes.len(), ctx.tuning);
+    let (parent, children) = links(shape, (mine + hosts - first) % hosts, hosts);
+    let member = |position: usize| delegate(ctx, (position + first) % hosts, root);
+    let parent = parent.map(member);
+    let peers: Vec<usize> = children.into_iter().map(member).collect();
+    let all = 0..bytes.len();
+    let mut inn = parent.map(|peer| (peer, RecvCursor::new(ctx, bytes, all.clone())));
+    let mut outs: Vec<_> = peers
+        .iter()
+        .map(|peer| (*peer, SendCursor::new(ctx, bytes, all.clone())))
+        .collect();
+    let mut spins = 0;
+    loop {
+        let mut moved = false;
+        let mut limit = bytes.len();
+        if let Some((peer, cursor)) = &mut inn {
+            moved |= !cursor.is_done() && cursor.step(ctx, *peer)?;
+            limit = cursor.position();
+        }
+        for (peer, cursor) in &mut outs {
+            moved |= !cursor.is_done() && cursor.step(ctx, *peer, limit)?;
+        }
+        if limit == bytes.len() && outs.iter().all(|(_, cursor)| cursor.is_done()) {
+            break;
+        }
+        if moved {
+            spins = 0;
+        } else {
+            ctx.idle.idle(spins)?;
+            spins = u32::saturating_add(spins, 1);
+        }
+    }
+    if let Some((_, cursor)) = inn {
+        cursor.finish(ctx);
+    }
+    for (_, cursor) in outs {
+        cursor.finish(ctx);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_position_is_reached_from_its_parent_exactly_once() {
+        for shape in [Relay::Tree, Relay::Chain] {
+            for n in 1..20 {
+                let mut reached = vec![0; n];
+                for position in 0..n {
+                    for child in links(shape, position, n).1 {
+                        assert_eq!(links(shape, child, n).0, Some(position));
+                        reached[child] += 1;
+                    }
+                }
+                assert_eq!(links(shape, 0, n).0, None);
+                assert!(reached[0] == 0 && reached[1..].iter().all(|times| *times == 1));
+            }
+        }
+    }
+}

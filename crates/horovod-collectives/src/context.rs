@@ -1,0 +1,63 @@
+//! What every collective is given: where it runs, in whose company, and how it is tuned.
+
+use horovod_protocol::{Rank, Seq};
+use horovod_transport::{Data, Idle};
+
+use crate::layout::SetLayout;
+use crate::scratch::Scratch;
+use crate::select::AllreduceAlgorithm;
+
+/// Everything one operation runs with.
+pub struct Ctx<'a> {
+    /// The links and the arena of this generation.
+    pub data: &'a mut Data,
+    /// How to wait.
+    pub idle: &'a mut dyn Idle,
+    /// Members of the process set, ascending.
+    pub members: &'a [Rank],
+    /// This rank's index in `members`.
+    pub me: usize,
+    /// The operation's place in the job's total order. Several calls may share one, if all members make
+    /// the same ones in the same order.
+    pub seq: Seq,
+    /// Which members share a host.
+    pub layout: &'a SetLayout,
+    /// Sizes and overrides; the same on all members.
+    pub tuning: &'a Tuning,
+    /// What lasts from one operation to the next; one per generation.
+    pub scratch: &'a mut Scratch,
+}
+
+/// Sizes at which algorithms change, and overrides. All members must use the same values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tuning {
+    /// Most bytes that one rank stages for one peer in one step within a host.
+    pub chunk_bytes: usize,
+    /// Fewest bytes of such a step; smaller operations take fewer steps.
+    pub chunk_min_bytes: usize,
+    /// Up to this many bytes every rank of a host reduces everything itself: one hand-over, not two.
+    pub direct_max_bytes: usize,
+    /// Up to this many bytes ranks on several hosts exchange whole vectors (recursive doubling).
+    pub doubling_max_bytes: usize,
+    /// Bytes received, or gathered from small tensors, at a time on a stream between two ranks.
+    pub wire_chunk_bytes: usize,
+    /// From this many bytes a broadcast passes along a chain of hosts rather than down a tree.
+    pub chain_min_bytes: usize,
+    /// Use this algorithm for allreduce wherever it is possible.
+    pub allreduce: Option<AllreduceAlgorithm>,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            chunk_bytes: 64 << 10,
+            chunk_min_bytes: 16 << 10,
+            direct_max_bytes: 8 << 10,
+            doubling_max_bytes: 32 << 10,
+            wire_chunk_bytes: 128 << 10,
+            chain_min_bytes: 256 << 10,
+            allreduce: None,
+        }
+    }
+}
