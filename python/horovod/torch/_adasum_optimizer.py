@@ -122,7 +122,7 @@ class _DistributedAdasumOptimizer(Wrapped):
         if found is None:
             return False
         flag = torch.zeros((), dtype=torch.float32) + found.detach().cpu()
-        name = f"found_inf.{self._hvd_settings.names[0][0]}"
+        name = f"found_inf.{self._hvd_settings.key}"
         if synchronize(allreduce_async_(flag, name=name, op=Max)).item() > 0:
             return True
         scale = getattr(self, "grad_scale", None)

@@ -35,6 +35,11 @@ class Settings:
     groups: tuple[tuple[str, ...], ...] = ()
     """Parameters that are reduced together, by name."""
 
+    @property
+    def key(self) -> str:
+        """The same word on every rank, also when ranks hold their parameters in different orders."""
+        return min(name for group in self.names for name in group)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Settings:
         return self
 

@@ -232,7 +232,7 @@ class _DistributedOptimizer(Wrapped):
         total = torch.as_tensor(loss).detach().clone()
         handle = allreduce_async_(
             total,
-            name=f"loss.{self._hvd_settings.names[0][0]}",
+            name=f"loss.{self._hvd_settings.key}",
             op=Sum if self.op == Sum else Average,
             process_set=self.process_set,
         )
@@ -366,7 +366,7 @@ def _grouped_names(
         # Ranks may have built the optimizer in different orders; a group must be the same on all.
         root = process_set.ranks[0] if process_set.ranks else 0
         order = broadcast_object(
-            order, root_rank=root, name=f"groups.{settings.names[0][0]}", process_set=process_set
+            order, root_rank=root, name=f"groups.{settings.key}", process_set=process_set
         )
     return tuple(tuple(part) for part in _even_parts(order, groups))
 
