@@ -1,1 +1,36 @@
-//! PyO3 module horovod._core.
+//! The list of what Python sees: module `horovod._core`.
+
+mod buffer;
+mod errors;
+mod log;
+mod runtime;
+mod submit;
+
+use pyo3::prelude::*;
+
+/// The runtime of horovod-rs. Used by the packages under `horovod`, not by users.
+#[pymodule]
+mod _core {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::buffer::Buffer;
+    #[pymodule_export]
+    use crate::runtime::{
+        add_process_set, barrier, cross_rank, cross_size, dynamic_process_sets, hostname, init,
+        is_homogeneous, is_initialized, join, local_rank, local_size, process_set_ids,
+        process_set_ranks, rank, remove_process_set, shutdown, size, transports,
+    };
+    #[pymodule_export]
+    use crate::submit::{enqueue, poll, wait};
+
+    #[pymodule_init]
+    fn init_module(m: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::log::install();
+        m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        for (code, name) in crate::submit::KINDS.iter().enumerate() {
+            m.add(*name, code)?;
+        }
+        Ok(())
+    }
+}

@@ -1,1 +1,20 @@
-//! The runtime and the Rust API: init, engine, handles, settings.
+//! The runtime of horovod-rs and its Rust API: init, the engine, handles, settings.
+//!
+//! A process calls [`init`], submits operations to the [`Engine`] and waits for their [`Handle`]s. Nothing here
+//! knows of Python or of a framework: tensors are pointers with a type, a shape and an owner.
+
+mod buffer;
+pub mod config;
+mod engine;
+mod error;
+mod init;
+mod tensor;
+
+pub use buffer::{Buffer, BufferPool};
+pub use engine::{Engine, Handle, OpResult, Submission, Waited};
+pub use error::Error;
+pub use horovod_protocol::{
+    Completion, DType, Device, Generation, Op, ProcessSetId, Rank, ReduceOp, Scale, TensorMeta,
+};
+pub use init::{engine, init, init_with, is_initialized, shutdown, transports, try_engine};
+pub use tensor::{Output, ReadyEvent, Tensor};

@@ -1,0 +1,35 @@
+//! The one map from the runtime's errors to Python exceptions.
+
+use horovod::Error;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+static INTERNAL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+/// Queries and lifecycle calls: not initialised is a `ValueError`, which users probe for.
+pub(crate) fn query_error(py: Python<'_>, e: Error) -> PyErr {
+    match e {
+        Error::NotInitialized | Error::Invalid(_) => PyValueError::new_err(e.to_string()),
+        Error::Init(text) => {
+            PyValueError::new_err(format!("Horovod initialization failed. {text}"))
+        }
+        other => internal(py, other.to_string()),
+    }
+}
+
+/// Operations: not initialised is a `HorovodInternalError`, a caller's mistake a `ValueError`.
+pub(crate) fn operation_error(py: Python<'_>, e: Error) -> PyErr {
+    match e {
+        Error::Invalid(text) => PyValueError::new_err(text),
+        other => internal(py, other.to_string()),
+    }
+}
+
+fn internal(py: Python<'_>, text: String) -> PyErr {
+    match INTERNAL.import(py, "horovod.common.exceptions", "HorovodInternalError") {
+        Ok(class) => PyErr::from_type(class.clone(), text),
+        Err(e) => e,
+    }
+}

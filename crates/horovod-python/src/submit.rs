@@ -1,0 +1,186 @@
+//! Tensor descriptions in, handles out; waiting for them without the interpreter lock.
+
+use std::time::Duration;
+
+use horovod::{
+    Completion, DType, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReduceOp, Scale,
+    Submission, Tensor, TensorMeta, Waited,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::buffer::Buffer;
+use crate::errors::operation_error;
+
+/// Names of the kind codes, by code.
+pub(crate) const KINDS: [&str; 5] = [
+    "ALLREDUCE",
+    "ALLGATHER",
+    "BROADCAST",
+    "ALLTOALL",
+    "REDUCESCATTER",
+];
+
+/// Longest wait between two looks at whether a signal has arrived (Ctrl-C).
+const SIGNAL_SLICE: Duration = Duration::from_millis(100);
+
+/// Input pointer, output pointer (0: allocate), dtype code, shape, owner.
+type TensorArgs = (usize, usize, u8, Vec<u64>, Py<PyAny>);
+
+/// Queue one operation and return its handle.
+#[pyfunction]
+#[pyo3(signature = (kind, prefix, name, tensors, op, prescale, postscale, root, splits, process_set, grouped))]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one crossing per operation, no builder objects"
+)]
+pub(crate) fn enqueue(
+    py: Python<'_>,
+    kind: u8,
+    prefix: &str,
+    name: Option<&str>,
+    tensors: Vec<TensorArgs>,
+    op: u8,
+    prescale: f64,
+    postscale: f64,
+    root: i64,
+    splits: Option<Vec<i64>>,
+    process_set: u32,
+    grouped: bool,
+) -> PyResult<u64> {
+    let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+    let reduction = || {
+        ReduceOp::from_code(op)
+            .ok_or_else(|| PyValueError::new_err(format!("Reduction op type {op} not supported.")))
+    };
+    let scale = Scale {
+        pre: prescale,
+        post: postscale,
+    };
+    let op = match kind {
+        0 => Op::Allreduce {
+            op: reduction()?,
+            scale,
+        },
+        1 => Op::Allgather,
+        2 => Op::Broadcast {
+            root: Rank(u32::try_from(root).unwrap_or(u32::MAX)),
+        },
+        3 => Op::Alltoall,
+        4 => Op::Reducescatter {
+            op: reduction()?,
+            scale,
+        },
+        _ => {
+            return Err(PyValueError::new_err(format!(
+                "unknown operation kind {kind}"
+            )));
+        }
+    };
+    if tensors.is_empty() || (!grouped && tensors.len() != 1) {
+        return Err(PyValueError::new_err(format!(
+            "expected {}, got {} tensors",
+            if grouped {
+                "at least one tensor"
+            } else {
+                "one tensor"
+            },
+            tensors.len()
+        )));
+    }
+    let needs_output = matches!(op, Op::Allreduce { .. } | Op::Broadcast { .. });
+    let tensors = tensors
+        .into_iter()
+        .map(|(input, output, dtype, shape, owner)| {
+            let dtype = DType::from_code(dtype)
+                .ok_or_else(|| PyValueError::new_err(format!("unknown dtype code {dtype}")))?;
+            let output = match output {
+                0 if !needs_output => Output::Allocate,
+                // Tensors without elements may have a null pointer.
+                p => Output::At(std::ptr::with_exposed_provenance_mut(p)),
+            };
+            Ok(Tensor {
+                meta: TensorMeta { dtype, shape },
+                input: std::ptr::with_exposed_provenance(input),
+                output,
+                ready: None,
+                owner: Some(Box::new(owner)),
+            })
+        })
+        .collect::<PyResult<Vec<_>>>()?;
+    for t in &tensors {
+        let missing = t.input.is_null() || matches!(t.output, Output::At(p) if p.is_null());
+        if missing && t.bytes() != Some(0) {
+            return Err(PyValueError::new_err(format!(
+                "a tensor of shape {:?} has no memory",
+                t.meta.shape
+            )));
+        }
+    }
+    let submission = Submission {
+        prefix,
+        name,
+        op,
+        set: ProcessSetId(process_set),
+        tensors,
+        splits,
+    };
+    engine
+        .submit(submission)
+        .map(|h| h.0)
+        .map_err(|e| operation_error(py, e))
+}
+
+fn unknown_handle(handle: u64) -> PyErr {
+    PyValueError::new_err(format!(
+        "Handle {handle} was not created or has been cleared."
+    ))
+}
+
+/// Whether the operation has ended.
+#[pyfunction]
+pub(crate) fn poll(handle: u64) -> PyResult<bool> {
+    let engine = horovod::engine().map_err(|_| unknown_handle(handle))?;
+    engine
+        .poll(Handle(handle))
+        .ok_or_else(|| unknown_handle(handle))
+}
+
+/// Wait for the operation and clear its handle.
+#[pyfunction]
+pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
+    let engine = horovod::engine().map_err(|_| unknown_handle(handle))?;
+    let mut waited = if engine.poll(Handle(handle)) == Some(true) {
+        engine.wait(Handle(handle), Duration::ZERO)
+    } else {
+        Waited::Pending
+    };
+    loop {
+        match waited {
+            Waited::Unknown => return Err(unknown_handle(handle)),
+            Waited::Ended(Ok(result)) => return to_python(py, result),
+            Waited::Ended(Err(e)) => return Err(operation_error(py, e)),
+            Waited::Pending => py.check_signals()?,
+        }
+        waited = py.detach(|| engine.wait(Handle(handle), SIGNAL_SLICE));
+    }
+}
+
+fn to_python(py: Python<'_>, result: OpResult) -> PyResult<Py<PyAny>> {
+    debug_assert!(matches!(result.completion, Completion::Done));
+    let outputs = PyList::empty(py);
+    for output in result.outputs {
+        match output {
+            None => outputs.append(py.None())?,
+            Some((memory, shape)) => {
+                let buffer = Bound::new(py, Buffer::new(memory)?)?;
+                outputs.append((buffer, PyTuple::new(py, shape)?))?;
+            }
+        }
+    }
+    match result.received_splits {
+        None => Ok(outputs.into_any().unbind()),
+        Some(splits) => Ok((outputs, splits).into_pyobject(py)?.into_any().unbind()),
+    }
+}

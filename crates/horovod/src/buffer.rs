@@ -1,0 +1,173 @@
+//! Host memory for results whose size is known only after negotiation: aligned, pooled, reused.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Alignment of every buffer: a cache line, enough for any vector load.
+pub const ALIGN: usize = 64;
+/// Bytes that the pool keeps for reuse at most.
+pub const POOL_BYTES_MAX: usize = 256 << 20;
+
+/// Freed blocks by size, so that a training loop touches fresh pages only once.
+#[derive(Debug, Default)]
+pub struct BufferPool {
+    free: Mutex<FreeList>,
+}
+
+#[derive(Debug, Default)]
+struct FreeList {
+    blocks: Vec<Block>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Block {
+    ptr: NonNull<u8>,
+    capacity: usize,
+}
+
+// SAFETY: a block is plain memory with a single owner; nothing in it is tied to a thread.
+unsafe impl Send for Block {}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `allocate` with this same layout and freed only here.
+        unsafe { dealloc(self.ptr.as_ptr(), layout(self.capacity)) }
+    }
+}
+
+fn layout(capacity: usize) -> Layout {
+    match Layout::from_size_align(capacity, ALIGN) {
+        Ok(l) => l,
+        Err(_) => unreachable!("capacities are checked when a buffer is made"),
+    }
+}
+
+/// One writable block of host memory that returns to its pool when dropped.
+#[derive(Debug)]
+pub struct Buffer {
+    block: Option<Block>,
+    len: usize,
+    pool: Weak<BufferPool>,
+}
+
+// SAFETY: the memory is only reached through raw pointers whose users order their own accesses.
+unsafe impl Sync for Buffer {}
+
+impl BufferPool {
+    /// `len` bytes of uninitialised memory; `None` when the size is impossible. Zero length holds no memory.
+    pub fn take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
+        if len == 0 {
+            return Some(Buffer {
+                block: None,
+                len,
+                pool: Arc::downgrade(self),
+            });
+        }
+        // Rounding to pages lets slightly different sizes share blocks.
+        let capacity = len.checked_next_multiple_of(if len > 65536 { 4096 } else { ALIGN })?;
+        let block = self.reuse(capacity).or_else(|| allocate(capacity))?;
+        Some(Buffer {
+            block: Some(block),
+            len,
+            pool: Arc::downgrade(self),
+        })
+    }
+
+    fn reuse(&self, capacity: usize) -> Option<Block> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = free.blocks.iter().rposition(|b| b.capacity == capacity)?;
+        let block = free.blocks.swap_remove(at);
+        free.bytes -= block.capacity;
+        Some(block)
+    }
+
+    fn give_back(&self, block: Block) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.bytes += block.capacity;
+        free.blocks.push(block);
+        while free.bytes > POOL_BYTES_MAX || free.blocks.len() > POOL_BLOCKS_MAX {
+            let oldest = free.blocks.remove(0);
+            free.bytes -= oldest.capacity;
+        }
+    }
+}
+
+/// Blocks that the pool keeps at most, so that the search stays short.
+pub const POOL_BLOCKS_MAX: usize = 64;
+
+fn allocate(capacity: usize) -> Option<Block> {
+    let layout = Layout::from_size_align(capacity, ALIGN).ok()?;
+    // SAFETY: the layout has a non-zero size.
+    let ptr = unsafe { alloc(layout) };
+    let Some(ptr) = NonNull::new(ptr) else {
+        handle_alloc_error(layout)
+    };
+    Some(Block { ptr, capacity })
+}
+
+impl Buffer {
+    /// Start of the memory; aligned and non-null also when empty.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.block
+            .as_ref()
+            .map_or(std::ptr::without_provenance_mut(ALIGN), |b| b.ptr.as_ptr())
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let (Some(block), Some(pool)) = (self.block.take(), self.pool.upgrade()) {
+            pool.give_back(block);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freed_block_is_reused_for_the_same_size() {
+        let pool = Arc::new(BufferPool::default());
+        let first = pool.take(1000).unwrap();
+        let at = first.as_mut_ptr();
+        assert_eq!(at as usize % ALIGN, 0);
+        drop(first);
+        assert_eq!(pool.take(1000).unwrap().as_mut_ptr(), at);
+    }
+
+    #[test]
+    fn the_pool_is_bounded_in_bytes_and_blocks() {
+        let pool = Arc::new(BufferPool::default());
+        let many: Vec<_> = (0..POOL_BLOCKS_MAX + 10)
+            .map(|_| pool.take(100).unwrap())
+            .collect();
+        drop(many);
+        assert_eq!(pool.free.lock().unwrap().blocks.len(), POOL_BLOCKS_MAX);
+        drop(
+            (0..3)
+                .map(|_| pool.take(POOL_BYTES_MAX / 2).unwrap())
+                .collect::<Vec<_>>(),
+        );
+        assert!(pool.free.lock().unwrap().bytes <= POOL_BYTES_MAX);
+    }
+
+    #[test]
+    fn empty_and_impossible_sizes_do_not_panic() {
+        let pool = Arc::new(BufferPool::default());
+        assert!(pool.take(0).unwrap().is_empty());
+        assert!(pool.take(usize::MAX).is_none());
+    }
+}

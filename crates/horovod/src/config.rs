@@ -1,0 +1,553 @@
+//! Every `HOROVOD_*` setting of the runtime in one table; the only reader of the environment.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// One line of the settings table: what `docs/settings.md` and the "unknown setting" warning are made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Environment variable.
+    pub name: &'static str,
+    /// Default as shown to users.
+    pub default: &'static str,
+    /// What it does, one line, units included.
+    pub doc: &'static str,
+}
+
+/// All settings the runtime reads. Identity and rendezvous are set by the launcher.
+pub const SETTINGS: &[Setting] = &[
+    s(
+        "HOROVOD_RANK",
+        "0",
+        "rank of this process; set by the launcher",
+    ),
+    s(
+        "HOROVOD_SIZE",
+        "1",
+        "number of processes; set by the launcher",
+    ),
+    s(
+        "HOROVOD_LOCAL_RANK",
+        "0",
+        "position among the processes of this host; set by the launcher",
+    ),
+    s(
+        "HOROVOD_LOCAL_SIZE",
+        "1",
+        "processes on this host; set by the launcher",
+    ),
+    s(
+        "HOROVOD_CROSS_RANK",
+        "0",
+        "position of this host among those that have this local rank; set by the launcher",
+    ),
+    s(
+        "HOROVOD_CROSS_SIZE",
+        "1",
+        "number of hosts that have this local rank; set by the launcher",
+    ),
+    s(
+        "HOROVOD_HOSTNAME",
+        "the system's",
+        "name of this host in messages; set by the launcher",
+    ),
+    s(
+        "HOROVOD_RENDEZVOUS",
+        "none",
+        "addresses of the launcher's rendezvous, `ip:port[,ip:port...]`; none means a single process",
+    ),
+    s(
+        "HOROVOD_JOB_KEY",
+        "none",
+        "64 hex digits that authenticate every connection of the job",
+    ),
+    s(
+        "HOROVOD_GLOO_IFACE",
+        "all",
+        "comma list of network interfaces to listen on and connect from between hosts",
+    ),
+    s(
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        "30",
+        "seconds that init waits for the other ranks and their connections",
+    ),
+    s(
+        "HOROVOD_FUSION_THRESHOLD",
+        "134217728",
+        "bytes of tensors that run as one collective; 0 disables fusion; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_CYCLE_TIME",
+        "0",
+        "milliseconds that the coordinator may hold back a response to batch more tensors; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_CACHE_CAPACITY",
+        "1024",
+        "entries of the response cache; 0 disables it; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_DISABLE_GROUP_FUSION",
+        "0",
+        "1 keeps every grouped operation in a collective of its own; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_STALL_CHECK_DISABLE",
+        "0",
+        "1 turns the warnings about missing ranks off; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        "60",
+        "seconds after which a tensor that some ranks have not submitted is reported",
+    ),
+    s(
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        "0",
+        "seconds after which such a tensor ends the job; 0 means never",
+    ),
+    s(
+        "HOROVOD_DYNAMIC_PROCESS_SETS",
+        "0",
+        "1 allows add_process_set and remove_process_set after init",
+    ),
+    s(
+        "HOROVOD_SHM",
+        "1",
+        "0 makes ranks of one host talk over TCP instead of shared memory",
+    ),
+    s(
+        "HOROVOD_SHM_BYTES_PER_RANK",
+        "8388608",
+        "bytes of shared staging memory of each rank, at most 67108864",
+    ),
+    s(
+        "HOROVOD_ENCRYPT",
+        "0",
+        "1 encrypts the data that travels between hosts",
+    ),
+    s(
+        "HOROVOD_LOG_LEVEL",
+        "WARNING",
+        "trace, debug, info, warning, error or fatal; unknown means warning",
+    ),
+    s(
+        "HOROVOD_LOG_HIDE_TIME",
+        "0",
+        "1 leaves the time out of log lines",
+    ),
+    s(
+        "HOROVOD_ELASTIC",
+        "0",
+        "set to 1 by the launcher of an elastic job",
+    ),
+];
+
+/// Names that other programs of the family or the original read: known, so not worth a warning.
+const KNOWN_ELSEWHERE: &[&str] = &[
+    "HOROVOD_CONTROLLER",
+    "HOROVOD_CPU_OPERATIONS",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "HOROVOD_START_TIMEOUT",
+    "HOROVOD_ELASTIC_TIMEOUT",
+];
+
+/// Prefixes of build-time variables of the original: harmless here, and said so nowhere.
+const KNOWN_PREFIXES: &[&str] = &[
+    "HOROVOD_WITH_",
+    "HOROVOD_WITHOUT_",
+    "HOROVOD_GPU",
+    "HOROVOD_ALLOW_",
+    "HOROVOD_CUDA_",
+    "HOROVOD_ROCM_",
+    "HOROVOD_NCCL_",
+    "HOROVOD_NVTX_",
+    "HOROVOD_BUILD_",
+    "HOROVOD_CMAKE",
+    "HOROVOD_DEBUG",
+    "HOROVOD_SKIP_",
+    "HOROVOD_LOCAL_VERSION",
+    "HOROVOD_SPARK_",
+    "HOROVOD_MPI_",
+    "HOROVOD_TIMELINE",
+    "HOROVOD_AUTOTUNE",
+    "HOROVOD_HIERARCHICAL_",
+    "HOROVOD_TORUS_",
+];
+
+const fn s(name: &'static str, default: &'static str, doc: &'static str) -> Setting {
+    Setting { name, default, doc }
+}
+
+/// Largest staging area of a rank that may be asked for.
+pub const SHM_BYTES_PER_RANK_MAX: usize = 64 << 20;
+
+/// Settings of one generation, read once at init and passed down.
+#[derive(Clone, Debug)]
+#[expect(
+    missing_docs,
+    reason = "each field is the setting of the same name in SETTINGS"
+)]
+pub struct Config {
+    pub rank: u32,
+    pub size: u32,
+    pub local_rank: u32,
+    pub local_size: u32,
+    pub cross_rank: u32,
+    pub cross_size: u32,
+    pub hostname: String,
+    pub rendezvous: Vec<SocketAddr>,
+    pub job_key: Option<String>,
+    pub interfaces: Vec<String>,
+    pub connect_timeout: Duration,
+    pub fusion_threshold: u64,
+    pub cycle_time: Duration,
+    pub cache_capacity: usize,
+    pub disable_group_fusion: bool,
+    pub stall_check: Option<Duration>,
+    pub stall_shutdown: Option<Duration>,
+    pub dynamic_process_sets: bool,
+    pub shm: bool,
+    pub shm_bytes_per_rank: usize,
+    pub encrypt: bool,
+}
+
+/// How the variables are looked up; tests pass a map.
+pub trait Environment {
+    /// Value of one variable, `None` when unset.
+    fn get(&self, name: &str) -> Option<String>;
+    /// Names of all variables.
+    fn names(&self) -> Vec<String>;
+}
+
+/// The environment of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessEnvironment;
+
+impl Environment for ProcessEnvironment {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the one place that reads settings"
+    )]
+    fn get(&self, name: &str) -> Option<String> {
+        std::env::var_os(name).map(|v| v.to_string_lossy().into_owned())
+    }
+
+    fn names(&self) -> Vec<String> {
+        std::env::vars_os()
+            .map(|(k, _)| k.to_string_lossy().into_owned())
+            .collect()
+    }
+}
+
+impl Config {
+    /// Read and check all settings; the error names the variable, the value and what is accepted.
+    pub fn from_environment(env: &dyn Environment) -> Result<Self, Error> {
+        let r = Reader { env };
+        let size = r.number("HOROVOD_SIZE", 1u32)?;
+        let rank = r.number("HOROVOD_RANK", 0u32)?;
+        if size == 0 || rank >= size {
+            return Err(Error::Init(format!(
+                "HOROVOD_RANK={rank} and HOROVOD_SIZE={size}: the rank must be below the size"
+            )));
+        }
+        let stall_warning =
+            Duration::from_secs_f64(r.not_negative("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0)?);
+        let stall_shutdown =
+            Duration::from_secs_f64(r.not_negative("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0)?);
+        let stall_shutdown = if stall_shutdown.is_zero() {
+            None
+        } else if stall_shutdown < stall_warning {
+            tracing::warn!(
+                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is less than HOROVOD_STALL_CHECK_TIME_SECONDS, will not shutdown."
+            );
+            None
+        } else {
+            Some(stall_shutdown)
+        };
+        let shm_bytes_per_rank = r.number("HOROVOD_SHM_BYTES_PER_RANK", 8usize << 20)?;
+        if !(4096..=SHM_BYTES_PER_RANK_MAX).contains(&shm_bytes_per_rank) {
+            return Err(Error::Init(format!(
+                "HOROVOD_SHM_BYTES_PER_RANK={shm_bytes_per_rank}: expected 4096 to {SHM_BYTES_PER_RANK_MAX}"
+            )));
+        }
+        let config = Self {
+            rank,
+            size,
+            local_rank: r.number("HOROVOD_LOCAL_RANK", 0)?,
+            local_size: r.number("HOROVOD_LOCAL_SIZE", 1)?,
+            cross_rank: r.number("HOROVOD_CROSS_RANK", 0)?,
+            cross_size: r.number("HOROVOD_CROSS_SIZE", 1)?,
+            hostname: r.text("HOROVOD_HOSTNAME").unwrap_or_else(system_hostname),
+            rendezvous: r.addresses("HOROVOD_RENDEZVOUS")?,
+            job_key: r.text("HOROVOD_JOB_KEY"),
+            interfaces: r.list("HOROVOD_GLOO_IFACE"),
+            connect_timeout: Duration::from_secs_f64(
+                r.not_negative("HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0)?
+                    .max(1.0),
+            ),
+            fusion_threshold: r.number("HOROVOD_FUSION_THRESHOLD", 128u64 << 20)?,
+            cycle_time: Duration::from_secs_f64(
+                r.not_negative("HOROVOD_CYCLE_TIME", 0.0)?.min(10_000.0) / 1e3,
+            ),
+            cache_capacity: r.number("HOROVOD_CACHE_CAPACITY", 1024usize)?,
+            disable_group_fusion: r.flag("HOROVOD_DISABLE_GROUP_FUSION", false),
+            stall_check: (!r.flag("HOROVOD_STALL_CHECK_DISABLE", false)
+                && !stall_warning.is_zero())
+            .then_some(stall_warning),
+            stall_shutdown,
+            dynamic_process_sets: r.flag("HOROVOD_DYNAMIC_PROCESS_SETS", false),
+            shm: r.flag("HOROVOD_SHM", true),
+            shm_bytes_per_rank,
+            encrypt: r.flag("HOROVOD_ENCRYPT", false),
+        };
+        config.refuse_a_foreign_launcher(&r)?;
+        Ok(config)
+    }
+
+    /// A single process, defaults everywhere; for tests and the Rust API.
+    pub fn solo() -> Self {
+        struct Empty;
+        impl Environment for Empty {
+            fn get(&self, _: &str) -> Option<String> {
+                None
+            }
+            fn names(&self) -> Vec<String> {
+                Vec::new()
+            }
+        }
+        match Self::from_environment(&Empty) {
+            Ok(config) => config,
+            Err(e) => unreachable!("the defaults are valid: {e}"),
+        }
+    }
+
+    /// Started by mpirun or srun without our launcher, every process would silently train alone.
+    fn refuse_a_foreign_launcher(&self, r: &Reader<'_>) -> Result<(), Error> {
+        if !self.rendezvous.is_empty() {
+            return Ok(());
+        }
+        if self.size > 1 {
+            return Err(Error::Init(format!(
+                "HOROVOD_SIZE={} but HOROVOD_RENDEZVOUS is not set: start the job with horovodrun",
+                self.size
+            )));
+        }
+        for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"] {
+            if let Some(n) = r.text(name).and_then(|v| v.trim().parse::<u32>().ok())
+                && n > 1
+            {
+                return Err(Error::Init(format!(
+                    "{name}={n}: this process was started by MPI or Slurm, which this version does not join yet; \
+                     start the job with horovodrun (unset {name} to train alone)"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the log shows; read when the bindings are loaded, before any init.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogSettings {
+    /// Least severe level that is shown.
+    pub level: tracing::Level,
+    /// Leave the time out.
+    pub hide_time: bool,
+}
+
+impl LogSettings {
+    /// An unknown level means warning, as in the original.
+    pub fn from_environment(env: &dyn Environment) -> Self {
+        let r = Reader { env };
+        let level = match r
+            .text("HOROVOD_LOG_LEVEL")
+            .map(|v| v.trim().to_ascii_lowercase())
+        {
+            Some(v) if v == "trace" => tracing::Level::TRACE,
+            Some(v) if v == "debug" => tracing::Level::DEBUG,
+            Some(v) if v == "info" => tracing::Level::INFO,
+            Some(v) if v == "error" || v == "fatal" => tracing::Level::ERROR,
+            _ => tracing::Level::WARN,
+        };
+        Self {
+            level,
+            hide_time: r.flag("HOROVOD_LOG_HIDE_TIME", false),
+        }
+    }
+}
+
+/// Names of set `HOROVOD_*` variables that nothing reads: most often a misspelling.
+pub fn unknown_settings(env: &dyn Environment) -> Vec<String> {
+    let mut names: Vec<String> = env
+        .names()
+        .into_iter()
+        .filter(|n| n.starts_with("HOROVOD_"))
+        .filter(|n| !SETTINGS.iter().any(|s| s.name == n))
+        .filter(|n| !KNOWN_ELSEWHERE.contains(&n.as_str()))
+        .filter(|n| !KNOWN_PREFIXES.iter().any(|p| n.starts_with(p)))
+        .collect();
+    names.sort();
+    names
+}
+
+fn system_hostname() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
+}
+
+struct Reader<'a> {
+    env: &'a dyn Environment,
+}
+
+impl Reader<'_> {
+    fn text(&self, name: &str) -> Option<String> {
+        self.env.get(name).filter(|v| !v.trim().is_empty())
+    }
+
+    fn number<T: std::str::FromStr>(&self, name: &str, default: T) -> Result<T, Error> {
+        match self.text(name) {
+            None => Ok(default),
+            Some(v) => v
+                .trim()
+                .parse()
+                .map_err(|_| Error::Init(format!("{name}={v:?}: expected a number of at least 0"))),
+        }
+    }
+
+    fn not_negative(&self, name: &str, default: f64) -> Result<f64, Error> {
+        let v: f64 = self.number(name, default)?;
+        // Bounded so that it fits a Duration.
+        if v.is_finite() && (0.0..=1e9).contains(&v) {
+            Ok(v)
+        } else {
+            Err(Error::Init(format!(
+                "{name}={v}: expected a number from 0 to 1e9"
+            )))
+        }
+    }
+
+    /// Integer parse, true if above 0; anything else counts as unset or 0, as in the original.
+    fn flag(&self, name: &str, default: bool) -> bool {
+        match self.text(name) {
+            None => default,
+            Some(v) => match v.trim() {
+                "true" | "True" | "yes" | "on" => true,
+                v => v.parse::<i64>().is_ok_and(|n| n > 0),
+            },
+        }
+    }
+
+    fn list(&self, name: &str) -> Vec<String> {
+        self.text(name)
+            .map(|v| {
+                v.split(',')
+                    .map(str::trim)
+                    .filter(|s| !s.is_empty())
+                    .map(Into::into)
+                    .collect()
+            })
+            .unwrap_or_default()
+    }
+
+    fn addresses(&self, name: &str) -> Result<Vec<SocketAddr>, Error> {
+        self.list(name)
+            .iter()
+            .map(|a| {
+                a.parse().map_err(|_| {
+                    Error::Init(format!(
+                        "{name}: {a:?} is not an address of the form ip:port"
+                    ))
+                })
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Map(Vec<(&'static str, &'static str)>);
+    impl Environment for Map {
+        fn get(&self, name: &str) -> Option<String> {
+            self.0
+                .iter()
+                .find(|(k, _)| *k == name)
+                .map(|(_, v)| (*v).into())
+        }
+        fn names(&self) -> Vec<String> {
+            self.0.iter().map(|(k, _)| (*k).into()).collect()
+        }
+    }
+
+    fn read(vars: &[(&'static str, &'static str)]) -> Result<Config, Error> {
+        Config::from_environment(&Map(vars.to_vec()))
+    }
+
+    #[test]
+    fn no_variables_mean_one_process_with_defaults() {
+        let c = read(&[]).unwrap();
+        assert_eq!(
+            (c.rank, c.size, c.fusion_threshold, c.cache_capacity),
+            (0, 1, 128 << 20, 1024)
+        );
+        assert_eq!(c.stall_check, Some(Duration::from_secs(60)));
+        assert_eq!(c.stall_shutdown, None);
+    }
+
+    #[test]
+    fn a_bad_value_is_refused_with_its_name_and_value() {
+        for (name, value) in [
+            ("HOROVOD_SIZE", "two"),
+            ("HOROVOD_CACHE_CAPACITY", "-1"),
+            ("HOROVOD_CYCLE_TIME", "-3"),
+            ("HOROVOD_RENDEZVOUS", "nowhere"),
+            ("HOROVOD_SHM_BYTES_PER_RANK", "1"),
+        ] {
+            let e = read(&[(name, value)]).unwrap_err().to_string();
+            assert!(e.contains(name) && e.contains(value), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_rank_outside_the_size_is_refused() {
+        let e = read(&[("HOROVOD_RANK", "2"), ("HOROVOD_SIZE", "2")])
+            .unwrap_err()
+            .to_string();
+        assert!(e.contains("HOROVOD_RANK=2"), "{e}");
+    }
+
+    #[test]
+    fn a_foreign_launcher_is_refused_rather_than_training_alone() {
+        let e = read(&[("OMPI_COMM_WORLD_SIZE", "4")])
+            .unwrap_err()
+            .to_string();
+        assert!(e.contains("horovodrun"), "{e}");
+        assert!(read(&[("OMPI_COMM_WORLD_SIZE", "1")]).is_ok());
+    }
+
+    #[test]
+    fn a_shutdown_time_below_the_warning_time_is_ignored() {
+        let c = read(&[("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "5")]).unwrap();
+        assert_eq!(c.stall_shutdown, None);
+        let c = read(&[("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90")]).unwrap();
+        assert_eq!(c.stall_shutdown, Some(Duration::from_secs(90)));
+    }
+
+    #[test]
+    fn misspelt_settings_are_listed_and_build_variables_are_not() {
+        let env = Map(vec![
+            ("HOROVOD_FUSION_TRESHOLD", "1"),
+            ("HOROVOD_WITH_PYTORCH", "1"),
+            ("HOROVOD_GPU_OPERATIONS", "NCCL"),
+            ("HOROVOD_RANK", "0"),
+        ]);
+        assert_eq!(unknown_settings(&env), ["HOROVOD_FUSION_TRESHOLD"]);
+    }
+}

@@ -1,0 +1,504 @@
+//! The engine's thread: turns the control plane, runs executions in order, ends the generation when it must.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use horovod_collectives::{Scratch, Tuning};
+use horovod_protocol::{
+    CACHE_EVICTION_TEXT, Coordinator, CoordinatorAction, CoordinatorConfig, EntryId, Execution,
+    OpError, PeerLost, Rank, StallConfig, ToCoordinator, ToWorker, WorkerAction,
+};
+use horovod_transport::{Aborted, Control, ControlEvent, Data, Idle, Mesh, Topology, Waiter};
+
+use super::execute::{Layouts, Means};
+use super::handles::OpResult;
+use super::{Entry, SHUTDOWN_GRACE, Shared, public_error};
+use crate::config::Config;
+use crate::error::Error;
+
+/// How long a closed connection waits for the launcher to say why the process ended.
+const CAUSE_GRACE: Duration = Duration::from_millis(300);
+/// How long an ending engine tries to send what is queued.
+const GOODBYE_PATIENCE: Duration = Duration::from_secs(2);
+/// Longest sleep without looking around; only a safety net, events end a sleep at once.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// Executions that may wait for the one that runs.
+const READY_MAX: usize = 1 << 16;
+
+const COORDINATOR: Rank = Rank(0);
+
+/// Everything the engine thread owns.
+pub(super) struct Driver {
+    pump: Pump,
+    data: Data,
+    layouts: Layouts,
+    tuning: Tuning,
+    scratch: Scratch,
+}
+
+/// The control plane: what turns while a collective waits for its peers.
+struct Pump {
+    shared: Arc<Shared>,
+    control: Control,
+    waiter: Waiter,
+    topology: Topology,
+    coordinator: Option<Coordinator>,
+    ready: VecDeque<Execution>,
+    /// A peer whose link closed, until the launcher's word or the deadline.
+    lost: Option<(PeerLost, Instant)>,
+    /// The generation is over; why.
+    dead: Option<Aborted>,
+    /// All ranks have agreed to stop.
+    stopped: bool,
+    /// A collective is on its way.
+    running: bool,
+    shutdown_deadline: Option<Instant>,
+    frame: Vec<u8>,
+}
+
+impl Driver {
+    pub(super) fn new(config: &Config, mesh: Mesh, shared: Arc<Shared>) -> Self {
+        let Mesh {
+            topology,
+            control,
+            data,
+            waiter,
+        } = mesh;
+        let coordinator = (topology.rank == COORDINATOR).then(|| {
+            Coordinator::new(CoordinatorConfig {
+                size: topology.size,
+                generation: topology.generation,
+                fusion_threshold_bytes: config.fusion_threshold,
+                cache_capacity: config.cache_capacity,
+                batch_delay_ns: nanos(config.cycle_time),
+                disable_group_fusion: config.disable_group_fusion,
+                stall: config.stall_check.map(|warning| StallConfig {
+                    warning_ns: nanos(warning),
+                    shutdown_ns: config.stall_shutdown.map(nanos),
+                }),
+            })
+        });
+        Self {
+            layouts: Layouts::new(&topology, data.arena().is_some()),
+            tuning: Tuning::default(),
+            scratch: Scratch::default(),
+            data,
+            pump: Pump {
+                shared,
+                control,
+                waiter,
+                topology,
+                coordinator,
+                ready: VecDeque::new(),
+                lost: None,
+                dead: None,
+                stopped: false,
+                running: false,
+                shutdown_deadline: None,
+                frame: Vec::new(),
+            },
+        }
+    }
+
+    /// Run until the job has stopped or this process asks to leave.
+    pub(super) fn run(mut self) {
+        let outcome =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.turn_until_end()));
+        if outcome.is_err() {
+            // A bug of ours must not leave the callers waiting, nor the peers.
+            self.pump.end_generation(&PeerLost {
+                rank: self.pump.topology.rank,
+                host: self.pump.host_of(self.pump.topology.rank),
+                cause: "the engine thread panicked; please report this with the log above".into(),
+            });
+        }
+        let shared = self.pump.shared.clone();
+        self.pump.control.goodbye(GOODBYE_PATIENCE);
+        // Links close before anybody is told that the engine has ended.
+        drop(self);
+        shared.ended.store(true, Ordering::Release);
+        shared
+            .handles
+            .fail_pending(&Error::Internal("Horovod has been shut down.".into()));
+    }
+
+    fn turn_until_end(&mut self) {
+        let mut spins = 0;
+        loop {
+            let progress = self.pump.turn();
+            if let Some(execution) = self.pump.ready.pop_front() {
+                self.execute(execution);
+                spins = 0;
+                continue;
+            }
+            if self.pump.finished() {
+                return;
+            }
+            if progress {
+                spins = 0;
+            } else {
+                let sleep = self.pump.sleep_limit();
+                self.pump.waiter.idle(spins, Some(sleep));
+                spins = spins.saturating_add(1);
+            }
+        }
+    }
+
+    fn execute(&mut self, execution: Execution) {
+        let mine = self.pump.take_entries(&execution);
+        let ids: Vec<EntryId> = execution.items.iter().filter_map(|i| i.entry).collect();
+        self.pump.running = true;
+        let pool = self.pump.shared.pool.clone();
+        let result = super::execute::run(
+            &execution,
+            mine,
+            Means {
+                data: &mut self.data,
+                idle: &mut self.pump,
+                layouts: &mut self.layouts,
+                tuning: &self.tuning,
+                scratch: &mut self.scratch,
+                pool: &pool,
+            },
+        );
+        self.pump.running = false;
+        match result {
+            Ok(results) => {
+                self.pump
+                    .shared
+                    .handles
+                    .complete(results.into_iter().map(|(id, r)| (super::Handle(id.0), r)));
+            }
+            Err(failure) => {
+                let error = self.pump.failure(failure);
+                self.pump.shared.handles.complete(
+                    ids.into_iter()
+                        .map(|id| (super::Handle(id.0), Err(error.clone()))),
+                );
+            }
+        }
+    }
+}
+
+impl Pump {
+    /// One look at everything that may have happened. `true`: something did.
+    fn turn(&mut self) -> bool {
+        let mut progress = false;
+        if self.dead.is_none() {
+            while let Some(event) = self.control.poll() {
+                progress = true;
+                self.handle_control(event);
+                if self.dead.is_some() {
+                    break;
+                }
+            }
+            self.settle_lost_peer();
+            if let Some(coordinator) = &mut self.coordinator {
+                let now = self.shared.now();
+                if coordinator.next_deadline().is_some_and(|d| d <= now) {
+                    coordinator.handle_timeout(now);
+                    progress = true;
+                }
+            }
+        }
+        progress | self.drain_actions()
+    }
+
+    fn handle_control(&mut self, event: ControlEvent) {
+        match event {
+            ControlEvent::Frame { from, bytes } => self.handle_frame(from, &bytes),
+            ControlEvent::Lost(lost) => self.note_lost(lost.rank, lost.cause),
+            // Good order is to leave after a shutdown that all agreed to; then this does nothing.
+            ControlEvent::Left { rank } => {
+                self.note_lost(rank, "left while the job was running".into());
+            }
+            ControlEvent::Notice(notice) => {
+                if !self.all_done() {
+                    self.end_generation(&notice);
+                }
+            }
+            other => tracing::debug!("unexpected event of the control plane: {other:?}"),
+        }
+    }
+
+    fn handle_frame(&mut self, from: Rank, bytes: &[u8]) {
+        let now = self.shared.now();
+        let decoded = if let Some(coordinator) = &mut self.coordinator {
+            ToCoordinator::decode(bytes).map(|m| coordinator.handle_message(now, from, m))
+        } else {
+            ToWorker::decode(bytes).map(|m| self.shared.lock().worker.handle_message(now, m))
+        };
+        if let Err(e) = decoded {
+            let cause = format!("sent a message that cannot be read: {e}");
+            self.end_generation(&PeerLost {
+                rank: from,
+                host: self.host_of(from),
+                cause,
+            });
+        }
+    }
+
+    /// Carry out what the state machines ask for until they are quiet.
+    fn drain_actions(&mut self) -> bool {
+        let mut progress = false;
+        loop {
+            let action = self.shared.lock().worker.poll_action();
+            if let Some(action) = action {
+                progress = true;
+                self.worker_action(action);
+                continue;
+            }
+            let Some(action) = self.coordinator.as_mut().and_then(Coordinator::poll_action) else {
+                return progress;
+            };
+            progress = true;
+            self.coordinator_action(action);
+        }
+    }
+
+    fn worker_action(&mut self, action: WorkerAction) {
+        match action {
+            WorkerAction::Send(message) => {
+                let now = self.shared.now();
+                if let Some(coordinator) = &mut self.coordinator {
+                    coordinator.handle_message(now, COORDINATOR, message);
+                } else {
+                    self.frame.clear();
+                    message.encode(&mut self.frame);
+                    self.send_frame(COORDINATOR);
+                }
+            }
+            WorkerAction::Execute(execution) => {
+                self.ready.push_back(execution);
+                debug_assert!(
+                    self.ready.len() <= READY_MAX,
+                    "the worker bounds pending entries"
+                );
+            }
+            WorkerAction::Complete(id, result) => {
+                self.shared.lock().entries.remove(&id);
+                let result = result
+                    .map(OpResult::plain)
+                    .map_err(|e: OpError| public_error(&e));
+                self.shared
+                    .handles
+                    .complete([(super::Handle(id.0), result)]);
+            }
+            WorkerAction::ShutDown { .. } => self.stopped = true,
+            WorkerAction::Abort(lost) => self.end_generation(&lost),
+        }
+    }
+
+    fn coordinator_action(&mut self, action: CoordinatorAction) {
+        match action {
+            CoordinatorAction::Send(to, message) if to == self.topology.rank => {
+                let now = self.shared.now();
+                self.shared.lock().worker.handle_message(now, message);
+            }
+            CoordinatorAction::Send(to, message) => {
+                self.frame.clear();
+                message.encode(&mut self.frame);
+                self.send_frame(to);
+            }
+            CoordinatorAction::Stall(report) => {
+                if report.shutdown {
+                    tracing::error!("{report}");
+                } else {
+                    tracing::warn!("{report}");
+                }
+            }
+            CoordinatorAction::CacheEvicts(set) => {
+                tracing::warn!(
+                    "{CACHE_EVICTION_TEXT} Process set {}: raise HOROVOD_CACHE_CAPACITY if the names of its \
+                     tensors repeat.",
+                    set.0
+                );
+            }
+            CoordinatorAction::Abort(lost) => self.end_generation(&lost),
+        }
+    }
+
+    fn send_frame(&mut self, to: Rank) {
+        if let Err(e) = self.control.send(to, &self.frame) {
+            self.note_lost(to, e.to_string());
+        }
+    }
+
+    /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
+    fn note_lost(&mut self, rank: Rank, cause: String) {
+        if self.lost.is_some() || self.all_done() {
+            return;
+        }
+        let grace = if self.stopped {
+            SHUTDOWN_GRACE
+        } else {
+            CAUSE_GRACE
+        };
+        let lost = PeerLost {
+            rank,
+            host: self.host_of(rank),
+            cause,
+        };
+        self.lost = Some((lost, Instant::now() + grace));
+    }
+
+    /// The job has stopped and nothing of it is left to run here.
+    fn all_done(&self) -> bool {
+        self.stopped && !self.running && self.ready.is_empty()
+    }
+
+    fn host_of(&self, rank: Rank) -> String {
+        self.topology
+            .peers
+            .get(rank.index())
+            .map(|p| p.hostname.to_string())
+            .unwrap_or_default()
+    }
+
+    /// A lost peer ends the generation when the launcher has had its time to say why.
+    fn settle_lost_peer(&mut self) {
+        if self.all_done() {
+            self.lost = None;
+        }
+        if let Some((lost, deadline)) = &self.lost
+            && Instant::now() >= *deadline
+        {
+            let lost = lost.clone();
+            self.end_generation(&lost);
+        }
+    }
+
+    /// Everything pending and later fails with this cause; the peers hear of it through the coordinator.
+    fn end_generation(&mut self, lost: &PeerLost) {
+        if self.dead.is_some() {
+            return;
+        }
+        // The state machines know no hosts.
+        let lost = &if lost.host.is_empty() {
+            PeerLost {
+                host: self.host_of(lost.rank),
+                ..lost.clone()
+            }
+        } else {
+            lost.clone()
+        };
+        let now = self.shared.now();
+        let error = public_error(&lost.to_error());
+        self.dead = Some(Aborted(Arc::from(error.to_string())));
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.handle_peer_lost(now, lost.clone());
+        }
+        self.shared
+            .lock()
+            .worker
+            .handle_peer_lost(now, lost.clone());
+        self.lost = None;
+        self.ready.clear();
+        self.drain_actions();
+        self.shared.lock().entries.clear();
+        self.shared.handles.fail_pending(&error);
+        tracing::debug!("generation ended: {lost}");
+    }
+
+    /// Map the failure of a running collective to the error of its handles, ending the generation if it stands.
+    fn failure(&mut self, failure: super::execute::Failure) -> Error {
+        use super::execute::Failure;
+        match failure {
+            Failure::Aborted(cause) => Error::Internal(cause.0.to_string()),
+            Failure::Link { rank, cause } => {
+                let host = self.host_of(rank);
+                let lost = PeerLost { rank, host, cause };
+                self.await_cause(&lost);
+                let cause = self.dead.as_ref().map(|a| a.0.to_string());
+                Error::Internal(cause.unwrap_or_else(|| lost.to_string()))
+            }
+            Failure::Local(text) => {
+                let rank = self.topology.rank;
+                let lost = PeerLost {
+                    rank,
+                    host: self.host_of(rank),
+                    cause: text,
+                };
+                self.end_generation(&lost);
+                Error::Internal(lost.to_string())
+            }
+        }
+    }
+
+    /// Give the launcher its time to say why the peer of a broken link has ended.
+    fn await_cause(&mut self, lost: &PeerLost) {
+        if self.lost.is_none() {
+            self.lost = Some((lost.clone(), Instant::now() + CAUSE_GRACE));
+        }
+        let mut spins = 0;
+        while self.dead.is_none() {
+            if !self.turn() {
+                self.waiter.idle(spins, Some(self.sleep_limit()));
+                spins += 1;
+            }
+        }
+    }
+
+    /// Tensors of the execution's items that this rank submitted, in item order.
+    fn take_entries(&mut self, execution: &Execution) -> Vec<Option<Entry>> {
+        let mut state = self.shared.lock();
+        execution
+            .items
+            .iter()
+            .map(|item| item.entry.and_then(|id| state.entries.remove(&id)))
+            .collect()
+    }
+
+    fn sleep_limit(&self) -> Duration {
+        let mut limit = SLEEP_MAX;
+        if let Some((_, deadline)) = &self.lost {
+            limit = limit.min(deadline.saturating_duration_since(Instant::now()));
+        }
+        if let Some(deadline) = self.shutdown_deadline {
+            limit = limit.min(deadline.saturating_duration_since(Instant::now()));
+        }
+        if let Some(deadline) = self
+            .coordinator
+            .as_ref()
+            .and_then(Coordinator::next_deadline)
+        {
+            let now = self.shared.now();
+            limit = limit.min(Duration::from_nanos(deadline.0.saturating_sub(now.0)));
+        }
+        limit
+    }
+
+    /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
+    fn finished(&mut self) -> bool {
+        if !self.shared.lock().shutdown_requested {
+            return false;
+        }
+        if self.dead.is_some() || (self.stopped && !self.control.has_unsent()) {
+            return true;
+        }
+        let deadline = *self
+            .shutdown_deadline
+            .get_or_insert(Instant::now() + SHUTDOWN_GRACE);
+        Instant::now() >= deadline
+    }
+}
+
+fn nanos(d: Duration) -> u64 {
+    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Idle for Pump {
+    fn idle(&mut self, spins: u32) -> Result<(), Aborted> {
+        let progress = self.turn();
+        if let Some(cause) = &self.dead {
+            return Err(cause.clone());
+        }
+        if !progress {
+            let sleep = self.sleep_limit();
+            self.waiter.idle(spins, Some(sleep));
+        }
+        Ok(())
+    }
+}

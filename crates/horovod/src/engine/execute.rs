@@ -1,0 +1,449 @@
+//! One execution of the agreed order: from entries to segments, through a collective, to results.
+
+use std::collections::BTreeMap;
+
+use horovod_collectives::{
+    self as collectives, ByteSegment, CollectiveError, Ctx, GatherItem, Reduction, ScatterItem,
+    Scratch, Segment, SetLayout, Tuning,
+};
+use horovod_kernels::{Combine, fill_identity};
+use horovod_protocol::{
+    DType, EntryId, ExecItem, Execution, Op, ProcessSetId, Rank, ReduceOp, Scale, TensorMeta,
+};
+use horovod_transport::{Aborted, Data, Idle, Topology};
+use std::sync::Arc;
+
+use super::handles::OpResult;
+use super::{Entry, completion_of};
+use crate::buffer::{Buffer, BufferPool};
+use crate::error::Error;
+use crate::tensor::Tensor;
+
+/// Why an execution could not be carried out; each ends the generation, for the peers wait for this rank.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The generation was over already.
+    Aborted(Aborted),
+    /// A link broke under the collective.
+    Link { rank: Rank, cause: String },
+    /// This rank cannot go on: memory, an event that failed, an invariant.
+    Local(String),
+}
+
+impl From<CollectiveError> for Failure {
+    fn from(e: CollectiveError) -> Self {
+        match e {
+            CollectiveError::Aborted(a) => Self::Aborted(a),
+            CollectiveError::Link(l) => Self::Link {
+                rank: l.rank(),
+                cause: l.to_string(),
+            },
+            other => Self::Local(other.to_string()),
+        }
+    }
+}
+
+/// Which members of each set share a host, worked out once per set.
+pub(super) struct Layouts {
+    topology: Topology,
+    shared_memory: bool,
+    sets: BTreeMap<ProcessSetId, (Arc<[Rank]>, Arc<SetLayout>)>,
+}
+
+impl Layouts {
+    pub(super) fn new(topology: &Topology, shared_memory: bool) -> Self {
+        Self {
+            topology: topology.clone(),
+            shared_memory,
+            sets: BTreeMap::new(),
+        }
+    }
+
+    /// Ids are reused after a removal, so the members decide whether a kept layout still fits.
+    fn of(&mut self, set: ProcessSetId, members: &Arc<[Rank]>) -> Arc<SetLayout> {
+        if let Some((known, layout)) = self.sets.get(&set)
+            && known[..] == members[..]
+        {
+            return layout.clone();
+        }
+        let layout = Arc::new(SetLayout::new(&self.topology, members, self.shared_memory));
+        self.sets.insert(set, (members.clone(), layout.clone()));
+        layout
+    }
+}
+
+type Results = Vec<(EntryId, Result<OpResult, Error>)>;
+
+/// What an execution runs with.
+pub(super) struct Means<'a> {
+    pub(super) data: &'a mut Data,
+    pub(super) idle: &'a mut dyn Idle,
+    pub(super) layouts: &'a mut Layouts,
+    pub(super) tuning: &'a Tuning,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) pool: &'a Arc<BufferPool>,
+}
+
+/// Run it. `Ok` holds one result per submitted item.
+pub(super) fn run(
+    execution: &Execution,
+    entries: Vec<Option<Entry>>,
+    means: Means<'_>,
+) -> Result<Results, Failure> {
+    let Means {
+        data,
+        idle,
+        layouts,
+        tuning,
+        scratch,
+        pool,
+    } = means;
+    let me = layouts.topology.rank;
+    let index = execution
+        .members
+        .iter()
+        .position(|r| *r == me)
+        .ok_or_else(|| {
+            Failure::Local("asked to run an operation of a foreign process set".into())
+        })?;
+    for tensor in entries.iter().flatten().flat_map(|e| &e.tensors) {
+        if let Some(ready) = &tensor.ready {
+            ready.wait().map_err(Failure::Local)?;
+        }
+    }
+    let layout = layouts.of(execution.set, &execution.members);
+    let mut ctx = Ctx {
+        data,
+        idle,
+        members: &execution.members,
+        me: index,
+        seq: execution.seq,
+        layout: &layout,
+        tuning,
+        scratch,
+    };
+    let run = Run {
+        execution,
+        entries: &entries,
+        pool,
+    };
+    let outputs = match &execution.op {
+        Op::Allreduce { op, scale } => run.allreduce(&mut ctx, *op, *scale)?,
+        Op::Allgather => run.allgather(&mut ctx)?,
+        Op::Broadcast { root } => run.broadcast(&mut ctx, *root)?,
+        Op::Alltoall => return run.alltoall(&mut ctx),
+        Op::Reducescatter { op, scale } => run.reduce_scatter(&mut ctx, *op, *scale)?,
+        Op::Barrier | Op::Join | Op::AddProcessSet { .. } | Op::RemoveProcessSet { .. } => {
+            collectives::barrier(&mut ctx)?;
+            execution.items.iter().map(|_| Vec::new()).collect()
+        }
+    };
+    Ok(execution
+        .items
+        .iter()
+        .zip(outputs)
+        .filter_map(|(item, outputs)| {
+            let result = OpResult {
+                outputs,
+                received_splits: None,
+                completion: completion_of(&execution.op),
+            };
+            Some((item.entry?, Ok(result)))
+        })
+        .collect())
+}
+
+type ItemOutputs = Vec<Option<(Buffer, Vec<u64>)>>;
+
+struct Run<'a> {
+    execution: &'a Execution,
+    entries: &'a [Option<Entry>],
+    pool: &'a Arc<BufferPool>,
+}
+
+impl Run<'_> {
+    fn items(&self) -> impl Iterator<Item = (&ExecItem, Option<&Entry>)> {
+        self.execution
+            .items
+            .iter()
+            .zip(self.entries.iter().map(Option::as_ref))
+    }
+
+    fn buffer(&self, bytes: usize) -> Result<Buffer, Failure> {
+        self.pool
+            .take(bytes)
+            .ok_or_else(|| Failure::Local(format!("cannot allocate {bytes} bytes for a result")))
+    }
+
+    fn allreduce(
+        &self,
+        ctx: &mut Ctx<'_>,
+        op: ReduceOp,
+        scale: Scale,
+    ) -> Result<Vec<ItemOutputs>, Failure> {
+        // Mixed groups run once per element type, in the order the types first appear.
+        let mut by_type: Vec<(DType, Vec<Segment>)> = Vec::new();
+        let mut stand_ins = Vec::new();
+        let mut outputs = Vec::new();
+        for (item, entry) in self.items() {
+            for (i, meta) in item.tensors.iter().enumerate() {
+                let elems = elems_of(meta)?;
+                let (input, output) = match entry.map(|e| &e.tensors[i]) {
+                    Some(t) => (t.input, output_of(t)?),
+                    None => {
+                        // Joined: the identity goes in, the result is thrown away.
+                        let bytes = elems * meta.dtype.size();
+                        let buffer = self.buffer(bytes)?;
+                        let p = buffer.as_mut_ptr();
+                        fill(meta.dtype, op, &buffer, elems);
+                        stand_ins.push(buffer);
+                        (p.cast_const(), p)
+                    }
+                };
+                let segment = Segment {
+                    input,
+                    output,
+                    elems,
+                };
+                match by_type.iter_mut().find(|(d, _)| *d == meta.dtype) {
+                    Some((_, segments)) => segments.push(segment),
+                    None => by_type.push((meta.dtype, vec![segment])),
+                }
+            }
+            outputs.push(item.tensors.iter().map(|_| None).collect());
+        }
+        for (dtype, segments) in by_type {
+            let reduction = self.reduction(dtype, op, scale);
+            // SAFETY: the submitter promised that its memory stays valid and untouched until completion, the lengths
+            // come from the tensors' own shapes, and allocated outputs are sized for what was agreed.
+            unsafe { collectives::allreduce(ctx, &reduction, &segments) }?;
+        }
+        Ok(outputs)
+    }
+
+    fn reduction(&self, dtype: DType, op: ReduceOp, scale: Scale) -> Reduction {
+        Reduction {
+            dtype,
+            op,
+            scale,
+            divisor: self.execution.contributors,
+        }
+    }
+
+    fn reduce_scatter(
+        &self,
+        ctx: &mut Ctx<'_>,
+        op: ReduceOp,
+        scale: Scale,
+    ) -> Result<Vec<ItemOutputs>, Failure> {
+        let (n, me) = (ctx.members.len(), ctx.me);
+        let mut by_type: Vec<(DType, Vec<ScatterItem>)> = Vec::new();
+        let mut outputs = Vec::new();
+        for (item, entry) in self.items() {
+            let entry = entry.ok_or_else(joined_cannot)?;
+            let mut mine = ItemOutputs::new();
+            for (meta, tensor) in item.tensors.iter().zip(&entry.tensors) {
+                let rows = usize_of(tensor.rows())?;
+                let row_bytes = row_bytes_of(tensor)?;
+                let share = rows / n + usize::from(me < rows % n);
+                let buffer = self.buffer(share * row_bytes)?;
+                let scatter = ScatterItem {
+                    input: tensor.input,
+                    rows,
+                    row_elems: row_bytes / meta.dtype.size(),
+                    output: buffer.as_mut_ptr(),
+                };
+                match by_type.iter_mut().find(|(d, _)| *d == meta.dtype) {
+                    Some((_, items)) => items.push(scatter),
+                    None => by_type.push((meta.dtype, vec![scatter])),
+                }
+                mine.push(Some((buffer, with_rows(&meta.shape, share as u64))));
+            }
+            outputs.push(mine);
+        }
+        for (dtype, items) in by_type {
+            let reduction = self.reduction(dtype, op, scale);
+            // SAFETY: as in `allreduce`.
+            unsafe { collectives::reduce_scatter(ctx, &reduction, &items) }?;
+        }
+        Ok(outputs)
+    }
+
+    fn allgather(&self, ctx: &mut Ctx<'_>) -> Result<Vec<ItemOutputs>, Failure> {
+        let mut gathers = Vec::new();
+        let mut outputs = Vec::new();
+        for (item, entry) in self.items() {
+            let entry = entry.ok_or_else(joined_cannot)?;
+            let mut mine = ItemOutputs::new();
+            for (i, tensor) in entry.tensors.iter().enumerate() {
+                let dims = item.first_dims.get(i).ok_or_else(|| {
+                    Failure::Local(format!(
+                        "{}: no sizes were agreed for tensor {i}",
+                        item.name
+                    ))
+                })?;
+                let row_bytes = row_bytes_of(tensor)?;
+                let mut bytes = Vec::with_capacity(dims.len());
+                let (mut rows, mut total) = (0u64, 0usize);
+                for &d in dims {
+                    let b = usize_of(d)?.checked_mul(row_bytes).ok_or_else(too_large)?;
+                    total = total.checked_add(b).ok_or_else(too_large)?;
+                    rows += d;
+                    bytes.push(b);
+                }
+                let buffer = self.buffer(total)?;
+                gathers.push(GatherItem {
+                    input: tensor.input,
+                    output: buffer.as_mut_ptr(),
+                    bytes,
+                });
+                mine.push(Some((buffer, with_rows(&tensor.meta.shape, rows))));
+            }
+            outputs.push(mine);
+        }
+        // SAFETY: as in `allreduce`.
+        unsafe { collectives::allgather(ctx, &gathers) }?;
+        Ok(outputs)
+    }
+
+    fn broadcast(&self, ctx: &mut Ctx<'_>, root: Rank) -> Result<Vec<ItemOutputs>, Failure> {
+        let root = ctx
+            .members
+            .iter()
+            .position(|r| *r == root)
+            .ok_or_else(|| Failure::Local(format!("{root} is not in the process set")))?;
+        let mut segments = Vec::new();
+        let mut outputs = Vec::new();
+        for (item, entry) in self.items() {
+            let entry = entry.ok_or_else(joined_cannot)?;
+            for tensor in &entry.tensors {
+                segments.push(ByteSegment {
+                    input: tensor.input,
+                    output: output_of(tensor)?,
+                    bytes: bytes_of(tensor)?,
+                });
+            }
+            outputs.push(item.tensors.iter().map(|_| None).collect());
+        }
+        // SAFETY: as in `allreduce`.
+        unsafe { collectives::broadcast(ctx, root, &segments) }?;
+        Ok(outputs)
+    }
+
+    fn alltoall(&self, ctx: &mut Ctx<'_>) -> Result<Results, Failure> {
+        let mut results = Results::new();
+        for (item, entry) in self.items() {
+            let entry = entry.ok_or_else(joined_cannot)?;
+            let id = item.entry.ok_or_else(joined_cannot)?;
+            let (Some(tensor), Some(splits)) = (entry.tensors.first(), &entry.splits) else {
+                return Err(Failure::Local(format!(
+                    "{}: no splits were kept",
+                    item.name
+                )));
+            };
+            let row_bytes = row_bytes_of(tensor)?;
+            // Rows without bytes still have to be counted: let each row stand for one byte.
+            let unit = row_bytes.max(1);
+            let mut send = Vec::with_capacity(splits.len());
+            for &rows in splits {
+                send.push(usize_of(rows)?.checked_mul(unit).ok_or_else(too_large)?);
+            }
+            let stand_in = if row_bytes == 0 {
+                Some(self.buffer(send.iter().sum())?)
+            } else {
+                None
+            };
+            let input = stand_in
+                .as_ref()
+                .map_or(tensor.input, |b| b.as_mut_ptr().cast_const());
+            if let Some(b) = &stand_in {
+                fill(DType::U8, ReduceOp::Sum, b, b.len());
+            }
+            let mut received = Vec::new();
+            let mut buffer = None;
+            let mut allocate = |bytes: &[usize]| {
+                received = bytes.iter().map(|b| (b / unit) as u64).collect();
+                let total: usize = bytes.iter().sum();
+                let b = self.pool.take(total).ok_or_else(|| {
+                    CollectiveError::Allocation(format!(
+                        "{total} bytes for the result of {}",
+                        item.name
+                    ))
+                })?;
+                let p = b.as_mut_ptr();
+                buffer = Some(b);
+                Ok(p)
+            };
+            // SAFETY: as in `allreduce`; the buffer lives until the results are taken.
+            unsafe { collectives::alltoall(ctx, input, &send, &mut allocate) }?;
+            let mut buffer =
+                buffer.ok_or_else(|| Failure::Local("alltoall gave no result".into()))?;
+            if row_bytes == 0 {
+                buffer = self.buffer(0)?;
+            }
+            let shape = with_rows(&tensor.meta.shape, received.iter().sum());
+            let result = OpResult {
+                outputs: vec![Some((buffer, shape))],
+                received_splits: Some(received),
+                completion: completion_of(&self.execution.op),
+            };
+            results.push((id, Ok(result)));
+        }
+        Ok(results)
+    }
+}
+
+/// Fill a buffer of ours with the neutral element of `op`; Adasum's is zero, like a sum's.
+fn fill(dtype: DType, op: ReduceOp, buffer: &Buffer, elems: usize) {
+    assert!(
+        elems * dtype.size() <= buffer.len(),
+        "the buffer was made for these elements"
+    );
+    let combine = match op {
+        ReduceOp::Average | ReduceOp::Sum | ReduceOp::Adasum => Combine::Sum,
+        ReduceOp::Min => Combine::Min,
+        ReduceOp::Max => Combine::Max,
+        ReduceOp::Product => Combine::Product,
+    };
+    // SAFETY: the buffer is writable, ours alone, and long enough as just checked.
+    unsafe { fill_identity(dtype, combine, buffer.as_mut_ptr(), elems) };
+}
+
+fn elems_of(meta: &TensorMeta) -> Result<usize, Failure> {
+    meta.elems()
+        .and_then(|n| usize::try_from(n).ok())
+        .ok_or_else(too_large)
+}
+
+fn bytes_of(t: &Tensor) -> Result<usize, Failure> {
+    t.bytes().ok_or_else(too_large)
+}
+
+fn row_bytes_of(t: &Tensor) -> Result<usize, Failure> {
+    t.row_bytes().ok_or_else(too_large)
+}
+
+fn usize_of(n: u64) -> Result<usize, Failure> {
+    usize::try_from(n).map_err(|_| too_large())
+}
+
+fn output_of(t: &Tensor) -> Result<*mut u8, Failure> {
+    t.output_ptr()
+        .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))
+}
+
+fn with_rows(shape: &[u64], rows: u64) -> Vec<u64> {
+    let mut shape = shape.to_vec();
+    if let Some(first) = shape.first_mut() {
+        *first = rows;
+    }
+    shape
+}
+
+fn too_large() -> Failure {
+    Failure::Local("a tensor is too large for this machine".into())
+}
+
+fn joined_cannot() -> Failure {
+    Failure::Local("a rank that has joined was asked for data it cannot stand in for".into())
+}

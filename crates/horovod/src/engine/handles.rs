@@ -1,0 +1,194 @@
+//! Completion of submissions: results and errors by handle, and the threads that wait for them.
+
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use horovod_protocol::Completion;
+
+use crate::buffer::Buffer;
+use crate::error::Error;
+
+/// Names one submission of this process; counts from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handle(pub u64);
+
+/// What a successful operation gives back.
+#[derive(Debug)]
+pub struct OpResult {
+    /// One per tensor: memory and shape where the engine allocated the output.
+    pub outputs: Vec<Option<(Buffer, Vec<u64>)>>,
+    /// Alltoall: rows received from each member.
+    pub received_splits: Option<Vec<u64>>,
+    /// What ended, for join and process-set changes.
+    pub completion: Completion,
+}
+
+impl OpResult {
+    pub(crate) fn plain(completion: Completion) -> Self {
+        Self {
+            outputs: Vec::new(),
+            received_splits: None,
+            completion,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Slot {
+    Pending,
+    Done(Result<OpResult, Error>),
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    last: u64,
+    slots: HashMap<u64, Slot>,
+    waiters: usize,
+}
+
+/// All handles of one engine.
+#[derive(Debug, Default)]
+pub(crate) struct Handles {
+    table: Mutex<Table>,
+    done: Condvar,
+}
+
+impl Handles {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new pending handle.
+    pub(crate) fn create(&self) -> Handle {
+        let mut t = self.lock();
+        t.last += 1;
+        let n = t.last;
+        t.slots.insert(n, Slot::Pending);
+        Handle(n)
+    }
+
+    /// Forget a handle whose submission was refused.
+    pub(crate) fn cancel(&self, handle: Handle) {
+        self.lock().slots.remove(&handle.0);
+    }
+
+    /// Store the results of operations that ended together and wake whoever waits.
+    pub(crate) fn complete(
+        &self,
+        results: impl IntoIterator<Item = (Handle, Result<OpResult, Error>)>,
+    ) {
+        let mut t = self.lock();
+        for (handle, result) in results {
+            if let Some(slot) = t.slots.get_mut(&handle.0) {
+                *slot = Slot::Done(result);
+            }
+        }
+        if t.waiters > 0 {
+            self.done.notify_all();
+        }
+    }
+
+    /// End everything that is still pending with this error.
+    pub(crate) fn fail_pending(&self, error: &Error) {
+        let mut t = self.lock();
+        for slot in t.slots.values_mut() {
+            if matches!(slot, Slot::Pending) {
+                *slot = Slot::Done(Err(error.clone()));
+            }
+        }
+        self.done.notify_all();
+    }
+
+    /// Whether the operation has ended; `None` for a handle that was never made or is cleared.
+    pub(crate) fn poll(&self, handle: Handle) -> Option<bool> {
+        self.lock()
+            .slots
+            .get(&handle.0)
+            .map(|s| matches!(s, Slot::Done(_)))
+    }
+
+    /// Wait at most `timeout` and clear the handle when it has ended.
+    pub(crate) fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
+        let deadline = Instant::now() + timeout;
+        let mut t = self.lock();
+        loop {
+            match t.slots.get(&handle.0) {
+                None => return Waited::Unknown,
+                Some(Slot::Done(_)) => {
+                    if let Some(Slot::Done(result)) = t.slots.remove(&handle.0) {
+                        return Waited::Ended(result);
+                    }
+                }
+                Some(Slot::Pending) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Waited::Pending;
+                    }
+                    t.waiters += 1;
+                    t = self
+                        .done
+                        .wait_timeout(t, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
+                    t.waiters -= 1;
+                }
+            }
+        }
+    }
+}
+
+/// Outcome of one bounded wait.
+#[derive(Debug)]
+pub enum Waited {
+    /// The handle was never made or is cleared.
+    Unknown,
+    /// The time is over, the operation is not.
+    Pending,
+    /// The operation has ended; the handle is cleared.
+    Ended(Result<OpResult, Error>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_is_pending_then_done_then_cleared() {
+        let h = Handles::default();
+        let a = h.create();
+        assert_eq!(a, Handle(1));
+        assert_eq!(h.poll(a), Some(false));
+        assert!(matches!(h.wait(a, Duration::ZERO), Waited::Pending));
+        h.complete([(a, Ok(OpResult::plain(Completion::Done)))]);
+        assert_eq!(h.poll(a), Some(true));
+        assert!(matches!(h.wait(a, Duration::ZERO), Waited::Ended(Ok(_))));
+        assert_eq!(h.poll(a), None);
+        assert!(matches!(h.wait(a, Duration::ZERO), Waited::Unknown));
+    }
+
+    #[test]
+    fn pending_handles_end_with_the_error_and_finished_ones_keep_their_result() {
+        let h = Handles::default();
+        let (a, b) = (h.create(), h.create());
+        h.complete([(a, Ok(OpResult::plain(Completion::Done)))]);
+        h.fail_pending(&Error::Internal("gone".into()));
+        assert!(matches!(h.wait(a, Duration::ZERO), Waited::Ended(Ok(_))));
+        assert!(matches!(
+            h.wait(b, Duration::ZERO),
+            Waited::Ended(Err(Error::Internal(_)))
+        ));
+    }
+
+    #[test]
+    fn a_waiting_thread_is_woken_by_the_completion() {
+        let h = std::sync::Arc::new(Handles::default());
+        let a = h.create();
+        let other = std::thread::spawn({
+            let h = h.clone();
+            move || matches!(h.wait(a, Duration::from_secs(60)), Waited::Ended(Ok(_)))
+        });
+        h.complete([(a, Ok(OpResult::plain(Completion::Done)))]);
+        assert!(other.join().unwrap());
+    }
+}

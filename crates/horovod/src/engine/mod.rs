@@ -1,0 +1,193 @@
+//! The engine of one generation: takes submissions from any thread, agrees with the peers, runs, completes.
+
+mod driver;
+mod execute;
+mod handles;
+mod submit;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use horovod_protocol::{
+    Completion, EntryId, Op, OpError, OpErrorKind, ProcessSetId, Rank, Time, Worker, WorkerConfig,
+};
+use horovod_transport::{Doorbell, Mesh, Topology};
+
+use crate::buffer::BufferPool;
+use crate::config::Config;
+use crate::error::Error;
+use crate::tensor::Tensor;
+
+pub use handles::{Handle, OpResult, Waited};
+pub use submit::Submission;
+
+/// How long `shutdown` waits for the other ranks to hear of it before it closes the links.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+
+/// A running engine. Shared by all frameworks of the process.
+pub struct Engine {
+    shared: Arc<Shared>,
+    topology: Topology,
+    config: Config,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the callers' threads and the engine's thread both touch.
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    handles: handles::Handles,
+    doorbell: Doorbell,
+    pool: Arc<BufferPool>,
+    started: Instant,
+    /// Set by the engine thread when it has left its loop.
+    ended: AtomicBool,
+}
+
+/// The negotiation state machine and the tensors that wait for it.
+pub(crate) struct State {
+    worker: Worker,
+    entries: HashMap<EntryId, Entry>,
+    unnamed: HashMap<(ProcessSetId, String), u64>,
+    shutdown_requested: bool,
+}
+
+/// One pending submission.
+pub(crate) struct Entry {
+    tensors: Vec<Tensor>,
+    /// Alltoall: rows for each member.
+    splits: Option<Vec<u64>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// The one map from negotiation errors to the public error.
+pub(crate) fn public_error(e: &OpError) -> Error {
+    match e.kind {
+        OpErrorKind::InvalidArgument => Error::Invalid(e.message.clone()),
+        _ => Error::Internal(e.message.clone()),
+    }
+}
+
+impl Engine {
+    /// Start the engine on a mesh that stands.
+    pub fn start(config: Config, mesh: Mesh) -> Result<Self, Error> {
+        let topology = mesh.topology.clone();
+        let worker = Worker::new(WorkerConfig {
+            rank: topology.rank,
+            size: topology.size,
+            generation: topology.generation,
+        });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                worker,
+                entries: HashMap::new(),
+                unnamed: HashMap::new(),
+                shutdown_requested: false,
+            }),
+            handles: handles::Handles::default(),
+            doorbell: mesh.waiter.doorbell(),
+            pool: Arc::new(BufferPool::default()),
+            started: Instant::now(),
+            ended: AtomicBool::new(false),
+        });
+        let driver = driver::Driver::new(&config, mesh, shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("horovod-engine".into())
+            .spawn(move || driver.run())
+            .map_err(|e| Error::Init(format!("cannot start the engine thread: {e}")))?;
+        Ok(Self {
+            shared,
+            topology,
+            config,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Settings this engine was started with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Who is where.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Whether the operation of this handle has ended; `None` for an unknown or cleared handle.
+    pub fn poll(&self, handle: Handle) -> Option<bool> {
+        self.shared.handles.poll(handle)
+    }
+
+    /// Wait at most `timeout`; clears the handle when the operation has ended.
+    pub fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
+        self.shared.handles.wait(handle, timeout)
+    }
+
+    /// Members of a set in ascending order; `None` when it is not registered.
+    pub fn members(&self, set: ProcessSetId) -> Option<Vec<Rank>> {
+        self.shared.lock().worker.members(set).map(<[Rank]>::to_vec)
+    }
+
+    /// Ids of all registered sets, ascending.
+    pub fn process_set_ids(&self) -> Vec<ProcessSetId> {
+        self.shared
+            .lock()
+            .worker
+            .process_sets()
+            .map(|(id, _)| id)
+            .collect()
+    }
+
+    /// Ask all ranks to stop, wait until they have heard, end the thread, close the links.
+    /// Operations that are still pending end with the shutdown error. May be called more than once.
+    pub fn shutdown(&self) {
+        {
+            let mut state = self.shared.lock();
+            if !state.shutdown_requested {
+                state.shutdown_requested = true;
+                let now = self.shared.now();
+                state.worker.shutdown(now);
+            }
+        }
+        self.shared.doorbell.ring();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the engine thread ended by a panic");
+        }
+    }
+
+    /// Whether the engine's thread has left its loop.
+    pub fn has_ended(&self) -> bool {
+        self.shared.ended.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+/// Result of an operation that carries no tensors.
+pub(crate) fn completion_of(op: &Op) -> Completion {
+    debug_assert!(!matches!(op, Op::Join), "join completes through the worker");
+    Completion::Done
+}

@@ -1,0 +1,316 @@
+//! From a caller's arguments to a pending entry: names, local checks, hand-over to the engine.
+
+use horovod_protocol::{
+    Completion, DType, Device, EntryId, Op, ProcessSetId, Rank, ReduceOp, Request, Scale,
+};
+
+use super::{Engine, Entry, Handle, Waited, public_error};
+use crate::error::Error;
+use crate::tensor::{Output, Tensor};
+
+/// Longest single wait of the blocking calls between two looks at whether the caller wants to stop.
+const WAIT_SLICE: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// One operation as the caller describes it; a group has several tensors.
+pub struct Submission<'a> {
+    /// Kind of call, first part of the key: `allreduce`, `grouped_allreduce`, …
+    pub prefix: &'a str,
+    /// Name given by the caller; `None` or empty: numbered per process set and prefix.
+    pub name: Option<&'a str>,
+    /// Operation and arguments.
+    pub op: Op,
+    /// The set whose members take part.
+    pub set: ProcessSetId,
+    /// What it works on.
+    pub tensors: Vec<Tensor>,
+    /// Alltoall: rows for each member; `None`: even.
+    pub splits: Option<Vec<i64>>,
+}
+
+impl Engine {
+    /// Queue one operation. On an error nothing is queued and no name is used up.
+    ///
+    /// The memory of the tensors must stay valid, and must not be written (input) or touched (output)
+    /// by others, until the operation has ended.
+    pub fn submit(&self, submission: Submission<'_>) -> Result<Handle, Error> {
+        let Submission {
+            prefix,
+            name,
+            op,
+            set,
+            tensors,
+            splits,
+        } = submission;
+        check_arithmetic(&op, &tensors)?;
+        for t in &tensors {
+            if t.bytes().is_none() || t.row_bytes().is_none() {
+                return Err(Error::Invalid(format!(
+                    "shape {:?} is too large for this machine",
+                    t.meta.shape
+                )));
+            }
+        }
+        let named = name.filter(|n| !n.is_empty());
+        let mut state = self.shared.lock();
+        let splits = match op {
+            Op::Alltoall => {
+                let members = state.worker.members(set).map_or(1, <[Rank]>::len);
+                tensors
+                    .first()
+                    .map(|t| row_splits(t, splits.as_deref(), members))
+                    .transpose()?
+            }
+            _ => None,
+        };
+        let (key, counter) = match named {
+            Some(n) => (format!("{prefix}.{n}"), None),
+            None => {
+                let slot = (set, prefix.to_owned());
+                let n = state.unnamed.get(&slot).copied().unwrap_or(0) + 1;
+                (format!("{prefix}.noname.{n}"), Some((slot, n)))
+            }
+        };
+        let request = Request {
+            set,
+            name: key,
+            op,
+            device: Device::Cpu,
+            tensors: tensors.iter().map(|t| t.meta.clone()).collect(),
+        };
+        let handle = self.shared.handles.create();
+        let id = EntryId(handle.0);
+        let now = self.shared.now();
+        if let Err(e) = state.worker.submit(now, id, request) {
+            drop(state);
+            self.shared.handles.cancel(handle);
+            return Err(public_error(&e));
+        }
+        if let Some((slot, n)) = counter {
+            state.unnamed.insert(slot, n);
+        }
+        state.entries.insert(id, Entry { tensors, splits });
+        drop(state);
+        self.shared.doorbell.ring();
+        Ok(handle)
+    }
+
+    /// Wait for all members of the set. `interrupted` is asked a few times a second; its error ends the wait.
+    pub fn barrier<E: From<Error>>(
+        &self,
+        set: ProcessSetId,
+        interrupted: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.run_without_data("barrier", Op::Barrier, set, interrupted)
+            .map(drop)
+    }
+
+    /// Say that this rank has no more data and wait for all others; returns the rank that joined last.
+    pub fn join<E: From<Error>>(
+        &self,
+        interrupted: impl FnMut() -> Result<(), E>,
+    ) -> Result<Rank, E> {
+        match self.run_without_data("join", Op::Join, ProcessSetId::GLOBAL, interrupted)? {
+            Completion::Joined { last } => Ok(last),
+            other => Err(Error::Internal(format!("join ended with {other:?}")).into()),
+        }
+    }
+
+    /// Register a set of ranks; every rank of the job must make the same call.
+    pub fn add_process_set<E: From<Error>>(
+        &self,
+        ranks: &[u32],
+        interrupted: impl FnMut() -> Result<(), E>,
+    ) -> Result<ProcessSetId, E> {
+        let mut ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
+        ranks.sort_unstable();
+        let op = Op::AddProcessSet { ranks };
+        match self.run_without_data("process_set.add", op, ProcessSetId::GLOBAL, interrupted)? {
+            Completion::SetAdded(id) => Ok(id),
+            other => Err(Error::Internal(format!("adding a set ended with {other:?}")).into()),
+        }
+    }
+
+    /// Remove a set; every rank of the job must make the same call. `false`: there was none to remove.
+    pub fn remove_process_set<E: From<Error>>(
+        &self,
+        set: ProcessSetId,
+        interrupted: impl FnMut() -> Result<(), E>,
+    ) -> Result<bool, E> {
+        if set == ProcessSetId::GLOBAL || self.members(set).is_none() {
+            return Ok(false);
+        }
+        let op = Op::RemoveProcessSet { set };
+        match self.run_without_data("process_set.remove", op, ProcessSetId::GLOBAL, interrupted)? {
+            Completion::SetRemoved(removed) => Ok(removed),
+            other => Err(Error::Internal(format!("removing a set ended with {other:?}")).into()),
+        }
+    }
+
+    fn run_without_data<E: From<Error>>(
+        &self,
+        prefix: &str,
+        op: Op,
+        set: ProcessSetId,
+        mut interrupted: impl FnMut() -> Result<(), E>,
+    ) -> Result<Completion, E> {
+        let name = Some("noname");
+        let handle = self.submit(Submission {
+            prefix,
+            name,
+            op,
+            set,
+            tensors: Vec::new(),
+            splits: None,
+        })?;
+        loop {
+            match self.wait(handle, WAIT_SLICE) {
+                Waited::Ended(result) => return Ok(result?.completion),
+                Waited::Unknown => {
+                    return Err(Error::Internal(format!("handle {} vanished", handle.0)).into());
+                }
+                Waited::Pending => interrupted()?,
+            }
+        }
+    }
+}
+
+/// Combinations of element type, operation and factors that have no meaning.
+fn check_arithmetic(op: &Op, tensors: &[Tensor]) -> Result<(), Error> {
+    let (op, scale) = match op {
+        Op::Allreduce { op, scale } | Op::Reducescatter { op, scale } => (*op, *scale),
+        _ => return Ok(()),
+    };
+    if !scale.pre.is_finite() || !scale.post.is_finite() {
+        return Err(Error::Invalid(format!(
+            "prescale_factor={} and postscale_factor={} must be finite numbers",
+            scale.pre, scale.post
+        )));
+    }
+    for dtype in tensors.iter().map(|t| t.meta.dtype) {
+        if dtype == DType::Bool && (op == ReduceOp::Average || scale != Scale::NONE) {
+            return Err(Error::Invalid(
+                "bool tensors cannot be averaged or scaled; use op=Sum (or), Product (and), Min or Max"
+                    .into(),
+            ));
+        }
+        if op == ReduceOp::Adasum && !dtype.is_float() {
+            return Err(Error::Invalid(format!(
+                "Adasum works on floating-point tensors, not on {}",
+                dtype.name()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Check alltoall splits and fill in the even ones.
+fn row_splits(tensor: &Tensor, splits: Option<&[i64]>, members: usize) -> Result<Vec<u64>, Error> {
+    let rows = tensor.rows();
+    if tensor.meta.shape.is_empty() {
+        // The coordinator has the text for a 0-d tensor; every rank gets it.
+        return Ok(vec![0; members]);
+    }
+    let Some(splits) = splits else {
+        let n = members as u64;
+        if rows % n != 0 {
+            return Err(Error::Invalid(
+                "splits not provided, but first dimension of tensor is not an even multiple of the number of workers."
+                    .into(),
+            ));
+        }
+        return Ok(vec![rows / n; members]);
+    };
+    if splits.len() != members {
+        return Err(Error::Invalid(format!(
+            "Number of entries in splits does not equal number of workers. Got {}, expected {members}.",
+            splits.len()
+        )));
+    }
+    let mut total = 0u64;
+    let mut checked = Vec::with_capacity(members);
+    for &s in splits {
+        let s = u64::try_from(s)
+            .map_err(|_| Error::Invalid(format!("splits entries must not be negative, got {s}")))?;
+        total = total.saturating_add(s);
+        checked.push(s);
+    }
+    if total > rows {
+        return Err(Error::Invalid(format!(
+            "Sum of splits entries is greater than the first dimension of tensor. Got {total}, the tensor has {rows} rows."
+        )));
+    }
+    Ok(checked)
+}
+
+/// Where the results of a tensor go must fit the kind of operation.
+pub(crate) fn needs_output(op: &Op) -> bool {
+    matches!(op, Op::Allreduce { .. } | Op::Broadcast { .. })
+}
+
+impl Tensor {
+    pub(crate) fn output_ptr(&self) -> Option<*mut u8> {
+        match self.output {
+            Output::At(p) => Some(p),
+            Output::Allocate => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use horovod_protocol::TensorMeta;
+
+    use super::*;
+
+    fn tensor(dtype: DType, shape: &[u64]) -> Tensor {
+        Tensor {
+            meta: TensorMeta {
+                dtype,
+                shape: shape.to_vec(),
+            },
+            input: std::ptr::null(),
+            output: Output::Allocate,
+            ready: None,
+            owner: None,
+        }
+    }
+
+    #[test]
+    fn splits_are_even_unless_given_and_checked_when_given() {
+        let t = tensor(DType::F32, &[6, 2]);
+        assert_eq!(row_splits(&t, None, 3).unwrap(), [2, 2, 2]);
+        assert_eq!(row_splits(&t, Some(&[1, 0, 4]), 3).unwrap(), [1, 0, 4]);
+        for (splits, members, text) in [
+            (None, 4, "not an even multiple"),
+            (Some(&[1i64, 2][..]), 3, "Number of entries in splits"),
+            (Some(&[3, 4]), 2, "Sum of splits entries is greater"),
+            (Some(&[-1, 4]), 2, "negative"),
+        ] {
+            let e = row_splits(&t, splits, members).unwrap_err().to_string();
+            assert!(e.contains(text), "{e}");
+        }
+    }
+
+    #[test]
+    fn meaningless_arithmetic_is_refused() {
+        let average = Op::Allreduce {
+            op: ReduceOp::Average,
+            scale: Scale::NONE,
+        };
+        assert!(check_arithmetic(&average, &[tensor(DType::Bool, &[2])]).is_err());
+        assert!(check_arithmetic(&average, &[tensor(DType::I16, &[2])]).is_ok());
+        let adasum = Op::Allreduce {
+            op: ReduceOp::Adasum,
+            scale: Scale::NONE,
+        };
+        assert!(check_arithmetic(&adasum, &[tensor(DType::I32, &[2])]).is_err());
+        let scaled = Op::Allreduce {
+            op: ReduceOp::Sum,
+            scale: Scale {
+                pre: f64::NAN,
+                post: 1.0,
+            },
+        };
+        assert!(check_arithmetic(&scaled, &[tensor(DType::F32, &[2])]).is_err());
+    }
+}

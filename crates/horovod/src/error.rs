@@ -1,0 +1,19 @@
+//! The public error of the runtime.
+
+/// What an operation or init can end with; the bindings map each variant to one Python exception.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A call that needs `init` came before it, or after `shutdown`.
+    #[error("Horovod has not been initialized; use hvd.init().")]
+    NotInitialized,
+    /// Init could not bring the job up.
+    #[error("{0}")]
+    Init(String),
+    /// The caller's arguments are wrong; nothing was sent.
+    #[error("{0}")]
+    Invalid(String),
+    /// The collective failed on all its members: ranks disagree, a peer was lost, the job was shut down.
+    #[error("{0}")]
+    Internal(String),
+}

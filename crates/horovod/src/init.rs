@@ -1,0 +1,138 @@
+//! The one runtime of a process: init, re-init, shutdown; inert in forked children.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use horovod_transport::Mesh;
+
+use crate::config::{self, Config, ProcessEnvironment};
+use crate::engine::Engine;
+use crate::error::Error;
+
+/// State of one process. A forked child never touches its parent's (whose lock may be held by a thread
+/// that does not exist in the child) but gets its own, empty one behind it.
+#[derive(Default)]
+struct Runtime {
+    pid: u32,
+    engine: Mutex<Option<Arc<Engine>>>,
+    child: OnceLock<Box<Runtime>>,
+}
+
+impl Runtime {
+    fn new() -> Self {
+        Self {
+            pid: std::process::id(),
+            ..Self::default()
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Engine>>> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+
+fn runtime() -> &'static Runtime {
+    let pid = std::process::id();
+    let mut r = RUNTIME.get_or_init(Runtime::new);
+    while r.pid != pid {
+        r = r.child.get_or_init(|| Box::new(Runtime::new()));
+    }
+    r
+}
+
+/// Start the runtime with the settings of the environment; does nothing when it runs already.
+/// Every rank of the job must call it; bounded by `HOROVOD_GLOO_TIMEOUT_SECONDS`.
+pub fn init() -> Result<(), Error> {
+    if is_initialized() {
+        return Ok(());
+    }
+    for name in config::unknown_settings(&ProcessEnvironment) {
+        tracing::warn!("{name} is set, but there is no setting of that name");
+    }
+    init_with(Config::from_environment(&ProcessEnvironment)?)
+}
+
+/// As [`init`], with settings made by the caller.
+pub fn init_with(config: Config) -> Result<(), Error> {
+    let mut slot = runtime().lock();
+    if slot.is_some() {
+        return Ok(());
+    }
+    let mesh = connect(&config)?;
+    *slot = Some(Arc::new(Engine::start(config, mesh)?));
+    Ok(())
+}
+
+fn connect(config: &Config) -> Result<Mesh, Error> {
+    if config.rendezvous.is_empty() {
+        return Mesh::solo().map_err(|e| Error::Init(e.to_string()));
+    }
+    Err(Error::Init("TEMP".into()))
+}
+
+/// Whether init has succeeded and this process has not shut down since. Stays true after another rank
+/// has ended the job. False in a forked child.
+pub fn is_initialized() -> bool {
+    runtime().lock().is_some()
+}
+
+/// The running engine.
+pub fn engine() -> Result<Arc<Engine>, Error> {
+    runtime().lock().clone().ok_or(Error::NotInitialized)
+}
+
+/// The running engine, if that can be told without waiting; for log lines, which are also written during init.
+pub fn try_engine() -> Option<Arc<Engine>> {
+    runtime()
+        .engine
+        .try_lock()
+        .ok()
+        .and_then(|slot| slot.clone())
+}
+
+/// What carries the bytes on this machine: name and mechanism.
+pub fn transports() -> Vec<(&'static str, &'static str)> {
+    vec![
+        (
+            "shm",
+            if cfg!(target_os = "linux") {
+                "memfd, eventfd"
+            } else {
+                "unlinked file, pipe"
+            },
+        ),
+        (
+            "tcp",
+            "authenticated by Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s",
+        ),
+    ]
+}
+
+/// Stop the runtime of this process, and with it the job: operations that other ranks still wait for end
+/// with an error that names this rank. Init may be called again afterwards.
+pub fn shutdown() {
+    let engine = runtime().lock().take();
+    if let Some(engine) = engine {
+        engine.shutdown();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn init_shutdown_and_init_again_in_one_process() {
+        assert!(matches!(engine().map(|_| ()), Err(Error::NotInitialized)));
+        for _ in 0..2 {
+            init_with(Config::solo()).unwrap();
+            init_with(Config::solo()).unwrap();
+            assert!(is_initialized());
+            assert_eq!(engine().unwrap().topology().size, 1);
+            shutdown();
+            assert!(!is_initialized());
+            shutdown();
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Several engines in one process, over real links: what the callers of the runtime see.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use horovod::config::Config;
+use horovod::{
+    DType, Engine, Error, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReduceOp, Scale,
+    Submission, Tensor, TensorMeta, Waited,
+};
+use horovod_transport::testing;
+
+/// Hard bound of every wait; reached only when something hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Run `body` on every rank of a job of `n` ranks, each on a thread of its own.
+fn on_ranks<T: Send + 'static>(
+    n: usize,
+    body: impl Fn(&Engine, usize) -> T + Send + Clone + 'static,
+) -> Vec<T> {
+    let meshes = testing::cluster(n);
+    let (done, results) = mpsc::channel();
+    for (rank, mesh) in meshes.into_iter().enumerate() {
+        let (body, done) = (body.clone(), done.clone());
+        std::thread::spawn(move || {
+            let engine = Engine::start(Config::solo(), mesh).unwrap();
+            let result =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&engine, rank)));
+            // The barrier keeps a fast rank from ending the job under a slow one; it fails after a lost rank.
+            let _ = engine.barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()));
+            engine.shutdown();
+            done.send((rank, result)).unwrap();
+        });
+    }
+    let mut all: Vec<Option<T>> = (0..n).map(|_| None).collect();
+    for _ in 0..n {
+        let (rank, result) = results.recv_timeout(LIMIT).expect("a rank hangs");
+        all[rank] = Some(result.unwrap_or_else(|_| panic!("rank {rank} panicked")));
+    }
+    all.into_iter().flatten().collect()
+}
+
+fn tensor(dtype: DType, shape: &[u64], input: *const u8, output: Output) -> Tensor {
+    Tensor {
+        meta: TensorMeta {
+            dtype,
+            shape: shape.to_vec(),
+        },
+        input,
+        output,
+        ready: None,
+        owner: None,
+    }
+}
+
+fn in_place(data: &mut [f32]) -> Tensor {
+    let p = data.as_mut_ptr().cast::<u8>();
+    tensor(DType::F32, &[data.len() as u64], p, Output::At(p))
+}
+
+fn submit(engine: &Engine, name: &str, op: Op, tensors: Vec<Tensor>) -> Result<Handle, Error> {
+    engine.submit(Submission {
+        prefix: "test",
+        name: Some(name),
+        op,
+        set: ProcessSetId::GLOBAL,
+        tensors,
+        splits: None,
+    })
+}
+
+fn finish(engine: &Engine, handle: Handle) -> Result<OpResult, Error> {
+    match engine.wait(handle, LIMIT) {
+        Waited::Ended(result) => result,
+        other => panic!("{other:?}"),
+    }
+}
+
+const SUM: Op = Op::Allreduce {
+    op: ReduceOp::Sum,
+    scale: Scale::NONE,
+};
+const AVERAGE: Op = Op::Allreduce {
+    op: ReduceOp::Average,
+    scale: Scale::NONE,
+};
+
+#[test]
+fn sums_and_averages_over_one_to_five_ranks() {
+    for n in [1, 2, 3, 5] {
+        let results = on_ranks(n, |engine, rank| {
+            let mut sum = vec![rank as f32 + 1.0; 1000];
+            let mut mean = sum.clone();
+            let a = submit(engine, "a", SUM, vec![in_place(&mut sum)]).unwrap();
+            let b = submit(engine, "b", AVERAGE, vec![in_place(&mut mean)]).unwrap();
+            finish(engine, a).unwrap();
+            finish(engine, b).unwrap();
+            (sum[999], mean[0])
+        });
+        let total: f32 = (1..=n).map(|r| r as f32).sum();
+        assert_eq!(results, vec![(total, total / n as f32); n]);
+    }
+}
+
+#[test]
+fn the_same_names_repeat_for_many_steps() {
+    let results = on_ranks(3, |engine, rank| {
+        let mut last = 0.0;
+        for step in 0..50 {
+            let mut tensors: Vec<Vec<f32>> = (0..20)
+                .map(|i| vec![(rank + i + step) as f32; i * 7 + 1])
+                .collect();
+            let handles: Vec<_> = tensors
+                .iter_mut()
+                .enumerate()
+                .map(|(i, t)| submit(engine, &format!("g{i}"), SUM, vec![in_place(t)]).unwrap())
+                .collect();
+            for h in handles {
+                finish(engine, h).unwrap();
+            }
+            last = tensors[19][0];
+        }
+        last
+    });
+    assert_eq!(results, vec![(3 + 3 * (19 + 49)) as f32; 3]);
+}
+
+#[test]
+fn gathers_uneven_rows_into_memory_of_the_engine() {
+    let results = on_ranks(3, |engine, rank| {
+        let rows = rank as u64; // rank 0 has none
+        let data: Vec<i32> = vec![rank as i32; rank * 2];
+        let t = tensor(
+            DType::I32,
+            &[rows, 2],
+            data.as_ptr().cast(),
+            Output::Allocate,
+        );
+        let h = submit(engine, "g", Op::Allgather, vec![t]).unwrap();
+        let mut result = finish(engine, h).unwrap();
+        let (buffer, shape) = result.outputs.remove(0).unwrap();
+        let p = buffer.as_mut_ptr().cast::<i32>();
+        // SAFETY: the operation has ended; the buffer holds shape[0] * shape[1] ints.
+        let values = unsafe { std::slice::from_raw_parts(p, buffer.len() / 4) }.to_vec();
+        (shape, values)
+    });
+    for r in results {
+        assert_eq!(r, (vec![3, 2], vec![1, 1, 2, 2, 2, 2]));
+    }
+}
+
+#[test]
+fn a_mismatch_is_an_error_on_every_rank_and_the_job_goes_on() {
+    let results = on_ranks(3, |engine, rank| {
+        let mut data = vec![1.0f32; if rank == 2 { 4 } else { 5 }];
+        let h = submit(engine, "m", SUM, vec![in_place(&mut data)]).unwrap();
+        let error = finish(engine, h).unwrap_err();
+        let mut after = vec![1.0f32; 3];
+        let h = submit(engine, "m", SUM, vec![in_place(&mut after)]).unwrap();
+        finish(engine, h).unwrap();
+        (error, after[0])
+    });
+    for (error, after) in results {
+        assert!(
+            matches!(&error, Error::Internal(t) if t.contains("Mismatched ALLREDUCE tensor shapes")),
+            "{error}"
+        );
+        assert_eq!(after, 3.0);
+    }
+}
+
+#[test]
+fn a_duplicate_name_is_refused_and_leaves_nothing_behind() {
+    on_ranks(2, |engine, rank| {
+        let (mut a, mut b) = (vec![1.0f32; 8], vec![1.0f32; 8]);
+        if rank == 0 {
+            let h = submit(engine, "d", SUM, vec![in_place(&mut a)]).unwrap();
+            let error = submit(engine, "d", SUM, vec![in_place(&mut b)]).unwrap_err();
+            assert!(
+                matches!(&error, Error::Invalid(t) if t.contains("same name")),
+                "{error}"
+            );
+            engine
+                .barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()))
+                .unwrap();
+            finish(engine, h).unwrap();
+        } else {
+            engine
+                .barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()))
+                .unwrap();
+            let h = submit(engine, "d", SUM, vec![in_place(&mut a)]).unwrap();
+            finish(engine, h).unwrap();
+        }
+        assert_eq!(a[7], 2.0);
+    });
+}
+
+#[test]
+fn joined_ranks_contribute_the_identity_and_the_mean_is_over_the_others() {
+    let results = on_ranks(3, |engine, rank| {
+        let mut out = Vec::new();
+        if rank != 1 {
+            let mut mean = vec![rank as f32; 5];
+            let mut min = vec![rank as f32 + 7.0; 5];
+            let op = Op::Allreduce {
+                op: ReduceOp::Min,
+                scale: Scale::NONE,
+            };
+            let a = submit(engine, "mean", AVERAGE, vec![in_place(&mut mean)]).unwrap();
+            let b = submit(engine, "min", op, vec![in_place(&mut min)]).unwrap();
+            // The others do not wait for rank 1: it never submits these.
+            finish(engine, a).unwrap();
+            finish(engine, b).unwrap();
+            out = vec![mean[4], min[4]];
+        }
+        engine.join::<Error>(|| Ok(())).unwrap();
+        out
+    });
+    assert_eq!(results, [vec![1.0, 7.0], vec![], vec![1.0, 7.0]]);
+}
+
+#[test]
+fn process_sets_overlap_and_run_in_any_order() {
+    let results = on_ranks(3, |engine, rank| {
+        let set = engine.add_process_set::<Error>(&[2, 1], || Ok(())).unwrap();
+        assert_eq!(engine.members(set), Some(vec![Rank(1), Rank(2)]));
+        let mut all = vec![1.0f32; 3];
+        let mut some = vec![10.0f32; 3];
+        let in_set = |engine: &Engine, some: &mut [f32]| {
+            engine.submit(Submission {
+                prefix: "test",
+                name: Some("s"),
+                op: SUM,
+                set,
+                tensors: vec![in_place(some)],
+                splits: None,
+            })
+        };
+        let mut handles = Vec::new();
+        if rank == 1 {
+            handles.push(in_set(engine, &mut some).unwrap());
+        }
+        handles.push(submit(engine, "s", SUM, vec![in_place(&mut all)]).unwrap());
+        if rank == 2 {
+            handles.push(in_set(engine, &mut some).unwrap());
+        }
+        if rank == 0 {
+            let e = in_set(engine, &mut some).unwrap_err();
+            assert!(
+                matches!(&e, Error::Invalid(t) if t.contains("not a member")),
+                "{e}"
+            );
+        }
+        for h in handles {
+            finish(engine, h).unwrap();
+        }
+        assert!(engine.remove_process_set::<Error>(set, || Ok(())).unwrap());
+        assert!(!engine.remove_process_set::<Error>(set, || Ok(())).unwrap());
+        (all[0], some[0])
+    });
+    assert_eq!(results, [(3.0, 10.0), (3.0, 20.0), (3.0, 20.0)]);
+}
+
+#[test]
+fn a_rank_that_shuts_down_ends_what_the_others_wait_for_and_is_named() {
+    let results = on_ranks(3, |engine, rank| {
+        if rank == 1 {
+            engine.shutdown();
+            return None;
+        }
+        let mut data = vec![1.0f32; 3];
+        match submit(engine, "x", SUM, vec![in_place(&mut data)]) {
+            Ok(h) => finish(engine, h).err(),
+            Err(e) => Some(e),
+        }
+    });
+    for r in [0, 2] {
+        let text = results[r].as_ref().unwrap().to_string();
+        assert!(
+            text.starts_with("Horovod has been shut down") && text.contains("rank 1"),
+            "{text}"
+        );
+    }
+}
