@@ -105,7 +105,13 @@ pub const SET_REMOVED_TEXT: &str = "Process set has been removed";
 pub const CACHE_EVICTION_TEXT: &str =
     "A response has been evicted from cache which may indicate reduced performance.";
 
-fn clip(mut text: String) -> String {
+/// Who wanted the shutdown, as it follows [`SHUTDOWN_TEXT`].
+pub(crate) fn asked_by(rank: Rank) -> String {
+    format!("It was requested by {rank}.")
+}
+
+/// Cuts text to [`TEXT_BYTES_MAX`].
+pub(crate) fn clip(mut text: String) -> String {
     if text.len() > TEXT_BYTES_MAX {
         let mut end = TEXT_BYTES_MAX;
         while !text.is_char_boundary(end) {

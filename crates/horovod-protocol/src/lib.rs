@@ -11,16 +11,28 @@
 //! rank other than ending this generation.
 #![forbid(unsafe_code)]
 
+mod action;
+mod agreement;
+mod cache;
 mod content;
 mod coordinator;
 mod error;
+mod fusion;
+mod groups;
+mod join;
 mod limits;
+mod local;
+mod lookup;
 mod message;
+mod outbox;
+mod process_sets;
+mod rank_set;
 mod stall;
 mod types;
 pub mod wire;
 mod worker;
 
+pub use action::{Completion, ExecItem, Execution, WorkerAction};
 pub use content::Content;
 pub use coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, StallConfig};
 pub use error::{
@@ -32,4 +44,4 @@ pub use message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinat
 pub use stall::{StallReport, StalledRequest};
 pub use types::*;
 pub use wire::DecodeError;
-pub use worker::{Completion, ExecItem, Execution, Worker, WorkerAction, WorkerConfig};
+pub use worker::{Worker, WorkerConfig};

@@ -1,6 +1,9 @@
 //! Who is late: requests that some members asked for and others have not, as data and as text.
 
-use crate::types::{ProcessSetId, Rank};
+use crate::coordinator::StallConfig;
+use crate::join::Joins;
+use crate::rank_set::RankSet;
+use crate::types::{ProcessSetId, Rank, Time};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -36,7 +39,122 @@ pub struct StalledRequest {
     pub waited_ns: u64,
 }
 
+/// Decides when to look and what to report.
+#[derive(Debug)]
+pub(crate) struct StallClock {
+    config: Option<StallConfig>,
+    next_check: Option<Time>,
+}
+
+/// A pending request, as far as inspection cares.
+pub(crate) struct Waiting<'a> {
+    pub(crate) set: ProcessSetId,
+    pub(crate) name: &'a Arc<str>,
+    pub(crate) members: &'a [Rank],
+    pub(crate) arrived: &'a RankSet,
+    pub(crate) joins: &'a Joins,
+    pub(crate) since: Time,
+    /// When it is due for a report; moved on when it is reported.
+    pub(crate) report_at: &'a mut Time,
+}
+
+impl StallClock {
+    pub(crate) fn new(config: Option<StallConfig>) -> Self {
+        let config = config.map(|c| StallConfig {
+            warning_ns: c.warning_ns.max(1),
+            shutdown_ns: c.shutdown_ns.filter(|limit| *limit >= c.warning_ns),
+        });
+        Self {
+            config,
+            next_check: None,
+        }
+    }
+
+    /// A request starts to wait; returns when it is due for a report. No timer per request: the
+    /// one check finds when the next is needed.
+    pub(crate) fn started(&mut self, now: Time) -> Time {
+        let Some(config) = self.config else {
+            return Time(u64::MAX);
+        };
+        let due = after(now, config.warning_ns);
+        self.next_check.get_or_insert(due);
+        due
+    }
+
+    pub(crate) fn next_check(&self) -> Option<Time> {
+        self.next_check
+    }
+
+    pub(crate) fn due(&self, now: Time) -> bool {
+        self.next_check.is_some_and(|at| now >= at)
+    }
+
+    /// Looks at everything that waits; a report if something is due.
+    pub(crate) fn inspect<'a>(
+        &mut self,
+        now: Time,
+        waiting: impl Iterator<Item = Waiting<'a>>,
+    ) -> Option<StallReport> {
+        let StallConfig {
+            warning_ns,
+            shutdown_ns,
+        } = self.config?;
+        let mut report = StallReport {
+            warning_ns,
+            shutdown_ns,
+            shutdown: false,
+            stalled: Vec::new(),
+        };
+        let mut next: Option<Time> = None;
+        for request in waiting {
+            let waited_ns = now.0.saturating_sub(request.since.0);
+            let past_shutdown = shutdown_ns.is_some_and(|limit| waited_ns >= limit);
+            report.shutdown |= past_shutdown;
+            if now >= *request.report_at || past_shutdown {
+                *request.report_at = after(now, warning_ns);
+                report.stalled.push(request.describe(waited_ns));
+            }
+            let shutdown_at = shutdown_ns.map(|limit| after(request.since, limit));
+            let due = shutdown_at.map_or(*request.report_at, |at| at.min(*request.report_at));
+            next = Some(next.map_or(due, |at| at.min(due)));
+        }
+        self.next_check = next;
+        report
+            .stalled
+            .sort_by(|a, b| (a.set, &a.name).cmp(&(b.set, &b.name)));
+        (!report.stalled.is_empty()).then_some(report)
+    }
+}
+
+impl Waiting<'_> {
+    fn describe(&self, waited_ns: u64) -> StalledRequest {
+        let missing = |r: &&Rank| !self.arrived.contains(**r) && !self.joins.contains(**r);
+        StalledRequest {
+            set: self.set,
+            name: Arc::clone(self.name),
+            waiting: self.arrived.iter().collect(),
+            missing: self.members.iter().filter(missing).copied().collect(),
+            waited_ns,
+        }
+    }
+}
+
+fn after(time: Time, ns: u64) -> Time {
+    Time(time.0.saturating_add(ns))
+}
+
 impl StallReport {
+    /// The rank to blame for a shutdown: the lowest that the longest waiting request lacks.
+    pub(crate) fn worst(&self) -> Option<(Rank, &StalledRequest)> {
+        // The first of the longest, so that equal waits give the same answer everywhere.
+        let longest = self
+            .stalled
+            .iter()
+            .rev()
+            .max_by_key(|request| request.waited_ns)?;
+        Some((*longest.missing.first()?, longest))
+    }
+
     fn past_shutdown(&self, request: &StalledRequest) -> bool {
         self.shutdown_ns
             .is_some_and(|limit| request.waited_ns >= limit)

@@ -1,11 +1,18 @@
 //! One rank's side of the negotiation: what it has pending, and what it is told to do.
 
-use crate::error::{OpError, PeerLost};
-use crate::message::{ToCoordinator, ToWorker};
-use crate::types::{
-    Device, EntryId, Generation, Op, ProcessSetId, Rank, Request, Seq, TensorMeta, Time,
-};
+use crate::action::WorkerAction;
+use crate::content::Content;
+use crate::error::{DUPLICATE_NAME_TEXT, OpError, PeerLost, asked_by};
+use crate::limits::PENDING_MAX;
+use crate::local;
+use crate::lookup::{Lookup, Slab};
+use crate::message::{SetKey, Slot, Submission, ToWorker};
+use crate::outbox::Outbox;
+use crate::types::{EntryId, Generation, Op, ProcessSetId, Rank, Request, Time};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+
+mod apply;
 
 /// What a worker must know from the start.
 #[derive(Clone, Debug)]
@@ -18,115 +25,286 @@ pub struct WorkerConfig {
     pub generation: Generation,
 }
 
-/// What the engine shall do; drain with [`Worker::poll_action`].
-#[derive(Clone, Debug, PartialEq)]
-pub enum WorkerAction {
-    /// Send to the coordinator (also on rank 0, in order).
-    Send(ToCoordinator),
-    /// Run this; strictly in the order of these actions.
-    Execute(Execution),
-    /// An operation ended without data.
-    Complete(EntryId, Result<Completion, OpError>),
-    /// All ranks have stopped (or are gone while stopping): links may be closed. The last action.
-    ShutDown {
-        /// The rank that asked for it or is to blame.
-        by: Rank,
-        /// Text for the user.
-        reason: Arc<str>,
-    },
-    /// This generation is over: unwind running collectives and close. All pending operations
-    /// have been completed with the error. The last action.
-    Abort(PeerLost),
-}
-
-/// How an operation without data ended well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Completion {
-    /// A barrier.
-    Done,
-    /// All ranks joined.
-    Joined {
-        /// The one that joined last.
-        last: Rank,
-    },
-    /// A process set was registered under this id.
-    SetAdded(ProcessSetId),
-    /// Whether there was a process set to remove.
-    SetRemoved(bool),
-}
-
-/// Requests to run together.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Execution {
-    /// Place in the job's one order; grows strictly on every rank.
-    pub seq: Seq,
-    /// The process set.
-    pub set: ProcessSetId,
-    /// Its members, ascending.
-    pub members: Arc<[Rank]>,
-    /// What to run.
-    pub op: Op,
-    /// Where the tensors are.
-    pub device: Device,
-    /// Members that really contribute (have not joined): the divisor of an average.
-    pub contributors: u32,
-    /// In the same order on every member.
-    pub items: Vec<ExecItem>,
-}
-
-/// One request of an execution.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ExecItem {
-    /// This rank's submission; `None` if it has joined and contributes the identity.
-    pub entry: Option<EntryId>,
-    /// Full key.
-    pub name: Arc<str>,
-    /// As agreed; allgather and alltoall: this rank's own.
-    pub tensors: Arc<[TensorMeta]>,
-    /// Allgather: rows as `[tensor][member]`; else empty.
-    pub first_dims: Vec<Vec<u64>>,
-}
-
 /// One rank's state machine.
 #[derive(Debug)]
-pub struct Worker {}
+pub struct Worker {
+    cfg: WorkerConfig,
+    state: State,
+    sets: BTreeMap<ProcessSetId, WorkerSet>,
+    /// Which id a registration has.
+    ids: BTreeMap<SetKey, ProcessSetId>,
+    entries: Slab<Entry>,
+    slots: Lookup<Slot, usize>,
+    join: Option<EntryId>,
+    pending: usize,
+    outbox: Outbox,
+    actions: VecDeque<WorkerAction>,
+}
+
+#[derive(Debug)]
+enum State {
+    Running,
+    /// This rank has asked for the shutdown; what was agreed before is still carried out.
+    Asked,
+    /// Told to stop; waits for all others to have been told.
+    Stopping {
+        by: Rank,
+        reason: Arc<str>,
+        error: OpError,
+    },
+    /// Nothing more happens.
+    Over(OpError),
+}
+
+#[derive(Debug)]
+struct WorkerSet {
+    key: SetKey,
+    members: Arc<[Rank]>,
+    names: Lookup<Arc<str>, usize>,
+}
+
+/// A name that is pending, cached or both.
+#[derive(Debug)]
+struct Entry {
+    set: ProcessSetId,
+    name: Arc<str>,
+    cached: Option<Cached>,
+    pending: Option<Pending>,
+}
+
+#[derive(Debug)]
+struct Cached {
+    slot: Slot,
+    content: Arc<Content>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    id: EntryId,
+    content: Arc<Content>,
+}
+
+/// Why a message of the coordinator is impossible.
+type Violation = &'static str;
 
 impl Worker {
     /// A worker that knows only the set of all ranks.
-    pub fn new(_cfg: WorkerConfig) -> Self {
-        Self {}
+    pub fn new(cfg: WorkerConfig) -> Self {
+        let global = WorkerSet {
+            key: SetKey::GLOBAL,
+            members: (0..cfg.size).map(Rank).collect(),
+            names: Lookup::default(),
+        };
+        Self {
+            outbox: Outbox::new(cfg.generation),
+            cfg,
+            state: State::Running,
+            sets: BTreeMap::from([(ProcessSetId::GLOBAL, global)]),
+            ids: BTreeMap::from([(SetKey::GLOBAL, ProcessSetId::GLOBAL)]),
+            entries: Slab::default(),
+            slots: Lookup::default(),
+            join: None,
+            pending: 0,
+            actions: VecDeque::new(),
+        }
     }
 
-    /// Queues a request.
+    /// Queues a request; its end is an [`WorkerAction::Execute`] or [`WorkerAction::Complete`] with
+    /// this `id`. The name may be used again from then on.
     ///
     /// # Errors
     /// Local mistakes, with Horovod's texts; then nothing is queued.
-    pub fn submit(&mut self, _now: Time, _id: EntryId, _req: Request) -> Result<(), OpError> {
-        unimplemented!()
+    pub fn submit(&mut self, _now: Time, id: EntryId, req: Request) -> Result<(), OpError> {
+        let Some(set) = self.sets.get(&req.set) else {
+            return Err(local::unknown_set(&req.op));
+        };
+        match &self.state {
+            State::Running => {}
+            State::Asked => return Err(OpError::shutdown(&asked_by(self.cfg.rank))),
+            State::Stopping { error, .. } | State::Over(error) => return Err(error.clone()),
+        }
+        local::check_call(&req, self.cfg.rank, self.cfg.size, &set.members)?;
+        if self.pending >= PENDING_MAX {
+            return Err(OpError::invalid(format!(
+                "{}: {PENDING_MAX} operations are pending already.",
+                req.op.title()
+            )));
+        }
+        if req.op == Op::Join {
+            return self.submit_join(id, &req);
+        }
+        let index = set.names.get(req.name.as_str()).copied();
+        match index.and_then(|i| Some((i, self.entries.get_mut(i)?))) {
+            Some((
+                _,
+                Entry {
+                    pending: Some(_), ..
+                },
+            )) => Err(duplicate_name(&req.name)),
+            Some((_, entry)) if entry.hits(&req) => {
+                if req.op.has_own_rows() {
+                    local::check_elements(&req)?;
+                }
+                self.pending += 1;
+                entry.submit_hit(id, req, &mut self.outbox);
+                Ok(())
+            }
+            Some((index, _)) => self.submit_new(id, req, Some(index)),
+            None => self.submit_new(id, req, None),
+        }
     }
 
     /// The coordinator said something.
-    pub fn handle_message(&mut self, _now: Time, _msg: ToWorker) {}
+    pub fn handle_message(&mut self, _now: Time, msg: ToWorker) {
+        // A message of another life of the job is nobody's fault, only late.
+        if msg.generation != self.cfg.generation || matches!(self.state, State::Over(_)) {
+            return;
+        }
+        let checked = self.apply(&msg);
+        if let Err(violation) = checked {
+            self.end(PeerLost::broke_protocol(Rank(0), violation));
+        }
+    }
 
-    /// A member is gone: everything pending and later fails with it.
-    pub fn handle_peer_lost(&mut self, _now: Time, _lost: PeerLost) {}
+    /// A member is gone: everything pending and later fails with it. While stopping this is how a
+    /// faster rank looks, and only ends the wait.
+    pub fn handle_peer_lost(&mut self, _now: Time, lost: PeerLost) {
+        self.end(lost);
+    }
 
     /// Asks all ranks to stop. Everything pending anywhere ends with the shutdown error naming
     /// this rank; [`WorkerAction::ShutDown`] follows once every rank has confirmed.
-    pub fn shutdown(&mut self, _now: Time) {}
+    pub fn shutdown(&mut self, _now: Time) {
+        if matches!(self.state, State::Running) {
+            self.state = State::Asked;
+            self.outbox.push(Submission::Shutdown, 1);
+        }
+    }
 
     /// What to do next; call until `None` after every other method.
     pub fn poll_action(&mut self) -> Option<WorkerAction> {
-        None
+        if let Some(message) = self.outbox.take() {
+            return Some(WorkerAction::Send(message));
+        }
+        self.actions.pop_front()
     }
 
     /// Members of a set, ascending; `None` for an unknown one.
-    pub fn members(&self, _set: ProcessSetId) -> Option<&[Rank]> {
-        None
+    pub fn members(&self, set: ProcessSetId) -> Option<&[Rank]> {
+        self.sets.get(&set).map(|set| &*set.members)
     }
 
     /// All sets, by id.
     pub fn process_sets(&self) -> impl Iterator<Item = (ProcessSetId, &[Rank])> {
-        std::iter::empty()
+        self.sets.iter().map(|(id, set)| (*id, &*set.members))
+    }
+
+    fn submit_join(&mut self, id: EntryId, req: &Request) -> Result<(), OpError> {
+        if self.join.is_some() {
+            return Err(duplicate_name(&req.name));
+        }
+        self.join = Some(id);
+        self.pending += 1;
+        self.outbox.push(Submission::Join, 1);
+        Ok(())
+    }
+
+    fn submit_new(
+        &mut self,
+        id: EntryId,
+        req: Request,
+        index: Option<usize>,
+    ) -> Result<(), OpError> {
+        local::check_bounds(&req)?;
+        let Some(set) = self.sets.get_mut(&req.set) else {
+            return Err(local::unknown_set(&req.op));
+        };
+        let bytes = local::encoded_bytes(req.name.len(), &req.tensors) + 5 * op_ranks(&req.op);
+        let content = Arc::new(Content {
+            op: req.op,
+            device: req.device,
+            tensors: req.tensors.into(),
+        });
+        let pending = Pending {
+            id,
+            content: Arc::clone(&content),
+        };
+        let name = match index.and_then(|i| self.entries.get_mut(i)) {
+            Some(entry) => {
+                entry.pending = Some(pending);
+                Arc::clone(&entry.name)
+            }
+            None => {
+                let name: Arc<str> = req.name.into();
+                let index = self.entries.insert(Entry {
+                    set: req.set,
+                    name: Arc::clone(&name),
+                    cached: None,
+                    pending: Some(pending),
+                });
+                set.names.insert(Arc::clone(&name), index);
+                name
+            }
+        };
+        self.pending += 1;
+        self.outbox.push(
+            Submission::New {
+                set: set.key,
+                name,
+                content,
+            },
+            bytes,
+        );
+        Ok(())
+    }
+}
+
+impl Entry {
+    fn hits(&self, req: &Request) -> bool {
+        self.cached
+            .as_ref()
+            .is_some_and(|c| c.content.agrees_with(&req.op, req.device, &req.tensors))
+    }
+
+    fn submit_hit(&mut self, id: EntryId, req: Request, outbox: &mut Outbox) {
+        let Some(cached) = &self.cached else { return };
+        let content = if req.op.has_own_rows() && *cached.content.tensors != *req.tensors {
+            Arc::new(Content {
+                op: req.op,
+                device: req.device,
+                tensors: req.tensors.into(),
+            })
+        } else {
+            Arc::clone(&cached.content)
+        };
+        if content.op == Op::Allgather {
+            let first_dims: Vec<u64> = content
+                .tensors
+                .iter()
+                .map(|t| t.shape.first().copied().unwrap_or(0))
+                .collect();
+            let bytes = 16 + 10 * first_dims.len();
+            outbox.push(
+                Submission::GatherHit {
+                    slot: cached.slot,
+                    first_dims,
+                },
+                bytes,
+            );
+        } else {
+            outbox.push_hit(cached.slot);
+        }
+        self.pending = Some(Pending { id, content });
+    }
+}
+
+fn duplicate_name(name: &str) -> OpError {
+    OpError::invalid(format!("{DUPLICATE_NAME_TEXT} (tensor {name})"))
+}
+
+fn op_ranks(op: &Op) -> usize {
+    match op {
+        Op::AddProcessSet { ranks } => ranks.len(),
+        _ => 0,
     }
 }

@@ -1,0 +1,75 @@
+//! What a worker tells its engine to do.
+
+use crate::error::{OpError, PeerLost};
+use crate::message::ToCoordinator;
+use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, Seq, TensorMeta};
+use std::sync::Arc;
+
+/// What the engine shall do; drain with [`crate::Worker::poll_action`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum WorkerAction {
+    /// Send to the coordinator (also on rank 0, in order).
+    Send(ToCoordinator),
+    /// Run this; strictly in the order of these actions.
+    Execute(Execution),
+    /// An operation ended without data.
+    Complete(EntryId, Result<Completion, OpError>),
+    /// All ranks have stopped (or are gone while stopping): links may be closed. The last action.
+    ShutDown {
+        /// The rank that asked for it or is to blame.
+        by: Rank,
+        /// Text for the user.
+        reason: Arc<str>,
+    },
+    /// This generation is over: unwind running collectives and close. All pending operations
+    /// have been completed with the error. The last action.
+    Abort(PeerLost),
+}
+
+/// How an operation without data ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// A barrier.
+    Done,
+    /// All ranks joined.
+    Joined {
+        /// The one that joined last.
+        last: Rank,
+    },
+    /// A process set was registered under this id.
+    SetAdded(ProcessSetId),
+    /// Whether there was a process set to remove.
+    SetRemoved(bool),
+}
+
+/// Requests to run together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Execution {
+    /// Place in the job's one order; grows strictly on every rank.
+    pub seq: Seq,
+    /// The process set.
+    pub set: ProcessSetId,
+    /// Its members, ascending.
+    pub members: Arc<[Rank]>,
+    /// What to run.
+    pub op: Op,
+    /// Where the tensors are.
+    pub device: Device,
+    /// Members that really contribute (have not joined): the divisor of an average.
+    pub contributors: u32,
+    /// In the same order on every member.
+    pub items: Vec<ExecItem>,
+}
+
+/// One request of an execution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExecItem {
+    /// This rank's submission; `None` if it has joined and contributes the identity.
+    pub entry: Option<EntryId>,
+    /// Full key.
+    pub name: Arc<str>,
+    /// As agreed; allgather and alltoall: this rank's own.
+    pub tensors: Arc<[TensorMeta]>,
+    /// Allgather: rows as `[tensor][member]`; else empty.
+    pub first_dims: Vec<Vec<u64>>,
+}

@@ -1,0 +1,466 @@
+//! Whether the ranks that asked for one name mean the same thing; Horovod's checks, order and words.
+
+use crate::content::Content;
+use crate::error::OpError;
+use crate::groups::member_name;
+use crate::limits::FIRST_DIMS_MAX;
+use crate::types::{Device, Op, Rank, ReduceOp, Scale, TensorMeta};
+
+/// What one rank asked for.
+pub(crate) type Asked<'a> = (Rank, &'a Content);
+
+/// Compares all requests for one name with the first; ascending ranks make the text deterministic.
+pub(crate) fn compare(name: &str, asked: &[Asked<'_>]) -> Result<(), OpError> {
+    let Some(&first) = asked.first() else {
+        return Ok(());
+    };
+    let count = first.1.tensors.len();
+    let each = |check: &dyn Fn(Asked<'_>) -> Option<String>, of: &str| {
+        let found = asked[1..]
+            .iter()
+            .find_map(|other| Some((other.0, check(*other)?)));
+        match found {
+            None => Ok(()),
+            Some((other, text)) => Err(OpError::precondition(format!(
+                "{text} (tensor {of}: {} and {other})",
+                first.0
+            ))),
+        }
+    };
+    let dtype_of = |i: usize| {
+        each(
+            &|other| data_types(first.1.tensors.get(i)?, other.1.tensors.get(i)?),
+            &member_name(name, i, count),
+        )
+    };
+    dtype_of(0)?;
+    each(&|other| operations(&first.1.op, &other.1.op), name)?;
+    each(&|other| group_sizes(count, other.1.tensors.len()), name)?;
+    for i in 0..count {
+        dtype_of(i)?;
+        each(
+            &|other| shapes(&first.1.op, &first.1.tensors[i], &other.1.tensors[i]),
+            &member_name(name, i, count),
+        )?;
+    }
+    each(&|other| arguments(&first.1.op, &other.1.op), name)?;
+    each(
+        &|other| devices(&first.1.op, first.1.device, other.1.device),
+        name,
+    )
+}
+
+/// What can be wrong although everybody agrees: operations that a joined rank cannot take part in,
+/// and tensors without the dimension that the operation works on.
+pub(crate) fn possible(name: &str, content: &Content, someone_joined: bool) -> Result<(), OpError> {
+    if someone_joined && let Some(text) = join_text(&content.op) {
+        return Err(OpError::precondition(format!("{text} (tensor {name})")));
+    }
+    let rows = matches!(
+        content.op,
+        Op::Allgather | Op::Alltoall | Op::Reducescatter { .. }
+    );
+    if let (true, Some(i)) = (
+        rows,
+        content.tensors.iter().position(|t| t.shape.is_empty()),
+    ) {
+        return Err(OpError::precondition(format!(
+            "Process-set rank zero tried to {} a rank-zero tensor. (tensor {})",
+            content.op.upper_name(),
+            member_name(name, i, content.tensors.len())
+        )));
+    }
+    Ok(())
+}
+
+/// Bytes that the members gather together; also refuses what cannot be announced or addressed.
+pub(crate) fn gathered_bytes(
+    name: &str,
+    content: &Content,
+    rows: &[u64],
+    members: usize,
+) -> Result<u64, OpError> {
+    if rows.len() > FIRST_DIMS_MAX {
+        return Err(OpError::precondition(format!(
+            "Allgather: {} tensors on {members} ranks are more than {FIRST_DIMS_MAX} parts. \
+             (tensor {name})",
+            content.tensors.len()
+        )));
+    }
+    let bytes = content
+        .tensors
+        .iter()
+        .zip(rows.chunks(members.max(1)))
+        .try_fold(0u64, |sum, (tensor, rows)| {
+            let all_rows = rows.iter().try_fold(0u64, |n, r| n.checked_add(*r))?;
+            let row_elems = tensor
+                .shape
+                .iter()
+                .skip(1)
+                .try_fold(1u64, |n, d| n.checked_mul(*d))?;
+            let bytes = all_rows
+                .checked_mul(row_elems)?
+                .checked_mul(tensor.dtype.size() as u64)?;
+            sum.checked_add(bytes)
+        });
+    bytes.ok_or_else(|| {
+        OpError::precondition(format!(
+            "Allgather: the gathered tensor is larger than the address space. (tensor {name})"
+        ))
+    })
+}
+
+fn data_types(a: &TensorMeta, b: &TensorMeta) -> Option<String> {
+    (a.dtype != b.dtype).then(|| {
+        format!(
+            "Mismatched data types: One rank had type {}, but another rank had type {}.",
+            a.dtype.name(),
+            b.dtype.name()
+        )
+    })
+}
+
+fn operations(a: &Op, b: &Op) -> Option<String> {
+    (a.upper_name() != b.upper_name()).then(|| {
+        format!(
+            "Mismatched operations: One rank did an {}, but another rank did an {}.",
+            a.upper_name(),
+            b.upper_name()
+        )
+    })
+}
+
+fn group_sizes(a: usize, b: usize) -> Option<String> {
+    (a != b).then(|| {
+        format!(
+            "Mismatched group sizes: One rank submitted a group of {a} tensors, but another rank \
+             submitted a group of {b} tensors."
+        )
+    })
+}
+
+fn shapes(op: &Op, a: &TensorMeta, b: &TensorMeta) -> Option<String> {
+    let name = op.upper_name();
+    if !op.has_own_rows() {
+        return (a.shape != b.shape).then(|| {
+            format!(
+                "Mismatched {name} tensor shapes: One rank sent a tensor of shape {:?}, but \
+                 another rank sent a tensor of shape {:?}.",
+                a.shape, b.shape
+            )
+        });
+    }
+    if a.shape.len() != b.shape.len() {
+        return Some(format!(
+            "Mismatched {name} tensor shapes: One rank sent a tensor of rank {}, but another rank \
+             sent a tensor of rank {}.",
+            a.shape.len(),
+            b.shape.len()
+        ));
+    }
+    let dim = (1..a.shape.len()).find(|d| a.shape[*d] != b.shape[*d])?;
+    Some(format!(
+        "Mismatched {name} tensor shapes: One rank sent a tensor with dimension {dim} equal to {}, \
+         but another rank sent a tensor with dimension {dim} equal to {}.",
+        a.shape[dim], b.shape[dim]
+    ))
+}
+
+fn arguments(a: &Op, b: &Op) -> Option<String> {
+    match (a, b) {
+        (Op::Allreduce { op: p, scale: s }, Op::Allreduce { op: q, scale: t })
+        | (Op::Reducescatter { op: p, scale: s }, Op::Reducescatter { op: q, scale: t }) => {
+            factors(*s, *t).or_else(|| reductions(*p, *q))
+        }
+        (Op::Broadcast { root: p }, Op::Broadcast { root: q }) if p != q => Some(format!(
+            "Mismatched BROADCAST root ranks: One rank specified root rank {}, but another rank \
+             specified root rank {}.",
+            p.0, q.0
+        )),
+        (Op::AddProcessSet { ranks: p }, Op::AddProcessSet { ranks: q }) if p != q => {
+            let what = if p.len() == q.len() { "values" } else { "size" };
+            Some(format!(
+                "Attempted to register process set with mismatching {what} on different ranks."
+            ))
+        }
+        (Op::RemoveProcessSet { set: p }, Op::RemoveProcessSet { set: q }) if p != q => {
+            Some(format!(
+                "Attempted to remove different process sets on different ranks: {} and {}.",
+                p.0, q.0
+            ))
+        }
+        _ => None,
+    }
+}
+
+fn factors(a: Scale, b: Scale) -> Option<String> {
+    (a != b).then(|| {
+        format!(
+            "Mismatched prescale and/or postscale factors: One rank sent factors ({}, {}), but \
+             another rank sent factors ({}, {}).",
+            a.pre, a.post, b.pre, b.post
+        )
+    })
+}
+
+fn reductions(a: ReduceOp, b: ReduceOp) -> Option<String> {
+    (a != b).then(|| {
+        format!(
+            "Mismatched reduction operation: One rank sent reduction op {}, but another rank sent \
+             reduction op {}.",
+            a as u8, b as u8
+        )
+    })
+}
+
+fn devices(op: &Op, a: Device, b: Device) -> Option<String> {
+    let text = |device| if device == Device::Cpu { "CPU" } else { "GPU" };
+    (a != b).then(|| {
+        format!(
+            "Mismatched {} CPU/GPU device selection: One rank specified device {}, but another \
+             rank specified device {}.",
+            op.upper_name(),
+            text(a),
+            text(b)
+        )
+    })
+}
+
+fn join_text(op: &Op) -> Option<&'static str> {
+    Some(match op {
+        Op::Allgather => {
+            "Allgather is not supported with Join at this time. Specify sparse_to_dense=True if \
+             using DistributedOptimizer"
+        }
+        Op::Alltoall => "Alltoall is not supported with Join at this time.",
+        Op::Reducescatter { .. } => "Reducescatter is not supported with Join at this time.",
+        Op::Broadcast { .. } => "Broadcast is not supported with Join at this time.",
+        Op::AddProcessSet { .. } | Op::RemoveProcessSet { .. } => {
+            "Process sets cannot be added or removed while a rank has joined."
+        }
+        Op::Allreduce { .. } | Op::Barrier | Op::Join => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::DType;
+
+    fn content(op: Op, tensors: &[(DType, &[u64])]) -> Content {
+        let meta = |t: &(DType, &[u64])| TensorMeta {
+            dtype: t.0,
+            shape: t.1.to_vec(),
+        };
+        Content {
+            op,
+            device: Device::Cpu,
+            tensors: tensors.iter().map(meta).collect(),
+        }
+    }
+
+    fn sum() -> Op {
+        Op::Allreduce {
+            op: ReduceOp::Sum,
+            scale: Scale::NONE,
+        }
+    }
+
+    #[track_caller]
+    fn check(a: &Content, b: &Content, expected: &str) {
+        let error = compare("x", &[(Rank(0), a), (Rank(1), a), (Rank(2), b)]).unwrap_err();
+        assert_eq!(error.message, expected);
+    }
+
+    const F32: DType = DType::F32;
+
+    #[test]
+    fn every_disagreement_has_horovods_text_and_names_tensor_and_ranks() {
+        let base = content(sum(), &[(F32, &[2, 3])]);
+        check(
+            &base,
+            &content(Op::Allgather, &[(DType::I64, &[2, 3])]),
+            "Mismatched data types: One rank had type float32, but another rank had type int64. \
+             (tensor x: rank 0 and rank 2)",
+        );
+        check(
+            &base,
+            &content(Op::Allgather, &[(F32, &[2, 3])]),
+            "Mismatched operations: One rank did an ALLREDUCE, but another rank did an ALLGATHER. \
+             (tensor x: rank 0 and rank 2)",
+        );
+        check(
+            &base,
+            &content(sum(), &[(F32, &[2, 4])]),
+            "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [2, 3], but \
+             another rank sent a tensor of shape [2, 4]. (tensor x: rank 0 and rank 2)",
+        );
+        let scaled = Op::Allreduce {
+            op: ReduceOp::Sum,
+            scale: Scale {
+                pre: 0.5,
+                post: 1.0,
+            },
+        };
+        check(
+            &base,
+            &content(scaled, &[(F32, &[2, 3])]),
+            "Mismatched prescale and/or postscale factors: One rank sent factors (1, 1), but \
+             another rank sent factors (0.5, 1). (tensor x: rank 0 and rank 2)",
+        );
+        let max = Op::Allreduce {
+            op: ReduceOp::Max,
+            scale: Scale::NONE,
+        };
+        check(
+            &base,
+            &content(max, &[(F32, &[2, 3])]),
+            "Mismatched reduction operation: One rank sent reduction op 1, but another rank sent \
+             reduction op 4. (tensor x: rank 0 and rank 2)",
+        );
+        check(
+            &base,
+            &Content {
+                device: Device::Gpu,
+                ..base.clone()
+            },
+            "Mismatched ALLREDUCE CPU/GPU device selection: One rank specified device CPU, but \
+             another rank specified device GPU. (tensor x: rank 0 and rank 2)",
+        );
+        check(
+            &content(Op::Broadcast { root: Rank(0) }, &[(F32, &[2])]),
+            &content(Op::Broadcast { root: Rank(1) }, &[(F32, &[2])]),
+            "Mismatched BROADCAST root ranks: One rank specified root rank 0, but another rank \
+             specified root rank 1. (tensor x: rank 0 and rank 2)",
+        );
+    }
+
+    #[test]
+    fn gathers_may_differ_in_rows_only() {
+        let base = content(Op::Allgather, &[(F32, &[2, 3])]);
+        assert_eq!(
+            compare(
+                "x",
+                &[
+                    (Rank(0), &base),
+                    (Rank(1), &content(Op::Allgather, &[(F32, &[9, 3])]))
+                ]
+            ),
+            Ok(())
+        );
+        check(
+            &base,
+            &content(Op::Allgather, &[(F32, &[2, 4])]),
+            "Mismatched ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to \
+             3, but another rank sent a tensor with dimension 1 equal to 4. \
+             (tensor x: rank 0 and rank 2)",
+        );
+        check(
+            &base,
+            &content(Op::Allgather, &[(F32, &[2])]),
+            "Mismatched ALLGATHER tensor shapes: One rank sent a tensor of rank 2, but another \
+             rank sent a tensor of rank 1. (tensor x: rank 0 and rank 2)",
+        );
+    }
+
+    #[test]
+    fn group_members_are_named_and_counts_are_compared() {
+        let base = content(sum(), &[(F32, &[2]), (F32, &[3])]);
+        check(
+            &base,
+            &content(sum(), &[(F32, &[2]), (F32, &[4])]),
+            "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [3], but another \
+             rank sent a tensor of shape [4]. (tensor x_2of2: rank 0 and rank 2)",
+        );
+        check(
+            &base,
+            &content(sum(), &[(F32, &[2])]),
+            "Mismatched group sizes: One rank submitted a group of 2 tensors, but another rank \
+             submitted a group of 1 tensors. (tensor x: rank 0 and rank 2)",
+        );
+    }
+
+    #[test]
+    fn whatever_content_equality_tells_apart_has_a_text() {
+        // `Content::agrees` decides whether `compare` runs at all, so the two must match.
+        let scaled = Scale {
+            pre: 2.0,
+            post: 1.0,
+        };
+        let sets = |ranks: &[u32]| Op::AddProcessSet {
+            ranks: ranks.iter().map(|r| Rank(*r)).collect(),
+        };
+        let ops = [
+            sum(),
+            Op::Allreduce {
+                op: ReduceOp::Adasum,
+                scale: Scale::NONE,
+            },
+            Op::Allreduce {
+                op: ReduceOp::Sum,
+                scale: scaled,
+            },
+            Op::Reducescatter {
+                op: ReduceOp::Sum,
+                scale: Scale::NONE,
+            },
+            Op::Reducescatter {
+                op: ReduceOp::Average,
+                scale: Scale::NONE,
+            },
+            Op::Reducescatter {
+                op: ReduceOp::Average,
+                scale: scaled,
+            },
+            Op::Allgather,
+            Op::Alltoall,
+            Op::Broadcast { root: Rank(0) },
+            Op::Broadcast { root: Rank(1) },
+            Op::Barrier,
+            Op::Join,
+            sets(&[0]),
+            sets(&[1]),
+            sets(&[0, 1]),
+            Op::RemoveProcessSet {
+                set: crate::ProcessSetId(1),
+            },
+            Op::RemoveProcessSet {
+                set: crate::ProcessSetId(2),
+            },
+        ];
+        let tensors: [&[(DType, &[u64])]; 7] = [
+            &[],
+            &[(F32, &[])],
+            &[(F32, &[2])],
+            &[(F32, &[2, 3])],
+            &[(F32, &[5, 3])],
+            &[(DType::F16, &[2, 3])],
+            &[(F32, &[2, 3]), (F32, &[1])],
+        ];
+        let mut all = Vec::new();
+        for op in &ops {
+            for tensors in tensors {
+                for device in [Device::Cpu, Device::Gpu] {
+                    all.push(Content {
+                        device,
+                        ..content(op.clone(), tensors)
+                    });
+                }
+            }
+        }
+        for a in &all {
+            for b in &all {
+                let compared = compare("x", &[(Rank(0), a), (Rank(1), b)]);
+                assert_eq!(compared.is_ok(), a.agrees(b), "{a:?}\n{b:?}\n{compared:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn gathered_bytes_do_not_overflow() {
+        let wide = content(Op::Allgather, &[(F32, &[1, 1 << 40])]);
+        assert_eq!(gathered_bytes("x", &wide, &[2, 3], 2), Ok(5 << 42));
+        assert!(gathered_bytes("x", &wide, &[1 << 30, 1], 2).is_err());
+        assert!(gathered_bytes("x", &wide, &vec![0; FIRST_DIMS_MAX + 1], 1 << 20).is_err());
+    }
+}

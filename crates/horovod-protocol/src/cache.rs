@@ -1,0 +1,410 @@
+//! The response cache: agreed requests under slots that are never reused.
+//!
+//! The coordinator alone decides what is cached and evicted (least recently used first, per set);
+//! workers mirror it. A hit may be on its way while its slot is evicted, so evicted content is kept
+//! until every member has confirmed the eviction.
+
+use crate::content::Content;
+use crate::fusion::FusionKey;
+use crate::limits::{CACHE_CAPACITY_MAX, RETIRED_SLOTS_MAX};
+use crate::lookup::Lookup;
+use crate::message::{SetKey, Slot, SlotRun};
+use crate::types::Rank;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub(crate) struct Cache {
+    capacity: usize,
+    next_slot: u64,
+    clock: u64,
+    lines: Lookup<Slot, Line>,
+    /// Per set, by last use when last looked at; the truth is in the line.
+    by_use: BTreeMap<SetKey, BTreeSet<(u64, Slot)>>,
+    warned: BTreeSet<SetKey>,
+    retired: Lookup<Slot, Retired>,
+    retired_count: usize,
+    confirmations: VecDeque<Confirmation>,
+    /// Evictions not yet announced.
+    unannounced: Vec<Confirmation>,
+    mark: u64,
+    seen: Vec<u64>,
+}
+
+/// A live entry.
+#[derive(Debug)]
+pub(crate) struct Line {
+    pub(crate) set: SetKey,
+    /// The coordinator's entry of that name.
+    pub(crate) entry: usize,
+    pub(crate) content: Arc<Content>,
+    pub(crate) fusion: Option<FusionKey>,
+    /// Bytes of the tensors on one rank.
+    pub(crate) bytes: u64,
+    used: u64,
+    /// Its place in the order of use.
+    noted: u64,
+}
+
+/// An evicted entry that hits may still mean.
+#[derive(Debug)]
+pub(crate) struct Retired {
+    pub(crate) set: SetKey,
+    pub(crate) name: Arc<str>,
+    pub(crate) content: Arc<Content>,
+}
+
+/// Slots that can be forgotten once all members have seen the mark.
+#[derive(Debug)]
+struct Confirmation {
+    mark: u64,
+    members: Arc<[Rank]>,
+    /// How many of the members are known to have confirmed.
+    confirmed: usize,
+    slots: Vec<Slot>,
+    /// Whether the members must be told; a removed set takes its slots along.
+    announce: bool,
+}
+
+/// What an insertion did.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Inserted {
+    pub(crate) slot: Slot,
+    /// Entry that lost its slot.
+    pub(crate) evicted_entry: Option<usize>,
+    /// Whether this was the first eviction of the set.
+    pub(crate) first_eviction: bool,
+}
+
+impl Cache {
+    pub(crate) fn new(capacity: usize, size: u32) -> Self {
+        Self {
+            capacity: capacity.min(CACHE_CAPACITY_MAX),
+            next_slot: 0,
+            clock: 0,
+            lines: Lookup::default(),
+            by_use: BTreeMap::new(),
+            warned: BTreeSet::new(),
+            retired: Lookup::default(),
+            retired_count: 0,
+            confirmations: VecDeque::new(),
+            unannounced: Vec::new(),
+            mark: 0,
+            seen: vec![0; size as usize],
+        }
+    }
+
+    pub(crate) fn line(&self, slot: Slot) -> Option<&Line> {
+        self.lines.get(&slot)
+    }
+
+    pub(crate) fn retired(&self, slot: Slot) -> Option<&Retired> {
+        self.retired.get(&slot)
+    }
+
+    /// Notes that a slot was used in a step.
+    pub(crate) fn touch(&mut self, slot: Slot) -> Option<&Line> {
+        self.clock += 1;
+        let line = self.lines.get_mut(&slot)?;
+        line.used = self.clock;
+        Some(line)
+    }
+
+    /// Caches agreed content, unless the cache is off or too many evictions are unconfirmed.
+    /// `name_of` gives the name of an entry that has to make room.
+    pub(crate) fn insert(
+        &mut self,
+        set: SetKey,
+        members: &Arc<[Rank]>,
+        entry: usize,
+        content: &Arc<Content>,
+        bytes: u64,
+        name_of: impl Fn(usize) -> Option<Arc<str>>,
+    ) -> Option<Inserted> {
+        if self.capacity == 0 || self.retired_count >= RETIRED_SLOTS_MAX {
+            return None;
+        }
+        let mut evicted_entry = None;
+        if self
+            .by_use
+            .get(&set)
+            .is_some_and(|slots| slots.len() >= self.capacity)
+        {
+            let victim = self.least_recently_used(set)?;
+            evicted_entry = self.lines.get(&victim).map(|line| line.entry);
+            self.retire(victim, members, &name_of(evicted_entry?)?);
+        }
+        let slot = Slot(self.next_slot);
+        self.next_slot += 1;
+        self.clock += 1;
+        let used = self.clock;
+        self.by_use.entry(set).or_default().insert((used, slot));
+        let fusion = FusionKey::of(set, content);
+        let content = Arc::clone(content);
+        self.lines.insert(
+            slot,
+            Line {
+                set,
+                entry,
+                content,
+                fusion,
+                bytes,
+                used,
+                noted: used,
+            },
+        );
+        let first_eviction = evicted_entry.is_some() && self.warned.insert(set);
+        Some(Inserted {
+            slot,
+            evicted_entry,
+            first_eviction,
+        })
+    }
+
+    /// Evicts one slot; hits on their way still resolve.
+    pub(crate) fn retire(&mut self, slot: Slot, members: &Arc<[Rank]>, name: &Arc<str>) {
+        let Some(line) = self.lines.remove(&slot) else {
+            return;
+        };
+        if let Some(slots) = self.by_use.get_mut(&line.set) {
+            slots.remove(&(line.noted, slot));
+        }
+        self.keep(slot, line, name);
+        match self
+            .unannounced
+            .iter_mut()
+            .find(|c| c.announce && Arc::ptr_eq(&c.members, members))
+        {
+            Some(confirmation) => confirmation.slots.push(slot),
+            None => self.unannounced.push(Confirmation {
+                mark: 0,
+                members: Arc::clone(members),
+                confirmed: 0,
+                slots: vec![slot],
+                announce: true,
+            }),
+        }
+    }
+
+    /// The set is gone and takes its slots along; `name_of` as in [`Cache::insert`].
+    pub(crate) fn remove_set(
+        &mut self,
+        set: SetKey,
+        members: &Arc<[Rank]>,
+        name_of: impl Fn(usize) -> Option<Arc<str>>,
+    ) {
+        self.warned.remove(&set);
+        let mut slots = Vec::new();
+        for (_, slot) in self.by_use.remove(&set).unwrap_or_default() {
+            if let Some(line) = self.lines.remove(&slot)
+                && let Some(name) = name_of(line.entry)
+            {
+                self.keep(slot, line, &name);
+                slots.push(slot);
+            }
+        }
+        let members = Arc::clone(members);
+        self.unannounced.push(Confirmation {
+            mark: 0,
+            members,
+            confirmed: 0,
+            slots,
+            announce: false,
+        });
+    }
+
+    /// Evictions to announce now, per set, in runs. They count as announced from here on, under
+    /// [`Cache::mark`].
+    pub(crate) fn announce(&mut self) -> Vec<(Arc<[Rank]>, Vec<SlotRun>)> {
+        if self.unannounced.is_empty() {
+            return Vec::new();
+        }
+        self.mark += 1;
+        let mut told = Vec::new();
+        for mut confirmation in std::mem::take(&mut self.unannounced) {
+            if confirmation.announce {
+                told.push((
+                    Arc::clone(&confirmation.members),
+                    runs(&mut confirmation.slots),
+                ));
+            }
+            confirmation.mark = self.mark;
+            self.confirmations.push_back(confirmation);
+        }
+        told
+    }
+
+    /// Number of the last announcement.
+    pub(crate) fn mark(&self) -> u64 {
+        self.mark
+    }
+
+    /// A rank knows of everything up to `mark`; `false` if that has not been announced yet.
+    pub(crate) fn confirm(&mut self, rank: Rank, mark: u64) -> bool {
+        let Some(seen) = self.seen.get_mut(rank.index()) else {
+            return false;
+        };
+        if mark <= *seen {
+            return true;
+        }
+        *seen = mark;
+        while let Some(oldest) = self.confirmations.front_mut() {
+            while oldest
+                .members
+                .get(oldest.confirmed)
+                .is_some_and(|m| self.seen[m.index()] >= oldest.mark)
+            {
+                oldest.confirmed += 1;
+            }
+            if oldest.confirmed < oldest.members.len() {
+                break;
+            }
+            for slot in std::mem::take(&mut oldest.slots) {
+                self.retired_count -= usize::from(self.retired.remove(&slot).is_some());
+            }
+            self.confirmations.pop_front();
+        }
+        mark <= self.mark
+    }
+
+    fn keep(&mut self, slot: Slot, line: Line, name: &Arc<str>) {
+        let retired = Retired {
+            set: line.set,
+            name: Arc::clone(name),
+            content: line.content,
+        };
+        self.retired.insert(slot, retired);
+        self.retired_count += 1;
+    }
+
+    /// Uses are noted in the lines only; the order is brought up to date where it matters.
+    fn least_recently_used(&mut self, set: SetKey) -> Option<Slot> {
+        let slots = self.by_use.get_mut(&set)?;
+        loop {
+            let (noted, slot) = slots.pop_first()?;
+            let line = self.lines.get_mut(&slot)?;
+            line.noted = line.used;
+            slots.insert((line.noted, slot));
+            if noted == line.used {
+                return Some(slot);
+            }
+        }
+    }
+}
+
+fn runs(slots: &mut [Slot]) -> Vec<SlotRun> {
+    slots.sort_unstable();
+    let mut runs: Vec<SlotRun> = Vec::new();
+    for slot in slots {
+        if !runs.last_mut().is_some_and(|run| run.extend(*slot)) {
+            runs.push(SlotRun {
+                first: *slot,
+                len: 1,
+            });
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Device, Op};
+
+    fn cache(capacity: usize) -> (Cache, Arc<[Rank]>) {
+        (Cache::new(capacity, 2), [Rank(0), Rank(1)].into())
+    }
+
+    fn insert(cache: &mut Cache, members: &Arc<[Rank]>, entry: usize) -> Option<Inserted> {
+        let content = Arc::new(Content {
+            op: Op::Alltoall,
+            device: Device::Cpu,
+            tensors: [].into(),
+        });
+        cache.insert(SetKey::GLOBAL, members, entry, &content, 0, |e| {
+            Some(e.to_string().into())
+        })
+    }
+
+    #[test]
+    fn the_least_recently_used_makes_room_and_slots_are_never_reused() {
+        let (mut cache, members) = cache(2);
+        for entry in 0..2 {
+            assert!(insert(&mut cache, &members, entry).is_some());
+        }
+        cache.touch(Slot(0));
+        let third = Inserted {
+            slot: Slot(2),
+            evicted_entry: Some(1),
+            first_eviction: true,
+        };
+        assert_eq!(insert(&mut cache, &members, 2), Some(third));
+        let fourth = Inserted {
+            slot: Slot(3),
+            evicted_entry: Some(0),
+            first_eviction: false,
+        };
+        assert_eq!(insert(&mut cache, &members, 3), Some(fourth));
+        let told = cache.announce();
+        assert_eq!(
+            told[0].1,
+            [SlotRun {
+                first: Slot(0),
+                len: 2
+            }]
+        );
+    }
+
+    #[test]
+    fn evicted_content_resolves_until_every_member_has_confirmed() {
+        let (mut cache, members) = cache(1);
+        insert(&mut cache, &members, 7);
+        insert(&mut cache, &members, 8);
+        assert!(cache.line(Slot(0)).is_none());
+        cache.announce();
+        assert_eq!(cache.retired(Slot(0)).map(|r| &*r.name), Some("7"));
+        assert!(cache.confirm(Rank(1), 1));
+        assert!(cache.retired(Slot(0)).is_some());
+        assert!(cache.confirm(Rank(0), 1));
+        assert!(cache.retired(Slot(0)).is_none() && cache.retired_count == 0);
+        assert!(
+            !cache.confirm(Rank(0), 2),
+            "confirmed what was never announced"
+        );
+    }
+
+    #[test]
+    fn stops_caching_rather_than_keep_unconfirmed_evictions_without_bound() {
+        let (mut cache, members) = cache(1);
+        let cached = (0..3 * RETIRED_SLOTS_MAX)
+            .filter(|entry| {
+                let inserted = insert(&mut cache, &members, *entry).is_some();
+                cache.announce();
+                inserted
+            })
+            .count();
+        assert_eq!(cached, RETIRED_SLOTS_MAX + 1);
+        let mark = cache.mark();
+        cache.confirm(Rank(0), mark);
+        cache.confirm(Rank(1), mark);
+        assert!(insert(&mut cache, &members, 0).is_some());
+    }
+
+    #[test]
+    fn a_removed_set_keeps_its_slots_for_late_hits_without_announcing_them() {
+        let (mut cache, members) = cache(4);
+        insert(&mut cache, &members, 0);
+        cache.remove_set(SetKey::GLOBAL, &members, |_| Some("x".into()));
+        assert!(cache.announce().is_empty());
+        assert!(cache.retired(Slot(0)).is_some());
+        cache.confirm(Rank(0), 1);
+        cache.confirm(Rank(1), 1);
+        assert!(cache.retired(Slot(0)).is_none());
+    }
+
+    #[test]
+    fn capacity_zero_turns_it_off() {
+        let (mut cache, members) = cache(0);
+        assert_eq!(insert(&mut cache, &members, 0), None);
+    }
+}

@@ -1,0 +1,304 @@
+//! What happens when every member has asked for a name: agreement, effects, and the cache.
+
+use super::{Arc, Coordinator, CoordinatorAction, Entry, OpError, Pending, Ready, Response, Run};
+use super::{Content, FusionKey, Item, Op, Rank, SetKey, Slot, agreement};
+use crate::local::encoded_bytes;
+
+/// Part of names that are made up per call and never come again, hence are not cached.
+const UNNAMED_MARK: &str = ".noname.";
+
+impl Coordinator {
+    /// The entry is ready: nobody is missing who has not joined.
+    pub(super) fn complete(&mut self, index: usize) {
+        let Some(entry) = self.entries.get_mut(index) else {
+            return;
+        };
+        let Some(mut pending) = entry.pending.take() else {
+            return;
+        };
+        let (key, name, cached) = (entry.set, Arc::clone(&entry.name), entry.cached);
+        let Some(set) = self.sets.get(key) else {
+            return;
+        };
+        let members = Arc::clone(&set.members);
+        for rank in pending.arrived.iter() {
+            self.outstanding[rank.index()] -= 1;
+        }
+        let absent: Arc<[Rank]> = if pending.arrived.len() == members.len() {
+            Arc::clone(&self.nobody)
+        } else {
+            members
+                .iter()
+                .filter(|r| !pending.arrived.contains(**r))
+                .copied()
+                .collect()
+        };
+        let verdict = agreed(&name, &pending)
+            .and_then(|()| agreement::possible(&name, &pending.content, !absent.is_empty()));
+        let outcome = match (verdict, &pending.content.op) {
+            (Err(error), _) => Err(error),
+            (Ok(()), Op::Barrier) => {
+                let (set, name, absent) = (key, Arc::clone(&name), Arc::clone(&absent));
+                self.answer(
+                    Arc::clone(&members),
+                    Response::BarrierDone { set, name, absent },
+                );
+                Ok(())
+            }
+            (Ok(()), Op::AddProcessSet { ranks }) => self.add_set(&name, ranks),
+            (Ok(()), Op::RemoveProcessSet { set }) => {
+                self.remove_set(&name, *set);
+                Ok(())
+            }
+            (Ok(()), _) => {
+                let seat = Seat {
+                    index,
+                    key,
+                    cached,
+                    members: &members,
+                    absent: &absent,
+                };
+                self.run(&seat, &name, &mut pending)
+            }
+        };
+        if let Err(error) = outcome {
+            self.answer(
+                members,
+                Response::Fail {
+                    set: key,
+                    name,
+                    absent,
+                    error,
+                },
+            );
+        }
+        pending.arrived.clear();
+        self.spare.push(pending.arrived);
+        self.forget_if_unused(index);
+    }
+
+    /// Queues an answer that is not to be held back.
+    pub(super) fn answer(&mut self, to: Arc<[Rank]>, response: Response) {
+        self.urgent = true;
+        self.push_ready(Ready::Answer {
+            to,
+            response: Arc::new(response),
+        });
+    }
+
+    fn push_ready(&mut self, ready: Ready) {
+        if self.ready.is_empty() {
+            self.ready_since = self.now;
+        }
+        self.ready.push(ready);
+    }
+
+    fn run(
+        &mut self,
+        seat: &Seat<'_>,
+        name: &Arc<str>,
+        pending: &mut Pending,
+    ) -> Result<(), OpError> {
+        let content = &pending.content;
+        let first_dims = flat_rows(&mut pending.rows, seat.members, content);
+        let line = seat
+            .cached
+            .and_then(|slot| Some((slot, self.cache.line(slot)?)));
+        let known = line.filter(|(_, line)| {
+            Arc::ptr_eq(&line.content, content) || line.content.agrees(content)
+        });
+        let (fusion, mut bytes) = match known {
+            Some((_, line)) => (line.fusion, line.bytes),
+            None => (FusionKey::of(seat.key, content), tensor_bytes(content)),
+        };
+        let known = known.map(|(slot, _)| slot);
+        if content.op == Op::Allgather {
+            bytes = agreement::gathered_bytes(name, content, &first_dims, seat.members.len())?;
+        }
+        let wire_bytes = 20 + 10 * first_dims.len();
+        let (item, wire_bytes) = match known {
+            Some(slot) if content.op == Op::Allgather => {
+                (Item::GatherSlot { slot, first_dims }, wire_bytes)
+            }
+            Some(slot) => (
+                Item::Slots(crate::message::SlotRun {
+                    first: slot,
+                    len: 1,
+                }),
+                wire_bytes,
+            ),
+            None => {
+                let slot = self.remember(seat, name, content);
+                let wire_bytes = wire_bytes + encoded_bytes(name.len(), &content.tensors);
+                let (name, tensors) = (Arc::clone(name), Arc::clone(&content.tensors));
+                (
+                    Item::New {
+                        name,
+                        tensors,
+                        slot,
+                        first_dims,
+                    },
+                    wire_bytes,
+                )
+            }
+        };
+        self.push_ready(Ready::Run(Run {
+            set: seat.key,
+            members: Arc::clone(seat.members),
+            absent: Arc::clone(seat.absent),
+            content: Arc::clone(content),
+            fusion: fusion.filter(|_| !self.cfg.disable_group_fusion),
+            bytes,
+            wire_bytes,
+            item,
+        }));
+        Ok(())
+    }
+
+    /// Gives the agreed content a slot. Not while ranks are missing: they would not learn of it.
+    fn remember(
+        &mut self,
+        seat: &Seat<'_>,
+        name: &Arc<str>,
+        content: &Arc<Content>,
+    ) -> Option<Slot> {
+        if let Some(old) = seat.cached {
+            self.cache.retire(old, seat.members, name);
+            self.entries.get_mut(seat.index)?.cached = None;
+        }
+        if !seat.absent.is_empty() || name.contains(UNNAMED_MARK) {
+            return None;
+        }
+        let entries = &self.entries;
+        let name_of = |index| {
+            entries
+                .get(index)
+                .map(|entry: &Entry| Arc::clone(&entry.name))
+        };
+        let bytes = tensor_bytes(content);
+        let inserted =
+            self.cache
+                .insert(seat.key, seat.members, seat.index, content, bytes, name_of)?;
+        if let Some(evicted) = inserted.evicted_entry {
+            if let Some(entry) = self.entries.get_mut(evicted) {
+                entry.cached = None;
+            }
+            self.forget_if_unused(evicted);
+        }
+        if inserted.first_eviction
+            && let Some(set) = self.sets.get(seat.key)
+        {
+            self.actions
+                .push_back(CoordinatorAction::CacheEvicts(set.id));
+        }
+        self.entries.get_mut(seat.index)?.cached = Some(inserted.slot);
+        Some(inserted.slot)
+    }
+
+    fn add_set(&mut self, name: &Arc<str>, ranks: &[Rank]) -> Result<(), OpError> {
+        let (key, id, ranks) = self.sets.add(ranks)?;
+        let added = Response::SetAdded {
+            name: Arc::clone(name),
+            key,
+            id,
+            ranks,
+        };
+        self.answer(Arc::clone(&self.everybody), added);
+        Ok(())
+    }
+
+    /// Ends a set; its members end what they have pending on it when they learn of it.
+    fn remove_set(&mut self, name: &Arc<str>, id: crate::ProcessSetId) {
+        let removed = self.sets.remove(id);
+        let key = removed.as_ref().map(|(key, _)| *key);
+        if let Some((key, set)) = removed {
+            let entries = &self.entries;
+            self.cache.remove_set(key, &set.members, |index| {
+                entries.get(index).map(|entry| Arc::clone(&entry.name))
+            });
+            let gone: Vec<usize> = self
+                .entries
+                .iter()
+                .filter(|(_, e)| e.set == key)
+                .map(|(i, _)| i)
+                .collect();
+            for index in gone {
+                if let Some(Entry {
+                    pending: Some(mut pending),
+                    ..
+                }) = self.entries.remove(index)
+                {
+                    for rank in pending.arrived.iter() {
+                        self.outstanding[rank.index()] -= 1;
+                    }
+                    pending.arrived.clear();
+                    self.spare.push(pending.arrived);
+                }
+            }
+        }
+        let response = Response::SetRemoved {
+            name: Arc::clone(name),
+            key,
+        };
+        self.answer(Arc::clone(&self.everybody), response);
+    }
+
+    fn forget_if_unused(&mut self, index: usize) {
+        if let Some(entry) = self.entries.get(index)
+            && entry.cached.is_none()
+            && entry.pending.is_none()
+            && let Some(entry) = self.entries.remove(index)
+            && let Some(set) = self.sets.get_mut(entry.set)
+        {
+            set.names.remove(&*entry.name);
+        }
+    }
+}
+
+/// Where a ready request belongs.
+struct Seat<'a> {
+    index: usize,
+    key: SetKey,
+    cached: Option<Slot>,
+    members: &'a Arc<[Rank]>,
+    absent: &'a Arc<[Rank]>,
+}
+
+fn agreed(name: &str, pending: &Pending) -> Result<(), OpError> {
+    if pending.others.is_empty() {
+        return Ok(());
+    }
+    let asked: Vec<(Rank, &Content)> = pending
+        .arrived
+        .iter()
+        .map(|rank| {
+            let other = pending.others.iter().find(|(r, _)| *r == rank);
+            (
+                rank,
+                other.map_or(&*pending.content, |(_, content)| content),
+            )
+        })
+        .collect();
+    agreement::compare(name, &asked)
+}
+
+/// Rows as `[tensor][member]` in one list; empty unless this is an allgather.
+fn flat_rows(rows: &mut [(Rank, Vec<u64>)], members: &[Rank], content: &Content) -> Vec<u64> {
+    if content.op != Op::Allgather || rows.len() != members.len() {
+        return Vec::new();
+    }
+    rows.sort_unstable_by_key(|(rank, _)| *rank);
+    let dim = |tensor: usize, rows: &[u64]| rows.get(tensor).copied().unwrap_or(0);
+    (0..content.tensors.len())
+        .flat_map(|tensor| rows.iter().map(move |(_, rows)| dim(tensor, rows)))
+        .collect()
+}
+
+fn tensor_bytes(content: &Content) -> u64 {
+    content.tensors.iter().fold(0, |sum: u64, tensor| {
+        let bytes = tensor
+            .elems()
+            .and_then(|n| n.checked_mul(tensor.dtype.size() as u64));
+        sum.saturating_add(bytes.unwrap_or(u64::MAX))
+    })
+}

@@ -1,0 +1,204 @@
+//! Which ready requests run together: a pure plan over their kinds and sizes.
+
+use crate::content::Content;
+use crate::limits::{BATCH_BYTES_MAX, FUSED_ITEMS_MAX};
+use crate::message::SetKey;
+use crate::types::{DType, Device, Op, Rank};
+
+/// Requests that a fused execution may skip over; keeps planning linear for odd mixtures.
+const LOOK_AHEAD_MAX: usize = 4096;
+
+/// What requests must have in common to be fused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FusionKey {
+    set: SetKey,
+    kind: u8,
+    reduce: u8,
+    scale_bits: (u64, u64),
+    device: Device,
+    dtype: DType,
+}
+
+impl FusionKey {
+    /// `None` for what always runs alone: other operations and groups of several types.
+    pub(crate) fn of(set: SetKey, content: &Content) -> Option<Self> {
+        let (kind, reduce, scale_bits) = match &content.op {
+            Op::Allreduce { op, scale } => {
+                (0, *op as u8, (scale.pre.to_bits(), scale.post.to_bits()))
+            }
+            Op::Reducescatter { op, scale } => {
+                (1, *op as u8, (scale.pre.to_bits(), scale.post.to_bits()))
+            }
+            Op::Allgather => (2, 0, (0, 0)),
+            _ => return None,
+        };
+        let (first, rest) = content.tensors.split_first()?;
+        let dtype = first.dtype;
+        rest.iter().all(|t| t.dtype == dtype).then_some(Self {
+            set,
+            kind,
+            reduce,
+            scale_bits,
+            device: content.device,
+            dtype,
+        })
+    }
+}
+
+/// One ready request, as far as planning cares.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate<'a> {
+    pub(crate) key: Option<FusionKey>,
+    /// Members that contribute the identity.
+    pub(crate) absent: &'a [Rank],
+    /// Bytes counted against the threshold.
+    pub(crate) bytes: u64,
+    /// Bytes in the message that announces it.
+    pub(crate) wire_bytes: usize,
+}
+
+/// Splits `ready` into executions of positions, in order. A request that does not fit is skipped,
+/// and later ones may still join, as long as fused and skipped bytes stay within the threshold.
+pub(crate) fn plan(ready: &[Candidate<'_>], threshold_bytes: u64) -> Vec<Vec<usize>> {
+    let mut taken = vec![false; ready.len()];
+    let mut batches = Vec::new();
+    for (start, first) in ready.iter().enumerate() {
+        if taken[start] {
+            continue;
+        }
+        let mut batch = vec![start];
+        if first.key.is_some() {
+            let mut fused_bytes = first.bytes;
+            let mut wire_bytes = first.wire_bytes;
+            let mut skipped_bytes = 0u64;
+            let mut skipped = 0;
+            for (at, next) in ready.iter().enumerate().skip(start + 1) {
+                if taken[at] {
+                    continue;
+                }
+                let fits = fused_bytes.saturating_add(next.bytes) <= threshold_bytes
+                    && wire_bytes + next.wire_bytes <= BATCH_BYTES_MAX
+                    && batch.len() < FUSED_ITEMS_MAX;
+                if fits && next.key == first.key && next.absent == first.absent {
+                    fused_bytes += next.bytes;
+                    wire_bytes += next.wire_bytes;
+                    taken[at] = true;
+                    batch.push(at);
+                    continue;
+                }
+                skipped += 1;
+                skipped_bytes = skipped_bytes.saturating_add(next.bytes);
+                if skipped > LOOK_AHEAD_MAX
+                    || fused_bytes.saturating_add(skipped_bytes) > threshold_bytes
+                {
+                    break;
+                }
+            }
+        }
+        batches.push(batch);
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{ReduceOp, Scale, TensorMeta};
+
+    fn key(dtype: DType) -> Option<FusionKey> {
+        let op = Op::Allreduce {
+            op: ReduceOp::Sum,
+            scale: Scale::NONE,
+        };
+        let tensors = [TensorMeta {
+            dtype,
+            shape: vec![1],
+        }]
+        .into();
+        FusionKey::of(
+            SetKey::GLOBAL,
+            &Content {
+                op,
+                device: Device::Cpu,
+                tensors,
+            },
+        )
+    }
+
+    fn planned(ready: &[(Option<FusionKey>, u64)], threshold: u64) -> Vec<Vec<usize>> {
+        let ready: Vec<_> = ready
+            .iter()
+            .map(|(key, bytes)| Candidate {
+                key: *key,
+                absent: &[],
+                bytes: *bytes,
+                wire_bytes: 1,
+            })
+            .collect();
+        plan(&ready, threshold)
+    }
+
+    #[test]
+    fn equal_kinds_fuse_up_to_the_threshold() {
+        let a = key(DType::F32);
+        assert_eq!(planned(&[(a, 4), (a, 4), (a, 4)], 8), [vec![0, 1], vec![2]]);
+        assert_eq!(planned(&[(a, 100), (a, 4)], 8), [vec![0], vec![1]]);
+    }
+
+    #[test]
+    fn looks_past_other_kinds_while_the_threshold_allows() {
+        let (a, b) = (key(DType::F32), key(DType::F16));
+        assert_eq!(
+            planned(&[(a, 2), (b, 2), (a, 2), (b, 2)], 8),
+            [vec![0, 2], vec![1, 3]]
+        );
+        assert_eq!(
+            planned(&[(a, 2), (b, 7), (a, 2)], 8),
+            [vec![0], vec![1], vec![2]]
+        );
+        assert_eq!(
+            planned(&[(a, 2), (None, 2), (a, 2), (None, 1)], 8),
+            [vec![0, 2], vec![1], vec![3]]
+        );
+    }
+
+    #[test]
+    fn a_zero_threshold_fuses_only_empty_tensors() {
+        let a = key(DType::F32);
+        assert_eq!(planned(&[(a, 0), (a, 0), (a, 1)], 0), [vec![0, 1], vec![2]]);
+    }
+
+    #[test]
+    fn different_absent_ranks_do_not_fuse() {
+        let one = Candidate {
+            key: key(DType::F32),
+            absent: &[],
+            bytes: 1,
+            wire_bytes: 1,
+        };
+        let other = Candidate {
+            absent: &[Rank(1)],
+            ..one
+        };
+        assert_eq!(plan(&[one, other, one], 100), [vec![0, 2], vec![1]]);
+    }
+
+    #[test]
+    fn groups_of_several_types_run_alone() {
+        let meta = |dtype| TensorMeta {
+            dtype,
+            shape: vec![1],
+        };
+        let op = Op::Allreduce {
+            op: ReduceOp::Sum,
+            scale: Scale::NONE,
+        };
+        let mixed = [meta(DType::F32), meta(DType::F16)].into();
+        let content = Content {
+            op,
+            device: Device::Cpu,
+            tensors: mixed,
+        };
+        assert_eq!(FusionKey::of(SetKey::GLOBAL, &content), None);
+    }
+}

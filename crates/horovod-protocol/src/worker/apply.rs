@@ -1,0 +1,450 @@
+//! What a worker does with the coordinator's decisions.
+
+use super::{Cached, Entry, State, Violation, Worker, WorkerSet};
+use crate::action::{Completion, ExecItem, Execution, WorkerAction};
+use crate::error::{OpError, OpErrorKind, PeerLost, SET_REMOVED_TEXT};
+use crate::limits::FUSED_ITEMS_MAX;
+use crate::lookup::Lookup;
+use crate::message::{Item, Response, SetKey, Slot, Submission, ToWorker};
+use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, TensorMeta};
+use std::sync::Arc;
+
+impl Worker {
+    pub(super) fn apply(&mut self, msg: &ToWorker) -> Result<(), Violation> {
+        for response in &msg.responses {
+            self.respond(response)?;
+        }
+        for slot in msg.evicted.iter().flat_map(|run| run.slots()) {
+            let index = self
+                .slots
+                .remove(&slot)
+                .ok_or("evicted a slot that is not in use")?;
+            if let Some(entry) = self.entries.get_mut(index)
+                && entry
+                    .cached
+                    .as_ref()
+                    .is_some_and(|cached| cached.slot == slot)
+            {
+                entry.cached = None;
+                self.forget_if_unused(index);
+            }
+        }
+        self.outbox.acknowledge(msg.mark);
+        Ok(())
+    }
+
+    fn respond(&mut self, response: &Response) -> Result<(), Violation> {
+        match response {
+            Response::Execute { .. } => self.on_execute(response),
+            Response::Fail {
+                set,
+                name,
+                absent,
+                error,
+            } => {
+                if self.is_absent(absent) {
+                    return Ok(());
+                }
+                self.complete(*set, name, Err(error.clone()))
+            }
+            Response::BarrierDone { set, name, absent } => {
+                if self.is_absent(absent) {
+                    return Ok(());
+                }
+                self.complete(*set, name, Ok(Completion::Done))
+            }
+            Response::Joined { last } => {
+                let id = self
+                    .join
+                    .take()
+                    .ok_or("ended a join that was not asked for")?;
+                self.pending -= 1;
+                let joined = Ok(Completion::Joined { last: *last });
+                self.actions.push_back(WorkerAction::Complete(id, joined));
+                Ok(())
+            }
+            Response::SetAdded {
+                name,
+                key,
+                id,
+                ranks,
+            } => {
+                self.on_set_added(*key, *id, ranks)?;
+                self.complete(SetKey::GLOBAL, name, Ok(Completion::SetAdded(*id)))
+            }
+            Response::SetRemoved { name, key } => {
+                if let Some(key) = key {
+                    self.on_set_removed(*key)?;
+                }
+                self.complete(
+                    SetKey::GLOBAL,
+                    name,
+                    Ok(Completion::SetRemoved(key.is_some())),
+                )
+            }
+            Response::Shutdown { by, reason } => {
+                self.on_shutdown(*by, reason);
+                Ok(())
+            }
+            Response::Stopped => match &self.state {
+                State::Stopping { .. } => {
+                    self.stop();
+                    Ok(())
+                }
+                _ => Err("ended a shutdown that was not announced"),
+            },
+            Response::Lost(lost) => {
+                self.end(lost.clone());
+                Ok(())
+            }
+        }
+    }
+
+    fn on_execute(&mut self, response: &Response) -> Result<(), Violation> {
+        let Response::Execute {
+            seq,
+            set,
+            op,
+            device,
+            absent,
+            items,
+        } = response
+        else {
+            return Ok(());
+        };
+        let id = *self
+            .ids
+            .get(set)
+            .ok_or("ordered work on an unknown process set")?;
+        let members = Arc::clone(
+            &self
+                .sets
+                .get(&id)
+                .ok_or("ordered work on an unknown process set")?
+                .members,
+        );
+        if members.binary_search(&self.cfg.rank).is_err() {
+            return Err("ordered work on a foreign process set");
+        }
+        let contributors = members
+            .len()
+            .checked_sub(absent.len())
+            .ok_or("too many absent members")?;
+        let run = Run {
+            set: id,
+            op,
+            device: *device,
+            members: members.len(),
+            absent: self.is_absent(absent),
+        };
+        let mut exec_items = Vec::with_capacity(items.len());
+        for item in items {
+            match item {
+                Item::Slots(slots) => {
+                    exec_items.reserve(FUSED_ITEMS_MAX.min(slots.len as usize));
+                    for slot in slots.slots() {
+                        exec_items.push(self.run_slot(&run, slot, &[])?);
+                    }
+                }
+                Item::GatherSlot { slot, first_dims } => {
+                    exec_items.push(self.run_slot(&run, *slot, first_dims)?);
+                }
+                Item::New {
+                    name,
+                    tensors,
+                    slot,
+                    first_dims,
+                } => {
+                    exec_items.push(self.run_new(&run, name, tensors, *slot, first_dims)?);
+                }
+            }
+        }
+        self.actions.push_back(WorkerAction::Execute(Execution {
+            seq: *seq,
+            set: id,
+            members,
+            op: op.clone(),
+            device: *device,
+            contributors: contributors as u32,
+            items: exec_items,
+        }));
+        Ok(())
+    }
+
+    fn run_slot(
+        &mut self,
+        run: &Run<'_>,
+        slot: Slot,
+        first_dims: &[u64],
+    ) -> Result<ExecItem, Violation> {
+        let index = *self
+            .slots
+            .get(&slot)
+            .ok_or("used a slot that is not in use")?;
+        let entry = self
+            .entries
+            .get_mut(index)
+            .ok_or("used a slot that is not in use")?;
+        let cached = entry.cached.as_ref().filter(|c| c.slot == slot);
+        let cached = cached.ok_or("used a slot that was replaced")?;
+        if entry.set != run.set {
+            return Err("used a slot of another process set");
+        }
+        let (id, content) = if run.absent {
+            (None, &cached.content)
+        } else {
+            let pending = entry
+                .pending
+                .as_ref()
+                .ok_or("ordered work that was not asked for")?;
+            (Some(pending.id), &pending.content)
+        };
+        let item = ExecItem {
+            entry: id,
+            name: Arc::clone(&entry.name),
+            tensors: Arc::clone(&content.tensors),
+            first_dims: run.rows(content.tensors.len(), first_dims)?,
+        };
+        if !run.absent {
+            entry.pending = None;
+            self.pending -= 1;
+        }
+        Ok(item)
+    }
+
+    fn run_new(
+        &mut self,
+        run: &Run<'_>,
+        name: &Arc<str>,
+        tensors: &Arc<[TensorMeta]>,
+        slot: Option<Slot>,
+        first_dims: &[u64],
+    ) -> Result<ExecItem, Violation> {
+        let first_dims = run.rows(tensors.len(), first_dims)?;
+        if run.absent {
+            return Ok(ExecItem {
+                entry: None,
+                name: Arc::clone(name),
+                tensors: Arc::clone(tensors),
+                first_dims,
+            });
+        }
+        let set = self
+            .sets
+            .get(&run.set)
+            .ok_or("ordered work on an unknown process set")?;
+        let index = *set
+            .names
+            .get(&**name)
+            .ok_or("ordered work that was not asked for")?;
+        let entry = self
+            .entries
+            .get_mut(index)
+            .ok_or("ordered work that was not asked for")?;
+        let pending = entry
+            .pending
+            .take()
+            .ok_or("ordered work that was not asked for")?;
+        self.pending -= 1;
+        if !pending.content.agrees_with(run.op, run.device, tensors) {
+            return Err("ordered other work than was asked for");
+        }
+        let item = ExecItem {
+            entry: Some(pending.id),
+            name: Arc::clone(&entry.name),
+            tensors: Arc::clone(&pending.content.tensors),
+            first_dims,
+        };
+        match slot {
+            Some(slot) => {
+                if self.slots.insert(slot, index).is_some() {
+                    return Err("gave out a slot twice");
+                }
+                entry.cached = Some(Cached {
+                    slot,
+                    content: pending.content,
+                });
+            }
+            None => self.forget_if_unused(index),
+        }
+        Ok(item)
+    }
+
+    fn complete(
+        &mut self,
+        set: SetKey,
+        name: &str,
+        result: Result<Completion, OpError>,
+    ) -> Result<(), Violation> {
+        const UNASKED: Violation = "answered what was not asked";
+        let id = self.ids.get(&set).ok_or(UNASKED)?;
+        let index = *self
+            .sets
+            .get(id)
+            .and_then(|s| s.names.get(name))
+            .ok_or(UNASKED)?;
+        let pending = self
+            .entries
+            .get_mut(index)
+            .and_then(|e| e.pending.take())
+            .ok_or(UNASKED)?;
+        self.pending -= 1;
+        self.actions
+            .push_back(WorkerAction::Complete(pending.id, result));
+        self.forget_if_unused(index);
+        Ok(())
+    }
+
+    fn forget_if_unused(&mut self, index: usize) {
+        if let Some(entry) = self.entries.get(index)
+            && entry.cached.is_none()
+            && entry.pending.is_none()
+            && let Some(entry) = self.entries.remove(index)
+            && let Some(set) = self.sets.get_mut(&entry.set)
+        {
+            set.names.remove(&*entry.name);
+        }
+    }
+
+    fn on_set_added(
+        &mut self,
+        key: SetKey,
+        id: ProcessSetId,
+        ranks: &Arc<[Rank]>,
+    ) -> Result<(), Violation> {
+        let ascending = ranks.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || ranks.last().is_none_or(|last| last.0 >= self.cfg.size) {
+            return Err("registered an impossible process set");
+        }
+        if self.ids.contains_key(&key) || self.sets.contains_key(&id) {
+            return Err("registered a process set twice");
+        }
+        self.ids.insert(key, id);
+        let set = WorkerSet {
+            key,
+            members: Arc::clone(ranks),
+            names: Lookup::default(),
+        };
+        self.sets.insert(id, set);
+        Ok(())
+    }
+
+    fn on_set_removed(&mut self, key: SetKey) -> Result<(), Violation> {
+        if key == SetKey::GLOBAL {
+            return Err("removed the global process set");
+        }
+        let id = self
+            .ids
+            .remove(&key)
+            .ok_or("removed an unknown process set")?;
+        self.sets.remove(&id);
+        let error = OpError::new(OpErrorKind::Aborted, SET_REMOVED_TEXT);
+        self.fail_pending(&error, Some(id));
+        let gone: Vec<usize> = self
+            .entries
+            .iter()
+            .filter(|(_, e)| e.set == id)
+            .map(|(i, _)| i)
+            .collect();
+        for index in gone {
+            if let Some(Entry {
+                cached: Some(cached),
+                ..
+            }) = self.entries.remove(index)
+            {
+                self.slots.remove(&cached.slot);
+            }
+        }
+        Ok(())
+    }
+
+    fn on_shutdown(&mut self, by: Rank, reason: &Arc<str>) {
+        if matches!(self.state, State::Stopping { .. } | State::Over(_)) {
+            return;
+        }
+        let error = OpError::shutdown(reason);
+        self.fail_pending(&error, None);
+        self.outbox.clear();
+        self.outbox.push(Submission::ShutdownAck, 1);
+        self.state = State::Stopping {
+            by,
+            reason: Arc::clone(reason),
+            error,
+        };
+    }
+
+    fn stop(&mut self) {
+        if let State::Stopping { by, reason, error } = &self.state {
+            self.actions.push_back(WorkerAction::ShutDown {
+                by: *by,
+                reason: Arc::clone(reason),
+            });
+            self.state = State::Over(error.clone());
+        }
+    }
+
+    pub(super) fn end(&mut self, lost: PeerLost) {
+        match self.state {
+            State::Over(_) => {}
+            State::Stopping { .. } => self.stop(),
+            State::Running | State::Asked => {
+                let error = lost.to_error();
+                self.fail_pending(&error, None);
+                self.outbox.clear();
+                self.state = State::Over(error);
+                self.actions.push_back(WorkerAction::Abort(lost));
+            }
+        }
+    }
+
+    /// Ends what is pending on one set, or everywhere, in the order of submission.
+    fn fail_pending(&mut self, error: &OpError, set: Option<ProcessSetId>) {
+        let mut failed = Vec::new();
+        for (index, entry) in self.entries.iter_mut() {
+            if set.is_none_or(|id| id == entry.set)
+                && let Some(pending) = entry.pending.take()
+            {
+                failed.push((pending.id, index));
+            }
+        }
+        for (_, index) in &failed {
+            self.forget_if_unused(*index);
+        }
+        let mut ids: Vec<EntryId> = failed.into_iter().map(|(id, _)| id).collect();
+        if set.is_none() {
+            ids.extend(self.join.take());
+        }
+        ids.sort_unstable();
+        self.pending -= ids.len();
+        for id in ids {
+            self.actions
+                .push_back(WorkerAction::Complete(id, Err(error.clone())));
+        }
+    }
+
+    fn is_absent(&self, absent: &[Rank]) -> bool {
+        !absent.is_empty() && absent.binary_search(&self.cfg.rank).is_ok()
+    }
+}
+
+/// What the items of one execution have in common.
+struct Run<'a> {
+    set: ProcessSetId,
+    op: &'a Op,
+    device: Device,
+    members: usize,
+    absent: bool,
+}
+
+impl Run<'_> {
+    /// Rows as `[tensor][member]`; empty where they are nobody's business.
+    fn rows(&self, tensors: usize, flat: &[u64]) -> Result<Vec<Vec<u64>>, Violation> {
+        if *self.op != Op::Allgather {
+            return Ok(Vec::new());
+        }
+        if Some(flat.len()) != tensors.checked_mul(self.members) {
+            return Err("announced the wrong number of rows");
+        }
+        Ok(flat.chunks(self.members).map(<[u64]>::to_vec).collect())
+    }
+}
