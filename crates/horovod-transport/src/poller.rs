@@ -45,6 +45,7 @@ impl Poller {
             events,
             sources,
             ready,
+            news: AtomicBool::new(false),
         })
     }
 
