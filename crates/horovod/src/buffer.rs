@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Alignment of every buffer: a cache line, enough for any vector load.
-pub const ALIGN: usize = 64;
+const ALIGN: usize = 64;
 /// Bytes that the pool keeps for reuse at most.
-pub const POOL_BYTES_MAX: usize = 256 << 20;
+const POOL_BYTES_MAX: usize = 256 << 20;
 
 /// Freed blocks by size, so that a training loop touches fresh pages only once.
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ impl BufferPool {
 }
 
 /// Blocks that the pool keeps at most, so that the search stays short.
-pub const POOL_BLOCKS_MAX: usize = 64;
+const POOL_BLOCKS_MAX: usize = 64;
 
 fn allocate(capacity: usize) -> Option<Block> {
     let layout = Layout::from_size_align(capacity, ALIGN).ok()?;

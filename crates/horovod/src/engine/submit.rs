@@ -212,7 +212,7 @@ fn row_splits(tensor: &Tensor, splits: Option<&[i64]>, members: usize) -> Result
     }
     let Some(splits) = splits else {
         let n = members as u64;
-        if rows % n != 0 {
+        if !rows.is_multiple_of(n) {
             return Err(Error::Invalid(
                 "splits not provided, but first dimension of tensor is not an even multiple of the number of workers."
                     .into(),
@@ -240,11 +240,6 @@ fn row_splits(tensor: &Tensor, splits: Option<&[i64]>, members: usize) -> Result
         )));
     }
     Ok(checked)
-}
-
-/// Where the results of a tensor go must fit the kind of operation.
-pub(crate) fn needs_output(op: &Op) -> bool {
-    matches!(op, Op::Allreduce { .. } | Op::Broadcast { .. })
 }
 
 impl Tensor {
