@@ -1,0 +1,359 @@
+//! The host agent: starts the ranks of one host, carries their output and exit statuses to the launcher, and
+//! leaves no process behind, whatever happens to the launcher or to the connection.
+//!
+//! One thread, one poll. The launcher's end of stdin is the leash: when it closes, the ranks end.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use crate::environment;
+use crate::frames::{FrameBuffer, FromAgent, JobSpec, MAGIC, Stop, Stream, ToAgent};
+use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait};
+use crate::preflight;
+use crate::ranks::Ranks;
+use crate::signals::Signals;
+
+/// Name of the hidden subcommand.
+pub(crate) const SUBCOMMAND: &str = "__agent";
+/// Output of ranks that may wait for the launcher; beyond it the ranks wait in their pipes.
+const OUTBOX_BYTES_MAX: usize = 1 << 20;
+/// From SIGINT to SIGTERM.
+pub(crate) const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
+/// From SIGTERM to SIGKILL.
+pub(crate) const TERMINATE_GRACE: Duration = Duration::from_secs(5);
+/// What ranks left running may take to end by itself after the last rank.
+pub(crate) const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
+/// Between two looks for what is left.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Runs until the job is over; the error says why the agent could not work at all.
+pub(crate) fn run() -> io::Result<()> {
+    crate::platform::adopt_orphans();
+    let signals = Signals::watch()?;
+    // Duplicates without a buffer or lock of the standard library in between.
+    let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    set_nonblocking(&stdin)?;
+    set_nonblocking(&stdout)?;
+    let mut agent = Agent {
+        stdin: Some(stdin),
+        stdout,
+        signals,
+        inbox: FrameBuffer::default(),
+        outbox: Outbox::default(),
+        job: None,
+        ranks: Ranks::default(),
+        started: false,
+        ending: None,
+        leftovers_since: None,
+        heard: Instant::now(),
+        done: false,
+    };
+    agent.outbox.buffer().extend_from_slice(MAGIC);
+    agent.say(&FromAgent::Hello {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        hostname: environment::hostname(),
+    });
+    while !agent.is_over() {
+        agent.step()?;
+    }
+    Ok(())
+}
+
+/// How far the end of the ranks has come, and when it gets harder.
+#[derive(Clone, Copy, Debug)]
+struct Ending {
+    how: Stop,
+    harder_at: Instant,
+}
+
+struct Agent {
+    /// `None` once the launcher is gone.
+    stdin: Option<File>,
+    stdout: File,
+    signals: Signals,
+    inbox: FrameBuffer,
+    outbox: Outbox,
+    job: Option<JobSpec>,
+    ranks: Ranks,
+    started: bool,
+    ending: Option<Ending>,
+    leftovers_since: Option<Instant>,
+    heard: Instant,
+    done: bool,
+}
+
+impl Agent {
+    fn say(&mut self, message: &FromAgent) {
+        if self.stdin.is_some() {
+            message.encode(self.outbox.buffer());
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let nothing_runs = !self.started || self.done;
+        nothing_runs && (self.stdin.is_none() || (self.done && self.outbox.len() == 0))
+    }
+
+    fn step(&mut self) -> io::Result<()> {
+        if self.outbox.len() > 0 && self.outbox.flush(&mut self.stdout).is_err() {
+            self.lose_launcher();
+        }
+        self.sleep()?;
+        // Before reaping: a child that ends in between must ring again.
+        let asked_to_end = !self.signals.take().is_empty();
+        self.reap();
+        let now = Instant::now();
+        self.hear();
+        if asked_to_end {
+            self.stop(Stop::Terminate, now);
+        }
+        self.collect_output();
+        self.get_harder(now);
+        self.finish(now);
+        Ok(())
+    }
+
+    fn sleep(&self) -> io::Result<()> {
+        let mut interests = vec![Interest::read(self.signals.as_fd())];
+        if let Some(stdin) = &self.stdin {
+            interests.push(Interest::read(stdin.as_fd()));
+        }
+        if self.outbox.len() > 0 {
+            interests.push(Interest::write(self.stdout.as_fd()));
+        }
+        if self.has_room() {
+            interests.extend(self.ranks.pipes().map(Interest::read));
+        }
+        wait(&interests, self.deadline())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let harder = self
+            .ending
+            .filter(|e| e.how < Stop::Kill)
+            .map(|e| e.harder_at);
+        let looking = self.started && !self.done && self.ranks.all_ended();
+        let killing = self.ending.is_some_and(|e| e.how == Stop::Kill) && !self.done;
+        let look = (looking || killing).then(|| Instant::now() + LOOK_AGAIN);
+        let silence = self.silence_max().map(|limit| self.heard + limit);
+        earlier(earlier(harder, look), silence)
+    }
+
+    fn silence_max(&self) -> Option<Duration> {
+        let limit = self.job.as_ref().map_or(0, |job| job.silence_max_s);
+        (limit > 0 && self.stdin.is_some()).then(|| Duration::from_secs(limit.into()))
+    }
+
+    fn has_room(&self) -> bool {
+        self.stdin.is_none() || self.outbox.len() < OUTBOX_BYTES_MAX
+    }
+
+    /// Nobody listens any more: end the ranks, throw their output away.
+    fn lose_launcher(&mut self) {
+        self.stdin = None;
+        self.outbox.clear();
+        self.stop(Stop::Terminate, Instant::now());
+    }
+
+    fn hear(&mut self) {
+        let mut buffer = [0; 64 << 10];
+        while let Some(stdin) = &mut self.stdin {
+            match read_some(stdin, &mut buffer) {
+                Got::Bytes(count) => {
+                    self.heard = Instant::now();
+                    self.inbox.push(&buffer[..count]);
+                    if !self.obey_all() {
+                        self.lose_launcher();
+                    }
+                }
+                Got::Nothing => break,
+                Got::End => self.lose_launcher(),
+            }
+        }
+        if self
+            .silence_max()
+            .is_some_and(|limit| self.heard.elapsed() > limit)
+        {
+            self.lose_launcher();
+        }
+    }
+
+    /// False when what came is not from a launcher.
+    fn obey_all(&mut self) -> bool {
+        loop {
+            let message = match self.inbox.next_frame() {
+                Ok(Some(frame)) => ToAgent::decode(frame),
+                Ok(None) => return true,
+                Err(_) => return false,
+            };
+            match message {
+                Ok(message) => self.obey(message),
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn obey(&mut self, message: ToAgent) {
+        match message {
+            ToAgent::Job(job) => self.prepare(job),
+            ToAgent::Start => self.start(),
+            ToAgent::Stop(how) => self.stop(how, Instant::now()),
+            ToAgent::Ping => {}
+        }
+    }
+
+    fn prepare(&mut self, mut job: JobSpec) {
+        if job.inherit_env {
+            job.env = environment::lay_over_own(&job.env);
+        }
+        if !job.cwd.is_dir() {
+            // As Horovod does: a job may use only absolute paths.
+            let here = std::env::current_dir().unwrap_or_else(|_| "/".into());
+            self.say(&FromAgent::Note(format!(
+                "the working directory {} does not exist here, using {}",
+                job.cwd.display(),
+                here.display()
+            )));
+            job.cwd = here;
+        }
+        let path = job
+            .env
+            .iter()
+            .rev()
+            .find(|(name, _)| name == "PATH")
+            .map(|(_, value)| value);
+        let answer =
+            match preflight::check_command(&job.command, &job.cwd, path.map(OsString::as_os_str)) {
+                Ok(()) => FromAgent::Ready,
+                Err(missing) => FromAgent::Refused {
+                    code: missing.code,
+                    why: missing.why,
+                },
+            };
+        self.say(&answer);
+        self.job = Some(job);
+    }
+
+    fn start(&mut self) {
+        let Some(job) = &self.job else { return };
+        if std::mem::replace(&mut self.started, true) {
+            return;
+        }
+        for spec in &job.ranks {
+            match self.ranks.spawn(job, spec) {
+                Ok(pid) => {
+                    FromAgent::Started {
+                        rank: spec.rank,
+                        pid,
+                    }
+                    .encode(self.outbox.buffer());
+                }
+                Err(error) => {
+                    let why = format!("rank {} could not be started: {error}", spec.rank);
+                    self.say(&FromAgent::Refused { code: 1, why });
+                    self.stop(Stop::Terminate, Instant::now());
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Never gets softer: a second, weaker request changes nothing.
+    fn stop(&mut self, how: Stop, now: Instant) {
+        if self.ending.is_some_and(|ending| ending.how >= how) {
+            return;
+        }
+        let grace = if how == Stop::Interrupt {
+            INTERRUPT_GRACE
+        } else {
+            TERMINATE_GRACE
+        };
+        self.ending = Some(Ending {
+            how,
+            harder_at: now + grace,
+        });
+        self.ranks.signal(how);
+    }
+
+    fn get_harder(&mut self, now: Instant) {
+        match self.ending {
+            Some(Ending {
+                how: Stop::Interrupt,
+                harder_at,
+            }) if now >= harder_at => {
+                self.stop(Stop::Terminate, now);
+            }
+            Some(Ending {
+                how: Stop::Terminate,
+                harder_at,
+            }) if now >= harder_at => {
+                self.stop(Stop::Kill, now);
+            }
+            // Again and again: a process may fork while its parent is being killed.
+            Some(Ending {
+                how: Stop::Kill, ..
+            }) => self.ranks.signal(Stop::Kill),
+            _ => {}
+        }
+    }
+
+    fn reap(&mut self) {
+        for (rank, status) in self.ranks.reap() {
+            // What it wrote before it ended, so that the launcher has the last lines first.
+            let last = self.ranks.drain(rank);
+            for (stream, bytes) in last {
+                self.carry(rank, stream, bytes);
+            }
+            self.say(&FromAgent::Exited { rank, status });
+        }
+    }
+
+    fn carry(&mut self, rank: u32, stream: Stream, bytes: Vec<u8>) {
+        self.say(&FromAgent::Output {
+            rank,
+            stream,
+            bytes,
+        });
+    }
+
+    fn collect_output(&mut self) {
+        if !self.has_room() {
+            return;
+        }
+        for (rank, stream, bytes) in self.ranks.read() {
+            self.carry(rank, stream, bytes);
+        }
+    }
+
+    /// After the last rank: whatever they left running ends too.
+    fn finish(&mut self, now: Instant) {
+        if !self.started || self.done || !self.ranks.all_ended() {
+            return;
+        }
+        if crate::platform::descendants().is_empty() {
+            self.done = true;
+            self.collect_output();
+            self.say(&FromAgent::Done);
+            return;
+        }
+        let since = *self.leftovers_since.get_or_insert(now);
+        if self
+            .ending
+            .is_none_or(|ending| ending.how == Stop::Interrupt)
+            && now >= since + LEFTOVER_GRACE
+        {
+            self.stop(Stop::Terminate, now);
+        } else if self
+            .ending
+            .is_some_and(|ending| ending.how == Stop::Terminate)
+            && since == now
+        {
+            // They were not in a rank's group, or they ignored the first SIGTERM.
+            self.ranks.signal(Stop::Terminate);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The one reader of the environment: the launcher's own settings, and what the ranks get.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use crate::frames::Variables;
+use crate::hosts::{Host, Slot};
+
+/// Set by a launcher for its own job; never handed down from an outer one.
+const IDENTITY: &[&str] = &[
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+    "HOROVOD_HOSTNAME",
+    "HOROVOD_CONTROLLER",
+    "HOROVOD_CPU_OPERATIONS",
+    "HOROVOD_RENDEZVOUS",
+    "HOROVOD_JOB_KEY",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "HOROVOD_ELASTIC",
+    "_HOROVOD_SECRET_KEY",
+];
+
+/// True of this machine, this login or this terminal only; not for other hosts.
+const OF_THIS_HOST: &[&str] = &[
+    "_",
+    "COLUMNS",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "DISPLAY",
+    "HOST",
+    "HOSTNAME",
+    "LINES",
+    "OLDPWD",
+    "PWD",
+    "SHLVL",
+    "STY",
+    "TMUX",
+    "TMUX_PANE",
+    "WAYLAND_DISPLAY",
+    "WINDOWID",
+    "XAUTHORITY",
+];
+const OF_THIS_HOST_PREFIXES: &[&str] = &["BASH_FUNC_", "SSH_", "XDG_", "VSCODE_"];
+
+/// Seconds from `HOROVOD_START_TIMEOUT`; 0 and nonsense count as not set.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn start_timeout() -> Option<u32> {
+    std::env::var("HOROVOD_START_TIMEOUT")
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
+        .filter(|seconds| *seconds > 0)
+}
+
+/// Where programs are searched.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn path() -> OsString {
+    std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
+}
+
+/// What this machine calls itself.
+pub(crate) fn hostname() -> String {
+    rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// The launcher's environment as ranks get it: everything on this host; elsewhere without what is true only
+/// here, the choice of GPUs included.
+pub(crate) fn forwarded(to_this_host: bool) -> Variables {
+    std::env::vars_os()
+        .filter(|(name, _)| is_forwarded(name, to_this_host))
+        .collect()
+}
+
+fn is_forwarded(name: &OsStr, to_this_host: bool) -> bool {
+    let bytes = name.as_bytes();
+    if IDENTITY.iter().any(|own| own.as_bytes() == bytes) {
+        return false;
+    }
+    to_this_host
+        || !(OF_THIS_HOST.iter().any(|own| own.as_bytes() == bytes)
+            || OF_THIS_HOST_PREFIXES
+                .iter()
+                .any(|start| bytes.starts_with(start.as_bytes()))
+            || name.to_string_lossy().contains("CUDA_VISIBLE_DEVICES"))
+}
+
+/// An agent's own environment, without its ssh session, overlaid with the launcher's.
+pub(crate) fn lay_over_own(forwarded: &Variables) -> Variables {
+    let own = std::env::vars_os()
+        .filter(|(name, _)| !name.as_bytes().starts_with(b"SSH_") && is_forwarded(name, true));
+    own.chain(forwarded.iter().cloned()).collect()
+}
+
+/// What every rank of the job gets; it wins over anything forwarded.
+pub(crate) fn of_job(
+    rendezvous: &[std::net::SocketAddr],
+    key: &str,
+    interfaces: &[String],
+    knobs: &[(&'static str, String)],
+) -> Variables {
+    let mut variables: Variables = Vec::new();
+    let mut set = |name: &str, value: String| variables.push((name.into(), value.into()));
+    for (name, value) in knobs {
+        set(name, value.clone());
+    }
+    set("PYTHONUNBUFFERED", "1".to_owned());
+    set("HOROVOD_CONTROLLER", "gloo".to_owned());
+    set("HOROVOD_CPU_OPERATIONS", "gloo".to_owned());
+    let candidates: Vec<String> = rendezvous.iter().map(ToString::to_string).collect();
+    set("HOROVOD_RENDEZVOUS", candidates.join(","));
+    set("HOROVOD_JOB_KEY", key.to_owned());
+    // Programs that look at Horovod's own names find the first candidate there.
+    if let Some(first) = rendezvous.first() {
+        set("HOROVOD_GLOO_RENDEZVOUS_ADDR", first.ip().to_string());
+        set("HOROVOD_GLOO_RENDEZVOUS_PORT", first.port().to_string());
+    }
+    if !interfaces.is_empty() {
+        set("HOROVOD_GLOO_IFACE", interfaces.join(","));
+        set("NCCL_SOCKET_IFNAME", interfaces.join(","));
+    }
+    variables
+}
+
+/// What only this rank gets.
+pub(crate) fn of_rank(host: &Host, slot: Slot) -> Variables {
+    let numbers = [
+        ("HOROVOD_RANK", slot.rank),
+        ("HOROVOD_SIZE", slot.size),
+        ("HOROVOD_LOCAL_RANK", slot.local_rank),
+        ("HOROVOD_LOCAL_SIZE", slot.local_size),
+        ("HOROVOD_CROSS_RANK", slot.cross_rank),
+        ("HOROVOD_CROSS_SIZE", slot.cross_size),
+    ];
+    let mut variables: Variables = numbers
+        .iter()
+        .map(|(name, value)| ((*name).into(), value.to_string().into()))
+        .collect();
+    variables.push(("HOROVOD_HOSTNAME".into(), host.address().into()));
+    variables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forwards_all_but_identity_and_what_is_true_only_here() {
+        #[track_caller]
+        fn check(name: &str, local: bool, remote: bool) {
+            assert_eq!(is_forwarded(OsStr::new(name), true), local, "{name} here");
+            assert_eq!(
+                is_forwarded(OsStr::new(name), false),
+                remote,
+                "{name} elsewhere"
+            );
+        }
+        check("PATH", true, true);
+        check("PYTHONPATH", true, true);
+        check("HOROVOD_FUSION_THRESHOLD", true, true);
+        check("HOROVOD_RANK", false, false);
+        check("HOROVOD_JOB_KEY", false, false);
+        check("CUDA_VISIBLE_DEVICES", true, false);
+        check("NVIDIA_CUDA_VISIBLE_DEVICES", true, false);
+        check("BASH_FUNC_module%%", true, false);
+        check("OLDPWD", true, false);
+        check("SSH_AUTH_SOCK", true, false);
+        check("HOSTNAME", true, false);
+    }
+
+    #[test]
+    fn gives_ranks_their_place_and_the_meeting_point() {
+        let host = Host {
+            name: "u@[fe80::1]".to_owned(),
+            slots: 2,
+        };
+        let slot = Slot {
+            rank: 5,
+            size: 7,
+            local_rank: 1,
+            local_size: 2,
+            cross_rank: 3,
+            cross_size: 4,
+        };
+        let rank = of_rank(&host, slot);
+        assert!(rank.contains(&("HOROVOD_CROSS_SIZE".into(), "4".into())));
+        assert!(rank.contains(&("HOROVOD_HOSTNAME".into(), "fe80::1".into())));
+
+        let places = [
+            "10.0.0.1:5".parse().expect("v4"),
+            "[::1]:6".parse().expect("v6"),
+        ];
+        let nics = ["eth0".to_owned(), "ib0".to_owned()];
+        let job = of_job(
+            &places,
+            "00ff",
+            &nics,
+            &[("HOROVOD_CYCLE_TIME", "3.0".to_owned())],
+        );
+        for (name, value) in [
+            ("HOROVOD_RENDEZVOUS", "10.0.0.1:5,[::1]:6"),
+            ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.0.0.1"),
+            ("HOROVOD_GLOO_RENDEZVOUS_PORT", "5"),
+            ("HOROVOD_GLOO_IFACE", "eth0,ib0"),
+            ("HOROVOD_CYCLE_TIME", "3.0"),
+            ("HOROVOD_CONTROLLER", "gloo"),
+        ] {
+            assert!(
+                job.contains(&(name.into(), value.into())),
+                "{name}: {job:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,523 @@
+//! What launcher and host agents say to each other over the agent's stdin and stdout.
+//!
+//! A frame is a length (four bytes, little endian) and a message that starts with its tag. Before its first
+//! frame an agent writes [`MAGIC`], so that whatever a remote shell prints first can be told apart.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use horovod_protocol::wire::{DecodeError, Reader, Writer};
+
+/// First bytes of an agent's output.
+pub const MAGIC: &[u8; 16] = b"\0horovod-agent1\n";
+/// Bytes of one frame; a job's environment and command are far below.
+pub const FRAME_BYTES_MAX: usize = 16 << 20;
+/// Ranks of one host.
+pub const HOST_RANKS_MAX: usize = 1 << 14;
+/// Variables or command words of one job.
+pub const WORDS_MAX: usize = 1 << 16;
+/// Bytes of rank output in one frame.
+pub const OUTPUT_BYTES_MAX: usize = 64 << 10;
+
+/// One of a rank's two output streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+impl Stream {
+    /// Both, in the order of [`Stream::index`].
+    pub const BOTH: [Self; 2] = [Self::Stdout, Self::Stderr];
+
+    /// 0 for stdout, 1 for stderr.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// `stdout` or `stderr`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitStatus {
+    /// With this exit code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+/// How to end the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stop {
+    /// SIGINT; SIGTERM if that is not enough.
+    Interrupt,
+    /// SIGTERM; SIGKILL if that is not enough.
+    Terminate,
+    /// SIGKILL, to everything that descends from the ranks.
+    Kill,
+}
+
+/// Environment variables.
+pub type Variables = Vec<(OsString, OsString)>;
+
+/// One rank that an agent starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankSpec {
+    /// Position in the job.
+    pub rank: u32,
+    /// What only this rank has in its environment.
+    pub env: Variables,
+}
+
+/// Everything an agent needs to start its ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobSpec {
+    /// Lay `env` over the agent's own environment (another host) instead of replacing it.
+    pub inherit_env: bool,
+    /// Environment of every rank.
+    pub env: Variables,
+    /// Working directory.
+    pub cwd: PathBuf,
+    /// Program and arguments.
+    pub command: Vec<OsString>,
+    /// End the ranks after this many seconds without a word from the launcher; 0 means never.
+    pub silence_max_s: u32,
+    /// The ranks of this host.
+    pub ranks: Vec<RankSpec>,
+}
+
+/// Launcher to agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToAgent {
+    /// What to run; checked, not started.
+    Job(JobSpec),
+    /// Every host is ready: start the ranks.
+    Start,
+    /// End the ranks.
+    Stop(Stop),
+    /// The launcher lives.
+    Ping,
+}
+
+/// Agent to launcher.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FromAgent {
+    /// The agent runs.
+    Hello {
+        /// Its version.
+        version: String,
+        /// What its host calls itself.
+        hostname: String,
+    },
+    /// The job can be started here.
+    Ready,
+    /// The job cannot be started here (or could not).
+    Refused {
+        /// Exit code for the launcher, as a shell would give it.
+        code: u8,
+        /// What is missing.
+        why: String,
+    },
+    /// Something the user should know.
+    Note(String),
+    /// A rank runs.
+    Started {
+        /// Which.
+        rank: u32,
+        /// Its process.
+        pid: u32,
+    },
+    /// Bytes that a rank wrote.
+    Output {
+        /// Which.
+        rank: u32,
+        /// Where to.
+        stream: Stream,
+        /// As they were.
+        bytes: Vec<u8>,
+    },
+    /// A rank ended; all it wrote before was sent before.
+    Exited {
+        /// Which.
+        rank: u32,
+        /// How.
+        status: ExitStatus,
+    },
+    /// All ranks and all that descends from them have ended.
+    Done,
+}
+
+fn put_word(writer: &mut Writer<'_>, word: &OsStr) {
+    writer.bytes(word.as_bytes());
+}
+
+fn put_variables(writer: &mut Writer<'_>, variables: &Variables) {
+    writer.varint(variables.len() as u64);
+    for (name, value) in variables {
+        put_word(writer, name);
+        put_word(writer, value);
+    }
+}
+
+fn word(reader: &mut Reader<'_>, what: &'static str) -> Result<OsString, DecodeError> {
+    Ok(OsString::from_vec(
+        reader.bytes(FRAME_BYTES_MAX, what)?.to_vec(),
+    ))
+}
+
+fn variables(reader: &mut Reader<'_>) -> Result<Variables, DecodeError> {
+    let count = reader.count(WORDS_MAX, 2, "environment")?;
+    (0..count)
+        .map(|_| Ok((word(reader, "variable")?, word(reader, "value")?)))
+        .collect()
+}
+
+fn text(reader: &mut Reader<'_>, what: &'static str) -> Result<String, DecodeError> {
+    Ok(reader.str(FRAME_BYTES_MAX, what)?.to_owned())
+}
+
+/// Appends one frame whose message `write` produces.
+fn frame(out: &mut Vec<u8>, write: impl FnOnce(&mut Writer<'_>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    write(&mut Writer::new(out));
+    let length = (out.len() - start - 4) as u32;
+    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+}
+
+impl ToAgent {
+    /// Appends this message as a frame.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        frame(out, |w| match self {
+            Self::Job(job) => {
+                w.u8(0);
+                w.u8(u8::from(job.inherit_env));
+                put_variables(w, &job.env);
+                put_word(w, job.cwd.as_os_str());
+                w.varint(job.command.len() as u64);
+                job.command.iter().for_each(|item| put_word(w, item));
+                w.varint(u64::from(job.silence_max_s));
+                w.varint(job.ranks.len() as u64);
+                for rank in &job.ranks {
+                    w.varint(u64::from(rank.rank));
+                    put_variables(w, &rank.env);
+                }
+            }
+            Self::Start => w.u8(1),
+            Self::Stop(how) => {
+                w.u8(2);
+                w.u8(*how as u8);
+            }
+            Self::Ping => w.u8(3),
+        });
+    }
+
+    /// Reads the message of one frame.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let r = &mut Reader::new(bytes);
+        let message = match r.u8("tag")? {
+            0 => {
+                let inherit_env = r.u8("inherit_env")? != 0;
+                let env = variables(r)?;
+                let cwd = word(r, "working directory")?.into();
+                let count = r.count(WORDS_MAX, 1, "command")?;
+                let command = (0..count)
+                    .map(|_| word(r, "command"))
+                    .collect::<Result<_, _>>()?;
+                let silence_max_s = r.varint_u32("silence_max_s")?;
+                let count = r.count(HOST_RANKS_MAX, 2, "ranks")?;
+                let ranks = (0..count)
+                    .map(|_| {
+                        Ok(RankSpec {
+                            rank: r.varint_u32("rank")?,
+                            env: variables(r)?,
+                        })
+                    })
+                    .collect::<Result<_, _>>()?;
+                Self::Job(JobSpec {
+                    inherit_env,
+                    env,
+                    cwd,
+                    command,
+                    silence_max_s,
+                    ranks,
+                })
+            }
+            1 => Self::Start,
+            2 => Self::Stop(match r.u8("stop")? {
+                0 => Stop::Interrupt,
+                1 => Stop::Terminate,
+                2 => Stop::Kill,
+                other => {
+                    return Err(DecodeError::BadValue {
+                        what: "stop",
+                        value: u64::from(other),
+                    });
+                }
+            }),
+            3 => Self::Ping,
+            other => {
+                return Err(DecodeError::BadValue {
+                    what: "tag",
+                    value: u64::from(other),
+                });
+            }
+        };
+        r.clone().finish()?;
+        Ok(message)
+    }
+}
+
+impl FromAgent {
+    /// Appends this message as a frame.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        frame(out, |w| match self {
+            Self::Hello { version, hostname } => {
+                w.u8(0);
+                w.str(version);
+                w.str(hostname);
+            }
+            Self::Ready => w.u8(1),
+            Self::Refused { code, why } => {
+                w.u8(2);
+                w.u8(*code);
+                w.str(why);
+            }
+            Self::Note(note) => {
+                w.u8(3);
+                w.str(note);
+            }
+            Self::Started { rank, pid } => {
+                w.u8(4);
+                w.varint(u64::from(*rank));
+                w.varint(u64::from(*pid));
+            }
+            Self::Output {
+                rank,
+                stream,
+                bytes,
+            } => {
+                w.u8(5);
+                w.varint(u64::from(*rank));
+                w.u8(*stream as u8);
+                w.bytes(bytes);
+            }
+            Self::Exited { rank, status } => {
+                w.u8(6);
+                w.varint(u64::from(*rank));
+                let (kind, number) = match status {
+                    ExitStatus::Code(code) => (0, code),
+                    ExitStatus::Signal(signal) => (1, signal),
+                };
+                w.u8(kind);
+                w.signed(i64::from(*number));
+            }
+            Self::Done => w.u8(7),
+        });
+    }
+
+    /// Reads the message of one frame.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let r = &mut Reader::new(bytes);
+        let message = match r.u8("tag")? {
+            0 => Self::Hello {
+                version: text(r, "version")?,
+                hostname: text(r, "hostname")?,
+            },
+            1 => Self::Ready,
+            2 => Self::Refused {
+                code: r.u8("code")?,
+                why: text(r, "reason")?,
+            },
+            3 => Self::Note(text(r, "note")?),
+            4 => Self::Started {
+                rank: r.varint_u32("rank")?,
+                pid: r.varint_u32("pid")?,
+            },
+            5 => Self::Output {
+                rank: r.varint_u32("rank")?,
+                stream: match r.u8("stream")? {
+                    0 => Stream::Stdout,
+                    1 => Stream::Stderr,
+                    other => {
+                        let value = u64::from(other);
+                        return Err(DecodeError::BadValue {
+                            what: "stream",
+                            value,
+                        });
+                    }
+                },
+                bytes: r.bytes(OUTPUT_BYTES_MAX, "output")?.to_vec(),
+            },
+            6 => {
+                let rank = r.varint_u32("rank")?;
+                let kind = r.u8("exit kind")?;
+                let value = r.signed("exit status")?;
+                let number = i32::try_from(value).map_err(|_| DecodeError::BadValue {
+                    what: "exit status",
+                    value: 0,
+                })?;
+                let status = if kind == 0 {
+                    ExitStatus::Code(number)
+                } else {
+                    ExitStatus::Signal(number)
+                };
+                Self::Exited { rank, status }
+            }
+            7 => Self::Done,
+            other => {
+                return Err(DecodeError::BadValue {
+                    what: "tag",
+                    value: u64::from(other),
+                });
+            }
+        };
+        r.clone().finish()?;
+        Ok(message)
+    }
+}
+
+/// Collects bytes until frames are complete.
+#[derive(Debug, Default)]
+pub struct FrameBuffer {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl FrameBuffer {
+    /// Adds what was just received.
+    pub fn push(&mut self, bytes: &[u8]) {
+        if self.taken > 0 {
+            self.bytes.drain(..self.taken);
+            self.taken = 0;
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next complete message. An error means that the peer does not speak this language.
+    pub fn next_frame(&mut self) -> Result<Option<&[u8]>, DecodeError> {
+        let rest = &self.bytes[self.taken..];
+        let Some((length, body)) = rest.split_first_chunk::<4>() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > FRAME_BYTES_MAX {
+            let (len, max) = (length as u64, FRAME_BYTES_MAX as u64);
+            return Err(DecodeError::TooLong {
+                what: "frame",
+                len,
+                max,
+            });
+        }
+        if body.len() < length {
+            return Ok(None);
+        }
+        let start = self.taken + 4;
+        self.taken = start + length;
+        Ok(Some(&self.bytes[start..start + length]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(name: &str, value: &[u8]) -> (OsString, OsString) {
+        (name.into(), OsString::from_vec(value.to_vec()))
+    }
+
+    #[test]
+    fn messages_survive_one_byte_at_a_time() {
+        let job = ToAgent::Job(JobSpec {
+            inherit_env: true,
+            env: vec![pair("A", b"1"), pair("B", b"\xff\n")],
+            cwd: "/tmp/a b".into(),
+            command: vec!["python".into(), OsString::from_vec(b"\xfe".to_vec())],
+            silence_max_s: 60,
+            ranks: vec![RankSpec {
+                rank: 3,
+                env: vec![pair("HOROVOD_RANK", b"3")],
+            }],
+        });
+        let sent = [
+            job,
+            ToAgent::Start,
+            ToAgent::Stop(Stop::Kill),
+            ToAgent::Ping,
+        ];
+        let mut bytes = Vec::new();
+        sent.iter().for_each(|message| message.encode(&mut bytes));
+        let mut buffer = FrameBuffer::default();
+        let mut got = Vec::new();
+        for byte in bytes {
+            buffer.push(&[byte]);
+            while let Some(frame) = buffer.next_frame().expect("short") {
+                got.push(ToAgent::decode(frame).expect("valid"));
+            }
+        }
+        assert_eq!(got, sent);
+    }
+
+    #[test]
+    fn answers_survive() {
+        let sent = [
+            FromAgent::Hello {
+                version: "1".into(),
+                hostname: "h".into(),
+            },
+            FromAgent::Ready,
+            FromAgent::Refused {
+                code: 127,
+                why: "no".into(),
+            },
+            FromAgent::Note("well".into()),
+            FromAgent::Started { rank: 1, pid: 77 },
+            FromAgent::Output {
+                rank: 2,
+                stream: Stream::Stderr,
+                bytes: vec![0xff, b'\r'],
+            },
+            FromAgent::Exited {
+                rank: 2,
+                status: ExitStatus::Code(-1),
+            },
+            FromAgent::Exited {
+                rank: 2,
+                status: ExitStatus::Signal(9),
+            },
+            FromAgent::Done,
+        ];
+        let mut bytes = Vec::new();
+        sent.iter().for_each(|message| message.encode(&mut bytes));
+        let mut buffer = FrameBuffer::default();
+        buffer.push(&bytes);
+        for want in sent {
+            let frame = buffer.next_frame().expect("short").expect("complete");
+            assert_eq!(FromAgent::decode(frame), Ok(want));
+        }
+    }
+
+    #[test]
+    fn refuses_garbage_without_believing_its_lengths() {
+        let mut buffer = FrameBuffer::default();
+        buffer.push(b"Welcome to this machine!");
+        assert!(matches!(
+            buffer.next_frame(),
+            Err(DecodeError::TooLong { .. })
+        ));
+        assert!(ToAgent::decode(&[9]).is_err());
+        assert!(FromAgent::decode(&[5, 1, 7, 0]).is_err());
+        assert!(FromAgent::decode(&[7, 7]).is_err());
+        assert!(ToAgent::decode(&[0, 0, 0xff, 0xff, 0xff, 0x7f]).is_err());
+    }
+}

@@ -1,0 +1,452 @@
+//! Hosts and slots: reads `-H` and hostfiles, and says which rank runs where.
+
+use std::collections::HashMap;
+use std::fmt;
+
+/// A machine and how many processes it may run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Name as the user wrote it: `name`, `user@name`, `1.2.3.4` or `[::1]`.
+    pub name: String,
+    /// Most processes to start there.
+    pub slots: u32,
+}
+
+impl Host {
+    /// The name without a user and without the brackets of an IPv6 address.
+    pub fn address(&self) -> &str {
+        let host = self
+            .name
+            .rsplit_once('@')
+            .map_or(self.name.as_str(), |(_, host)| host);
+        host.strip_prefix('[')
+            .and_then(|h| h.strip_suffix(']'))
+            .unwrap_or(host)
+    }
+}
+
+/// Why hosts were refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostsError {
+    /// An item of `-H` is not `name:slots`.
+    #[error(
+        "Invalid host input {item:?}, please make sure it has format as : worker-0:2,worker-1:2."
+    )]
+    Item {
+        /// What was found.
+        item: String,
+    },
+    /// A line of the hostfile is not understood.
+    #[error(
+        "{file}, line {line}: {found:?} is not understood ({why}); a line is `name slots=n`, `name:n`, `name` \
+         (one slot), a # comment or empty"
+    )]
+    Line {
+        /// The hostfile.
+        file: String,
+        /// From 1.
+        line: usize,
+        /// The line.
+        found: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A hostfile without hosts.
+    #[error("{file} names no host")]
+    Empty {
+        /// The hostfile.
+        file: String,
+    },
+    /// More processes than slots.
+    #[error(
+        "Requested more processes ({wanted}) than there are available slots ({available}) on {hosts}"
+    )]
+    Slots {
+        /// `-np`.
+        wanted: u32,
+        /// All slots together.
+        available: u64,
+        /// The hosts as `name:slots`.
+        hosts: String,
+    },
+}
+
+/// Reads `a:2,b:1`; a host named twice gets the sum of its slots.
+pub fn parse_hosts(text: &str) -> Result<Vec<Host>, HostsError> {
+    let hosts = text
+        .split(',')
+        .map(|item| {
+            named_slots(item.trim()).ok_or_else(|| HostsError::Item {
+                item: item.to_owned(),
+            })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(merge(hosts))
+}
+
+/// Reads the content of a hostfile; `file` is its name for messages.
+pub fn parse_hostfile(file: &str, content: &str) -> Result<Vec<Host>, HostsError> {
+    let mut hosts = Vec::new();
+    for (index, full) in content.lines().enumerate() {
+        let line = full.split('#').next().unwrap_or_default().trim();
+        if line.is_empty() {
+            continue;
+        }
+        hosts.push(hostfile_line(line).map_err(|why| HostsError::Line {
+            file: file.to_owned(),
+            line: index + 1,
+            found: full.trim().to_owned(),
+            why,
+        })?);
+    }
+    if hosts.is_empty() {
+        return Err(HostsError::Empty {
+            file: file.to_owned(),
+        });
+    }
+    Ok(merge(hosts))
+}
+
+fn hostfile_line(line: &str) -> Result<Host, String> {
+    let (first, settings) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let settings = settings.trim();
+    if settings.is_empty() {
+        if let Some(host) = named_slots(first) {
+            return Ok(host);
+        }
+        return if is_host_name(first) {
+            Ok(Host {
+                name: first.to_owned(),
+                slots: 1,
+            })
+        } else {
+            Err(format!("{first:?} is not a host name"))
+        };
+    }
+    if !is_host_name(first) {
+        return Err(format!("{first:?} is not a host name"));
+    }
+    let mut slots = None;
+    // `slots = 2` is as good as `slots=2`.
+    let joined = settings
+        .split('=')
+        .map(str::trim)
+        .collect::<Vec<_>>()
+        .join("=");
+    for setting in joined.split_whitespace() {
+        let (key, value) = setting
+            .split_once('=')
+            .ok_or_else(|| format!("{setting:?} is not slots=n"))?;
+        let number = whole(value).ok_or_else(|| format!("{value:?} is not a whole number"))?;
+        match key {
+            "slots" if slots.is_none() => slots = Some(number),
+            "slots" => return Err("slots is given twice".to_owned()),
+            // An upper bound for oversubscription, which never happens here.
+            "max-slots" | "max_slots" => {}
+            _ => return Err(format!("unknown setting {key:?}")),
+        }
+    }
+    Ok(Host {
+        name: first.to_owned(),
+        slots: slots.unwrap_or(1),
+    })
+}
+
+/// `name:slots`.
+fn named_slots(item: &str) -> Option<Host> {
+    let (name, slots) = item.rsplit_once(':')?;
+    let slots = whole(slots)?;
+    is_host_name(name).then(|| Host {
+        name: name.to_owned(),
+        slots,
+    })
+}
+
+/// Digits only: no sign, no spaces.
+fn whole(text: &str) -> Option<u32> {
+    if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    text.parse().ok()
+}
+
+fn is_host_name(name: &str) -> bool {
+    let (user, host) = name
+        .split_once('@')
+        .map_or((None, name), |(u, h)| (Some(u), h));
+    let word = |text: &str| {
+        !text.is_empty()
+            && !text.starts_with('-')
+            && text
+                .chars()
+                .all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '-'))
+    };
+    let bracketed = host
+        .strip_prefix('[')
+        .and_then(|h| h.strip_suffix(']'))
+        .is_some_and(|h| h.parse::<std::net::Ipv6Addr>().is_ok());
+    user.is_none_or(word) && (bracketed || word(host))
+}
+
+fn merge(hosts: Vec<Host>) -> Vec<Host> {
+    let mut merged: Vec<Host> = Vec::new();
+    let mut place = HashMap::new();
+    for host in hosts {
+        match place.get(&host.name) {
+            Some(&at) => {
+                let known: &mut Host = &mut merged[at];
+                known.slots = known.slots.saturating_add(host.slots);
+            }
+            None => {
+                place.insert(host.name.clone(), merged.len());
+                merged.push(host);
+            }
+        }
+    }
+    merged
+}
+
+/// One rank's place in the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Position in the whole job.
+    pub rank: u32,
+    /// Ranks of the job.
+    pub size: u32,
+    /// Position on its host.
+    pub local_rank: u32,
+    /// Ranks on its host.
+    pub local_size: u32,
+    /// Position of its host among the hosts that have this local rank.
+    pub cross_rank: u32,
+    /// Number of such hosts.
+    pub cross_size: u32,
+}
+
+/// A host that takes part, with its ranks in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The host.
+    pub host: Host,
+    /// Its ranks, at least one.
+    pub slots: Vec<Slot>,
+}
+
+/// Fills the hosts in order, all slots of one before the next, with exactly `count` ranks.
+pub fn assign(hosts: &[Host], count: u32) -> Result<Vec<Placement>, HostsError> {
+    let available: u64 = hosts.iter().map(|host| u64::from(host.slots)).sum();
+    if available < u64::from(count) {
+        return Err(HostsError::Slots {
+            wanted: count,
+            available,
+            hosts: list(hosts),
+        });
+    }
+    let mut left = count;
+    let used: Vec<(&Host, u32)> = hosts
+        .iter()
+        .map(|host| {
+            let here = host.slots.min(left);
+            left -= here;
+            (host, here)
+        })
+        .filter(|(_, here)| *here > 0)
+        .collect();
+    let mut next = 0;
+    let placements = used.iter().enumerate().map(|(index, &(host, here))| {
+        let slots = (0..here).map(|local_rank| {
+            let among = |hosts: &[(&Host, u32)]| {
+                hosts
+                    .iter()
+                    .filter(|(_, n)| *n > local_rank)
+                    .fold(0, |n: u32, _| n + 1)
+            };
+            let rank = next + local_rank;
+            Slot {
+                rank,
+                size: count,
+                local_rank,
+                local_size: here,
+                cross_rank: among(&used[..index]),
+                cross_size: among(&used),
+            }
+        });
+        let placement = Placement {
+            host: host.clone(),
+            slots: slots.collect(),
+        };
+        next += here;
+        placement
+    });
+    Ok(placements.collect())
+}
+
+fn list(hosts: &[Host]) -> String {
+    hosts
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.name, self.slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str, slots: u32) -> Host {
+        Host {
+            name: name.to_owned(),
+            slots,
+        }
+    }
+
+    #[track_caller]
+    fn bad_item(text: &str, item: &str) {
+        assert_eq!(
+            parse_hosts(text),
+            Err(HostsError::Item {
+                item: item.to_owned()
+            }),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn reads_host_lists() {
+        let hosts = parse_hosts("worker-0:2, w.1:3 ,u@x_y:0,[fe80::1]:4").expect("valid");
+        assert_eq!(
+            hosts,
+            [
+                host("worker-0", 2),
+                host("w.1", 3),
+                host("u@x_y", 0),
+                host("[fe80::1]", 4)
+            ]
+        );
+        assert_eq!(hosts[2].address(), "x_y");
+        assert_eq!(hosts[3].address(), "fe80::1");
+    }
+
+    #[test]
+    fn names_the_bad_item() {
+        bad_item("a:2,b", "b");
+        bad_item("a:-1", "a:-1");
+        bad_item("a:2,", "");
+        bad_item("", "");
+        bad_item("a:x", "a:x");
+        bad_item("-o:1", "-o:1");
+        bad_item("a b:1", "a b:1");
+        bad_item("::1:2", "::1:2");
+        bad_item("a:99999999999", "a:99999999999");
+    }
+
+    #[test]
+    fn reads_hostfiles() {
+        let text = "# cluster\n\nh1 slots=2 max-slots=4\n h2:3  # fast\nh3\nh1\nh4 slots = 5\n";
+        let hosts = parse_hostfile("f", text).expect("valid");
+        assert_eq!(
+            hosts,
+            [host("h1", 3), host("h2", 3), host("h3", 1), host("h4", 5)]
+        );
+    }
+
+    #[test]
+    fn names_file_line_and_content_of_a_bad_hostfile_line() {
+        #[track_caller]
+        fn bad(line: &str, with: &str) {
+            let text = format!("ok slots=1\n\n{line}\n");
+            let error = parse_hostfile("my/hosts", &text)
+                .expect_err(line)
+                .to_string();
+            assert!(error.starts_with("my/hosts, line 3: "), "{error}");
+            assert!(error.contains(line) && error.contains(with), "{error}");
+        }
+        bad("h1 slots=two", "(\"two\" is not a whole number)");
+        bad("h1 slots=", "is not a whole number");
+        bad("h1 2", "is not slots=n");
+        bad("h1 speed=2", "unknown setting");
+        bad("h1:2:3", "is not a host name");
+        bad("h1 slots=1 slots=2", "given twice");
+        bad("=2", "is not a host name");
+        assert_eq!(
+            parse_hostfile("f", "# nothing\n")
+                .expect_err("empty")
+                .to_string(),
+            "f names no host"
+        );
+    }
+
+    #[test]
+    fn assigns_ranks_as_horovod_does() {
+        let hosts = [host("a", 2), host("b", 4), host("c", 1)];
+        let slots: Vec<_> = assign(&hosts, 7)
+            .expect("enough")
+            .into_iter()
+            .flat_map(|placement| placement.slots)
+            .map(|s| {
+                (
+                    s.rank,
+                    s.local_rank,
+                    s.local_size,
+                    s.cross_rank,
+                    s.cross_size,
+                )
+            })
+            .collect();
+        assert_eq!(
+            slots,
+            [
+                (0, 0, 2, 0, 3),
+                (1, 1, 2, 0, 2),
+                (2, 0, 4, 1, 3),
+                (3, 1, 4, 1, 2),
+                (4, 2, 4, 0, 1),
+                (5, 3, 4, 0, 1),
+                (6, 0, 1, 2, 3),
+            ]
+        );
+    }
+
+    #[test]
+    fn starts_no_more_than_asked() {
+        let placed = assign(&[host("localhost", 4), host("b", 4)], 2).expect("enough");
+        assert_eq!(placed.len(), 1);
+        assert_eq!(placed[0].slots.len(), 2);
+        assert_eq!(
+            (placed[0].slots[1].size, placed[0].slots[1].local_size),
+            (2, 2)
+        );
+        let placed = assign(&[host("a", 0), host("b", 1)], 1).expect("enough");
+        assert_eq!(placed[0].host.name, "b");
+    }
+
+    #[test]
+    fn a_host_named_twice_gets_distinct_local_ranks() {
+        let placed = assign(&parse_hosts("a:2,b:1,a:2").expect("valid"), 5).expect("enough");
+        assert_eq!(placed.len(), 2);
+        let local: Vec<_> = placed[0]
+            .slots
+            .iter()
+            .map(|s| (s.local_rank, s.local_size))
+            .collect();
+        assert_eq!(local, [(0, 4), (1, 4), (2, 4), (3, 4)]);
+    }
+
+    #[test]
+    fn refuses_too_few_slots() {
+        let error = assign(&[host("a", 2), host("b", 1)], 4)
+            .expect_err("too few")
+            .to_string();
+        assert_eq!(
+            error,
+            "Requested more processes (4) than there are available slots (3) on a:2,b:1"
+        );
+    }
+}

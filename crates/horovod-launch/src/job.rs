@@ -1,0 +1,529 @@
+//! One job from the launcher's side: starts all hosts, carries output, hears signals, ends everything.
+//!
+//! One thread, one poll. Nothing is started on any host before every host has said that it can.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::agent::{INTERRUPT_GRACE, LEFTOVER_GRACE, TERMINATE_GRACE};
+use crate::args::Options;
+use crate::frames::{ExitStatus, FromAgent, JobSpec, RankSpec, Stop, ToAgent};
+use crate::io::{Interest, earlier, wait};
+use crate::link::{HostLink, Stage};
+use crate::output::Output;
+use crate::rendezvous::Rendezvous;
+use crate::report::{Cause, End, culprit, describe};
+use crate::signals::Signals;
+use crate::{environment, platform, remote};
+
+/// How long ranks that lost a peer may take to say so and end by themselves, before they are told to.
+const FAILURE_GRACE: Duration = Duration::from_secs(3);
+/// After one host could not be started, how long to collect what is wrong with the others.
+const COLLECT_ERRORS: Duration = Duration::from_secs(2);
+/// Between two signs of life to other hosts, and how many seconds without one end the ranks there.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const SILENCE_MAX_S: u32 = 60;
+/// What an agent may take beyond all graces to say that its ranks have ended.
+const AGENT_GRACE: Duration = Duration::from_secs(5);
+/// How long the last output may wait for a reader after a signal.
+const CONSOLE_GRACE: Duration = Duration::from_secs(2);
+
+/// A job under way.
+pub(crate) struct Job<'a> {
+    pub(crate) options: &'a Options,
+    pub(crate) output: Output,
+    pub(crate) signals: Signals,
+    pub(crate) rendezvous: Rendezvous,
+    pub(crate) links: Vec<HostLink>,
+    pub(crate) start_timeout: Duration,
+    pub(crate) cwd: PathBuf,
+    pub(crate) state: State,
+}
+
+/// What has happened so far.
+#[derive(Debug)]
+pub(crate) struct State {
+    start_deadline: Instant,
+    is_running: bool,
+    start_errors: Vec<(u8, String)>,
+    first_error_at: Option<Instant>,
+    ends: Vec<End>,
+    failed_at: Option<Instant>,
+    asked: Option<(Stop, Instant)>,
+    interrupted_by: Option<i32>,
+    ping_at: Instant,
+}
+
+impl State {
+    pub(crate) fn new(now: Instant, start_timeout: Duration) -> Self {
+        Self {
+            start_deadline: now + start_timeout,
+            is_running: false,
+            start_errors: Vec::new(),
+            first_error_at: None,
+            ends: Vec::new(),
+            failed_at: None,
+            asked: None,
+            interrupted_by: None,
+            ping_at: now + PING_INTERVAL,
+        }
+    }
+}
+
+impl Job<'_> {
+    /// Runs the job to its end; the launcher's exit code.
+    pub(crate) fn run(mut self) -> io::Result<u8> {
+        while !self.is_over() {
+            self.step()?;
+        }
+        let code = self.conclude();
+        self.let_go()?;
+        let patience = self.state.interrupted_by.map(|_| CONSOLE_GRACE);
+        self.output.close(patience);
+        Ok(code)
+    }
+
+    fn is_over(&self) -> bool {
+        if self.links.iter().all(HostLink::is_over) {
+            return true;
+        }
+        if self.state.is_running {
+            return false;
+        }
+        let collected = self
+            .state
+            .first_error_at
+            .is_some_and(|at| at.elapsed() >= COLLECT_ERRORS);
+        self.state.interrupted_by.is_some() || collected || !self.is_anyone_undecided()
+    }
+
+    /// During the start: hosts that have neither failed nor come as far as the others wait for.
+    fn is_anyone_undecided(&self) -> bool {
+        let failed = self.state.first_error_at.is_some();
+        !failed || self.links.iter().any(|link| link.stage == Stage::Starting)
+    }
+
+    fn step(&mut self) -> io::Result<()> {
+        let has_room = self.output.has_room();
+        let mut interests = vec![
+            Interest::read(self.signals.as_fd()),
+            Interest::read(self.output.as_fd()),
+        ];
+        for link in &self.links {
+            interests.extend(link.interests(has_room));
+        }
+        wait(&interests, self.deadline())?;
+        for signal in self.signals.take() {
+            self.on_signal(signal);
+        }
+        if self.output.is_stdout_gone() && self.state.interrupted_by.is_none() {
+            self.state.interrupted_by = Some(libc::SIGPIPE);
+            self.ask(Stop::Terminate);
+        }
+        for index in 0..self.links.len() {
+            let (messages, result) = self.links[index].exchange(has_room);
+            for message in messages {
+                self.on_message(index, message);
+            }
+            if let Err(why) = result {
+                self.on_lost(index, &why);
+            }
+        }
+        self.on_time(Instant::now());
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let state = &self.state;
+        let start = (!state.is_running).then_some(state.start_deadline);
+        let errors = state.first_error_at.map(|at| at + COLLECT_ERRORS);
+        let failure = state
+            .failed_at
+            .filter(|_| state.asked.is_none())
+            .map(|at| at + self.grace());
+        let given_up = state.asked.map(|(how, at)| at + agent_limit(how));
+        let ping = (self.links.iter().any(|link| !link.is_local)).then_some(state.ping_at);
+        [errors, failure, given_up, ping]
+            .into_iter()
+            .fold(start, earlier)
+    }
+
+    /// Ranks that never met cannot notice each other's failure: no need to wait for it.
+    fn grace(&self) -> Duration {
+        if self.rendezvous.has_met() {
+            FAILURE_GRACE
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    fn on_time(&mut self, now: Instant) {
+        if !self.state.is_running && now >= self.state.start_deadline {
+            self.on_start_timeout();
+        }
+        if self.state.asked.is_none()
+            && self
+                .state
+                .failed_at
+                .is_some_and(|at| now >= at + self.grace())
+        {
+            self.ask(Stop::Terminate);
+        }
+        if let Some((how, at)) = self.state.asked
+            && now >= at + agent_limit(how)
+        {
+            for index in 0..self.links.len() {
+                if !self.links[index].is_over() {
+                    self.links[index].kill();
+                    self.on_lost(index, "its agent did not say that its ranks have ended");
+                }
+            }
+        }
+        if now >= self.state.ping_at {
+            self.state.ping_at = now + PING_INTERVAL;
+            for link in self
+                .links
+                .iter_mut()
+                .filter(|link| !link.is_local && !link.has_unsent())
+            {
+                link.send(&ToAgent::Ping);
+            }
+        }
+    }
+
+    fn on_signal(&mut self, signal: i32) {
+        let again = self.state.interrupted_by.is_some();
+        self.state.interrupted_by.get_or_insert(signal);
+        self.ask(match signal {
+            _ if again => Stop::Kill,
+            libc::SIGINT => Stop::Interrupt,
+            _ => Stop::Terminate,
+        });
+    }
+
+    fn ask(&mut self, how: Stop) {
+        if self.state.asked.is_none_or(|(before, _)| before < how) {
+            self.state.asked = Some((how, Instant::now()));
+            for link in &mut self.links {
+                link.send(&ToAgent::Stop(how));
+            }
+        }
+    }
+
+    fn start_error(&mut self, code: u8, text: String) {
+        self.state.first_error_at.get_or_insert_with(Instant::now);
+        self.state.start_errors.push((code, text));
+    }
+
+    fn on_start_timeout(&mut self) {
+        let late: Vec<String> = self
+            .links
+            .iter()
+            .filter(|link| !link.is_over() && link.stage <= self.slowest())
+            .map(|link| link.name().to_owned())
+            .collect();
+        self.start_error(
+            1,
+            format!(
+                "no answer within {} s from {} (see --start-timeout)",
+                self.start_timeout.as_secs(),
+                late.join(", ")
+            ),
+        );
+        for link in &mut self.links {
+            link.kill();
+            link.stage = Stage::Lost;
+        }
+    }
+
+    fn slowest(&self) -> Stage {
+        self.links
+            .iter()
+            .map(|link| link.stage)
+            .min()
+            .unwrap_or(Stage::Starting)
+    }
+
+    fn on_message(&mut self, index: usize, message: FromAgent) {
+        let verbose = self.options.verbose;
+        let name = self.links[index].name().to_owned();
+        match message {
+            FromAgent::Hello { version, hostname } => {
+                if version != env!("CARGO_PKG_VERSION") {
+                    let own = env!("CARGO_PKG_VERSION");
+                    let text = format!(
+                        "has horovod-rs {version}, this host {own}: install the same there"
+                    );
+                    self.refuse(index, 1, &text);
+                    return;
+                }
+                if verbose {
+                    self.output.say(&format!(
+                        "horovodrun: {name} answers and calls itself {hostname}"
+                    ));
+                }
+                self.links[index].stage = Stage::Greeted;
+                if self.slowest() == Stage::Greeted {
+                    self.send_jobs();
+                }
+            }
+            FromAgent::Ready => {
+                self.links[index].stage = Stage::Ready;
+                if self.slowest() == Stage::Ready && self.state.start_errors.is_empty() {
+                    self.start();
+                }
+            }
+            FromAgent::Refused { code, why } => self.refuse(index, code, &why),
+            FromAgent::Note(text) => self.output.say(&format!("horovodrun: {name}: {text}")),
+            FromAgent::Started { rank, pid } => {
+                if verbose {
+                    self.output.say(&format!(
+                        "horovodrun: rank {rank} runs on {name} as process {pid}"
+                    ));
+                }
+            }
+            FromAgent::Output {
+                rank,
+                stream,
+                bytes,
+            } => {
+                if self.is_of(index, rank) {
+                    self.output.push(rank, stream, &bytes);
+                }
+            }
+            FromAgent::Exited { rank, status } => {
+                if self.is_of(index, rank) {
+                    self.on_end(index, rank, Cause::Exit(status));
+                }
+            }
+            FromAgent::Done => {
+                self.links[index].stage = Stage::Done;
+                self.links[index].hang_up();
+            }
+        }
+    }
+
+    fn is_of(&self, index: usize, rank: u32) -> bool {
+        self.links[index]
+            .placement
+            .slots
+            .iter()
+            .any(|slot| slot.rank == rank)
+    }
+
+    fn refuse(&mut self, index: usize, code: u8, why: &str) {
+        let link = &mut self.links[index];
+        let text = match link.is_local {
+            true => why.to_owned(),
+            false => format!("host {}: {why}", link.name()),
+        };
+        if self.state.is_running {
+            // It ends what it has started and says so.
+            self.state.start_errors.push((code, text));
+            self.ask(Stop::Terminate);
+        } else {
+            link.hang_up();
+            link.stage = Stage::Lost;
+            self.start_error(code, text);
+        }
+    }
+
+    /// Every host has answered: tell each what to run.
+    fn send_jobs(&mut self) {
+        let of_job = environment::of_job(
+            &self.rendezvous.addresses(),
+            &self.rendezvous.key(),
+            &self.options.network_interfaces,
+            &self.options.knobs,
+        );
+        self.state.start_deadline = Instant::now() + self.start_timeout;
+        for link in &mut self.links {
+            let mut env = environment::forwarded(link.is_local);
+            env.extend(of_job.iter().cloned());
+            let host = &link.placement.host;
+            let ranks = link.placement.slots.iter();
+            let job = JobSpec {
+                inherit_env: !link.is_local,
+                env,
+                cwd: self.cwd.clone(),
+                command: self.options.command.clone(),
+                silence_max_s: if link.is_local { 0 } else { SILENCE_MAX_S },
+                ranks: ranks
+                    .map(|slot| RankSpec {
+                        rank: slot.rank,
+                        env: environment::of_rank(host, *slot),
+                    })
+                    .collect(),
+            };
+            link.send(&ToAgent::Job(job));
+        }
+    }
+
+    /// Every host can: start the ranks.
+    fn start(&mut self) {
+        if let Some(directory) = &self.options.output_filename {
+            raise_file_limit();
+            if let Err(why) = self.output.open_files(directory) {
+                self.start_error(1, why);
+                for link in &mut self.links {
+                    link.hang_up();
+                    link.stage = Stage::Lost;
+                }
+                return;
+            }
+        }
+        self.state.is_running = true;
+        for link in &mut self.links {
+            link.send(&ToAgent::Start);
+        }
+    }
+
+    fn on_lost(&mut self, index: usize, why: &str) {
+        if self.links[index].is_over() {
+            return;
+        }
+        self.links[index].stage = Stage::Lost;
+        let words = self.links[index].words();
+        let name = self.links[index].name().to_owned();
+        let detail = if words.is_empty() {
+            String::new()
+        } else {
+            format!(" ({words})")
+        };
+        if !self.state.is_running {
+            let text = if self.links[index].is_local {
+                format!("the agent on this host did not start{detail}")
+            } else {
+                format!("host {name}: {}{detail}", remote::explain_ssh(&words))
+            };
+            self.links[index].kill();
+            self.start_error(1, text);
+            return;
+        }
+        let why = format!("{why}{detail}");
+        let slots: Vec<u32> = self.links[index]
+            .placement
+            .slots
+            .iter()
+            .map(|s| s.rank)
+            .collect();
+        for rank in slots {
+            if !self.state.ends.iter().any(|end| end.rank == rank) {
+                self.on_end(index, rank, Cause::HostLost(why.clone()));
+            }
+        }
+        self.links[index].kill();
+    }
+
+    fn on_end(&mut self, index: usize, rank: u32, cause: Cause) {
+        self.output.finish(rank);
+        let host = self.links[index].name().to_owned();
+        let stopped = matches!(
+            cause,
+            Cause::Exit(ExitStatus::Signal(
+                libc::SIGINT | libc::SIGTERM | libc::SIGKILL
+            )) | Cause::Exit(ExitStatus::Code(130 | 137 | 143))
+        );
+        if cause.is_failure() {
+            self.rendezvous.report_death(rank, &host, &cause.text());
+            self.state.failed_at.get_or_insert_with(Instant::now);
+        }
+        if self.options.verbose {
+            self.output
+                .say(&format!("horovodrun: rank {rank} {}", cause.text()));
+        }
+        self.state.ends.push(End {
+            rank,
+            host,
+            was_asked: self.state.asked.is_some() && stopped,
+            is_consequence: self.output.tail_contains(rank, "HorovodInternalError"),
+            left: None,
+            cause,
+        });
+    }
+
+    /// Says what happened; the exit code.
+    fn conclude(&mut self) -> u8 {
+        for end in &mut self.state.ends {
+            end.left = self.rendezvous.departure(end.rank);
+        }
+        for (_, text) in &self.state.start_errors {
+            self.output.say(&format!("horovodrun: {text}"));
+        }
+        let culprit = culprit(&self.state.ends).filter(|end| !end.was_asked);
+        if self.state.start_errors.is_empty()
+            && let Some(culprit) = culprit
+        {
+            let text = describe(culprit, self.output.tail(culprit.rank), &self.state.ends);
+            self.output.say(&text);
+        }
+        if let Some(signal) = self.state.interrupted_by {
+            let name = platform::signal_name(signal);
+            self.output
+                .say(&format!("horovodrun: ended by signal {signal} ({name})"));
+            return (128 + signal) as u8;
+        }
+        match (self.state.start_errors.first(), culprit) {
+            (Some((code, _)), _) => *code,
+            (None, Some(culprit)) => culprit.cause.code(),
+            (None, None) => 0,
+        }
+    }
+
+    /// Waits for the agents' processes; what is still there then is killed.
+    fn let_go(&mut self) -> io::Result<()> {
+        let deadline = Instant::now() + AGENT_GRACE;
+        for link in &mut self.links {
+            link.hang_up();
+        }
+        while self.links.iter_mut().any(|link| !link.has_ended()) {
+            let now = Instant::now();
+            if now >= deadline || !self.state.is_running {
+                self.links.iter_mut().for_each(HostLink::kill);
+            }
+            let _ = self.signals.take();
+            wait(
+                &[Interest::read(self.signals.as_fd())],
+                Some(now + Duration::from_millis(100)),
+            )?;
+        }
+        // An agent that was killed leaves the descendants of its ranks to us.
+        while Instant::now() < deadline + AGENT_GRACE && self.links.iter().all(|link| link.is_local)
+        {
+            while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
+            let left = platform::descendants();
+            if left.is_empty() {
+                break;
+            }
+            for pid in left {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+            wait(&[], Some(Instant::now() + Duration::from_millis(10)))?;
+        }
+        Ok(())
+    }
+}
+
+/// From a request until its agent must have said that all is over.
+fn agent_limit(how: Stop) -> Duration {
+    AGENT_GRACE
+        + match how {
+            Stop::Interrupt => INTERRUPT_GRACE + TERMINATE_GRACE + LEFTOVER_GRACE,
+            Stop::Terminate => TERMINATE_GRACE + LEFTOVER_GRACE,
+            Stop::Kill => Duration::ZERO,
+        }
+}
+
+/// Two files per rank may be more than the usual limit; agents were started before, so ranks keep theirs.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    );
+}

@@ -1,0 +1,177 @@
+//! From options to a running job: hosts, meeting point, agents.
+
+use std::io;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::args::Options;
+use crate::hosts::{self, Host, Placement};
+use crate::job::{Job, State};
+use crate::link::HostLink;
+use crate::output::Output;
+use crate::remote::{self, Ssh};
+use crate::rendezvous::Rendezvous;
+use crate::signals::Signals;
+use crate::{agent, environment, platform};
+
+/// Seconds until all hosts must have answered, unless told otherwise.
+const START_TIMEOUT_S: u32 = 30;
+
+/// Why nothing was started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LaunchError {
+    #[error(transparent)]
+    Hosts(#[from] hosts::HostsError),
+    #[error("{0}")]
+    Other(String),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Runs the job; the exit code.
+pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
+    let size = options.num_proc.unwrap_or(1);
+    let placements = hosts::assign(&wanted_hosts(options, size)?, size)?;
+    if let Some(identity) = &options.ssh_identity_file {
+        std::fs::metadata(identity).map_err(|error| {
+            LaunchError::Other(format!("the ssh key {}: {error}", identity.display()))
+        })?;
+    }
+    let seconds = options.start_timeout.filter(|seconds| *seconds > 0);
+    let seconds = seconds
+        .or_else(environment::start_timeout)
+        .unwrap_or(START_TIMEOUT_S);
+    let start_timeout = Duration::from_secs(seconds.into());
+    // From here on Ctrl-C ends things in order.
+    let signals = Signals::watch()?;
+    let mut output = Output::new(size, options.prefix_timestamp)?;
+
+    let hosts: Vec<&Host> = placements.iter().map(|placement| &placement.host).collect();
+    let are_local = remote::are_local(&hosts, start_timeout);
+    let all_local = are_local.iter().all(|local| *local);
+    if all_local {
+        platform::adopt_orphans();
+    }
+    let rendezvous = Rendezvous::start(size, all_local, &options.network_interfaces)
+        .map_err(LaunchError::Other)?;
+    if options.verbose {
+        describe_plan(&mut output, options, &placements, &are_local, &rendezvous);
+    }
+    let ssh = Ssh {
+        port: options.ssh_port,
+        identity: options.ssh_identity_file.clone(),
+        connect_timeout_s: seconds,
+    };
+    let now = Instant::now();
+    let links = open_links(placements, &are_local, &ssh)?;
+    let job = Job {
+        options,
+        output,
+        signals,
+        rendezvous,
+        links,
+        start_timeout,
+        cwd: std::env::current_dir()?,
+        state: State::new(now, start_timeout),
+    };
+    Ok(job.run()?)
+}
+
+fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, LaunchError> {
+    if let Some(text) = &options.hosts {
+        return Ok(hosts::parse_hosts(text)?);
+    }
+    let Some(file) = &options.hostfile else {
+        return Ok(vec![Host {
+            name: "localhost".to_owned(),
+            slots: size,
+        }]);
+    };
+    let content = std::fs::read_to_string(file).map_err(|error| {
+        LaunchError::Other(format!(
+            "the hostfile {} cannot be read: {error}",
+            file.display()
+        ))
+    })?;
+    Ok(hosts::parse_hostfile(
+        &file.display().to_string(),
+        &content,
+    )?)
+}
+
+fn describe_plan(
+    output: &mut Output,
+    options: &Options,
+    placements: &[Placement],
+    are_local: &[bool],
+    rendezvous: &Rendezvous,
+) {
+    for (placement, local) in placements.iter().zip(are_local) {
+        let ranks: Vec<String> = placement.slots.iter().map(|s| s.rank.to_string()).collect();
+        let how = if *local { "this host" } else { "over ssh" };
+        output.say(&format!(
+            "horovodrun: {} ({how}): ranks {}",
+            placement.host.name,
+            ranks.join(", ")
+        ));
+    }
+    let places: Vec<String> = rendezvous
+        .addresses()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    output.say(&format!(
+        "horovodrun: the ranks meet at {}",
+        places.join(", ")
+    ));
+    for (name, value) in &options.knobs {
+        output.say(&format!("horovodrun: {name}={value}"));
+    }
+    let words: Vec<_> = options
+        .command
+        .iter()
+        .map(|word| word.to_string_lossy())
+        .collect();
+    output.say(&format!("horovodrun: each rank runs: {}", words.join(" ")));
+}
+
+fn open_links(
+    placements: Vec<Placement>,
+    are_local: &[bool],
+    ssh: &Ssh,
+) -> Result<Vec<HostLink>, LaunchError> {
+    let program = std::env::current_exe()?;
+    let remote_hosts: Vec<&Host> = placements
+        .iter()
+        .zip(are_local)
+        .filter(|(_, local)| !**local)
+        .map(|(placement, _)| &placement.host)
+        .collect();
+    let mut keys_settled = ssh.new_host_keys_are_settled(&remote_hosts).into_iter();
+    let mut links = Vec::new();
+    for (placement, &is_local) in placements.into_iter().zip(are_local) {
+        let command = if is_local {
+            local_agent(&program)
+        } else {
+            ssh.agent(
+                &placement.host,
+                keys_settled.next().unwrap_or(false),
+                &program,
+            )
+        };
+        let name = placement.host.name.clone();
+        let what = if is_local { "an agent" } else { "ssh" };
+        let link = HostLink::open(placement, is_local, command).map_err(|error| {
+            LaunchError::Other(format!("{what} for host {name} cannot be started: {error}"))
+        })?;
+        links.push(link);
+    }
+    Ok(links)
+}
+
+fn local_agent(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.arg(agent::SUBCOMMAND);
+    command
+}

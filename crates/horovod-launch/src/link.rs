@@ -1,0 +1,235 @@
+//! The launcher's end of one host: a child process (the agent itself, or ssh) and the frames it exchanges.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use std::os::fd::AsFd;
+
+use crate::frames::{FrameBuffer, FromAgent, MAGIC, ToAgent};
+use crate::hosts::Placement;
+use crate::io::{Got, Interest, Outbox, read_some, set_nonblocking};
+
+/// What a login shell may print before the agent starts.
+const PREAMBLE_BYTES_MAX: usize = 64 << 10;
+/// Bytes of ssh's or the agent's own words that are kept.
+const WORDS_BYTES_MAX: usize = 8 << 10;
+
+/// How far a host has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    Starting,
+    Greeted,
+    Ready,
+    /// Its ranks and all their descendants have ended.
+    Done,
+    /// Gone without that.
+    Lost,
+}
+
+/// One host.
+#[derive(Debug)]
+pub(crate) struct HostLink {
+    pub(crate) placement: Placement,
+    pub(crate) is_local: bool,
+    pub(crate) stage: Stage,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Option<ChildStdout>,
+    stderr: Option<ChildStderr>,
+    outbox: Outbox,
+    inbox: FrameBuffer,
+    /// What came before the agent's first words; `None` once those were seen.
+    preamble: Option<Vec<u8>>,
+    words: Vec<u8>,
+}
+
+impl HostLink {
+    /// Starts the process that leads to the host's agent.
+    pub(crate) fn open(
+        placement: Placement,
+        is_local: bool,
+        mut command: Command,
+    ) -> io::Result<Self> {
+        let mut child = command
+            // Away from the terminal's group: Ctrl-C is the launcher's to pass on.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let (stdin, stdout, stderr) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        stdin.as_ref().map(set_nonblocking).transpose()?;
+        stdout.as_ref().map(set_nonblocking).transpose()?;
+        stderr.as_ref().map(set_nonblocking).transpose()?;
+        Ok(Self {
+            placement,
+            is_local,
+            stage: Stage::Starting,
+            child,
+            stdin,
+            stdout,
+            stderr,
+            outbox: Outbox::default(),
+            inbox: FrameBuffer::default(),
+            preamble: Some(Vec::new()),
+            words: Vec::new(),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.placement.host.name
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.stage >= Stage::Done
+    }
+
+    /// Queues a message; it travels with the next [`HostLink::exchange`].
+    pub(crate) fn send(&mut self, message: &ToAgent) {
+        if self.stdin.is_some() {
+            message.encode(self.outbox.buffer());
+            self.flush();
+        }
+    }
+
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.outbox.len() > 0
+    }
+
+    fn flush(&mut self) {
+        if let Some(stdin) = &mut self.stdin
+            && self.outbox.flush(stdin).is_err()
+        {
+            // The end of its output tells the rest.
+            self.stdin = None;
+            self.outbox.clear();
+        }
+    }
+
+    /// What to wait for; output only if there is room for it.
+    pub(crate) fn interests(&self, has_room: bool) -> impl Iterator<Item = Interest<'_>> {
+        let write = self.stdin.as_ref().filter(|_| self.outbox.len() > 0);
+        let read = self.stdout.as_ref().filter(|_| has_room);
+        write
+            .map(|fd| Interest::write(fd.as_fd()))
+            .into_iter()
+            .chain(read.map(|fd| Interest::read(fd.as_fd())))
+            .chain(self.stderr.as_ref().map(|fd| Interest::read(fd.as_fd())))
+    }
+
+    /// Sends what waits and reads what came. `Err` says why the host is lost; messages may precede it.
+    pub(crate) fn exchange(&mut self, has_room: bool) -> (Vec<FromAgent>, Result<(), String>) {
+        self.flush();
+        self.read_words();
+        let mut messages = Vec::new();
+        if !has_room {
+            return (messages, Ok(()));
+        }
+        let mut buffer = vec![0; 64 << 10];
+        let Some(stdout) = &mut self.stdout else {
+            return (messages, Ok(()));
+        };
+        match read_some(stdout, &mut buffer) {
+            Got::Nothing => (messages, Ok(())),
+            Got::Bytes(count) => {
+                let result = self.take(&buffer[..count], &mut messages);
+                (messages, result)
+            }
+            Got::End => {
+                self.stdout = None;
+                (
+                    messages,
+                    Err("the connection to its agent ended".to_owned()),
+                )
+            }
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8], messages: &mut Vec<FromAgent>) -> Result<(), String> {
+        if let Some(preamble) = &mut self.preamble {
+            preamble.extend_from_slice(bytes);
+            let found = preamble
+                .windows(MAGIC.len())
+                .position(|window| window == MAGIC);
+            match found {
+                Some(at) => {
+                    self.inbox.push(&preamble[at + MAGIC.len()..]);
+                    self.preamble = None;
+                }
+                None if preamble.len() > PREAMBLE_BYTES_MAX => {
+                    return Err("what answers is not a horovodrun of this version".to_owned());
+                }
+                None => return Ok(()),
+            }
+        } else {
+            self.inbox.push(bytes);
+        }
+        while let Some(frame) = self
+            .inbox
+            .next_frame()
+            .map_err(|error| format!("its agent sent nonsense: {error}"))?
+        {
+            let message = FromAgent::decode(frame)
+                .map_err(|error| format!("its agent sent nonsense: {error}"))?;
+            messages.push(message);
+        }
+        Ok(())
+    }
+
+    fn read_words(&mut self) {
+        let mut buffer = [0; 4096];
+        while let Some(stderr) = &mut self.stderr {
+            match read_some(stderr, &mut buffer) {
+                Got::Bytes(count) => {
+                    self.words.extend_from_slice(&buffer[..count]);
+                    let over = self.words.len().saturating_sub(WORDS_BYTES_MAX);
+                    self.words.drain(..over);
+                }
+                Got::Nothing => break,
+                Got::End => self.stderr = None,
+            }
+        }
+    }
+
+    /// What ssh or the agent itself said, in one line.
+    pub(crate) fn words(&mut self) -> String {
+        // The process has closed its output; its last words may follow by a moment.
+        let deadline = Instant::now() + Duration::from_millis(500);
+        loop {
+            self.read_words();
+            let Some(stderr) = &self.stderr else { break };
+            let now = Instant::now();
+            if now >= deadline
+                || crate::io::wait(&[Interest::read(stderr.as_fd())], Some(deadline)).is_err()
+            {
+                break;
+            }
+        }
+        let text = String::from_utf8_lossy(&self.words);
+        text.lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty() && !line.contains("Permanently added"))
+            .collect::<Vec<_>>()
+            .join("; ")
+    }
+
+    /// Lets go: the agent sees the end of its stdin.
+    pub(crate) fn hang_up(&mut self) {
+        self.stdin = None;
+        self.outbox.clear();
+    }
+
+    /// Ends the process without ceremony.
+    pub(crate) fn kill(&mut self) {
+        self.hang_up();
+        let _ = self.child.kill();
+    }
+
+    /// Whether the process has ended (and is reaped).
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+}

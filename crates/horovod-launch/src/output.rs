@@ -1,0 +1,331 @@
+//! What ranks print: whole lines with their rank in front, on the console and in files.
+//!
+//! The launcher's thread cuts lines; a thread of its own writes them, so that a console or disk that does not
+//! take more never keeps the launcher from hearing a signal. Bytes are passed on as they are.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::time::SystemTime;
+
+use crate::console::{Target, Writer};
+use crate::frames::Stream;
+use crate::platform::asctime;
+
+/// A line longer than this is passed on in pieces.
+pub(crate) const LINE_PIECE_BYTES: usize = 64 << 10;
+/// Last lines of a rank that are kept for the report.
+pub(crate) const TAIL_LINES: usize = 20;
+/// Bytes kept of each of them.
+pub(crate) const TAIL_LINE_BYTES_MAX: usize = 1000;
+
+/// Lines under way and last lines of one stream of one rank.
+#[derive(Debug, Default)]
+struct StreamState {
+    partial: Vec<u8>,
+    /// A piece of the present line was passed on before.
+    is_mid_line: bool,
+    tail: VecDeque<Vec<u8>>,
+}
+
+impl StreamState {
+    fn remember(&mut self, piece: &[u8]) {
+        // A progress bar draws over itself: keep its last state only. `\r\n` ends one line, though.
+        let redraws = self.tail.back().is_some_and(|last| last.ends_with(b"\r"));
+        let goes_on = self.is_mid_line || (redraws && piece == b"\n");
+        if !goes_on {
+            if redraws {
+                self.tail.pop_back();
+            } else if self.tail.len() == TAIL_LINES {
+                self.tail.pop_front();
+            }
+            self.tail.push_back(Vec::new());
+        }
+        if let Some(last) = self.tail.back_mut() {
+            let room = TAIL_LINE_BYTES_MAX.saturating_sub(last.len());
+            last.extend_from_slice(&piece[..piece.len().min(room)]);
+        }
+    }
+}
+
+/// The output of all ranks.
+#[derive(Debug)]
+pub(crate) struct Output {
+    writer: Writer,
+    ranks: Vec<[StreamState; 2]>,
+    has_files: bool,
+    timestamps: bool,
+    /// Whose line is open on stdout and stderr; one entry for both if they are the same file.
+    open: [Option<(u32, Stream)>; 2],
+    is_one_console: bool,
+}
+
+impl Output {
+    /// Output of `size` ranks; `timestamps` puts the local time before each line.
+    pub(crate) fn new(size: u32, timestamps: bool) -> io::Result<Self> {
+        let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+        let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+        Self::to(stdout, stderr, size, timestamps)
+    }
+
+    fn to(stdout: File, stderr: File, size: u32, timestamps: bool) -> io::Result<Self> {
+        let mut ranks = Vec::new();
+        ranks.resize_with(size as usize, Default::default);
+        let id = |file: &File| rustix::fs::fstat(file).map(|s| (s.st_dev, s.st_ino)).ok();
+        Ok(Self {
+            is_one_console: id(&stdout).is_some() && id(&stdout) == id(&stderr),
+            writer: Writer::start(stdout, stderr)?,
+            ranks,
+            has_files: false,
+            timestamps,
+            open: [None; 2],
+        })
+    }
+
+    /// Creates `directory/rank.N/stdout` and `stderr` for every rank.
+    pub(crate) fn open_files(&mut self, directory: &Path) -> Result<(), String> {
+        let size = self.ranks.len();
+        let width = size.saturating_sub(1).max(1).to_string().len();
+        let mut files = Vec::new();
+        for rank in 0..size {
+            let place = directory.join(format!("rank.{rank:0width$}"));
+            std::fs::create_dir_all(&place)
+                .map_err(|error| format!("cannot create {}: {error}", place.display()))?;
+            for stream in Stream::BOTH {
+                let file = place.join(stream.name());
+                let opened = File::create(&file)
+                    .map_err(|error| format!("cannot create {}: {error}", file.display()))?;
+                files.push((file, opened));
+            }
+        }
+        self.writer.set_files(files);
+        self.has_files = true;
+        Ok(())
+    }
+
+    /// Readable when there is room again or stdout is gone.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.writer.as_fd()
+    }
+
+    /// Whether more output should be taken from the ranks.
+    pub(crate) fn has_room(&self) -> bool {
+        self.writer.has_room()
+    }
+
+    /// Whether nobody reads the launcher's stdout any more.
+    pub(crate) fn is_stdout_gone(&self) -> bool {
+        self.writer.is_stdout_gone()
+    }
+
+    /// Bytes that a rank wrote.
+    pub(crate) fn push(&mut self, rank: u32, stream: Stream, bytes: &[u8]) {
+        let Some(state) = self.ranks.get_mut(rank as usize) else {
+            return;
+        };
+        let mut partial = std::mem::take(&mut state[stream.index()].partial);
+        let mut batch = Batch::default();
+        for segment in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
+            partial.extend_from_slice(segment);
+            let is_line = matches!(segment.last(), Some(b'\n' | b'\r'));
+            if is_line || partial.len() > LINE_PIECE_BYTES {
+                self.pass_on(rank, stream, &partial, is_line, &mut batch);
+                partial.clear();
+            }
+        }
+        self.ranks[rank as usize][stream.index()].partial = partial;
+        self.send(rank, stream, batch);
+    }
+
+    /// A rank ended: its last line may have no end.
+    pub(crate) fn finish(&mut self, rank: u32) {
+        for stream in Stream::BOTH {
+            let Some(state) = self.ranks.get_mut(rank as usize) else {
+                return;
+            };
+            let partial = std::mem::take(&mut state[stream.index()].partial);
+            if !partial.is_empty() {
+                let mut batch = Batch::default();
+                self.pass_on(rank, stream, &partial, false, &mut batch);
+                self.send(rank, stream, batch);
+            }
+        }
+    }
+
+    /// The launcher's own words, on stderr.
+    pub(crate) fn say(&mut self, text: &str) {
+        let mut bytes = Vec::new();
+        self.close_line(Stream::Stderr, &mut bytes);
+        bytes.extend_from_slice(text.as_bytes());
+        bytes.push(b'\n');
+        self.writer.write(Target::Stderr, bytes);
+    }
+
+    /// Last lines of a rank's stderr, or of its stdout if that is empty, and which of them it is.
+    pub(crate) fn tail(&self, rank: u32) -> Option<(Stream, Vec<String>)> {
+        let state = self.ranks.get(rank as usize)?;
+        [Stream::Stderr, Stream::Stdout]
+            .into_iter()
+            .find_map(|stream| {
+                let lines: Vec<String> = state[stream.index()]
+                    .tail
+                    .iter()
+                    .map(|line| String::from_utf8_lossy(line).trim_end().to_owned())
+                    .collect();
+                lines
+                    .iter()
+                    .any(|line| !line.is_empty())
+                    .then_some((stream, lines))
+            })
+    }
+
+    /// Whether one of the last lines of a rank contains `text`.
+    pub(crate) fn tail_contains(&self, rank: u32, text: &str) -> bool {
+        self.ranks.get(rank as usize).is_some_and(|state| {
+            state
+                .iter()
+                .flat_map(|s| &s.tail)
+                .any(|l| String::from_utf8_lossy(l).contains(text))
+        })
+    }
+
+    /// Writes what is left, but does not wait for a reader that has stopped when `patience` is over.
+    pub(crate) fn close(self, patience: Option<std::time::Duration>) {
+        self.writer.close(patience);
+    }
+
+    fn console(&self, stream: Stream) -> usize {
+        if self.is_one_console {
+            0
+        } else {
+            stream.index()
+        }
+    }
+
+    /// Ends the line that another rank has left open.
+    fn close_line(&mut self, stream: Stream, bytes: &mut Vec<u8>) {
+        let console = self.console(stream);
+        if self.open[console].take().is_some() {
+            bytes.push(b'\n');
+        }
+    }
+
+    fn pass_on(&mut self, rank: u32, stream: Stream, piece: &[u8], is_line: bool, to: &mut Batch) {
+        let console = self.console(stream);
+        let state = &mut self.ranks[rank as usize][stream.index()];
+        state.remember(piece);
+        let goes_on = std::mem::replace(&mut state.is_mid_line, !is_line);
+        let prefix = format!(
+            "{}[{rank}]<{}>:",
+            if self.timestamps {
+                asctime(SystemTime::now())
+            } else {
+                String::new()
+            },
+            stream.name()
+        );
+        if self.open[console] != Some((rank, stream)) {
+            self.close_line(stream, &mut to.console);
+            to.console.extend_from_slice(prefix.as_bytes());
+        }
+        to.console.extend_from_slice(piece);
+        self.open[console] = (!is_line).then_some((rank, stream));
+        if self.has_files {
+            if !goes_on {
+                to.file.extend_from_slice(prefix.as_bytes());
+            }
+            to.file.extend_from_slice(piece);
+        }
+    }
+
+    fn send(&mut self, rank: u32, stream: Stream, batch: Batch) {
+        let console = match stream {
+            Stream::Stdout => Target::Stdout,
+            Stream::Stderr => Target::Stderr,
+        };
+        if !batch.console.is_empty() {
+            self.writer.write(console, batch.console);
+        }
+        if !batch.file.is_empty() {
+            self.writer
+                .write(Target::File(rank as usize * 2 + stream.index()), batch.file);
+        }
+    }
+}
+
+/// Bytes of one call, for the console and for the rank's file.
+#[derive(Debug, Default)]
+struct Batch {
+    console: Vec<u8>,
+    file: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(size: u32) -> Output {
+        let null = || File::create("/dev/null").expect("there");
+        Output::to(null(), null(), size, false).expect("starts")
+    }
+
+    /// What reaches the console for pieces of output in this order.
+    fn console(pieces: &[(u32, &[u8])]) -> Vec<u8> {
+        let mut output = output(3);
+        let mut seen = Vec::new();
+        for (rank, bytes) in pieces {
+            let mut batch = Batch::default();
+            for segment in bytes.split_inclusive(|b| matches!(b, b'\n' | b'\r')) {
+                let is_line = matches!(segment.last(), Some(b'\n' | b'\r'));
+                output.pass_on(*rank, Stream::Stdout, segment, is_line, &mut batch);
+            }
+            seen.extend(batch.console);
+        }
+        seen
+    }
+
+    #[test]
+    fn puts_the_rank_before_each_line() {
+        let seen = console(&[(0, b"a\nb\n"), (1, b"\xff\xfe\n"), (2, b"10%\r20%\r\n")]);
+        let want: &[u8] = b"[0]<stdout>:a\n[0]<stdout>:b\n[1]<stdout>:\xff\xfe\n\
+            [2]<stdout>:10%\r[2]<stdout>:20%\r[2]<stdout>:\n";
+        assert_eq!(seen, want);
+    }
+
+    #[test]
+    fn never_mixes_ranks_within_a_line() {
+        let seen = console(&[
+            (0, b"long "),
+            (0, b"er "),
+            (1, b"b\n"),
+            (0, b"rest\n"),
+            (1, b"c\n"),
+        ]);
+        let want: &[u8] = b"[0]<stdout>:long er \n[1]<stdout>:b\n[0]<stdout>:rest\n[1]<stdout>:c\n";
+        assert_eq!(seen, want);
+    }
+
+    #[test]
+    fn keeps_the_last_lines_only() {
+        let mut output = output(1);
+        assert_eq!(output.tail(0), None);
+        output.push(0, Stream::Stdout, b"out\n");
+        assert_eq!(
+            output.tail(0),
+            Some((Stream::Stdout, vec!["out".to_owned()]))
+        );
+        for line in 0..50 {
+            output.push(0, Stream::Stderr, format!("e{line}\n").as_bytes());
+        }
+        output.push(0, Stream::Stderr, b"dos\r\n1%\r2%\r3%\r");
+        output.push(0, Stream::Stderr, &[b'x'; 5000]);
+        output.finish(0);
+        let (stream, lines) = output.tail(0).expect("some");
+        assert_eq!((stream, lines.len()), (Stream::Stderr, TAIL_LINES));
+        assert_eq!((lines[0].as_str(), lines[18].as_str()), ("e32", "dos"));
+        assert_eq!(lines[19].len(), TAIL_LINE_BYTES_MAX);
+        assert!(output.tail_contains(0, "e40") && !output.tail_contains(0, "e3\n"));
+    }
+}

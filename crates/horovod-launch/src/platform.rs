@@ -1,0 +1,225 @@
+//! What the operating system must help with, and a portable way where it does not.
+//!
+//! The one `unsafe` of this crate is here: the C library's conversion to local time.
+
+use std::time::{Duration, SystemTime};
+
+#[cfg(all(target_os = "linux", not(horovod_portable)))]
+pub(crate) use linux::*;
+#[cfg(not(all(target_os = "linux", not(horovod_portable))))]
+pub(crate) use portable::*;
+
+#[cfg(all(target_os = "linux", not(horovod_portable)))]
+mod linux {
+    use std::collections::HashMap;
+    use std::io;
+
+    use rustix::process::{Pid, Signal};
+
+    /// Orphans among this process's descendants become its children, so that none is lost.
+    pub(crate) fn adopt_orphans() {
+        // Without it (an odd sandbox) orphans go to init, and only process groups can be ended.
+        let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+    }
+
+    /// This process is killed when its parent, which must be `parent`, ends.
+    pub(crate) fn die_with_parent(parent: u32) -> io::Result<()> {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+        if now != i32::try_from(parent).ok() {
+            return Err(io::Error::other("its agent has ended"));
+        }
+        Ok(())
+    }
+
+    /// All living processes below this one, itself not included.
+    pub(crate) fn descendants() -> Vec<Pid> {
+        let Ok(entries) = std::fs::read_dir("/proc") else {
+            return Vec::new();
+        };
+        let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+        for entry in entries.flatten() {
+            let Some(pid) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            else {
+                continue;
+            };
+            // The name in parentheses may hold anything; state and parent follow the last one.
+            let Ok(stat) = std::fs::read(entry.path().join("stat")) else {
+                continue;
+            };
+            let stat = String::from_utf8_lossy(&stat);
+            let mut fields = stat
+                .rsplit(')')
+                .next()
+                .unwrap_or_default()
+                .split_whitespace();
+            let (state, parent) = (fields.next(), fields.next().and_then(|p| p.parse().ok()));
+            if let (Some(state), Some(parent)) = (state, parent)
+                && state != "Z"
+            {
+                children.entry(parent).or_default().push(pid);
+            }
+        }
+        let mut found = Vec::new();
+        let mut open = vec![rustix::process::getpid().as_raw_nonzero().get()];
+        while let Some(pid) = open.pop() {
+            for child in children.remove(&pid).unwrap_or_default() {
+                found.extend(Pid::from_raw(child));
+                open.push(child);
+            }
+        }
+        found
+    }
+
+    /// Whether whoever started this process made it ignore the signal (`nohup`, a shell's `&`).
+    pub(crate) fn is_ignored(signal: i32) -> bool {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigIgn:"))
+            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+    }
+}
+
+#[cfg(not(all(target_os = "linux", not(horovod_portable))))]
+mod portable {
+    use std::io;
+
+    use rustix::process::Pid;
+
+    /// Not to be had: only process groups can be ended.
+    pub(crate) fn adopt_orphans() {}
+
+    /// Not to be had: ranks outlive an agent that is killed with SIGKILL.
+    pub(crate) fn die_with_parent(_parent: u32) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Not to be had without reading the process table.
+    pub(crate) fn descendants() -> Vec<Pid> {
+        Vec::new()
+    }
+
+    /// Not to be had safely; `nohup` has no effect.
+    pub(crate) fn is_ignored(_signal: i32) -> bool {
+        false
+    }
+}
+
+/// Local time as C's `asctime` writes it: `Sat Nov 21 00:28:04 2026`.
+#[expect(unsafe_code, reason = "the standard library knows no time zones")]
+pub(crate) fn asctime(time: SystemTime) -> String {
+    const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
+    const MONTHS: [&str; 12] = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
+    let seconds = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO)
+        .as_secs();
+    let seconds = libc::time_t::try_from(seconds).unwrap_or(libc::time_t::MAX);
+    // SAFETY: `tm` is plain data for which all zeroes is a valid value.
+    let mut parts: libc::tm = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are to live locals of the right type; nothing is kept. This program never
+    // changes its environment, so reading TZ cannot race.
+    let done = unsafe { libc::localtime_r(&seconds, &mut parts) };
+    if done.is_null() {
+        return format!("{seconds}");
+    }
+    let name = |names: &'static [&str], index: libc::c_int| {
+        usize::try_from(index)
+            .ok()
+            .and_then(|i| names.get(i))
+            .copied()
+            .unwrap_or("???")
+    };
+    format!(
+        "{} {}{:3} {:02}:{:02}:{:02} {}",
+        name(&DAYS, parts.tm_wday),
+        name(&MONTHS, parts.tm_mon),
+        parts.tm_mday,
+        parts.tm_hour,
+        parts.tm_min,
+        parts.tm_sec,
+        1900 + parts.tm_year
+    )
+}
+
+/// `SIGKILL` for 9.
+pub(crate) fn signal_name(number: i32) -> &'static str {
+    match number {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGUSR1 => "SIGUSR1",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGUSR2 => "SIGUSR2",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGXCPU => "SIGXCPU",
+        libc::SIGXFSZ => "SIGXFSZ",
+        libc::SIGSYS => "SIGSYS",
+        _ => "another signal",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_the_time_as_asctime_does() {
+        let at = |seconds| asctime(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        // The time zone is the machine's: look at the shape and at what no zone changes.
+        let text = at(1_795_219_684);
+        assert_eq!(text.len(), "Sat Nov 21 00:28:04 2026".len(), "{text}");
+        assert!(
+            text.contains(" Nov 2") && text.ends_with(":04 2026"),
+            "{text}"
+        );
+        assert_eq!(at(1_793_620_800).len(), "Mon Nov  2 12:00:00 2026".len());
+    }
+
+    #[test]
+    fn names_signals() {
+        assert_eq!(signal_name(9), "SIGKILL");
+        assert_eq!(signal_name(15), "SIGTERM");
+    }
+
+    #[cfg(all(target_os = "linux", not(horovod_portable)))]
+    #[test]
+    fn finds_children_of_children() {
+        use std::io::{BufRead, BufReader};
+        use std::process::{Command, Stdio};
+        let mut shell = Command::new("sh")
+            .args(["-c", "sleep 1000 & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh starts");
+        let mut line = String::new();
+        BufReader::new(shell.stdout.take().expect("piped"))
+            .read_line(&mut line)
+            .expect("a pid");
+        let inner = rustix::process::Pid::from_raw(line.trim().parse().expect("a pid"));
+        let outer = rustix::process::Pid::from_child(&shell);
+        let found = descendants();
+        rustix::process::kill_process(inner.expect("positive"), rustix::process::Signal::KILL)
+            .expect("still there");
+        shell.wait().expect("reaped");
+        assert!(
+            found.contains(&outer) && found.contains(&inner.expect("positive")),
+            "{found:?}"
+        );
+    }
+}

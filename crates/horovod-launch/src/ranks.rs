@@ -1,0 +1,167 @@
+//! The ranks of one host as processes: spawn, read, signal, reap.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use crate::frames::{ExitStatus, JobSpec, OUTPUT_BYTES_MAX, RankSpec, Stop, Stream};
+use crate::io::{Got, read_some, set_nonblocking};
+use crate::platform::descendants;
+use crate::rank_exec;
+
+/// Bytes taken from a dead rank's pipe at most: more than a pipe holds unless a descendant goes on writing.
+const LAST_BYTES_MAX: usize = 1 << 20;
+
+#[derive(Debug)]
+struct RankProcess {
+    rank: u32,
+    pid: Pid,
+    status: Option<ExitStatus>,
+    pipes: [Option<File>; 2],
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Ranks {
+    all: Vec<RankProcess>,
+}
+
+impl Ranks {
+    /// Starts one rank; its process id.
+    pub(crate) fn spawn(&mut self, job: &JobSpec, spec: &RankSpec) -> io::Result<u32> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(rank_exec::SUBCOMMAND)
+            .arg(std::process::id().to_string())
+            .args(&job.command)
+            .env_clear()
+            .envs(job.env.iter().map(|(name, value)| (name, value)))
+            .env("PWD", &job.cwd)
+            .envs(spec.env.iter().map(|(name, value)| (name, value)))
+            .current_dir(&job.cwd)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let pipe = |fd: Option<OwnedFd>| -> io::Result<Option<File>> {
+            let file = fd.map(File::from);
+            file.as_ref().map(set_nonblocking).transpose()?;
+            Ok(file)
+        };
+        let pipes = [
+            pipe(child.stdout.take().map(OwnedFd::from))?,
+            pipe(child.stderr.take().map(OwnedFd::from))?,
+        ];
+        // From here on it is reaped by `reap`, like everything that becomes a child of this process.
+        let pid = Pid::from_child(&child);
+        self.all.push(RankProcess {
+            rank: spec.rank,
+            pid,
+            status: None,
+            pipes,
+        });
+        Ok(child.id())
+    }
+
+    /// Open pipes.
+    pub(crate) fn pipes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.all
+            .iter()
+            .flat_map(|rank| rank.pipes.iter().flatten().map(AsFd::as_fd))
+    }
+
+    /// One piece of each stream that has some.
+    pub(crate) fn read(&mut self) -> Vec<(u32, Stream, Vec<u8>)> {
+        let mut buffer = vec![0; OUTPUT_BYTES_MAX];
+        let mut pieces = Vec::new();
+        for rank in &mut self.all {
+            for stream in Stream::BOTH {
+                if let Some(bytes) = rank.read(stream, &mut buffer) {
+                    pieces.push((rank.rank, stream, bytes));
+                }
+            }
+        }
+        pieces
+    }
+
+    /// What a rank that ended has left in its pipes. They stay open: a descendant may still write.
+    pub(crate) fn drain(&mut self, rank: u32) -> Vec<(Stream, Vec<u8>)> {
+        let mut buffer = vec![0; OUTPUT_BYTES_MAX];
+        let mut pieces = Vec::new();
+        for process in self.all.iter_mut().filter(|process| process.rank == rank) {
+            for stream in Stream::BOTH {
+                let mut total = 0;
+                while total < LAST_BYTES_MAX
+                    && let Some(bytes) = process.read(stream, &mut buffer)
+                {
+                    total += bytes.len();
+                    pieces.push((stream, bytes));
+                }
+            }
+        }
+        pieces
+    }
+
+    /// Whether every rank has ended.
+    pub(crate) fn all_ended(&self) -> bool {
+        self.all.iter().all(|rank| rank.status.is_some())
+    }
+
+    /// Takes the exit statuses that came, also those of orphans that became children of this process.
+    pub(crate) fn reap(&mut self) -> Vec<(u32, ExitStatus)> {
+        let mut ended = Vec::new();
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            let status = match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => ExitStatus::Code(code),
+                (None, Some(signal)) => ExitStatus::Signal(signal),
+                (None, None) => continue,
+            };
+            if let Some(rank) = self
+                .all
+                .iter_mut()
+                .find(|r| r.pid == pid && r.status.is_none())
+            {
+                rank.status = Some(status);
+                ended.push((rank.rank, status));
+            }
+        }
+        ended
+    }
+
+    /// Signals the process group of every rank that runs; once none does, or to kill, all descendants.
+    pub(crate) fn signal(&self, how: Stop) {
+        let signal = match how {
+            Stop::Interrupt => Signal::INT,
+            Stop::Terminate => Signal::TERM,
+            Stop::Kill => Signal::KILL,
+        };
+        // Not reaped yet, so the id cannot belong to anybody else.
+        for rank in self.all.iter().filter(|rank| rank.status.is_none()) {
+            if rustix::process::kill_process_group(rank.pid, signal).is_err() {
+                // It has not made its own group yet.
+                let _ = rustix::process::kill_process(rank.pid, signal);
+            }
+        }
+        if how == Stop::Kill || self.all_ended() {
+            for pid in descendants() {
+                let _ = rustix::process::kill_process(pid, signal);
+            }
+        }
+    }
+}
+
+impl RankProcess {
+    fn read(&mut self, stream: Stream, buffer: &mut [u8]) -> Option<Vec<u8>> {
+        let slot = &mut self.pipes[stream.index()];
+        match read_some(slot.as_mut()?, buffer) {
+            Got::Bytes(count) => Some(buffer[..count].to_vec()),
+            Got::Nothing => None,
+            Got::End => {
+                *slot = None;
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Which hosts are this machine, and how ssh starts an agent on the others.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use crate::agent;
+use crate::environment;
+use crate::hosts::Host;
+
+/// Seconds between ssh's own signs of life; three missing ones end the connection.
+const ALIVE_INTERVAL_S: u32 = 5;
+
+/// For each host, whether it is this machine. A name that does not resolve may be an alias of ssh, so it is not.
+pub(crate) fn are_local(hosts: &[&Host], within: Duration) -> Vec<bool> {
+    let deadline = Instant::now() + within;
+    let (sender, answers) = mpsc::channel();
+    let own = environment::hostname();
+    let mut local = vec![false; hosts.len()];
+    let mut open = 0;
+    for (index, host) in hosts.iter().enumerate() {
+        let name = host.address().to_owned();
+        if host.name.contains('@') {
+            // Another user, though on this machine: that takes ssh.
+            continue;
+        }
+        if name == "localhost" || name == own {
+            local[index] = true;
+            continue;
+        }
+        open += 1;
+        let sender = sender.clone();
+        // A name server may take long to say no; hosts are asked at the same time, and not waited for too long.
+        std::thread::spawn(move || {
+            let addresses = (name.as_str(), 0).to_socket_addrs();
+            let here = addresses.is_ok_and(|mut found| found.any(|a| is_own_address(a.ip())));
+            let _ = sender.send((index, here));
+        });
+    }
+    for _ in 0..open {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match answers.recv_timeout(left) {
+            Ok((index, here)) => local[index] = here,
+            Err(_) => break,
+        }
+    }
+    local
+}
+
+/// Only an address of this machine can be bound.
+fn is_own_address(address: IpAddr) -> bool {
+    !address.is_unspecified() && UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// How to reach other hosts.
+#[derive(Clone, Debug)]
+pub(crate) struct Ssh {
+    pub(crate) port: Option<u16>,
+    pub(crate) identity: Option<PathBuf>,
+    pub(crate) connect_timeout_s: u32,
+}
+
+impl Ssh {
+    /// `ssh` with everything but host and command.
+    fn base(&self) -> Command {
+        let mut ssh = Command::new("ssh");
+        ssh.args([
+            "-T",
+            "-x",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "ClearAllForwardings=yes",
+        ]);
+        ssh.arg("-o")
+            .arg(format!("ConnectTimeout={}", self.connect_timeout_s));
+        ssh.arg("-o")
+            .arg(format!("ServerAliveInterval={ALIVE_INTERVAL_S}"));
+        ssh.args(["-o", "ServerAliveCountMax=3"]);
+        if let Some(port) = self.port {
+            ssh.arg("-p").arg(port.to_string());
+        }
+        if let Some(identity) = &self.identity {
+            ssh.arg("-i").arg(identity);
+        }
+        ssh
+    }
+
+    /// Asks ssh for each host whether the user's configuration says how to treat unknown host keys.
+    pub(crate) fn new_host_keys_are_settled(&self, hosts: &[&Host]) -> Vec<bool> {
+        let asked: Vec<_> = hosts
+            .iter()
+            .map(|host| {
+                let mut ssh = self.base();
+                ssh.arg("-G").arg(Self::target(host));
+                ssh.stdin(Stdio::null())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::null())
+                    .spawn()
+            })
+            .collect();
+        asked
+            .into_iter()
+            .map(|child| {
+                let output = child.and_then(std::process::Child::wait_with_output);
+                let text = output.map(|o| o.stdout).unwrap_or_default();
+                let text = String::from_utf8_lossy(&text).to_lowercase();
+                let setting = text
+                    .lines()
+                    .find_map(|l| l.strip_prefix("stricthostkeychecking "));
+                // `ask` is ssh's default; in a batch there is nobody to ask.
+                setting.is_some_and(|value| value.trim() != "ask")
+            })
+            .collect()
+    }
+
+    /// The command that runs an agent on `host`, talking over its stdin and stdout.
+    pub(crate) fn agent(&self, host: &Host, keys_settled: bool, program: &Path) -> Command {
+        let mut ssh = self.base();
+        if !keys_settled {
+            ssh.args(["-o", "StrictHostKeyChecking=accept-new"]);
+        }
+        ssh.arg("--")
+            .arg(Self::target(host))
+            .arg(remote_command(program));
+        ssh
+    }
+
+    fn target(host: &Host) -> String {
+        host.name.replace(['[', ']'], "")
+    }
+}
+
+/// One line for the login shell of the other side, whichever it is: the same file as here, else PATH's.
+fn remote_command(program: &Path) -> OsString {
+    let script = format!(
+        "if [ -x \"$0\" ]; then exec \"$0\" {sub}; fi; \
+         if command -v horovodrun >/dev/null 2>&1; then exec horovodrun {sub}; fi; \
+         echo \"neither $0 nor a horovodrun on the PATH was found: install horovod-rs there\" >&2; exit 127",
+        sub = agent::SUBCOMMAND
+    );
+    let mut line = OsString::from(format!("exec sh -c '{script}' "));
+    let quoted = program.to_string_lossy().replace('\'', "'\\''");
+    line.push(format!("'{quoted}'"));
+    line
+}
+
+/// What ssh's own words mean.
+pub(crate) fn explain_ssh(words: &str) -> &'static str {
+    const MEANINGS: &[(&str, &str)] = &[
+        ("Could not resolve hostname", "its name does not resolve"),
+        (
+            "Permission denied",
+            "ssh was refused: no key that it accepts (see -i, and authorized_keys there)",
+        ),
+        (
+            "Host key verification failed",
+            "its host key is not the one that ssh knows",
+        ),
+        (
+            "Connection refused",
+            "nothing listens on its ssh port (see -p)",
+        ),
+        ("No route to host", "there is no route to it"),
+        ("Network is unreachable", "its network cannot be reached"),
+        ("timed out", "it did not answer ssh in time"),
+        ("was found: install", "horovodrun is not installed there"),
+        (
+            "Too many authentication failures",
+            "ssh was refused: too many keys tried (see -i)",
+        ),
+    ];
+    MEANINGS
+        .iter()
+        .find(|(sign, _)| words.contains(sign))
+        .map_or("its agent did not start", |(_, meaning)| meaning)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str) -> Host {
+        Host {
+            name: name.to_owned(),
+            slots: 1,
+        }
+    }
+
+    #[test]
+    fn knows_this_machine_by_all_its_names() {
+        let own = environment::hostname();
+        let hosts = [
+            host("localhost"),
+            host(&own),
+            host("127.0.0.1"),
+            host("127.0.1.1"),
+            host("192.0.2.1"),
+            host("no-such-host.invalid"),
+            host("root@localhost"),
+        ];
+        let hosts: Vec<&Host> = hosts.iter().collect();
+        let local = are_local(&hosts, Duration::from_secs(20));
+        assert_eq!(local, [true, true, true, true, false, false, false]);
+    }
+
+    #[test]
+    fn builds_one_ssh_line_without_secrets() {
+        let ssh = Ssh {
+            port: Some(2222),
+            identity: Some("/k y".into()),
+            connect_timeout_s: 9,
+        };
+        let command = ssh.agent(&host("u@[fe80::1]"), false, Path::new("/o'p t/horovodrun"));
+        let words: Vec<_> = command
+            .get_args()
+            .map(|w| w.to_string_lossy().into_owned())
+            .collect();
+        let line = words.join(" ");
+        for part in [
+            "BatchMode=yes",
+            "-p 2222",
+            "-i /k y",
+            "ConnectTimeout=9",
+            "accept-new",
+            "-- u@fe80::1",
+        ] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+        assert!(
+            words
+                .last()
+                .expect("a command")
+                .ends_with("'/o'\\''p t/horovodrun'"),
+            "{line}"
+        );
+        let settled = ssh.agent(&host("h"), true, Path::new("/x"));
+        assert!(
+            !settled
+                .get_args()
+                .any(|word| word.to_string_lossy().contains("StrictHost"))
+        );
+    }
+
+    #[test]
+    fn says_what_ssh_means() {
+        assert!(explain_ssh("x: Permission denied (publickey).").contains("-i"));
+        assert!(explain_ssh("ssh: Could not resolve hostname q: ...").contains("does not resolve"));
+        assert!(explain_ssh("??").contains("did not start"));
+    }
+}

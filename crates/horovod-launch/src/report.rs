@@ -1,0 +1,259 @@
+//! Who is to blame for a failed job, and how to say it.
+
+use crate::frames::{ExitStatus, Stream};
+use crate::platform::signal_name;
+
+/// How a rank ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Its process ended.
+    Exit(ExitStatus),
+    /// Its host was lost; why.
+    HostLost(String),
+}
+
+/// The end of one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    /// Which rank.
+    pub(crate) rank: u32,
+    /// Where.
+    pub(crate) host: String,
+    /// How.
+    pub(crate) cause: Cause,
+    /// The launcher had asked it to end.
+    pub(crate) was_asked: bool,
+    /// Its last words show that it only noticed another's failure.
+    pub(crate) is_consequence: bool,
+    /// Its place among the ranks that left the job's meeting point, if it was there and left.
+    pub(crate) left: Option<usize>,
+}
+
+impl Cause {
+    /// `exited with code 3`, `killed by signal 9 (SIGKILL)`: as other ranks are told.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Exit(ExitStatus::Code(code)) => format!("exited with code {code}"),
+            Self::Exit(ExitStatus::Signal(signal)) => {
+                format!("killed by signal {signal} ({})", signal_name(*signal))
+            }
+            Self::HostLost(why) => format!("lost: {why}"),
+        }
+    }
+
+    /// Whether this is a failure.
+    pub(crate) fn is_failure(&self) -> bool {
+        *self != Self::Exit(ExitStatus::Code(0))
+    }
+
+    /// Exit code as a shell gives it.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Exit(ExitStatus::Code(code)) => (*code & 0xff) as u8,
+            Self::Exit(ExitStatus::Signal(signal)) => (128 + (*signal & 0x7f)) as u8,
+            Self::HostLost(_) => 1,
+        }
+    }
+}
+
+/// The rank that failed first by cause. `ends` is in order of their arrival.
+///
+/// Whoever left the meeting point first set the others off; a rank that says it lost a peer is blamed only when no
+/// other can be.
+pub(crate) fn culprit(ends: &[End]) -> Option<&End> {
+    ends.iter()
+        .enumerate()
+        .filter(|(_, end)| end.cause.is_failure())
+        .min_by_key(|(place, end)| {
+            (
+                end.was_asked,
+                end.is_consequence,
+                end.left.unwrap_or(0),
+                *place,
+            )
+        })
+        .map(|(_, end)| end)
+}
+
+/// The report: the culprit first, with its last words, then the others in one line.
+pub(crate) fn describe(
+    culprit: &End,
+    tail: Option<(Stream, Vec<String>)>,
+    others: &[End],
+) -> String {
+    let was = if matches!(culprit.cause, Cause::Exit(ExitStatus::Code(_))) {
+        ""
+    } else {
+        "was "
+    };
+    let mut text = format!(
+        "horovodrun: rank {} on host {} {was}{}.",
+        culprit.rank,
+        culprit.host,
+        culprit.cause.text()
+    );
+    match tail {
+        Some((stream, lines)) => {
+            text.push_str(&format!(" Last lines of its {}:", stream.name()));
+            for line in lines {
+                text.push_str("\n    ");
+                text.push_str(&line);
+            }
+        }
+        None => text.push_str(" It printed nothing."),
+    }
+    let summary = summary(culprit, others);
+    if !summary.is_empty() {
+        text.push_str("\nhorovodrun: the others: ");
+        text.push_str(&summary);
+        text.push('.');
+    }
+    text
+}
+
+/// Groups ranks that ended alike: `ranks 0-2, 5 exited with code 0; rank 4 ended by horovodrun`.
+fn summary(culprit: &End, ends: &[End]) -> String {
+    let mut groups: Vec<(String, Vec<u32>)> = Vec::new();
+    for end in ends.iter().filter(|end| end.rank != culprit.rank) {
+        let how = if end.was_asked && end.cause.is_failure() {
+            format!("ended by horovodrun ({})", end.cause.text())
+        } else {
+            end.cause.text()
+        };
+        match groups.iter_mut().find(|(known, _)| *known == how) {
+            Some((_, ranks)) => ranks.push(end.rank),
+            None => groups.push((how, vec![end.rank])),
+        }
+    }
+    let parts: Vec<String> = groups
+        .into_iter()
+        .map(|(how, mut ranks)| {
+            ranks.sort_unstable();
+            let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+            format!("{noun} {} {how}", ranges(&ranks))
+        })
+        .collect();
+    parts.join("; ")
+}
+
+/// `0-2, 5` for ascending numbers.
+fn ranges(numbers: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for &number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let texts: Vec<String> = runs
+        .iter()
+        .map(|(a, b)| {
+            if a == b {
+                a.to_string()
+            } else {
+                format!("{a}-{b}")
+            }
+        })
+        .collect();
+    texts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(rank: u32, status: ExitStatus) -> End {
+        End {
+            rank,
+            host: "h".to_owned(),
+            cause: Cause::Exit(status),
+            was_asked: false,
+            is_consequence: false,
+            left: None,
+        }
+    }
+
+    #[track_caller]
+    fn blames(ends: &[End], rank: u32) {
+        assert_eq!(culprit(ends).map(|end| end.rank), Some(rank));
+    }
+
+    #[test]
+    fn blames_the_first_failure() {
+        let ok = end(0, ExitStatus::Code(0));
+        let first = end(2, ExitStatus::Code(3));
+        let second = end(1, ExitStatus::Code(1));
+        blames(&[ok.clone(), first.clone(), second.clone()], 2);
+        assert_eq!(culprit(&[ok]), None);
+    }
+
+    #[test]
+    fn does_not_blame_a_rank_that_only_lost_a_peer() {
+        let victim = End {
+            is_consequence: true,
+            ..end(0, ExitStatus::Code(1))
+        };
+        blames(&[victim.clone(), end(1, ExitStatus::Signal(9))], 1);
+        blames(&[victim], 0);
+    }
+
+    #[test]
+    fn does_not_blame_what_horovodrun_ended() {
+        let asked = End {
+            was_asked: true,
+            ..end(0, ExitStatus::Signal(15))
+        };
+        let victim = End {
+            is_consequence: true,
+            ..end(1, ExitStatus::Code(1))
+        };
+        blames(&[asked, victim], 1);
+    }
+
+    #[test]
+    fn blames_who_left_the_others_first() {
+        let slow = End {
+            left: Some(0),
+            ..end(1, ExitStatus::Code(4))
+        };
+        let quick = End {
+            left: Some(1),
+            ..end(0, ExitStatus::Code(9))
+        };
+        blames(&[quick, slow], 1);
+    }
+
+    #[test]
+    fn gives_the_codes_of_a_shell() {
+        let code = |status| Cause::Exit(status).code();
+        assert_eq!(code(ExitStatus::Code(3)), 3);
+        assert_eq!(code(ExitStatus::Signal(9)), 137);
+        assert_eq!(Cause::HostLost(String::new()).code(), 1);
+    }
+
+    #[test]
+    fn names_the_culprit_first_and_the_others_in_one_line() {
+        let ends = [
+            end(1, ExitStatus::Signal(9)),
+            end(0, ExitStatus::Code(1)),
+            End {
+                was_asked: true,
+                ..end(3, ExitStatus::Signal(15))
+            },
+            end(2, ExitStatus::Code(1)),
+        ];
+        let tail = Some((Stream::Stderr, vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(
+            describe(&ends[0], tail, &ends),
+            "horovodrun: rank 1 on host h was killed by signal 9 (SIGKILL). Last lines of its stderr:\n    a\n    b\n\
+             horovodrun: the others: ranks 0, 2 exited with code 1; rank 3 ended by horovodrun (killed by signal 15 \
+             (SIGTERM))."
+        );
+        let alone = describe(&ends[1], None, &ends[1..2]);
+        assert_eq!(
+            alone,
+            "horovodrun: rank 0 on host h exited with code 1. It printed nothing."
+        );
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
+    }
+}
