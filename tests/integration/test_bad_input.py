@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import harness
 import pytest
+
+import harness
 
 TRUE = [sys.executable, "-c", "print('a rank ran')"]
 

@@ -8,8 +8,9 @@ import signal
 import socket
 import time
 
-import harness
 import pytest
+
+import harness
 
 # Survivors ignore SIGTERM to show that the error reaches them by itself, not that the launcher ended them.
 REDUCE_FOR_EVER = """

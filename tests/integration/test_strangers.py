@@ -8,8 +8,9 @@ import socket
 import sys
 from pathlib import Path
 
-import harness
 import pytest
+
+import harness
 
 # Checks every result until the test says stop; memory is printed at the end.
 WORK_UNTIL_TOLD = """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import harness
 import pytest
+
+import harness
 
 
 def test_shows_output_and_stacks_of_a_job_that_hangs(script, jobs) -> None:
