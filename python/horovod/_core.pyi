@@ -1,26 +1,71 @@
-"""horovod._core: what Python sees of the runtime. All functions are thread-safe; those that can wait release the GIL."""
-from collections.abc import Sequence
-from typing import Any
+"""horovod._core: what Python sees of the runtime.
 
-# kind codes
-ALLREDUCE: int      # 0
-ALLGATHER: int      # 1
-BROADCAST: int      # 2
-ALLTOALL: int       # 3
-REDUCESCATTER: int  # 4
+All functions are thread-safe; those that can wait release the interpreter lock.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+__all__ = [
+    "ALLGATHER",
+    "ALLREDUCE",
+    "ALLTOALL",
+    "BROADCAST",
+    "REDUCESCATTER",
+    "Buffer",
+    "__version__",
+    "add_process_set",
+    "barrier",
+    "cross_rank",
+    "cross_size",
+    "dynamic_process_sets",
+    "enqueue",
+    "hostname",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "poll",
+    "process_set_ids",
+    "process_set_ranks",
+    "rank",
+    "remove_process_set",
+    "shutdown",
+    "size",
+    "transports",
+    "wait",
+]
+
+# Kinds of operations.
+ALLREDUCE: Final = 0
+ALLGATHER: Final = 1
+BROADCAST: Final = 2
+ALLTOALL: Final = 3
+REDUCESCATTER: Final = 4
 
 __version__: str
 
+@final
 class Buffer:
-    """Host memory owned by the core (64-byte aligned), exported through the buffer protocol, writable. len() = bytes."""
-    def __len__(self) -> int: ...
+    """Host memory owned by the core: 64-byte aligned, writable, exported through the buffer protocol."""
+
+    def __len__(self) -> int:
+        """Size in bytes."""
 
 def init(ranks: Sequence[int] | None = None, dynamic_process_sets: bool = False) -> None:
-    """Start (or, when running, do nothing). Raises ValueError 'Horovod initialization failed. ...' with the cause.
-    `ranks`: subset of launcher ranks that form the job, or None."""
+    """Start the runtime; when it is running, do nothing.
+
+    `ranks` are the launcher's ranks that form the job, None for all. ValueError "Horovod initialization
+    failed. ..." with the cause.
+    """
+
 def shutdown() -> None: ...
 def is_initialized() -> bool: ...
-def rank() -> int: ...            # these eight: ValueError('Horovod has not been initialized; use hvd.init().')
+
+# These eight: ValueError "Horovod has not been initialized; use hvd.init()."
+def rank() -> int: ...
 def size() -> int: ...
 def local_rank() -> int: ...
 def local_size() -> int: ...
@@ -29,39 +74,60 @@ def cross_size() -> int: ...
 def is_homogeneous() -> bool: ...
 def hostname() -> str: ...
 
-# process sets. Collective calls; they block.
-def add_process_set(ranks: Sequence[int]) -> int: ...        # works also when dynamic mode is off (init uses it); ValueError on duplicate/invalid ranks
+# Process sets. Adding and removing are collective calls that block.
+def add_process_set(ranks: Sequence[int]) -> int:
+    """Register a set and return its id, in static jobs too; ValueError on duplicate or invalid ranks."""
+
 def remove_process_set(process_set: int) -> bool: ...
-def process_set_ranks(process_set: int) -> list[int]: ...     # ValueError('Process set does not exist or has not been registered.')
+def process_set_ranks(process_set: int) -> list[int]:
+    """Members in ascending order; ValueError "Process set does not exist or has not been registered.\""""
+
 def process_set_ids() -> list[int]: ...
 def dynamic_process_sets() -> bool: ...
-
 def enqueue(
     kind: int,
-    prefix: str,                    # 'allreduce', 'grouped_allreduce', 'allgather', ... -> key '<prefix>.<name>'
-    name: str | None,               # None/'' -> '<prefix>.noname.<n>', n counted per process set and prefix, only by successful enqueues
+    prefix: str,
+    name: str | None,
     tensors: Sequence[tuple[int, int, int, tuple[int, ...], Any]],
-    # each: (input data pointer, output data pointer or 0 = core allocates, dtype code, shape, owner object kept alive until completion)
-    op: int,                        # reduce op code (Average=0...) ; ignored where it means nothing
+    op: int,
     prescale: float,
     postscale: float,
-    root: int,                      # global root rank for broadcast, else -1
-    splits: Sequence[int] | None,   # alltoall: rows per member; None = even
+    root: int,
+    splits: Sequence[int] | None,
     process_set: int,
     grouped: bool,
 ) -> int:
-    """Queue one operation (a group is one operation with several tensors) and return its handle (ints from 1).
-    Contiguous host memory only. Local mistakes raise ValueError here and queue nothing; not initialised / shut down / peer lost:
-    raises HorovodInternalError (horovod.common.exceptions), exactly as spec/torch.md 4.3 says.
-    Two pointers may be equal (in place). ALLREDUCE, BROADCAST need an output pointer; ALLGATHER, ALLTOALL, REDUCESCATTER pass 0."""
+    """Queue one operation (a group is one operation with several tensors) and return its handle, from 1.
 
-def poll(handle: int) -> bool: ...          # ValueError "Handle {n} was not created or has been cleared."
-def wait(handle: int) -> list[tuple[Buffer, tuple[int, ...]] | None] | tuple[list[tuple[Buffer, tuple[int, ...]] | None], list[int]]:
-    """Wait (no GIL, Ctrl-C works) and clear the handle. One entry per tensor: None where the caller gave the output,
-    else (buffer, shape). For alltoall: (that list, received splits). Raises HorovodInternalError with the cause.
-    Unknown handle: ValueError as poll."""
+    The key is `<prefix>.<name>`; without a name `<prefix>.noname.<n>`, n counted per process set and prefix
+    by calls that succeed. Each tensor is: input pointer, output pointer, dtype code, shape, and an owner that is
+    kept alive until completion. Host memory, contiguous; both pointers may be equal (in place). ALLREDUCE and
+    BROADCAST need an output pointer; for ALLGATHER, ALLTOALL and REDUCESCATTER it is 0 and the core allocates.
+    `root` is a global rank, -1 where there is none. `splits` are rows per member of an alltoall, None for even.
+
+    Local mistakes raise ValueError and queue nothing. Not initialised, shut down or a peer lost:
+    HorovodInternalError.
+
+    dtype codes: uint8 0, int8 1, uint16 2, int16 3, int32 4, int64 5, float16 6, float32 7, float64 8, bool 9,
+    bfloat16 10, uint32 11, uint64 12.
+    """
+
+def poll(handle: int) -> bool:
+    """Whether an operation is done; ValueError "Handle {n} was not created or has been cleared.\""""
+
+def wait(
+    handle: int,
+) -> (
+    list[tuple[Buffer, tuple[int, ...]] | None]
+    | tuple[list[tuple[Buffer, tuple[int, ...]] | None], list[int]]
+):
+    """Wait, and clear the handle; Ctrl-C works.
+
+    One entry per tensor: None where the caller gave the output, else the memory and its shape. For an alltoall
+    a pair of that list and the received splits. HorovodInternalError with the cause; unknown handle as in `poll`.
+    """
+
 def barrier(process_set: int) -> None: ...
 def join() -> int: ...
-
-def transports() -> dict[str, str]: ...     # for --check-build and logs, e.g. {'shm': 'memfd', 'tcp': '...'}
-# dtype codes: uint8 0 int8 1 uint16 2 int16 3 int32 4 int64 5 float16 6 float32 7 float64 8 bool 9 bfloat16 10 uint32 11 uint64 12
+def transports() -> dict[str, str]:
+    """What was found at run time, for reports: {"shm": "memfd", ...}."""

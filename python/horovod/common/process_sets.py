@@ -114,7 +114,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     ranks = process_set.ranks or []
     if _find(ranks) is not None:
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
-    process_set.process_set_id = _core.add_process_set(ranks)
+    process_set.process_set_id = _create(ranks)
     _registered.add(process_set)
     return process_set
 
@@ -173,7 +173,7 @@ def register(process_sets: Sequence[ProcessSet], new: bool) -> None:
         seen.append(ranks)
         if new:
             try:
-                process_set.process_set_id = _core.add_process_set(ranks)
+                process_set.process_set_id = _create(ranks)
             except ValueError as error:
                 _core.shutdown()
                 raise ValueError(
@@ -187,6 +187,13 @@ def register(process_sets: Sequence[ProcessSet], new: bool) -> None:
                     "Shut it down first, or use add_process_set."
                 )
         _registered.add(process_set)
+
+
+def _create(ranks: Sequence[int]) -> int:
+    for rank in ranks:
+        if rank < 0:
+            raise ValueError(f"Tried to register process set with invalid rank: {rank}")
+    return _core.add_process_set(ranks)
 
 
 def _find(ranks: Sequence[int]) -> int | None:

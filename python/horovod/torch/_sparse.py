@@ -8,6 +8,7 @@ from horovod.common._ops import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allgather import allgather_async
 from horovod.torch._handles import synchronize
+from horovod.torch._tensors import type_name
 
 
 def sparse_allreduce_async(
@@ -40,7 +41,9 @@ def sparse_allreduce_async(
         As in `allgather`; raised by the returned function.
     """
     if tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"Tensor type {tensor.type()} is not supported: not a sparse COO tensor.")
+        raise ValueError(
+            f"Tensor type {type_name(tensor)} is not supported: not a sparse COO tensor."
+        )
     size = tensor.size()
     own = tensor.detach().coalesce()
     # Gathering goes along the first dimension, so each entry's position has to be one row.

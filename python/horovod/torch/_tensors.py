@@ -80,20 +80,31 @@ def require_members(tensors: Sequence[torch.Tensor]) -> None:
         raise ValueError("A grouped operation needs at least one tensor.")
 
 
+def type_name(tensor: torch.Tensor) -> str:
+    """How error texts call a kind of tensor, such as torch.FloatTensor."""
+    try:
+        name: str = tensor.type()
+    except RuntimeError:  # some layouts have no such name
+        name = f"{tensor.layout} of {tensor.dtype}"
+    return name
+
+
 def check_memory(tensor: torch.Tensor) -> None:
     """Raise unless the argument is a tensor with plain host memory."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"Expected a torch.Tensor, got {type(tensor).__name__}.")
     if tensor.layout is not torch.strided:
         hint = "; see sparse_allreduce_async" if tensor.is_sparse else ""
-        raise ValueError(f"Tensor type {tensor.type()} is not supported{hint}.")
+        raise ValueError(f"Tensor type {type_name(tensor)} is not supported{hint}.")
     if tensor.is_cuda:
         raise ValueError(
             "CUDA tensors are not supported in this version; move the tensor to the CPU first, as in "
             "hvd.allreduce(tensor.cpu()).to(tensor.device)."
         )
     if not tensor.is_cpu or tensor.is_quantized:
-        raise ValueError(f"Tensor type {tensor.type()} on device {tensor.device} is not supported.")
+        raise ValueError(
+            f"Tensor type {type_name(tensor)} on device {tensor.device} is not supported."
+        )
 
 
 def check_reducible(tensor: torch.Tensor, op: int) -> None:
@@ -104,7 +115,7 @@ def check_reducible(tensor: torch.Tensor, op: int) -> None:
         return
     if dtype in _REAL_OF and op in (Sum, Average):
         return
-    raise ValueError(f"Tensor type {tensor.type()} is not supported for op {_OP_NAMES[op]}.")
+    raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {_OP_NAMES[op]}.")
 
 
 def check_movable(tensor: torch.Tensor) -> None:
@@ -112,7 +123,7 @@ def check_movable(tensor: torch.Tensor) -> None:
     check_memory(tensor)
     dtype = tensor.dtype
     if dtype not in CODES and dtype not in _REAL_OF and dtype not in _OPAQUE:
-        raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+        raise ValueError(f"Tensor type {type_name(tensor)} is not supported.")
 
 
 def to_wire(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,287 @@
+"""Handles, names of unnamed operations, init and shutdown, topology, barrier and join."""
+
+import os
+
+import pytest
+import torch
+from ops_support import still_works
+
+import horovod.torch as hvd
+from horovod.torch import mpi_ops
+
+
+def test_handles_are_growing_integers():
+    handles = [hvd.allreduce_async(torch.ones(1)) for _ in range(3)]
+    assert all(type(handle) is int for handle in handles)
+    assert handles[0] >= 1
+    assert handles == sorted(set(handles))
+    for handle in handles:
+        hvd.synchronize(handle)
+
+
+def test_a_handle_gives_its_result_once():
+    handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
+    assert hvd.synchronize(handle).eq(hvd.size()).all()
+    assert hvd.synchronize(handle) is None
+    with pytest.raises(ValueError, match="was not created or has been cleared"):
+        hvd.poll(handle)
+
+
+def test_poll_says_when_the_result_is_there():
+    several = hvd.size() > 1
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(torch.ones(2), name="polled")
+        if several:
+            assert hvd.poll(handle) is False
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        handle = hvd.allreduce_async(torch.ones(2), name="polled")
+    hvd.barrier()
+    # All ranks have enqueued it, but that is all a barrier says: a later operation runs after it.
+    hvd.allreduce(torch.ones(1))
+    assert hvd.poll(handle) is True
+    assert hvd.synchronize(handle).eq(1).all()
+
+
+def test_unknown_handles():
+    with pytest.raises(ValueError, match="Handle 987654321 was not created or has been cleared"):
+        hvd.poll(987654321)
+    assert hvd.synchronize(987654321) is None
+    assert hvd.synchronize("nonsense") is None
+    with pytest.raises(TypeError):
+        hvd.poll("nonsense")
+
+
+def test_memory_of_dropped_tensors_stays_until_the_result_is_there():
+    handles = []
+    for i in range(50):
+        handles.append(hvd.allreduce_async(torch.full((10_000,), float(i)), op=hvd.Sum))
+    for i, handle in enumerate(handles):
+        assert hvd.synchronize(handle).eq(i * hvd.size()).all()
+
+
+def test_empty_names_are_no_names():
+    first = hvd.allreduce_async(torch.ones(1), name="", op=hvd.Sum)
+    second = hvd.allreduce_async(torch.ones(1), name="", op=hvd.Sum)
+    third = hvd.allreduce_async(torch.ones(1), op=hvd.Sum)
+    for handle in (first, second, third):
+        assert hvd.synchronize(handle).item() == hvd.size()
+
+
+def test_topology_is_consistent():
+    rank, size = hvd.rank(), hvd.size()
+    assert 0 <= rank < size
+    assert 0 <= hvd.local_rank() < hvd.local_size() <= size
+    assert 0 <= hvd.cross_rank() < hvd.cross_size() <= size
+    assert rank == int(os.environ.get("HOROVOD_RANK", 0))
+    assert size == int(os.environ.get("HOROVOD_SIZE", 1))
+    everyone = hvd.allgather_object((rank, size, hvd.local_rank(), hvd.cross_rank()))
+    assert [entry[0] for entry in everyone] == list(range(size))
+    assert {entry[1] for entry in everyone} == {size}
+    assert len({entry[2:] for entry in everyone}) == size
+    assert isinstance(mpi_ops.is_homogeneous(), bool)
+    assert hvd.global_process_set.ranks == list(range(size))
+    assert hvd.global_process_set.process_set_id == 0
+
+
+def test_init_again_changes_nothing():
+    hvd.init()
+    hvd.init()
+    assert hvd.is_initialized()
+    still_works()
+
+
+def test_a_job_can_be_left_and_started_again():
+    for _ in range(3):
+        rank, size = hvd.rank(), hvd.size()
+        hvd.allreduce(torch.ones(3), name="before")
+        hvd.barrier()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        with pytest.raises(ValueError, match=r"has not been initialized; use hvd.init"):
+            hvd.rank()
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.allreduce(torch.ones(3))
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.barrier()
+        hvd.shutdown()
+        hvd.init()
+        assert (hvd.rank(), hvd.size()) == (rank, size)
+        still_works()
+
+
+def test_shutdown_of_one_rank_fails_what_the_others_wait_for():
+    if hvd.size() == 1:
+        pytest.skip("needs several ranks")
+    hvd.barrier()
+    if hvd.rank() == 0:
+        hvd.shutdown()
+    else:
+        with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+            hvd.allreduce(torch.ones(3), name="never comes")
+        assert hvd.is_initialized()
+        with pytest.raises(hvd.HorovodInternalError):
+            hvd.allreduce(torch.ones(3))
+        hvd.shutdown()
+    hvd.init()
+    still_works()
+
+
+def test_handles_of_an_earlier_job_are_forgotten():
+    handle = hvd.allreduce_async(torch.ones(2))
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
+    assert hvd.synchronize(handle) is None
+    with pytest.raises(ValueError, match="was not created or has been cleared"):
+        hvd.poll(handle)
+
+
+def test_init_refuses_what_is_no_list_of_ranks():
+    hvd.barrier()
+    hvd.shutdown()
+    for wrong, message in (
+        (3.5, "has not been built with MPI support"),
+        ("0,1", "has not been built with MPI support"),
+        ([0.0, 1.0], "Invalid type of argument comm"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hvd.init(comm=wrong)
+        assert not hvd.is_initialized()
+    with pytest.raises(ValueError, match='list of ProcessSet or "dynamic"'):
+        hvd.init(process_sets="static")
+    with pytest.raises(ValueError, match='list of ProcessSet or "dynamic"'):
+        hvd.init(process_sets=[[0]])
+    hvd.init(list(range(int(os.environ.get("HOROVOD_SIZE", 1)))))
+    assert hvd.rank() == int(os.environ.get("HOROVOD_RANK", 0))
+    still_works()
+
+
+def test_a_job_of_some_of_the_ranks_in_another_order():
+    if hvd.size() < 3:
+        pytest.skip("needs three ranks")
+    rank, size = hvd.rank(), hvd.size()
+    hvd.barrier()
+    hvd.shutdown()
+    if rank != 1:
+        ranks = [r for r in range(size - 1, -1, -1) if r != 1]
+        hvd.init(comm=ranks)
+        assert hvd.size() == size - 1
+        assert hvd.rank() == ranks.index(rank)
+        gathered = hvd.allgather(torch.tensor([rank]))
+        assert gathered.tolist() == ranks
+        hvd.barrier()
+        hvd.shutdown()
+    hvd.init()
+    still_works()
+
+
+def test_what_is_built_in():
+    assert hvd.gloo_built()
+    assert hvd.gloo_enabled()
+    assert hvd.nccl_built() == 0
+    for query in (
+        hvd.mpi_built,
+        hvd.mpi_enabled,
+        hvd.ddl_built,
+        hvd.ccl_built,
+        hvd.cuda_built,
+        hvd.rocm_built,
+    ):
+        assert query() is False
+    with pytest.raises(ValueError, match="MPI is not enabled"):
+        hvd.mpi_threads_supported()
+
+
+def test_the_timeline_says_that_it_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match="not available in this version"):
+        hvd.start_timeline(str(tmp_path / "timeline.json"), mark_cycles=True)
+    assert hvd.stop_timeline() is None
+
+
+def test_a_barrier_waits_for_everybody():
+    flag = torch.zeros(1)
+    handle = None
+    if hvd.rank() == 0:
+        handle = hvd.broadcast_async(torch.ones(1), 0, name="before the barrier")
+    hvd.barrier()
+    if hvd.rank() != 0:
+        flag = hvd.broadcast(flag, 0, name="before the barrier")
+    else:
+        flag = hvd.synchronize(handle)
+    assert flag.item() == 1
+    for _ in range(50):
+        hvd.barrier()
+
+
+# -- join
+
+
+def test_join_names_the_rank_that_came_last():
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        # The others have joined when a reduction of one rank alone goes through.
+        while hvd.allreduce(torch.ones(1), name="alone", op=hvd.Sum).item() != 1:
+            pass
+    assert hvd.join() == last
+    still_works()
+
+
+@pytest.mark.parametrize("op", ["Sum", "Average", "Min", "Max", "Product"])
+def test_ranks_that_joined_contribute_what_changes_nothing(op):
+    # Rank r has r + 1 batches; in the last one only the last rank is left, with the value 6.
+    for batch in range(hvd.rank() + 1):
+        active = hvd.size() - batch
+        value = torch.tensor([6.0, -6.0])
+        got = hvd.allreduce(value, name=f"{op}.{batch}", op=getattr(hvd, op))
+        expected = {"Sum": value * active, "Product": value**active}.get(op, value)
+        torch.testing.assert_close(got, expected)
+    assert hvd.join() == hvd.size() - 1
+    still_works()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int64, torch.bool, torch.bfloat16, torch.float64]
+)
+def test_the_identity_fits_the_dtype(dtype):
+    value = torch.tensor([1], dtype=dtype)
+    if hvd.rank() == 0:
+        for name in ("Sum", "Min", "Max", "Product"):
+            got = hvd.allreduce(value, name=f"identity.{name}", op=getattr(hvd, name))
+            assert got.item() == 1
+    hvd.join()
+    still_works()
+
+
+def test_groups_go_on_while_ranks_have_joined():
+    if hvd.rank() == 0:
+        results = hvd.grouped_allreduce(
+            [torch.ones(2), torch.full((3,), 2.0)], name="rank 0 only", op=hvd.Sum
+        )
+        assert results[0].eq(1).all()
+        assert results[1].eq(2).all()
+    assert hvd.join() in range(hvd.size())
+
+
+def test_what_needs_data_of_all_ranks_fails_while_some_have_joined():
+    if hvd.size() == 1:
+        pytest.skip("needs several ranks")
+    if hvd.rank() == 0:
+        for what, call in (
+            ("Allgather", lambda: hvd.allgather(torch.ones(2), name="joined")),
+            ("Broadcast", lambda: hvd.broadcast(torch.ones(2), 0, name="joined")),
+            ("Alltoall", lambda: hvd.alltoall(torch.ones(hvd.size()), name="joined")),
+            ("Reducescatter", lambda: hvd.reducescatter(torch.ones(2), name="joined")),
+        ):
+            with pytest.raises(
+                hvd.HorovodInternalError, match=f"{what} is not supported with Join"
+            ):
+                call()
+    hvd.join()
+    still_works()
+
+
+def test_join_accepts_a_device():
+    assert hvd.join(-1) in range(hvd.size())
+    assert hvd.join(device=0) in range(hvd.size())
