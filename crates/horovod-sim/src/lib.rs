@@ -1,1 +1,35 @@
-//! A seeded cluster of the real negotiation state machines, for development.
+//! A seeded cluster of the real negotiation state machines on one thread: a virtual clock, links
+//! with random delays, programs with mistakes, joins, process sets, deaths and shutdowns, and
+//! checkers of what must always hold. For development only.
+//!
+//! One integer decides everything: [`run_seed`] with the seed of a failure repeats it exactly.
+//!
+//! Deliberately absent: lost or reordered messages within a link (links are reliable and ordered;
+//! a broken one ends the generation), tensors, and real time.
+#![forbid(unsafe_code)]
+
+mod checkers;
+mod cluster;
+mod plan;
+mod rng;
+mod trace;
+
+pub use checkers::{Failure, check};
+pub use cluster::run_plan;
+pub use plan::{Delays, Ending, Expected, Limits, Phase, Plan};
+pub use rng::Rng;
+pub use trace::{Digest, End, Event, ItemDigest, Trace};
+
+/// Makes the plan of `seed`, runs it and checks everything.
+///
+/// # Errors
+/// The first broken promise, with the seed.
+pub fn run_seed(seed: u64, limits: &Limits) -> Result<Trace, Failure> {
+    let mut rng = Rng::new(seed);
+    let plan = Plan::random(&mut rng, limits);
+    let trace = run_plan(&plan, &mut rng);
+    match check(&plan, &trace) {
+        Ok(()) => Ok(trace),
+        Err(failure) => Err(failure.with_seed(seed)),
+    }
+}

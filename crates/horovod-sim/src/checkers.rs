@@ -1,0 +1,284 @@
+//! What must hold in every run, whatever the seed.
+
+use crate::plan::{Ending, Expected, Plan};
+use crate::trace::{Digest, End, Event, Trace};
+use horovod_protocol::{Completion, EntryId, OpError, OpErrorKind, Rank, Seq};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A broken promise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The seed that repeats it.
+    pub seed: Option<u64>,
+    /// What was broken.
+    pub what: String,
+}
+
+impl Failure {
+    fn new(what: impl Into<String>) -> Self {
+        Self {
+            seed: None,
+            what: what.into(),
+        }
+    }
+
+    pub(crate) fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.seed {
+            Some(seed) => write!(f, "seed {seed}: {}", self.what),
+            None => f.write_str(&self.what),
+        }
+    }
+}
+
+/// Checks a trace against its plan.
+///
+/// # Errors
+/// The first broken promise.
+pub fn check(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
+    if let Some(Event::Accused(text)) = trace.events.iter().find(|e| matches!(e, Event::Accused(_)))
+    {
+        return Err(Failure::new(format!("an honest rank was accused: {text}")));
+    }
+    nobody_hangs(plan, trace)?;
+    every_submission_ends_once_as_expected(plan, trace)?;
+    executions_are_alike_and_in_order(trace)?;
+    joins_agree_on_the_last(plan, trace)?;
+    stall_reports_name_only_the_missing(trace)
+}
+
+fn nobody_hangs(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
+    if !trace.stuck.is_empty() {
+        return Err(Failure::new(format!(
+            "hang: {:?} wait for ever",
+            trace.stuck
+        )));
+    }
+    if matches!(plan.ending, Ending::Shutdown { .. }) {
+        let stopped = trace
+            .events
+            .iter()
+            .filter(|e| matches!(e, Event::ShutDown(_)))
+            .count();
+        if stopped != plan.size as usize {
+            return Err(Failure::new(format!(
+                "{stopped} of {} ranks were shut down",
+                plan.size
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn every_submission_ends_once_as_expected(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
+    let mut open: BTreeMap<(Rank, EntryId), (usize, usize)> = BTreeMap::new();
+    for event in &trace.events {
+        match event {
+            Event::Submitted { rank, entry, item } => {
+                open.insert((*rank, *entry), *item);
+            }
+            Event::Ended { rank, entry, end } => {
+                let Some(item) = open.remove(&(*rank, *entry)) else {
+                    return Err(Failure::new(format!(
+                        "{rank} ended {entry:?} twice or unasked"
+                    )));
+                };
+                expect(plan, *rank, item, end)?;
+            }
+            Event::Refused { rank, item, error } => expect_refusal(plan, *rank, *item, error)?,
+            _ => {}
+        }
+    }
+    match open.keys().find(|(rank, _)| !trace.dead.contains(rank)) {
+        None => Ok(()),
+        Some((rank, entry)) => Err(Failure::new(format!("{rank} never ended {entry:?}"))),
+    }
+}
+
+fn expect(plan: &Plan, rank: Rank, item: (usize, usize), end: &End) -> Result<(), Failure> {
+    if let (Ending::Kill { .. }, End::Completed(Err(error))) = (&plan.ending, end)
+        && error.kind == OpErrorKind::PeerLost
+    {
+        return Ok(());
+    }
+    let expected = &plan.phases[item.0].expected[item.1];
+    let fits = match (expected, end) {
+        (Expected::Run { contributors }, End::Ran(_, found)) => contributors == found,
+        (Expected::Fail { kind, text }, End::Completed(Err(error))) => {
+            error.kind == *kind && error.message.contains(text)
+        }
+        (Expected::Done, End::Completed(Ok(Completion::Done)))
+        | (Expected::Joined, End::Completed(Ok(Completion::Joined { .. }))) => true,
+        (Expected::SetAdded(id), End::Completed(Ok(Completion::SetAdded(found)))) => id == found,
+        (Expected::SetRemoved(was), End::Completed(Ok(Completion::SetRemoved(found)))) => {
+            was == found
+        }
+        _ => false,
+    };
+    if fits {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{rank}, phase and item {item:?}: {end:?} instead of {expected:?}"
+    )))
+}
+
+/// Refusals on the spot happen only where the reason may have come first.
+fn expect_refusal(
+    plan: &Plan,
+    rank: Rank,
+    item: (usize, usize),
+    error: &OpError,
+) -> Result<(), Failure> {
+    let expected = &plan.phases[item.0].expected[item.1];
+    let fits = match (expected, error.kind) {
+        (
+            Expected::Fail {
+                kind: OpErrorKind::Aborted,
+                ..
+            },
+            OpErrorKind::InvalidArgument,
+        ) => error.message.contains("does not exist"),
+        (
+            Expected::Fail {
+                kind: OpErrorKind::Shutdown,
+                text,
+            },
+            OpErrorKind::Shutdown,
+        ) => error.message.contains(text),
+        (_, OpErrorKind::PeerLost) => matches!(plan.ending, Ending::Kill { .. }),
+        _ => false,
+    };
+    if fits {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{rank}, phase and item {item:?}: refused with {error:?}"
+    )))
+}
+
+fn executions_are_alike_and_in_order(trace: &Trace) -> Result<(), Failure> {
+    let mut last: BTreeMap<Rank, Seq> = BTreeMap::new();
+    let mut runs: BTreeMap<Seq, (Digest, Vec<Rank>, Vec<u32>)> = BTreeMap::new();
+    for event in &trace.events {
+        let Event::Executed { rank, digest } = event else {
+            continue;
+        };
+        if last
+            .insert(*rank, digest.seq)
+            .is_some_and(|before| before >= digest.seq)
+        {
+            return Err(Failure::new(format!(
+                "{rank} ran {:?} out of order",
+                digest.seq
+            )));
+        }
+        let mut common = digest.clone();
+        let present: Vec<u32> = common
+            .items
+            .iter_mut()
+            .map(|i| u32::from(std::mem::take(&mut i.present)))
+            .collect();
+        match runs.get_mut(&digest.seq) {
+            None => {
+                runs.insert(digest.seq, (common, vec![*rank], present));
+            }
+            Some((first, ranks, counts)) => {
+                if *first != common {
+                    return Err(Failure::new(format!(
+                        "{} and {rank} ran different things:\n{first:?}\n{common:?}",
+                        ranks[0]
+                    )));
+                }
+                ranks.push(*rank);
+                counts
+                    .iter_mut()
+                    .zip(present)
+                    .for_each(|(count, more)| *count += more);
+            }
+        }
+    }
+    for (seq, (digest, mut ranks, counts)) in runs {
+        ranks.sort_unstable();
+        if ranks.iter().any(|r| !digest.members.contains(r)) {
+            return Err(Failure::new(format!(
+                "{seq:?} ran outside of its set: {ranks:?}"
+            )));
+        }
+        // A death may keep the news from some; otherwise all members take part.
+        if trace.dead.is_empty() {
+            if ranks != digest.members {
+                return Err(Failure::new(format!(
+                    "{seq:?} ran only on {ranks:?}: {digest:?}"
+                )));
+            }
+            if counts.iter().any(|count| *count != digest.contributors) {
+                return Err(Failure::new(format!(
+                    "{seq:?}: {counts:?} present: {digest:?}"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The latest arrival at the coordinator, the highest rank of equals, is last on every rank.
+fn joins_agree_on_the_last(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
+    let mut arrivals = trace.events.iter().filter_map(|event| match event {
+        Event::JoinArrived { at, rank } => Some((*at, *rank)),
+        _ => None,
+    });
+    let mut rounds = Vec::new();
+    loop {
+        let round: Vec<_> = arrivals.by_ref().take(plan.size as usize).collect();
+        match round.iter().max() {
+            Some((_, last)) if round.len() == plan.size as usize => rounds.push(*last),
+            _ => break,
+        }
+    }
+    let mut next: BTreeMap<Rank, usize> = BTreeMap::new();
+    for event in &trace.events {
+        if let Event::Ended {
+            rank,
+            end: End::Completed(Ok(Completion::Joined { last })),
+            ..
+        } = event
+        {
+            let round = next.entry(*rank).or_default();
+            if rounds.get(*round) != Some(last) {
+                return Err(Failure::new(format!(
+                    "{rank} was told that {last} joined last in round {round}, not {:?}",
+                    rounds.get(*round)
+                )));
+            }
+            *round += 1;
+        }
+    }
+    Ok(())
+}
+
+fn stall_reports_name_only_the_missing(trace: &Trace) -> Result<(), Failure> {
+    for event in &trace.events {
+        let Event::Stalled(report) = event else {
+            continue;
+        };
+        for request in &report.stalled {
+            if request.missing.is_empty()
+                || request.waiting.is_empty()
+                || request.missing.iter().any(|r| request.waiting.contains(r))
+            {
+                return Err(Failure::new(format!(
+                    "a stall report contradicts itself: {request:?}"
+                )));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,368 @@
+//! Runs a plan: real state machines, ordered links with random delays, a virtual clock.
+
+use crate::plan::{Delays, Ending, Plan};
+use crate::rng::Rng;
+use crate::trace::{Digest, End, Event, Trace};
+use horovod_protocol::{
+    Coordinator, CoordinatorAction, EntryId, PeerLost, Rank, Submission, Time, ToCoordinator,
+    ToWorker, Worker, WorkerAction, WorkerConfig,
+};
+use std::collections::BTreeMap;
+
+/// A run that takes longer than this (virtual nanoseconds) hangs.
+const TIME_MAX: u64 = 1 << 40;
+
+/// Runs `plan`; `rng` decides delays and interleavings.
+pub fn run_plan(plan: &Plan, rng: &mut Rng) -> Trace {
+    let mut cluster = Cluster::new(plan, rng);
+    cluster.run();
+    cluster.trace
+}
+
+enum Happening {
+    Step(Rank),
+    Up(Rank, Vec<u8>),
+    Down(Rank, Vec<u8>),
+    PollCoordinator,
+    Timer,
+    Kill(Rank),
+    Learns(Rank, PeerLost),
+}
+
+struct Node {
+    worker: Worker,
+    alive: bool,
+    over: bool,
+    stopping: bool,
+    phase: usize,
+    step: usize,
+    open: BTreeMap<EntryId, ()>,
+    next_entry: u64,
+    /// When the last message on its link up and down arrives.
+    up_at: u64,
+    down_at: u64,
+}
+
+struct Cluster<'a> {
+    plan: &'a Plan,
+    rng: &'a mut Rng,
+    now: u64,
+    count: u64,
+    queue: BTreeMap<(u64, u64), Happening>,
+    nodes: Vec<Node>,
+    coordinator: Coordinator,
+    timer_at: Option<u64>,
+    trace: Trace,
+}
+
+impl<'a> Cluster<'a> {
+    fn new(plan: &'a Plan, rng: &'a mut Rng) -> Self {
+        let generation = plan.coordinator.generation;
+        let node = |rank| Node {
+            worker: Worker::new(WorkerConfig {
+                rank: Rank(rank),
+                size: plan.size,
+                generation,
+            }),
+            alive: true,
+            over: false,
+            stopping: false,
+            phase: 0,
+            step: 0,
+            open: BTreeMap::new(),
+            next_entry: 0,
+            up_at: 0,
+            down_at: 0,
+        };
+        Self {
+            plan,
+            rng,
+            now: 0,
+            count: 0,
+            queue: BTreeMap::new(),
+            nodes: (0..plan.size).map(node).collect(),
+            coordinator: Coordinator::new(plan.coordinator.clone()),
+            timer_at: None,
+            trace: Trace::default(),
+        }
+    }
+
+    fn run(&mut self) {
+        for rank in 0..self.plan.size {
+            let delay = self.delay(Rank(rank));
+            self.after(delay, Happening::Step(Rank(rank)));
+        }
+        if let Ending::Kill { rank, at } = self.plan.ending {
+            self.after(at, Happening::Kill(rank));
+        }
+        while let Some(((at, _), happening)) = self.queue.pop_first() {
+            if at > TIME_MAX || self.nodes.iter().all(|node| node.over || !node.alive) {
+                break;
+            }
+            self.now = at;
+            self.happen(happening);
+        }
+        for (rank, node) in (0..).map(Rank).zip(&self.nodes) {
+            if node.alive && !node.over {
+                self.trace.stuck.push(rank);
+            }
+        }
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Step(rank) => self.step(rank),
+            Happening::Up(from, bytes) => self.arrive_up(from, &bytes),
+            Happening::Down(to, bytes) => {
+                if self.nodes[to.index()].alive {
+                    match ToWorker::decode(&bytes) {
+                        Ok(message) => {
+                            let now = Time(self.now);
+                            self.nodes[to.index()].worker.handle_message(now, message);
+                        }
+                        Err(error) => self.trace.events.push(Event::Accused(error.to_string())),
+                    }
+                    self.drain_worker(to);
+                }
+            }
+            Happening::PollCoordinator => self.drain_coordinator(),
+            Happening::Timer => {
+                self.timer_at = None;
+                if self.nodes[0].alive {
+                    self.coordinator.handle_timeout(Time(self.now));
+                    self.drain_coordinator();
+                }
+            }
+            Happening::Kill(rank) => self.kill(rank),
+            Happening::Learns(rank, lost) => {
+                if self.nodes[rank.index()].alive {
+                    if rank == Rank(0) {
+                        self.coordinator
+                            .handle_peer_lost(Time(self.now), lost.clone());
+                        self.drain_coordinator();
+                    }
+                    self.nodes[rank.index()]
+                        .worker
+                        .handle_peer_lost(Time(self.now), lost);
+                    self.drain_worker(rank);
+                }
+            }
+        }
+    }
+
+    fn arrive_up(&mut self, from: Rank, bytes: &[u8]) {
+        if !self.nodes[0].alive {
+            return;
+        }
+        let message = match ToCoordinator::decode(bytes) {
+            Ok(message) => message,
+            Err(error) => return self.trace.events.push(Event::Accused(error.to_string())),
+        };
+        for item in &message.items {
+            if *item == Submission::Join {
+                self.trace.events.push(Event::JoinArrived {
+                    at: self.now,
+                    rank: from,
+                });
+            }
+        }
+        self.coordinator
+            .handle_message(Time(self.now), from, message);
+        // Sometimes more messages get in before the coordinator acts.
+        if self.rng.chance(30) {
+            self.after(self.plan.delays.typical, Happening::PollCoordinator);
+        } else {
+            self.drain_coordinator();
+        }
+    }
+
+    fn kill(&mut self, rank: Rank) {
+        if self.nodes[rank.index()].over {
+            return;
+        }
+        self.nodes[rank.index()].alive = false;
+        self.trace.dead.push(rank);
+        let lost = PeerLost {
+            rank,
+            host: "h1".into(),
+            cause: "killed by signal 9".into(),
+        };
+        // Only some notice by themselves, unless the coordinator died; the others are told.
+        for other in (0..self.plan.size).map(Rank) {
+            if other == Rank(0) || rank == Rank(0) || self.rng.chance(50) {
+                let delay = self.delay(other);
+                self.after(delay, Happening::Learns(other, lost.clone()));
+            }
+        }
+    }
+
+    fn step(&mut self, rank: Rank) {
+        let node = &mut self.nodes[rank.index()];
+        if !node.alive || node.over {
+            return;
+        }
+        let Some(phase) = self.plan.phases.get(node.phase) else {
+            return;
+        };
+        let steps = &phase.steps[rank.index()];
+        let burst = 1 + self.rng.index(steps.len().max(1));
+        for (item, request) in steps.iter().skip(node.step).take(burst) {
+            node.step += 1;
+            let entry = EntryId(node.next_entry);
+            node.next_entry += 1;
+            let item = (node.phase, *item);
+            match node.worker.submit(Time(self.now), entry, request.clone()) {
+                Ok(()) => {
+                    node.open.insert(entry, ());
+                    self.trace
+                        .events
+                        .push(Event::Submitted { rank, entry, item });
+                }
+                Err(error) => self.trace.events.push(Event::Refused { rank, item, error }),
+            }
+        }
+        if node.step < steps.len() {
+            let delay = self.delay(rank);
+            self.after(delay, Happening::Step(rank));
+        }
+        self.drain_worker(rank);
+    }
+
+    /// Goes on with the program once everything of the phase has ended.
+    fn advance(&mut self, rank: Rank) {
+        let node = &mut self.nodes[rank.index()];
+        let Some(phase) = self.plan.phases.get(node.phase) else {
+            return;
+        };
+        let submitted = node.step == phase.steps[rank.index()].len();
+        let last = node.phase + 1 == self.plan.phases.len();
+        if let (true, true, Ending::Shutdown { callers }) = (submitted, last, &self.plan.ending)
+            && callers.contains(&rank)
+            && !node.stopping
+            && (node.open.is_empty() || self.plan.stops_amid)
+        {
+            node.stopping = true;
+            node.worker.shutdown(Time(self.now));
+            return self.drain_worker(rank);
+        }
+        if submitted && node.open.is_empty() && !last {
+            node.phase += 1;
+            node.step = 0;
+            let delay = self.delay(rank);
+            self.after(delay, Happening::Step(rank));
+        }
+        if let (Ending::Kill { .. }, true, true) = (&self.plan.ending, submitted, last) {
+            // Nobody calls shutdown in these plans; who has finished is done if the kill came late.
+            let node = &mut self.nodes[rank.index()];
+            node.over |= node.open.is_empty();
+        }
+    }
+
+    fn drain_worker(&mut self, rank: Rank) {
+        let before = self.nodes[rank.index()].phase;
+        while let Some(action) = self.nodes[rank.index()].worker.poll_action() {
+            self.act(rank, action);
+        }
+        let node = &self.nodes[rank.index()];
+        if node.alive && !node.over && node.phase == before {
+            self.advance(rank);
+        }
+    }
+
+    fn act(&mut self, rank: Rank, action: WorkerAction) {
+        match action {
+            WorkerAction::Send(message) => {
+                let mut bytes = Vec::new();
+                message.encode(&mut bytes);
+                let at = (self.now + self.delay(rank)).max(self.nodes[rank.index()].up_at);
+                self.nodes[rank.index()].up_at = at;
+                self.note_bytes(rank, at, &bytes);
+                self.at(at, Happening::Up(rank, bytes));
+            }
+            WorkerAction::Execute(execution) => {
+                let digest = Digest::of(&execution);
+                self.trace.events.push(Event::Executed { rank, digest });
+                for item in &execution.items {
+                    if let Some(entry) = item.entry {
+                        let end = End::Ran(execution.seq, execution.contributors);
+                        self.ended(rank, entry, end);
+                    }
+                }
+            }
+            WorkerAction::Complete(entry, result) => {
+                self.ended(rank, entry, End::Completed(result));
+            }
+            WorkerAction::ShutDown { .. } => {
+                self.trace.events.push(Event::ShutDown(rank));
+                self.nodes[rank.index()].over = true;
+            }
+            WorkerAction::Abort(lost) => {
+                if lost.cause.contains("broke the protocol") {
+                    self.trace.events.push(Event::Accused(lost.to_string()));
+                }
+                self.nodes[rank.index()].over = true;
+            }
+        }
+    }
+
+    fn ended(&mut self, rank: Rank, entry: EntryId, end: End) {
+        self.nodes[rank.index()].open.remove(&entry);
+        self.trace.events.push(Event::Ended { rank, entry, end });
+    }
+
+    fn drain_coordinator(&mut self) {
+        if !self.nodes[0].alive {
+            return;
+        }
+        while let Some(action) = self.coordinator.poll_action() {
+            match action {
+                CoordinatorAction::Send(to, message) => {
+                    let mut bytes = Vec::new();
+                    message.encode(&mut bytes);
+                    let at = (self.now + self.delay(to)).max(self.nodes[to.index()].down_at);
+                    self.nodes[to.index()].down_at = at;
+                    self.note_bytes(to, at, &bytes);
+                    self.at(at, Happening::Down(to, bytes));
+                }
+                CoordinatorAction::Stall(report) => {
+                    self.trace.events.push(Event::Stalled(report));
+                }
+                CoordinatorAction::CacheEvicts(_) => {}
+                CoordinatorAction::Abort(lost) => {
+                    self.trace.events.push(Event::Accused(lost.to_string()));
+                }
+            }
+        }
+        if let Some(Time(deadline)) = self.coordinator.next_deadline()
+            && self.timer_at.is_none_or(|at| deadline < at)
+        {
+            self.timer_at = Some(deadline);
+            self.at(deadline.max(self.now), Happening::Timer);
+        }
+    }
+
+    fn delay(&mut self, rank: Rank) -> u64 {
+        let Delays { typical, slow_rank } = self.plan.delays;
+        let factor = if slow_rank == Some(rank) { 20 } else { 1 };
+        self.rng.below(typical * factor + 1)
+    }
+
+    fn after(&mut self, delay: u64, happening: Happening) {
+        self.at(self.now + delay, happening);
+    }
+
+    fn at(&mut self, at: u64, happening: Happening) {
+        self.count += 1;
+        self.queue.insert((at, self.count), happening);
+    }
+
+    fn note_bytes(&mut self, rank: Rank, at: u64, bytes: &[u8]) {
+        self.trace.messages += 1;
+        for word in [u64::from(rank.0), at]
+            .into_iter()
+            .chain(bytes.iter().map(|b| u64::from(*b)))
+        {
+            self.trace.hash = (self.trace.hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}

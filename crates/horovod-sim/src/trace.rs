@@ -1,0 +1,148 @@
+//! What happened in a run, as the checkers see it.
+
+use horovod_protocol::{
+    Completion, Device, EntryId, Execution, Op, OpError, ProcessSetId, Rank, Seq, StallReport,
+    TensorMeta,
+};
+
+/// Everything that happened, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// The events.
+    pub events: Vec<Event>,
+    /// Ranks that died.
+    pub dead: Vec<Rank>,
+    /// Ranks whose program had not come to its end when nothing could happen any more.
+    pub stuck: Vec<Rank>,
+    /// Order-sensitive hash of all bytes sent and their times.
+    pub hash: u64,
+    /// Messages delivered.
+    pub messages: u64,
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A rank queued an item of a phase.
+    Submitted {
+        /// Who.
+        rank: Rank,
+        /// Its entry.
+        entry: EntryId,
+        /// Phase and item of the plan.
+        item: (usize, usize),
+    },
+    /// An entry ended.
+    Ended {
+        /// Whose.
+        rank: Rank,
+        /// Which.
+        entry: EntryId,
+        /// How.
+        end: End,
+    },
+    /// A submission was refused on the spot.
+    Refused {
+        /// Who.
+        rank: Rank,
+        /// Phase and item of the plan.
+        item: (usize, usize),
+        /// Why.
+        error: OpError,
+    },
+    /// A rank was told to run something.
+    Executed {
+        /// Who.
+        rank: Rank,
+        /// What.
+        digest: Digest,
+    },
+    /// A join reached the coordinator.
+    JoinArrived {
+        /// When.
+        at: u64,
+        /// Whose.
+        rank: Rank,
+    },
+    /// The coordinator found stragglers.
+    Stalled(StallReport),
+    /// The state machines accused a rank of breaking the protocol.
+    Accused(String),
+    /// A rank was told that all have stopped.
+    ShutDown(Rank),
+}
+
+/// How an entry ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum End {
+    /// In the execution with this number, with so many contributors.
+    Ran(Seq, u32),
+    /// Without data.
+    Completed(Result<Completion, OpError>),
+}
+
+/// What all members must see alike in an execution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Digest {
+    /// Place in the order.
+    pub seq: Seq,
+    /// The process set.
+    pub set: ProcessSetId,
+    /// Its members.
+    pub members: Vec<Rank>,
+    /// What runs.
+    pub op: Op,
+    /// Where.
+    pub device: Device,
+    /// Who really contributes.
+    pub contributors: u32,
+    /// The requests.
+    pub items: Vec<ItemDigest>,
+}
+
+/// One request of an execution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ItemDigest {
+    /// Its name.
+    pub name: String,
+    /// Tensors; without the rows where those are each rank's own.
+    pub tensors: Vec<TensorMeta>,
+    /// Rows of all members.
+    pub first_dims: Vec<Vec<u64>>,
+    /// Whether this rank contributes; the only thing that may differ.
+    pub present: bool,
+}
+
+impl Digest {
+    /// What matters of an execution.
+    pub fn of(execution: &Execution) -> Self {
+        let own_rows = matches!(execution.op, Op::Allgather | Op::Alltoall);
+        let tensors = |tensors: &[TensorMeta]| -> Vec<TensorMeta> {
+            let mut tensors = tensors.to_vec();
+            if own_rows {
+                tensors.iter_mut().for_each(|t| {
+                    t.shape.drain(..t.shape.len().min(1));
+                });
+            }
+            tensors
+        };
+        Self {
+            seq: execution.seq,
+            set: execution.set,
+            members: execution.members.to_vec(),
+            op: execution.op.clone(),
+            device: execution.device,
+            contributors: execution.contributors,
+            items: execution
+                .items
+                .iter()
+                .map(|item| ItemDigest {
+                    name: item.name.to_string(),
+                    tensors: tensors(&item.tensors),
+                    first_dims: item.first_dims.clone(),
+                    present: item.entry.is_some(),
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Random runs: what must always hold holds for thousands of seeds; past failures run first.
+
+use horovod_sim::{Limits, run_seed};
+
+/// Seeds that once failed, or that reach something special; never removed.
+const CORPUS: &str = include_str!("corpus/seeds.txt");
+
+/// Runs seeds; up to five failures are shown, each with the seed that repeats it.
+fn check(seeds: impl Iterator<Item = u64>, limits: &Limits) {
+    let failures: Vec<String> = seeds
+        .filter_map(|seed| run_seed(seed, limits).err())
+        .map(|failure| failure.to_string())
+        .take(5)
+        .collect();
+    assert!(
+        failures.is_empty(),
+        "with {limits:?}:\n{}",
+        failures.join("\n")
+    );
+}
+
+/// How many seeds: `SIM_SEEDS=100000 cargo test -p horovod-sim --release`.
+fn seeds(default: u64) -> u64 {
+    option_env!("SIM_SEEDS")
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(default)
+}
+
+#[test]
+fn past_seeds_still_pass() {
+    let seeds = CORPUS.lines().filter(|line| !line.starts_with('#'));
+    check(
+        seeds.filter_map(|line| line.trim().parse().ok()),
+        &Limits::default(),
+    );
+}
+
+#[test]
+fn small_clusters_keep_every_promise() {
+    check(0..seeds(6000), &Limits::default());
+}
+
+#[test]
+fn middling_clusters_keep_every_promise() {
+    let limits = Limits {
+        ranks_max: 40,
+        phases_max: 6,
+        items_max: 30,
+    };
+    check((0..seeds(400)).map(|n| n + (1 << 32)), &limits);
+}
+
+#[test]
+fn clusters_of_up_to_512_ranks_keep_every_promise() {
+    let limits = Limits {
+        ranks_max: 512,
+        phases_max: 3,
+        items_max: 10,
+    };
+    check((0..seeds(400) / 20).map(|n| n + (2 << 32)), &limits);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bytes() {
+    for seed in 0..50 {
+        let run = || run_seed(seed, &Limits::default()).map(|t| (t.hash, t.messages, t.events));
+        assert_eq!(run(), run(), "seed {seed}");
+    }
+}
