@@ -226,17 +226,12 @@ pub(crate) unsafe fn block_dots<E: Float, C: Convert>(args: &DotArgs) -> [f64; 3
             // Blocks are whole rows of lanes, so element i is in lane i % LANES throughout.
             for row in (0..n).step_by(LANES) {
                 let (x, y, count) = (x.add(row), y.add(row), LANES.min(n - row));
+                let at = |i| (x.add(i).read().into(), y.add(i).read().into());
+                // Two calls, so that the usual one has a length the compiler knows.
                 if count == LANES {
-                    add_row(&mut lanes, |i| {
-                        (x.add(i).read().into(), y.add(i).read().into())
-                    });
+                    add_row(&mut lanes, LANES, at);
                 } else {
-                    for i in 0..count {
-                        let (p, q): (f64, f64) = (x.add(i).read().into(), y.add(i).read().into());
-                        lanes[0][i] += p * q;
-                        lanes[1][i] += p * p;
-                        lanes[2][i] += q * q;
-                    }
+                    add_row(&mut lanes, count, at);
                 }
             }
         }
@@ -245,12 +240,12 @@ pub(crate) unsafe fn block_dots<E: Float, C: Convert>(args: &DotArgs) -> [f64; 3
     [fold(&lanes[0]), fold(&lanes[1]), fold(&lanes[2])]
 }
 
-/// Adds one element to each lane; a loop of known length, which vectorises.
+/// Adds one element to each of the first `count` lanes.
 #[inline(always)]
-fn add_row(lanes: &mut [[f64; LANES]; 3], at: impl Fn(usize) -> (f64, f64)) {
+fn add_row(lanes: &mut [[f64; LANES]; 3], count: usize, at: impl Fn(usize) -> (f64, f64)) {
     let [dot, norm_a, norm_b] = lanes;
     let sums = dot.iter_mut().zip(norm_a).zip(norm_b);
-    for (i, ((dot, norm_a), norm_b)) in sums.enumerate() {
+    for (i, ((dot, norm_a), norm_b)) in sums.enumerate().take(count) {
         let (p, q) = at(i);
         *dot += p * q;
         *norm_a += p * p;
