@@ -19,9 +19,14 @@ fn check(seeds: impl Iterator<Item = u64>, limits: &Limits) {
     );
 }
 
-/// How many seeds: `SIM_SEEDS=100000 cargo test -p horovod-sim --release`.
+/// How many seeds: `HOROVOD_SIM_SEEDS=100000 cargo test -p horovod-sim --release`.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test's own knob, not a setting of the runtime"
+)]
 fn seeds(default: u64) -> u64 {
-    option_env!("SIM_SEEDS")
+    std::env::var("HOROVOD_SIM_SEEDS")
+        .ok()
         .and_then(|n| n.parse().ok())
         .unwrap_or(default)
 }
