@@ -282,3 +282,29 @@ fn a_rank_that_shuts_down_ends_what_the_others_wait_for_and_is_named() {
         );
     }
 }
+
+#[test]
+fn a_rank_that_vanishes_is_named_to_all_others_in_pending_and_later_operations() {
+    let mut meshes = testing::cluster(3);
+    drop(meshes.pop()); // rank 2: its links close without a word
+    let (done, results) = mpsc::channel();
+    for mesh in meshes {
+        let done = done.clone();
+        std::thread::spawn(move || {
+            let engine = Engine::start(Config::solo(), mesh).expect("starts");
+            let mut data = vec![1.0f32; 3];
+            let pending = submit(&engine, "x", SUM, vec![in_place(&mut data)])
+                .and_then(|h| finish(&engine, h))
+                .expect_err("rank 2 cannot have taken part");
+            let later = submit(&engine, "y", SUM, vec![in_place(&mut data)])
+                .expect_err("the generation is over");
+            engine.shutdown();
+            let _ = done.send((pending.to_string(), later.to_string()));
+        });
+    }
+    for _ in 0..2 {
+        let (pending, later) = results.recv_timeout(LIMIT).expect("a rank hangs");
+        assert!(pending.contains("rank 2"), "{pending}");
+        assert!(later.contains("rank 2"), "{later}");
+    }
+}
