@@ -54,6 +54,7 @@ impl Poller {
         let known = |token: usize| self.ready[token].load(Ordering::Relaxed);
         self.events
             .wait(&self.sources, timeout, &known, |token, bits| {
+                self.news.store(true, Ordering::Relaxed);
                 if let Some(ready) = self.ready.get(token)
                     && !self.sources[token].is_bell
                 {
