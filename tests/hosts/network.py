@@ -1,0 +1,206 @@
+"""Hosts of our own on one machine: network namespaces joined by a bridge, each with its own name, files and sshd.
+
+All names carry the process id of the test run; what a crashed run left behind is removed by the next one.
+Nothing outside the namespaces is changed: /etc/hosts and the ssh configuration are replaced by mounts that
+only the namespace's processes see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+SSHD = "/usr/sbin/sshd"
+SSH_PORT = 2222
+PREFIX = "hvdt"
+
+
+def why_not() -> str | None:
+    """Why hosts cannot be made here; None when they can."""
+    if os.geteuid() != 0:
+        return "hosts of our own need root (network namespaces)"
+    for program, package in (
+        ("ip", "iproute2"),
+        ("ssh", "openssh-client"),
+        (SSHD, "openssh-server"),
+    ):
+        if not shutil.which(program):
+            return f"{program} is not installed (Debian package {package})"
+    probe = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if probe.returncode:
+        return f"namespaces are not allowed here: {probe.stderr.strip()}"
+    return None
+
+
+class Network:
+    """A bridge and hosts `a`, `b`, ... on it, for one test module."""
+
+    def __init__(self, count: int) -> None:
+        sweep()
+        self.folder = Path(tempfile.mkdtemp(prefix="hvd-hosts-"))
+        self.folder.chmod(0o755)
+        self.bridge = f"{PREFIX}{os.getpid()}"
+        # Addresses from the block reserved for tests between networks; each run takes its own corner.
+        corner = os.getpid() % 250
+        self.hosts = [
+            Host(self, f"host-{chr(97 + i)}", f"198.18.{corner}.{i + 1}", f"{self.bridge}-{i}")
+            for i in range(count)
+        ]
+        try:
+            self._up()
+        except BaseException:
+            self.down()
+            raise
+
+    def _up(self) -> None:
+        run("ip", "link", "add", self.bridge, "type", "bridge")
+        run("ip", "link", "set", self.bridge, "up")
+        for key in ("user", "wrong", "server"):
+            run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / key))
+        shutil.copy(self.folder / "user.pub", self.folder / "authorized_keys")
+        names = "".join(f"{host.address} {host.name}\n" for host in self.hosts)
+        (self.folder / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n" + names)
+        server = (self.folder / "server.pub").read_text().split()
+        known = "".join(
+            f"[{host.name}]:{SSH_PORT} {server[0]} {server[1]}\n" for host in self.hosts
+        )
+        (self.folder / "known_hosts").write_text(known)
+        (self.folder / "ssh_config").write_text(
+            f"UserKnownHostsFile {self.folder}/known_hosts\nGlobalKnownHostsFile none\n"
+            f"StrictHostKeyChecking yes\nIdentitiesOnly yes\nIdentityAgent none\n"
+        )
+        (self.folder / "sshd_config").write_text(
+            f"Port {SSH_PORT}\nHostKey {self.folder}/server\nPidFile none\nUsePAM no\nStrictModes no\n"
+            f"AuthorizedKeysFile {self.folder}/authorized_keys\nPermitRootLogin yes\n"
+            f"PasswordAuthentication no\nMaxStartups 100\n"
+        )
+        for host in self.hosts:
+            host.up()
+
+    def down(self) -> None:
+        """Remove everything."""
+        for host in self.hosts:
+            host.down()
+        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Host:
+    """One host: a network namespace, and a shell command line that enters it under its name."""
+
+    def __init__(self, network: Network, name: str, address: str, namespace: str) -> None:
+        self.network = network
+        self.name = name
+        self.address = address
+        self.namespace = namespace
+        self.sshd: subprocess.Popen[bytes] | None = None
+
+    def up(self) -> None:
+        """Make it and start its sshd; returns when sshd answers."""
+        run("ip", "netns", "add", self.namespace)
+        run("ip", "-n", self.namespace, "link", "set", "lo", "up")
+        outside = f"{PREFIX}{self.namespace.removeprefix(PREFIX)}"[:15]
+        run(
+            "ip",
+            "link",
+            "add",
+            outside,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            self.namespace,
+        )
+        run("ip", "link", "set", outside, "master", self.network.bridge, "up")
+        run("ip", "-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        run("ip", "-n", self.namespace, "link", "set", "eth0", "up")
+        # sshd keeps its empty folder under /run; a /run of its own leaves the machine's alone.
+        daemon = (
+            "mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && "
+            f"exec {SSHD} -D -e -f {self.network.folder}/sshd_config"
+        )
+        self.sshd = subprocess.Popen(
+            self.enter(["sh", "-c", daemon]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.sshd.stderr is not None
+        for line in self.sshd.stderr:
+            if b"Server listening" in line:
+                return
+        raise RuntimeError(f"sshd did not start on {self.name}")
+
+    def enter(self, command: Sequence[str | os.PathLike[str]]) -> list[str]:
+        """The command, to be run on this host."""
+        folder = self.network.folder
+        setup = (
+            f"hostname {self.name} && mount --bind {folder}/hosts /etc/hosts && "
+            f'mount --bind {folder}/ssh_config /etc/ssh/ssh_config && exec "$@"'
+        )
+        wrap = ["ip", "netns", "exec", self.namespace, "unshare", "--uts", "--mount"]
+        return [*wrap, "sh", "-c", setup, "sh", *map(os.fspath, command)]
+
+    def pids(self) -> set[int]:
+        """Processes on this host, its sshd left out."""
+        done = subprocess.run(
+            ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False
+        )
+        server = {self.sshd.pid} if self.sshd else set()
+        return set(map(int, done.stdout.split())) - server
+
+    def down(self) -> None:
+        """End all its processes and remove it."""
+        _remove_namespace(self.namespace)
+        if self.sshd:
+            self.sshd.wait(10)
+
+
+def sweep() -> None:
+    """Remove what test runs that no longer exist have left."""
+    listed = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=False
+    ).stdout
+    for line in listed.splitlines():
+        if (match := re.match(rf"{PREFIX}(\d+)-\d+\b", line)) and not Path(
+            f"/proc/{match[1]}"
+        ).exists():
+            _remove_namespace(match[0])
+    links = subprocess.run(
+        ["ip", "-o", "link", "show", "type", "bridge"], capture_output=True, text=True, check=False
+    ).stdout
+    for name in re.findall(rf"\d+: ({PREFIX}\d+):", links):
+        if not Path(f"/proc/{name.removeprefix(PREFIX)}").exists():
+            subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
+
+
+def _remove_namespace(name: str) -> None:
+    done = subprocess.run(
+        ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
+    )
+    for pid in done.stdout.split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def run(*command: str) -> None:
+    """Run a command that must succeed."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

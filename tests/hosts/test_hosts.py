@@ -1,0 +1,241 @@
+"""Jobs across two hosts with two ranks each, through real ssh: training, and everything that can go wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import network
+import pytest
+
+import harness
+
+pytestmark = pytest.mark.hosts
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[network.Network]:
+    if reason := network.why_not():
+        pytest.skip(f"NOT RUN, tests across hosts: {reason}")
+    made = network.Network(2)
+    yield made
+    made.down()
+
+
+@pytest.fixture
+def launch(net, jobs):
+    """Starts horovodrun on the first host for ranks on both; checks that nothing is left on any host."""
+    before = {host.name: host.pids() for host in net.hosts}
+    started = []
+
+    def start(
+        command, *options: str, hosts: str = "host-a:2,host-b:2", np: int = 4, key="user", **kwargs
+    ):
+        words = [harness.HOROVODRUN, "-np", str(np), "-H", hosts, "-p", str(network.SSH_PORT)]
+        words += ["-i", str(net.folder / key), *options, *command]
+        job = jobs(harness.Job(net.hosts[0].enter(words), **kwargs))
+        started.append(job)
+        return job
+
+    yield start
+    for job in started:
+        job.assert_nothing_left()
+    for host in net.hosts:
+        left = host.pids() - before[host.name]
+        for pid in left:
+            harness._wait_for_exit(pid, harness.REAP_LIMIT_S)
+        assert not host.pids() - before[host.name], f"processes left on {host.name}"
+
+
+TOPOLOGY = """
+import os, socket
+import torch
+import horovod.torch as hvd
+hvd.init()
+everyone = hvd.allgather_object((socket.gethostname(), hvd.rank(), hvd.local_rank(), hvd.local_size(),
+                                 hvd.cross_rank(), hvd.cross_size()))
+for elements in (1, 1000, 1_000_001):
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        total = hvd.allreduce(torch.arange(elements).remainder(7).to(dtype) * (hvd.rank() + 1), op=hvd.Sum)
+        assert torch.equal(total, (torch.arange(elements).remainder(7) * 10).to(dtype))
+    gathered = hvd.allgather(torch.full((hvd.rank() + 1, elements), float(hvd.rank())))
+    assert gathered.shape[0] == 10 and gathered[-1, -1] == 3
+    sent = hvd.broadcast(torch.full((elements,), float(hvd.rank())), root_rank=3)
+    assert (sent == 3).all()
+    swapped = hvd.alltoall(torch.full((4, elements), float(hvd.rank())))
+    assert swapped[:, 0].tolist() == [0, 1, 2, 3]
+    scattered = hvd.reducescatter(torch.ones(8, elements), op=hvd.Sum)
+    assert scattered.shape == (2, elements) and (scattered == 4).all()
+if hvd.rank() == 0:
+    print(everyone, flush=True)
+"""
+
+
+def test_two_hosts_with_two_ranks_each(launch, script) -> None:
+    job = launch([sys.executable, script(TOPOLOGY)]).succeed()
+    assert (
+        "[('host-a', 0, 0, 2, 0, 2), ('host-a', 1, 1, 2, 0, 2), "
+        "('host-b', 2, 0, 2, 1, 2), ('host-b', 3, 1, 2, 1, 2)]"
+    ) in job.stdout
+
+
+def test_uneven_hosts(launch, script) -> None:
+    path = script(
+        """
+import torch
+import horovod.torch as hvd
+hvd.init()
+result = hvd.allreduce(torch.full((100_003,), float(hvd.rank())), op=hvd.Sum)
+assert (result == 3).all()
+print("cross", hvd.rank(), hvd.cross_rank(), hvd.cross_size(), hvd.is_initialized(), flush=True)
+"""
+    )
+    job = launch([sys.executable, path], hosts="host-a:2,host-b:1", np=3).succeed()
+    found = sorted(re.findall(r"cross (\d \d \d)", job.stdout))
+    assert found == ["0 0 2", "1 0 1", "2 1 2"]
+
+
+def test_hosts_from_a_file(launch, script, net, jobs, tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("# two hosts\nhost-a slots=1\n\nhost-b slots=1  # the other one\n")
+    path = script("import os; print('on', os.environ['HOROVOD_HOSTNAME'])")
+    words = [harness.HOROVODRUN, "-np", "2", "--hostfile", hostfile, "-p", str(network.SSH_PORT)]
+    words += ["-i", net.folder / "user", sys.executable, path]
+    job = jobs(harness.Job(net.hosts[0].enter(words))).succeed()
+    assert {line.split("on ")[1] for line in job.stdout.splitlines()} == {"host-a", "host-b"}
+
+
+def test_environment_folder_and_output_cross_over(launch, script, tmp_path: Path) -> None:
+    path = script("import os; print(os.environ['MINE'], os.getcwd(), os.uname().nodename)")
+    job = launch([sys.executable, path], env={"MINE": "two words"}, cwd=tmp_path).succeed()
+    for rank, name in ((0, "host-a"), (3, "host-b")):
+        assert f"[{rank}]<stdout>:two words {tmp_path} {name}" in job.stdout
+
+
+def test_job_key_is_on_no_command_line(launch, script) -> None:
+    path = script(
+        "import os, threading\nprint('key', os.environ['HOROVOD_JOB_KEY'], flush=True)\nthreading.Event().wait()"
+    )
+    job = launch([sys.executable, path])
+    key = job.wait_for("key ", count=4)[0].split()[-1].encode()
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in map(int, _processes())]
+    assert not any(key in line for line in lines)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.fail() == 143
+
+
+def test_wrong_ssh_key_is_explained_and_nothing_is_started(launch) -> None:
+    job = launch([sys.executable, "-c", "print('a rank ran')"], key="wrong")
+    job.fail()
+    assert "host-b" in job.stderr
+    assert "Permission denied" in job.stderr
+    assert "a rank ran" not in job.stdout
+
+
+def test_closed_ssh_port_is_explained(launch) -> None:
+    job = launch([sys.executable, "-c", "print('a rank ran')"], "-p", "2")
+    job.fail()
+    assert "host-b" in job.stderr
+    assert "refused" in job.stderr.lower()
+
+
+def test_unknown_host_key_is_refused_where_the_user_demands_it(launch, net) -> None:
+    known = net.folder / "known_hosts"
+    saved = known.read_text()
+    known.write_text("")
+    try:
+        job = launch([sys.executable, "-c", "print('a rank ran')"])
+        job.fail()
+    finally:
+        known.write_text(saved)
+    assert "host-b" in job.stderr
+    assert "a rank ran" not in job.stdout
+
+
+REDUCE_FOR_EVER = """
+import os, signal, socket, sys, time
+import torch
+import horovod.torch as hvd
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+hvd.init()
+rank = hvd.rank()
+print(f"rank {rank} is process {os.getpid()}", flush=True)
+tensor = torch.ones(1 << 20)
+try:
+    step = 0
+    while True:
+        hvd.allreduce(tensor, name="gradient")
+        step += 1
+        if step == 5:
+            print("reducing", flush=True)
+except hvd.HorovodInternalError as error:
+    print(f"rank {rank} caught at {time.monotonic():.3f}: {error}", flush=True)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("victim", [3, 0], ids=["on the other host", "the coordinator"])
+def test_killed_rank_is_named_with_its_host_everywhere(victim, launch, script) -> None:
+    job = launch([sys.executable, script(REDUCE_FOR_EVER)])
+    found = [
+        re.search(r"rank (\d) is process (\d+)", x) for x in job.wait_for(" is process ", count=4)
+    ]
+    pids = {int(match[1]): int(match[2]) for match in found}
+    job.wait_for("reducing", count=4)
+
+    killed_at = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    caught = job.wait_for("caught at", count=3, limit_s=15)
+    code = job.fail()
+
+    assert code == 137
+    host = "host-b" if victim == 3 else "host-a"
+    for line in caught:
+        assert float(re.search(r"caught at ([\d.]+)", line)[1]) - killed_at < 5.0
+        said = line.split("caught at")[1]
+        assert re.search(rf"rank {victim}\b", said)
+        assert host in said
+    assert re.search(
+        rf"horovodrun: rank {victim} on host {host} was killed by signal 9", job.stderr
+    )
+
+
+def test_nothing_outlives_a_launcher_killed_with_sigkill(launch, script) -> None:
+    job = launch([sys.executable, script(REDUCE_FOR_EVER)])
+    job.wait_for("reducing", count=4)
+    launchers = [
+        pid for pid in job.members() if b"horovodrun" in _program(pid) and b"-np" in _words(pid)
+    ]
+    assert launchers
+    for pid in launchers:
+        os.kill(pid, signal.SIGKILL)
+    job.wait()
+
+
+def test_interrupt_ends_ranks_on_all_hosts(launch, script) -> None:
+    job = launch([sys.executable, script(REDUCE_FOR_EVER)])
+    job.wait_for("reducing", count=4)
+    job.process.send_signal(signal.SIGINT)
+    assert job.fail() == 130
+
+
+def _processes() -> list[str]:
+    return [
+        entry
+        for entry in os.listdir("/proc")
+        if entry.isdigit() and os.path.exists(f"/proc/{entry}/cmdline")
+    ]
+
+
+def _words(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+def _program(pid: int) -> bytes:
+    return os.path.basename(_words(pid)[0])
