@@ -45,6 +45,7 @@ pub(crate) struct Job<'a> {
 #[derive(Debug)]
 pub(crate) struct State {
     start_deadline: Instant,
+    has_sent_jobs: bool,
     is_running: bool,
     start_errors: Vec<(u8, String)>,
     first_error_at: Option<Instant>,
@@ -59,6 +60,7 @@ impl State {
     pub(crate) fn new(now: Instant, start_timeout: Duration) -> Self {
         Self {
             start_deadline: now + start_timeout,
+            has_sent_jobs: false,
             is_running: false,
             start_errors: Vec::new(),
             first_error_at: None,
@@ -98,10 +100,18 @@ impl Job<'_> {
         self.state.interrupted_by.is_some() || collected || !self.is_anyone_undecided()
     }
 
-    /// During the start: hosts that have neither failed nor come as far as the others wait for.
+    /// During the start: whether a host may yet fail, or all may yet come.
     fn is_anyone_undecided(&self) -> bool {
-        let failed = self.state.first_error_at.is_some();
-        !failed || self.links.iter().any(|link| link.stage == Stage::Starting)
+        let first_to_wait_for = if self.state.has_sent_jobs {
+            Stage::Greeted
+        } else {
+            Stage::Starting
+        };
+        self.state.first_error_at.is_none()
+            || self
+                .links
+                .iter()
+                .any(|link| link.stage <= first_to_wait_for)
     }
 
     fn step(&mut self) -> io::Result<()> {
@@ -338,6 +348,7 @@ impl Job<'_> {
             &self.options.knobs,
         );
         self.state.start_deadline = Instant::now() + self.start_timeout;
+        self.state.has_sent_jobs = true;
         for link in &mut self.links {
             let mut env = environment::forwarded(link.is_local);
             env.extend(of_job.iter().cloned());
