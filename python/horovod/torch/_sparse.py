@@ -58,7 +58,7 @@ def sparse_allreduce_async(
             members = process_set.size() or 1
             exact = values.is_floating_point() or values.is_complex()
             values = values / members if exact else values.div(members, rounding_mode="trunc")
-        return torch.sparse_coo_tensor(indices.t(), values, size)
+        return torch.sparse_coo_tensor(indices.t(), values, size, check_invariants=False)
 
     return wait
 
