@@ -1,0 +1,1 @@
+"""Python face of `horovodrun`, which is a program of its own."""
