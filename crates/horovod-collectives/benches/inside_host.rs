@@ -1,0 +1,149 @@
+//! Allreduce between ranks of one host, as threads: milliseconds per operation, median and least.
+//! `cargo bench -p horovod-collectives [-- RANKS]`
+#![expect(clippy::print_stdout, reason = "printing is what it is for")]
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use horovod_collectives::{
+    ByteSegment, Ctx, Reduction, Scratch, Segment, SetLayout, Tuning, allreduce, broadcast,
+};
+use horovod_protocol::{DType, Rank, ReduceOp, Scale, Seq};
+use horovod_transport::testing::Cluster;
+use horovod_transport::{Aborted, Idle, Mesh, Waiter};
+
+struct Waiting(Waiter);
+
+impl Idle for Waiting {
+    fn idle(&mut self, spins: u32) -> Result<(), Aborted> {
+        self.0.idle(spins, Some(Duration::from_secs(1)));
+        Ok(())
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy)]
+enum Case {
+    Allreduce(DType),
+    Broadcast,
+    /// As many tensors as the bytes make of 1 KiB each.
+    Many,
+}
+
+fn operation(ctx: &mut Ctx<'_>, case: Case, data: &mut [u8]) {
+    let at = data.as_mut_ptr();
+    let whole = |dtype: DType| Segment {
+        input: at,
+        output: at,
+        elems: data.len() / dtype.size(),
+    };
+    let red = |dtype| Reduction {
+        dtype,
+        op: ReduceOp::Sum,
+        scale: Scale::NONE,
+        divisor: 1,
+    };
+    // SAFETY: the data are this thread's own.
+    let result = unsafe {
+        match case {
+            Case::Allreduce(dtype) => allreduce(ctx, &red(dtype), &[whole(dtype)]),
+            Case::Broadcast => broadcast(
+                ctx,
+                0,
+                &[ByteSegment {
+                    input: at,
+                    output: at,
+                    bytes: data.len(),
+                }],
+            ),
+            Case::Many => {
+                let tensors: Vec<Segment> = data
+                    .chunks_mut(1024)
+                    .map(|t| Segment {
+                        input: t.as_ptr(),
+                        output: t.as_mut_ptr(),
+                        elems: 256,
+                    })
+                    .collect();
+                allreduce(ctx, &red(DType::F32), &tensors)
+            }
+        }
+    };
+    result.expect("nobody aborts");
+}
+
+fn measure(ranks: usize, case: Case, bytes: usize, staging: usize) -> (f64, f64) {
+    let reps = (400_000_000 / bytes.max(200_000)).clamp(15, 2000);
+    let together = Barrier::new(ranks);
+    let meshes = Cluster::new(ranks).staging(staging).build();
+    let mut times = std::thread::scope(|scope| {
+        let threads: Vec<_> = meshes
+            .into_iter()
+            .map(|mesh| {
+                let together = &together;
+                scope.spawn(move || {
+                    let Mesh {
+                        topology,
+                        mut data,
+                        waiter,
+                        control,
+                        ..
+                    } = mesh;
+                    let members: Vec<Rank> = (0..ranks).map(|rank| Rank(rank as u32)).collect();
+                    let layout = SetLayout::new(&topology, &members, true);
+                    let (mut idle, mut scratch) = (Waiting(waiter), Scratch::new());
+                    let tuning = Tuning::default();
+                    let mut memory = vec![0u8; bytes];
+                    let mut times = Vec::new();
+                    for rep in 0..reps + 3 {
+                        together.wait();
+                        let start = Instant::now();
+                        let mut ctx = Ctx {
+                            data: &mut data,
+                            idle: &mut idle,
+                            members: &members,
+                            me: topology.rank.index(),
+                            seq: Seq(rep as u64 + 1),
+                            layout: &layout,
+                            tuning: &tuning,
+                            scratch: &mut scratch,
+                        };
+                        operation(&mut ctx, case, &mut memory);
+                        times.push(start.elapsed().as_secs_f64() * 1e3);
+                    }
+                    drop(control);
+                    times.split_off(3)
+                })
+            })
+            .collect();
+        let mut all = threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a rank failed"));
+        all.next().expect("at least one rank")
+    });
+    times.sort_by(f64::total_cmp);
+    (times[times.len() / 2], times[0])
+}
+
+fn main() {
+    let ranks = std::env::args()
+        .filter_map(|arg| arg.parse().ok())
+        .next()
+        .unwrap_or(2);
+    println!("{ranks} ranks, kernels: {}", horovod_kernels::chosen());
+    let f32s = [4, 1 << 10, 16 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20];
+    let cases = f32s.map(|bytes| ("allreduce f32", Case::Allreduce(DType::F32), bytes));
+    let more = [
+        ("allreduce f16", Case::Allreduce(DType::F16), 32 << 20),
+        ("allreduce bf16", Case::Allreduce(DType::BF16), 32 << 20),
+        ("1000 tensors", Case::Many, 1000 << 10),
+        ("broadcast", Case::Broadcast, 64 << 20),
+    ];
+    for (name, case, bytes) in cases.into_iter().chain(more) {
+        let (median, least) = measure(ranks, case, bytes, 8 << 20);
+        println!(
+            "{name:15} {:>8} KiB  median {median:8.4} ms  least {least:8.4} ms",
+            bytes as f64 / 1024.0
+        );
+    }
+}
