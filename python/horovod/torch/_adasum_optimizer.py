@@ -28,6 +28,9 @@ class _DistributedAdasumOptimizer(Wrapped):
     """
 
     sparse_as_dense: bool
+    # Set by a GradScaler for the duration of a step.
+    grad_scale: torch.Tensor | None = None
+    found_inf: torch.Tensor | None = None
     _hvd_counter: _PassCounter | None = None
 
     def _hvd_attach(self) -> None:
@@ -118,18 +121,20 @@ class _DistributedAdasumOptimizer(Wrapped):
 
     def _hvd_some_rank_overflowed(self) -> bool:
         """Under a GradScaler: agree on skipping the step, and undo the loss scale if that is left to us."""
-        found = getattr(self, "found_inf", None)
+        found = self.found_inf
         if found is None:
             return False
         flag = torch.zeros((), dtype=torch.float32) + found.detach().cpu()
         name = f"found_inf.{self._hvd_settings.key}"
         if synchronize(allreduce_async_(flag, name=name, op=Max)).item() > 0:
             return True
-        scale = getattr(self, "grad_scale", None)
-        if scale is not None and not self._hvd_inner_scales():
+        if not self._hvd_inner_scales():
+            scale = self.grad_scale
             for _, param in self._hvd_named_parameters():
-                if param.grad is not None:
+                if scale is not None and param.grad is not None:
                     param.grad.div_(scale.to(param.grad.device))
+            # Nothing is left for the inner step to do about scaling; the scaler deletes both when it is back.
+            self.grad_scale = self.found_inf = None
         return False
 
     def _hvd_combine(

@@ -1,9 +1,8 @@
 """Decides when each gradient of an optimizer is reduced: hooks, accumulation counters, groups, agreement.
 
 One `GradientReducer` belongs to one wrapped optimizer. A post-accumulate hook per parameter counts backward passes
-and starts the reduction; when the last gradient of a backward pass is there, the ranks tell each other which
-gradients exist and wait, so that `backward()` returns with reduced gradients and clipping, loss scaling or logging
-may follow in any order.
+and starts the reduction; at the end of the backward pass the ranks tell each other which gradients exist and wait,
+so that `backward()` returns with reduced gradients and clipping, loss scaling or logging may follow in any order.
 """
 
 from __future__ import annotations
@@ -31,11 +30,18 @@ EXTRA_BACKWARD = (
     "Increase backward_passes_per_step to accumulate gradients locally, or put the extra passes into no_sync()."
 )
 
+# Runs a function when the current backward pass is over. Older versions of torch lack it: there `backward()` waits
+# only if all trainable parameters got a gradient; otherwise `step()` does.
+_queue_callback: Callable[[Callable[[], None]], None] | None = getattr(
+    torch.autograd.graph, "queue_callback", None
+)
+
 # Where the gradient of one parameter stands within a cycle (from one step() to the next).
 _IDLE, _READY, _STARTED = 0, 1, 2
 
 # Rows of the agreement: what some rank may have done with a gradient.
-_SENT_DENSE, _SENT_SPARSE, _WAITS_FOR_GROUP, _LOCAL_ONLY = range(4)
+_ROWS = 5
+_SENT, _WAITS_FOR_GROUP, _LOCAL_ONLY, _IS_DENSE, _IS_SPARSE = range(_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class ReduceOptions:
 class _Slot:
     """One parameter and where its gradient stands."""
 
-    __slots__ = ("device", "dtype", "group", "name", "param", "passes_left", "sparse", "state")
+    __slots__ = ("group", "name", "param", "passes_left", "state")
 
     def __init__(self, param: torch.Tensor, name: str, passes: int) -> None:
         self.param = param
@@ -66,9 +72,6 @@ class _Slot:
         self.group: _Group | None = None
         self.passes_left = passes
         self.state = _IDLE
-        self.sparse = False
-        self.dtype = param.dtype
-        self.device = param.device
 
 
 @dataclass(slots=True)
@@ -88,25 +91,22 @@ class GradientReducer:
     def __init__(self, options: ReduceOptions, passes: int) -> None:
         self.passes = passes
         self.wait_in_backward = True
-        self.step_skipped = (
-            False  # a GradScaler decided on this cycle's step, which may be not to take it
-        )
+        # Whether a GradScaler has decided on this cycle's step, maybe not to take it.
+        self.step_skipped = False
         self._options = options
         self._prescale, self._postscale = options.factors()
         self._slots: list[_Slot] = []  # sorted by name: the same order on every rank
         self._by_param: dict[torch.Tensor, _Slot] = {}
         self._in_flight: list[Callable[[], None]] = []
         self._started = 0
+        self._sparse = False
         self._touched = False
         self._unannounced = False
         self._agreed = False
         self._holding = 0
-        self._fresh_end = False
-        self._last_hook = False
+        self._end_awaited = False
         self._hooks: list[Any] = []
-        self._end_hook: list[Any] = []
         weakref.finalize(self, _remove_hooks, self._hooks)
-        weakref.finalize(self, _remove_hooks, self._end_hook)
 
     # ---- set-up ------------------------------------------------------------------------------------------------
 
@@ -118,11 +118,6 @@ class GradientReducer:
             self._by_param[param] = slot
             self._hook(slot)
         self._slots.sort(key=lambda slot: slot.name)
-        self._hook_end_of_backward()
-
-    def tracks(self, param: torch.Tensor) -> bool:
-        """Whether `param` was given to `track`."""
-        return param in self._by_param
 
     def set_groups(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         """Let the gradients of each list travel as one operation."""
@@ -136,7 +131,6 @@ class GradientReducer:
     def detach(self) -> None:
         """Remove every hook: the parameters are reduced by somebody else from now on, or by nobody."""
         _remove_hooks(self._hooks)
-        _remove_hooks(self._end_hook)
 
     def _hook(self, slot: _Slot) -> None:
         if not _can_be_hooked(slot.param):
@@ -151,52 +145,6 @@ class GradientReducer:
         with _requiring_grad(slot.param):
             handle = slot.param.register_post_accumulate_grad_hook(after_accumulation)  # type: ignore[no-untyped-call]
             self._hooks.append(handle)
-
-    def _hook_end_of_backward(self) -> None:
-        """(Re)build what notices the last gradient of a backward pass.
-
-        `register_multi_grad_hook` knows which parameters take part in the running pass, also when some are unused.
-        It is bound to a parameter's dtype and device, hence rebuilt when a model was cast or moved.
-        """
-        _remove_hooks(self._end_hook)
-        params = [slot.param for slot in self._slots if _can_be_hooked(slot.param)]
-        if not params:
-            return
-        me = weakref.ref(self)
-
-        def on_last(_: Sequence[torch.Tensor | None]) -> None:
-            reducer = me()
-            if reducer is not None:
-                reducer._fresh_end = True
-
-        def before_accumulation(grad: torch.Tensor | None) -> torch.Tensor | None:
-            reducer = me()
-            if reducer is not None:
-                # `on_last` also runs for torch.autograd.grad, where no accumulation follows: only a mark that was
-                # set just before this call counts.
-                reducer._last_hook, reducer._fresh_end = reducer._fresh_end, False
-                if grad is None and reducer._last_hook:
-                    reducer._end_of_backward()
-            # The multi-grad hook keeps its gradients until the pass ends; an alias lets accumulation take over
-            # the memory instead of copying it.
-            return None if grad is None or grad.requires_grad else grad.detach()
-
-        with torch.enable_grad(), contextlib.ExitStack() as stack:
-            for param in params:
-                stack.enter_context(_requiring_grad(param))
-            self._end_hook.append(torch.autograd.graph.register_multi_grad_hook(params, on_last))
-            for param in params:
-                self._end_hook.append(param.register_hook(before_accumulation))  # type: ignore[no-untyped-call]
-
-    def refresh(self) -> None:
-        """Follow parameters that were cast or moved since the hooks were made."""
-        stale = [
-            s for s in self._slots if s.param.dtype is not s.dtype or s.param.device != s.device
-        ]
-        for slot in stale:
-            slot.dtype, slot.device = slot.param.dtype, slot.param.device
-        if stale:
-            self._hook_end_of_backward()
 
     # ---- one cycle ---------------------------------------------------------------------------------------------
 
@@ -219,8 +167,8 @@ class GradientReducer:
         """Begin a new cycle; what is still in flight is forgotten."""
         self._in_flight.clear()
         self._started = 0
-        self._touched = self._unannounced = self._agreed = self.step_skipped = False
-        self._fresh_end = self._last_hook = False
+        self._touched = self._unannounced = self._agreed = self._sparse = self.step_skipped = False
+        self._end_awaited = False
         for slot in self._slots:
             slot.state = _IDLE
             slot.passes_left = self.passes
@@ -264,11 +212,18 @@ class GradientReducer:
         self._agreed = False
         if slot.passes_left == 0:
             self._ready(slot)
-        if self._last_hook:
-            self._last_hook = False
+        if self._unannounced and not self._end_awaited:
+            self._await_end_of_backward()
+
+    def _await_end_of_backward(self) -> None:
+        if _queue_callback is not None:
+            self._end_awaited = True
+            _queue_callback(self._end_of_backward)
+        elif all(s.state == _STARTED for s in self._slots if s.param.requires_grad):
             self._end_of_backward()
 
     def _end_of_backward(self) -> None:
+        self._end_awaited = False
         if self._unannounced and self.wait_in_backward and not self._holding:
             try:
                 self._agree()
@@ -304,8 +259,8 @@ class GradientReducer:
 
     def _send(self, slot: _Slot, grad: torch.Tensor) -> None:
         options = self._options
-        slot.sparse = grad.is_sparse and not options.sparse_as_dense
-        if slot.sparse:
+        self._sparse = self._sparse or grad.is_sparse
+        if grad.is_sparse and not options.sparse_as_dense:
             result = sparse_allreduce_async(
                 grad, name=slot.name, op=options.op, process_set=options.process_set
             )
@@ -347,8 +302,8 @@ class GradientReducer:
                 self._store(slot, grad, result, ctx)
 
         self._in_flight.append(complete)
+        self._sparse = self._sparse or any(grad.is_sparse for grad in grads)
         for slot in slots:
-            slot.sparse = False
             self._mark_started(slot)
 
     def _mark_started(self, slot: _Slot) -> None:
@@ -391,7 +346,7 @@ class GradientReducer:
             )
         )
         self._unannounced = False
-        if torch.equal(mine, theirs) and not theirs[_WAITS_FOR_GROUP:].any():
+        if torch.equal(mine, theirs) and not theirs[_WAITS_FOR_GROUP : _LOCAL_ONLY + 1].any():
             self._agreed = True
             return
         rows: list[list[int]] = theirs.tolist()
@@ -403,47 +358,51 @@ class GradientReducer:
         )
 
     def _announcement(self) -> torch.Tensor:
-        if self._started == len(self._slots) and not any(slot.sparse for slot in self._slots):
-            rows = torch.zeros(4, len(self._slots), dtype=torch.uint8)
-            rows[_SENT_DENSE] = 1
+        rows = torch.zeros(_ROWS, len(self._slots), dtype=torch.uint8)
+        if self._started == len(self._slots) and not self._sparse:
+            rows[_SENT] = 1
+            rows[_IS_DENSE] = 1
             return rows
-        flags = [[0] * len(self._slots) for _ in range(4)]
+        flags: list[list[int]] = rows.tolist()
         for index, slot in enumerate(self._slots):
+            grad = slot.param.grad
+            if grad is None:
+                continue
+            flags[_IS_SPARSE if grad.is_sparse else _IS_DENSE][index] = 1
             if slot.state == _STARTED:
-                flags[_SENT_SPARSE if slot.sparse else _SENT_DENSE][index] = 1
+                flags[_SENT][index] = 1
             elif slot.state == _READY:
                 flags[_WAITS_FOR_GROUP][index] = 1
-            elif slot.param.grad is not None:
+            else:
                 flags[_LOCAL_ONLY][index] = 1
-        return torch.tensor(flags, dtype=torch.uint8).reshape(4, len(self._slots))
+        return torch.tensor(flags, dtype=torch.uint8).reshape(_ROWS, len(self._slots))
 
     def _join_others(self, rows: list[list[int]]) -> None:
-        groups: dict[int, _Group] = {}
-        wanted: set[int] = set()
-        waits: set[int] = set()
+        as_dense = self._options.sparse_as_dense
+        # By group: what travels now because a rank that had all remaining members sent them, or because some
+        # rank holds it back.
+        sent: dict[int, list[_Slot]] = {}
+        held: dict[int, list[_Slot]] = {}
         for index, slot in enumerate(self._slots):
-            if rows[_SENT_DENSE][index] and rows[_SENT_SPARSE][index]:
+            if not (rows[_SENT][index] or rows[_WAITS_FOR_GROUP][index]):
+                continue
+            sparse = bool(rows[_IS_SPARSE][index])
+            if sparse and rows[_IS_DENSE][index] and not as_dense:
                 raise RuntimeError(
                     f"the gradient of {slot.name!r} is sparse on some ranks and dense on others; "
                     "use DistributedOptimizer(..., sparse_as_dense=True)"
                 )
-            if rows[_SENT_SPARSE][index]:
-                if slot.state != _STARTED:
-                    self._send(slot, _existing_grad(slot.param, sparse=True))
-            elif slot.group is None:
-                if rows[_SENT_DENSE][index] and slot.state != _STARTED:
-                    self._send(slot, _existing_grad(slot.param, sparse=False))
-            elif rows[_SENT_DENSE][index] or rows[_WAITS_FOR_GROUP][index]:
-                groups[id(slot.group)] = slot.group
-                (wanted if rows[_SENT_DENSE][index] else waits).add(id(slot))
-        for group in groups.values():
-            # A rank that had all members has fixed which of them travel; otherwise those that some rank has.
-            chosen = [m for m in group.members if id(m) in wanted]
-            chosen = chosen or [m for m in group.members if id(m) in waits]
-            if chosen and chosen[0].state != _STARTED:
-                for slot in chosen:
-                    _existing_grad(slot.param, sparse=False)
-                self._send_group(chosen)
+            if slot.state == _STARTED:
+                continue
+            grad = _existing_grad(slot.param, sparse=sparse)
+            if slot.group is None or (sparse and not as_dense):
+                self._send(slot, grad)
+            else:
+                by_group = sent if rows[_SENT][index] else held
+                by_group.setdefault(id(slot.group), []).append(slot)
+        for slots in (held | sent).values():
+            members = slots[0].group.members if slots[0].group is not None else slots
+            self._send_group([slot for slot in members if slot in slots])
 
 
 def _can_be_hooked(param: torch.Tensor) -> bool:
@@ -462,12 +421,11 @@ def _requiring_grad(param: torch.Tensor) -> Iterator[None]:
 
 
 def _existing_grad(param: torch.Tensor, *, sparse: bool) -> torch.Tensor:
-    """The gradient of `param` in the layout that other ranks have; zeros where this rank has none."""
-    grad = torch.zeros_like(param, requires_grad=False) if param.grad is None else param.grad
-    if grad.is_sparse != sparse:
-        grad = grad.to_sparse(1) if sparse else grad.to_dense()
-    param.grad = grad
-    return grad
+    """The gradient of `param`; zeros, in the layout that other ranks have, where this rank has none."""
+    if param.grad is None:
+        zeros = torch.zeros_like(param, requires_grad=False)
+        param.grad = zeros.to_sparse(1) if sparse else zeros
+    return param.grad
 
 
 def _replace_grad(param: torch.Tensor, grad: torch.Tensor) -> None:

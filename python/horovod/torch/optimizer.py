@@ -165,7 +165,6 @@ class _DistributedOptimizer(Wrapped):
                 raise AssertionError(ZERO_GRAD_TOO_EARLY)
             reducer.wait()
             reducer.reset()
-            reducer.refresh()
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -293,7 +292,8 @@ def DistributedOptimizer(
     Raises
     ------
     ValueError
-        A parameter out of range, or `named_parameters` or `groups` that do not fit the optimizer.
+        Horovod is not initialised; a parameter is out of range; `named_parameters` or `groups` do not fit
+        the optimizer.
     NotImplementedError
         `Adasum` with a process set other than the global one.
 
@@ -317,12 +317,13 @@ def DistributedOptimizer(
             groups = num_groups
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
+    ranks = size()
     names, given = names_on_the_wire(optimizer, named_parameters)
     options = ReduceOptions(
         compression, op, gradient_predivide_factor, sparse_as_dense, process_set
     )
     settings = Settings(options, backward_passes_per_step, names)
-    if op == Adasum and size() > 1:
+    if op == Adasum and ranks > 1:
         if process_set is not global_process_set and process_set.process_set_id != 0:
             raise NotImplementedError("Adasum does not support non-global process sets yet.")
         return wrap(optimizer, _DistributedAdasumOptimizer, settings)
