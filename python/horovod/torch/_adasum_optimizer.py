@@ -28,9 +28,9 @@ class _DistributedAdasumOptimizer(Wrapped):
     """
 
     sparse_as_dense: bool
-    # Set by a GradScaler for the duration of a step.
-    grad_scale: torch.Tensor | None = None
-    found_inf: torch.Tensor | None = None
+    # There only while a GradScaler takes a step.
+    grad_scale: torch.Tensor | None
+    found_inf: torch.Tensor | None
     _hvd_counter: _PassCounter | None = None
 
     def _hvd_attach(self) -> None:
@@ -121,7 +121,7 @@ class _DistributedAdasumOptimizer(Wrapped):
 
     def _hvd_some_rank_overflowed(self) -> bool:
         """Under a GradScaler: agree on skipping the step, and undo the loss scale if that is left to us."""
-        found = self.found_inf
+        found = getattr(self, "found_inf", None)
         if found is None:
             return False
         flag = torch.zeros((), dtype=torch.float32) + found.detach().cpu()
