@@ -252,9 +252,9 @@ impl Maker {
         let removable = set != ProcessSetId::GLOBAL && self.sets.contains_key(&set);
         let mut drafts = self.work(rng, removable.then_some(set));
         if removable {
-            // Somebody is still waiting for the others on this set.
-            for number in 0..rng.index(4) {
-                let mut draft = self.item(rng, set, format!("doomed.{number}"));
+            // Somebody is still waiting for the others on this set, also for what is cached.
+            for number in 0..rng.index(self.items_max) {
+                let mut draft = self.item(rng, set, format!("op.{number}"));
                 let gone = rng.index(draft.asked.len());
                 draft.asked.remove(gone);
                 let text = "Process set has been removed".into();
