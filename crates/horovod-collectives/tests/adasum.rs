@@ -79,13 +79,13 @@ fn follows_the_published_recursion_per_tensor() {
                 results.iter().all(|result| *result == results[0]),
                 "{world:?} {dtype:?}"
             );
-            for i in 0..lens.len() {
+            for (i, result) in results[0].iter().enumerate() {
                 let halved = |v: Vec<f64>| v.into_iter().map(|x| x * 0.5).collect();
                 let inputs = (0..n)
                     .map(|rank| halved(decode(dtype, &tensor(rank, i))))
                     .collect();
                 let want = tree(inputs);
-                for (got, want) in decode(dtype, &results[0][i]).iter().zip(want) {
+                for (got, want) in decode(dtype, result).iter().zip(want) {
                     let want = want * 4.0;
                     let gap = (got - want).abs() / want.abs().max(1.0);
                     assert!(gap < tolerance, "{world:?} {dtype:?} {i}: {got} {want}");

@@ -36,7 +36,7 @@ fn all_of(input: &[u8], output: &mut [u8]) -> Segment {
 
 /// Each operation, over more data than staging memory, rings and socket buffers hold.
 const OPERATIONS: [(&str, Operation); 7] = [
-    // SAFETY (all): the memory is the calling thread's own and long enough.
+    // SAFETY: the memory is the calling thread's own and long enough.
     ("allreduce", |ctx, input, output| unsafe {
         allreduce(ctx, &reduction(ReduceOp::Sum), &[all_of(input, output)])
     }),

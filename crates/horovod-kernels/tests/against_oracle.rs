@@ -134,7 +134,7 @@ fn bytes(dtype: DType, n: usize, seed: u64) -> Vec<u8> {
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
             let random = state >> 24;
-            if random % 4 == 0 && !special.is_empty() {
+            if random.is_multiple_of(4) && !special.is_empty() {
                 special[(random / 4) as usize % special.len()].clone()
             } else {
                 let mut value = (state.rotate_left(20)).to_ne_bytes()[..dtype.size()].to_vec();

@@ -293,7 +293,7 @@ pub(crate) fn oracle(dtype: DType, op: ReduceOp, scale: Scale, inputs: &[Vec<u8>
     } else {
         1
     };
-    let combine = Combine::of(op).unwrap();
+    let combine = Combine::of(op).expect("not Adasum");
     let spec = Spec {
         dtype,
         combine,
