@@ -12,6 +12,7 @@ use crate::{
     link::{Link, LinkError, PeerName},
     platform::fd::Fd,
     poller::{HANGUP, Poller, READABLE},
+    rendezvous::Client,
     tcp::stream::{self, Got},
 };
 
@@ -139,6 +140,8 @@ pub struct Control {
     /// Index into `peers` by rank.
     index: Vec<Option<usize>>,
     detectors: Vec<Detector>,
+    /// The rendezvous connection and its token, while it lasts.
+    launcher: Option<(usize, Client)>,
     poller: Arc<Poller>,
     /// Ends found but not told yet: frames go first.
     endings: Vec<ControlEvent>,
@@ -153,6 +156,7 @@ impl Control {
         size: usize,
         peers: Vec<Peer>,
         detectors: Vec<Detector>,
+        launcher: Option<(usize, Client)>,
         poller: Arc<Poller>,
     ) -> Self {
         let mut index = vec![None; size];
@@ -163,6 +167,7 @@ impl Control {
             peers,
             index,
             detectors,
+            launcher,
             poller,
             endings: Vec::new(),
             gone: vec![false; size],
@@ -214,6 +219,9 @@ impl Control {
             if !self.look_for_endings() {
                 break;
             }
+        }
+        if let Some(notice) = self.next_notice() {
+            return Some(notice);
         }
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.empty_polls.is_multiple_of(LOOK_EVERY) {
@@ -283,6 +291,26 @@ impl Control {
             self.end(rank, end);
         }
         None
+    }
+
+    fn next_notice(&mut self) -> Option<ControlEvent> {
+        let (token, client) = self.launcher.as_mut()?;
+        if !self.poller.is(*token, READABLE | HANGUP) {
+            return None;
+        }
+        self.poller.clear(*token, READABLE | HANGUP);
+        match client.next_notice() {
+            Ok(None) => None,
+            Ok(Some(lost)) => {
+                // There may be more.
+                self.poller.set(*token, READABLE);
+                Some(ControlEvent::Notice(lost))
+            }
+            Err(cause) => {
+                self.launcher = None;
+                Some(ControlEvent::LauncherLost { cause })
+            }
+        }
     }
 
     fn look_for_endings(&mut self) -> bool {

@@ -19,6 +19,8 @@ mod data;
 #[cfg(not(loom))]
 mod framing;
 #[cfg(not(loom))]
+mod handshake;
+#[cfg(not(loom))]
 mod key;
 #[cfg(not(loom))]
 mod link;
@@ -29,11 +31,15 @@ mod platform;
 #[cfg(not(loom))]
 mod poller;
 #[cfg(not(loom))]
+pub mod rendezvous;
+#[cfg(not(loom))]
 mod tcp;
 #[cfg(all(feature = "testing", not(loom)))]
 pub mod testing;
 #[cfg(not(loom))]
 mod topology;
+#[cfg(not(loom))]
+mod wait;
 #[cfg(not(loom))]
 mod waiter;
 
@@ -43,7 +49,7 @@ pub use self::{
     data::Data,
     key::JobKey,
     link::{Aborted, Idle, Link, LinkError},
-    mesh::Mesh,
+    mesh::{ConnectError, Mesh, MeshConfig, connect},
     platform::fd::fork_epoch,
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},

@@ -1,9 +1,13 @@
 //! One rank's complete set of links, and how it is put together from connected parts.
 
 mod assemble;
+mod config;
+mod connect;
+mod dial;
 
-#[cfg(feature = "testing")]
 pub(crate) use assemble::{Parts, Shared};
+pub use config::{ConnectError, MeshConfig};
+pub use connect::connect;
 
 use crate::{Control, Data, Topology, Waiter};
 

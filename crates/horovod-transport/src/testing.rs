@@ -116,6 +116,7 @@ impl Cluster {
                 detectors: Vec::new(),
                 control: Vec::new(),
                 data: Vec::new(),
+                launcher: None,
             })
             .collect();
         self.share_memory(&mut parts);

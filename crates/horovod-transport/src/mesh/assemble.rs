@@ -11,6 +11,7 @@ use crate::{
     link::{Link, PeerName},
     platform::{self, fd::Fd, region::Region},
     poller::{Poller, Source},
+    rendezvous::Client,
     shm::{arena::Bell, link::ShmLink},
     tcp::{
         link::{PolledStream, StreamLink},
@@ -32,6 +33,7 @@ pub(crate) struct Parts {
     pub(crate) detectors: Vec<(Rank, Arc<Fd>)>,
     pub(crate) control: Vec<(Rank, Stream)>,
     pub(crate) data: Vec<(Rank, Stream)>,
+    pub(crate) launcher: Option<Client>,
 }
 
 /// Hands out tokens for the poller.
@@ -61,6 +63,7 @@ impl Mesh {
             detectors: Vec::new(),
             control: Vec::new(),
             data: Vec::new(),
+            launcher: None,
         })
     }
 
@@ -71,6 +74,7 @@ impl Mesh {
             detectors,
             control,
             data,
+            launcher,
         } = parts;
         let name = |rank: Rank| PeerName {
             rank,
@@ -101,6 +105,7 @@ impl Mesh {
                 }
             })
             .collect();
+        let launcher = launcher.map(|client| (sources.add(client.fd().clone()), client));
         let poller = Arc::new(Poller::new(sources.0)?);
 
         let over_stream = |(rank, stream, token): (Rank, Stream, usize)| {
@@ -123,7 +128,13 @@ impl Mesh {
 
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = topology.local_size() as usize > cores;
-        let control = Control::new(topology.peers.len(), peers, detectors, poller.clone());
+        let control = Control::new(
+            topology.peers.len(),
+            peers,
+            detectors,
+            launcher,
+            poller.clone(),
+        );
         let data = Data::new(links, arena);
         let waiter = Waiter::new(bell, poller, crowded, has_sockets);
         Ok(Self {

@@ -43,6 +43,14 @@ pub(crate) fn ring(sending: &Fd) {
     }
 }
 
+/// Silences a bell that was heard by other means than [`Events`].
+pub(crate) fn silence(receiving: &Fd) {
+    if let Ok(fd) = receiving.get() {
+        // Nothing to read means that it did not ring.
+        let _ = rustix::io::read(fd, &mut [0; 8]);
+    }
+}
+
 /// Waits for all sources at once.
 pub(crate) struct Events {
     epoll: Fd,

@@ -4,6 +4,8 @@
 //! `--cfg horovod_portable` picks the portable way on Linux too, so that it is tested there.
 
 pub(crate) mod fd;
+pub(crate) mod identity;
+pub(crate) mod net;
 pub(crate) mod region;
 
 #[cfg(all(target_os = "linux", not(horovod_portable)))]
@@ -16,7 +18,7 @@ mod portable;
 #[cfg(not(all(target_os = "linux", not(horovod_portable))))]
 use portable as system;
 
-pub(crate) use system::{Events, bell, ring, shared_file};
+pub(crate) use system::{Events, bell, ring, shared_file, silence};
 
 /// Names of the ways in use, for reports: (shared memory, doorbell, readiness).
 pub(crate) const WAYS: (&str, &str, &str) = system::WAYS;

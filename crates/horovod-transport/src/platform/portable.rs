@@ -91,7 +91,7 @@ pub(crate) fn ring(sending: &Fd) {
 }
 
 /// Silences a bell that was heard.
-fn drain(receiving: &Fd) {
+pub(crate) fn silence(receiving: &Fd) {
     let mut sink = [0u8; 256];
     while let Ok(fd) = receiving.get() {
         match rustix::io::read(fd, &mut sink) {
@@ -166,7 +166,7 @@ impl Events {
             }
             if bits != 0 {
                 if sources[token].is_bell {
-                    drain(&sources[token].fd);
+                    silence(&sources[token].fd);
                 }
                 seen(token, bits);
             }

@@ -9,3 +9,5 @@ pub(crate) mod arena;
 pub(crate) mod layout;
 #[cfg(not(loom))]
 pub(crate) mod link;
+#[cfg(not(loom))]
+pub(crate) mod share;

@@ -1,0 +1,179 @@
+//! What connecting needs to know, and how it can fail.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use horovod_protocol::Rank;
+
+use crate::JobKey;
+
+/// How one rank joins a job.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct MeshConfig {
+    /// This rank.
+    pub rank: Rank,
+    /// Number of ranks.
+    pub size: u32,
+    /// The job's key.
+    pub key: JobKey,
+    /// Where the rendezvous may be reached; all are tried.
+    pub rendezvous: Vec<SocketAddr>,
+    /// This host's name, for people and as part of its identity; empty: ask the system.
+    pub hostname: String,
+    /// Network interfaces (names or addresses) for links between hosts; empty: all.
+    pub interfaces: Vec<String>,
+    /// Limit for everything together.
+    pub timeout: Duration,
+    /// Whether ranks of one host share memory; off: TCP between all. A host's ranks share memory
+    /// only if all of them have this on.
+    pub shm: bool,
+    /// Bytes of each rank's staging area in shared memory (the first rank of a host decides).
+    pub staging: usize,
+    /// Whether TCP data links are encrypted (the connecting side, the higher rank, decides).
+    /// Registration always is.
+    pub encrypt: bool,
+}
+
+impl MeshConfig {
+    /// The defaults: shared memory with 8 MiB of staging per rank, all interfaces, no encryption
+    /// after the handshake, 30 s.
+    pub fn new(rank: Rank, size: u32, key: JobKey, rendezvous: Vec<SocketAddr>) -> Self {
+        Self {
+            rank,
+            size,
+            key,
+            rendezvous,
+            hostname: String::new(),
+            interfaces: Vec::new(),
+            timeout: Duration::from_secs(30),
+            shm: true,
+            staging: 8 << 20,
+            encrypt: false,
+        }
+    }
+}
+
+/// Why a rank could not join.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// No candidate address led to the rendezvous.
+    #[error("{rank} cannot register with the rendezvous within {}: {}", secs(*.waited), tried.join("; "))]
+    Rendezvous {
+        /// This rank.
+        rank: Rank,
+        /// How long it tried.
+        waited: Duration,
+        /// Each address and what happened there.
+        tried: Vec<String>,
+    },
+    /// The rendezvous does not want this rank.
+    #[error("the rendezvous refuses {rank}: {reason}")]
+    Refused {
+        /// This rank.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// Other ranks never registered.
+    #[error("{} of {size} ranks did not register within {}: {}", missing.len(), secs(*.waited), list(missing))]
+    Missing {
+        /// Those ranks.
+        missing: Vec<Rank>,
+        /// Number of ranks of the job.
+        size: u32,
+        /// How long this rank waited.
+        waited: Duration,
+    },
+    /// Another rank could not join, or died meanwhile.
+    #[error("the job could not be set up: {0}")]
+    Aborted(String),
+    /// The connection to the rendezvous ended before the job was set up.
+    #[error("{rank} lost the rendezvous while the job was set up: {cause}")]
+    RendezvousLost {
+        /// This rank.
+        rank: Rank,
+        /// Why.
+        cause: String,
+    },
+    /// Some links could not be made in time.
+    #[error("{rank} on {host} could not connect within {}: {}", secs(*.waited), links.join("; "))]
+    Links {
+        /// This rank.
+        rank: Rank,
+        /// Its host.
+        host: String,
+        /// How long it tried.
+        waited: Duration,
+        /// Each missing link: which, from where to where, and why not.
+        links: Vec<String>,
+    },
+    /// The memory for the ranks of this host.
+    #[error("{rank} on {host} cannot share memory (switch it off to use TCP instead): {source}")]
+    SharedMemory {
+        /// This rank.
+        rank: Rank,
+        /// Its host.
+        host: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// Something else that the operating system refused.
+    #[error("{rank}: {what}: {source}")]
+    System {
+        /// This rank.
+        rank: Rank,
+        /// What was tried.
+        what: &'static str,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}
+
+fn secs(time: Duration) -> String {
+    format!("{:.0} s", time.as_secs_f64().ceil())
+}
+
+fn list(ranks: &[Rank]) -> String {
+    const SHOWN: usize = 16;
+    let names: Vec<String> = ranks.iter().take(SHOWN).map(|r| r.0.to_string()).collect();
+    let rest = ranks.len().saturating_sub(SHOWN);
+    let more = if rest > 0 {
+        format!(" and {rest} more")
+    } else {
+        String::new()
+    };
+    format!(
+        "rank{} {}{more}",
+        if ranks.len() == 1 { "" } else { "s" },
+        names.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_name_who_and_how_long() {
+        let waited = Duration::from_millis(29_999);
+        let missing = vec![Rank(1), Rank(3)];
+        let error = ConnectError::Missing {
+            missing,
+            size: 4,
+            waited,
+        };
+        assert_eq!(
+            error.to_string(),
+            "2 of 4 ranks did not register within 30 s: ranks 1, 3"
+        );
+        let missing = (0..20).map(Rank).collect();
+        let text = ConnectError::Missing {
+            missing,
+            size: 40,
+            waited,
+        }
+        .to_string();
+        assert!(text.ends_with("14, 15 and 4 more"), "{text}");
+    }
+}

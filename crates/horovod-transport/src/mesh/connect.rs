@@ -1,0 +1,595 @@
+//! Joining a job: register, learn of the others, make all links at the same time.
+//!
+//! The higher rank of a pair connects to the lower one. Between ranks that share memory there is no
+//! connection of their own: each connects to the first rank of its host, gets the arena from it, and
+//! keeps the local socket to notice its death.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use horovod_protocol::{Generation, Rank};
+use rustix::event::{PollFd, PollFlags};
+
+use super::{
+    ConnectError, Mesh, MeshConfig, Parts, Shared,
+    dial::{Dial, Target},
+};
+use crate::{
+    Topology,
+    handshake::{Binding, Purpose, SERVER},
+    platform::{fd::Fd, identity, net},
+    rendezvous::{Client, MemberEntry, ToClient, ToServer, Where},
+    shm::share::{Estate, Heir},
+    tcp::{
+        listener::{Gate, listen_all, reachable},
+        stream::Stream,
+    },
+    topology::Member,
+    wait::poll_until,
+};
+
+/// Part of the timeout after which the rendezvous says who is missing, in percent: before this
+/// rank gives up by itself.
+const ANSWER_AFTER_PERCENT: u32 = 90;
+
+/// Joins the job: registers with the rendezvous, waits for all ranks and connects to them.
+///
+/// Blocks for at most `config.timeout`. All ranks must call it; calling it again after a generation
+/// has ended joins the next one. Errors say who is missing or which connection failed, from where
+/// to where, and why.
+pub fn connect(config: &MeshConfig) -> Result<Mesh, ConnectError> {
+    let started = Instant::now();
+    let deadline = started + config.timeout;
+    let mut config = config.clone();
+    if config.hostname.is_empty() {
+        config.hostname = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
+    }
+    let client = register(&config, deadline)?;
+    let mut joining = Joining {
+        config,
+        started,
+        deadline,
+        client,
+    };
+    let joined = joining.run();
+    match joined {
+        Ok(parts) => {
+            let Joining { client, config, .. } = joining;
+            let parts = Parts {
+                launcher: Some(client),
+                ..parts
+            };
+            Mesh::assemble(parts).map_err(|source| ConnectError::System {
+                rank: config.rank,
+                what: "cannot wait for its links",
+                source,
+            })
+        }
+        Err(e) => {
+            // Then the others need not wait for their timeouts.
+            let _ = joining.client.send(&ToServer::Failed {
+                text: e.to_string(),
+            });
+            Err(e)
+        }
+    }
+}
+
+/// Connects to whichever candidate address of the rendezvous answers first.
+fn register(config: &MeshConfig, deadline: Instant) -> Result<Client, ConnectError> {
+    let binding = Binding {
+        purpose: Purpose::Rendezvous,
+        sealed: true,
+        generation: 0,
+        from: config.rank.0,
+        to: SERVER,
+    };
+    let now = Instant::now();
+    let dial = |at: &std::net::SocketAddr| Dial::new(binding, vec![Target::Tcp(*at)], now);
+    let mut dials: Vec<Dial> = config.rendezvous.iter().map(dial).collect();
+    loop {
+        let now = Instant::now();
+        for dial in &mut dials {
+            if let Some(stream) = dial.step(now, &config.key) {
+                return Ok(Client::new(stream));
+            }
+        }
+        if now >= deadline || dials.iter().all(Dial::is_hopeless) {
+            let tried = dials.iter().flat_map(Dial::failures).collect();
+            return Err(ConnectError::Rendezvous {
+                rank: config.rank,
+                waited: config.timeout - deadline.saturating_duration_since(now),
+                tried,
+            });
+        }
+        let next = dials
+            .iter()
+            .filter_map(Dial::deadline)
+            .chain([deadline])
+            .min();
+        wait_for(dials.iter().filter_map(Dial::wait), next);
+    }
+}
+
+fn wait_for<'a>(waits: impl Iterator<Item = (&'a Fd, bool)>, until: Option<Instant>) {
+    let poll_fd = |(fd, write): (&'a Fd, bool)| {
+        let flags = if write { PollFlags::OUT } else { PollFlags::IN };
+        fd.get().ok().map(|fd| PollFd::from_borrowed_fd(fd, flags))
+    };
+    let mut fds: Vec<PollFd<'_>> = waits.filter_map(poll_fd).collect();
+    poll_until(&mut fds, until);
+}
+
+/// The first rank's share of the work for its host.
+struct Giving {
+    estate: Estate,
+    /// Local rank, connection, descriptors sent.
+    open: Vec<(usize, Stream, usize)>,
+}
+
+struct Joining {
+    config: MeshConfig,
+    started: Instant,
+    deadline: Instant,
+    client: Client,
+}
+
+impl Joining {
+    fn run(&mut self) -> Result<Parts, ConnectError> {
+        self.hello()?;
+        let (generation, roster) = self.roster()?;
+        let members: Vec<Member> = roster
+            .iter()
+            .map(|m| Member {
+                identity: m.identity.clone(),
+                hostname: m.hostname.clone(),
+                pid: m.pid,
+            })
+            .collect();
+        let topology = Topology::new(self.config.rank, generation, &members);
+        let mates = mates(&topology, &roster);
+        let mut gate = Gate::default();
+        let (place, giving, _local_listener) = self.open(&topology, &mates, &mut gate)?;
+        self.tell(&ToServer::Ready(place))?;
+        let places = self.table()?;
+        Links::new(self, topology, mates, gate, giving, &places).run()
+    }
+
+    fn hello(&mut self) -> Result<(), ConnectError> {
+        let config = &self.config;
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let patience = left * ANSWER_AFTER_PERCENT / 100;
+        let member = MemberEntry {
+            identity: identity::host_identity(&config.hostname),
+            hostname: config.hostname.clone(),
+            pid: std::process::id(),
+            shm: config.shm,
+        };
+        let hello = ToServer::Hello {
+            rank: config.rank.0,
+            size: config.size,
+            patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+            member,
+        };
+        self.tell(&hello)
+    }
+
+    fn tell(&mut self, message: &ToServer) -> Result<(), ConnectError> {
+        self.client.send(message).map_err(|cause| self.lost(cause))
+    }
+
+    fn lost(&self, cause: String) -> ConnectError {
+        ConnectError::RendezvousLost {
+            rank: self.config.rank,
+            cause,
+        }
+    }
+
+    /// The next message of the rendezvous; those that end the attempt become errors.
+    fn message(&mut self) -> Result<Option<ToClient>, ConnectError> {
+        self.client.flush().map_err(|cause| self.lost(cause))?;
+        let rank = self.config.rank;
+        match self.client.next().map_err(|cause| self.lost(cause))? {
+            Some(ToClient::Refused { text }) => Err(ConnectError::Refused { rank, reason: text }),
+            Some(ToClient::Aborted { text }) => Err(ConnectError::Aborted(text)),
+            Some(ToClient::PeerDied { rank, host, cause }) => Err(ConnectError::Aborted(format!(
+                "{} on {host}: {cause}",
+                Rank(rank)
+            ))),
+            Some(ToClient::Missing { ranks }) => Err(ConnectError::Missing {
+                missing: ranks.into_iter().map(Rank).collect(),
+                size: self.config.size,
+                waited: self.started.elapsed(),
+            }),
+            other => Ok(other),
+        }
+    }
+
+    fn wait_message(&mut self) -> Result<ToClient, ConnectError> {
+        loop {
+            if let Some(message) = self.message()? {
+                return Ok(message);
+            }
+            if Instant::now() >= self.deadline {
+                return Err(self.lost("it did not answer in time".into()));
+            }
+            let wait = [(&**self.client.fd(), self.client.wants_write())];
+            wait_for(wait.into_iter(), Some(self.deadline));
+        }
+    }
+
+    fn roster(&mut self) -> Result<(Generation, Vec<MemberEntry>), ConnectError> {
+        match self.wait_message()? {
+            ToClient::Roster {
+                generation,
+                members,
+            } if members.len() == self.config.size as usize => {
+                Ok((Generation(generation), members))
+            }
+            _ => Err(self.lost("it sent no proper roster".into())),
+        }
+    }
+
+    fn table(&mut self) -> Result<Vec<Where>, ConnectError> {
+        match self.wait_message()? {
+            ToClient::Table { places } if places.len() == self.config.size as usize => Ok(places),
+            _ => Err(self.lost("it sent no proper table".into())),
+        }
+    }
+
+    /// Opens what others will connect to: nothing more than needed.
+    fn open(
+        &self,
+        topology: &Topology,
+        mates: &Arc<[Rank]>,
+        gate: &mut Gate,
+    ) -> Result<(Where, Option<Giving>, Option<net::UnixListener>), ConnectError> {
+        let rank = self.config.rank;
+        let mut place = Where::default();
+        let higher = (rank.0 + 1..self.config.size).map(Rank);
+        if higher.into_iter().any(|r| !mates.contains(&r)) {
+            place.addresses = self.listen(topology, gate)?;
+        }
+        if mates.len() < 2 || mates[0] != rank {
+            return Ok((place, None, None));
+        }
+        let shared_memory = |source| ConnectError::SharedMemory {
+            rank,
+            host: self.config.hostname.clone(),
+            source,
+        };
+        let estate = Estate::new(mates.clone(), self.config.staging).map_err(shared_memory)?;
+        let listener = net::unix_listen().map_err(shared_memory)?;
+        place.local = Some(listener.name.clone());
+        gate.add(listener.fd.clone());
+        Ok((
+            place,
+            Some(Giving {
+                estate,
+                open: Vec::new(),
+            }),
+            Some(listener),
+        ))
+    }
+
+    fn listen(
+        &self,
+        topology: &Topology,
+        gate: &mut Gate,
+    ) -> Result<Vec<std::net::SocketAddr>, ConnectError> {
+        let rank = self.config.rank;
+        let system = |what| move |source| ConnectError::System { rank, what, source };
+        let several_hosts = topology.hosts() > 1;
+        let addresses = if !self.config.interfaces.is_empty() {
+            net::resolve(&self.config.interfaces).map_err(system("no such network interface"))?
+        } else if several_hosts {
+            vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
+        } else {
+            vec![IpAddr::from(Ipv4Addr::LOCALHOST)]
+        };
+        let bound = listen_all(&addresses, 0).map_err(system("cannot wait for other ranks"))?;
+        let mut found =
+            reachable(&bound, false).map_err(system("cannot list network interfaces"))?;
+        // The way to the rendezvous is the likeliest to lead to other hosts, too.
+        let known_good = net::local_ip(self.client.fd());
+        found.sort_by_key(|at| (Some(at.ip()) != known_good, at.is_ipv6()));
+        for (fd, _) in bound {
+            gate.add(fd);
+        }
+        Ok(found)
+    }
+}
+
+/// The ranks that share memory with this one, itself included; alone if none do.
+fn mates(topology: &Topology, roster: &[MemberEntry]) -> Arc<[Rank]> {
+    let here = topology.ranks_on(topology.host());
+    if here.iter().all(|r| roster[r.index()].shm) {
+        here.into()
+    } else {
+        [topology.rank].into()
+    }
+}
+
+/// All connections on their way.
+struct Links<'a> {
+    joining: &'a mut Joining,
+    mates: Arc<[Rank]>,
+    gate: Gate,
+    giving: Option<Giving>,
+    dials: Vec<Dial>,
+    expected: Vec<(Rank, Purpose)>,
+    heir: Option<(Stream, Heir)>,
+    parts: Parts,
+}
+
+impl<'a> Links<'a> {
+    fn new(
+        joining: &'a mut Joining,
+        topology: Topology,
+        mates: Arc<[Rank]>,
+        gate: Gate,
+        giving: Option<Giving>,
+        places: &[Where],
+    ) -> Self {
+        let (me, now) = (topology.rank, Instant::now());
+        let mut dials = Vec::new();
+        let mut expected = Vec::new();
+        for peer in topology.peers.iter().map(|p| p.rank).filter(|r| *r != me) {
+            let place = &places[peer.index()];
+            let (purposes, targets): (&[Purpose], Vec<Target>) = if !mates.contains(&peer) {
+                let tcp = place.addresses.iter().copied().map(Target::Tcp).collect();
+                let with_control = me.0 == 0 || peer.0 == 0;
+                let both: &[_] = &[Purpose::Data, Purpose::Control];
+                (if with_control { both } else { &both[..1] }, tcp)
+            } else if peer == mates[0] || me == mates[0] {
+                (
+                    &[Purpose::Host],
+                    place.local.iter().cloned().map(Target::Local).collect(),
+                )
+            } else {
+                continue;
+            };
+            for &purpose in purposes {
+                if peer > me {
+                    expected.push((peer, purpose));
+                    continue;
+                }
+                let binding = Binding {
+                    purpose,
+                    sealed: joining.config.encrypt && purpose != Purpose::Host,
+                    generation: topology.generation.0,
+                    from: me.0,
+                    to: peer.0,
+                };
+                dials.push(Dial::new(binding, targets.clone(), now));
+            }
+        }
+        let parts = Parts {
+            topology,
+            shared: None,
+            detectors: Vec::new(),
+            control: Vec::new(),
+            data: Vec::new(),
+            launcher: None,
+        };
+        Self {
+            joining,
+            mates,
+            gate,
+            giving,
+            dials,
+            expected,
+            heir: None,
+            parts,
+        }
+    }
+
+    fn run(mut self) -> Result<Parts, ConnectError> {
+        loop {
+            let now = Instant::now();
+            self.joining.message()?;
+            self.dial(now);
+            self.accept(now);
+            self.share()?;
+            if self.dials.is_empty()
+                && self.expected.is_empty()
+                && self.heir.is_none()
+                && self.giving.as_ref().is_none_or(|g| g.open.is_empty())
+            {
+                return self.finish();
+            }
+            if now >= self.joining.deadline {
+                return Err(self.unfinished());
+            }
+            self.wait();
+        }
+    }
+
+    fn wait(&self) {
+        let client = &self.joining.client;
+        let giving = self
+            .giving
+            .iter()
+            .flat_map(|g| &g.open)
+            .map(|(_, s, _)| (&**s.fd(), true));
+        let waits = self
+            .gate
+            .waits()
+            .chain(self.dials.iter().filter_map(Dial::wait))
+            .chain(self.heir.iter().map(|(s, _)| (&**s.fd(), false)))
+            .chain(giving)
+            .chain([(&**client.fd(), client.wants_write())]);
+        let times = self.dials.iter().filter_map(Dial::deadline);
+        let until = times
+            .chain(self.gate.deadline())
+            .chain([self.joining.deadline])
+            .min();
+        wait_for(waits, until);
+    }
+
+    fn dial(&mut self, now: Instant) {
+        let mut i = 0;
+        while i < self.dials.len() {
+            match self.dials[i].step(now, &self.joining.config.key) {
+                None => i += 1,
+                Some(stream) => {
+                    let Binding { purpose, to, .. } = self.dials.swap_remove(i).binding;
+                    self.keep(Rank(to), purpose, stream);
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        let me = self.parts.topology.rank.0;
+        let generation = self.parts.topology.generation.0;
+        let expected = &self.expected;
+        let wanted = |b: &Binding| {
+            b.to == me
+                && b.generation == generation
+                && expected.contains(&(Rank(b.from), b.purpose))
+        };
+        let done = self.gate.step(now, &self.joining.config.key, &wanted);
+        for (binding, stream) in done {
+            let key = (Rank(binding.from), binding.purpose);
+            // Two that shook hands at the same time: the first stays.
+            if let Some(i) = self.expected.iter().position(|e| *e == key) {
+                self.expected.swap_remove(i);
+                self.keep(key.0, key.1, stream);
+            }
+        }
+    }
+
+    fn keep(&mut self, peer: Rank, purpose: Purpose, stream: Stream) {
+        match purpose {
+            Purpose::Control => self.parts.control.push((peer, stream)),
+            Purpose::Data => self.parts.data.push((peer, stream)),
+            Purpose::Host if peer < self.parts.topology.rank => {
+                self.heir = Some((stream, Heir::default()));
+            }
+            Purpose::Host => {
+                let local = self.mates.iter().position(|m| *m == peer);
+                if let (Some(giving), Some(local)) = (&mut self.giving, local) {
+                    giving.open.push((local, stream, 0));
+                }
+            }
+            // Only the server expects such.
+            Purpose::Rendezvous => {}
+        }
+    }
+
+    /// Gives or takes the arena.
+    fn share(&mut self) -> Result<(), ConnectError> {
+        let rank = self.parts.topology.rank;
+        let host = self.joining.config.hostname.clone();
+        let failed = |source| ConnectError::SharedMemory {
+            rank,
+            host: host.clone(),
+            source,
+        };
+        if let Some(giving) = &mut self.giving {
+            let mut waiting = Vec::new();
+            for (local, stream, mut sent) in std::mem::take(&mut giving.open) {
+                if giving
+                    .estate
+                    .give(stream.fd(), local, &mut sent)
+                    .map_err(&failed)?
+                {
+                    self.parts
+                        .detectors
+                        .push((self.mates[local], stream.fd().clone()));
+                } else {
+                    waiting.push((local, stream, sent));
+                }
+            }
+            giving.open = waiting;
+        }
+        if let Some((stream, heir)) = &mut self.heir {
+            let local = self.mates.iter().position(|m| *m == rank).unwrap_or(0);
+            if let Some(shared) = heir
+                .receive(stream.fd(), &self.mates, local)
+                .map_err(&failed)?
+            {
+                self.parts
+                    .detectors
+                    .push((self.mates[0], stream.fd().clone()));
+                self.parts.shared = Some(shared);
+                self.heir = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Parts, ConnectError> {
+        let Self {
+            mut parts,
+            giving,
+            joining,
+            ..
+        } = self;
+        if let Some(giving) = giving {
+            let shared: Result<Shared, _> = giving.estate.shared(0);
+            let (rank, host) = (parts.topology.rank, joining.config.hostname.clone());
+            let failed = |source| ConnectError::SharedMemory { rank, host, source };
+            parts.shared = Some(shared.map_err(failed)?);
+        }
+        Ok(parts)
+    }
+
+    fn unfinished(&self) -> ConnectError {
+        let topology = &self.parts.topology;
+        let mut links = Vec::new();
+        for dial in &self.dials {
+            let peer = topology.peer(Rank(dial.binding.to));
+            links.push(format!(
+                "{} connection to {} on {}: {}",
+                name(dial.binding.purpose),
+                peer.rank,
+                peer.hostname,
+                dial.failures().join(", ")
+            ));
+        }
+        for (peer, purpose) in &self.expected {
+            let host = &topology.peer(*peer).hostname;
+            links.push(format!(
+                "{} connection from {peer} on {host}: it never came",
+                name(*purpose)
+            ));
+        }
+        if self.heir.is_some() {
+            links.push(format!(
+                "shared memory from {}: it never came",
+                self.mates[0]
+            ));
+        }
+        for (local, ..) in self.giving.iter().flat_map(|g| &g.open) {
+            links.push(format!(
+                "shared memory to {}: it takes nothing",
+                self.mates[*local]
+            ));
+        }
+        let waited: Duration = self.joining.started.elapsed();
+        let host = self.joining.config.hostname.clone();
+        ConnectError::Links {
+            rank: topology.rank,
+            host,
+            waited,
+            links,
+        }
+    }
+}
+
+fn name(purpose: Purpose) -> &'static str {
+    match purpose {
+        Purpose::Rendezvous => "rendezvous",
+        Purpose::Control => "control",
+        Purpose::Data => "data",
+        Purpose::Host => "local",
+    }
+}

@@ -1,0 +1,182 @@
+//! One outgoing connection: candidates in turn, each with a limit, until one stands.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    JobKey,
+    handshake::{Binding, HandshakeError, Initiator},
+    platform::{fd::Fd, net},
+    tcp::stream::Stream,
+};
+
+/// Longest time for one candidate (connecting and handshake): a black hole must not eat it all.
+const ATTEMPT: Duration = Duration::from_secs(3);
+/// Pause before all candidates are tried again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Where to connect to.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    Tcp(SocketAddr),
+    Local(String),
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(at) => at.fmt(f),
+            Self::Local(_) => f.write_str("its local socket"),
+        }
+    }
+}
+
+enum State {
+    Pausing {
+        until: Instant,
+    },
+    Connecting {
+        fd: Arc<Fd>,
+        until: Instant,
+    },
+    Shaking {
+        initiator: Initiator,
+        until: Instant,
+    },
+    Done,
+}
+
+/// The attempt to make one connection.
+pub(crate) struct Dial {
+    pub(crate) binding: Binding,
+    targets: Vec<Target>,
+    failures: Vec<Option<String>>,
+    next: usize,
+    state: State,
+    /// A cause that trying again cannot change.
+    hopeless: bool,
+}
+
+impl Dial {
+    pub(crate) fn new(binding: Binding, targets: Vec<Target>, now: Instant) -> Self {
+        let failures = vec![None; targets.len()];
+        let state = State::Pausing { until: now };
+        Self {
+            binding,
+            targets,
+            failures,
+            next: 0,
+            state,
+            hopeless: false,
+        }
+    }
+
+    /// What to wait for.
+    pub(crate) fn wait(&self) -> Option<(&Fd, bool)> {
+        match &self.state {
+            State::Pausing { .. } | State::Done => None,
+            State::Connecting { fd, .. } => Some((fd, true)),
+            State::Shaking { initiator, .. } => Some((initiator.fd(), initiator.wants_write())),
+        }
+    }
+
+    /// When to call [`Self::step`] at the latest.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match &self.state {
+            State::Pausing { until } => (!self.hopeless).then_some(*until),
+            State::Connecting { until, .. } | State::Shaking { until, .. } => Some(*until),
+            State::Done => None,
+        }
+    }
+
+    /// Whether every candidate failed for a reason that will not change.
+    pub(crate) fn is_hopeless(&self) -> bool {
+        self.hopeless
+    }
+
+    /// What happened at each candidate.
+    pub(crate) fn failures(&self) -> Vec<String> {
+        if self.targets.is_empty() {
+            return vec!["it has no address".into()];
+        }
+        let failures = self.targets.iter().zip(&self.failures);
+        failures
+            .map(|(target, why)| {
+                format!(
+                    "{target}: {}",
+                    why.as_deref().unwrap_or("no answer in time")
+                )
+            })
+            .collect()
+    }
+
+    /// Goes on as far as possible; `Some` when the connection stands.
+    pub(crate) fn step(&mut self, now: Instant, key: &JobKey) -> Option<Stream> {
+        loop {
+            match std::mem::replace(&mut self.state, State::Done) {
+                State::Done => return None,
+                State::Pausing { until } => {
+                    if now < until || self.hopeless || self.targets.is_empty() {
+                        self.state = State::Pausing { until };
+                        return None;
+                    }
+                    let started = match &self.targets[self.next] {
+                        Target::Tcp(at) => net::tcp_connect(*at),
+                        Target::Local(name) => net::unix_connect(name),
+                    };
+                    match started {
+                        Ok(fd) => {
+                            self.state = State::Connecting {
+                                fd,
+                                until: now + ATTEMPT,
+                            }
+                        }
+                        Err(e) => self.fail(now, &e, false),
+                    }
+                }
+                State::Connecting { fd, until } => match net::connected(&fd) {
+                    Ok(Some(())) => match Initiator::new(fd, key, self.binding) {
+                        Ok(initiator) => self.state = State::Shaking { initiator, until },
+                        Err(e) => self.fail(now, &e, false),
+                    },
+                    Ok(None) if now < until => {
+                        self.state = State::Connecting { fd, until };
+                        return None;
+                    }
+                    Ok(None) => self.fail(now, &io::Error::from(io::ErrorKind::TimedOut), false),
+                    Err(e) => self.fail(now, &e, false),
+                },
+                State::Shaking {
+                    mut initiator,
+                    until,
+                } => match initiator.step() {
+                    Ok(Some(stream)) => return Some(stream),
+                    Ok(None) if now < until => {
+                        self.state = State::Shaking { initiator, until };
+                        return None;
+                    }
+                    Ok(None) => self.fail(now, &"no answer to the handshake in time", false),
+                    Err(e) => {
+                        let for_good =
+                            matches!(e, HandshakeError::Key | HandshakeError::Version { .. });
+                        self.fail(now, &e, for_good);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Notes a failure and turns to the next candidate, after a pause when all have had their turn.
+    fn fail(&mut self, now: Instant, why: &dyn std::fmt::Display, for_good: bool) {
+        self.failures[self.next] = Some(why.to_string());
+        self.next = (self.next + 1) % self.targets.len();
+        // Only a lone candidate can be hopeless: behind another address may be the right one.
+        self.hopeless = for_good && self.targets.len() == 1;
+        let until = if self.next == 0 { now + PAUSE } else { now };
+        self.state = State::Pausing { until };
+    }
+}

@@ -1,0 +1,299 @@
+//! Sockets: non-blocking, close-on-exec, registered; and the machine's addresses.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType},
+};
+
+use super::fd::Fd;
+
+const BACKLOG: i32 = 1024;
+
+/// A new socket, never inherited and never blocking.
+fn socket(family: AddressFamily) -> io::Result<Fd> {
+    #[cfg(not(target_vendor = "apple"))]
+    let fd = Fd::open(|| {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+    })?;
+    #[cfg(target_vendor = "apple")]
+    let fd = Fd::open(|| rustix::net::socket(family, SocketType::STREAM, None))?;
+    prepare(&fd)?;
+    Ok(fd)
+}
+
+/// What some systems cannot do in one call with opening.
+fn prepare(fd: &Fd) -> io::Result<()> {
+    #[cfg(target_vendor = "apple")]
+    {
+        rustix::io::fcntl_setfd(fd.get()?, rustix::io::FdFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(fd.get()?, true)?;
+        rustix::net::sockopt::set_socket_nosigpipe(fd.get()?, true)?;
+    }
+    #[cfg(not(target_vendor = "apple"))]
+    let _ = fd;
+    Ok(())
+}
+
+/// Small frames leave at once; dead peers are noticed even when nothing is sent.
+pub(crate) fn tune_tcp(fd: &Fd) -> io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_tcp_nodelay(fd.get()?, true)?;
+    sockopt::set_socket_keepalive(fd.get()?, true)?;
+    #[cfg(target_os = "linux")]
+    {
+        // A host that vanishes without a word (power, cable) is given up after about 25 s.
+        sockopt::set_tcp_keepidle(fd.get()?, std::time::Duration::from_secs(10))?;
+        sockopt::set_tcp_keepintvl(fd.get()?, std::time::Duration::from_secs(5))?;
+        sockopt::set_tcp_keepcnt(fd.get()?, 3)?;
+        sockopt::set_tcp_user_timeout(fd.get()?, 25_000)?;
+    }
+    Ok(())
+}
+
+/// Starts to connect; the socket becomes writable when that has ended one way or the other.
+pub(crate) fn tcp_connect(to: SocketAddr) -> io::Result<Arc<Fd>> {
+    let family = if to.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let fd = socket(family)?;
+    tune_tcp(&fd)?;
+    match rustix::net::connect(fd.get()?, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(Arc::new(fd)),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// How a started connection ended; `None` while it has not.
+pub(crate) fn connected(fd: &Fd) -> io::Result<Option<()>> {
+    rustix::net::sockopt::socket_error(fd.get()?)??;
+    match rustix::net::getpeername(fd.get()?) {
+        Ok(Some(_)) => Ok(Some(())),
+        Ok(None) | Err(Errno::NOTCONN) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Listens on one address (port 0: any).
+pub(crate) fn tcp_listen(at: SocketAddr) -> io::Result<(Fd, SocketAddr)> {
+    let family = if at.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let fd = socket(family)?;
+    if at.is_ipv6() {
+        rustix::net::sockopt::set_ipv6_v6only(fd.get()?, true)?;
+    }
+    rustix::net::sockopt::set_socket_reuseaddr(fd.get()?, true)?;
+    rustix::net::bind(fd.get()?, &at)?;
+    rustix::net::listen(fd.get()?, BACKLOG)?;
+    let bound = rustix::net::getsockname(fd.get()?)?;
+    let bound = SocketAddr::try_from(bound).map_err(io::Error::from)?;
+    Ok((fd, bound))
+}
+
+/// The local address of a connected TCP socket.
+pub(crate) fn local_ip(fd: &Fd) -> Option<IpAddr> {
+    let name = rustix::net::getsockname(fd.get().ok()?).ok()?;
+    Some(SocketAddr::try_from(name).ok()?.ip().to_canonical())
+}
+
+/// The next waiting connection and where it comes from.
+pub(crate) fn accept(listener: &Fd) -> io::Result<Option<(Arc<Fd>, String)>> {
+    let mut peer = None;
+    let accepted = Fd::open(|| {
+        let listener = listener.get()?;
+        #[cfg(not(target_vendor = "apple"))]
+        let (fd, from) = {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            rustix::net::acceptfrom_with(listener, flags)?
+        };
+        #[cfg(target_vendor = "apple")]
+        let (fd, from) = rustix::net::acceptfrom(listener)?;
+        peer = from;
+        Ok(fd)
+    });
+    match accepted {
+        Ok(fd) => {
+            prepare(&fd)?;
+            let from = peer.and_then(|p| SocketAddr::try_from(p).ok());
+            let from = from.map_or_else(|| "a local process".into(), |a| a.to_string());
+            Ok(Some((Arc::new(fd), from)))
+        }
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// A Unix listener with a name that nobody can guess; dropping it removes the name.
+pub(crate) struct UnixListener {
+    pub(crate) fd: Arc<Fd>,
+    pub(crate) name: String,
+}
+
+#[cfg(all(target_os = "linux", not(horovod_portable)))]
+fn unix_address(name: &str) -> io::Result<rustix::net::SocketAddrUnix> {
+    Ok(rustix::net::SocketAddrUnix::new_abstract_name(
+        name.as_bytes(),
+    )?)
+}
+
+#[cfg(not(all(target_os = "linux", not(horovod_portable))))]
+fn unix_address(name: &str) -> io::Result<rustix::net::SocketAddrUnix> {
+    Ok(rustix::net::SocketAddrUnix::new(name)?)
+}
+
+pub(crate) fn unix_listen() -> io::Result<UnixListener> {
+    let mut random = [0u8; 16];
+    getrandom::fill(&mut random).map_err(io::Error::other)?;
+    let name = random
+        .iter()
+        .fold(String::from("horovod-"), |s, b| s + &format!("{b:02x}"));
+    #[cfg(not(all(target_os = "linux", not(horovod_portable))))]
+    let name = std::env::temp_dir()
+        .join(name)
+        .to_string_lossy()
+        .into_owned();
+    let fd = socket(AddressFamily::UNIX)?;
+    rustix::net::bind(fd.get()?, &unix_address(&name)?)?;
+    let listener = UnixListener {
+        fd: Arc::new(fd),
+        name,
+    };
+    rustix::net::listen(listener.fd.get()?, BACKLOG)?;
+    Ok(listener)
+}
+
+impl Drop for UnixListener {
+    fn drop(&mut self) {
+        // In a forked child the name still is the parent's.
+        #[cfg(not(all(target_os = "linux", not(horovod_portable))))]
+        if self.fd.get().is_ok() {
+            let _ = rustix::fs::unlink(&self.name);
+        }
+    }
+}
+
+pub(crate) fn unix_connect(name: &str) -> io::Result<Arc<Fd>> {
+    let fd = socket(AddressFamily::UNIX)?;
+    match rustix::net::connect(fd.get()?, &unix_address(name)?) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(Arc::new(fd)),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// One address of one network interface that is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) name: String,
+    pub(crate) address: IpAddr,
+}
+
+/// All addresses of this machine but IPv6 link-local ones, which mean nothing elsewhere.
+pub(crate) fn interfaces() -> io::Result<Vec<Interface>> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: `list` is a valid place for the result.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut found = Vec::new();
+    let mut next = list;
+    // SAFETY: null or an entry of the list, which lives until `freeifaddrs`.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        let up = entry.ifa_flags & libc::IFF_UP as libc::c_uint != 0;
+        // SAFETY: `ifa_addr` is null or a socket address of the length its family says.
+        let address = unsafe { address_of(entry.ifa_addr) };
+        if let (true, Some(address)) = (up, address) {
+            // SAFETY: `ifa_name` is a nul-terminated string for as long as the list lives.
+            let name = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) };
+            found.push(Interface {
+                name: name.to_string_lossy().into_owned(),
+                address,
+            });
+        }
+    }
+    // SAFETY: `list` came from `getifaddrs` and is not used after this.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(found)
+}
+
+/// # Safety
+/// `address` is null or points to a complete socket address of the family that it names.
+unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: by the caller's promise.
+    let family = unsafe { address.as_ref() }?.sa_family;
+    match i32::from(family) {
+        libc::AF_INET => {
+            // SAFETY: by the caller's promise this is a whole `sockaddr_in`.
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: by the caller's promise this is a whole `sockaddr_in6`.
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            let v6 = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            (!v6.is_unicast_link_local()).then_some(v6.into())
+        }
+        _ => None,
+    }
+}
+
+/// The addresses that `wanted` (names of interfaces, or addresses) stand for.
+pub(crate) fn resolve(wanted: &[String]) -> io::Result<Vec<IpAddr>> {
+    let known = interfaces()?;
+    let mut found = Vec::new();
+    for want in wanted {
+        let literal = want.parse::<IpAddr>().ok();
+        let before = found.len();
+        for interface in &known {
+            if interface.name == *want || Some(interface.address) == literal {
+                found.push(interface.address);
+            }
+        }
+        if found.len() == before {
+            let mut names: Vec<&str> = known.iter().map(|i| i.name.as_str()).collect();
+            names.dedup();
+            return Err(io::Error::other(format!(
+                "no network interface {want:?} that is up; there are: {}",
+                names.join(", ")
+            )));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_loopback_by_name_and_by_address() {
+        let all = interfaces().unwrap();
+        let lo = all
+            .iter()
+            .find(|i| i.address == IpAddr::V4(Ipv4Addr::LOCALHOST))
+            .unwrap();
+        assert!(
+            resolve(std::slice::from_ref(&lo.name))
+                .unwrap()
+                .contains(&lo.address)
+        );
+        assert_eq!(resolve(&["127.0.0.1".into()]).unwrap(), [lo.address]);
+    }
+
+    #[test]
+    fn an_unknown_interface_is_named_together_with_the_known_ones() {
+        let error = resolve(&["nope0".into()]).unwrap_err().to_string();
+        assert!(error.contains("nope0") && error.contains("lo"), "{error}");
+    }
+}

@@ -1,0 +1,319 @@
+//! The state of one meeting, without any I/O: who registered, who is ready, who is to be told what.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use super::messages::{MemberEntry, ToClient, Where};
+
+/// A connection of the server.
+pub(crate) type ClientId = u64;
+
+/// A rank that registered.
+struct Registered {
+    client: ClientId,
+    member: MemberEntry,
+    answer_by: Instant,
+}
+
+/// All ranks are there and say where they listen.
+struct Building {
+    generation: u64,
+    ranks: Vec<Registered>,
+    places: Vec<Option<Where>>,
+}
+
+/// What the server must do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Do {
+    Tell(ClientId, ToClient),
+    /// Tell it why and close the connection.
+    Dismiss(ClientId, ToClient),
+    /// All ranks have the table of this generation.
+    Up(u64),
+    /// The generation will not come to be.
+    Failed(String),
+}
+
+/// The meetings of one job, one after the other.
+pub(crate) struct Meeting {
+    size: u32,
+    gathering: BTreeMap<u32, Registered>,
+    building: Option<Building>,
+    generations: u64,
+}
+
+impl Meeting {
+    pub(crate) fn new(size: u32) -> Self {
+        Self {
+            size,
+            gathering: BTreeMap::new(),
+            building: None,
+            generations: 0,
+        }
+    }
+
+    pub(crate) fn hello(
+        &mut self,
+        client: ClientId,
+        (rank, size): (u32, u32),
+        member: MemberEntry,
+        answer_by: Instant,
+    ) -> Vec<Do> {
+        let refuse = |text: String| vec![Do::Dismiss(client, ToClient::Refused { text })];
+        if size != self.size {
+            let here = self.size;
+            return refuse(format!(
+                "rank {rank} wants a job of {size} ranks, this one has {here}"
+            ));
+        }
+        if rank >= size {
+            return refuse(format!("there is no rank {rank} in a job of {size} ranks"));
+        }
+        if let Some(other) = self.gathering.get(&rank) {
+            return refuse(format!(
+                "rank {rank} is registered already, by process {} on {}",
+                other.member.pid, other.member.hostname
+            ));
+        }
+        self.gathering.insert(
+            rank,
+            Registered {
+                client,
+                member,
+                answer_by,
+            },
+        );
+        self.start_if_complete()
+    }
+
+    fn start_if_complete(&mut self) -> Vec<Do> {
+        if self.building.is_some() || self.gathering.len() < self.size as usize {
+            return Vec::new();
+        }
+        let ranks: Vec<Registered> = std::mem::take(&mut self.gathering).into_values().collect();
+        self.generations += 1;
+        let members: Vec<_> = ranks.iter().map(|r| r.member.clone()).collect();
+        let roster = ToClient::Roster {
+            generation: self.generations,
+            members,
+        };
+        let told = ranks
+            .iter()
+            .map(|r| Do::Tell(r.client, roster.clone()))
+            .collect();
+        let places = ranks.iter().map(|_| None).collect();
+        self.building = Some(Building {
+            generation: self.generations,
+            ranks,
+            places,
+        });
+        told
+    }
+
+    pub(crate) fn ready(&mut self, client: ClientId, place: Where) -> Vec<Do> {
+        let Some(building) = &mut self.building else {
+            return Vec::new();
+        };
+        let Some(i) = building.ranks.iter().position(|r| r.client == client) else {
+            return Vec::new();
+        };
+        building.places[i] = Some(place);
+        if building.places.iter().any(Option::is_none) {
+            return Vec::new();
+        }
+        let Some(building) = self.building.take() else {
+            return Vec::new();
+        };
+        let places = building.places.into_iter().flatten().collect();
+        let table = ToClient::Table { places };
+        let mut todo: Vec<_> = building
+            .ranks
+            .iter()
+            .map(|r| Do::Tell(r.client, table.clone()))
+            .collect();
+        todo.push(Do::Up(building.generation));
+        todo.extend(self.start_if_complete());
+        todo
+    }
+
+    /// A connection ended, or its rank says that it failed.
+    pub(crate) fn gone(&mut self, client: ClientId, why: &str) -> Vec<Do> {
+        self.gathering.retain(|_, r| r.client != client);
+        let building = self.building.as_ref();
+        match building.and_then(|b| b.ranks.iter().position(|r| r.client == client)) {
+            Some(rank) => self.abort(Some(rank), why),
+            None => Vec::new(),
+        }
+    }
+
+    /// Somebody died: who is being set up together with it need not wait.
+    pub(crate) fn died(&mut self, text: &str) -> Vec<Do> {
+        if self.building.is_some() {
+            self.abort(None, text)
+        } else {
+            Vec::new()
+        }
+    }
+
+    fn abort(&mut self, culprit: Option<usize>, why: &str) -> Vec<Do> {
+        let Some(building) = self.building.take() else {
+            return Vec::new();
+        };
+        let text = match culprit {
+            Some(rank) => format!(
+                "rank {rank} on {}: {why}",
+                building.ranks[rank].member.hostname
+            ),
+            None => why.to_owned(),
+        };
+        let mut todo = vec![Do::Failed(text.clone())];
+        for (i, r) in building.ranks.iter().enumerate() {
+            if Some(i) != culprit {
+                todo.push(Do::Dismiss(
+                    r.client,
+                    ToClient::Aborted { text: text.clone() },
+                ));
+            }
+        }
+        todo.extend(self.start_if_complete());
+        todo
+    }
+
+    /// When to call [`Self::timeout`] at the latest.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let building = self.building.iter().flat_map(|b| &b.ranks);
+        self.gathering
+            .values()
+            .chain(building)
+            .map(|r| r.answer_by)
+            .min()
+    }
+
+    pub(crate) fn timeout(&mut self, now: Instant) -> Vec<Do> {
+        let ranks = 0..self.size;
+        let missing: Vec<u32> = ranks.filter(|r| !self.gathering.contains_key(r)).collect();
+        let (late, rest): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.gathering)
+            .into_iter()
+            .partition(|(_, r)| r.answer_by <= now);
+        self.gathering = rest;
+        let tell = |r: Registered| {
+            Do::Dismiss(
+                r.client,
+                ToClient::Missing {
+                    ranks: missing.clone(),
+                },
+            )
+        };
+        let mut todo: Vec<_> = late.into_values().map(tell).collect();
+        let overdue = |b: &Building| b.ranks.iter().any(|r| r.answer_by <= now);
+        if let Some(building) = self.building.as_ref().filter(|b| overdue(b)) {
+            let unready: Vec<String> = (0..building.ranks.len())
+                .filter(|i| building.places[*i].is_none())
+                .map(|i| format!("rank {i} on {}", building.ranks[i].member.hostname))
+                .collect();
+            let text = format!("not ready in time: {}", unready.join(", "));
+            todo.extend(self.abort(None, &text));
+        }
+        todo
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn member(pid: u32) -> MemberEntry {
+        MemberEntry {
+            identity: "x".into(),
+            hostname: "h1".into(),
+            pid,
+            shm: true,
+        }
+    }
+
+    fn meeting(size: u32) -> (Meeting, Instant) {
+        (Meeting::new(size), Instant::now() + Duration::from_secs(10))
+    }
+
+    #[test]
+    fn a_round_goes_from_hello_to_up_and_a_second_one_is_the_next_generation() {
+        let (mut m, by) = meeting(2);
+        for generation in 1..=2 {
+            let client = generation * 10;
+            assert_eq!(m.hello(client + 1, (1, 2), member(1), by), []);
+            let roster = m.hello(client, (0, 2), member(2), by);
+            assert_eq!(roster.len(), 2);
+            for told in roster {
+                match told {
+                    Do::Tell(
+                        _,
+                        ToClient::Roster {
+                            generation: g,
+                            members,
+                        },
+                    ) => {
+                        assert_eq!((g, members[1].pid), (generation, 1));
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert_eq!(m.ready(client, Where::default()), []);
+            let done = m.ready(client + 1, Where::default());
+            assert_eq!(done.last(), Some(&Do::Up(generation)));
+        }
+    }
+
+    #[test]
+    fn refusals_say_what_is_wrong() {
+        let (mut m, by) = meeting(2);
+        let mut refused = |client, id| match m.hello(client, id, member(7), by).pop() {
+            Some(Do::Dismiss(c, ToClient::Refused { text })) if c == client => text,
+            other => panic!("{other:?}"),
+        };
+        assert!(refused(1, (0, 3)).contains("3 ranks, this one has 2"));
+        assert!(refused(1, (2, 2)).contains("no rank 2"));
+        assert_eq!(m.hello(1, (1, 2), member(7), by), []);
+        match m.hello(2, (1, 2), member(8), by).pop() {
+            Some(Do::Dismiss(2, ToClient::Refused { text })) => {
+                assert!(text.contains("process 7 on h1"), "{text}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn who_waits_too_long_learns_who_is_missing() {
+        let (mut m, by) = meeting(4);
+        m.hello(1, (1, 4), member(1), by);
+        assert_eq!(m.timeout(by - Duration::from_secs(1)), []);
+        assert_eq!(m.deadline(), Some(by));
+        let missing = ToClient::Missing {
+            ranks: vec![0, 2, 3],
+        };
+        assert_eq!(m.timeout(by), [Do::Dismiss(1, missing)]);
+        assert_eq!(m.deadline(), None);
+    }
+
+    #[test]
+    fn a_rank_lost_while_setting_up_ends_the_round_for_all() {
+        let (mut m, by) = meeting(2);
+        m.hello(1, (0, 2), member(1), by);
+        m.hello(2, (1, 2), member(2), by);
+        let todo = m.gone(2, "it closed the connection");
+        let text = "rank 1 on h1: it closed the connection".to_owned();
+        assert_eq!(todo[0], Do::Failed(text.clone()));
+        assert_eq!(todo[1..], [Do::Dismiss(1, ToClient::Aborted { text })]);
+        // The next round can start from scratch.
+        assert_eq!(m.hello(3, (0, 2), member(1), by), []);
+        assert_eq!(m.hello(4, (1, 2), member(2), by).len(), 2);
+    }
+
+    #[test]
+    fn a_rank_that_left_before_the_others_came_may_come_again() {
+        let (mut m, by) = meeting(2);
+        m.hello(1, (0, 2), member(1), by);
+        assert_eq!(m.gone(1, "closed"), []);
+        assert_eq!(m.hello(2, (0, 2), member(2), by), []);
+    }
+}
