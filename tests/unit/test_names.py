@@ -1,0 +1,61 @@
+"""`docs/names.md` tells the truth: its names exist, its tests exist, and no public name is missing."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import horovod.torch as hvd
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = re.findall(r"^\| `([^`]+)` \| (.+) \|$", (ROOT / "docs/names.md").read_text(), re.MULTILINE)
+
+
+def find(name: str) -> object:
+    """Import what a row names: an attribute of horovod.torch, or a full path."""
+    words = name.split(".")
+    if words[0] == "DistributedOptimizer":
+        from horovod.torch.optimizer import _DistributedOptimizer
+
+        return _attribute_or_annotation(_DistributedOptimizer, words[1:])
+    if words[0] != "horovod":
+        words = ["horovod", "torch", *words]
+    for length in range(len(words), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(words[:length]))
+        except ModuleNotFoundError:
+            continue
+        for word in words[length:]:
+            found = getattr(found, word)
+        return found
+    raise AssertionError(name)
+
+
+def _attribute_or_annotation(cls: type, words: list[str]) -> object:
+    if not words:
+        return cls
+    assert any(
+        words[0] in vars(base) or words[0] in getattr(base, "__annotations__", {})
+        for base in cls.__mro__
+    ), f"{cls.__name__} has no {words[0]}"
+    return cls
+
+
+@pytest.mark.parametrize(("name", "where"), ROWS, ids=[name for name, _ in ROWS])
+def test_name_exists_and_so_does_its_test(name: str, where: str) -> None:
+    if where.startswith("absent: "):
+        with pytest.raises((AttributeError, ImportError)):
+            find(name)
+        return
+    find(name)
+    path, test = where.strip("`").split("::")
+    assert re.search(rf"^def {test}\(", (ROOT / path).read_text(), re.MULTILINE), where
+
+
+def test_no_public_name_is_missing() -> None:
+    listed = {name for name, _ in ROWS}
+    assert set(hvd.__all__) <= listed
+    assert len(listed) == len(ROWS), "a name is listed twice"
