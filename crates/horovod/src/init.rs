@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use horovod_transport::Mesh;
+use horovod_protocol::Rank;
+use horovod_transport::{JobKey, Mesh, MeshConfig};
 
 use crate::config::{self, Config, ProcessEnvironment};
 use crate::engine::Engine;
@@ -68,7 +69,24 @@ fn connect(config: &Config) -> Result<Mesh, Error> {
     if config.rendezvous.is_empty() {
         return Mesh::solo().map_err(|e| Error::Init(e.to_string()));
     }
-    Err(Error::Init("TEMP".into()))
+    let Some(key) = &config.job_key else {
+        return Err(Error::Init(
+            "HOROVOD_RENDEZVOUS is set but HOROVOD_JOB_KEY is not: start the job with horovodrun"
+                .into(),
+        ));
+    };
+    let key = JobKey::from_hex(key)
+        .ok_or_else(|| Error::Init("HOROVOD_JOB_KEY is not 64 hex digits".into()))?;
+    let mut mesh =
+        MeshConfig::new(Rank(config.rank), config.size, key, config.rendezvous.clone());
+    mesh.hostname = config.hostname.clone();
+    mesh.interfaces = config.interfaces.clone();
+    mesh.timeout = config.connect_timeout;
+    mesh.shm = config.shm;
+    mesh.staging = config.shm_bytes_per_rank;
+    mesh.encrypt = config.encrypt;
+    horovod_transport::connect(&mesh)
+    .map_err(|e| Error::Init(e.to_string()))
 }
 
 /// Whether init has succeeded and this process has not shut down since. Stays true after another rank
