@@ -166,9 +166,9 @@ impl fmt::Display for StallReport {
         write!(
             f,
             "One or more tensors were submitted to be reduced, gathered or broadcasted by subset \
-             of ranks and are waiting for remainder of ranks for more than {} seconds. This may \
-             indicate that different ranks are trying to submit different tensors or that only \
-             subset of ranks is submitting tensors, which will cause deadlock.\nMissing ranks:",
+             of ranks and are waiting for remainder of ranks for more than {} seconds. Usual \
+             causes: the ranks call different operations or in a different order, one of them does not \
+             make the call at all, or it is slow or stuck elsewhere.\nMissing ranks:",
             seconds(self.warning_ns)
         )?;
         let mut by_rank: BTreeMap<Rank, (bool, Vec<&str>)> = BTreeMap::new();
