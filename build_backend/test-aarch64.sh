@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Builds and runs the Rust tests of the lower layers for Linux on 64-bit Arm, under qemu's user emulation.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
+export CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc
+
+# Emulation is slow and serialises badly: few threads at a time, one limit for all.
+crates=(horovod-protocol horovod-kernels horovod-transport horovod-collectives)
+timeout --kill-after=10 "${LIMIT_S:-3000}" cargo test --locked --target aarch64-unknown-linux-gnu --no-fail-fast \
+  "${crates[@]/#/--package=}" --lib --tests -- --test-threads=2
