@@ -87,7 +87,8 @@ fn check(kind: &str, meshes: Vec<Mesh>) {
 #[test]
 fn ranks_of_one_host_share_memory() {
     for size in [2, 3, 5] {
-        let meshes = Job::new(size).connect(|_, _| {});
+        let job = Job::new(size);
+        let meshes = job.connect(|_, _| {});
         for mesh in &meshes {
             assert_eq!(mesh.topology.generation, Generation(1));
             assert_eq!(
@@ -103,7 +104,8 @@ fn ranks_of_one_host_share_memory() {
 #[test]
 fn without_shared_memory_they_use_tcp() {
     for (encrypt, size) in [(false, 2), (false, 5), (true, 2), (true, 4)] {
-        let meshes = Job::new(size).connect(|_, config| {
+        let job = Job::new(size);
+        let meshes = job.connect(|_, config| {
             config.shm = false;
             config.encrypt = encrypt;
         });
@@ -115,7 +117,8 @@ fn without_shared_memory_they_use_tcp() {
 #[test]
 fn other_host_names_are_other_hosts() {
     for size in [3, 4, 5] {
-        let meshes = Job::new(size).connect(|rank, config| {
+        let job = Job::new(size);
+        let meshes = job.connect(|rank, config| {
             config.hostname = format!("host{}", rank % 2);
             config.interfaces = vec!["127.0.0.1".into()];
         });
@@ -128,14 +131,16 @@ fn other_host_names_are_other_hosts() {
 
 #[test]
 fn one_rank_that_will_not_share_memory_is_enough() {
-    let meshes = Job::new(3).connect(|rank, config| config.shm = rank != 1);
+    let job = Job::new(3);
+    let meshes = job.connect(|rank, config| config.shm = rank != 1);
     assert!(meshes.iter().all(|m| m.data.arena().is_none()));
     check("mixed settings", meshes);
 }
 
 #[test]
 fn sixteen_ranks_on_three_hosts() {
-    let meshes = Job::new(16).connect(|rank, config| {
+    let job = Job::new(16);
+    let meshes = job.connect(|rank, config| {
         config.hostname = format!("host{}", rank / 6);
         config.interfaces = vec!["127.0.0.1".into()];
         config.encrypt = true;

@@ -204,3 +204,114 @@ impl Drop for Fd {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+    use crate::platform::region::Region;
+
+    /// Runs `check` in a real forked child; its number is the child's exit status, 0 for success.
+    fn in_child(check: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: the child only makes system calls and touches atomics before it ends by `_exit`.
+        match unsafe { libc::fork() } {
+            0 => {
+                let status = check();
+                // SAFETY: ends the child without running anything of the parent's.
+                unsafe { libc::_exit(status) }
+            }
+            child => {
+                assert!(child > 0, "fork failed");
+                let mut status = 0;
+                // SAFETY: waits for our own child; `status` is a valid place.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert!(libc::WIFEXITED(status), "the child crashed: {status}");
+                libc::WEXITSTATUS(status)
+            }
+        }
+    }
+
+    fn null() -> Fd {
+        Fd::open(|| {
+            let flags = rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::RDWR;
+            rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())
+        })
+        .unwrap()
+    }
+
+    fn is_open(raw: RawFd) -> bool {
+        // SAFETY: asking for the flags of any number is harmless.
+        unsafe { libc::fcntl(raw, libc::F_GETFD) != -1 }
+    }
+
+    #[test]
+    fn a_forked_child_has_none_of_the_descriptors() {
+        // More than one block of them.
+        let fds: Vec<Fd> = (0..2 * BLOCK).map(|_| null()).collect();
+        let status = in_child(|| {
+            let inert = fds.iter().all(|fd| !is_open(fd.raw()) && fd.get().is_err());
+            i32::from(!inert)
+        });
+        assert_eq!(status, 0, "a descriptor was inherited");
+        assert!(
+            fds.iter().all(|fd| is_open(fd.raw())),
+            "the parent lost one"
+        );
+    }
+
+    #[test]
+    fn dropping_the_parents_objects_in_a_child_closes_nothing_of_the_childs() {
+        let fd = null();
+        let raw = fd.raw();
+        let status = in_child(move || {
+            // The child opens something that gets the same number.
+            // SAFETY: plain duplication of standard error.
+            if unsafe { libc::dup2(2, raw) } != raw {
+                return 2;
+            }
+            drop(fd);
+            i32::from(!is_open(raw))
+        });
+        assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn a_child_can_open_its_own() {
+        let theirs = null();
+        let status = in_child(|| {
+            let Ok(fd) = Fd::open(|| rustix::io::dup(rustix::stdio::stderr())) else {
+                return 2;
+            };
+            let works = fd.get().is_ok_and(|fd| fd.as_raw_fd() >= 0) && theirs.get().is_err();
+            drop(theirs);
+            i32::from(!works || fd.get().is_err() || !is_open(fd.raw()))
+        });
+        assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn a_forked_child_does_not_have_the_shared_memory() {
+        let fd = crate::platform::shared_file(1 << 16).unwrap();
+        let region = Region::map(&fd, 1 << 16).unwrap();
+        let base = region.at(0, 1);
+        let status = in_child(|| {
+            let mut resident = [0u8; 16];
+            // SAFETY: asks about 16 pages at most and writes one byte for each.
+            let gone = unsafe { libc::mincore(base.cast(), 1 << 16, resident.as_mut_ptr().cast()) };
+            i32::from(gone == 0 || !region.is_foreign())
+        });
+        assert_eq!(status, 0);
+        region.u32(0).store(1, crate::sync::Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_closed_descriptor_leaves_the_registry() {
+        let fd = null();
+        let slot = fd.slot;
+        let raw = fd.raw();
+        assert_eq!(slot.load(Ordering::Relaxed), raw);
+        drop(fd);
+        assert_ne!(slot.load(Ordering::Relaxed), raw);
+    }
+}
