@@ -26,6 +26,8 @@ pub(crate) const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
 pub(crate) const TERMINATE_GRACE: Duration = Duration::from_secs(5);
 /// What ranks left running may take to end by itself after the last rank.
 pub(crate) const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
+/// After SIGKILL, until what still cannot die (a hanging disk) is given up.
+const KILL_GRACE: Duration = Duration::from_secs(2);
 /// Between two looks for what is left.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -334,7 +336,10 @@ impl Agent {
         if !self.started || self.done || !self.ranks.all_ended() {
             return;
         }
-        if crate::platform::descendants().is_empty() {
+        let gave_up = self
+            .ending
+            .is_some_and(|e| e.how == Stop::Kill && now >= e.harder_at);
+        if gave_up || !self.ranks.has_leftovers() {
             self.done = true;
             self.collect_output();
             self.say(&FromAgent::Done);

@@ -127,6 +127,7 @@ impl Job<'_> {
         for signal in self.signals.take() {
             self.on_signal(signal);
         }
+        self.follow_meeting();
         if self.output.is_stdout_gone() && self.state.interrupted_by.is_none() {
             self.state.interrupted_by = Some(libc::SIGPIPE);
             self.ask(Stop::Terminate);
@@ -142,6 +143,14 @@ impl Job<'_> {
         }
         self.on_time(Instant::now());
         Ok(())
+    }
+
+    fn follow_meeting(&mut self) {
+        for words in self.rendezvous.follow() {
+            if self.options.verbose {
+                self.output.say(&format!("horovodrun: {words}"));
+            }
+        }
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -161,7 +170,8 @@ impl Job<'_> {
 
     /// Ranks that never met cannot notice each other's failure: no need to wait for it.
     fn grace(&self) -> Duration {
-        if self.rendezvous.has_met() {
+        let noticed = self.state.ends.iter().any(|end| end.is_consequence);
+        if self.rendezvous.has_met() || noticed {
             FAILURE_GRACE
         } else {
             Duration::ZERO
@@ -342,7 +352,7 @@ impl Job<'_> {
     /// Every host has answered: tell each what to run.
     fn send_jobs(&mut self) {
         let of_job = environment::of_job(
-            &self.rendezvous.addresses(),
+            self.rendezvous.addresses(),
             &self.rendezvous.key(),
             &self.options.network_interfaces,
             &self.options.knobs,
@@ -456,6 +466,7 @@ impl Job<'_> {
 
     /// Says what happened; the exit code.
     fn conclude(&mut self) -> u8 {
+        self.follow_meeting();
         for end in &mut self.state.ends {
             end.left = self.rendezvous.departure(end.rank);
         }

@@ -53,8 +53,10 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
     if all_local {
         platform::adopt_orphans();
     }
-    let rendezvous = Rendezvous::start(size, all_local, &options.network_interfaces)
-        .map_err(LaunchError::Other)?;
+    let rendezvous =
+        Rendezvous::start(size, all_local, &options.network_interfaces).map_err(|error| {
+            LaunchError::Other(format!("the ranks would have nowhere to meet: {error}"))
+        })?;
     if options.verbose {
         describe_plan(&mut output, options, &placements, &are_local, &rendezvous);
     }

@@ -15,6 +15,7 @@ mod console;
 mod environment;
 pub mod frames;
 pub mod hosts;
+mod interfaces;
 mod io;
 mod job;
 mod launch;

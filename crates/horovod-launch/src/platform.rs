@@ -16,6 +16,9 @@ mod linux {
 
     use rustix::process::{Pid, Signal};
 
+    /// Whether [`descendants`] finds all of them.
+    pub(crate) const SEES_DESCENDANTS: bool = true;
+
     /// Orphans among this process's descendants become its children, so that none is lost.
     pub(crate) fn adopt_orphans() {
         // Without it (an odd sandbox) orphans go to init, and only process groups can be ended.
@@ -90,6 +93,9 @@ mod portable {
     use std::io;
 
     use rustix::process::Pid;
+
+    /// Only the ranks' process groups can be found.
+    pub(crate) const SEES_DESCENDANTS: bool = false;
 
     /// Not to be had: only process groups can be ended.
     pub(crate) fn adopt_orphans() {}

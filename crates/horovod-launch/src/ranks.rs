@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::frames::{ExitStatus, JobSpec, OUTPUT_BYTES_MAX, RankSpec, Stop, Stream};
 use crate::io::{Got, read_some, set_nonblocking};
-use crate::platform::descendants;
+use crate::platform::{SEES_DESCENDANTS, descendants};
 use crate::rank_exec;
 
 /// Bytes taken from a dead rank's pipe at most: more than a pipe holds unless a descendant goes on writing.
@@ -109,6 +109,16 @@ impl Ranks {
         self.all.iter().all(|rank| rank.status.is_some())
     }
 
+    /// Whether anything that the ranks started still runs, once they have ended.
+    pub(crate) fn has_leftovers(&self) -> bool {
+        if SEES_DESCENDANTS {
+            return !descendants().is_empty();
+        }
+        self.all
+            .iter()
+            .any(|rank| rustix::process::test_kill_process_group(rank.pid).is_ok())
+    }
+
     /// Takes the exit statuses that came, also those of orphans that became children of this process.
     pub(crate) fn reap(&mut self) -> Vec<(u32, ExitStatus)> {
         let mut ended = Vec::new();
@@ -137,9 +147,15 @@ impl Ranks {
             Stop::Terminate => Signal::TERM,
             Stop::Kill => Signal::KILL,
         };
-        // Not reaped yet, so the id cannot belong to anybody else.
-        for rank in self.all.iter().filter(|rank| rank.status.is_none()) {
-            if rustix::process::kill_process_group(rank.pid, signal).is_err() {
+        // An id that is not reaped, or whose group has members, cannot belong to anybody else.
+        for rank in self
+            .all
+            .iter()
+            .filter(|rank| rank.status.is_none() || !SEES_DESCENDANTS)
+        {
+            if rustix::process::kill_process_group(rank.pid, signal).is_err()
+                && rank.status.is_none()
+            {
                 // It has not made its own group yet.
                 let _ = rustix::process::kill_process(rank.pid, signal);
             }

@@ -1,33 +1,101 @@
-//! The job's meeting point, where its ranks find each other.
+//! The job's meeting point: where it listens, what it tells about the ranks.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use horovod_protocol::Rank;
+use horovod_transport::JobKey;
+use horovod_transport::rendezvous::{Server, ServerConfig, ServerEvent};
+
+use crate::interfaces;
 
 /// Serves one job.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
-    listener: TcpListener,
+    server: Server,
+    key: JobKey,
+    addresses: Vec<SocketAddr>,
+    has_met: bool,
+    /// Ranks whose connection ended and that did not come again, in that order.
+    departed: Vec<u32>,
 }
 
 impl Rendezvous {
+    /// Listens on the loopback for a job on this host alone, else on these interfaces or all.
     pub(crate) fn start(
-        _size: u32,
-        _all_local: bool,
-        _interfaces: &[String],
-    ) -> Result<Self, String> {
-        let listener = TcpListener::bind("127.0.0.1:0").map_err(|e| e.to_string())?;
-        Ok(Self { listener })
+        size: u32,
+        all_local: bool,
+        wanted: &[String],
+    ) -> Result<Self, std::io::Error> {
+        let key = JobKey::random()?;
+        let bind: Vec<IpAddr> = if all_local {
+            vec![Ipv4Addr::LOCALHOST.into()]
+        } else if wanted.is_empty() {
+            vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
+        } else {
+            interfaces::addresses(wanted)?
+        };
+        let server = Server::start(ServerConfig::new(bind, key.clone(), size))?;
+        let mut addresses = server.addrs().to_vec();
+        // To another host the loopback is itself.
+        if addresses.iter().any(|address| !address.ip().is_loopback()) {
+            addresses.retain(|address| !address.ip().is_loopback());
+        }
+        addresses.sort_by_key(SocketAddr::is_ipv6);
+        Ok(Self {
+            server,
+            key,
+            addresses,
+            has_met: false,
+            departed: Vec::new(),
+        })
     }
+
+    /// The job's key, as ranks get it.
     pub(crate) fn key(&self) -> String {
-        "0".repeat(64)
+        self.key.to_hex()
     }
-    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
-        self.listener.local_addr().into_iter().collect()
+
+    /// Where ranks reach it.
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
-    pub(crate) fn report_death(&mut self, _rank: u32, _host: &str, _cause: &str) {}
-    pub(crate) fn departure(&self, _rank: u32) -> Option<usize> {
-        None
+
+    /// Tells all ranks that one of them died.
+    pub(crate) fn report_death(&self, rank: u32, host: &str, cause: &str) {
+        self.server.report_death(Rank(rank), host, cause);
     }
+
+    /// Takes note of what happened; in words, what a curious user may want to know.
+    pub(crate) fn follow(&mut self) -> Vec<String> {
+        let mut words = Vec::new();
+        while let Some(event) = self.server.poll_event() {
+            match event {
+                ServerEvent::Registered {
+                    rank: Rank(rank), ..
+                } => {
+                    self.departed.retain(|gone| *gone != rank);
+                }
+                ServerEvent::Up(_) => {
+                    self.has_met = true;
+                    words.push("all ranks have met".to_owned());
+                }
+                ServerEvent::Left(Rank(rank)) if !self.departed.contains(&rank) => {
+                    self.departed.push(rank);
+                }
+                ServerEvent::Failed(why) => words.push(format!("the ranks did not meet: {why}")),
+                _ => {}
+            }
+        }
+        words
+    }
+
+    /// Whether all ranks have ever met, so that they notice when one is lost.
     pub(crate) fn has_met(&self) -> bool {
-        true
+        self.has_met
+    }
+
+    /// The rank's place among those that left.
+    pub(crate) fn departure(&self, rank: u32) -> Option<usize> {
+        self.departed.iter().position(|gone| *gone == rank)
     }
 }

@@ -1,16 +1,26 @@
 //! How jobs end: exit codes, reports, signals, and that no process is left behind.
 
+// They look for processes in /proc.
+#![cfg(target_os = "linux")]
+
 mod common;
 
 use std::fs;
 
 use common::{Run, Scratch, command_line, horovodrun, processes, run, shell, signal};
 
-/// Prints its process id and its rank and goes on for ever, with a child in a session of its own.
+/// Prints its process id and its rank and goes on for ever, with a child that `sys.argv` may change.
 const FOR_EVER: &str = "import os, subprocess, sys, threading\n\
-subprocess.Popen(['setsid', 'sleep', '1000'])\n\
+subprocess.Popen([*sys.argv[1:], 'sleep', '1000'])\n\
 print('pid of', os.environ['HOROVOD_RANK'], 'is', os.getpid(), flush=True)\n\
 threading.Event().wait()\n";
+
+/// Puts a child into a session of its own, where the platform can find such children.
+const OWN_SESSION: &str = if cfg!(horovod_portable) {
+    "env"
+} else {
+    "setsid"
+};
 
 fn for_ever(count: u32) -> Run {
     let run = Run::start(horovodrun([
@@ -19,6 +29,7 @@ fn for_ever(count: u32) -> Run {
         "python3",
         "-c",
         FOR_EVER,
+        OWN_SESSION,
     ]));
     for rank in 0..count {
         run.wait_for(&[&format!("pid of {rank} is ")]);
@@ -132,6 +143,8 @@ fn nothing_outlives_a_launcher_killed_with_sigkill() {
     assert_eq!(run.end().code, 137);
 }
 
+/// Elsewhere ranks outlive such an agent.
+#[cfg(not(horovod_portable))]
 #[test]
 fn nothing_outlives_an_agent_killed_with_sigkill() {
     let run = for_ever(2);
@@ -189,9 +202,14 @@ print('ready', flush=True)\nwhile True: threading.Event().wait(0.1)\n";
 
 #[test]
 fn a_rank_that_does_not_listen_is_killed_after_the_grace() {
-    let script =
-        "trap '' TERM; [ $HOROVOD_RANK = 0 ] && exit 6; echo deaf; while :; do sleep 0.1; done";
-    let ended = run(shell(2, script));
+    let scratch = Scratch::new();
+    let deaf = scratch.file("deaf");
+    let script = format!(
+        "if [ $HOROVOD_RANK = 0 ]; then while [ ! -e {0} ]; do sleep 0.01; done; exit 6; fi; \
+         trap '' TERM; touch {0}; while :; do sleep 0.1; done",
+        deaf.display()
+    );
+    let ended = run(shell(2, &script));
     assert_eq!(ended.code, 6);
     assert!(
         ended
@@ -204,7 +222,10 @@ fn a_rank_that_does_not_listen_is_killed_after_the_grace() {
 
 #[test]
 fn a_grandchild_that_holds_the_output_does_not_hold_the_launcher() {
-    let ended = run(shell(2, "sleep 1000 & setsid sleep 1000 & echo end"));
+    let ended = run(shell(
+        2,
+        &format!("sleep 1000 & {OWN_SESSION} sleep 1000 & echo end"),
+    ));
     assert_eq!(ended.code, 0);
     assert_eq!(ended.sorted(), ["[0]<stdout>:end", "[1]<stdout>:end"]);
 }

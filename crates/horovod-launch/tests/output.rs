@@ -1,5 +1,8 @@
 //! What the user sees of the ranks' output.
 
+// They look for processes in /proc.
+#![cfg(target_os = "linux")]
+
 mod common;
 
 use std::fs;

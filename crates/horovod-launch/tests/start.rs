@@ -1,5 +1,8 @@
 //! How jobs start: what ranks get, and that a mistake starts nothing.
 
+// They look for processes in /proc.
+#![cfg(target_os = "linux")]
+
 mod common;
 
 use std::fs;
