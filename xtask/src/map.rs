@@ -36,7 +36,7 @@ pub(crate) fn check(root: &Path) -> Vec<String> {
             complaints.push(format!("{page}: missing"));
             continue;
         };
-        for path in paths(&text) {
+        for path in paths(&text).map(|path| path.split("::").next().unwrap_or(path)) {
             if !root.join(path).exists() {
                 complaints.push(format!("{page}: names {path}, which does not exist"));
             }
