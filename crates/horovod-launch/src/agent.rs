@@ -269,10 +269,10 @@ impl Agent {
         if self.ending.is_some_and(|ending| ending.how >= how) {
             return;
         }
-        let grace = if how == Stop::Interrupt {
-            INTERRUPT_GRACE
-        } else {
-            TERMINATE_GRACE
+        let grace = match how {
+            Stop::Interrupt => INTERRUPT_GRACE,
+            Stop::Terminate => TERMINATE_GRACE,
+            Stop::Kill => KILL_GRACE,
         };
         self.ending = Some(Ending {
             how,
