@@ -153,7 +153,10 @@ fn long_vectors_take_many_steps_in_place_and_not() {
 fn every_algorithm_gives_the_same_wherever_it_is_possible() {
     let some = [DType::F32, DType::BF16, DType::U8, DType::I32, DType::Bool];
     for world in World::all() {
-        for algorithm in [Staged, RecursiveDoubling, Ring, Hierarchical] {
+        // Elsewhere the override has no effect, and the first test has been there.
+        let one_host = world.shm && world.hosts.iter().all(|host| *host == 0);
+        let inside = if one_host { Staged } else { Hierarchical };
+        for algorithm in [inside, RecursiveDoubling, Ring] {
             world.run(|node| {
                 node.tuning.allreduce = Some(algorithm);
                 check_all(node, &some, &[1, 3, 700]);

@@ -11,7 +11,7 @@ use horovod_protocol::{DType, Rank, ReduceOp, Scale, Seq};
 use horovod_transport::testing::Cluster;
 use horovod_transport::{Aborted, Data, Idle, Mesh, Topology, Waiter};
 
-/// No test waits longer than this for anything.
+/// No operation takes longer than this, not even on a machine that does much else.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Where ranks are.
@@ -197,6 +197,7 @@ impl Node {
         f: impl FnOnce(&mut Ctx<'_>) -> T,
     ) -> Option<T> {
         self.seq += 1;
+        self.idle.deadline = Instant::now() + LIMIT;
         let me = members.iter().position(|rank| rank.index() == self.rank)?;
         let layout = SetLayout::new(&self.topology, members, self.shm);
         Some(f(&mut Ctx {
