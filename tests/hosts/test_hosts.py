@@ -84,6 +84,14 @@ def test_two_hosts_with_two_ranks_each(launch, script) -> None:
     ) in job.stdout
 
 
+def test_the_usual_script_trains_on_two_hosts(launch, tmp_path: Path) -> None:
+    mnist = harness.ROOT / "examples" / "pytorch" / "pytorch_mnist.py"
+    words = ["--epochs", "2", "--no-cuda", "--data-dir", str(tmp_path)]
+    job = launch([sys.executable, mnist, *words], limit_s=120).succeed()
+    assert re.search(r"Accuracy: [5-9]\d", job.stdout), job.report()
+    assert (tmp_path / "checkpoint-2.pth.tar").exists()
+
+
 def test_uneven_hosts(launch, script) -> None:
     path = script(
         """

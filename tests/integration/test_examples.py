@@ -1,0 +1,49 @@
+"""The examples run as their users run them, at toy size; the usual script on 1, 2 and 3 processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import harness
+
+EXAMPLES = harness.ROOT / "examples"
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
+    mnist = EXAMPLES / "pytorch" / "pytorch_mnist.py"
+    job = jobs(
+        harness.python(
+            np, mnist, "--epochs", "3", "--no-cuda", "--data-dir", str(tmp_path), limit_s=120
+        )
+    ).succeed()
+    accuracies = re.findall(r"[Aa]ccuracy:? *([\d.]+) *%", job.stdout)
+    assert accuracies, job.report()
+    assert float(accuracies[-1]) > 80
+    assert list(tmp_path.iterdir()), "rank 0 wrote no checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("np", "words"),
+    [
+        (2, ["pytorch/pytorch_mnist.py", "--epochs", "1", "--fp16-allreduce"]),
+        (2, ["pytorch/pytorch_mnist.py", "--epochs", "1", "--use-adasum"]),
+        (2, ["pytorch/pytorch_mnist.py", "--epochs", "1", "--gradient-predivide-factor", "2.0"]),
+        (2, ["pytorch/pytorch_mnist.py", "--epochs", "1", "--use-mixed-precision"]),
+        (4, ["pytorch/pytorch_process_sets.py", "--steps", "20"]),
+        (3, ["adasum/adasum_small_model.py", "--op", "Adasum", "--steps", "20"]),
+        (
+            2,
+            [
+                *["pytorch/pytorch_synthetic_benchmark.py", "--no-cuda", "--batch-size", "2"],
+                *["--num-warmup-batches", "1", "--num-batches-per-iter", "1", "--num-iters", "1"],
+            ],
+        ),
+    ],
+    ids=lambda value: " ".join(value[:3:2]) if isinstance(value, list) else None,
+)
+def test_example_runs(np: int, words: list[str], jobs) -> None:
+    jobs(harness.python(np, EXAMPLES / words[0], *words[1:], limit_s=120)).succeed()
