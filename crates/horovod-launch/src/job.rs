@@ -13,7 +13,7 @@ use crate::io::{Interest, earlier, wait};
 use crate::link::{HostLink, Stage};
 use crate::output::Output;
 use crate::rendezvous::Rendezvous;
-use crate::report::{Cause, End, culprit, describe};
+use crate::report::{CONSEQUENCES, Cause, End, culprit, describe};
 use crate::signals::Signals;
 use crate::{environment, platform, remote};
 
@@ -458,18 +458,15 @@ impl Job<'_> {
             rank,
             host,
             was_asked: self.state.asked.is_some() && stopped,
-            is_consequence: self.output.tail_contains(rank, "HorovodInternalError"),
-            left: None,
+            is_consequence: CONSEQUENCES
+                .iter()
+                .any(|sign| self.output.tail_contains(rank, sign)),
             cause,
         });
     }
 
     /// Says what happened; the exit code.
     fn conclude(&mut self) -> u8 {
-        self.follow_meeting();
-        for end in &mut self.state.ends {
-            end.left = self.rendezvous.departure(end.rank);
-        }
         for (_, text) in &self.state.start_errors {
             self.output.say(&format!("horovodrun: {text}"));
         }

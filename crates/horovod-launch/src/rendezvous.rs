@@ -15,8 +15,6 @@ pub(crate) struct Rendezvous {
     key: JobKey,
     addresses: Vec<SocketAddr>,
     has_met: bool,
-    /// Ranks whose connection ended and that did not come again, in that order.
-    departed: Vec<u32>,
 }
 
 impl Rendezvous {
@@ -46,7 +44,6 @@ impl Rendezvous {
             key,
             addresses,
             has_met: false,
-            departed: Vec::new(),
         })
     }
 
@@ -70,17 +67,9 @@ impl Rendezvous {
         let mut words = Vec::new();
         while let Some(event) = self.server.poll_event() {
             match event {
-                ServerEvent::Registered {
-                    rank: Rank(rank), ..
-                } => {
-                    self.departed.retain(|gone| *gone != rank);
-                }
                 ServerEvent::Up(_) => {
                     self.has_met = true;
                     words.push("all ranks have met".to_owned());
-                }
-                ServerEvent::Left(Rank(rank)) if !self.departed.contains(&rank) => {
-                    self.departed.push(rank);
                 }
                 ServerEvent::Failed(why) => words.push(format!("the ranks did not meet: {why}")),
                 _ => {}
@@ -92,10 +81,5 @@ impl Rendezvous {
     /// Whether all ranks have ever met, so that they notice when one is lost.
     pub(crate) fn has_met(&self) -> bool {
         self.has_met
-    }
-
-    /// The rank's place among those that left.
-    pub(crate) fn departure(&self, rank: u32) -> Option<usize> {
-        self.departed.iter().position(|gone| *gone == rank)
     }
 }

@@ -25,8 +25,6 @@ pub(crate) struct End {
     pub(crate) was_asked: bool,
     /// Its last words show that it only noticed another's failure.
     pub(crate) is_consequence: bool,
-    /// Its place among the ranks that left the job's meeting point, if it was there and left.
-    pub(crate) left: Option<usize>,
 }
 
 impl Cause {
@@ -56,22 +54,22 @@ impl Cause {
     }
 }
 
+/// What the last words of a rank contain that only noticed another's end. The runtime writes these.
+pub(crate) const CONSEQUENCES: [&str; 3] = [
+    "HorovodInternalError",
+    "Horovod has been shut down",
+    "Horovod lost a member of the job",
+];
+
 /// The rank that failed first by cause. `ends` is in order of their arrival.
 ///
-/// Whoever left the meeting point first set the others off; a rank that says it lost a peer is blamed only when no
-/// other can be.
+/// A rank that says it lost the others is blamed only when no other can be: the one that set it off may still
+/// have been cleaning up when this one had already ended.
 pub(crate) fn culprit(ends: &[End]) -> Option<&End> {
     ends.iter()
         .enumerate()
         .filter(|(_, end)| end.cause.is_failure())
-        .min_by_key(|(place, end)| {
-            (
-                end.was_asked,
-                end.is_consequence,
-                end.left.unwrap_or(0),
-                *place,
-            )
-        })
+        .min_by_key(|(place, end)| (end.was_asked, end.is_consequence, *place))
         .map(|(_, end)| end)
 }
 
@@ -169,7 +167,6 @@ mod tests {
             cause: Cause::Exit(status),
             was_asked: false,
             is_consequence: false,
-            left: None,
         }
     }
 
@@ -208,19 +205,6 @@ mod tests {
             ..end(1, ExitStatus::Code(1))
         };
         blames(&[asked, victim], 1);
-    }
-
-    #[test]
-    fn blames_who_left_the_others_first() {
-        let slow = End {
-            left: Some(0),
-            ..end(1, ExitStatus::Code(4))
-        };
-        let quick = End {
-            left: Some(1),
-            ..end(0, ExitStatus::Code(9))
-        };
-        blames(&[quick, slow], 1);
     }
 
     #[test]
