@@ -77,16 +77,19 @@ fn connect(config: &Config) -> Result<Mesh, Error> {
     };
     let key = JobKey::from_hex(key)
         .ok_or_else(|| Error::Init("HOROVOD_JOB_KEY is not 64 hex digits".into()))?;
-    let mut mesh =
-        MeshConfig::new(Rank(config.rank), config.size, key, config.rendezvous.clone());
+    let mut mesh = MeshConfig::new(
+        Rank(config.rank),
+        config.size,
+        key,
+        config.rendezvous.clone(),
+    );
     mesh.hostname = config.hostname.clone();
     mesh.interfaces = config.interfaces.clone();
     mesh.timeout = config.connect_timeout;
     mesh.shm = config.shm;
     mesh.staging = config.shm_bytes_per_rank;
     mesh.encrypt = config.encrypt;
-    horovod_transport::connect(&mesh)
-    .map_err(|e| Error::Init(e.to_string()))
+    horovod_transport::connect(&mesh).map_err(|e| Error::Init(e.to_string()))
 }
 
 /// Whether init has succeeded and this process has not shut down since. Stays true after another rank

@@ -6,7 +6,6 @@ use horovod_collectives::{
     self as collectives, ByteSegment, CollectiveError, Ctx, GatherItem, Reduction, ScatterItem,
     Scratch, Segment, SetLayout, Tuning,
 };
-use horovod_kernels::{Combine, fill_identity};
 use horovod_protocol::{
     DType, EntryId, ExecItem, Execution, Op, ProcessSetId, Rank, ReduceOp, Scale, TensorMeta,
 };
@@ -191,13 +190,11 @@ impl Run<'_> {
                 let (input, output) = match entry.map(|e| &e.tensors[i]) {
                     Some(t) => (t.input, output_of(t)?),
                     None => {
-                        // Joined: the identity goes in, the result is thrown away.
-                        let bytes = elems * meta.dtype.size();
-                        let buffer = self.buffer(bytes)?;
-                        let p = buffer.as_mut_ptr();
-                        fill(meta.dtype, op, &buffer, elems);
+                        // Joined: a null input stands for the identity, the result is thrown away.
+                        let buffer = self.buffer(elems * meta.dtype.size())?;
+                        let output = buffer.as_mut_ptr();
                         stand_ins.push(buffer);
-                        (p.cast_const(), p)
+                        (std::ptr::null(), output)
                     }
                 };
                 let segment = Segment {
@@ -357,7 +354,8 @@ impl Run<'_> {
                 .as_ref()
                 .map_or(tensor.input, |b| b.as_mut_ptr().cast_const());
             if let Some(b) = &stand_in {
-                fill(DType::U8, ReduceOp::Sum, b, b.len());
+                // SAFETY: the buffer is writable, ours alone, and this long.
+                unsafe { b.as_mut_ptr().write_bytes(0, b.len()) };
             }
             let mut received = Vec::new();
             let mut buffer = None;
@@ -391,22 +389,6 @@ impl Run<'_> {
         }
         Ok(results)
     }
-}
-
-/// Fill a buffer of ours with the neutral element of `op`; Adasum's is zero, like a sum's.
-fn fill(dtype: DType, op: ReduceOp, buffer: &Buffer, elems: usize) {
-    assert!(
-        elems * dtype.size() <= buffer.len(),
-        "the buffer was made for these elements"
-    );
-    let combine = match op {
-        ReduceOp::Average | ReduceOp::Sum | ReduceOp::Adasum => Combine::Sum,
-        ReduceOp::Min => Combine::Min,
-        ReduceOp::Max => Combine::Max,
-        ReduceOp::Product => Combine::Product,
-    };
-    // SAFETY: the buffer is writable, ours alone, and long enough as just checked.
-    unsafe { fill_identity(dtype, combine, buffer.as_mut_ptr(), elems) };
 }
 
 fn elems_of(meta: &TensorMeta) -> Result<usize, Failure> {
