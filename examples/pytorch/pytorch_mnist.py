@@ -83,12 +83,15 @@ class Net(nn.Module):
 def load_data(args):
     """Split the digits into training and test images."""
     digits = load_digits()
-    images = torch.from_numpy(digits.images / 16.0).float().unsqueeze(1)
+    images = torch.from_numpy((digits.images - 4.9) / 6.0).float().unsqueeze(1)
     labels = torch.from_numpy(digits.target).long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(args.seed))
     order = order[: args.max_samples]
-    cut = len(order) * 4 // 5
-    return (TensorDataset(images[part], labels[part]) for part in (order[:cut], order[cut:]))
+    train, test = order[: len(order) * 4 // 5], order[len(order) * 4 // 5 :]
+    # Every training image also moved by one pixel to each side.
+    moved = [images[train], *(images[train].roll(by, axis) for axis in (2, 3) for by in (-1, 1))]
+    repeated = labels[train].repeat(len(moved))
+    return TensorDataset(torch.cat(moved), repeated), TensorDataset(images[test], labels[test])
 
 
 def train_epoch(epoch, model, optimizer, loader, sampler, scaler, args, device):
