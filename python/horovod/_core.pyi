@@ -57,8 +57,8 @@ class Buffer:
 def init(ranks: Sequence[int] | None = None, dynamic_process_sets: bool = False) -> None:
     """Start the runtime; when it is running, do nothing.
 
-    `ranks` are the launcher's ranks that form the job, None for all. ValueError "Horovod initialization
-    failed. ..." with the cause.
+    `ranks` are None or all ranks in order; ValueError for others. ValueError "Horovod initialization failed. ..."
+    with the cause.
     """
 
 def shutdown() -> None: ...

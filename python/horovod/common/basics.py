@@ -85,8 +85,8 @@ class HorovodBasics:
         Parameters
         ----------
         comm
-            None for all ranks that the launcher started, or the list of those that form the job; a process's
-            rank is its position in that list. MPI communicators are not supported.
+            None, or the list of all ranks that the launcher started. For some of them use process sets;
+            communicators of MPI are not supported.
         process_sets
             Sets to register, the same list on every rank; or "dynamic", which allows `add_process_set` and
             `remove_process_set` later (as does `HOROVOD_DYNAMIC_PROCESS_SETS=1`).
@@ -110,7 +110,12 @@ class HorovodBasics:
         else:
             wanted = _process_sets.checked_list(process_sets)
         running = _core.is_initialized()
-        _core.init(ranks, dynamic)
+        try:
+            _core.init(ranks, dynamic)
+        except ValueError:
+            if not running:
+                _core.shutdown()  # connected, but not with these arguments
+            raise
         if not running:
             _process_sets.forget_registered()
         _shut_down_at_exit()

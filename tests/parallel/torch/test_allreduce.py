@@ -80,7 +80,7 @@ def test_the_default_operator_is_the_average():
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_the_average_of_equal_integers_is_that_integer(dtype):
     # Multiplying by 1/size loses one for some sizes; division does not.
-    for value in (1, 3, 7, 100):
+    for value in (1, 3, 7, 20):
         tensor = torch.full((5,), value, dtype=torch.int64).to(dtype)
         check(hvd.allreduce(tensor, op=hvd.Average), tensor)
 
@@ -199,7 +199,7 @@ def test_every_layout_works(shape, make, dtype):
 
 def test_ranks_may_use_different_layouts():
     everyone = samples((4, 6), torch.float32)
-    mine = everyone[hvd.rank()]
+    mine = everyone[hvd.rank()].clone()
     if hvd.rank() % 2:
         mine = mine.t().contiguous().t()
     check(hvd.allreduce_(mine, op=hvd.Sum), reduced(hvd.Sum, everyone))

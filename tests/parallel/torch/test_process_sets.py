@@ -246,7 +246,7 @@ def test_sets_come_and_go(dynamic):
     if hvd.size() == 1:
         pytest.skip("needs several ranks")
     last = hvd.size() - 1
-    pair = hvd.add_process_set([0, last])
+    pair = hvd.add_process_set([0, last] if last > 1 else [0])
     assert isinstance(pair, hvd.ProcessSet)
     alone = hvd.ProcessSet([last])
     assert hvd.add_process_set(alone) is alone

@@ -43,7 +43,8 @@ def test_every_other_operator_sums():
 
 
 def test_numbers_of_entries_may_differ_and_be_zero():
-    mine = sparse(0) if hvd.rank() == hvd.size() - 1 else torch.sparse_coo_tensor(size=(6, 2))
+    none = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 2), (6, 2))
+    mine = sparse(0) if hvd.rank() == hvd.size() - 1 else none
     result = hvd.sparse_allreduce_async(mine, "empty", hvd.Sum)()
     assert torch.equal(result.to_dense(), sparse(0).to_dense())
 
