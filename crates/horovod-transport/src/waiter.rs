@@ -77,7 +77,7 @@ impl Waiter {
         if n < self.spins.saturating_add(self.yields) {
             self.disarm();
             let giving_way = n >= self.spins;
-            if self.has_sockets || (giving_way && n % GLANCE == 0) {
+            if self.has_sockets || (giving_way && n.is_multiple_of(GLANCE)) {
                 self.poller.pump(Some(Duration::ZERO));
             } else if !giving_way {
                 std::hint::spin_loop();

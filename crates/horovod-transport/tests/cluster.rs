@@ -1,4 +1,8 @@
 //! Ranks as threads over all kinds of links: control, data, arena, doorbells, goodbyes and deaths.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test wants to fail at once, with the place"
+)]
 
 mod common;
 

@@ -1,4 +1,8 @@
 //! Ranks that meet through a real rendezvous server and make real links.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test wants to fail at once, with the place"
+)]
 
 mod common;
 

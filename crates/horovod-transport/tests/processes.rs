@@ -1,4 +1,8 @@
 //! Ranks as real processes: killed ones are noticed, forked children keep nobody alive.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test wants to fail at once, with the place"
+)]
 #![cfg(unix)]
 
 mod common;

@@ -44,7 +44,7 @@ enum State {
         until: Instant,
     },
     Shaking {
-        initiator: Initiator,
+        initiator: Box<Initiator>,
         until: Instant,
     },
     Done,
@@ -140,7 +140,10 @@ impl Dial {
                 }
                 State::Connecting { fd, until } => match net::connected(&fd) {
                     Ok(Some(())) => match Initiator::new(fd, key, self.binding) {
-                        Ok(initiator) => self.state = State::Shaking { initiator, until },
+                        Ok(initiator) => {
+                            let initiator = Box::new(initiator);
+                            self.state = State::Shaking { initiator, until };
+                        }
                         Err(e) => self.fail(now, &e, false),
                     },
                     Ok(None) if now < until => {

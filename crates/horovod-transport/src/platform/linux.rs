@@ -7,10 +7,14 @@ use rustix::{
     fs::{MemfdFlags, SealFlags},
 };
 
-use super::fd::Fd;
+use super::{Ways, fd::Fd};
 use crate::poller::{HANGUP, READABLE, Source, WRITABLE};
 
-pub(crate) const WAYS: (&str, &str, &str) = ("memfd", "eventfd", "epoll");
+pub(crate) const WAYS: Ways = Ways {
+    shared_memory: "memfd",
+    doorbell: "eventfd",
+    readiness: "epoll",
+};
 
 /// Anonymous memory of `len` zero bytes that can be passed to other processes.
 pub(crate) fn shared_file(len: usize) -> io::Result<Fd> {

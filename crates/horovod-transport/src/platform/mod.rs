@@ -20,8 +20,20 @@ use portable as system;
 
 pub(crate) use system::{Events, bell, ring, shared_file, silence};
 
-/// Names of the ways in use, for reports: (shared memory, doorbell, readiness).
-pub(crate) const WAYS: (&str, &str, &str) = system::WAYS;
+/// What this build uses of the operating system, for reports.
+pub const WAYS: Ways = system::WAYS;
+
+/// Names of the operating system's means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ways {
+    /// Where shared memory comes from.
+    pub shared_memory: &'static str,
+    /// What wakes a sleeping rank.
+    pub doorbell: &'static str,
+    /// What waits for many sockets.
+    pub readiness: &'static str,
+}
 
 /// Leaves a mapping out of forked children.
 fn keep_from_children(base: *mut u8, len: usize) -> std::io::Result<()> {

@@ -8,10 +8,14 @@ use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
 };
 
-use super::fd::Fd;
+use super::{Ways, fd::Fd};
 use crate::poller::{HANGUP, READABLE, Source, WRITABLE};
 
-pub(crate) const WAYS: (&str, &str, &str) = ("file", "socketpair", "poll");
+pub(crate) const WAYS: Ways = Ways {
+    shared_memory: "file",
+    doorbell: "socketpair",
+    readiness: "poll",
+};
 
 /// Directories tried for the shared file, the one in memory first.
 fn directories() -> [std::path::PathBuf; 2] {

@@ -57,7 +57,10 @@ mod loom_tests {
 
     /// Loom reports a deadlock if any interleaving leaves the sleeper asleep.
     fn check(wakers: usize) {
-        loom::model(move || {
+        let mut model = loom::model::Builder::new();
+        // Three preemptions find what can go wrong here; without a bound two wakers take hours.
+        model.preemption_bound = Some(3);
+        model.check(move || {
             let sleeping = Arc::new(AtomicU32::new(0));
             let work = Arc::new(AtomicU64::new(0));
             let bell = Arc::new(Bell::default());

@@ -7,18 +7,18 @@ use horovod_protocol::Rank;
 use horovod_transport::{Control, ControlEvent, Data, Mesh, Topology, Waiter};
 
 /// No wait of any test is longer, however loaded the machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One rank under test.
-pub struct Rig {
-    pub topology: Topology,
-    pub control: Control,
-    pub data: Data,
-    pub waiter: Waiter,
+pub(crate) struct Rig {
+    pub(crate) topology: Topology,
+    pub(crate) control: Control,
+    pub(crate) data: Data,
+    pub(crate) waiter: Waiter,
 }
 
 impl Rig {
-    pub fn new(mesh: Mesh) -> Self {
+    pub(crate) fn new(mesh: Mesh) -> Self {
         let Mesh {
             topology,
             control,
@@ -34,12 +34,12 @@ impl Rig {
         }
     }
 
-    pub fn rank(&self) -> Rank {
+    pub(crate) fn rank(&self) -> Rank {
         self.topology.rank
     }
 
     /// Waits as the engine does until `done`; panics when that takes for ever.
-    pub fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
+    pub(crate) fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         let mut n = 0;
         while !done(self) {
@@ -50,7 +50,7 @@ impl Rig {
     }
 
     /// The next event.
-    pub fn event(&mut self) -> ControlEvent {
+    pub(crate) fn event(&mut self) -> ControlEvent {
         let mut event = None;
         self.until(|rig| {
             event = rig.control.poll();
@@ -60,7 +60,7 @@ impl Rig {
     }
 
     /// The next event, which must be a frame.
-    pub fn frame(&mut self) -> (Rank, Vec<u8>) {
+    pub(crate) fn frame(&mut self) -> (Rank, Vec<u8>) {
         match self.event() {
             ControlEvent::Frame { from, bytes } => (from, bytes),
             other => panic!("{}: {other:?}", self.rank()),
@@ -68,7 +68,7 @@ impl Rig {
     }
 
     /// Sends `len` bytes to each other rank and receives as many from each, all at once.
-    pub fn exchange(&mut self, len: usize) {
+    pub(crate) fn exchange(&mut self, len: usize) {
         let (me, size) = (self.rank(), self.topology.size);
         let others: Vec<Rank> = (0..size).map(Rank).filter(|r| *r != me).collect();
         let out: Vec<Vec<u8>> = others
@@ -102,13 +102,13 @@ impl Rig {
     }
 }
 
-pub fn rigs(meshes: Vec<Mesh>) -> Vec<Rig> {
+pub(crate) fn rigs(meshes: Vec<Mesh>) -> Vec<Rig> {
     meshes.into_iter().map(Rig::new).collect()
 }
 
 /// Runs `body` on all ranks, each on its own thread. All stay alive until all are done, so that
 /// nobody sees the end of a faster one.
-pub fn on_all(kind: &str, meshes: Vec<Mesh>, body: impl Fn(&mut Rig) + Sync) {
+pub(crate) fn on_all(kind: &str, meshes: Vec<Mesh>, body: impl Fn(&mut Rig) + Sync) {
     let mut rigs = rigs(meshes);
     std::thread::scope(|s| {
         for rig in &mut rigs {
@@ -122,7 +122,7 @@ pub fn on_all(kind: &str, meshes: Vec<Mesh>, body: impl Fn(&mut Rig) + Sync) {
 }
 
 /// Bytes that differ by position and by seed.
-pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
         .map(|i| (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ seed)
         .collect()
