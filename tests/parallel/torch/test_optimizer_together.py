@@ -1,0 +1,186 @@
+"""DistributedOptimizer beside the rest of Horovod: join, broadcasts, failures, checkpoints, wire names."""
+
+import copy
+
+import pytest
+import torch
+from optimizer_support import (
+    BATCH,
+    assert_ranks_agree,
+    assert_same_weights,
+    batches,
+    mine,
+    mse,
+    small_model,
+    train_alone,
+)
+
+import horovod.torch as hvd
+
+hvd.init()
+several = pytest.mark.skipif(hvd.size() == 1, reason="needs several ranks")
+
+
+def make_adam(params):
+    return torch.optim.Adam(params, lr=0.01)
+
+
+def train(model, optimizer, data):
+    for x, y in data:
+        optimizer.zero_grad()
+        mse(model, mine(x), mine(y)).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("groups", [None, 2])
+def test_ranks_with_fewer_batches_join(groups):
+    """Rank r has r + 1 batches. The ranks that are done contribute nothing; the last one gives its weights."""
+    model = small_model()
+    optimizer = hvd.DistributedOptimizer(
+        make_adam(model.parameters()), model.named_parameters(), groups=groups
+    )
+    for x, y in list(batches(hvd.size()))[: hvd.rank() + 1]:
+        optimizer.zero_grad()
+        mse(model, mine(x), mine(y)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    last = hvd.join()
+    assert 0 <= last < hvd.size()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.size() - 1)
+    assert_ranks_agree(model)
+
+
+@pytest.mark.parametrize("wrap_first", [True, False])
+def test_only_the_root_resumes_from_a_checkpoint(wrap_first):
+    """The usual resume: rank 0 loads, the others get everything by broadcast, before or after wrapping."""
+    model = small_model()
+    expected = train_alone(model, make_adam, batches(4))
+    first = hvd.DistributedOptimizer(make_adam(model.parameters()), model.named_parameters())
+    data = list(batches(4))
+    train(model, first, data[:2])
+    checkpoint = copy.deepcopy({"model": model.state_dict(), "optimizer": first.state_dict()})
+
+    model = small_model(seed=hvd.rank() + 10)
+    optimizer = make_adam(model.parameters())
+    if wrap_first:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    if hvd.rank() == 0:
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    if not wrap_first:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    train(model, optimizer, data[2:])
+    assert_same_weights(model, expected, 1e-9)
+
+
+@several
+def test_ranks_that_disagree_get_the_error_from_backward_and_can_go_on():
+    size = 3 + (hvd.rank() == 0)
+    odd = torch.nn.Parameter(torch.zeros(size))
+    model = small_model()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([odd, *model.parameters()], lr=0.1),
+        [("odd", odd), *model.named_parameters()],
+    )
+    with pytest.raises(hvd.HorovodInternalError, match="odd"):
+        odd.sum().backward()
+    odd.grad = None
+    train(model, optimizer, batches(2))
+    assert_ranks_agree(model)
+
+
+def test_accumulated_gradients_are_clipped_in_natural_order():
+    model = small_model()
+    alone = copy.deepcopy(model)
+    optimizer = hvd.DistributedOptimizer(
+        make_adam(model.parameters()), model.named_parameters(), backward_passes_per_step=2
+    )
+    reference = make_adam(alone.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        reference.zero_grad()
+        for x, y in batches(2, seed=step):
+            mse(model, mine(x), mine(y)).backward()
+            mse(alone, x, y).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+        optimizer.step()
+        reference.step()
+    assert_same_weights(model, alone, 1e-9)
+
+
+def test_the_rate_may_be_rewritten_between_any_two_calls():
+    """As the ImageNet script does for every batch."""
+    model = small_model()
+    alone = copy.deepcopy(model)
+    optimizer = hvd.DistributedOptimizer(make_adam(model.parameters()), model.named_parameters())
+    reference = make_adam(alone.parameters())
+    for step, (x, y) in enumerate(batches(3)):
+        optimizer.zero_grad()
+        reference.zero_grad()
+        mse(model, mine(x), mine(y)).backward()
+        mse(alone, x, y).backward()
+        for group in (*optimizer.param_groups, *reference.param_groups):
+            group["lr"] = 0.01 / (step + 1)
+        optimizer.step()
+        reference.step()
+    assert_same_weights(model, alone, 1e-9)
+
+
+def record(monkeypatch, function):
+    names = []
+    module = "horovod.torch._gradient_reducer"
+    original = getattr(__import__(module, fromlist=["x"]), function)
+
+    def recorded(*args, **kwargs):
+        names.append(kwargs["name"])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(f"{module}.{function}", recorded)
+    return names
+
+
+@several
+def test_gradients_travel_under_the_names_of_their_parameters(monkeypatch):
+    names = record(monkeypatch, "allreduce_async_")
+    model = small_model()
+    optimizer = hvd.DistributedOptimizer(make_adam(model.parameters()), model.named_parameters())
+    train(model, optimizer, batches(1))
+    wanted = {name for name, _ in model.named_parameters()}
+    assert wanted < set(names)
+    # Beside them one exchange per step: who has which gradient.
+    assert [n for n in names if n not in wanted] == [f"presence.{min(wanted)}"]
+
+
+@several
+def test_default_names_count_groups_and_positions(monkeypatch):
+    names = record(monkeypatch, "allreduce_async_")
+    first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=0.1)
+    )
+    (first.sum() + second.sum()).backward()
+    optimizer.step()
+    assert {"allreduce.noname.0.0", "allreduce.noname.1.0"} < set(names)
+
+
+@several
+def test_a_group_travels_under_the_name_of_its_first_member(monkeypatch):
+    names = record(monkeypatch, "grouped_allreduce_async_")
+    model = small_model()
+    params = list(model.parameters())
+    optimizer = hvd.DistributedOptimizer(
+        make_adam(params), model.named_parameters(), groups=[[params[4], params[0]]]
+    )
+    train(model, optimizer, batches(1))
+    assert names == ["3.weight"]
+
+
+def test_batches_are_shared_out_without_overlap():
+    """The helper of these tests itself."""
+    ((x, _),) = batches(1)
+    gathered = hvd.allgather(mine(x))
+    assert gathered.shape[0] == BATCH * hvd.size()
+    assert torch.equal(gathered, x)
