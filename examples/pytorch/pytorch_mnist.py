@@ -68,14 +68,16 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(1, 16, kernel_size=3, padding=1)
+        self.norm1 = nn.BatchNorm2d(16)
         self.conv2 = nn.Conv2d(16, 32, kernel_size=3, padding=1)
-        self.conv2_drop = nn.Dropout2d(0.1)
+        self.norm2 = nn.BatchNorm2d(32)
+        self.dropout = nn.Dropout2d(0.1)
         self.fc1 = nn.Linear(32 * 2 * 2, 64)
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, x):
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2_drop(self.conv2(x)), 2))
+        x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2))
+        x = F.relu(F.max_pool2d(self.dropout(self.norm2(self.conv2(x))), 2))
         x = F.relu(self.fc1(x.flatten(1)))
         return F.log_softmax(self.fc2(x), dim=1)
 
