@@ -143,6 +143,39 @@ fn equal_gradients_stay_as_they_are_and_orthogonal_ones_add() {
 }
 
 #[test]
+fn what_a_tensor_is_fused_with_does_not_change_its_bits() {
+    for world in [World::shm(4), World::shm(3)] {
+        let results = world.run(|node| {
+            let red = Reduction {
+                dtype: DType::F64,
+                op: ReduceOp::Adasum,
+                scale: Scale::NONE,
+                divisor: 1,
+            };
+            let mut bits = Vec::new();
+            for neighbour in [0usize, 1, 37, 301] {
+                let mut tensor = rough_values(DType::F64, 257, node.rank);
+                let mut other = rough_values(DType::F64, neighbour, node.rank + 9);
+                let segments =
+                    [(&mut other, neighbour), (&mut tensor, 257)].map(|(t, elems)| Segment {
+                        input: t.as_ptr(),
+                        output: t.as_mut_ptr(),
+                        elems,
+                    });
+                // SAFETY: the tensors are this thread's own.
+                node.op(|ctx| unsafe { allreduce(ctx, &red, &segments) })
+                    .unwrap();
+                bits.push(tensor);
+            }
+            bits
+        });
+        for bits in results {
+            assert!(bits.iter().all(|b| *b == bits[0]), "{world:?}");
+        }
+    }
+}
+
+#[test]
 fn integers_are_refused_before_anything_is_sent() {
     World::shm(2).run(|node| {
         let mut data = [0u8; 8];

@@ -46,7 +46,11 @@ pub unsafe fn allreduce(
     segs: &[Segment],
 ) -> Result<(), CollectiveError> {
     if red.op == ReduceOp::Adasum {
-        return adasum::run(ctx, red, segs);
+        // One at a time: dot products over a fused vector would be cut where its neighbours happen to end,
+        // and so differ in the last bit with what the negotiation happened to fuse.
+        return segs
+            .iter()
+            .try_for_each(|seg| adasum::run(ctx, red, std::slice::from_ref(seg)));
     }
     let reducer = Reducer::new(red);
     let vector = ctx.scratch.vector(red.dtype.size(), segs.iter().copied());
