@@ -14,6 +14,7 @@ import network
 import pytest
 
 import harness
+import strangers
 
 pytestmark = pytest.mark.hosts
 
@@ -44,6 +45,8 @@ def launch(net, jobs):
 
     yield start
     for job in started:
+        if job.process.poll() is None:
+            job.kill()  # the test has failed already
         job.assert_nothing_left()
     for host in net.hosts:
         left = host.pids() - before[host.name]
@@ -226,6 +229,50 @@ def test_interrupt_ends_ranks_on_all_hosts(launch, script) -> None:
     job.wait_for("reducing", count=4)
     job.process.send_signal(signal.SIGINT)
     assert job.fail() == 130
+
+
+WORK_UNTIL_TOLD = """
+import os, sys
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+stop, step = False, 0
+while not stop:
+    total = hvd.allreduce(torch.full((100_000,), float(hvd.rank())), op=hvd.Sum, name="work")
+    assert (total == 6).all()
+    stop = bool(hvd.broadcast(torch.tensor(int(os.path.exists(sys.argv[1]))), 0, name="stop"))
+    step += 1
+    if step == 3:
+        print(f"working {os.getpid()}", flush=True)
+print("all right", flush=True)
+"""
+
+
+def test_garbage_from_the_network_does_no_harm(
+    launch, script, net, jobs, tmp_path, pytestconfig
+) -> None:
+    stop = tmp_path / "stop"
+    job = launch([sys.executable, script(WORK_UNTIL_TOLD), stop], limit_s=120)
+    job.wait_for("working", count=4)
+    first, second = net.hosts
+    members = set(job.members()) | {job.process.pid}
+    # These namespaces have IPv4 addresses only.
+    found = strangers.listening(members & first.pids())
+    ports = {address[1] for family, address in found if family == "tcp"}
+    assert ports, "nothing listens on the first host"
+    budget = pytestconfig.getoption("--garbage-mb") * 1_000_000 // len(ports)
+
+    for port in ports:
+        words = [sys.executable, strangers.__file__, first.address, str(port), str(budget)]
+        stranger = jobs(harness.Job(second.enter(words), limit_s=100))
+        assert stranger.wait() == 0
+        assert int(stranger.stdout) > 0, f"port {port} took nothing"
+        print(f"port {port} took {int(stranger.stdout) / 1e6:.1f} MB")
+
+    stop.touch()
+    job.succeed()
+    assert job.stdout.count("all right") == 4
 
 
 def _processes() -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import random
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 import harness
+import strangers
 
 # Checks every result until the test says stop; memory is printed at the end.
 WORK_UNTIL_TOLD = """
@@ -63,11 +61,11 @@ def test_stranger_with_a_wrong_key_is_told_so_and_the_job_goes_on(busy, script, 
 
 def test_garbage_on_every_listening_port_does_no_harm(busy, pytestconfig) -> None:
     job, stop = busy
-    places = _listening(job)
+    places = strangers.listening(job.members())
     assert any(place[0] != "unix" for place in places), f"no port found; sockets: {places}"
     budget = pytestconfig.getoption("--garbage-mb") * 1_000_000 // len(places)
 
-    sent = {place: _send_garbage(place, budget) for place in places}
+    sent = {place: strangers.send_garbage(place, budget) for place in places}
 
     print({str(place): f"{count / 1e6:.1f} MB" for place, count in sent.items()})
     assert all(count > 0 for count in sent.values())
@@ -77,9 +75,9 @@ def test_garbage_on_every_listening_port_does_no_harm(busy, pytestconfig) -> Non
 def test_silent_connections_do_not_keep_the_job_from_ending(busy) -> None:
     job, stop = busy
     silent = []
-    for place in _listening(job):
+    for place in strangers.listening(job.members()):
         for _ in range(50):
-            silent.append(_connect(place))
+            silent.append(strangers.connect(place))
     _finish(job, stop)
     for connection in silent:
         connection.close()
@@ -100,59 +98,3 @@ def _environment_of_a_rank(job: harness.Job) -> dict[str, str | None]:
         if env.get("HOROVOD_RANK") == "1":
             return {name: value for name, value in env.items() if name.startswith("HOROVOD_")}
     raise AssertionError("rank 1 was not found")
-
-
-def _listening(job: harness.Job) -> list[tuple[str, object]]:
-    """Addresses of all sockets that processes of the job listen on."""
-    inodes = set()
-    for pid in job.members():
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                link = os.readlink(entry)
-            except OSError:
-                continue
-            if link.startswith("socket:["):
-                inodes.add(link[8:-1])
-    found: list[tuple[str, object]] = []
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and fields[9] in inodes:
-            address, port = fields[1].split(":")
-            host = socket.inet_ntoa(bytes.fromhex(address)[::-1])
-            found.append(("tcp", ("127.0.0.1" if host == "0.0.0.0" else host, int(port, 16))))
-    for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and fields[9] in inodes:
-            found.append(("tcp6", ("::1", int(fields[1].split(":")[1], 16))))
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        fields = line.split()
-        if len(fields) == 8 and fields[6] in inodes and int(fields[3], 16) & 0x10000:
-            path = fields[7]
-            found.append(("unix", "\0" + path[1:] if path.startswith("@") else path))
-    return found
-
-
-def _connect(place: tuple[str, object]) -> socket.socket:
-    families = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6, "unix": socket.AF_UNIX}
-    connection = socket.socket(families[place[0]], socket.SOCK_STREAM)
-    connection.settimeout(10)
-    connection.connect(place[1])
-    return connection
-
-
-def _send_garbage(place: tuple[str, object], budget: int) -> int:
-    """Send up to `budget` bytes, over new connections whenever the job hangs up; bounded in connections too."""
-    noise = random.Random(7).randbytes(1 << 20)
-    sent = 0
-    for attempt in range(2000):
-        if sent >= budget:
-            break
-        try:
-            with _connect(place) as connection:
-                # Different first bytes each time: short, long and zero lengths.
-                connection.sendall(bytes([attempt % 256]) * (attempt % 5))
-                while sent < budget:
-                    sent += connection.send(noise[: budget - sent])
-        except OSError:
-            continue
-    return sent

@@ -1,0 +1,85 @@
+"""Finds the sockets that a job listens on and sends garbage there; also a program, to be run on another host:
+`python strangers.py HOST PORT BYTES` prints how many bytes the job took."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+# A socket's address as connect() takes it, after its family.
+Place = tuple[str, object]
+
+LISTEN = "0A"
+ACCEPTS = 0x10000
+CONNECTIONS_MAX = 2000
+
+
+def listening(pids: Iterable[int]) -> list[Place]:
+    """Addresses of all sockets that these processes listen on; wildcards become the loopback address."""
+    found: dict[Place, None] = {}
+    for pid in pids:
+        inodes = _socket_inodes(pid)
+        net = Path(f"/proc/{pid}/net")
+        for line in (net / "tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTEN and fields[9] in inodes:
+                address, port = fields[1].split(":")
+                host = socket.inet_ntoa(bytes.fromhex(address)[::-1])
+                found["tcp", ("127.0.0.1" if host == "0.0.0.0" else host, int(port, 16))] = None
+        for line in (net / "tcp6").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTEN and fields[9] in inodes:
+                found["tcp6", ("::1", int(fields[1].split(":")[1], 16))] = None
+        for line in (net / "unix").read_text().splitlines()[1:]:
+            fields = line.split()
+            if len(fields) == 8 and fields[6] in inodes and int(fields[3], 16) & ACCEPTS:
+                path = fields[7]
+                found["unix", "\0" + path[1:] if path.startswith("@") else path] = None
+    return list(found)
+
+
+def connect(place: Place) -> socket.socket:
+    """Connect to one of the addresses."""
+    families = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6, "unix": socket.AF_UNIX}
+    connection = socket.socket(families[place[0]], socket.SOCK_STREAM)
+    connection.settimeout(10)
+    connection.connect(place[1])
+    return connection
+
+
+def send_garbage(place: Place, budget: int) -> int:
+    """Send up to `budget` bytes, over new connections whenever the job hangs up; bounded in connections too."""
+    noise = random.Random(7).randbytes(1 << 20)
+    sent = 0
+    for attempt in range(CONNECTIONS_MAX):
+        if sent >= budget:
+            break
+        try:
+            with connect(place) as connection:
+                # Different first bytes each time: short, long and zero lengths.
+                connection.sendall(bytes([attempt % 256]) * (attempt % 5))
+                while sent < budget:
+                    sent += connection.send(noise[: budget - sent])
+        except OSError:
+            continue
+    return sent
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            link = os.readlink(entry)
+        except OSError:
+            continue
+        if link.startswith("socket:["):
+            inodes.add(link[8:-1])
+    return inodes
+
+
+if __name__ == "__main__":
+    print(send_garbage(("tcp", (sys.argv[1], int(sys.argv[2]))), int(sys.argv[3])))
