@@ -1,6 +1,6 @@
 //! Host memory for results whose size is known only after negotiation: aligned, pooled, reused.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -56,7 +56,7 @@ pub struct Buffer {
 unsafe impl Sync for Buffer {}
 
 impl BufferPool {
-    /// `len` bytes of uninitialised memory; `None` when the size is impossible. Zero length holds no memory.
+    /// `len` bytes of uninitialised memory; `None` when there is no such memory. Zero length holds no memory.
     pub fn take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
         if len == 0 {
             return Some(Buffer {
@@ -100,10 +100,7 @@ const POOL_BLOCKS_MAX: usize = 64;
 fn allocate(capacity: usize) -> Option<Block> {
     let layout = Layout::from_size_align(capacity, ALIGN).ok()?;
     // SAFETY: the layout has a non-zero size.
-    let ptr = unsafe { alloc(layout) };
-    let Some(ptr) = NonNull::new(ptr) else {
-        handle_alloc_error(layout)
-    };
+    let ptr = NonNull::new(unsafe { alloc(layout) })?;
     Some(Block { ptr, capacity })
 }
 
@@ -169,5 +166,7 @@ mod tests {
         let pool = Arc::new(BufferPool::default());
         assert!(pool.take(0).unwrap().is_empty());
         assert!(pool.take(usize::MAX).is_none());
+        // A valid layout that no machine has: an error for the caller, not the end of the process.
+        assert!(pool.take(isize::MAX as usize - 4096).is_none());
     }
 }

@@ -14,6 +14,9 @@ use crate::error::Error;
 #[derive(Default)]
 struct Runtime {
     pid: u32,
+    /// Held for the long part of a start or a stop, so that there is one at a time.
+    changing: Mutex<()>,
+    /// Held for a moment only: queries must not wait for a start, they may come with the interpreter's lock.
     engine: Mutex<Option<Arc<Engine>>>,
     child: OnceLock<Box<Runtime>>,
 }
@@ -24,6 +27,10 @@ impl Runtime {
             pid: std::process::id(),
             ..Self::default()
         }
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Engine>>> {
@@ -56,12 +63,14 @@ pub fn init() -> Result<(), Error> {
 
 /// As [`init`], with settings made by the caller.
 pub fn init_with(config: Config) -> Result<(), Error> {
-    let mut slot = runtime().lock();
-    if slot.is_some() {
+    let runtime = runtime();
+    let _changing = runtime.changing();
+    if runtime.lock().is_some() {
         return Ok(());
     }
     let mesh = connect(&config)?;
-    *slot = Some(Arc::new(Engine::start(config, mesh)?));
+    let engine = Arc::new(Engine::start(config, mesh)?);
+    *runtime.lock() = Some(engine);
     Ok(())
 }
 
@@ -133,7 +142,9 @@ pub fn transports() -> Vec<(&'static str, &'static str)> {
 /// Stop the runtime of this process, and with it the job: operations that other ranks still wait for end
 /// with an error that names this rank. Init may be called again afterwards.
 pub fn shutdown() {
-    let engine = runtime().lock().take();
+    let runtime = runtime();
+    let _changing = runtime.changing();
+    let engine = runtime.lock().take();
     if let Some(engine) = engine {
         engine.shutdown();
     }
@@ -143,8 +154,12 @@ pub fn shutdown() {
 mod tests {
     use super::*;
 
+    /// The tests share the one runtime of their process.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
     #[test]
     fn init_shutdown_and_init_again_in_one_process() {
+        let _alone = ONE_AT_A_TIME.lock();
         assert!(matches!(engine().map(|_| ()), Err(Error::NotInitialized)));
         for _ in 0..2 {
             init_with(Config::solo()).unwrap();
@@ -155,5 +170,25 @@ mod tests {
             assert!(!is_initialized());
             shutdown();
         }
+    }
+    #[test]
+    fn queries_do_not_wait_for_a_start_that_takes_long() {
+        let _alone = ONE_AT_A_TIME.lock();
+        // Something that takes the connection and never answers.
+        let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let config = Config {
+            rendezvous: vec![mute.local_addr().unwrap()],
+            job_key: Some("5a".repeat(32)),
+            size: 2,
+            connect_timeout: std::time::Duration::from_secs(5),
+            ..Config::solo()
+        };
+        let start = std::thread::spawn(|| init_with(config));
+        let connection = mute.accept().unwrap();
+        assert!(!is_initialized());
+        assert!(!start.is_finished(), "the query waited for the start");
+        drop(connection);
+        drop(mute);
+        assert!(matches!(start.join().unwrap(), Err(Error::Init(_))));
     }
 }

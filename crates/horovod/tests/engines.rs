@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use horovod::config::Config;
 use horovod::{
-    DType, Engine, Error, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReduceOp, Scale,
-    Submission, Tensor, TensorMeta, Waited,
+    DType, Engine, Error, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReadyEvent, ReduceOp,
+    Scale, Submission, Tensor, TensorMeta, Waited,
 };
 use horovod_transport::testing;
 
@@ -306,5 +306,71 @@ fn a_rank_that_vanishes_is_named_to_all_others_in_pending_and_later_operations()
         let (pending, later) = results.recv_timeout(LIMIT).expect("a rank hangs");
         assert!(pending.contains("rank 2"), "{pending}");
         assert!(later.contains("rank 2"), "{later}");
+    }
+}
+
+#[test]
+fn a_reused_process_set_id_numbers_unnamed_operations_from_the_start() {
+    on_ranks(3, |engine, rank| {
+        let unnamed = |set| {
+            let mut data = vec![1.0f32; 3];
+            let h = engine.submit(Submission {
+                prefix: "test",
+                name: None,
+                op: SUM,
+                set,
+                tensors: vec![in_place(&mut data)],
+                splits: None,
+            });
+            finish(engine, h.unwrap()).unwrap();
+            assert_eq!(data[0], 2.0);
+        };
+        let first = engine.add_process_set::<Error>(&[0, 1], || Ok(())).unwrap();
+        if rank < 2 {
+            unnamed(first);
+        }
+        engine
+            .remove_process_set::<Error>(first, || Ok(()))
+            .unwrap();
+        let second = engine.add_process_set::<Error>(&[1, 2], || Ok(())).unwrap();
+        assert_eq!(first, second);
+        if rank > 0 {
+            unnamed(second);
+        }
+    });
+}
+
+struct Broken;
+
+impl ReadyEvent for Broken {
+    fn wait(&self) -> Result<(), String> {
+        Err("the device has failed".into())
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_go_on_ends_the_job_for_all_and_is_named() {
+    let (done, results) = mpsc::channel();
+    for (rank, mesh) in testing::cluster(3).into_iter().enumerate() {
+        let done = done.clone();
+        std::thread::spawn(move || {
+            let engine = Engine::start(Config::solo(), mesh).expect("starts");
+            let mut data = vec![1.0f32; 3];
+            let mut tensor = in_place(&mut data);
+            if rank == 1 {
+                tensor.ready = Some(Box::new(Broken));
+            }
+            let error = submit(&engine, "x", SUM, vec![tensor])
+                .and_then(|h| finish(&engine, h))
+                .expect_err("rank 1 cannot take part");
+            // The process of rank 1 lives on: nobody may depend on its end.
+            let _ = done.send((error.to_string(), engine));
+        });
+    }
+    let mut engines = Vec::new();
+    for _ in 0..3 {
+        let (error, engine) = results.recv_timeout(LIMIT).expect("a rank hangs");
+        assert!(error.contains("rank 1"), "{error}");
+        engines.push(engine);
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use horovod_collectives::{Scratch, Tuning};
 use horovod_protocol::{
-    CACHE_EVICTION_TEXT, Coordinator, CoordinatorAction, CoordinatorConfig, EntryId, Execution,
+    CACHE_EVICTION_TEXT, Completion, Coordinator, CoordinatorAction, CoordinatorConfig, Execution,
     OpError, PeerLost, Rank, StallConfig, ToCoordinator, ToWorker, WorkerAction,
 };
 use horovod_transport::{Aborted, Control, ControlEvent, Data, Idle, Mesh, Topology, Waiter};
@@ -46,16 +46,39 @@ struct Pump {
     topology: Topology,
     coordinator: Option<Coordinator>,
     ready: VecDeque<Execution>,
-    /// A peer whose link closed, until the launcher's word or the deadline.
-    lost: Option<(PeerLost, Instant)>,
+    /// A peer that is gone, until the launcher's word or the deadline.
+    lost: Option<Suspect>,
     /// The generation is over; why.
     dead: Option<Aborted>,
     /// All ranks have agreed to stop.
     stopped: bool,
-    /// A collective is on its way.
-    running: bool,
+    /// Members of the collective that is on its way.
+    running: Option<Arc<[Rank]>>,
     shutdown_deadline: Option<Instant>,
     frame: Vec<u8>,
+}
+
+/// A peer that is gone, while the reason may still come.
+struct Suspect {
+    lost: PeerLost,
+    /// It said goodbye; then it may itself only follow another's end.
+    said_goodbye: bool,
+    deadline: Instant,
+}
+
+/// Ends everything that still waits when the engine thread ends, however that happens.
+struct LastWords(Arc<Shared>);
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        let now = self.0.now();
+        // From here on nothing is accepted that nobody would carry out.
+        self.0.lock().worker.shutdown(now);
+        self.0.ended.store(true, Ordering::Release);
+        self.0
+            .handles
+            .fail_pending(&Error::Internal("Horovod has been shut down.".into()));
+    }
 }
 
 impl Driver {
@@ -95,7 +118,7 @@ impl Driver {
                 lost: None,
                 dead: None,
                 stopped: false,
-                running: false,
+                running: None,
                 shutdown_deadline: None,
                 frame: Vec::new(),
             },
@@ -104,24 +127,22 @@ impl Driver {
 
     /// Run until the job has stopped or this process asks to leave.
     pub(super) fn run(mut self) {
+        let last_words = LastWords(self.pump.shared.clone());
         let outcome =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.turn_until_end()));
         if outcome.is_err() {
             // A bug of ours must not leave the callers waiting, nor the peers.
+            self.pump.running = None;
             self.pump.end_generation(&PeerLost {
                 rank: self.pump.topology.rank,
                 host: self.pump.host_of(self.pump.topology.rank),
                 cause: "the engine thread panicked; please report this with the log above".into(),
             });
         }
-        let shared = self.pump.shared.clone();
         self.pump.control.goodbye(GOODBYE_PATIENCE);
         // Links close before anybody is told that the engine has ended.
         drop(self);
-        shared.ended.store(true, Ordering::Release);
-        shared
-            .handles
-            .fail_pending(&Error::Internal("Horovod has been shut down.".into()));
+        drop(last_words);
     }
 
     fn turn_until_end(&mut self) {
@@ -148,8 +169,7 @@ impl Driver {
 
     fn execute(&mut self, execution: Execution) {
         let mine = self.pump.take_entries(&execution);
-        let ids: Vec<EntryId> = execution.items.iter().filter_map(|i| i.entry).collect();
-        self.pump.running = true;
+        self.pump.running = Some(execution.members.clone());
         let pool = self.pump.shared.pool.clone();
         let result = super::execute::run(
             &execution,
@@ -163,9 +183,9 @@ impl Driver {
                 pool: &pool,
             },
         );
-        self.pump.running = false;
         match result {
             Ok(results) => {
+                self.pump.running = None;
                 self.pump
                     .shared
                     .handles
@@ -173,10 +193,9 @@ impl Driver {
             }
             Err(failure) => {
                 let error = self.pump.failure(failure);
-                self.pump.shared.handles.complete(
-                    ids.into_iter()
-                        .map(|id| (super::Handle(id.0), Err(error.clone()))),
-                );
+                self.pump.running = None;
+                // Nothing touches the tensors any more.
+                self.pump.shared.handles.fail_pending(&error);
             }
         }
     }
@@ -202,6 +221,9 @@ impl Pump {
                     progress = true;
                 }
             }
+        } else {
+            // What was said last may still wait for space; news no longer matter.
+            while self.control.poll().is_some() {}
         }
         progress | self.drain_actions()
     }
@@ -209,13 +231,13 @@ impl Pump {
     fn handle_control(&mut self, event: ControlEvent) {
         match event {
             ControlEvent::Frame { from, bytes } => self.handle_frame(from, &bytes),
-            ControlEvent::Lost(lost) => self.note_lost(lost.rank, lost.cause),
+            ControlEvent::Lost(lost) => self.note_lost(lost.rank, lost.cause, false),
             // Good order is to leave after a shutdown that all agreed to; then this does nothing.
             ControlEvent::Left { rank } => {
-                self.note_lost(rank, "left while the job was running".into());
+                self.note_lost(rank, "left while the job was running".into(), true);
             }
             ControlEvent::Notice(notice) => {
-                if !self.all_done() {
+                if self.needs(notice.rank) {
                     self.end_generation(&notice);
                 }
             }
@@ -278,7 +300,15 @@ impl Pump {
                 );
             }
             WorkerAction::Complete(id, result) => {
-                self.shared.lock().entries.remove(&id);
+                let mut state = self.shared.lock();
+                let entry = state.entries.remove(&id);
+                if let Ok(Completion::SetAdded(set)) = result {
+                    // Ids are reused: what a former set counted is not known to all new members.
+                    state.unnamed.retain(|(of, _), _| *of != set);
+                }
+                drop(state);
+                // An owner may run foreign code: not under our lock.
+                drop(entry);
                 let result = result
                     .map(OpResult::plain)
                     .map_err(|e: OpError| public_error(&e));
@@ -322,13 +352,26 @@ impl Pump {
 
     fn send_frame(&mut self, to: Rank) {
         if let Err(e) = self.control.send(to, &self.frame) {
-            self.note_lost(to, e.to_string());
+            self.note_lost(to, e.to_string(), false);
         }
     }
 
     /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
-    fn note_lost(&mut self, rank: Rank, cause: String) {
-        if self.lost.is_some() || self.all_done() {
+    fn note_lost(&mut self, rank: Rank, cause: String, said_goodbye: bool) {
+        if !self.needs(rank) {
+            return;
+        }
+        let lost = PeerLost {
+            rank,
+            host: self.host_of(rank),
+            cause,
+        };
+        if let Some(suspect) = &mut self.lost {
+            // Who left may have left because of who died, whose end is only seen later.
+            if suspect.said_goodbye && !said_goodbye && suspect.lost.rank != rank {
+                suspect.lost = lost;
+                suspect.said_goodbye = false;
+            }
             return;
         }
         let grace = if self.stopped {
@@ -336,17 +379,22 @@ impl Pump {
         } else {
             CAUSE_GRACE
         };
-        let lost = PeerLost {
-            rank,
-            host: self.host_of(rank),
-            cause,
-        };
-        self.lost = Some((lost, Instant::now() + grace));
+        self.lost = Some(Suspect {
+            lost,
+            said_goodbye,
+            deadline: Instant::now() + grace,
+        });
     }
 
-    /// The job has stopped and nothing of it is left to run here.
-    fn all_done(&self) -> bool {
-        self.stopped && !self.running && self.ready.is_empty()
+    /// Whether this rank's end matters: always while the job runs, then only for what was agreed before the stop.
+    fn needs(&self, rank: Rank) -> bool {
+        let ready = self.ready.iter().map(|e| &e.members);
+        !self.stopped
+            || self
+                .running
+                .iter()
+                .chain(ready)
+                .any(|members| members.contains(&rank))
     }
 
     fn host_of(&self, rank: Rank) -> String {
@@ -359,18 +407,17 @@ impl Pump {
 
     /// A lost peer ends the generation when the launcher has had its time to say why.
     fn settle_lost_peer(&mut self) {
-        if self.all_done() {
+        let Some(suspect) = &self.lost else { return };
+        if !self.needs(suspect.lost.rank) {
             self.lost = None;
-        }
-        if let Some((lost, deadline)) = &self.lost
-            && Instant::now() >= *deadline
-        {
-            let lost = lost.clone();
+        } else if Instant::now() >= suspect.deadline {
+            let lost = suspect.lost.clone();
             self.end_generation(&lost);
         }
     }
 
-    /// Everything pending and later fails with this cause; the peers hear of it through the coordinator.
+    /// Everything pending and later fails with this cause. The coordinator tells its peers why; any other rank
+    /// takes leave, which ends the generation for the peers, too, if they do not know better.
     fn end_generation(&mut self, lost: &PeerLost) {
         if self.dead.is_some() {
             return;
@@ -397,8 +444,14 @@ impl Pump {
         self.lost = None;
         self.ready.clear();
         self.drain_actions();
-        self.shared.lock().entries.clear();
-        self.shared.handles.fail_pending(&error);
+        if self.coordinator.is_none() {
+            self.control.goodbye(Duration::ZERO);
+        }
+        let entries = std::mem::take(&mut self.shared.lock().entries);
+        drop(entries);
+        if self.running.is_none() {
+            self.shared.handles.fail_pending(&error);
+        } // else the collective has to let go of the tensors first
         tracing::debug!("generation ended: {lost}");
     }
 
@@ -421,20 +474,26 @@ impl Pump {
                     host: self.host_of(rank),
                     cause: text,
                 };
+                tracing::error!("this rank cannot go on: {}", lost.cause);
                 self.end_generation(&lost);
-                Error::Internal(lost.to_string())
+                public_error(&lost.to_error())
             }
         }
     }
 
     /// Give the launcher its time to say why the peer of a broken link has ended.
     fn await_cause(&mut self, lost: &PeerLost) {
-        if self.lost.is_none() {
-            self.lost = Some((lost.clone(), Instant::now() + CAUSE_GRACE));
+        self.note_lost(lost.rank, lost.cause.clone(), false);
+        if let Some(suspect) = &mut self.lost {
+            suspect.deadline = suspect.deadline.min(Instant::now() + CAUSE_GRACE);
         }
         let mut spins = 0;
         while self.dead.is_none() {
-            if !self.turn() {
+            let progress = self.turn();
+            if self.lost.is_none() {
+                // Nobody is suspected any more, yet the link is broken; no effect if the end has come.
+                self.end_generation(lost);
+            } else if !progress {
                 self.waiter.idle(spins, Some(self.sleep_limit()));
                 spins += 1;
             }
@@ -453,10 +512,12 @@ impl Pump {
 
     fn sleep_limit(&self) -> Duration {
         let mut limit = SLEEP_MAX;
-        if let Some((_, deadline)) = &self.lost {
-            limit = limit.min(deadline.saturating_duration_since(Instant::now()));
+        if let Some(suspect) = &self.lost {
+            limit = limit.min(suspect.deadline.saturating_duration_since(Instant::now()));
         }
-        if let Some(deadline) = self.shutdown_deadline {
+        if let Some(deadline) = self.shutdown_deadline
+            && (self.running.is_none() || !self.stopped)
+        {
             limit = limit.min(deadline.saturating_duration_since(Instant::now()));
         }
         if let Some(deadline) = self
@@ -472,16 +533,18 @@ impl Pump {
 
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
     fn finished(&mut self) -> bool {
-        if !self.shared.lock().shutdown_requested {
+        let overdue = self.shutdown_overdue();
+        self.shared.shutdown_requested.load(Ordering::Acquire)
+            && (self.dead.is_some() || (self.stopped && !self.control.has_unsent()) || overdue)
+    }
+
+    /// Whether this process has asked to leave and its patience with the others is over.
+    fn shutdown_overdue(&mut self) -> bool {
+        if !self.shared.shutdown_requested.load(Ordering::Acquire) {
             return false;
         }
-        if self.dead.is_some() || (self.stopped && !self.control.has_unsent()) {
-            return true;
-        }
-        let deadline = *self
-            .shutdown_deadline
-            .get_or_insert(Instant::now() + SHUTDOWN_GRACE);
-        Instant::now() >= deadline
+        let now = Instant::now();
+        now >= *self.shutdown_deadline.get_or_insert(now + SHUTDOWN_GRACE)
     }
 }
 
@@ -492,6 +555,15 @@ fn nanos(d: Duration) -> u64 {
 impl Idle for Pump {
     fn idle(&mut self, spins: u32) -> Result<(), Aborted> {
         let progress = self.turn();
+        // A peer that is stuck neither answers the shutdown nor goes on with the collective.
+        if !self.stopped && self.shutdown_overdue() {
+            let rank = self.topology.rank;
+            self.end_generation(&PeerLost {
+                rank,
+                host: self.host_of(rank),
+                cause: "left because not all ranks answered its shutdown".into(),
+            });
+        }
         if let Some(cause) = &self.dead {
             return Err(cause.clone());
         }
@@ -502,3 +574,6 @@ impl Idle for Pump {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -191,7 +191,8 @@ impl Run<'_> {
                     Some(t) => (t.input, output_of(t)?),
                     None => {
                         // Joined: a null input stands for the identity, the result is thrown away.
-                        let buffer = self.buffer(elems * meta.dtype.size())?;
+                        let bytes = elems.checked_mul(meta.dtype.size()).ok_or_else(too_large)?;
+                        let buffer = self.buffer(bytes)?;
                         let output = buffer.as_mut_ptr();
                         stand_ins.push(buffer);
                         (std::ptr::null(), output)
@@ -285,7 +286,7 @@ impl Run<'_> {
                 for &d in dims {
                     let b = usize_of(d)?.checked_mul(row_bytes).ok_or_else(too_large)?;
                     total = total.checked_add(b).ok_or_else(too_large)?;
-                    rows += d;
+                    rows = rows.checked_add(d).ok_or_else(too_large)?;
                     bytes.push(b);
                 }
                 let buffer = self.buffer(total)?;

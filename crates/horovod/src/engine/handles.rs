@@ -1,6 +1,7 @@
 //! Completion of submissions: results and errors by handle, and the threads that wait for them.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,8 @@ use horovod_protocol::Completion;
 use crate::buffer::Buffer;
 use crate::error::Error;
 
-/// Names one submission of this process; counts from 1.
+/// Names one submission of this process; counts from 1, also over re-initialisations, so that a handle that is
+/// kept too long is unknown and never another operation's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
@@ -34,6 +36,8 @@ impl OpResult {
     }
 }
 
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
 #[derive(Debug)]
 enum Slot {
     Pending,
@@ -42,7 +46,6 @@ enum Slot {
 
 #[derive(Debug, Default)]
 struct Table {
-    last: u64,
     slots: HashMap<u64, Slot>,
     waiters: usize,
 }
@@ -61,10 +64,8 @@ impl Handles {
 
     /// A new pending handle.
     pub(crate) fn create(&self) -> Handle {
-        let mut t = self.lock();
-        t.last += 1;
-        let n = t.last;
-        t.slots.insert(n, Slot::Pending);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        self.lock().slots.insert(n, Slot::Pending);
         Handle(n)
     }
 
@@ -157,7 +158,7 @@ mod tests {
     fn a_handle_is_pending_then_done_then_cleared() {
         let h = Handles::default();
         let a = h.create();
-        assert_eq!(a, Handle(1));
+        assert!(a >= Handle(1));
         assert_eq!(h.poll(a), Some(false));
         assert!(matches!(h.wait(a, Duration::ZERO), Waited::Pending));
         h.complete([(a, Ok(OpResult::plain(Completion::Done)))]);
@@ -165,6 +166,14 @@ mod tests {
         assert!(matches!(h.wait(a, Duration::ZERO), Waited::Ended(Ok(_))));
         assert_eq!(h.poll(a), None);
         assert!(matches!(h.wait(a, Duration::ZERO), Waited::Unknown));
+    }
+
+    #[test]
+    fn a_handle_of_an_ended_engine_is_unknown_to_the_next() {
+        let old = Handles::default().create();
+        let h = Handles::default();
+        h.create();
+        assert_eq!(h.poll(old), None);
     }
 
     #[test]

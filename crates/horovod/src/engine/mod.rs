@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     doorbell: Doorbell,
     pool: Arc<BufferPool>,
     started: Instant,
+    /// This process wants to leave.
+    shutdown_requested: AtomicBool,
     /// Set by the engine thread when it has left its loop.
     ended: AtomicBool,
 }
@@ -51,7 +53,6 @@ pub(crate) struct State {
     worker: Worker,
     entries: HashMap<EntryId, Entry>,
     unnamed: HashMap<(ProcessSetId, String), u64>,
-    shutdown_requested: bool,
 }
 
 /// One pending submission.
@@ -62,6 +63,27 @@ pub(crate) struct Entry {
 }
 
 impl Shared {
+    fn new(mesh: &Mesh) -> Self {
+        let worker = Worker::new(WorkerConfig {
+            rank: mesh.topology.rank,
+            size: mesh.topology.size,
+            generation: mesh.topology.generation,
+        });
+        Self {
+            state: Mutex::new(State {
+                worker,
+                entries: HashMap::new(),
+                unnamed: HashMap::new(),
+            }),
+            handles: handles::Handles::default(),
+            doorbell: mesh.waiter.doorbell(),
+            pool: Arc::new(BufferPool::default()),
+            started: Instant::now(),
+            shutdown_requested: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,24 +105,7 @@ impl Engine {
     /// Start the engine on a mesh that stands.
     pub fn start(config: Config, mesh: Mesh) -> Result<Self, Error> {
         let topology = mesh.topology.clone();
-        let worker = Worker::new(WorkerConfig {
-            rank: topology.rank,
-            size: topology.size,
-            generation: topology.generation,
-        });
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State {
-                worker,
-                entries: HashMap::new(),
-                unnamed: HashMap::new(),
-                shutdown_requested: false,
-            }),
-            handles: handles::Handles::default(),
-            doorbell: mesh.waiter.doorbell(),
-            pool: Arc::new(BufferPool::default()),
-            started: Instant::now(),
-            ended: AtomicBool::new(false),
-        });
+        let shared = Arc::new(Shared::new(&mesh));
         let driver = driver::Driver::new(&config, mesh, shared.clone());
         let thread = std::thread::Builder::new()
             .name("horovod-engine".into())
@@ -152,14 +157,11 @@ impl Engine {
     /// Ask all ranks to stop, wait until they have heard, end the thread, close the links.
     /// Operations that are still pending end with the shutdown error. May be called more than once.
     pub fn shutdown(&self) {
-        {
-            let mut state = self.shared.lock();
-            if !state.shutdown_requested {
-                state.shutdown_requested = true;
-                let now = self.shared.now();
-                state.worker.shutdown(now);
-            }
-        }
+        let now = self.shared.now();
+        self.shared.lock().worker.shutdown(now);
+        self.shared
+            .shutdown_requested
+            .store(true, Ordering::Release);
         self.shared.doorbell.ring();
         let thread = self
             .thread

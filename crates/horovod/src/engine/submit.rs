@@ -168,7 +168,13 @@ impl Engine {
                 Waited::Unknown => {
                     return Err(Error::Internal(format!("handle {} vanished", handle.0)).into());
                 }
-                Waited::Pending => interrupted()?,
+                Waited::Pending => {
+                    if let Err(stop) = interrupted() {
+                        // Nobody will ask for the result.
+                        self.shared.handles.cancel(handle);
+                        return Err(stop);
+                    }
+                }
             }
         }
     }

@@ -1,0 +1,166 @@
+//! Endings of the engine thread that other threads can hardly bring about at the right moment.
+
+use std::sync::mpsc;
+use std::thread;
+
+use horovod_protocol::{
+    DType, Device, EntryId, ExecItem, Op, ProcessSetId, ReduceOp, Scale, Seq, TensorMeta,
+};
+use horovod_transport::testing::Cluster;
+
+use super::*;
+use crate::engine::Handle;
+use crate::tensor::{Output, Tensor};
+
+/// Hard bound of every wait; reached only when something hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn driver(mesh: Mesh) -> Driver {
+    let shared = Arc::new(Shared::new(&mesh));
+    Driver::new(&Config::solo(), mesh, shared)
+}
+
+fn meta() -> TensorMeta {
+    TensorMeta {
+        dtype: DType::F32,
+        shape: vec![4],
+    }
+}
+
+/// A sum over some ranks in which this one takes part with `entry`, or with nothing.
+fn sum_over(ranks: &[u32], entry: Option<EntryId>) -> Execution {
+    Execution {
+        seq: Seq(1),
+        set: ProcessSetId::GLOBAL,
+        members: ranks.iter().copied().map(Rank).collect(),
+        op: Op::Allreduce {
+            op: ReduceOp::Sum,
+            scale: Scale::NONE,
+        },
+        device: Device::Cpu,
+        contributors: 1,
+        items: vec![ExecItem {
+            entry,
+            name: "x".into(),
+            tensors: [meta()].into(),
+            first_dims: Vec::new(),
+        }],
+    }
+}
+
+/// Execute on a thread of its own; panics when that hangs.
+fn execute(mut driver: Driver, execution: Execution) -> Driver {
+    let (done, ended) = mpsc::channel();
+    thread::spawn(move || {
+        driver.execute(execution);
+        let _ = done.send(driver); // nobody listens any more after a failure
+    });
+    ended.recv_timeout(LIMIT).expect("the execution hangs")
+}
+
+fn cause(driver: &Driver) -> String {
+    let dead = driver.pump.dead.as_ref();
+    dead.map(|a| a.0.to_string()).unwrap_or_default()
+}
+
+#[test]
+fn a_link_that_breaks_after_the_stop_ends_the_last_collective() {
+    let mut meshes = Cluster::new(2).shm(false).build();
+    drop(meshes.pop());
+    let mut driver = driver(meshes.remove(0));
+    driver.pump.stopped = true;
+    let driver = execute(driver, sum_over(&[0, 1], None));
+    assert!(cause(&driver).contains("rank 1"), "{}", cause(&driver));
+}
+
+#[test]
+fn a_shutdown_is_not_held_up_for_ever_by_a_collective_with_a_stuck_peer() {
+    let mut meshes = Cluster::new(2).build();
+    let stuck = meshes.pop();
+    let mut driver = driver(meshes.remove(0));
+    driver
+        .pump
+        .shared
+        .shutdown_requested
+        .store(true, Ordering::Release);
+    driver.pump.shutdown_deadline = Some(Instant::now());
+    let mut driver = execute(driver, sum_over(&[0, 1], None));
+    assert!(cause(&driver).contains("shutdown"), "{}", cause(&driver));
+    assert!(driver.pump.finished());
+    drop(stuck);
+}
+
+/// Remembers, when it is let go, whether its operation had already been reported as ended.
+struct Owner(Arc<Shared>, Handle, mpsc::Sender<Option<bool>>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _ = self.2.send(self.0.handles.poll(self.1));
+    }
+}
+
+#[test]
+fn an_aborted_operation_is_reported_only_when_its_memory_is_no_longer_used() {
+    let mut meshes = Cluster::new(2).build();
+    drop(meshes.pop());
+    let driver = driver(meshes.remove(0));
+    let shared = driver.pump.shared.clone();
+    let handle = shared.handles.create();
+    let (let_go, polled) = mpsc::channel();
+    let mut data = Box::new([1.0f32; 4]);
+    let p = data.as_mut_ptr().cast::<u8>();
+    let tensor = Tensor {
+        meta: meta(),
+        input: p,
+        output: Output::At(p),
+        ready: None,
+        owner: Some(Box::new(Owner(shared.clone(), handle, let_go))),
+    };
+    let id = EntryId(handle.0);
+    let entry = Entry {
+        tensors: vec![tensor],
+        splits: None,
+    };
+    shared.lock().entries.insert(id, entry);
+    let _driver = execute(driver, sum_over(&[0, 1], Some(id)));
+    assert_eq!(polled.recv_timeout(LIMIT), Ok(Some(false)));
+    assert_eq!(shared.handles.poll(handle), Some(true));
+}
+
+#[test]
+fn after_the_stop_only_ranks_with_agreed_work_are_missed() {
+    let mut driver = driver(Cluster::new(3).build().remove(0));
+    let pump = &mut driver.pump;
+    pump.stopped = true;
+    pump.ready.push_back(sum_over(&[0, 2], None));
+    pump.handle_control(ControlEvent::Left { rank: Rank(1) });
+    assert!(pump.lost.is_none());
+    pump.handle_control(ControlEvent::Left { rank: Rank(2) });
+    assert!(pump.lost.is_some());
+    pump.ready.clear();
+    pump.settle_lost_peer();
+    assert!(pump.lost.is_none() && pump.dead.is_none());
+}
+
+#[test]
+fn a_death_is_blamed_before_the_goodbye_that_it_caused() {
+    let mut driver = driver(Cluster::new(3).build().remove(0));
+    let pump = &mut driver.pump;
+    pump.handle_control(ControlEvent::Left { rank: Rank(1) });
+    pump.handle_control(ControlEvent::Lost(PeerLost {
+        rank: Rank(2),
+        host: String::new(),
+        cause: "died".into(),
+    }));
+    pump.handle_control(ControlEvent::Left { rank: Rank(0) });
+    assert_eq!(pump.lost.as_ref().map(|s| s.lost.rank), Some(Rank(2)));
+}
+
+#[test]
+fn whatever_ends_the_thread_nothing_waits_for_it_afterwards() {
+    let driver = driver(Mesh::solo().expect("a mesh of one"));
+    let shared = driver.pump.shared.clone();
+    let handle = shared.handles.create();
+    drop(LastWords(shared.clone()));
+    assert_eq!(shared.handles.poll(handle), Some(true));
+}
