@@ -19,7 +19,7 @@ use horovod_transport::{
     rendezvous::{Server, ServerConfig},
 };
 
-const ROUNDS: usize = 20_000;
+const ROUNDS: usize = 10_000;
 const WARM_UP: usize = 1_000;
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -105,15 +105,15 @@ fn exchange(mesh: &mut Mesh, peer: Rank, out: &[u8], buf: &mut [u8], both: bool)
     });
 }
 
-const SLEEPS: usize = 2_000;
+/// Spins and yields before sleeping.
+const PATIENCE: [(u32, u32); 6] = [(200, 100), (0, 0), (200, 0), (2000, 0), (200, 10), (0, 100)];
 const BULK: usize = 64 << 20;
 const BULK_ROUNDS: usize = 8;
 
 fn first(mesh: &mut Mesh, kind: &str) {
-    for (name, rounds, patience) in [("busy", ROUNDS, None), ("asleep", SLEEPS, Some((0, 0)))] {
-        if let Some((spins, yields)) = patience {
-            mesh.waiter.set_patience(spins, yields);
-        }
+    for (spins, yields) in PATIENCE {
+        mesh.waiter.set_patience(spins, yields);
+        let rounds = ROUNDS;
         let mut times = Vec::new();
         for round in 0..rounds + WARM_UP {
             let start = Instant::now();
@@ -123,7 +123,11 @@ fn first(mesh: &mut Mesh, kind: &str) {
                 times.push(start.elapsed());
             }
         }
-        report(kind, &format!("control round trip, {name}"), &mut times);
+        report(
+            kind,
+            &format!("control round trip, {spins} spins, {yields} yields"),
+            &mut times,
+        );
     }
     mesh.waiter.set_patience(200, 100);
     if let Some(arena) = mesh.data.arena().cloned() {
@@ -155,11 +159,9 @@ fn first(mesh: &mut Mesh, kind: &str) {
 }
 
 fn second(mesh: &mut Mesh) {
-    for (rounds, patience) in [(ROUNDS, None), (SLEEPS, Some((0, 0)))] {
-        if let Some((spins, yields)) = patience {
-            mesh.waiter.set_patience(spins, yields);
-        }
-        for _ in 0..rounds + WARM_UP {
+    for (spins, yields) in PATIENCE {
+        mesh.waiter.set_patience(spins, yields);
+        for _ in 0..ROUNDS + WARM_UP {
             let bytes = frame(mesh);
             mesh.control.send(Rank(0), &bytes).unwrap();
         }

@@ -11,10 +11,7 @@ pub struct JobKey([u8; 32]);
 impl JobKey {
     /// A fresh key from the operating system's randomness.
     pub fn random() -> std::io::Result<Self> {
-        let mut bytes = [0; 32];
-        getrandom::fill(&mut bytes)
-            .map_err(|e| std::io::Error::other(format!("no randomness for a job key: {e}")))?;
-        Ok(Self(bytes))
+        Ok(Self(crate::platform::random()?))
     }
 
     /// Reads 64 hexadecimal digits; `None` for anything else.

@@ -142,10 +142,8 @@ fn staging_is_shared_and_aligned() {
                 assert_eq!(arena.staging(other).align_offset(4096), 0);
                 for at in [0, 8191] {
                     // SAFETY: inside the area, and stable since the flag.
-                    assert_eq!(
-                        unsafe { arena.staging(other).add(at).read() },
-                        other as u8 + 1
-                    );
+                    let byte = unsafe { arena.staging(other).add(at).read() };
+                    assert_eq!(byte, other as u8 + 1);
                 }
             }
         },

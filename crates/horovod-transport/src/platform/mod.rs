@@ -35,6 +35,22 @@ pub struct Ways {
     pub readiness: &'static str,
 }
 
+/// Bytes from the operating system's randomness.
+pub(crate) fn random<const N: usize>() -> std::io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|e| std::io::Error::other(format!("no randomness: {e}")))?;
+    Ok(bytes)
+}
+
+/// A name that nobody can guess.
+fn secret_name() -> std::io::Result<String> {
+    let random = random::<16>()?;
+    Ok(random
+        .iter()
+        .fold(String::from("horovod-"), |s, b| s + &format!("{b:02x}")))
+}
+
 /// Leaves a mapping out of forked children.
 fn keep_from_children(base: *mut u8, len: usize) -> std::io::Result<()> {
     #[cfg(target_os = "linux")]

@@ -153,11 +153,7 @@ fn unix_address(name: &str) -> io::Result<rustix::net::SocketAddrUnix> {
 }
 
 pub(crate) fn unix_listen() -> io::Result<UnixListener> {
-    let mut random = [0u8; 16];
-    getrandom::fill(&mut random).map_err(io::Error::other)?;
-    let name = random
-        .iter()
-        .fold(String::from("horovod-"), |s, b| s + &format!("{b:02x}"));
+    let name = super::secret_name()?;
     #[cfg(not(all(target_os = "linux", not(horovod_portable))))]
     let name = std::env::temp_dir()
         .join(name)

@@ -37,11 +37,7 @@ pub(crate) fn shared_file(len: usize) -> io::Result<Fd> {
 }
 
 fn file_in(directory: &std::path::Path, len: usize) -> io::Result<Fd> {
-    let mut random = [0u8; 16];
-    getrandom::fill(&mut random).map_err(io::Error::other)?;
-    let name = random
-        .iter()
-        .fold(String::from("horovod-"), |s, b| s + &format!("{b:02x}"));
+    let name = super::secret_name()?;
     let path = directory.join(name);
     let fd = Fd::open(|| {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
