@@ -246,6 +246,36 @@ def test_importing_the_torch_adapter_imports_no_other_framework():
     assert done.stdout.strip()[0].isdigit()
 
 
+class OnTheGpu(torch.Tensor):
+    """Says that it is a CUDA tensor, on machines that have none."""
+
+    @property
+    def is_cuda(self):
+        return True
+
+    @property
+    def is_cpu(self):
+        return False
+
+
+def test_cuda_tensors_are_refused_with_the_way_out():
+    hvd.init()
+    try:
+        tensor = torch.ones(3).as_subclass(OnTheGpu)
+        for call in (
+            hvd.allreduce,
+            hvd.allreduce_,
+            hvd.allgather,
+            lambda t: hvd.broadcast_(t, 0),
+            hvd.alltoall,
+            hvd.reducescatter,
+        ):
+            with pytest.raises(ValueError, match="CUDA tensors are not supported in this version"):
+                call(tensor)
+    finally:
+        hvd.shutdown()
+
+
 # -- compression
 
 

@@ -41,6 +41,8 @@ def child(queue):
     queue.put(observe())
 
 
+# A fresh interpreter imports torch first, which takes long where ranks outnumber cores.
+CHILD_LIMIT_S = 100
 INERT = "initialized=False, not initialized, not initialized, refused"
 
 
@@ -50,8 +52,10 @@ def test_a_child_sees_no_job(method):
     queue = context.SimpleQueue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    process.join(60)
-    assert process.exitcode == 0
+    process.join(CHILD_LIMIT_S)
+    if process.is_alive():
+        process.kill()
+    assert process.exitcode == 0, f"no answer within {CHILD_LIMIT_S} s, or a crash"
     assert queue.get() == INERT
 
 
@@ -129,7 +133,11 @@ def test_workers_of_data_loaders(method):
         Squares(), num_replicas=hvd.size(), rank=hvd.rank(), shuffle=False
     )
     loader = torch.utils.data.DataLoader(
-        Squares(), batch_size=3, sampler=sampler, num_workers=2, multiprocessing_context=method
+        Squares(),
+        batch_size=3,
+        sampler=sampler,
+        num_workers=2 if method == "fork" else 1,
+        multiprocessing_context=method,
     )
     total = torch.zeros(())
     for step, batch in enumerate(loader):

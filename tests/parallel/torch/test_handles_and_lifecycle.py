@@ -1,6 +1,8 @@
 """Handles, names of unnamed operations, init and shutdown, topology, barrier and join."""
 
 import os
+import signal
+import threading
 
 import pytest
 import torch
@@ -51,6 +53,34 @@ def test_unknown_handles():
     assert hvd.synchronize("nonsense") is None
     with pytest.raises(TypeError):
         hvd.poll("nonsense")
+
+
+def test_an_interrupted_wait_can_be_resumed():
+    if hvd.size() == 1:
+        pytest.skip("needs several ranks")
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(torch.ones(2), name="interrupted", op=hvd.Sum)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        begun = threading.Event()
+
+        def interrupt():
+            begun.wait()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                begun.set()
+                hvd.synchronize(handle)  # the others have not begun: it cannot end by itself
+        finally:
+            thread.join()
+            signal.signal(signal.SIGINT, before)
+        hvd.barrier()
+    else:
+        hvd.barrier()
+        handle = hvd.allreduce_async(torch.ones(2), name="interrupted", op=hvd.Sum)
+    assert hvd.synchronize(handle).eq(hvd.size()).all()
 
 
 def test_memory_of_dropped_tensors_stays_until_the_result_is_there():
