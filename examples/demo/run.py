@@ -5,6 +5,7 @@ Fails if the two loss curves differ at any step by more than 1e-4, or if the tes
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -133,7 +134,9 @@ def report(runs, picture):
     if len(one) != len(many):
         problems.append(f"the runs took {len(one)} and {len(many)} steps")
     else:
-        gap, step = max((abs(a - b), i) for i, (a, b) in enumerate(zip(one, many, strict=True), 1))
+        gaps = [abs(a - b) for a, b in zip(one, many, strict=True)]
+        # A loss that is no number (gap != gap) is as far off as it gets.
+        gap, step = max((math.inf if g != g else g, i) for i, g in enumerate(gaps, 1))
         if gap <= LOSS_LIMIT:
             print(
                 f"loss curves   equal within {LOSS_LIMIT:g} at each of {len(one)} steps "
