@@ -154,12 +154,8 @@ pub fn shutdown() {
 mod tests {
     use super::*;
 
-    /// The tests share the one runtime of their process.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
     #[test]
     fn init_shutdown_and_init_again_in_one_process() {
-        let _alone = ONE_AT_A_TIME.lock();
         assert!(matches!(engine().map(|_| ()), Err(Error::NotInitialized)));
         for _ in 0..2 {
             init_with(Config::solo()).unwrap();
@@ -170,25 +166,5 @@ mod tests {
             assert!(!is_initialized());
             shutdown();
         }
-    }
-    #[test]
-    fn queries_do_not_wait_for_a_start_that_takes_long() {
-        let _alone = ONE_AT_A_TIME.lock();
-        // Something that takes the connection and never answers.
-        let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let config = Config {
-            rendezvous: vec![mute.local_addr().unwrap()],
-            job_key: Some("5a".repeat(32)),
-            size: 2,
-            connect_timeout: std::time::Duration::from_secs(5),
-            ..Config::solo()
-        };
-        let start = std::thread::spawn(|| init_with(config));
-        let connection = mute.accept().unwrap();
-        assert!(!is_initialized());
-        assert!(!start.is_finished(), "the query waited for the start");
-        drop(connection);
-        drop(mute);
-        assert!(matches!(start.join().unwrap(), Err(Error::Init(_))));
     }
 }
