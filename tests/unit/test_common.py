@@ -1,5 +1,6 @@
 """horovod.common: exceptions, helpers, process sets and compression, in one process."""
 
+import copy
 import os
 import pickle
 import subprocess
@@ -160,6 +161,24 @@ def test_basics_of_every_framework_are_the_same_runtime():
     assert other.HOROVOD_PROCESS_SET_ERROR_INIT == -1
     assert other.HOROVOD_PROCESS_SET_ERROR_EXISTING_SET == -6
     assert "horovod" in other.MPI_LIB_CTYPES._name
+
+
+def test_copies_of_a_process_set_are_the_set_itself():
+    subset = hvd.ProcessSet([0, 1])
+    for process_set in (hvd.global_process_set, subset):
+        assert copy.deepcopy(process_set) is process_set
+        assert copy.copy(process_set) is process_set
+    layer = copy.deepcopy(hvd.SyncBatchNorm(3))
+    assert layer.process_set is hvd.global_process_set
+
+
+def test_process_sets_are_pickled_without_their_registration():
+    assert pickle.loads(pickle.dumps(hvd.global_process_set)) is hvd.global_process_set
+    subset = hvd.ProcessSet([0, 1])
+    subset.process_set_id = 3
+    arrived = pickle.loads(pickle.dumps(subset))
+    assert arrived.ranks == [0, 1]
+    assert arrived.process_set_id is None
 
 
 BEFORE_INIT = """

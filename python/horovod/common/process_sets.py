@@ -82,6 +82,22 @@ class ProcessSet:
             return None
         return _core.rank() in self.ranks
 
+    def __copy__(self) -> "ProcessSet":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ProcessSet":
+        # A set is something of the job, not a value: copies of a model or optimizer go on using the same one,
+        # also when the job begins, or begins again, after the copy was made.
+        return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self is global_process_set:
+            return "global_process_set"
+        return (
+            ProcessSet,
+            (self.ranks,),
+        )  # registered or not, it has to be registered where it arrives
+
     def _invalidate(self) -> None:
         self.process_set_id = None
 

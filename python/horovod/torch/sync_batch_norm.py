@@ -25,6 +25,7 @@ class SyncBatchNorm(_BatchNorm):
     them with all others. In training every member of the process set has to run the layer, forward and, if
     its input requires a gradient, backward; one allgather and one allreduce of a few numbers per channel.
     In evaluation with tracked statistics, or alone, it is ordinary batch normalisation without communication.
+    There are no second derivatives when ranks communicate.
 
     Parameters
     ----------

@@ -239,6 +239,27 @@ def test_a_process_set_of_its_own():
     hvd.init()
 
 
+def test_a_copy_made_before_the_job_began_is_synchronised_too():
+    hvd.barrier()
+    hvd.shutdown()
+    layer = copy.deepcopy(hvd.SyncBatchNorm(4))
+    hvd.init()
+    whole, mine = batch((4,), dtype=torch.float32)
+    want = torch.nn.BatchNorm1d(4)(whole)[mine]
+    torch.testing.assert_close(layer(whole[mine]), want, rtol=1e-5, atol=1e-5)
+
+
+def test_second_derivatives_are_refused_clearly():
+    x = torch.randn(3, 4, requires_grad=True)
+    y = hvd.SyncBatchNorm(4)(x)
+    [grad] = torch.autograd.grad((y**3).sum(), x, create_graph=True)
+    if hvd.size() > 1:
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward()
+    else:
+        grad.sum().backward()
+
+
 def test_networks_of_several_layers_train_alike():
     def network(norm):
         torch.manual_seed(0)
