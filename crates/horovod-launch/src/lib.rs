@@ -15,7 +15,6 @@ mod console;
 mod environment;
 pub mod frames;
 pub mod hosts;
-mod interfaces;
 mod io;
 mod job;
 mod launch;

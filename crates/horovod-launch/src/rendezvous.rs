@@ -3,10 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use horovod_protocol::Rank;
-use horovod_transport::JobKey;
 use horovod_transport::rendezvous::{Server, ServerConfig, ServerEvent};
-
-use crate::interfaces;
+use horovod_transport::{JobKey, resolve_interfaces};
 
 /// Serves one job.
 #[derive(Debug)]
@@ -30,7 +28,7 @@ impl Rendezvous {
         } else if wanted.is_empty() {
             vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
         } else {
-            interfaces::addresses(wanted)?
+            resolve_interfaces(wanted)?
         };
         let server = Server::start(ServerConfig::new(bind, key.clone(), size))?;
         let mut addresses = server.addrs().to_vec();

@@ -50,7 +50,7 @@ pub use self::{
     key::JobKey,
     link::{Aborted, Idle, Link, LinkError},
     mesh::{ConnectError, Mesh, MeshConfig, connect},
-    platform::{WAYS, Ways, fd::fork_epoch},
+    platform::{WAYS, Ways, fd::fork_epoch, net::resolve_interfaces},
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},
     waiter::{Doorbell, Waiter},

@@ -287,7 +287,8 @@ impl Joining {
         let system = |what| move |source| ConnectError::System { rank, what, source };
         let several_hosts = topology.hosts() > 1;
         let addresses = if !self.config.interfaces.is_empty() {
-            net::resolve(&self.config.interfaces).map_err(system("no such network interface"))?
+            net::resolve_interfaces(&self.config.interfaces)
+                .map_err(system("no such network interface"))?
         } else if several_hosts {
             vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
         } else {

@@ -244,8 +244,8 @@ unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
-/// The addresses that `wanted` (names of interfaces, or addresses) stand for.
-pub(crate) fn resolve(wanted: &[String]) -> io::Result<Vec<IpAddr>> {
+/// The addresses that `wanted` (names of network interfaces, or addresses) stand for on this machine.
+pub fn resolve_interfaces(wanted: &[String]) -> io::Result<Vec<IpAddr>> {
     let known = interfaces()?;
     let mut found = Vec::new();
     for want in wanted {
@@ -280,16 +280,21 @@ mod tests {
             .find(|i| i.address == IpAddr::V4(Ipv4Addr::LOCALHOST))
             .unwrap();
         assert!(
-            resolve(std::slice::from_ref(&lo.name))
+            resolve_interfaces(std::slice::from_ref(&lo.name))
                 .unwrap()
                 .contains(&lo.address)
         );
-        assert_eq!(resolve(&["127.0.0.1".into()]).unwrap(), [lo.address]);
+        assert_eq!(
+            resolve_interfaces(&["127.0.0.1".into()]).unwrap(),
+            [lo.address]
+        );
     }
 
     #[test]
     fn an_unknown_interface_is_named_together_with_the_known_ones() {
-        let error = resolve(&["nope0".into()]).unwrap_err().to_string();
+        let error = resolve_interfaces(&["nope0".into()])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("nope0") && error.contains("lo"), "{error}");
     }
 }
