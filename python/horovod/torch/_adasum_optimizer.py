@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,8 +14,6 @@ from horovod.torch._optimizer_wrapping import (
     ZERO_GRAD_TOO_EARLY,
     Wrapped,
     active,
-    default_names,
-    with_group,
 )
 from horovod.torch.mpi_ops import Adasum, Max, allreduce_async_, synchronize
 
@@ -57,12 +55,11 @@ class _DistributedAdasumOptimizer(Wrapped):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the optimizer and include them in the reduction."""
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        self._hvd_settings = with_group(
-            self._hvd_settings, default_names(len(self.param_groups) - 1, group)
-        )
+        self._hvd_adopt_groups()
+
+    def _hvd_track(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
         if self._hvd_counter is not None:
-            self._hvd_counter.track(group["params"])
+            self._hvd_counter.track(params)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state and begin a new cycle."""
@@ -97,6 +94,7 @@ class _DistributedAdasumOptimizer(Wrapped):
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Take the local step (with `closure`, if given) and return its value; combine the ranks' moves."""
+        self._hvd_adopt_groups()
         counter = self._hvd_counter
         self._hvd_note_step()
         if counter is None:
@@ -168,7 +166,7 @@ class _PassCounter:
     def reset(self) -> None:
         self._done.clear()
 
-    def track(self, params: list[torch.Tensor]) -> None:
+    def track(self, params: Sequence[torch.Tensor]) -> None:
         me = weakref.ref(self)
 
         def count(param: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.mpi_ops import (
     Average,
@@ -322,10 +323,17 @@ class GradientReducer:
                 grad.copy_(result)
 
     def wait(self) -> None:
-        """Wait for the reductions in flight and put their results in place."""
+        """Wait for the reductions in flight and put their results in place; raise what failed first."""
         pending, self._in_flight = self._in_flight, []
+        failure = None
         for complete in pending:
-            complete()
+            try:
+                complete()
+            except HorovodInternalError as error:
+                # The others still write into gradients: nobody may touch those before.
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     # ---- agreement ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -58,6 +58,25 @@ class Wrapped(torch.optim.Optimizer):
     def _hvd_attach(self) -> None:
         """Install hooks for the current parameters; called once, when `param_groups` are there."""
         raise TypeError(f"{type(self).__name__} does not say how it is attached")
+
+    def _hvd_track(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
+        """Take parameters that were added later."""
+        raise TypeError(f"{type(self).__name__} does not say how parameters are added")
+
+    def _hvd_adopt_groups(self, given: Mapping[torch.Tensor, str] | None = None) -> None:
+        """Take groups that were added since: to this optimizer, or to the original, which shares them."""
+        for index in range(len(self._hvd_settings.names), len(self.param_groups)):
+            params = self.param_groups[index]["params"]
+            names = [
+                given.get(param, name) if given else name
+                for param, name in zip(
+                    params, default_names(index, self.param_groups[index]), strict=True
+                )
+            ]
+            self._hvd_settings = replace(
+                self._hvd_settings, names=(*self._hvd_settings.names, tuple(names))
+            )
+            self._hvd_track(names, params)
 
     def _hvd_named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for group, names in zip(self.param_groups, self._hvd_settings.names, strict=True):
@@ -185,11 +204,6 @@ def names_on_the_wire(
 def default_names(index: int, group: dict[str, Any]) -> tuple[str, ...]:
     """Names of the parameters of group number `index` when the user gave none."""
     return tuple(f"allreduce.noname.{index}.{position}" for position in range(len(group["params"])))
-
-
-def with_group(settings: Settings, names: Sequence[str]) -> Settings:
-    """Settings after `add_param_group`."""
-    return replace(settings, names=(*settings.names, tuple(names)))
 
 
 def _public(settings: Settings) -> dict[str, Any]:

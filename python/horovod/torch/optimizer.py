@@ -17,9 +17,7 @@ from horovod.torch._optimizer_wrapping import (
     Settings,
     Wrapped,
     active,
-    default_names,
     names_on_the_wire,
-    with_group,
     wrap,
 )
 from horovod.torch.compression import Compression
@@ -128,6 +126,7 @@ class _DistributedOptimizer(Wrapped):
         A `closure` is evaluated with reduced gradients each time. LBFGS also gets the loss of all ranks,
         because it decides by the loss how often to evaluate, and the ranks have to decide alike.
         """
+        self._hvd_adopt_groups(self._hvd_given)
         closure = args[0] if args else kwargs.get("closure")
         reducer = self._hvd_reducer
         if self._hvd_should_synchronize:
@@ -159,6 +158,7 @@ class _DistributedOptimizer(Wrapped):
             Gradients were reduced since the last `step()` or `synchronize()` and would be lost. A step that a
             GradScaler skipped counts as taken. Passes that were only accumulated may be dropped.
         """
+        self._hvd_adopt_groups(self._hvd_given)
         reducer = self._hvd_reducer
         if reducer is not None:
             if reducer.started and not reducer.step_skipped:
@@ -181,15 +181,11 @@ class _DistributedOptimizer(Wrapped):
         They keep the names that `named_parameters` gave them, if it named more than the optimizer had.
         """
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        fallback = default_names(len(self.param_groups) - 1, group)
-        names = [
-            self._hvd_given.get(param, name)
-            for param, name in zip(group["params"], fallback, strict=True)
-        ]
-        self._hvd_settings = with_group(self._hvd_settings, names)
+        self._hvd_adopt_groups(self._hvd_given)
+
+    def _hvd_track(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
         if self._hvd_reducer is not None:
-            self._hvd_reducer.track(list(zip(names, group["params"], strict=True)))
+            self._hvd_reducer.track(list(zip(names, params, strict=True)))
 
     # ---- what others look at -----------------------------------------------------------------------------------
 

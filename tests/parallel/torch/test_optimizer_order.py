@@ -283,17 +283,20 @@ def test_two_optimizers_in_one_backward_pass():
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_group_added_after_wrapping_is_reduced(named):
+@pytest.mark.parametrize("added_to", ["wrapper", "original"])
+def test_a_group_added_after_wrapping_is_reduced(named, added_to):
     """The usual fine-tuning: layers thaw one after the other and join the optimizer."""
     model = small_model()
     model[3].requires_grad_(False)
     alone = copy.deepcopy(model)
     names = model.named_parameters() if named else None
-    optimizer = hvd.DistributedOptimizer(make_sgd(model[:2].parameters()), names)
+    original = make_sgd(model[:2].parameters())
+    optimizer = hvd.DistributedOptimizer(original, names)
     reference = make_sgd(alone[:2].parameters())
+    target = optimizer if added_to == "wrapper" else original
     for step, (x, y) in enumerate(batches(4)):
         if step == 1:
-            for part, owner in ((model, optimizer), (alone, reference)):
+            for part, owner in ((model, target), (alone, reference)):
                 part[3].requires_grad_(True)
                 owner.add_param_group({"params": part[3].parameters(), "lr": 0.05})
         optimizer.zero_grad()
