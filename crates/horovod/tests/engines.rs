@@ -374,3 +374,32 @@ fn a_rank_that_cannot_go_on_ends_the_job_for_all_and_is_named() {
         engines.push(engine);
     }
 }
+
+#[test]
+fn unnamed_calls_pair_up_again_after_a_join() {
+    let results = on_ranks(2, |engine, rank| {
+        let unnamed = |data: &mut [f32]| {
+            let handle = engine
+                .submit(Submission {
+                    prefix: "test",
+                    name: None,
+                    op: SUM,
+                    set: ProcessSetId::GLOBAL,
+                    tensors: vec![in_place(data)],
+                    splits: None,
+                })
+                .unwrap();
+            finish(engine, handle).unwrap();
+        };
+        let mut data = vec![1.0f32; 3];
+        // Rank 1 has more batches than rank 0.
+        for _ in 0..=rank {
+            unnamed(&mut data);
+        }
+        engine.join::<Error>(|| Ok(())).unwrap();
+        data.fill(1.0);
+        unnamed(&mut data);
+        data[0]
+    });
+    assert_eq!(results, [2.0, 2.0]);
+}

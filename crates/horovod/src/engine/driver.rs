@@ -302,9 +302,14 @@ impl Pump {
             WorkerAction::Complete(id, result) => {
                 let mut state = self.shared.lock();
                 let entry = state.entries.remove(&id);
-                if let Ok(Completion::SetAdded(set)) = result {
+                match result {
                     // Ids are reused: what a former set counted is not known to all new members.
-                    state.unnamed.retain(|(of, _), _| *of != set);
+                    Ok(Completion::SetAdded(set)) => {
+                        state.unnamed.retain(|(of, _), _| *of != set);
+                    }
+                    // The ranks that joined early have issued fewer calls: count anew from where all are.
+                    Ok(Completion::Joined { .. }) => state.unnamed.clear(),
+                    _ => {}
                 }
                 drop(state);
                 // An owner may run foreign code: not under our lock.
