@@ -24,6 +24,9 @@ class Custom:
 
     __hash__ = None
 
+    def __repr__(self):
+        return f"Custom({self.value})"  # names a test, alike on every rank
+
 
 OBJECTS = [
     None,
