@@ -26,6 +26,10 @@ RANK_SITE = TESTS / "rank_site"
 HOROVODRUN = Path(sysconfig.get_path("scripts")) / "horovodrun"
 SHM = Path("/dev/shm")
 
+# Names that Python's and PyTorch's own multiprocessing gives to shared memory and sockets: other programs of this
+# machine make and remove them all the time.
+MULTIPROCESSING = ("sem.mp-", "psm_", "torch_", "pymp-")
+
 # How long processes may take to disappear after the launcher has ended.
 REAP_LIMIT_S = 10.0
 
@@ -267,7 +271,9 @@ def python(
 
 
 def _listing(folder: Path) -> set[str]:
-    return {str(path) for path in folder.iterdir()} if folder.is_dir() else set()
+    if not folder.is_dir():
+        return set()
+    return {str(path) for path in folder.iterdir() if not path.name.startswith(MULTIPROCESSING)}
 
 
 def _socket_files(folder: Path) -> set[str]:
@@ -275,7 +281,8 @@ def _socket_files(folder: Path) -> set[str]:
     found = set()
     for path in [*folder.glob("*"), *folder.glob("*/*")]:
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(path.lstat().st_mode):
+            is_ours = not path.parent.name.startswith(MULTIPROCESSING)
+            if is_ours and stat.S_ISSOCK(path.lstat().st_mode):
                 found.add(str(path))
     return found
 
