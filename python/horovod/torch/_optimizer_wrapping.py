@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.process_sets import ProcessSet
 from horovod.torch._gradient_reducer import ReduceOptions
 from horovod.torch.mpi_ops import is_initialized, size
 
@@ -96,18 +96,17 @@ class Wrapped(torch.optim.Optimizer):
             self._hvd_attach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped:
-        kind, base, settings, _ = self._hvd_recipe()
-        result = _blank(kind, base, settings)
+        result = _blank(*self._hvd_recipe())
         memo[id(self)] = result
         result.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return result
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, self._hvd_recipe(), self.__getstate__()
+        return _blank, self._hvd_recipe(), self.__getstate__()
 
-    def _hvd_recipe(self) -> tuple[type[Wrapped], type[torch.optim.Optimizer], Settings, bool]:
+    def _hvd_recipe(self) -> tuple[type[Wrapped], type[torch.optim.Optimizer], Settings]:
         kind, base = type(self).__bases__
-        return kind, base, self._hvd_settings, self.process_set is global_process_set
+        return kind, base, self._hvd_settings
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state; reductions in flight are dropped and a new cycle begins.
@@ -231,13 +230,3 @@ def _blank(kind: type[W], base: type[torch.optim.Optimizer], settings: Settings)
     result._hvd_settings = settings
     result.__dict__.update(_public(settings))
     return result
-
-
-def _rebuild(
-    kind: type[W], base: type[torch.optim.Optimizer], settings: Settings, is_global: bool
-) -> W:
-    """Unpickle: there is one global process set per process, not one per pickle."""
-    if is_global:
-        options = replace(settings.options, process_set=global_process_set)
-        settings = replace(settings, options=options)
-    return _blank(kind, base, settings)
