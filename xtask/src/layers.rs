@@ -90,12 +90,12 @@ fn check_manifest(name: &str, dependencies: &BTreeSet<String>) -> Vec<String> {
                 "crates/{name}: depends on {dependency}, which is for development"
             ));
         }
-        if let (Some(own), Some(theirs)) = (own, level(dependency)) {
-            if theirs >= own {
-                complaints.push(format!(
-                    "crates/{name}: depends on {dependency}, an arrow up"
-                ));
-            }
+        if let (Some(own), Some(theirs)) = (own, level(dependency))
+            && theirs >= own
+        {
+            complaints.push(format!(
+                "crates/{name}: depends on {dependency}, an arrow up"
+            ));
         }
     }
     complaints
