@@ -94,7 +94,7 @@ def enqueue(
     postscale: float,
     root: int,
     splits: Sequence[int] | None,
-    process_set: int,
+    process_set: int | None,  # None, a set that is not registered: TypeError
     grouped: bool,
 ) -> int:
     """Queue one operation (a group is one operation with several tensors) and return its handle, from 1.
@@ -127,7 +127,7 @@ def wait(
     a pair of that list and the received splits. HorovodInternalError with the cause; unknown handle as in `poll`.
     """
 
-def barrier(process_set: int) -> None: ...
+def barrier(process_set: int | None) -> None: ...
 def join() -> int: ...
 def transports() -> dict[str, str]:
     """What was found at run time, for reports: {"shm": "memfd", ...}."""

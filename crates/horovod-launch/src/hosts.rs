@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use crate::frames::HOST_RANKS_MAX;
+
 /// A machine and how many processes it may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
@@ -69,6 +71,16 @@ pub enum HostsError {
         available: u64,
         /// The hosts as `name:slots`.
         hosts: String,
+    },
+    /// More processes on one host than an agent starts.
+    #[error(
+        "{count} processes on host {host} are too many; at most {HOST_RANKS_MAX} can be started on one host"
+    )]
+    TooManyHere {
+        /// The host.
+        host: String,
+        /// Processes it was to get.
+        count: u32,
     },
 }
 
@@ -253,6 +265,12 @@ pub fn assign(hosts: &[Host], count: u32) -> Result<Vec<Placement>, HostsError> 
         })
         .filter(|(_, here)| *here > 0)
         .collect();
+    if let Some((host, here)) = used.iter().find(|(_, n)| *n as usize > HOST_RANKS_MAX) {
+        return Err(HostsError::TooManyHere {
+            host: host.name.clone(),
+            count: *here,
+        });
+    }
     let mut next = 0;
     let placements = used.iter().enumerate().map(|(index, &(host, here))| {
         let slots = (0..here).map(|local_rank| {
@@ -437,6 +455,15 @@ mod tests {
             .map(|s| (s.local_rank, s.local_size))
             .collect();
         assert_eq!(local, [(0, 4), (1, 4), (2, 4), (3, 4)]);
+    }
+
+    #[test]
+    fn refuses_more_processes_than_an_agent_starts() {
+        let many = u32::try_from(HOST_RANKS_MAX).expect("small") + 1;
+        let error = assign(&[host("a", many)], many)
+            .expect_err("too many")
+            .to_string();
+        assert!(error.contains("16385 processes on host a"), "{error}");
     }
 
     #[test]

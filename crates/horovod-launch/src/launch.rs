@@ -65,6 +65,11 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
         identity: options.ssh_identity_file.clone(),
         connect_timeout_s: seconds,
     };
+    let cwd = std::env::current_dir().map_err(|error| {
+        LaunchError::Other(format!(
+            "the working directory cannot be found (was it removed?): {error}"
+        ))
+    })?;
     let now = Instant::now();
     let links = open_links(placements, &are_local, &ssh)?;
     let job = Job {
@@ -74,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
         rendezvous,
         links,
         start_timeout,
-        cwd: std::env::current_dir()?,
+        cwd,
         state: State::new(now, start_timeout),
     };
     Ok(job.run()?)

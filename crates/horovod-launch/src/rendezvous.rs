@@ -23,12 +23,14 @@ impl Rendezvous {
         wanted: &[String],
     ) -> Result<Self, std::io::Error> {
         let key = JobKey::random()?;
+        // A name that does not exist is a mistake also where it would not be used.
+        let chosen = resolve_interfaces(wanted)?;
         let bind: Vec<IpAddr> = if all_local {
             vec![Ipv4Addr::LOCALHOST.into()]
-        } else if wanted.is_empty() {
+        } else if chosen.is_empty() {
             vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
         } else {
-            resolve_interfaces(wanted)?
+            chosen
         };
         let server = Server::start(ServerConfig::new(bind, key.clone(), size))?;
         let mut addresses = server.addrs().to_vec();

@@ -1,7 +1,7 @@
 //! Lifecycle, queries, process sets, barrier and join.
 
 use horovod::{Engine, Error, ProcessSetId};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -137,6 +137,16 @@ fn look_for_signals() -> Result<(), Stop> {
     Python::attach(|py| py.check_signals()).map_err(Stop::Raised)
 }
 
+/// A `ProcessSet` has no id before it is registered and after it was removed.
+pub(crate) fn registered(process_set: Option<u32>) -> PyResult<ProcessSetId> {
+    process_set.map(ProcessSetId).ok_or_else(|| {
+        PyTypeError::new_err(
+            "This process set is not registered, or was removed: pass it to hvd.init(process_sets=[...]) \
+             or to hvd.add_process_set() first.",
+        )
+    })
+}
+
 /// Register a set of ranks; every rank must make the same call.
 #[pyfunction]
 pub(crate) fn add_process_set(py: Python<'_>, ranks: Vec<u32>) -> PyResult<u32> {
@@ -156,9 +166,10 @@ pub(crate) fn remove_process_set(py: Python<'_>, process_set: u32) -> PyResult<b
 
 /// Wait for all members of the set.
 #[pyfunction]
-pub(crate) fn barrier(py: Python<'_>, process_set: u32) -> PyResult<()> {
+pub(crate) fn barrier(py: Python<'_>, process_set: Option<u32>) -> PyResult<()> {
     let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
-    py.detach(|| engine.barrier(ProcessSetId(process_set), look_for_signals))
+    let set = registered(process_set)?;
+    py.detach(|| engine.barrier(set, look_for_signals))
         .map_err(|e| e.into_py(py))
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use horovod::{
-    Completion, DType, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReduceOp, Scale,
-    Submission, Tensor, TensorMeta, Waited,
+    Completion, DType, Handle, Op, OpResult, Output, Rank, ReduceOp, Scale, Submission, Tensor,
+    TensorMeta, Waited,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -12,6 +12,7 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::buffer::Buffer;
 use crate::errors::operation_error;
+use crate::runtime::registered;
 
 /// Names of the kind codes, by code.
 pub(crate) const KINDS: [&str; 5] = [
@@ -46,10 +47,11 @@ pub(crate) fn enqueue(
     postscale: f64,
     root: i64,
     splits: Option<Vec<i64>>,
-    process_set: u32,
+    process_set: Option<u32>,
     grouped: bool,
 ) -> PyResult<u64> {
     let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+    let set = registered(process_set)?;
     let reduction = || {
         ReduceOp::from_code(op)
             .ok_or_else(|| PyValueError::new_err(format!("Reduction op type {op} not supported.")))
@@ -122,7 +124,7 @@ pub(crate) fn enqueue(
         prefix,
         name,
         op,
-        set: ProcessSetId(process_set),
+        set,
         tensors,
         splits,
     };

@@ -268,14 +268,15 @@ class GradientReducer:
             self._in_flight.append(lambda: _replace_grad(slot.param, result()))
         else:
             tensor, ctx = options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
-            handle = allreduce_async_(
-                tensor,
-                name=slot.name,
-                op=options.op,
-                prescale_factor=self._prescale,
-                postscale_factor=self._postscale,
-                process_set=options.process_set,
-            )
+            with _duplicates_explained():
+                handle = allreduce_async_(
+                    tensor,
+                    name=slot.name,
+                    op=options.op,
+                    prescale_factor=self._prescale,
+                    postscale_factor=self._postscale,
+                    process_set=options.process_set,
+                )
             self._in_flight.append(lambda: self._store(slot, grad, synchronize(handle), ctx))
         self._mark_started(slot)
 
@@ -288,14 +289,15 @@ class GradientReducer:
             options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
             for grad in grads
         ]
-        handle = grouped_allreduce_async_(
-            [tensor for tensor, _ in packed],
-            name=slots[0].name,
-            op=options.op,
-            prescale_factor=self._prescale,
-            postscale_factor=self._postscale,
-            process_set=options.process_set,
-        )
+        with _duplicates_explained():
+            handle = grouped_allreduce_async_(
+                [tensor for tensor, _ in packed],
+                name=slots[0].name,
+                op=options.op,
+                prescale_factor=self._prescale,
+                postscale_factor=self._postscale,
+                process_set=options.process_set,
+            )
 
         def complete() -> None:
             results = synchronize(handle)
@@ -434,6 +436,20 @@ def _existing_grad(param: torch.Tensor, *, sparse: bool) -> torch.Tensor:
         zeros = torch.zeros_like(param, requires_grad=False)
         param.grad = zeros.to_sparse(1) if sparse else zeros
     return param.grad
+
+
+@contextlib.contextmanager
+def _duplicates_explained() -> Iterator[None]:
+    """Add to a complaint about a name in use what it means for gradients."""
+    try:
+        yield
+    except ValueError as error:
+        if "same name" in str(error):
+            error.add_note(
+                "Distributed optimizers whose gradients come from one backward pass need different parameter names: "
+                'give each its own named_parameters, such as model.named_parameters(prefix="generator").'
+            )
+        raise
 
 
 def _replace_grad(param: torch.Tensor, grad: torch.Tensor) -> None:

@@ -71,7 +71,7 @@ def test_the_global_set_holds_everybody():
 
 
 def test_an_unregistered_set_cannot_be_used():
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="not registered"):
         hvd.allreduce(torch.ones(2), process_set=hvd.ProcessSet([0]))
     still_works()
 
