@@ -457,7 +457,9 @@ impl Job<'_> {
         self.state.ends.push(End {
             rank,
             host,
-            was_asked: self.state.asked.is_some() && stopped,
+            // After Ctrl-C every rank ends as its script likes; none of that is news.
+            was_asked: self.state.asked.is_some()
+                && (stopped || self.state.interrupted_by.is_some()),
             is_consequence: CONSEQUENCES
                 .iter()
                 .any(|sign| self.output.tail_contains(rank, sign)),

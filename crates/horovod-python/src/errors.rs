@@ -27,6 +27,12 @@ pub(crate) fn operation_error(py: Python<'_>, e: Error) -> PyErr {
     }
 }
 
+/// Ctrl-C reaches all ranks: the first to leave ends the operations of the others. A rank whose own signal has
+/// arrived by then shall see that, not an error that only follows from it.
+pub(crate) fn interrupt_or(py: Python<'_>, error: PyErr) -> PyErr {
+    py.check_signals().err().unwrap_or(error)
+}
+
 fn internal(py: Python<'_>, text: String) -> PyErr {
     match INTERNAL.import(py, "horovod.common.exceptions", "HorovodInternalError") {
         Ok(class) => PyErr::from_type(class.clone(), text),

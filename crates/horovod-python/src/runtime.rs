@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::errors::{operation_error, query_error};
+use crate::errors::{interrupt_or, operation_error, query_error};
 
 /// Dynamic sets may also be switched on by an argument of init.
 static DYNAMIC: AtomicBool = AtomicBool::new(false);
@@ -127,7 +127,7 @@ impl From<Error> for Stop {
 impl Stop {
     fn into_py(self, py: Python<'_>) -> PyErr {
         match self {
-            Self::Failed(e) => operation_error(py, e),
+            Self::Failed(e) => interrupt_or(py, operation_error(py, e)),
             Self::Raised(e) => e,
         }
     }

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::buffer::Buffer;
-use crate::errors::operation_error;
+use crate::errors::{interrupt_or, operation_error};
 use crate::runtime::registered;
 
 /// Names of the kind codes, by code.
@@ -162,7 +162,7 @@ pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
         match waited {
             Waited::Unknown => return Err(unknown_handle(handle)),
             Waited::Ended(Ok(result)) => return to_python(py, result),
-            Waited::Ended(Err(e)) => return Err(operation_error(py, e)),
+            Waited::Ended(Err(e)) => return Err(interrupt_or(py, operation_error(py, e))),
             Waited::Pending => py.check_signals()?,
         }
         waited = py.detach(|| engine.wait(Handle(handle), SIGNAL_SLICE));
