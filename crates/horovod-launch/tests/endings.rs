@@ -164,9 +164,9 @@ fn nothing_outlives_an_agent_killed_with_sigkill() {
 }
 
 #[test]
-fn ctrl_c_reaches_all_ranks() {
+fn ctrl_c_reaches_all_ranks_and_nobody_is_blamed() {
     let script = "import signal, sys, threading\n\
-def stop(number, frame):\n    print('saw', number, flush=True)\n    sys.exit(0)\n\
+def stop(number, frame):\n    print('saw', number, flush=True)\n    sys.exit(7)\n\
 signal.signal(signal.SIGINT, stop)\nsignal.signal(signal.SIGTERM, stop)\n\
 print('ready', flush=True)\nthreading.Event().wait()\n";
     for (name, number) in [("INT", 2), ("TERM", 15), ("HUP", 15)] {
@@ -180,6 +180,7 @@ print('ready', flush=True)\nthreading.Event().wait()\n";
             _ => 129,
         };
         assert_eq!(ended.code, code, "{}", ended.err);
+        assert!(!ended.err.contains("exited with code"), "{}", ended.err);
         for rank in 0..2 {
             let line = format!("[{rank}]<stdout>:saw {number}");
             assert!(ended.text().contains(&line), "{name}: {}", ended.text());
