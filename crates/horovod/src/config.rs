@@ -294,15 +294,15 @@ impl Config {
                 r.not_negative("HOROVOD_CYCLE_TIME", 0.0)?.min(10_000.0) / 1e3,
             ),
             cache_capacity: r.number("HOROVOD_CACHE_CAPACITY", 1024usize)?,
-            disable_group_fusion: r.flag("HOROVOD_DISABLE_GROUP_FUSION", false),
-            stall_check: (!r.flag("HOROVOD_STALL_CHECK_DISABLE", false)
+            disable_group_fusion: r.flag("HOROVOD_DISABLE_GROUP_FUSION", false)?,
+            stall_check: (!r.flag("HOROVOD_STALL_CHECK_DISABLE", false)?
                 && !stall_warning.is_zero())
             .then_some(stall_warning),
             stall_shutdown,
-            dynamic_process_sets: r.flag("HOROVOD_DYNAMIC_PROCESS_SETS", false),
-            shm: r.flag("HOROVOD_SHM", true),
+            dynamic_process_sets: r.flag("HOROVOD_DYNAMIC_PROCESS_SETS", false)?,
+            shm: r.flag("HOROVOD_SHM", true)?,
             shm_bytes_per_rank,
-            encrypt: r.flag("HOROVOD_ENCRYPT", false),
+            encrypt: r.flag("HOROVOD_ENCRYPT", false)?,
         };
         config.refuse_a_foreign_launcher(&r)?;
         Ok(config)
@@ -375,7 +375,8 @@ impl LogSettings {
         };
         Self {
             level,
-            hide_time: r.flag("HOROVOD_LOG_HIDE_TIME", false),
+            // The log itself has nobody to complain to.
+            hide_time: r.flag("HOROVOD_LOG_HIDE_TIME", false).unwrap_or(false),
         }
     }
 }
@@ -432,13 +433,17 @@ impl Reader<'_> {
         }
     }
 
-    /// Integer parse, true if above 0; anything else counts as unset or 0, as in the original.
-    fn flag(&self, name: &str, default: bool) -> bool {
-        match self.text(name) {
-            None => default,
-            Some(v) => match v.trim() {
-                "true" | "True" | "yes" | "on" => true,
-                v => v.parse::<i64>().is_ok_and(|n| n > 0),
+    /// A number (true if above 0) or a word; `true` is a number of 0 to the original, which nobody meant.
+    fn flag(&self, name: &str, default: bool) -> Result<bool, Error> {
+        let Some(text) = self.text(name) else {
+            return Ok(default);
+        };
+        match text.trim().to_ascii_lowercase().as_str() {
+            "true" | "yes" | "on" => Ok(true),
+            "false" | "no" | "off" => Ok(false),
+            number => match number.parse::<i64>() {
+                Ok(n) => Ok(n > 0),
+                Err(_) => Err(Error::Init(format!("{name}={text:?}: expected 1 or 0"))),
             },
         }
     }
@@ -509,6 +514,7 @@ mod tests {
             ("HOROVOD_CYCLE_TIME", "-3"),
             ("HOROVOD_RENDEZVOUS", "nowhere"),
             ("HOROVOD_SHM_BYTES_PER_RANK", "1"),
+            ("HOROVOD_SHM", "maybe"),
         ] {
             let e = read(&[(name, value)]).unwrap_err().to_string();
             assert!(e.contains(name) && e.contains(value), "{e}");
