@@ -90,7 +90,7 @@ fn measure(ranks: usize, case: Case, bytes: usize, staging: usize) -> (f64, f64)
                         ..
                     } = mesh;
                     let members: Vec<Rank> = (0..ranks).map(|rank| Rank(rank as u32)).collect();
-                    let layout = SetLayout::new(&topology, &members, true);
+                    let layout = SetLayout::new(&topology, &members);
                     let (mut idle, mut scratch) = (Waiting(waiter), Scratch::new());
                     let tuning = Tuning::default();
                     let mut memory = vec![0u8; bytes];

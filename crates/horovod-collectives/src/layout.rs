@@ -19,12 +19,12 @@ pub struct SetLayout {
 }
 
 impl SetLayout {
-    /// The layout of `members` (ascending global ranks, this rank among them). Without
-    /// `shared_memory` (switched off for the whole job) every rank counts as a host of its own.
+    /// The layout of `members` (ascending global ranks, this rank among them). Where the ranks of a host
+    /// do not share memory, each counts as a host of its own.
     ///
     /// # Panics
     /// When this rank is not a member or a member is not in the topology: negotiation excludes both.
-    pub fn new(topology: &Topology, members: &[Rank], shared_memory: bool) -> Self {
+    pub fn new(topology: &Topology, members: &[Rank]) -> Self {
         let me = members
             .iter()
             .position(|rank| *rank == topology.rank)
@@ -33,8 +33,11 @@ impl SetLayout {
         let mut hosts: Vec<Vec<usize>> = Vec::new();
         let (mut host_of, mut local_of) = (Vec::new(), Vec::new());
         for (member, rank) in members.iter().enumerate() {
-            let id = topology.peer(*rank).host;
-            let known = ids.iter().position(|known| *known == id && shared_memory);
+            let peer = topology.peer(*rank);
+            let id = peer.host;
+            let known = ids
+                .iter()
+                .position(|known| *known == id && peer.shares_memory);
             let host = known.unwrap_or_else(|| {
                 ids.push(id);
                 hosts.push(Vec::new());

@@ -107,6 +107,7 @@ impl Cluster {
             identity: host.to_string(),
             hostname: format!("host{host}"),
             pid: std::process::id(),
+            shm: self.shm,
         };
         let members: Vec<Member> = self.hosts.iter().map(member).collect();
         let mut parts: Vec<Parts> = (0..n)

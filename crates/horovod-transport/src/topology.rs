@@ -22,6 +22,8 @@ pub struct PeerInfo {
     pub hostname: Arc<str>,
     /// Its process on that host.
     pub pid: u32,
+    /// Whether the ranks of its host share memory (it may be switched off); the same on all of them.
+    pub shares_memory: bool,
 }
 
 /// The members of one generation, seen from one of them.
@@ -44,6 +46,8 @@ pub(crate) struct Member {
     pub(crate) identity: String,
     pub(crate) hostname: String,
     pub(crate) pid: u32,
+    /// It is ready to share memory with its host.
+    pub(crate) shm: bool,
 }
 
 impl Topology {
@@ -66,7 +70,15 @@ impl Topology {
                 local_rank,
                 hostname: member.hostname.as_str().into(),
                 pid: member.pid,
+                shares_memory: member.shm,
             });
+        }
+        let mut all_share = vec![true; hosts.len()];
+        for peer in &peers {
+            all_share[peer.host.0 as usize] &= peer.shares_memory;
+        }
+        for peer in &mut peers {
+            peer.shares_memory = all_share[peer.host.0 as usize];
         }
         let size = u32::try_from(peers.len()).unwrap_or(u32::MAX);
         Self {
@@ -143,9 +155,19 @@ mod tests {
                 identity: (*h).into(),
                 hostname: (*h).into(),
                 pid: 1,
+                shm: *h != "off",
             })
             .collect();
         Topology::new(Rank(rank), Generation(1), &members)
+    }
+
+    #[test]
+    fn all_ranks_see_alike_which_hosts_share_memory() {
+        for rank in 0..4 {
+            let t = topology(rank, &["a", "off", "a", "b"]);
+            let shares: Vec<bool> = t.peers.iter().map(|p| p.shares_memory).collect();
+            assert_eq!(shares, [true, false, true, true]);
+        }
     }
 
     #[test]

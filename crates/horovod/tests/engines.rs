@@ -8,7 +8,7 @@ use horovod::{
     DType, Engine, Error, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReadyEvent, ReduceOp,
     Scale, Submission, Tensor, TensorMeta, Waited,
 };
-use horovod_transport::testing;
+use horovod_transport::{Mesh, testing};
 
 /// Hard bound of every wait; reached only when something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -18,7 +18,15 @@ fn on_ranks<T: Send + 'static>(
     n: usize,
     body: impl Fn(&Engine, usize) -> T + Send + Clone + 'static,
 ) -> Vec<T> {
-    let meshes = testing::cluster(n);
+    on_meshes(testing::cluster(n), body)
+}
+
+/// As [`on_ranks`], on links made by the caller.
+fn on_meshes<T: Send + 'static>(
+    meshes: Vec<Mesh>,
+    body: impl Fn(&Engine, usize) -> T + Send + Clone + 'static,
+) -> Vec<T> {
+    let n = meshes.len();
     let (done, results) = mpsc::channel();
     for (rank, mesh) in meshes.into_iter().enumerate() {
         let (body, done) = (body.clone(), done.clone());
@@ -402,4 +410,20 @@ fn unnamed_calls_pair_up_again_after_a_join() {
         data[0]
     });
     assert_eq!(results, [2.0, 2.0]);
+}
+
+#[test]
+fn a_rank_alone_on_its_host_sees_the_hosts_as_the_others_do() {
+    // Long enough for the algorithms that differ between one host and several.
+    let body = |engine: &Engine, rank: usize| {
+        let mut data = vec![rank as f32; 100_003];
+        let handle = submit(engine, "x", SUM, vec![in_place(&mut data)]).unwrap();
+        finish(engine, handle).unwrap();
+        data[100_002]
+    };
+    for hosts in [&[0, 0, 1][..], &[0, 1, 1, 1], &[0, 1, 2]] {
+        let sum = (0..hosts.len()).sum::<usize>() as f32;
+        let results = on_meshes(testing::cluster_hosts(hosts), body);
+        assert!(results.iter().all(|r| *r == sum), "{hosts:?}: {results:?}");
+    }
 }

@@ -97,7 +97,7 @@ impl World {
                     scope.spawn(move || {
                         // A rank that fails must not leave the others waiting.
                         let _guard = AbortOnPanic(aborted.clone());
-                        body(&mut Node::new(mesh, self.shm, aborted))
+                        body(&mut Node::new(mesh, aborted))
                     })
                 })
                 .collect();
@@ -145,13 +145,12 @@ pub(crate) struct Node {
     data: Option<Data>,
     scratch: Scratch,
     topology: Topology,
-    shm: bool,
     seq: u64,
     control: Option<horovod_transport::Control>,
 }
 
 impl Node {
-    fn new(mesh: Mesh, shm: bool, aborted: Arc<AtomicBool>) -> Self {
+    fn new(mesh: Mesh, aborted: Arc<AtomicBool>) -> Self {
         let Mesh {
             topology,
             control,
@@ -172,7 +171,6 @@ impl Node {
             data: Some(data),
             scratch: Scratch::new(),
             topology,
-            shm,
             seq: 1,
             control: Some(control),
         }
@@ -199,7 +197,7 @@ impl Node {
         self.seq += 1;
         self.idle.deadline = Instant::now() + LIMIT;
         let me = members.iter().position(|rank| rank.index() == self.rank)?;
-        let layout = SetLayout::new(&self.topology, members, self.shm);
+        let layout = SetLayout::new(&self.topology, members);
         Some(f(&mut Ctx {
             data: self.data.as_mut().expect("the links are still there"),
             idle: &mut self.idle,

@@ -56,6 +56,7 @@ impl Mesh {
                 .to_string_lossy()
                 .into_owned(),
             pid: std::process::id(),
+            shm: true,
         };
         Self::assemble(Parts {
             topology: Topology::new(Rank(0), Generation(0), &[member]),

@@ -150,10 +150,11 @@ impl Joining {
                 identity: m.identity.clone(),
                 hostname: m.hostname.clone(),
                 pid: m.pid,
+                shm: m.shm,
             })
             .collect();
         let topology = Topology::new(self.config.rank, generation, &members);
-        let mates = mates(&topology, &roster);
+        let mates = mates(&topology);
         let mut gate = Gate::default();
         let (place, giving, _local_listener) = self.open(&topology, &mates, &mut gate)?;
         self.tell(&ToServer::Ready(place))?;
@@ -308,10 +309,9 @@ impl Joining {
 }
 
 /// The ranks that share memory with this one, itself included; alone if none do.
-fn mates(topology: &Topology, roster: &[MemberEntry]) -> Arc<[Rank]> {
-    let here = topology.ranks_on(topology.host());
-    if here.iter().all(|r| roster[r.index()].shm) {
-        here.into()
+fn mates(topology: &Topology) -> Arc<[Rank]> {
+    if topology.peer(topology.rank).shares_memory {
+        topology.ranks_on(topology.host()).into()
     } else {
         [topology.rank].into()
     }

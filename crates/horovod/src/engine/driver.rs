@@ -104,7 +104,7 @@ impl Driver {
             })
         });
         Self {
-            layouts: Layouts::new(&topology, data.arena().is_some()),
+            layouts: Layouts::new(&topology),
             tuning: Tuning::default(),
             scratch: Scratch::default(),
             data,

@@ -45,15 +45,13 @@ impl From<CollectiveError> for Failure {
 /// Which members of each set share a host, worked out once per set.
 pub(super) struct Layouts {
     topology: Topology,
-    shared_memory: bool,
     sets: BTreeMap<ProcessSetId, (Arc<[Rank]>, Arc<SetLayout>)>,
 }
 
 impl Layouts {
-    pub(super) fn new(topology: &Topology, shared_memory: bool) -> Self {
+    pub(super) fn new(topology: &Topology) -> Self {
         Self {
             topology: topology.clone(),
-            shared_memory,
             sets: BTreeMap::new(),
         }
     }
@@ -65,7 +63,7 @@ impl Layouts {
         {
             return layout.clone();
         }
-        let layout = Arc::new(SetLayout::new(&self.topology, members, self.shared_memory));
+        let layout = Arc::new(SetLayout::new(&self.topology, members));
         self.sets.insert(set, (members.clone(), layout.clone()));
         layout
     }
