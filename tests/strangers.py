@@ -15,7 +15,7 @@ Place = tuple[str, object]
 
 LISTEN = "0A"
 ACCEPTS = 0x10000
-CONNECTIONS_MAX = 2000
+CONNECTIONS_MAX = 20_000
 
 
 def listening(pids: Iterable[int]) -> list[Place]:
