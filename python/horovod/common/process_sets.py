@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from horovod import _core
+from horovod.common.exceptions import HorovodInternalError
 
 # The runtime's face, filled in by `horovod.common.basics`; launchers read it here.
 _basics: Any = None
@@ -190,7 +191,8 @@ def register(process_sets: Sequence[ProcessSet], new: bool) -> None:
         if new:
             try:
                 process_set.process_set_id = _create(ranks)
-            except ValueError as error:
+            except (ValueError, HorovodInternalError) as error:
+                # The second: another rank found the mistake first and has stopped the job already.
                 _core.shutdown()
                 raise ValueError(
                     f"Horovod initialization failed. process_sets entry number {i}, {process_set}: {error}"
