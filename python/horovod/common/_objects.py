@@ -94,7 +94,7 @@ def _enqueue(
         1.0,
         root_rank,
         None,
-        process_set.process_set_id,  # type: ignore[arg-type] # None raises the TypeError that users know
+        process_set.process_set_id,  # None raises the TypeError users know
         False,
     )
 

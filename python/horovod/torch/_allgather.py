@@ -73,7 +73,7 @@ def _enqueue(
         1.0,
         -1,
         None,
-        process_set.process_set_id,  # type: ignore[arg-type]
+        process_set.process_set_id,
         grouped,
     )
 

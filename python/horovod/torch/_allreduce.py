@@ -64,7 +64,7 @@ def allreduce_async_(
             postscale_factor,
             -1,
             None,
-            process_set.process_set_id,  # type: ignore[arg-type] # None raises the TypeError users know
+            process_set.process_set_id,  # None raises the TypeError users know
             False,
         )
         _handle_map[handle] = tensor
@@ -98,7 +98,7 @@ def allreduce_async_(
         postscale_factor,
         -1,
         None,
-        process_set.process_set_id,  # type: ignore[arg-type]
+        process_set.process_set_id,
         False,
     )
     _handle_map[handle] = Deferred(finish)
@@ -143,7 +143,7 @@ def allreduce_async(
         postscale_factor,
         -1,
         None,
-        process_set.process_set_id,  # type: ignore[arg-type]
+        process_set.process_set_id,
         False,
     )
     _handle_map[handle] = from_wire(output, tensor.dtype)
@@ -219,7 +219,7 @@ def grouped_allreduce_async_(
         postscale_factor,
         -1,
         None,
-        process_set.process_set_id,  # type: ignore[arg-type]
+        process_set.process_set_id,
         True,
     )
     _handle_map[handle] = Deferred(finish)
@@ -270,7 +270,7 @@ def grouped_allreduce_async(
         postscale_factor,
         -1,
         None,
-        process_set.process_set_id,  # type: ignore[arg-type]
+        process_set.process_set_id,
         True,
     )
     _handle_map[handle] = tuple(results)

@@ -46,7 +46,7 @@ def alltoall_async(
         1.0,
         -1,
         rows,
-        process_set.process_set_id,  # type: ignore[arg-type]
+        process_set.process_set_id,
         False,
     )
     _handle_map[handle] = Deferred(finish)

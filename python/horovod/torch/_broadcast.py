@@ -84,7 +84,7 @@ def _enqueue(item: Entry, root_rank: int, name: str | None, process_set: Process
         1.0,
         root_rank,
         None,
-        process_set.process_set_id,  # type: ignore[arg-type]
+        process_set.process_set_id,
         False,
     )
 

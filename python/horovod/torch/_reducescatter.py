@@ -113,7 +113,7 @@ def _enqueue(
         postscale_factor,
         -1,
         None,
-        process_set.process_set_id,  # type: ignore[arg-type]
+        process_set.process_set_id,
         grouped,
     )
 

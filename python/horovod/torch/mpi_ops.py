@@ -207,7 +207,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     HorovodInternalError
         A rank was lost, or Horovod is not initialised.
     """
-    _core.barrier(process_set.process_set_id)  # type: ignore[arg-type]
+    _core.barrier(process_set.process_set_id)
 
 
 def _check_has_gpu() -> bool:
