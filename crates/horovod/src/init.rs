@@ -124,14 +124,7 @@ pub fn try_engine() -> Option<Arc<Engine>> {
 /// What carries the bytes on this machine: name and mechanism.
 pub fn transports() -> Vec<(&'static str, &'static str)> {
     vec![
-        (
-            "shm",
-            if cfg!(target_os = "linux") {
-                "memfd, eventfd"
-            } else {
-                "unlinked file, pipe"
-            },
-        ),
+        ("shm", horovod_transport::WAYS.shared_memory),
         (
             "tcp",
             "authenticated by Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s",

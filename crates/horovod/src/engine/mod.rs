@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    Completion, EntryId, Op, OpError, OpErrorKind, ProcessSetId, Rank, Time, Worker, WorkerConfig,
+    EntryId, OpError, OpErrorKind, ProcessSetId, Rank, Time, Worker, WorkerConfig,
 };
 use horovod_transport::{Doorbell, Mesh, Topology};
 
@@ -186,10 +186,4 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.shutdown();
     }
-}
-
-/// Result of an operation that carries no tensors.
-pub(crate) fn completion_of(op: &Op) -> Completion {
-    debug_assert!(!matches!(op, Op::Join), "join completes through the worker");
-    Completion::Done
 }
