@@ -3,13 +3,14 @@
 //! Each rank writes only its own staging memory and reads its peers'. Three flags per rank order this;
 //! their values only grow: place of the operation in the job's total order, then steps within it.
 //! Overlapping process sets need nothing more, since every rank runs its operations in that order.
+//! An operation may have two pipelines under way, each on a [`Track`] with flags and slots of its own.
 
 use horovod_protocol::Seq;
 use horovod_transport::{Arena, Idle};
 
 use crate::context::Ctx;
 use crate::error::CollectiveError;
-use crate::scratch::{LastUse, SMALL_AREAS};
+use crate::scratch::{LastUse, SMALL_AREAS, TRACKS};
 
 /// "I have staged my chunks up to this step."
 const STAGED: usize = 0;
@@ -21,7 +22,10 @@ const DONE: usize = 2;
 /// Bits of a flag value that count steps; the rest is the sequence number.
 const STEP_BITS: u32 = 24;
 
-/// Slots of the bulk area. Two would let a rank stage while its peers read; with four, ranks that
+/// Flags of one track: the three above.
+const TRACK_FLAGS: usize = 3;
+
+/// Slots of a track. Two would let a rank stage while its peers read; with four, ranks that
 /// share a core seldom wait for each other.
 const SLOTS: usize = 4;
 /// Most bytes of an area for small operations.
@@ -36,11 +40,21 @@ struct Areas {
     slot: usize,
 }
 
+/// Which flags and slots a pipeline uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Track {
+    /// What operations with one pipeline use.
+    First,
+    /// Of a second one that runs beside it.
+    #[expect(dead_code, reason = "hierarchical allreduce gets one next")]
+    Second,
+}
+
 impl Areas {
     fn of(staging: usize, ranks: usize) -> Result<Self, CollectiveError> {
         let down = |bytes: usize| bytes - bytes % LINE;
         let small = down((staging / 4 / SMALL_AREAS).min(SMALL_BYTES_MAX));
-        let slot = down((staging - SMALL_AREAS * small) / SLOTS);
+        let slot = down((staging - SMALL_AREAS * small) / (TRACKS * SLOTS));
         if slot / LINE < ranks {
             return Err(CollectiveError::StagingTooSmall {
                 have: staging,
@@ -193,63 +207,142 @@ impl<'a> Local<'a> {
         Ok(())
     }
 
-    /// Runs `work` through the bulk area, each stage as far ahead as slots allow.
+    /// Runs `work` through the first track, each stage as far ahead as slots allow.
     pub(crate) fn run(
         &self,
         ctx: &mut Ctx<'_>,
         plan: Plan,
         work: &mut dyn Work,
     ) -> Result<(), CollectiveError> {
-        let base = ctx.scratch.claim(ctx.seq, plan.steps as u64);
-        check_steps(base + plan.steps as u64)?;
-        // The value that says that step `n` (from 0) is through.
-        let value = |n: usize| flag_value(ctx.seq, base + n as u64 + 1);
-        let slots = |step: usize| Slots {
-            local: self,
-            offset: SMALL_AREAS * self.areas.small + step % SLOTS * self.areas.slot,
-        };
-        let produces = plan.producer.is_none_or(|producer| producer == self.me);
-        let awaited = |reduced: bool, step: usize| match plan.producer {
-            Some(producer) if producer == self.me => true,
-            Some(producer) => self.reached([self.index[producer]], STAGED, value(step)),
-            None => self.reached(
-                self.peers(),
-                if reduced { REDUCED } else { STAGED },
-                value(step),
-            ),
-        };
-        let mut free = !produces;
-        let mut staged = if produces { 0 } else { plan.steps };
-        let (mut reduced, mut finished, mut spins) = (0, 0, 0);
-        while finished < plan.steps {
-            let ready = if plan.reduces { reduced } else { staged };
-            if finished < ready && awaited(plan.reduces, finished) {
-                work.finish(finished, &slots(finished));
-                self.publish(DONE, value(finished));
-                finished += 1;
-            } else if plan.reduces && reduced < staged && awaited(false, reduced) {
-                work.reduce(reduced, &slots(reduced));
-                self.publish(REDUCED, value(reduced));
-                reduced += 1;
-            } else if staged < plan.steps
-                && (free || self.is_free(&ctx.scratch.bulk))
-                && (staged < SLOTS || self.reached(self.peers(), DONE, value(staged - SLOTS)))
-            {
-                free = true;
-                work.stage(staged, slots(staged).of(self.me));
-                self.publish(STAGED, value(staged));
-                staged += 1;
+        let mut pipeline = Pipeline::new(ctx, plan, Track::First)?;
+        let mut spins = 0;
+        while !pipeline.is_done() {
+            if pipeline.step(self, ctx, work, usize::MAX) {
+                spins = 0;
             } else {
                 ctx.idle.idle(spins)?;
-                spins = spins.saturating_add(1);
-                continue;
+                spins = u32::saturating_add(spins, 1);
             }
-            spins = 0;
-        }
-        if produces && plan.steps > 0 {
-            ctx.scratch.bulk.set(value(plan.steps - 1), self.index);
         }
         Ok(())
+    }
+}
+
+/// A pipelined operation on its way. All members of the host make the same ones in the same order.
+pub(crate) struct Pipeline {
+    plan: Plan,
+    track: Track,
+    seq: Seq,
+    /// Steps of this operation that came before.
+    base: u64,
+    /// Whether what is known to have been read of this rank's slots is enough to begin.
+    free: bool,
+    staged: usize,
+    reduced: usize,
+    finished: usize,
+}
+
+impl Pipeline {
+    pub(crate) fn new(
+        ctx: &mut Ctx<'_>,
+        plan: Plan,
+        track: Track,
+    ) -> Result<Self, CollectiveError> {
+        let base = ctx.scratch.claim(ctx.seq, plan.steps as u64);
+        check_steps(base + plan.steps as u64)?;
+        Ok(Self {
+            plan,
+            track,
+            seq: ctx.seq,
+            base,
+            free: false,
+            staged: 0,
+            reduced: 0,
+            finished: 0,
+        })
+    }
+
+    /// Whether this rank has nothing left to do.
+    pub(crate) fn is_done(&self) -> bool {
+        self.finished == self.plan.steps
+    }
+
+    /// The value that says that step `n` (from 0) is through.
+    fn value(&self, n: usize) -> u64 {
+        flag_value(self.seq, self.base + n as u64 + 1)
+    }
+
+    fn flag(&self, flag: usize) -> usize {
+        self.track as usize * TRACK_FLAGS + flag
+    }
+
+    fn slots<'a>(&self, local: &'a Local<'a>, step: usize) -> Slots<'a> {
+        let slot = self.track as usize * SLOTS + step % SLOTS;
+        Slots {
+            local,
+            offset: SMALL_AREAS * local.areas.small + slot * local.areas.slot,
+        }
+    }
+
+    /// Whether the peers whose slots this rank reads have set `flag` for a step.
+    fn awaited(&self, local: &Local<'_>, flag: usize, step: usize) -> bool {
+        let (flag, value) = (self.flag(flag), self.value(step));
+        match self.plan.producer {
+            Some(producer) if producer == local.me => true,
+            Some(producer) => local.reached([local.index[producer]], flag, value),
+            None => local.reached(local.peers(), flag, value),
+        }
+    }
+
+    /// Does the one thing that can be done and is most urgent; whether there was any. Stages no step
+    /// from `stage_limit` on.
+    pub(crate) fn step(
+        &mut self,
+        local: &Local<'_>,
+        ctx: &mut Ctx<'_>,
+        work: &mut dyn Work,
+        stage_limit: usize,
+    ) -> bool {
+        let plan = self.plan;
+        let produces = plan.producer.is_none_or(|producer| producer == local.me);
+        let staged = if produces { self.staged } else { plan.steps };
+        let (ready, flag) = if plan.reduces {
+            (self.reduced, REDUCED)
+        } else {
+            (staged, STAGED)
+        };
+        if self.finished < ready && self.awaited(local, flag, self.finished) {
+            work.finish(self.finished, &self.slots(local, self.finished));
+            local.publish(self.flag(DONE), self.value(self.finished));
+            self.finished += 1;
+        } else if plan.reduces && self.reduced < staged && self.awaited(local, STAGED, self.reduced)
+        {
+            work.reduce(self.reduced, &self.slots(local, self.reduced));
+            local.publish(self.flag(REDUCED), self.value(self.reduced));
+            self.reduced += 1;
+        } else if staged < plan.steps.min(stage_limit) && self.may_stage(local, ctx) {
+            work.stage(staged, self.slots(local, staged).of(local.me));
+            local.publish(self.flag(STAGED), self.value(staged));
+            self.staged += 1;
+            if self.staged == plan.steps {
+                let last = self.value(plan.steps - 1);
+                ctx.scratch.bulk[self.track as usize].set(last, local.index);
+            }
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Whether the slot of the next step to stage has been read by all.
+    fn may_stage(&mut self, local: &Local<'_>, ctx: &Ctx<'_>) -> bool {
+        let done = self.flag(DONE);
+        if !self.free {
+            let last = &ctx.scratch.bulk[self.track as usize];
+            self.free = local.reached(last.readers.iter().copied(), done, last.value);
+        }
+        let read = |step: usize| local.reached(local.peers(), done, self.value(step));
+        self.free && (self.staged < SLOTS || read(self.staged - SLOTS))
     }
 }
 

@@ -8,6 +8,8 @@ use crate::slices::{Segment, Vector};
 
 /// Staging areas for small operations; which one is used follows from the sequence number.
 pub(crate) const SMALL_AREAS: usize = 4;
+/// Pipelines that one operation may have under way at the same time.
+pub(crate) const TRACKS: usize = 2;
 
 /// Buffers kept for reuse; more are dropped.
 const KEPT_MAX: usize = 16;
@@ -22,7 +24,7 @@ pub struct Scratch {
     /// Steps of shared-memory phases done in this operation; the same on all members of the host.
     step: u64,
     pub(crate) small: [LastUse; SMALL_AREAS],
-    pub(crate) bulk: LastUse,
+    pub(crate) bulk: [LastUse; TRACKS],
     pub(crate) sources: Vec<Source>,
     vectors: Vec<Vector>,
     buffers: Vec<Vec<u8>>,
