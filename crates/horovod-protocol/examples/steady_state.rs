@@ -34,7 +34,7 @@ fn main() {
             let start = Instant::now();
             for (id, request) in requests.into_iter().enumerate() {
                 worker
-                    .submit(Time(step as u64), EntryId(id as u64), request)
+                    .submit(Time(step as u64), EntryId(id as u64), &request)
                     .expect("valid");
             }
             let mut messages = Vec::new();
@@ -50,17 +50,17 @@ fn main() {
             for encoded in messages {
                 bytes[0] += encoded.len();
                 let message = ToCoordinator::decode(&encoded).expect("our own");
-                coordinator.handle_message(Time(step as u64), rank, message);
+                coordinator.handle_message(Time(step as u64), rank, &message);
             }
             spent[1] += start.elapsed();
         }
         let start = Instant::now();
         let mut messages = Vec::new();
         while let Some(action) = coordinator.poll_action() {
-            if let CoordinatorAction::Send(rank, message) = action {
+            if let CoordinatorAction::Send(to, message) = action {
                 let mut encoded = Vec::new();
                 message.encode(&mut encoded);
-                messages.push((rank, encoded));
+                messages.extend(to.iter().map(|rank| (*rank, encoded.clone())));
             }
         }
         spent[1] += start.elapsed();
@@ -69,7 +69,7 @@ fn main() {
             bytes[1] += encoded.len();
             let message = ToWorker::decode(&encoded).expect("our own");
             let worker = &mut workers[rank.index()];
-            worker.handle_message(Time(step as u64), message);
+            worker.handle_message(Time(step as u64), &message);
             while let Some(action) = worker.poll_action() {
                 assert!(matches!(action, WorkerAction::Execute(_)), "{action:?}");
             }

@@ -12,6 +12,14 @@ pub enum WorkerAction {
     Send(ToCoordinator),
     /// Run this; strictly in the order of these actions.
     Execute(Execution),
+    /// From here on, between the executions before and after, the data plane uses these values.
+    /// Every rank gets them at the same place of the order, also when it has joined.
+    Tuned {
+        /// Place in the job's one order; among the numbers of the executions.
+        seq: Seq,
+        /// As given to [`crate::Coordinator::announce_tuning`].
+        values: Arc<[u64]>,
+    },
     /// An operation ended without data.
     Complete(EntryId, Result<Completion, OpError>),
     /// All ranks have stopped (or are gone while stopping): links may be closed. The last action.

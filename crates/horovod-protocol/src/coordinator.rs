@@ -6,7 +6,7 @@ use crate::content::Content;
 use crate::error::{OpError, PeerLost, asked_by, clip};
 use crate::fusion::FusionKey;
 use crate::join::Joins;
-use crate::limits::{NAME_BYTES_MAX, PENDING_MAX};
+use crate::limits::{NAME_BYTES_MAX, PENDING_MAX, TUNED_VALUES_MAX};
 use crate::lookup::Slab;
 use crate::message::{Item, Response, SetKey, Slot, Submission, ToCoordinator, ToWorker};
 use crate::process_sets::SetTable;
@@ -69,8 +69,8 @@ impl CoordinatorConfig {
 /// What the engine of rank 0 shall do; drain with [`Coordinator::poll_action`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum CoordinatorAction {
-    /// Send to this rank's worker (also rank 0's own, in order).
-    Send(Rank, ToWorker),
+    /// Send to the workers of these ranks (rank 0's own may be among them), in order.
+    Send(Arc<[Rank]>, ToWorker),
     /// Log who is late: as a warning, or as an error when it shuts the job down.
     Stall(StallReport),
     /// The response cache of a set is too small (once per set); see [`crate::CACHE_EVICTION_TEXT`].
@@ -142,11 +142,12 @@ type Violation = &'static str;
 impl Coordinator {
     /// A coordinator that knows only the set of all ranks.
     pub fn new(cfg: CoordinatorConfig) -> Self {
-        let everybody: Arc<[Rank]> = (0..cfg.size).map(Rank).collect();
+        let sets = SetTable::new(cfg.size);
+        let everybody = sets.everybody();
         Self {
             now: Time::default(),
             phase: Phase::Running,
-            sets: SetTable::new(cfg.size),
+            sets,
             entries: Slab::default(),
             cache: Cache::new(cfg.cache_capacity, cfg.size),
             joins: Joins::default(),
@@ -166,7 +167,7 @@ impl Coordinator {
     }
 
     /// A rank said something. Impossible content ends the generation and names that rank.
-    pub fn handle_message(&mut self, now: Time, from: Rank, msg: ToCoordinator) {
+    pub fn handle_message(&mut self, now: Time, from: Rank, msg: &ToCoordinator) {
         self.now = self.now.max(now);
         // A message of another life of the job is nobody's fault, only late.
         if msg.generation != self.cfg.generation || matches!(self.phase, Phase::Over) {
@@ -178,6 +179,34 @@ impl Coordinator {
             self.actions.push_back(CoordinatorAction::Abort(lost));
         }
         self.check_stalls();
+    }
+
+    /// From now on one fused execution may have so many bytes.
+    pub fn set_fusion_threshold(&mut self, bytes: u64) {
+        self.cfg.fusion_threshold_bytes = bytes;
+    }
+
+    /// From now on a ready response may be held back so long, also one that is held already.
+    pub fn set_batch_delay(&mut self, ns: u64) {
+        self.cfg.batch_delay_ns = ns;
+    }
+
+    /// Tells every rank new values for its data plane. Each gets them as [`crate::WorkerAction::Tuned`] at
+    /// the same place of the order: after all that is ready by now, before all that becomes ready later.
+    /// No effect once the job is stopping.
+    ///
+    /// # Panics
+    /// With more than [`crate::TUNED_VALUES_MAX`] values, which nobody could decode.
+    pub fn announce_tuning(&mut self, values: &[u64]) {
+        assert!(
+            values.len() <= TUNED_VALUES_MAX,
+            "{} tuned values",
+            values.len()
+        );
+        if matches!(self.phase, Phase::Running) {
+            self.urgent = true;
+            self.push_ready(Ready::Tuned(values.into()));
+        }
     }
 
     /// A rank is gone: tells all others, then does nothing more.
@@ -214,14 +243,14 @@ impl Coordinator {
         Time(self.ready_since.0.saturating_add(self.cfg.batch_delay_ns))
     }
 
-    fn apply(&mut self, from: Rank, msg: ToCoordinator) -> Result<(), Violation> {
+    fn apply(&mut self, from: Rank, msg: &ToCoordinator) -> Result<(), Violation> {
         if from.0 >= self.cfg.size {
             return Err("is not a rank of this job");
         }
         if !self.cache.confirm(from, msg.seen) {
             return Err("confirmed an eviction that was not announced");
         }
-        for item in msg.items {
+        for item in &msg.items {
             match (&mut self.phase, item) {
                 (Phase::Stopping(confirmed), Submission::ShutdownAck) => {
                     if !confirmed.insert(from) {
@@ -242,11 +271,15 @@ impl Coordinator {
         Ok(())
     }
 
-    fn submitted(&mut self, from: Rank, item: Submission) -> Result<(), Violation> {
+    fn submitted(&mut self, from: Rank, item: &Submission) -> Result<(), Violation> {
         match item {
             Submission::Hits(run) => run.slots().try_for_each(|slot| self.hit(from, slot, None)),
-            Submission::GatherHit { slot, first_dims } => self.hit(from, slot, Some(first_dims)),
-            Submission::New { set, name, content } => self.asked(from, set, &name, content),
+            Submission::GatherHit { slot, first_dims } => {
+                self.hit(from, *slot, Some(first_dims.clone()))
+            }
+            Submission::New { set, name, content } => {
+                self.asked(from, *set, name, Arc::clone(content))
+            }
             Submission::Join => {
                 if !self.joins.add(self.now, from) {
                     return Err("joined twice");
@@ -454,16 +487,22 @@ impl Coordinator {
             lost.host.clear();
         }
         let response = Arc::new(Response::Lost(lost));
-        for rank in self.everybody.iter().filter(|rank| Some(**rank) != except) {
-            let message = ToWorker {
-                generation: self.cfg.generation,
-                mark: self.cache.mark(),
-                responses: vec![Arc::clone(&response)],
-                evicted: Vec::new(),
-            };
-            self.actions
-                .push_back(CoordinatorAction::Send(*rank, message));
-        }
+        let to = match except {
+            None => Arc::clone(&self.everybody),
+            Some(lost) => self
+                .everybody
+                .iter()
+                .filter(|r| **r != lost)
+                .copied()
+                .collect(),
+        };
+        let message = ToWorker {
+            generation: self.cfg.generation,
+            mark: self.cache.mark(),
+            responses: vec![response],
+            evicted: Vec::new(),
+        };
+        self.actions.push_back(CoordinatorAction::Send(to, message));
     }
 
     fn check_stalls(&mut self) {

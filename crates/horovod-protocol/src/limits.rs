@@ -28,5 +28,7 @@ pub const FUSED_ITEMS_MAX: usize = 1 << 16;
 pub const TEXT_BYTES_MAX: usize = 1 << 16;
 /// Evicted cache entries kept until every member has confirmed; beyond it nothing new is cached.
 pub const RETIRED_SLOTS_MAX: usize = 1 << 14;
+/// Values of one announced tuning.
+pub const TUNED_VALUES_MAX: usize = 64;
 /// Cache entries per process set, whatever the setting says.
 pub const CACHE_CAPACITY_MAX: usize = 1 << 20;

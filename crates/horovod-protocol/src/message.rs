@@ -7,7 +7,7 @@ use crate::content::Content;
 use crate::error::{OpError, OpErrorKind, PeerLost};
 use crate::limits::{
     BATCH_ITEMS_MAX, FIRST_DIMS_MAX, FUSED_ITEMS_MAX, GROUP_TENSORS_MAX, MESSAGE_BYTES_MAX,
-    NAME_BYTES_MAX, RETIRED_SLOTS_MAX, TEXT_BYTES_MAX,
+    NAME_BYTES_MAX, RETIRED_SLOTS_MAX, TEXT_BYTES_MAX, TUNED_VALUES_MAX,
 };
 use crate::types::{Device, Generation, Op, ProcessSetId, Rank, Seq, TensorMeta};
 use crate::wire::{DecodeError, Reader, Writer};
@@ -183,6 +183,13 @@ pub enum Response {
     Stopped,
     /// A rank was lost; this generation is over.
     Lost(PeerLost),
+    /// New values for the data plane, from this place of the order on; their meaning is the engine's.
+    Tuned {
+        /// Place in the job's one order.
+        seq: Seq,
+        /// At most [`TUNED_VALUES_MAX`].
+        values: Arc<[u64]>,
+    },
 }
 
 /// One request of an execution.
@@ -421,6 +428,11 @@ fn put_response(w: &mut Writer<'_>, response: &Response, delta: &mut SlotDelta) 
             w.str(&lost.host);
             w.str(&lost.cause);
         }
+        Response::Tuned { seq, values } => {
+            w.u8(9);
+            w.varint(seq.0);
+            put::dims(w, values);
+        }
     }
 }
 
@@ -471,6 +483,13 @@ fn get_response(r: &mut Reader<'_>, delta: &mut SlotDelta) -> Result<Response, D
             host: r.str(NAME_BYTES_MAX, "host")?.to_owned(),
             cause: r.str(TEXT_BYTES_MAX, "cause")?.to_owned(),
         }),
+        9 => Response::Tuned {
+            seq: Seq(r.varint("sequence number")?),
+            values: get::list(r, TUNED_VALUES_MAX, 1, "tuned values", |r| {
+                r.varint("tuned value")
+            })?
+            .into(),
+        },
         tag => return Err(bad_tag("response", tag)),
     })
 }

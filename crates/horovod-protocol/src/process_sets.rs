@@ -41,6 +41,13 @@ impl SetTable {
         table
     }
 
+    /// Members of the global set.
+    pub(crate) fn everybody(&self) -> Arc<[Rank]> {
+        self.sets
+            .get(&SetKey::GLOBAL)
+            .map_or_else(|| [].into(), |set| Arc::clone(&set.members))
+    }
+
     pub(crate) fn get(&self, key: SetKey) -> Option<&RegisteredSet> {
         self.sets.get(&key)
     }

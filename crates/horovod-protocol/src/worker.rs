@@ -114,7 +114,7 @@ impl Worker {
     ///
     /// # Errors
     /// Local mistakes, with Horovod's texts; then nothing is queued.
-    pub fn submit(&mut self, _now: Time, id: EntryId, req: Request) -> Result<(), OpError> {
+    pub fn submit(&mut self, _now: Time, id: EntryId, req: &Request) -> Result<(), OpError> {
         let Some(set) = self.sets.get(&req.set) else {
             return Err(local::unknown_set(&req.op));
         };
@@ -123,7 +123,7 @@ impl Worker {
             State::Asked => return Err(OpError::shutdown(&asked_by(self.cfg.rank))),
             State::Stopping { error, .. } | State::Over(error) => return Err(error.clone()),
         }
-        local::check_call(&req, self.cfg.rank, self.cfg.size, &set.members)?;
+        local::check_call(req, self.cfg.rank, self.cfg.size, &set.members)?;
         if self.pending >= PENDING_MAX {
             return Err(OpError::invalid(format!(
                 "{}: {PENDING_MAX} operations are pending already.",
@@ -131,7 +131,7 @@ impl Worker {
             )));
         }
         if req.op == Op::Join {
-            return self.submit_join(id, &req);
+            return self.submit_join(id, req);
         }
         let index = set.names.get(req.name.as_str()).copied();
         match index.and_then(|i| Some((i, self.entries.get_mut(i)?))) {
@@ -141,9 +141,9 @@ impl Worker {
                     pending: Some(_), ..
                 },
             )) => Err(duplicate_name(&req.name)),
-            Some((_, entry)) if entry.hits(&req) => {
+            Some((_, entry)) if entry.hits(req) => {
                 if req.op.has_own_rows() {
-                    local::check_elements(&req)?;
+                    local::check_elements(req)?;
                 }
                 self.pending += 1;
                 entry.submit_hit(id, req, &mut self.outbox);
@@ -155,12 +155,12 @@ impl Worker {
     }
 
     /// The coordinator said something.
-    pub fn handle_message(&mut self, _now: Time, msg: ToWorker) {
+    pub fn handle_message(&mut self, _now: Time, msg: &ToWorker) {
         // A message of another life of the job is nobody's fault, only late.
         if msg.generation != self.cfg.generation || matches!(self.state, State::Over(_)) {
             return;
         }
-        let checked = self.apply(&msg);
+        let checked = self.apply(msg);
         if let Err(violation) = checked {
             self.end(PeerLost::broke_protocol(Rank(0), violation));
         }
@@ -212,18 +212,18 @@ impl Worker {
     fn submit_new(
         &mut self,
         id: EntryId,
-        req: Request,
+        req: &Request,
         index: Option<usize>,
     ) -> Result<(), OpError> {
-        local::check_bounds(&req)?;
+        local::check_bounds(req)?;
         let Some(set) = self.sets.get_mut(&req.set) else {
             return Err(local::unknown_set(&req.op));
         };
         let bytes = local::encoded_bytes(req.name.len(), &req.tensors) + 5 * op_ranks(&req.op);
         let content = Arc::new(Content {
-            op: req.op,
+            op: req.op.clone(),
             device: req.device,
-            tensors: req.tensors.into(),
+            tensors: req.tensors.as_slice().into(),
         });
         let pending = Pending {
             id,
@@ -235,7 +235,7 @@ impl Worker {
                 Arc::clone(&entry.name)
             }
             None => {
-                let name: Arc<str> = req.name.into();
+                let name: Arc<str> = req.name.as_str().into();
                 let index = self.entries.insert(Entry {
                     set: req.set,
                     name: Arc::clone(&name),
@@ -266,13 +266,13 @@ impl Entry {
             .is_some_and(|c| c.content.agrees_with(&req.op, req.device, &req.tensors))
     }
 
-    fn submit_hit(&mut self, id: EntryId, req: Request, outbox: &mut Outbox) {
+    fn submit_hit(&mut self, id: EntryId, req: &Request, outbox: &mut Outbox) {
         let Some(cached) = &self.cached else { return };
         let content = if req.op.has_own_rows() && *cached.content.tensors != *req.tensors {
             Arc::new(Content {
-                op: req.op,
+                op: req.op.clone(),
                 device: req.device,
-                tensors: req.tensors.into(),
+                tensors: req.tensors.as_slice().into(),
             })
         } else {
             Arc::clone(&cached.content)

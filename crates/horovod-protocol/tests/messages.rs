@@ -169,6 +169,12 @@ fn response() -> impl Strategy<Value = Response> {
             .prop_map(|(name, key)| Response::SetRemoved { name, key }),
         (rank(), name()).prop_map(|(by, reason)| Response::Shutdown { by, reason }),
         Just(Response::Stopped),
+        (any::<u64>(), prop::collection::vec(any::<u64>(), 0..5)).prop_map(|(seq, values)| {
+            Response::Tuned {
+                seq: Seq(seq),
+                values: values.into(),
+            }
+        }),
         (rank(), "\\PC{0,9}", "\\PC{0,20}")
             .prop_map(|(rank, host, cause)| Response::Lost(PeerLost { rank, host, cause })),
     ]
@@ -205,9 +211,9 @@ fn feed(bytes: &[u8]) {
     if let Ok(message) = ToCoordinator::decode(bytes) {
         let generation = message.generation;
         let mut coordinator = Coordinator::new(CoordinatorConfig::new(SIZE, generation));
-        coordinator.handle_message(Time(0), Rank(1), message.clone());
-        coordinator.handle_message(Time(1), Rank(2), message.clone());
-        coordinator.handle_message(Time(2), Rank(0), message);
+        coordinator.handle_message(Time(0), Rank(1), &message);
+        coordinator.handle_message(Time(1), Rank(2), &message);
+        coordinator.handle_message(Time(2), Rank(0), &message);
         coordinator.handle_timeout(Time(u64::MAX));
         while coordinator.poll_action().is_some() {}
     }
@@ -218,8 +224,8 @@ fn feed(bytes: &[u8]) {
             size: SIZE,
             generation,
         });
-        worker.handle_message(Time(0), message.clone());
-        worker.handle_message(Time(0), message);
+        worker.handle_message(Time(0), &message);
+        worker.handle_message(Time(0), &message);
         while worker.poll_action().is_some() {}
     }
 }
@@ -317,7 +323,9 @@ fn no_changed_byte_of_a_real_conversation_panics() {
     let mut messages = Vec::new();
     for (rank, worker) in workers.iter_mut().enumerate() {
         for (id, request) in requests(rank as u32).into_iter().enumerate() {
-            worker.submit(Time(0), EntryId(id as u64), request).unwrap();
+            worker
+                .submit(Time(0), EntryId(id as u64), &request)
+                .unwrap();
         }
         while let Some(WorkerAction::Send(message)) = worker.poll_action() {
             messages.push((Rank(rank as u32), bytes_up(&message)));
@@ -334,7 +342,7 @@ fn no_changed_byte_of_a_real_conversation_panics() {
                         bytes[at] = value;
                     }
                     if let Ok(message) = ToCoordinator::decode(&bytes) {
-                        coordinator.handle_message(Time(0), *rank, message);
+                        coordinator.handle_message(Time(0), *rank, &message);
                     }
                 }
                 while let Some(action) = coordinator.poll_action() {

@@ -50,6 +50,7 @@ pub fn check(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
     nobody_hangs(plan, trace)?;
     every_submission_ends_once_as_expected(plan, trace)?;
     executions_are_alike_and_in_order(trace)?;
+    tunings_have_one_place_on_all_ranks(plan, trace)?;
     joins_agree_on_the_last(plan, trace)?;
     stall_reports_name_only_the_missing(trace)
 }
@@ -227,6 +228,41 @@ fn executions_are_alike_and_in_order(trace: &Trace) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Between the same executions everywhere: their numbers are of the one order that grows on each rank.
+fn tunings_have_one_place_on_all_ranks(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
+    let mut last: BTreeMap<Rank, Seq> = BTreeMap::new();
+    let mut told: BTreeMap<Seq, (&[u64], usize)> = BTreeMap::new();
+    for event in &trace.events {
+        let (rank, seq) = match event {
+            Event::Executed { rank, digest } => (*rank, digest.seq),
+            Event::Tuned { rank, seq, values } => {
+                let (first, ranks) = told.entry(*seq).or_insert((values, 0));
+                if *first != values {
+                    return Err(Failure::new(format!(
+                        "{seq:?}: {rank} was told {values:?}, others {first:?}"
+                    )));
+                }
+                *ranks += 1;
+                (*rank, *seq)
+            }
+            _ => continue,
+        };
+        if last.insert(rank, seq).is_some_and(|before| before >= seq) {
+            return Err(Failure::new(format!("{rank} was at {seq:?} out of order")));
+        }
+    }
+    // Where nobody calls shutdown the run ends without waiting for what is on its way.
+    match told.iter().find(|(_, (_, n))| *n != plan.size as usize) {
+        Some((seq, (_, ranks))) if matches!(plan.ending, Ending::Shutdown { .. }) => {
+            let size = plan.size;
+            Err(Failure::new(format!(
+                "{seq:?}: only {ranks} of {size} ranks were tuned"
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The latest arrival at the coordinator, the highest rank of equals, is last on every rank.

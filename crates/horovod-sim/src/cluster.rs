@@ -26,6 +26,7 @@ enum Happening {
     PollCoordinator,
     Timer,
     Kill(Rank),
+    Tune(u64),
     Learns(Rank, PeerLost),
 }
 
@@ -95,6 +96,9 @@ impl<'a> Cluster<'a> {
         if let Ending::Kill { rank, at } = self.plan.ending {
             self.after(at, Happening::Kill(rank));
         }
+        for (number, at) in (0..).zip(&self.plan.tunings) {
+            self.after(*at, Happening::Tune(number));
+        }
         while let Some(((at, _), happening)) = self.queue.pop_first() {
             if at > TIME_MAX || self.nodes.iter().all(|node| node.over || !node.alive) {
                 break;
@@ -118,7 +122,7 @@ impl<'a> Cluster<'a> {
                     match ToWorker::decode(&bytes) {
                         Ok(message) => {
                             let now = Time(self.now);
-                            self.nodes[to.index()].worker.handle_message(now, message);
+                            self.nodes[to.index()].worker.handle_message(now, &message);
                         }
                         Err(error) => self.trace.events.push(Event::Accused(error.to_string())),
                     }
@@ -134,6 +138,14 @@ impl<'a> Cluster<'a> {
                 }
             }
             Happening::Kill(rank) => self.kill(rank),
+            Happening::Tune(number) => {
+                if self.nodes[0].alive {
+                    self.coordinator.set_fusion_threshold(64 << number);
+                    self.coordinator.set_batch_delay(100 * number);
+                    self.coordinator.announce_tuning(&[number, 7]);
+                    self.drain_coordinator();
+                }
+            }
             Happening::Learns(rank, lost) => {
                 if self.nodes[rank.index()].alive {
                     if rank == Rank(0) {
@@ -167,7 +179,7 @@ impl<'a> Cluster<'a> {
             }
         }
         self.coordinator
-            .handle_message(Time(self.now), from, message);
+            .handle_message(Time(self.now), from, &message);
         // Sometimes more messages get in before the coordinator acts.
         if self.rng.chance(30) {
             self.after(self.plan.delays.typical, Happening::PollCoordinator);
@@ -211,7 +223,7 @@ impl<'a> Cluster<'a> {
             let entry = EntryId(node.next_entry);
             node.next_entry += 1;
             let item = (node.phase, *item);
-            match node.worker.submit(Time(self.now), entry, request.clone()) {
+            match node.worker.submit(Time(self.now), entry, request) {
                 Ok(()) => {
                     node.open.insert(entry, ());
                     self.trace
@@ -289,6 +301,10 @@ impl<'a> Cluster<'a> {
                     }
                 }
             }
+            WorkerAction::Tuned { seq, values } => {
+                let values = values.to_vec();
+                self.trace.events.push(Event::Tuned { rank, seq, values });
+            }
             WorkerAction::Complete(entry, result) => {
                 self.ended(rank, entry, End::Completed(result));
             }
@@ -319,10 +335,9 @@ impl<'a> Cluster<'a> {
                 CoordinatorAction::Send(to, message) => {
                     let mut bytes = Vec::new();
                     message.encode(&mut bytes);
-                    let at = (self.now + self.delay(to)).max(self.nodes[to.index()].down_at);
-                    self.nodes[to.index()].down_at = at;
-                    self.note_bytes(to, at, &bytes);
-                    self.at(at, Happening::Down(to, bytes));
+                    for to in to.iter() {
+                        self.send_down(*to, bytes.clone());
+                    }
                 }
                 CoordinatorAction::Stall(report) => {
                     self.trace.events.push(Event::Stalled(report));
@@ -339,6 +354,13 @@ impl<'a> Cluster<'a> {
             self.timer_at = Some(deadline);
             self.at(deadline.max(self.now), Happening::Timer);
         }
+    }
+
+    fn send_down(&mut self, to: Rank, bytes: Vec<u8>) {
+        let at = (self.now + self.delay(to)).max(self.nodes[to.index()].down_at);
+        self.nodes[to.index()].down_at = at;
+        self.note_bytes(to, at, &bytes);
+        self.at(at, Happening::Down(to, bytes));
     }
 
     fn delay(&mut self, rank: Rank) -> u64 {

@@ -24,6 +24,8 @@ pub struct Plan {
     pub ending: Ending,
     /// Whether the last phase cannot end but by the shutdown.
     pub stops_amid: bool,
+    /// When the coordinator's settings change and new values for the data plane are announced.
+    pub tunings: Vec<u64>,
 }
 
 /// Links and steps take up to `typical` nanoseconds, twenty times that at one slow rank.
@@ -137,6 +139,11 @@ impl Plan {
         if stops_amid {
             phases.push(maker.unfinished_phase(rng));
         }
+        // From a copy, so that seeds keep meaning what they meant.
+        let mut aside = rng.clone();
+        let tunings = (0..aside.index(4))
+            .map(|_| aside.below(typical * 6 * count as u64 + 1))
+            .collect();
         Self {
             size,
             coordinator,
@@ -144,6 +151,7 @@ impl Plan {
             phases,
             ending,
             stops_amid,
+            tunings,
         }
     }
 

@@ -57,6 +57,15 @@ pub enum Event {
         /// What.
         digest: Digest,
     },
+    /// A rank was told new values for its data plane.
+    Tuned {
+        /// Who.
+        rank: Rank,
+        /// At which place of the order.
+        seq: Seq,
+        /// What.
+        values: Vec<u64>,
+    },
     /// A join reached the coordinator.
     JoinArrived {
         /// When.

@@ -270,7 +270,7 @@ fn messages_of_another_generation_are_ignored() {
         seen: 0,
         items: vec![Submission::Shutdown],
     };
-    job.coordinator.handle_message(Time(0), Rank(0), old);
+    job.coordinator.handle_message(Time(0), Rank(0), &old);
     job.settle();
     assert!(job.done[0].is_empty() && job.notes.is_empty());
 }
@@ -346,8 +346,7 @@ fn a_rank_that_breaks_the_rules_ends_the_generation_under_its_name() {
         job.settle();
         let id = job.submit(0, sum("y", &[1]));
         job.settle();
-        job.coordinator
-            .handle_message(Time(0), Rank(1), message.clone());
+        job.coordinator.handle_message(Time(0), Rank(1), &message);
         job.settle();
         let [CoordinatorAction::Abort(lost)] = &job.notes[..] else {
             panic!("{message:?}: {:?}", job.notes)
@@ -416,7 +415,7 @@ fn an_impossible_order_of_the_coordinator_ends_the_generation() {
             responses: vec![response.clone().into()],
             evicted: Vec::new(),
         };
-        job.workers[1].handle_message(Time(0), message);
+        job.workers[1].handle_message(Time(0), &message);
         job.drain();
         let Some(WorkerAction::Abort(lost)) = job.done[1].last() else {
             panic!("{response:?}: {:?}", job.done[1])

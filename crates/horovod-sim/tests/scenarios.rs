@@ -448,3 +448,69 @@ fn sets_must_agree_be_new_and_be_possible() {
         Some(Ok(Completion::SetRemoved(false)))
     );
 }
+
+#[test]
+fn tuned_values_have_the_same_place_on_all_ranks_also_joined_ones_and_strangers_to_the_set() {
+    let mut job = Job::new(3);
+    let pair = job.add_set(&[0, 1]);
+    job.submit(2, join());
+    for rank in 0..2 {
+        job.submit(rank, sum("before", &[1]));
+        job.submit(rank, on(pair, sum("pair", &[1])));
+    }
+    job.deliver_up(2);
+    for rank in 0..2 {
+        let ready = std::mem::take(&mut job.up[rank]);
+        job.drain();
+        let sent = ready.into_iter().chain(std::mem::take(&mut job.up[rank]));
+        for message in sent {
+            job.coordinator
+                .handle_message(Time(0), Rank(rank as u32), &message);
+        }
+    }
+    job.coordinator.announce_tuning(&[5, 6]);
+    job.settle();
+    job.submit(0, sum("after", &[1]));
+    job.submit(1, sum("after", &[1]));
+    job.settle();
+    let order = |rank: usize| -> Vec<String> {
+        let mut order = Vec::new();
+        for action in &job.done[rank] {
+            match action {
+                WorkerAction::Execute(e) => order.push(format!("{} {}", e.seq.0, e.items[0].name)),
+                WorkerAction::Tuned { seq, values } => order.push(format!("{} {values:?}", seq.0)),
+                _ => {}
+            }
+        }
+        order
+    };
+    let all = ["0 before", "1 pair", "2 [5, 6]", "3 after"];
+    assert_eq!(
+        (order(0), order(1)),
+        (
+            all.map(String::from).to_vec(),
+            all.map(String::from).to_vec()
+        )
+    );
+    assert_eq!(order(2), ["0 before", "2 [5, 6]", "3 after"]);
+}
+
+#[test]
+fn the_fusion_threshold_and_the_batch_delay_change_while_running() {
+    let mut job = Job::new(2);
+    let both = |job: &mut Job| {
+        for name in ["a", "b"] {
+            job.submit_all(&sum(name, &[2]));
+        }
+        job.settle();
+    };
+    both(&mut job);
+    job.coordinator.set_fusion_threshold(8);
+    both(&mut job);
+    assert_eq!(job.ran(1), [vec!["a", "b"], vec!["a"], vec!["b"]]);
+    job.coordinator.set_batch_delay(100);
+    both(&mut job);
+    assert_eq!(job.ran(1).len(), 3, "held back");
+    job.wait_until(100);
+    assert_eq!(job.ran(1).len(), 5);
+}

@@ -20,6 +20,8 @@ pub(super) enum Ready {
         /// What.
         response: Arc<Response>,
     },
+    /// As an answer to everybody, with a place of its own in the order.
+    Tuned(Arc<[u64]>),
 }
 
 /// A request that all members agree on.
@@ -59,6 +61,19 @@ impl Coordinator {
                         to,
                         response,
                         wire_bytes,
+                    });
+                }
+                Ready::Tuned(values) => {
+                    self.fuse(&mut runs, &mut outgoing);
+                    let response = Response::Tuned {
+                        seq: Seq(self.next_seq),
+                        values,
+                    };
+                    self.next_seq += 1;
+                    outgoing.push(Outgoing {
+                        to: Arc::clone(&self.everybody),
+                        wire_bytes: answer_bytes(&response),
+                        response: Arc::new(response),
                     });
                 }
             }
@@ -105,14 +120,25 @@ impl Coordinator {
         }
     }
 
-    /// One or more messages per rank; evictions go into the last, after everything that may still
-    /// use the slots.
+    /// One or more messages per rank, equal ones only once; evictions go into the last, after
+    /// everything that may still use the slots.
     fn send(&mut self, outgoing: &[Outgoing]) {
         let mark_before = self.cache.mark();
         let evicted = self.cache.announce();
-        let mark = self.cache.mark();
+        let marks = (mark_before, self.cache.mark());
+        let everybody = Arc::clone(&self.everybody);
+        let all_alike = outgoing.iter().all(|out| Arc::ptr_eq(&out.to, &everybody))
+            && evicted.iter().all(|(to, _)| Arc::ptr_eq(to, &everybody));
+        if all_alike {
+            let mut stream = Stream::default();
+            outgoing.iter().for_each(|out| stream.push(out));
+            for (_, runs) in &evicted {
+                stream.evicted.extend_from_slice(runs);
+            }
+            return self.send_stream(&everybody, stream, marks);
+        }
         let mut streams: Vec<Stream> = Vec::new();
-        streams.resize_with(self.everybody.len(), Stream::default);
+        streams.resize_with(everybody.len(), Stream::default);
         for out in outgoing {
             for rank in out.to.iter() {
                 streams[rank.index()].push(out);
@@ -123,34 +149,33 @@ impl Coordinator {
                 streams[rank.index()].evicted.extend_from_slice(runs);
             }
         }
-        for (stream, rank) in streams.into_iter().zip(self.everybody.iter()) {
-            let generation = self.cfg.generation;
-            for responses in stream.full {
-                let message = ToWorker {
-                    generation,
-                    mark: mark_before,
-                    responses,
-                    evicted: Vec::new(),
-                };
-                self.actions
-                    .push_back(CoordinatorAction::Send(*rank, message));
-            }
-            if !stream.open.is_empty() || !stream.evicted.is_empty() {
-                let (responses, evicted) = (stream.open, stream.evicted);
-                let message = ToWorker {
-                    generation,
-                    mark,
-                    responses,
-                    evicted,
-                };
-                self.actions
-                    .push_back(CoordinatorAction::Send(*rank, message));
-            }
+        for (stream, rank) in streams.into_iter().zip(everybody.iter()) {
+            self.send_stream(&[*rank].into(), stream, marks);
+        }
+    }
+
+    fn send_stream(&mut self, to: &Arc<[Rank]>, stream: Stream, (before, mark): (u64, u64)) {
+        let generation = self.cfg.generation;
+        let mut send = |mark, responses, evicted| {
+            let message = ToWorker {
+                generation,
+                mark,
+                responses,
+                evicted,
+            };
+            self.actions
+                .push_back(CoordinatorAction::Send(Arc::clone(to), message));
+        };
+        for responses in stream.full {
+            send(before, responses, Vec::new());
+        }
+        if !stream.open.is_empty() || !stream.evicted.is_empty() {
+            send(mark, stream.open, stream.evicted);
         }
     }
 }
 
-/// What goes to one rank.
+/// What goes to one rank, or to all alike.
 #[derive(Default)]
 struct Stream {
     full: Vec<Vec<Arc<Response>>>,
@@ -196,6 +221,7 @@ fn answer_bytes(response: &Response) -> usize {
         Response::SetAdded { name, ranks, .. } => name.len() + 5 * ranks.len(),
         Response::SetRemoved { name, .. } => name.len(),
         Response::Shutdown { reason, .. } => reason.len(),
+        Response::Tuned { values, .. } => 10 * values.len(),
         _ => 0,
     }
 }

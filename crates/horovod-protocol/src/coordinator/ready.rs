@@ -86,7 +86,7 @@ impl Coordinator {
         });
     }
 
-    fn push_ready(&mut self, ready: Ready) {
+    pub(super) fn push_ready(&mut self, ready: Ready) {
         if self.ready.is_empty() {
             self.ready_since = self.now;
         }

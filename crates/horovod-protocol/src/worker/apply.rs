@@ -97,6 +97,11 @@ impl Worker {
                 self.end(lost.clone());
                 Ok(())
             }
+            Response::Tuned { seq, values } => {
+                let (seq, values) = (*seq, Arc::clone(values));
+                self.actions.push_back(WorkerAction::Tuned { seq, values });
+                Ok(())
+            }
         }
     }
 

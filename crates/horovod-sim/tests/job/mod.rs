@@ -50,7 +50,7 @@ impl Job {
     pub(crate) fn try_submit(&mut self, rank: usize, request: Request) -> Result<EntryId, OpError> {
         self.next_entry += 1;
         let id = EntryId(self.next_entry);
-        self.workers[rank].submit(Time(self.now), id, request)?;
+        self.workers[rank].submit(Time(self.now), id, &request)?;
         Ok(id)
     }
 
@@ -76,8 +76,10 @@ impl Job {
         }
         while let Some(action) = self.coordinator.poll_action() {
             match action {
-                CoordinatorAction::Send(rank, message) => {
-                    self.down[rank.index()].push_back(recoded_down(&message));
+                CoordinatorAction::Send(to, message) => {
+                    for rank in to.iter() {
+                        self.down[rank.index()].push_back(recoded_down(&message));
+                    }
                 }
                 other => self.notes.push(other),
             }
@@ -89,7 +91,7 @@ impl Job {
         self.drain();
         for message in std::mem::take(&mut self.up[rank]) {
             self.coordinator
-                .handle_message(Time(self.now), Rank(rank as u32), message);
+                .handle_message(Time(self.now), Rank(rank as u32), &message);
         }
         self.drain();
     }
@@ -98,7 +100,7 @@ impl Job {
     pub(crate) fn deliver_down(&mut self, rank: usize) {
         self.drain();
         for message in std::mem::take(&mut self.down[rank]) {
-            self.workers[rank].handle_message(Time(self.now), message);
+            self.workers[rank].handle_message(Time(self.now), &message);
         }
         self.drain();
     }

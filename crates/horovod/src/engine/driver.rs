@@ -248,9 +248,9 @@ impl Pump {
     fn handle_frame(&mut self, from: Rank, bytes: &[u8]) {
         let now = self.shared.now();
         let decoded = if let Some(coordinator) = &mut self.coordinator {
-            ToCoordinator::decode(bytes).map(|m| coordinator.handle_message(now, from, m))
+            ToCoordinator::decode(bytes).map(|m| coordinator.handle_message(now, from, &m))
         } else {
-            ToWorker::decode(bytes).map(|m| self.shared.lock().worker.handle_message(now, m))
+            ToWorker::decode(bytes).map(|m| self.shared.lock().worker.handle_message(now, &m))
         };
         if let Err(e) = decoded {
             let cause = format!("sent a message that cannot be read: {e}");
@@ -285,7 +285,7 @@ impl Pump {
             WorkerAction::Send(message) => {
                 let now = self.shared.now();
                 if let Some(coordinator) = &mut self.coordinator {
-                    coordinator.handle_message(now, COORDINATOR, message);
+                    coordinator.handle_message(now, COORDINATOR, &message);
                 } else {
                     self.frame.clear();
                     message.encode(&mut self.frame);
@@ -321,6 +321,9 @@ impl Pump {
                     .handles
                     .complete([(super::Handle(id.0), result)]);
             }
+            WorkerAction::Tuned { seq, values } => {
+                tracing::debug!("{seq:?}: tuned values {values:?}");
+            }
             WorkerAction::ShutDown { .. } => self.stopped = true,
             WorkerAction::Abort(lost) => self.end_generation(&lost),
         }
@@ -328,14 +331,17 @@ impl Pump {
 
     fn coordinator_action(&mut self, action: CoordinatorAction) {
         match action {
-            CoordinatorAction::Send(to, message) if to == self.topology.rank => {
-                let now = self.shared.now();
-                self.shared.lock().worker.handle_message(now, message);
-            }
             CoordinatorAction::Send(to, message) => {
                 self.frame.clear();
                 message.encode(&mut self.frame);
-                self.send_frame(to);
+                for rank in to.iter() {
+                    if *rank == self.topology.rank {
+                        let now = self.shared.now();
+                        self.shared.lock().worker.handle_message(now, &message);
+                    } else {
+                        self.send_frame(*rank);
+                    }
+                }
             }
             CoordinatorAction::Stall(report) => {
                 if report.shutdown {

@@ -80,7 +80,7 @@ impl Engine {
         let handle = self.shared.handles.create();
         let id = EntryId(handle.0);
         let now = self.shared.now();
-        if let Err(e) = state.worker.submit(now, id, request) {
+        if let Err(e) = state.worker.submit(now, id, &request) {
             drop(state);
             self.shared.handles.cancel(handle);
             return Err(public_error(&e));
