@@ -1,9 +1,14 @@
-"""Runs every file of tests/parallel on 1, 2, 3 and 4 real ranks, and checks that all ranks ran the same tests."""
+"""Runs the files of tests/parallel on 1, 2, 3 and 4 real ranks, and checks that all ranks ran the same tests.
+
+All files that are asked for run in one job per number of ranks: starting ranks costs more than most of the tests.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,19 +17,37 @@ import harness
 
 HERE = Path(__file__).resolve().parent
 FILES = sorted((HERE / "parallel").rglob("test_*.py"))
-LIMIT_S = 240.0
+LIMIT_S = 600.0
+
+
+@dataclass
+class Ran:
+    """What became of one job: per rank, the outcome of each test by file; and what to show when it went wrong."""
+
+    code: int
+    ranks: list[dict[str, list[tuple[str, str]]]]
+    report: str
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "ran" not in metafunc.fixturenames:
+        return
     sizes = range(1, metafunc.config.getoption("--max-np") + 1)
-    cases = [(file, np) for file in FILES for np in sizes]
-    names = [f"{file.relative_to(HERE / 'parallel').with_suffix('')}-np{np}" for file, np in cases]
-    metafunc.parametrize(("file", "np"), cases, ids=names)
+    metafunc.parametrize(
+        "ran", sizes, indirect=True, scope="module", ids=[f"np{np}" for np in sizes]
+    )
+    if "file" in metafunc.fixturenames:
+        names = [str(file.relative_to(HERE / "parallel").with_suffix("")) for file in FILES]
+        metafunc.parametrize("file", FILES, ids=names)
 
 
-def test_on_every_rank(file: Path, np: int, tmp_path: Path, jobs) -> None:
-    pytest_words = [
-        sys.executable,
+@pytest.fixture(scope="module")
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    np = request.param
+    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    files = sorted({p["file"] for p in asked if p.get("ran") == np and "file" in p})
+    folder = tmp_path_factory.mktemp(f"np{np}")
+    words = [
         "-m",
         "pytest",
         "-x",
@@ -32,29 +55,48 @@ def test_on_every_rank(file: Path, np: int, tmp_path: Path, jobs) -> None:
         "--tb=short",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "rank_report",
     ]
-    job = jobs(
-        harness.horovodrun(
-            np,
-            [*pytest_words, "-p", "rank_report", "--rootdir", str(harness.ROOT), str(file)],
-            limit_s=LIMIT_S,
-            env={"HVD_TEST_REPORT": str(tmp_path)},
-            cwd=harness.ROOT,
-        )
+    job = harness.horovodrun(
+        np,
+        [sys.executable, *words, "--rootdir", str(harness.ROOT), *map(str, files)],
+        limit_s=LIMIT_S,
+        env={"HVD_TEST_REPORT": str(folder)},
+        cwd=harness.ROOT,
     )
+    try:
+        code = job.wait()
+        if code == 0:
+            job.assert_nothing_left()
+        ranks = [_by_file(folder / f"rank-{rank}.jsonl") for rank in range(np)]
+        yield Ran(code, ranks, job.report())
+    finally:
+        job.close()
 
-    code = job.wait()
 
-    reports = [_read(tmp_path / f"rank-{rank}.json") for rank in range(np)]
-    assert code == 0, f"exit status {code}\n{job.report()}"
-    job.assert_nothing_left()
-    assert all(report == reports[0] for report in reports), f"ranks ran different tests:\n{reports}"
-    ran = [outcome for _, outcome in reports[0]["tests"]]
-    assert ran, "no test ran"
+def test_on_every_rank(ran: Ran, file: Path) -> None:
+    of_file = [rank.get(str(file.relative_to(harness.ROOT)), []) for rank in ran.ranks]
+
+    if ran.code != 0:
+        bad = [t for tests in of_file for t in tests if t[1] not in ("passed", "skipped")]
+        assert not bad, f"{bad}\n{ran.report}"
+    assert all(tests == of_file[0] for tests in of_file), f"ranks ran different tests:\n{of_file}"
+    outcomes = [outcome for _, outcome in of_file[0]]
+    assert outcomes, f"no test ran; the job ended with {ran.code}\n{ran.report}"
     print(
-        f"{len(ran)} tests on {np} ranks: {ran.count('passed')} passed, {ran.count('skipped')} skipped"
+        f"{len(outcomes)} tests on {len(ran.ranks)} ranks: {outcomes.count('passed')} passed, "
+        f"{outcomes.count('skipped')} skipped"
     )
 
 
-def _read(path: Path) -> dict[str, object]:
-    return json.loads(path.read_text()) if path.exists() else {"exit": None, "tests": []}
+def test_the_job_ends_well(ran: Ran) -> None:
+    assert ran.code == 0, f"exit status {ran.code}\n{ran.report}"
+
+
+def _by_file(report: Path) -> dict[str, list[tuple[str, str]]]:
+    lines = report.read_text().splitlines() if report.exists() else []
+    files: dict[str, list[tuple[str, str]]] = {}
+    for name, outcome in map(json.loads, lines):
+        files.setdefault(name.split("::")[0], []).append((name, outcome))
+    return files
