@@ -1,12 +1,13 @@
-//! Allreduce between ranks of one host, as threads: milliseconds per operation, median and least.
-//! `cargo bench -p horovod-collectives [-- RANKS]`
+//! Collectives between ranks of one host, as threads: microseconds per operation, median and least.
+//! `cargo bench -p horovod-collectives [-- RANKS [CASE]]`, the case being part of a name below.
 #![expect(clippy::print_stdout, reason = "printing is what it is for")]
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use horovod_collectives::{
-    ByteSegment, Ctx, Reduction, Scratch, Segment, SetLayout, Tuning, allreduce, broadcast,
+    ByteSegment, Ctx, GatherItem, Reduction, ScatterItem, Scratch, Segment, SetLayout, Tuning,
+    allgather, allreduce, alltoall, broadcast, reduce_scatter,
 };
 use horovod_protocol::{DType, Rank, ReduceOp, Scale, Seq};
 use horovod_transport::testing::Cluster;
@@ -26,12 +27,17 @@ impl Idle for Waiting {
 enum Case {
     Allreduce(DType),
     Broadcast,
+    /// So many bytes of each member.
+    Allgather,
+    ReduceScatter,
+    Alltoall,
     /// As many tensors as the bytes make of 1 KiB each.
     Many,
 }
 
-fn operation(ctx: &mut Ctx<'_>, case: Case, data: &mut [u8]) {
+fn operation(ctx: &mut Ctx<'_>, case: Case, data: &mut [u8], out: &mut [u8]) {
     let at = data.as_mut_ptr();
+    let n = ctx.members.len();
     let whole = |dtype: DType| Segment {
         input: at,
         output: at,
@@ -56,6 +62,27 @@ fn operation(ctx: &mut Ctx<'_>, case: Case, data: &mut [u8]) {
                     bytes: data.len(),
                 }],
             ),
+            Case::Allgather => allgather(
+                ctx,
+                &[GatherItem {
+                    input: at,
+                    output: out.as_mut_ptr(),
+                    bytes: vec![data.len(); n],
+                }],
+            ),
+            Case::ReduceScatter => reduce_scatter(
+                ctx,
+                &red(DType::F32),
+                &[ScatterItem {
+                    input: at,
+                    rows: data.len() / 4,
+                    row_elems: 1,
+                    output: out.as_mut_ptr(),
+                }],
+            ),
+            Case::Alltoall => alltoall(ctx, at, &vec![data.len() / n; n], &mut |_| {
+                Ok(out.as_mut_ptr())
+            }),
             Case::Many => {
                 let tensors: Vec<Segment> = data
                     .chunks_mut(1024)
@@ -93,7 +120,12 @@ fn measure(ranks: usize, case: Case, bytes: usize, staging: usize) -> (f64, f64)
                     let layout = SetLayout::new(&topology, &members);
                     let (mut idle, mut scratch) = (Waiting(waiter), Scratch::new());
                     let tuning = Tuning::default();
-                    let mut memory = vec![0u8; bytes];
+                    let mut memory = vec![1u8; bytes];
+                    let mut out = match case {
+                        Case::Allgather => vec![1u8; ranks * bytes],
+                        Case::ReduceScatter | Case::Alltoall => vec![1u8; bytes],
+                        _ => Vec::new(),
+                    };
                     let mut times = Vec::new();
                     for rep in 0..reps + 3 {
                         together.wait();
@@ -108,8 +140,8 @@ fn measure(ranks: usize, case: Case, bytes: usize, staging: usize) -> (f64, f64)
                             tuning: &tuning,
                             scratch: &mut scratch,
                         };
-                        operation(&mut ctx, case, &mut memory);
-                        times.push(start.elapsed().as_secs_f64() * 1e3);
+                        operation(&mut ctx, case, &mut memory, &mut out);
+                        times.push(start.elapsed().as_secs_f64() * 1e6);
                     }
                     drop(control);
                     times.split_off(3)
@@ -131,18 +163,45 @@ fn main() {
         .next()
         .unwrap_or(2);
     println!("{ranks} ranks, kernels: {}", horovod_kernels::chosen());
-    let f32s = [4, 1 << 10, 16 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20];
+    let wanted = std::env::args()
+        .skip(1)
+        .find(|arg| arg.starts_with(char::is_alphabetic));
+    let f32s = [
+        4,
+        1 << 10,
+        4 << 10,
+        8 << 10,
+        16 << 10,
+        64 << 10,
+        256 << 10,
+        1 << 20,
+        8 << 20,
+        64 << 20,
+    ];
     let cases = f32s.map(|bytes| ("allreduce f32", Case::Allreduce(DType::F32), bytes));
     let more = [
         ("allreduce f16", Case::Allreduce(DType::F16), 32 << 20),
         ("allreduce bf16", Case::Allreduce(DType::BF16), 32 << 20),
         ("1000 tensors", Case::Many, 1000 << 10),
+        ("broadcast", Case::Broadcast, 1 << 20),
         ("broadcast", Case::Broadcast, 64 << 20),
+        ("allgather", Case::Allgather, 1 << 20),
+        ("allgather", Case::Allgather, 16 << 20),
+        ("reducescatter", Case::ReduceScatter, 1 << 20),
+        ("reducescatter", Case::ReduceScatter, 32 << 20),
+        ("alltoall", Case::Alltoall, 1 << 20),
+        ("alltoall", Case::Alltoall, 32 << 20),
     ];
     for (name, case, bytes) in cases.into_iter().chain(more) {
+        if wanted
+            .as_ref()
+            .is_some_and(|wanted| !name.contains(wanted.as_str()))
+        {
+            continue;
+        }
         let (median, least) = measure(ranks, case, bytes, 8 << 20);
         println!(
-            "{name:15} {:>8} KiB  median {median:8.4} ms  least {least:8.4} ms",
+            "{name:15} {:>8} KiB  median {median:9.1} us  least {least:9.1} us",
             bytes as f64 / 1024.0
         );
     }

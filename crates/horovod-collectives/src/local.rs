@@ -1,9 +1,14 @@
 //! Operations inside a host: staging memory cut into areas, and the pipeline that runs over them.
 //!
-//! Each rank writes only its own staging memory and reads its peers'. Three flags per rank order this;
-//! their values only grow: place of the operation in the job's total order, then steps within it.
+//! Three flags per rank order who touches which part of it; their values only grow: place of the
+//! operation in the job's total order, then steps within it.
 //! Overlapping process sets need nothing more, since every rank runs its operations in that order.
 //! An operation may have two pipelines under way, each on a [`Track`] with flags and slots of its own.
+//!
+//! Reading a line that a peer wrote takes it from the peer's cache, which is cheap. Writing a line that
+//! a peer has read since costs several times as much, unless the peer wrote it, too. So whoever reads
+//! staged bytes writes that memory next, wherever the scheme allows: results go back to where the
+//! operands lay, and two members that exchange chunks swap their slots each time round.
 
 use horovod_protocol::Seq;
 use horovod_transport::{Arena, Idle};
@@ -78,14 +83,17 @@ pub(crate) struct Local<'a> {
 pub(crate) struct Slots<'a> {
     local: &'a Local<'a>,
     offset: usize,
+    /// Two members have swapped theirs.
+    swapped: bool,
 }
 
 impl Slots<'_> {
     /// The slot of the member at a position among this host's members.
     pub(crate) fn of(&self, position: usize) -> *mut u8 {
+        let owner = if self.swapped { 1 - position } else { position };
         self.local
             .arena
-            .staging(self.local.index[position])
+            .staging(self.local.index[owner])
             .wrapping_add(self.offset)
     }
 }
@@ -95,9 +103,10 @@ impl Slots<'_> {
 pub(crate) trait Work {
     /// Writes this rank's slot.
     fn stage(&mut self, step: usize, mine: *mut u8);
-    /// Reads the peers' slots, writes what it owns; only in plans that reduce.
+    /// Reads the peers' slots and writes the results there; only in plans that reduce.
     fn reduce(&mut self, _step: usize, _slots: &Slots<'_>) {}
-    /// Reads the peers' slots for the last time.
+    /// Reads the slots for the last time: in plans that reduce its own, with the peers' results, else the
+    /// peers'.
     fn finish(&mut self, step: usize, slots: &Slots<'_>);
 }
 
@@ -105,7 +114,8 @@ pub(crate) trait Work {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) steps: usize,
-    /// Whether results are written back to the slots for others to collect.
+    /// Whether members write results into the slots of their peers. When these have arrived, the
+    /// slot is its owner's alone.
     pub(crate) reduces: bool,
     /// The one member that stages, if not all do.
     pub(crate) producer: Option<usize>,
@@ -196,6 +206,7 @@ impl<'a> Local<'a> {
         let slots = Slots {
             local: self,
             offset: area * self.areas.small,
+            swapped: false,
         };
         wait(ctx.idle, || self.is_free(&ctx.scratch.small[area]))?;
         stage(slots.of(self.me));
@@ -281,7 +292,21 @@ impl Pipeline {
         Slots {
             local,
             offset: SMALL_AREAS * local.areas.small + slot * local.areas.slot,
+            swapped: self.swaps(local) && step / SLOTS % 2 == 1,
         }
+    }
+
+    /// Whether two members write next where they have just read.
+    fn swaps(&self, local: &Local<'_>) -> bool {
+        let Plan {
+            reduces, producer, ..
+        } = self.plan;
+        !reduces && producer.is_none() && local.len() == 2
+    }
+
+    /// Whether a slot may be written once this rank itself is through with its step.
+    fn returns_slots(&self, local: &Local<'_>) -> bool {
+        self.plan.reduces || self.swaps(local)
     }
 
     /// Whether the peers whose slots this rank reads have set `flag` for a step.
@@ -313,7 +338,10 @@ impl Pipeline {
         };
         if self.finished < ready && self.awaited(local, flag, self.finished) {
             work.finish(self.finished, &self.slots(local, self.finished));
-            local.publish(self.flag(DONE), self.value(self.finished));
+            let asked_for = !self.returns_slots(local) || self.finished + 1 == plan.steps;
+            if asked_for && !plan.reduces {
+                local.publish(self.flag(DONE), self.value(self.finished));
+            }
             self.finished += 1;
         } else if plan.reduces && self.reduced < staged && self.awaited(local, STAGED, self.reduced)
         {
@@ -324,7 +352,7 @@ impl Pipeline {
             work.stage(staged, self.slots(local, staged).of(local.me));
             local.publish(self.flag(STAGED), self.value(staged));
             self.staged += 1;
-            if self.staged == plan.steps {
+            if self.staged == plan.steps && !plan.reduces {
                 let last = self.value(plan.steps - 1);
                 ctx.scratch.bulk[self.track as usize].set(last, local.index);
             }
@@ -334,15 +362,21 @@ impl Pipeline {
         true
     }
 
-    /// Whether the slot of the next step to stage has been read by all.
+    /// Whether nobody needs any more what lies in the slot of the next step to stage.
     fn may_stage(&mut self, local: &Local<'_>, ctx: &Ctx<'_>) -> bool {
         let done = self.flag(DONE);
         if !self.free {
             let last = &ctx.scratch.bulk[self.track as usize];
             self.free = local.reached(last.readers.iter().copied(), done, last.value);
         }
-        let read = |step: usize| local.reached(local.peers(), done, self.value(step));
-        self.free && (self.staged < SLOTS || read(self.staged - SLOTS))
+        let through = |step: usize| {
+            if self.returns_slots(local) {
+                step < self.finished
+            } else {
+                local.reached(local.peers(), done, self.value(step))
+            }
+        };
+        self.free && (self.staged < SLOTS || through(self.staged - SLOTS))
     }
 }
 

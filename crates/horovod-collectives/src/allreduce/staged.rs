@@ -1,5 +1,6 @@
 //! One host: in each step every rank stages the parts that others own, reduces its own part from its
-//! tensors and the peers' staging memory, and collects the other results.
+//! tensors and the peers' staging memory, writes the result back there, and collects the other results
+//! from its own.
 //!
 //! Steps are consecutive stretches of the vector, so that each tensor's bytes are touched twice within
 //! a short time; three of them are in flight in different stages.
@@ -40,6 +41,9 @@ pub(super) fn run(
     ctx.scratch.sources = work.sources;
     result
 }
+
+/// Bytes reduced at a time where the result goes to several peers.
+const BLOCK_BYTES: usize = 8 << 10;
 
 /// How a vector is cut into steps, and each step into one part per rank. In elements.
 #[derive(Clone, Copy, Debug)]
@@ -122,32 +126,48 @@ impl Work for Staged<'_> {
     }
 
     fn reduce(&mut self, step: usize, slots: &Slots<'_>) {
-        // The place of this rank's own part in its slot is free for the result.
-        let result = self.at(slots.of(self.me), self.me);
-        let range = self.cut.part(step, self.me);
+        let (me, members) = (self.me, self.cut.parts);
+        let mut peers = (0..members).filter(|position| *position != me);
+        let Some(first) = peers.next() else { return };
+        let part = self.cut.part(step, me);
+        // With more than one peer the result is copied on while it is in the first-level cache.
+        let block = if members == 2 {
+            part.len().max(1)
+        } else {
+            BLOCK_BYTES / self.vector.size()
+        };
         let mut sources = std::mem::take(&mut self.sources);
-        // SAFETY: as in `stage`; all peers have published this step, and nobody reads the result
-        // until it is published.
-        unsafe {
-            let theirs = |position| self.at(slots.of(position), self.me).cast_const();
-            let shape = (self.me, self.cut.parts);
-            let second = Some(result);
-            reduce_range(
-                &mut sources,
-                self.reducer,
-                self.vector,
-                range,
-                shape,
-                theirs,
-                second,
+        for start in part.clone().step_by(block) {
+            let range = start..(start + block).min(part.end);
+            let (at, bytes) = (
+                (start - part.start) * self.vector.size(),
+                range.len() * self.vector.size(),
             );
+            let place = |position| self.at(slots.of(position), me).wrapping_add(at);
+            // SAFETY: as in `stage`; all peers have published this step, and nobody else touches
+            // this rank's part of their slots until the result is published. The result of an
+            // element replaces its operand.
+            unsafe {
+                reduce_range(
+                    &mut sources,
+                    self.reducer,
+                    self.vector,
+                    range,
+                    (me, members),
+                    |position| place(position).cast_const(),
+                    Some(place(first)),
+                );
+                for other in peers.clone() {
+                    place(other).copy_from_nonoverlapping(place(first), bytes);
+                }
+            }
         }
         self.sources = sources;
     }
 
     fn finish(&mut self, step: usize, slots: &Slots<'_>) {
         for position in (0..self.cut.parts).filter(|position| *position != self.me) {
-            let from = self.at(slots.of(position), position);
+            let from = self.at(slots.of(self.me), position);
             for piece in self.vector.pieces(self.cut.part(step, position)) {
                 let bytes = piece.elems * self.vector.size();
                 // SAFETY: the caller of the collective vouches for the segments; the peer has
