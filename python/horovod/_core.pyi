@@ -3,8 +3,8 @@
 All functions are thread-safe; those that can wait release the interpreter lock.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final, final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Self, final
 
 __all__ = [
     "ALLGATHER",
@@ -13,6 +13,7 @@ __all__ = [
     "BROADCAST",
     "REDUCESCATTER",
     "Buffer",
+    "PlainTensors",
     "__version__",
     "add_process_set",
     "barrier",
@@ -53,6 +54,31 @@ class Buffer:
 
     def __len__(self) -> int:
         """Size in bytes."""
+
+@final
+class PlainTensors:
+    """Types of one framework whose tensors the core can read by itself, through DLPack's C exchange table."""
+
+    def __new__(cls, types: Sequence[type], lazy: Callable[[Any], bool]) -> Self:
+        """`types` exactly, no subclasses; `lazy(tensor)`: whether its memory does not hold the values as they are."""
+
+    def enqueue(
+        self,
+        tensor: Any,
+        kind: int,
+        prefix: str,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        root: int,
+        process_set: int | None,
+    ) -> int | None:
+        """As `enqueue`, an ALLREDUCE or BROADCAST of one tensor in place.
+
+        None if it is not contiguous host memory, of one of the types and of a dtype that the operation works
+        with, or if the framework lacks the interface; nothing was queued then.
+        """
 
 def init(ranks: Sequence[int] | None = None, dynamic_process_sets: bool = False) -> None:
     """Start the runtime; when it is running, do nothing.
@@ -123,8 +149,9 @@ def wait(
 ):
     """Wait, and clear the handle; Ctrl-C works.
 
-    One entry per tensor: None where the caller gave the output, else the memory and its shape. For an alltoall
-    a pair of that list and the received splits. HorovodInternalError with the cause; unknown handle as in `poll`.
+    One entry per tensor: None where the caller gave the output, else the memory and its shape; None instead of
+    a list of nothing but that. For an alltoall a pair of that list and the received splits.
+    HorovodInternalError with the cause; unknown handle as in `poll`.
     """
 
 def barrier(process_set: int | None) -> None: ...

@@ -1,6 +1,7 @@
 //! The list of what Python sees: module `horovod._core`.
 
 mod buffer;
+mod dlpack;
 mod errors;
 mod log;
 mod runtime;
@@ -22,7 +23,7 @@ mod _core {
         process_set_ranks, rank, remove_process_set, shutdown, size, transports,
     };
     #[pymodule_export]
-    use crate::submit::{enqueue, poll, wait};
+    use crate::submit::{PlainTensors, enqueue, poll, wait};
 
     #[pymodule_init]
     fn init_module(m: &Bound<'_, PyModule>) -> PyResult<()> {

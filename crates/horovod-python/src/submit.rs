@@ -8,9 +8,10 @@ use horovod::{
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyTuple, PyType};
 
 use crate::buffer::Buffer;
+use crate::dlpack::Reader;
 use crate::errors::{interrupt_or, operation_error};
 use crate::runtime::registered;
 
@@ -52,34 +53,7 @@ pub(crate) fn enqueue(
 ) -> PyResult<u64> {
     let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
     let set = registered(process_set)?;
-    let reduction = || {
-        ReduceOp::from_code(op)
-            .ok_or_else(|| PyValueError::new_err(format!("Reduction op type {op} not supported.")))
-    };
-    let scale = Scale {
-        pre: prescale,
-        post: postscale,
-    };
-    let op = match kind {
-        0 => Op::Allreduce {
-            op: reduction()?,
-            scale,
-        },
-        1 => Op::Allgather,
-        2 => Op::Broadcast {
-            root: Rank(u32::try_from(root).unwrap_or(u32::MAX)),
-        },
-        3 => Op::Alltoall,
-        4 => Op::Reducescatter {
-            op: reduction()?,
-            scale,
-        },
-        _ => {
-            return Err(PyValueError::new_err(format!(
-                "unknown operation kind {kind}"
-            )));
-        }
-    };
+    let op = operation(kind, op, prescale, postscale, root)?;
     if tensors.is_empty() || (!grouped && tensors.len() != 1) {
         return Err(PyValueError::new_err(format!(
             "expected {}, got {} tensors",
@@ -134,6 +108,122 @@ pub(crate) fn enqueue(
         .map_err(|e| operation_error(py, e))
 }
 
+/// The operation that the codes and numbers of a call mean.
+fn operation(kind: u8, op: u8, pre: f64, post: f64, root: i64) -> PyResult<Op> {
+    let reduction = || {
+        ReduceOp::from_code(op)
+            .ok_or_else(|| PyValueError::new_err(format!("Reduction op type {op} not supported.")))
+    };
+    let scale = Scale { pre, post };
+    Ok(match kind {
+        0 => Op::Allreduce {
+            op: reduction()?,
+            scale,
+        },
+        1 => Op::Allgather,
+        2 => Op::Broadcast {
+            root: Rank(u32::try_from(root).unwrap_or(u32::MAX)),
+        },
+        3 => Op::Alltoall,
+        4 => Op::Reducescatter {
+            op: reduction()?,
+            scale,
+        },
+        _ => {
+            return Err(PyValueError::new_err(format!(
+                "unknown operation kind {kind}"
+            )));
+        }
+    })
+}
+
+/// Whether elements of this type can be combined like that; the adapters say it in the framework's words.
+fn has_meaning(op: ReduceOp, dtype: DType) -> bool {
+    match op {
+        ReduceOp::Average => dtype != DType::Bool,
+        ReduceOp::Adasum => dtype.is_float(),
+        _ => true,
+    }
+}
+
+/// Types of one framework whose tensors the core can read by itself.
+#[pyclass(frozen, module = "horovod._core")]
+pub(crate) struct PlainTensors {
+    readers: Vec<(Py<PyType>, Reader)>,
+    lazy: Py<PyAny>,
+}
+
+#[pymethods]
+impl PlainTensors {
+    /// `types` exactly, no subclasses; `lazy(tensor)` says whether the memory does not hold the values as they are.
+    #[new]
+    fn new(types: Vec<Bound<'_, PyType>>, lazy: Py<PyAny>) -> PyResult<Self> {
+        let mut readers = Vec::new();
+        for class in types {
+            if let Some(reader) = Reader::of(&class)? {
+                readers.push((class.unbind(), reader));
+            }
+        }
+        Ok(Self { readers, lazy })
+    }
+
+    /// Queue an allreduce or a broadcast of one tensor in place and return its handle.
+    /// `None`: not such a tensor; nothing was queued.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one crossing per operation, no builder objects"
+    )]
+    fn enqueue(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        kind: u8,
+        prefix: &str,
+        name: Option<&str>,
+        op: u8,
+        prescale: f64,
+        postscale: f64,
+        root: i64,
+        process_set: Option<u32>,
+    ) -> PyResult<Option<u64>> {
+        let py = tensor.py();
+        let class = tensor.get_type_ptr();
+        let Some((_, reader)) = self.readers.iter().find(|r| r.0.as_ptr().cast() == class) else {
+            return Ok(None);
+        };
+        let Some((memory, meta)) = reader.read(tensor) else {
+            return Ok(None);
+        };
+        let op = operation(kind, op, prescale, postscale, root)?;
+        let meaningful = match op {
+            Op::Allreduce { op, .. } => has_meaning(op, meta.dtype),
+            Op::Broadcast { .. } => true,
+            _ => false,
+        };
+        if !meaningful || self.lazy.bind(py).call1((tensor,))?.is_truthy()? {
+            return Ok(None);
+        }
+        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let submission = Submission {
+            prefix,
+            name,
+            op,
+            set: registered(process_set)?,
+            tensors: vec![Tensor {
+                meta,
+                input: memory,
+                output: Output::At(memory),
+                ready: None,
+                owner: Some(Box::new(tensor.clone().unbind())),
+            }],
+            splits: None,
+        };
+        engine
+            .submit(submission)
+            .map(|h| Some(h.0))
+            .map_err(|e| operation_error(py, e))
+    }
+}
+
 fn unknown_handle(handle: u64) -> PyErr {
     PyValueError::new_err(format!(
         "Handle {handle} was not created or has been cleared."
@@ -153,11 +243,7 @@ pub(crate) fn poll(handle: u64) -> PyResult<bool> {
 #[pyfunction]
 pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
     let engine = horovod::engine().map_err(|_| unknown_handle(handle))?;
-    let mut waited = if engine.poll(Handle(handle)) == Some(true) {
-        engine.wait(Handle(handle), Duration::ZERO)
-    } else {
-        Waited::Pending
-    };
+    let mut waited = engine.wait(Handle(handle), Duration::ZERO);
     loop {
         match waited {
             Waited::Unknown => return Err(unknown_handle(handle)),
@@ -171,6 +257,9 @@ pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
 
 fn to_python(py: Python<'_>, result: OpResult) -> PyResult<Py<PyAny>> {
     debug_assert!(matches!(result.completion, Completion::Done));
+    if result.received_splits.is_none() && result.outputs.iter().all(Option::is_none) {
+        return Ok(py.None());
+    }
     let outputs = PyList::empty(py);
     for output in result.outputs {
         match output {

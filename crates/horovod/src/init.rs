@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use horovod_protocol::Rank;
-use horovod_transport::{JobKey, Mesh, MeshConfig};
+use horovod_transport::{JobKey, Mesh, MeshConfig, fork_epoch};
 
 use crate::config::{self, Config, ProcessEnvironment};
 use crate::engine::Engine;
@@ -13,7 +13,7 @@ use crate::error::Error;
 /// that does not exist in the child) but gets its own, empty one behind it.
 #[derive(Default)]
 struct Runtime {
-    pid: u32,
+    epoch: u32,
     /// Held for the long part of a start or a stop, so that there is one at a time.
     changing: Mutex<()>,
     /// Held for a moment only: queries must not wait for a start, they may come with the interpreter's lock.
@@ -24,7 +24,7 @@ struct Runtime {
 impl Runtime {
     fn new() -> Self {
         Self {
-            pid: std::process::id(),
+            epoch: fork_epoch(),
             ..Self::default()
         }
     }
@@ -41,9 +41,9 @@ impl Runtime {
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 
 fn runtime() -> &'static Runtime {
-    let pid = std::process::id();
+    let epoch = fork_epoch();
     let mut r = RUNTIME.get_or_init(Runtime::new);
-    while r.pid != pid {
+    while r.epoch != epoch {
         r = r.child.get_or_init(|| Box::new(Runtime::new()));
     }
     r

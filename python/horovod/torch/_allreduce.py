@@ -12,9 +12,9 @@ from horovod.common._ops import resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
 from horovod.torch._tensors import (
-    REDUCIBLE,
     Staged,
     check_reducible,
+    enqueue_plain,
     entry,
     from_wire,
     require_members,
@@ -23,7 +23,6 @@ from horovod.torch._tensors import (
 
 _ALLREDUCE = _core.ALLREDUCE
 _enqueue = _core.enqueue
-_strided = torch.strided
 
 
 def allreduce_async_(
@@ -43,32 +42,6 @@ def allreduce_async_(
     """
     if average is not None or op is None:
         op = resolve_op(op, average)
-    code = REDUCIBLE.get((op, tensor.dtype))
-    # This branch runs once per gradient and step: every look-up in it was counted.
-    if (
-        code is not None
-        and tensor.layout is _strided
-        and tensor.is_cpu
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-        and not is_compiling()
-    ):
-        pointer = tensor.data_ptr()
-        handle = _enqueue(
-            _ALLREDUCE,
-            "allreduce",
-            name,
-            ((pointer, pointer, code, tensor.shape, tensor),),
-            op,
-            prescale_factor,
-            postscale_factor,
-            -1,
-            None,
-            process_set.process_set_id,  # None raises the TypeError users know
-            False,
-        )
-        _handle_map[handle] = tensor
-        return handle
     if is_compiling():
         return eagerly(
             allreduce_async_,
@@ -80,6 +53,21 @@ def allreduce_async_(
             postscale_factor,
             process_set,
         )
+    # This branch runs once per gradient and step: every look-up in it was counted.
+    plain = enqueue_plain(
+        tensor,
+        _ALLREDUCE,
+        "allreduce",
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        -1,
+        process_set.process_set_id,  # None raises the TypeError users know
+    )
+    if plain is not None:
+        _handle_map[plain] = tensor
+        return plain
     check_reducible(tensor, op)
     staged = Staged(tensor)
 

@@ -10,7 +10,17 @@ from horovod.common._ops import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce
 from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
-from horovod.torch._tensors import Entry, Staged, check_movable, entry, from_wire, to_wire
+from horovod.torch._tensors import (
+    Entry,
+    Staged,
+    check_movable,
+    enqueue_plain,
+    entry,
+    from_wire,
+    to_wire,
+)
+
+_BROADCAST = _core.BROADCAST
 
 
 def broadcast_async(
@@ -52,6 +62,12 @@ def broadcast_async_(
     """
     if is_compiling():
         return eagerly(broadcast_async_, tensor, root_rank, name, process_set)
+    plain = enqueue_plain(
+        tensor, _BROADCAST, "broadcast", name, 1, 1.0, 1.0, root_rank, process_set.process_set_id
+    )
+    if plain is not None:
+        _handle_map[plain] = tensor
+        return plain
     check_movable(tensor)
     staged = Staged(tensor)
     wire = staged.wire
@@ -75,7 +91,7 @@ def _is_root(root_rank: int) -> bool:
 
 def _enqueue(item: Entry, root_rank: int, name: str | None, process_set: ProcessSet) -> int:
     return _core.enqueue(
-        _core.BROADCAST,
+        _BROADCAST,
         "broadcast",
         name,
         (item,),

@@ -239,6 +239,18 @@ def test_conjugate_and_negative_views_are_resolved():
     assert one.imag.item() == 2.0 * hvd.size()
 
 
+@pytest.mark.parametrize("module", ["_allreduce", "_broadcast"])
+def test_a_torch_without_the_exchange_interface_gets_the_same_results(module, monkeypatch):
+    monkeypatch.setattr(f"horovod.torch.{module}.enqueue_plain", lambda *_: None)
+    mine = torch.full((3, 2), float(hvd.rank() + 1))
+    handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="described")
+    assert hvd.synchronize(handle) is mine
+    assert mine.eq(sum(range(1, hvd.size() + 1))).all()
+    mine.fill_(hvd.rank())
+    assert hvd.broadcast_(mine, hvd.size() - 1) is mine
+    assert mine.eq(hvd.size() - 1).all()
+
+
 def test_in_place_works_on_leaves_that_require_gradients():
     parameter = torch.nn.Parameter(torch.full((3,), float(hvd.rank())))
     version = parameter._version

@@ -43,9 +43,11 @@ static EPOCH: AtomicU32 = AtomicU32::new(0);
 static LOCK: AtomicBool = AtomicBool::new(false);
 static INSTALL: Once = Once::new();
 
-/// How many forks lie between this process and the first one of its line that used this crate.
-/// An object made at another value than the current one belongs to the parent.
+/// How many forks lie between this process and the first one of its line that called this.
+/// An object made at another value than the current one belongs to the parent. Costs a load or two, where
+/// asking for the process id would be a system call.
 pub fn fork_epoch() -> u32 {
+    install_handlers();
     EPOCH.load(Ordering::Relaxed)
 }
 

@@ -1,0 +1,177 @@
+//! Reads a framework's tensor through DLPack's C exchange table: address, shape and type in one call.
+//!
+//! Asking the tensor for each of its properties through Python costs more than everything else that `enqueue`
+//! does. The table is DLPack's stable interface (since 1.3); frameworks without it are served by descriptions
+//! that the adapter puts together.
+
+use std::ffi::{CStr, c_int, c_void};
+
+use horovod::{DType, TensorMeta};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+/// Name of the capsule and, as an attribute of the type, where it is found.
+const CAPSULE: &CStr = c"dlpack_exchange_api";
+const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
+const MAJOR: u32 = 1;
+const CPU: i32 = 1;
+
+#[repr(C)]
+struct Header {
+    major: u32,
+    minor: u32,
+    older: *const Header,
+}
+
+/// `DLPackExchangeAPI` of DLPack 1; only what is used here has its type.
+#[repr(C)]
+struct ExchangeApi {
+    header: Header,
+    allocate: *const c_void,
+    managed_from_object: *const c_void,
+    managed_to_object: *const c_void,
+    tensor_from_object: Option<Describe>,
+    current_work_stream: *const c_void,
+}
+
+type Describe = unsafe extern "C" fn(*mut c_void, *mut RawTensor) -> c_int;
+
+/// `DLTensor`.
+#[repr(C)]
+struct RawTensor {
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+/// Describes tensors of one framework.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader(Describe);
+
+impl Reader {
+    /// The reader of a type; `None` where the framework has no such interface.
+    pub(crate) fn of(class: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let Some(capsule) = class.getattr_opt(ATTRIBUTE)? else {
+            return Ok(None);
+        };
+        let Ok(capsule) = capsule.cast_into::<PyCapsule>() else {
+            return Err(PyValueError::new_err(format!(
+                "{ATTRIBUTE} of {class} is not a capsule"
+            )));
+        };
+        let mut header = capsule
+            .pointer_checked(Some(CAPSULE))?
+            .as_ptr()
+            .cast::<Header>()
+            .cast_const();
+        while !header.is_null() {
+            // SAFETY: the capsule's name says what it points to: a table, or the header of an older one,
+            // both of which live as long as the process.
+            let Header {
+                major,
+                minor,
+                older,
+            } = unsafe { header.read() };
+            if major == MAJOR && minor >= 3 {
+                // SAFETY: tables of this version have this layout, and their header comes first.
+                let table = unsafe { &*header.cast::<ExchangeApi>() };
+                return Ok(table.tensor_from_object.map(Self));
+            }
+            header = older;
+        }
+        Ok(None)
+    }
+
+    /// Where the elements of a tensor are, and what they are. `None` unless it is contiguous host memory of a
+    /// type that the core computes with.
+    pub(crate) fn read(self, tensor: &Bound<'_, PyAny>) -> Option<(*mut u8, TensorMeta)> {
+        let mut raw = std::mem::MaybeUninit::<RawTensor>::uninit();
+        // SAFETY: the table belongs to the tensor's type, as `of` demands of the caller; the interpreter lock
+        // is held; there is room for the description.
+        let status = unsafe { (self.0)(tensor.as_ptr().cast(), raw.as_mut_ptr()) };
+        if status != 0 {
+            // No memory to describe. The caller's own checks say it in the framework's words.
+            drop(PyErr::take(tensor.py()));
+            return None;
+        }
+        // SAFETY: status 0 says that every field was filled in.
+        let raw = unsafe { raw.assume_init() };
+        if raw.device_type != CPU || raw.lanes != 1 {
+            return None;
+        }
+        let dtype = dtype(raw.code, raw.bits)?;
+        let ndim = usize::try_from(raw.ndim).ok()?;
+        let (shape, strides): (&[i64], &[i64]) = if ndim == 0 {
+            (&[], &[])
+        } else {
+            // SAFETY: with dimensions, both point to `ndim` numbers that the tensor keeps while we hold it.
+            unsafe {
+                (
+                    std::slice::from_raw_parts(raw.shape, ndim),
+                    std::slice::from_raw_parts(raw.strides, ndim),
+                )
+            }
+        };
+        if !contiguous(shape, strides) {
+            return None;
+        }
+        let shape = shape
+            .iter()
+            .map(|&n| u64::try_from(n))
+            .collect::<Result<Vec<_>, _>>()
+            .ok()?;
+        if raw.data.is_null() && !shape.contains(&0) {
+            return None;
+        }
+        let data = raw
+            .data
+            .cast::<u8>()
+            .wrapping_add(usize::try_from(raw.byte_offset).ok()?);
+        Some((data, TensorMeta { dtype, shape }))
+    }
+}
+
+/// Whether elements follow each other in row-major order.
+fn contiguous(shape: &[i64], strides: &[i64]) -> bool {
+    if shape.contains(&0) {
+        return true;
+    }
+    let mut step = 1;
+    for (&length, &stride) in shape.iter().zip(strides).rev() {
+        if length != 1 {
+            if stride != step {
+                return false;
+            }
+            step *= length;
+        }
+    }
+    true
+}
+
+/// The core's type for DLPack's type code and width.
+fn dtype(code: u8, bits: u8) -> Option<DType> {
+    Some(match (code, bits) {
+        (0, 8) => DType::I8,
+        (0, 16) => DType::I16,
+        (0, 32) => DType::I32,
+        (0, 64) => DType::I64,
+        (1, 8) => DType::U8,
+        (1, 16) => DType::U16,
+        (1, 32) => DType::U32,
+        (1, 64) => DType::U64,
+        (2, 16) => DType::F16,
+        (2, 32) => DType::F32,
+        (2, 64) => DType::F64,
+        (4, 16) => DType::BF16,
+        (6, 8) => DType::Bool,
+        _ => return None,
+    })
+}
