@@ -189,10 +189,10 @@ fn relay(ctx: &mut Ctx<'_>, root: usize, bytes: &Vector) -> Result<(), Collectiv
     let parent = parent.map(member);
     let peers: Vec<usize> = children.into_iter().map(member).collect();
     let all = 0..bytes.len();
-    let mut inn = parent.map(|peer| (peer, RecvCursor::new(ctx, bytes, all.clone())));
+    let mut inn = parent.map(|peer| (peer, RecvCursor::new(bytes, all.clone())));
     let mut outs: Vec<_> = peers
         .iter()
-        .map(|peer| (*peer, SendCursor::new(ctx, bytes, all.clone())))
+        .map(|peer| (*peer, SendCursor::new(bytes, all.clone())))
         .collect();
     let mut spins = 0;
     loop {

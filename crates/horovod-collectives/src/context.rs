@@ -5,7 +5,7 @@ use horovod_transport::{Data, Idle};
 
 use crate::layout::SetLayout;
 use crate::scratch::Scratch;
-use crate::select::AllreduceAlgorithm;
+use crate::select::Wish;
 
 /// Everything one operation runs with.
 pub struct Ctx<'a> {
@@ -38,14 +38,18 @@ pub struct Tuning {
     pub chunk_min_bytes: usize,
     /// Up to this many bytes every rank of a host reduces everything itself: one hand-over, not two.
     pub direct_max_bytes: usize,
-    /// Up to this many bytes ranks on several hosts exchange whole vectors (recursive doubling).
-    pub doubling_max_bytes: usize,
+    /// Hosts exchange whole vectors if none gets more than this many bytes.
+    pub exchange_max_bytes: usize,
+    /// Most hosts of which each sends to each; more form a ring.
+    pub pairwise_max_hosts: usize,
     /// Bytes received, or gathered from small tensors, at a time on a stream between two ranks.
     pub wire_chunk_bytes: usize,
     /// From this many bytes a broadcast passes along a chain of hosts rather than down a tree.
     pub chain_min_bytes: usize,
     /// Use this algorithm for allreduce wherever it is possible.
-    pub allreduce: Option<AllreduceAlgorithm>,
+    pub allreduce: Option<Wish>,
+    /// Whether an allreduce between hosts adds up inside each host first.
+    pub hierarchical_allreduce: bool,
 }
 
 impl Default for Tuning {
@@ -54,10 +58,12 @@ impl Default for Tuning {
             chunk_bytes: 64 << 10,
             chunk_min_bytes: 16 << 10,
             direct_max_bytes: 8 << 10,
-            doubling_max_bytes: 32 << 10,
+            exchange_max_bytes: 64 << 10,
+            pairwise_max_hosts: 64,
             wire_chunk_bytes: 128 << 10,
             chain_min_bytes: 256 << 10,
             allreduce: None,
+            hierarchical_allreduce: true,
         }
     }
 }

@@ -41,23 +41,23 @@ fn run(bytes: &Vector, at: usize, end: usize) -> Option<(*mut u8, usize)> {
 
 impl<'a> SendCursor<'a> {
     /// Sends the outputs `range` of a vector of bytes.
-    pub(crate) fn new(ctx: &mut Ctx<'_>, bytes: &'a Vector, range: Range<usize>) -> Self {
+    pub(crate) fn new(bytes: &'a Vector, range: Range<usize>) -> Self {
         debug_assert_eq!(bytes.size(), 1, "a vector of bytes");
-        let mut gathered = ctx.scratch.buffer(0);
-        gathered.clear();
         Self {
             bytes,
             at: range.start,
             end: range.end.min(bytes.len()),
-            gathered,
+            gathered: Vec::new(),
             taken: 0,
         }
     }
 
-    /// Goes on with another range of the same vector.
-    pub(crate) fn restart(&mut self, range: Range<usize>) {
+    /// Goes on with the outputs `range` of another vector, when all before has been handed over.
+    pub(crate) fn restart(&mut self, bytes: &'a Vector, range: Range<usize>) {
+        debug_assert!(self.is_done(), "some bytes have not been sent");
+        self.bytes = bytes;
         self.at = range.start;
-        self.end = range.end.min(self.bytes.len());
+        self.end = range.end.min(bytes.len());
     }
 
     /// Whether everything has been handed over.
@@ -73,9 +73,9 @@ impl<'a> SendCursor<'a> {
         limit: usize,
     ) -> Result<bool, CollectiveError> {
         let limit = limit.min(self.end);
-        let link = ctx.data.link(ctx.members[to]);
         let mut moved = false;
         loop {
+            let link = ctx.data.link(ctx.members[to]);
             if self.taken < self.gathered.len() {
                 let n = link.try_send(&self.gathered[self.taken..])?;
                 if n == 0 {
@@ -89,6 +89,9 @@ impl<'a> SendCursor<'a> {
                 return Ok(moved);
             };
             if len < DIRECT_MIN && self.at + len < limit {
+                if self.gathered.capacity() == 0 {
+                    self.gathered = ctx.scratch.buffer(0);
+                }
                 self.gather(limit, ctx.tuning.wire_chunk_bytes.max(1));
                 continue;
             }
@@ -118,27 +121,22 @@ impl<'a> SendCursor<'a> {
 
     /// Gives the buffer back.
     pub(crate) fn finish(self, ctx: &mut Ctx<'_>) {
-        ctx.scratch.put_buffer(self.gathered);
+        if self.gathered.capacity() > 0 {
+            ctx.scratch.put_buffer(self.gathered);
+        }
     }
 }
 
 impl<'a> RecvCursor<'a> {
     /// Receives into the outputs `range` of a vector of bytes.
-    pub(crate) fn new(ctx: &mut Ctx<'_>, bytes: &'a Vector, range: Range<usize>) -> Self {
+    pub(crate) fn new(bytes: &'a Vector, range: Range<usize>) -> Self {
         debug_assert_eq!(bytes.size(), 1, "a vector of bytes");
-        let buffer = ctx.scratch.buffer(ctx.tuning.wire_chunk_bytes.max(1));
         Self {
             bytes,
             at: range.start,
             end: range.end.min(bytes.len()),
-            buffer,
+            buffer: Vec::new(),
         }
-    }
-
-    /// Goes on with another range of the same vector.
-    pub(crate) fn restart(&mut self, range: Range<usize>) {
-        self.at = range.start;
-        self.end = range.end.min(self.bytes.len());
     }
 
     /// Whether everything has arrived.
@@ -153,11 +151,14 @@ impl<'a> RecvCursor<'a> {
 
     /// Takes what has arrived; whether anything had.
     pub(crate) fn step(&mut self, ctx: &mut Ctx<'_>, from: usize) -> Result<bool, CollectiveError> {
-        let link = ctx.data.link(ctx.members[from]);
         let mut moved = false;
         while let Some((ptr, len)) = run(self.bytes, self.at, self.end) {
             let n = if len < DIRECT_MIN && self.at + len < self.end {
+                if self.buffer.is_empty() {
+                    self.buffer = ctx.scratch.buffer(ctx.tuning.wire_chunk_bytes.max(1));
+                }
                 let most = self.buffer.len().min(self.end - self.at);
+                let link = ctx.data.link(ctx.members[from]);
                 let n = link.try_recv(&mut self.buffer[..most])?;
                 for piece in self.bytes.pieces(self.at..self.at + n) {
                     // SAFETY: the caller of the collective promises that the output is writable;
@@ -171,7 +172,8 @@ impl<'a> RecvCursor<'a> {
             } else {
                 // SAFETY: the caller of the collective promises that the output is writable; it may
                 // be uninitialised only as memory of plain bytes that we write and never read.
-                link.try_recv(unsafe { std::slice::from_raw_parts_mut(ptr, len) })?
+                let to = unsafe { std::slice::from_raw_parts_mut(ptr, len) };
+                ctx.data.link(ctx.members[from]).try_recv(to)?
             };
             if n == 0 {
                 break;
@@ -184,7 +186,9 @@ impl<'a> RecvCursor<'a> {
 
     /// Gives the buffer back.
     pub(crate) fn finish(self, ctx: &mut Ctx<'_>) {
-        ctx.scratch.put_buffer(self.buffer);
+        if !self.buffer.is_empty() {
+            ctx.scratch.put_buffer(self.buffer);
+        }
     }
 }
 
@@ -201,8 +205,8 @@ pub(crate) fn exchange(
     send: Option<Transfer<'_>>,
     recv: Option<Transfer<'_>>,
 ) -> Result<(), CollectiveError> {
-    let mut out = send.map(|t| (SendCursor::new(ctx, t.bytes, t.range), t.peer));
-    let mut inn = recv.map(|t| (RecvCursor::new(ctx, t.bytes, t.range), t.peer));
+    let mut out = send.map(|t| (SendCursor::new(t.bytes, t.range), t.peer));
+    let mut inn = recv.map(|t| (RecvCursor::new(t.bytes, t.range), t.peer));
     let mut spins = 0;
     loop {
         let mut moved = false;

@@ -60,6 +60,24 @@ impl SetLayout {
         }
     }
 
+    /// Of members on these hosts, numbered from 0, seen from the first.
+    #[cfg(test)]
+    pub(crate) fn of_hosts(host_of: &[usize]) -> Self {
+        let mut hosts = vec![Vec::new(); host_of.iter().max().map_or(0, |last| last + 1)];
+        let mut local_of = Vec::new();
+        for (member, host) in host_of.iter().enumerate() {
+            local_of.push(hosts[*host].len());
+            hosts[*host].push(member);
+        }
+        Self {
+            arena: (0..hosts[host_of[0]].len()).collect(),
+            host_of: host_of.to_vec(),
+            me: 0,
+            local_of,
+            hosts,
+        }
+    }
+
     /// Number of members.
     pub fn members(&self) -> usize {
         self.host_of.len()

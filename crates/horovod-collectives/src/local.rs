@@ -51,7 +51,6 @@ pub(crate) enum Track {
     /// What operations with one pipeline use.
     First,
     /// Of a second one that runs beside it.
-    #[expect(dead_code, reason = "hierarchical allreduce gets one next")]
     Second,
 }
 
@@ -276,6 +275,11 @@ impl Pipeline {
     /// Whether this rank has nothing left to do.
     pub(crate) fn is_done(&self) -> bool {
         self.finished == self.plan.steps
+    }
+
+    /// Steps of which this rank has read all it needs.
+    pub(crate) fn finished(&self) -> usize {
+        self.finished
     }
 
     /// The value that says that step `n` (from 0) is through.

@@ -190,12 +190,7 @@ fn across(ctx: &mut Ctx<'_>, reducer: &Reducer, shares: &[Vector]) -> Result<(),
         .collect();
     let mut outs: Vec<_> = (1..n)
         .map(|step| (me + step) % n)
-        .map(|peer| {
-            (
-                peer,
-                SendCursor::new(ctx, &bytes[peer], 0..bytes[peer].len()),
-            )
-        })
+        .map(|peer| (peer, SendCursor::new(&bytes[peer], 0..bytes[peer].len())))
         .collect();
     let mut arriving: Vec<Arriving> = (0..n)
         .map(|peer| if peer == me { 0 } else { chunk * size })

@@ -1,4 +1,8 @@
 //! Which algorithm runs: one pure function of operation, size, layout and tuning.
+//!
+//! What is chosen by size never changes the result: all choices combine every element in the same
+//! order (see [`crate::allreduce`]). What would change it (a ring rounds halves more often, a flat
+//! algorithm knows no hosts) is chosen by the layout and the settings alone.
 
 use crate::context::Tuning;
 use crate::layout::SetLayout;
@@ -13,40 +17,79 @@ pub enum AllreduceAlgorithm {
     Direct,
     /// One host: every rank stages what others own, reduces its own part, and collects the results.
     Staged,
-    /// Any layout, small: whole vectors are exchanged in log2(n) rounds.
-    RecursiveDoubling,
-    /// Any layout: reduce-scatter and allgather around a ring.
-    Ring,
-    /// Several hosts, several ranks on each: reduce inside hosts, then across in parallel lanes, then
+    /// Between all members over their links, hosts or not.
+    Flat(Across),
+    /// Several hosts, several ranks on some: reduce inside hosts, then across in parallel lanes, then
     /// collect inside hosts.
-    Hierarchical,
+    Hierarchical(Across),
 }
 
-/// The algorithm for an allreduce of `bytes`. The override of `tuning` counts where it is possible.
+/// How vectors pass between members that do not share memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Across {
+    /// Small: everybody sends everything to everybody and reduces all. One hop.
+    Exchange,
+    /// Everybody owns a part, gets it from all and sends the result to all. Two hops.
+    Pairwise,
+    /// Partial results pass from the first to the last, results on around. Two connections per member.
+    Ring,
+}
+
+/// An algorithm that a user asks for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wish {
+    /// [`AllreduceAlgorithm::Staged`], on one host.
+    Staged,
+    /// This one between hosts; on one host between its ranks, over links instead of staging memory.
+    Across(Across),
+}
+
+impl Wish {
+    /// All there are, by name.
+    pub const NAMES: [(&'static str, Self); 4] = [
+        ("staged", Self::Staged),
+        ("exchange", Self::Across(Across::Exchange)),
+        ("pairwise", Self::Across(Across::Pairwise)),
+        ("ring", Self::Across(Across::Ring)),
+    ];
+}
+
+/// The algorithm for an allreduce of `bytes`. A wish counts where it is possible.
 pub fn allreduce(bytes: usize, layout: &SetLayout, tuning: &Tuning) -> AllreduceAlgorithm {
-    use AllreduceAlgorithm::{Alone, Direct, Hierarchical, RecursiveDoubling, Ring, Staged};
-    if layout.members() == 1 {
+    use AllreduceAlgorithm::{Alone, Direct, Flat, Hierarchical, Staged};
+    let (members, hosts) = (layout.members(), layout.hosts());
+    if members == 1 {
         return Alone;
     }
-    let one_host = layout.hosts() == 1;
-    if let Some(forced) = tuning.allreduce {
-        let possible = match forced {
-            Alone => false,
-            Direct => one_host && bytes <= tuning.direct_max_bytes,
-            Staged => one_host,
-            RecursiveDoubling | Ring => true,
-            Hierarchical => !one_host,
+    if hosts == 1 {
+        return match tuning.allreduce {
+            Some(Wish::Across(way)) => Flat(way),
+            None if bytes <= tuning.direct_max_bytes => Direct,
+            Some(Wish::Staged) | None => Staged,
         };
-        if possible {
-            return forced;
-        }
     }
-    match one_host {
-        true if bytes <= tuning.direct_max_bytes => Direct,
-        true => Staged,
-        false if bytes <= tuning.doubling_max_bytes => RecursiveDoubling,
-        false if layout.hosts() == layout.members() => Ring,
-        false => Hierarchical,
+    let grouped = tuning.hierarchical_allreduce && hosts < members;
+    let ends = if grouped { hosts } else { members };
+    let way = match tuning.allreduce {
+        Some(Wish::Across(way)) => way,
+        Some(Wish::Staged) | None => across(bytes, ends, tuning),
+    };
+    if grouped {
+        Hierarchical(way)
+    } else {
+        Flat(way)
+    }
+}
+
+/// How `bytes` pass between so many ends.
+fn across(bytes: usize, ends: usize, tuning: &Tuning) -> Across {
+    if ends > tuning.pairwise_max_hosts {
+        // Not by size: a ring may round halves differently.
+        Across::Ring
+    } else if bytes.saturating_mul(ends - 1) <= tuning.exchange_max_bytes {
+        Across::Exchange
+    } else {
+        Across::Pairwise
     }
 }
 
@@ -65,5 +108,75 @@ pub fn broadcast(bytes: usize, tuning: &Tuning) -> Relay {
         Relay::Chain
     } else {
         Relay::Tree
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AllreduceAlgorithm::{Direct, Flat, Hierarchical, Staged};
+    use super::*;
+
+    fn chosen(hosts: &[usize], bytes: usize, tuning: &Tuning) -> AllreduceAlgorithm {
+        allreduce(bytes, &SetLayout::of_hosts(hosts), tuning)
+    }
+
+    #[test]
+    fn by_layout_and_size() {
+        let tuning = Tuning::default();
+        let (small, large) = (1 << 10, 1 << 20);
+        for (hosts, bytes, want) in [
+            (&[0][..], large, AllreduceAlgorithm::Alone),
+            (&[0, 0], small, Direct),
+            (&[0, 0], large, Staged),
+            (&[0, 1], small, Flat(Across::Exchange)),
+            (&[0, 1], large, Flat(Across::Pairwise)),
+            (&[0, 0, 1, 1], small, Hierarchical(Across::Exchange)),
+            (&[0, 0, 1], large, Hierarchical(Across::Pairwise)),
+        ] {
+            assert_eq!(chosen(hosts, bytes, &tuning), want, "{hosts:?} {bytes}");
+        }
+    }
+
+    #[test]
+    fn exchange_counts_what_each_host_receives() {
+        let tuning = Tuning::default();
+        let bytes = tuning.exchange_max_bytes;
+        assert_eq!(chosen(&[0, 1], bytes, &tuning), Flat(Across::Exchange));
+        assert_eq!(chosen(&[0, 1, 2], bytes, &tuning), Flat(Across::Pairwise));
+        let half = bytes / 2;
+        assert_eq!(chosen(&[0, 1, 2], half, &tuning), Flat(Across::Exchange));
+    }
+
+    #[test]
+    fn a_wish_and_flatness_hold_where_they_are_possible() {
+        let ring = Tuning {
+            allreduce: Some(Wish::Across(Across::Ring)),
+            ..Tuning::default()
+        };
+        assert_eq!(chosen(&[0, 0], 4, &ring), Flat(Across::Ring));
+        assert_eq!(chosen(&[0, 0, 1], 4, &ring), Hierarchical(Across::Ring));
+        let flat = Tuning {
+            hierarchical_allreduce: false,
+            ..ring.clone()
+        };
+        assert_eq!(chosen(&[0, 0, 1], 4, &flat), Flat(Across::Ring));
+        let staged = Tuning {
+            allreduce: Some(Wish::Staged),
+            ..Tuning::default()
+        };
+        assert_eq!(chosen(&[0, 0], 4, &staged), Staged);
+        assert_eq!(chosen(&[0, 1], 4, &staged), Flat(Across::Exchange));
+    }
+
+    #[test]
+    fn many_hosts_form_a_ring_at_every_size() {
+        let tuning = Tuning {
+            pairwise_max_hosts: 2,
+            ..Tuning::default()
+        };
+        for bytes in [4, 1 << 24] {
+            assert_eq!(chosen(&[0, 1, 2], bytes, &tuning), Flat(Across::Ring));
+            assert_ne!(chosen(&[0, 1], bytes, &tuning), Flat(Across::Ring));
+        }
     }
 }

@@ -69,6 +69,11 @@ impl Vector {
         self.segments.len()
     }
 
+    /// The tensors, empty ones included.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter()
+    }
+
     /// The non-empty pieces of `range`, in order. Ends beyond the vector are cut off.
     pub(crate) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = Piece> + '_ {
         let (start, end) = (range.start, range.end.min(self.len()));
@@ -126,6 +131,32 @@ pub(crate) fn even_part(len: usize, parts: usize, index: usize) -> Range<usize> 
     let (base, longer) = (len / parts, len % parts);
     let start = index * base + index.min(longer);
     start..start + base + usize::from(index < longer)
+}
+
+/// `len` elements cut into parts that advance side by side. How far they have come is one number, the
+/// elements of each part; a part shorter than that is complete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    pub(crate) len: usize,
+    pub(crate) count: usize,
+}
+
+impl Parts {
+    /// The elements of a part.
+    pub(crate) fn of(self, index: usize) -> Range<usize> {
+        even_part(self.len, self.count, index)
+    }
+
+    /// The elements of a part from one extent to another.
+    pub(crate) fn between(self, index: usize, from: usize, to: usize) -> Range<usize> {
+        let Range { start, end } = self.of(index);
+        (start + from).min(end)..start.saturating_add(to).min(end)
+    }
+
+    /// The extent at which all parts are complete.
+    pub(crate) fn longest(self) -> usize {
+        self.of(0).len()
+    }
 }
 
 #[cfg(test)]

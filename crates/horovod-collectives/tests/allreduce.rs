@@ -3,9 +3,7 @@
 mod common;
 
 use common::{Node, World, exact_values, oracle, rough_values, uneven};
-use horovod_collectives::select::AllreduceAlgorithm::{
-    self, Hierarchical, RecursiveDoubling, Ring, Staged,
-};
+use horovod_collectives::select::{Across, Wish};
 use horovod_collectives::{CollectiveError, Reduction, Segment, allreduce};
 use horovod_protocol::{DType, ReduceOp, Scale};
 
@@ -15,6 +13,14 @@ const OPS: [ReduceOp; 5] = [
     ReduceOp::Min,
     ReduceOp::Max,
     ReduceOp::Product,
+];
+
+/// No wish, and every way between hosts.
+const ACROSS: [Option<Wish>; 4] = [
+    None,
+    Some(Wish::Across(Across::Exchange)),
+    Some(Wish::Across(Across::Pairwise)),
+    Some(Wish::Across(Across::Ring)),
 ];
 
 /// One case: what is reduced and how it lies in memory.
@@ -153,14 +159,14 @@ fn long_vectors_take_many_steps_in_place_and_not() {
 fn every_algorithm_gives_the_same_wherever_it_is_possible() {
     let some = [DType::F32, DType::BF16, DType::U8, DType::I32, DType::Bool];
     for world in World::all() {
-        // Elsewhere the override has no effect, and the first test has been there.
-        let one_host = world.shm && world.hosts.iter().all(|host| *host == 0);
-        let inside = if one_host { Staged } else { Hierarchical };
-        for algorithm in [inside, RecursiveDoubling, Ring] {
-            world.run(|node| {
-                node.tuning.allreduce = Some(algorithm);
-                check_all(node, &some, &[1, 3, 700]);
-            });
+        for (_, wish) in Wish::NAMES {
+            for hierarchical in [true, false] {
+                world.run(|node| {
+                    node.tuning.allreduce = Some(wish);
+                    node.tuning.hierarchical_allreduce = hierarchical;
+                    check_all(node, &some, &[1, 3, 700]);
+                });
+            }
         }
     }
 }
@@ -173,9 +179,9 @@ fn links_that_drip_split_elements_anywhere() {
             drip: Some(7),
             ..World::shm(1)
         };
-        for algorithm in [RecursiveDoubling, Ring, Hierarchical] {
+        for wish in ACROSS {
             world.run(|node| {
-                node.tuning.allreduce = Some(algorithm);
+                node.tuning.allreduce = wish;
                 check_all(node, &[DType::F64, DType::F16], &[1, 501]);
             });
         }
@@ -214,7 +220,7 @@ fn factors_apply_once_around_the_reduction() {
         World::hosts(&[2, 1]),
         World::hosts(&[2, 2]),
     ] {
-        for forced in [None, Some(Staged), Some(Ring), Some(RecursiveDoubling)] {
+        for forced in ACROSS.into_iter().chain([Some(Wish::Staged)]) {
             world.run(|node| {
                 node.tuning.allreduce = forced;
                 for scale in scales {
@@ -249,19 +255,14 @@ fn rough_floats_are_bitwise_equal_on_all_ranks_and_near_the_oracle() {
                 elems: 1501,
                 in_place: true,
             };
-            let run = |forced: Option<AllreduceAlgorithm>| {
+            let run = |forced: Option<Wish>| {
                 world.run(|node| {
                     node.tuning.allreduce = forced;
                     case.run(node, &inputs[node.rank]).unwrap()
                 })
             };
             let exact = oracle(dtype, ReduceOp::Sum, Scale::NONE, &inputs);
-            for forced in [
-                None,
-                Some(Ring),
-                Some(RecursiveDoubling),
-                Some(Hierarchical),
-            ] {
+            for forced in ACROSS {
                 let results = run(forced);
                 assert!(
                     results.iter().all(|result| *result == results[0]),
@@ -300,7 +301,7 @@ fn a_rank_that_joined_contributes_the_neutral_element() {
         World::tcp(3),
         World::hosts(&[2, 2]),
     ] {
-        for forced in [None, Some(Ring), Some(RecursiveDoubling)] {
+        for forced in ACROSS {
             for elems in [5, 900] {
                 world.run(|node| {
                     node.tuning.allreduce = forced;

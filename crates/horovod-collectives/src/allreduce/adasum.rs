@@ -11,7 +11,6 @@ use std::ops::Range;
 use horovod_kernels::{DotNorms, adasum_coefficients, adasum_combine, adasum_dot_norms, scale};
 
 use super::Reduction;
-use super::recursive_doubling::largest_power_of_two;
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::exchange_bytes;
@@ -217,4 +216,9 @@ impl<'a> Adasum<'a> {
             unsafe { adasum_combine(self.red.dtype, (a, ca), (b, cb), mine, piece.elems) };
         }
     }
+}
+
+/// The largest power of two that is at most `n`; `n` is not 0.
+fn largest_power_of_two(n: usize) -> usize {
+    1 << n.ilog2()
 }

@@ -5,6 +5,7 @@ use super::{Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::local::Local;
+use crate::select::Across;
 use crate::slices::Vector;
 
 pub(super) fn run(
@@ -13,7 +14,7 @@ pub(super) fn run(
     vector: &Vector,
 ) -> Result<(), CollectiveError> {
     let Some(local) = Local::new(ctx)? else {
-        return super::ring::run(ctx, reducer, vector);
+        return super::across::run(ctx, Across::Pairwise, reducer, vector);
     };
     let all = 0..vector.len();
     if vector.len() * vector.size() > local.small_len() {

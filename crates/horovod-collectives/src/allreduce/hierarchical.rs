@@ -1,44 +1,55 @@
 //! Several hosts: reduce inside each host so that lane owners hold its partial result, reduce each lane
-//! across hosts, and collect the lanes inside each host.
+//! across hosts, and collect the lanes inside each host; all three at the same time, a step apart.
 //!
 //! There are as many lanes as the smallest host has members, so that hosts need not be alike: the
-//! first members of each host own them, the others of larger hosts only contribute and collect.
+//! first members of each host own them, the others of larger hosts only contribute and collect. A small
+//! vector is one lane.
 
 use std::ops::Range;
 
 use horovod_kernels::Source;
 
-use super::{Reducer, recursive_doubling, reduce_range, ring};
+use super::across::{self, Going, Group, speaking, to_the_end};
+use super::{Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
-use crate::local::{LINE, Local, Plan, Slots, Work};
-use crate::slices::{Segment, Vector, even_part};
+use crate::local::{LINE, Local, Pipeline, Plan, Slots, Track, Work};
+use crate::select::Across;
+use crate::slices::{Parts, Segment, Vector, even_part};
 
 pub(super) fn run(
     ctx: &mut Ctx<'_>,
+    way: Across,
     reducer: &Reducer,
     vector: &Vector,
 ) -> Result<(), CollectiveError> {
+    let local = Local::new(ctx)?;
+    let bytes = vector.len() * vector.size();
+    // The same on all hosts, for all have the same settings.
+    let small = way == Across::Exchange && bytes <= ctx.tuning.exchange_max_bytes;
     let lanes = Lanes {
         len: vector.len(),
-        lanes: ctx.layout.lanes(),
+        lanes: if small { 1 } else { ctx.layout.lanes() },
+        hosts: ctx.layout.hosts(),
+        way,
     };
-    let local = Local::new(ctx)?;
-    if let Some(local) = &local {
-        reduce_inside(ctx, local, &reducer.partial(), vector, lanes)?;
+    match local {
+        None => alone_on_host(ctx, reducer, vector, lanes),
+        Some(local) if small && bytes <= local.small_len() => {
+            in_one_go(ctx, &local, reducer, vector, lanes)
+        }
+        Some(local) => side_by_side(ctx, &local, reducer, vector, lanes),
     }
-    across(ctx, reducer, vector, lanes, local.is_some())?;
-    if let Some(local) = &local {
-        collect_inside(ctx, local, vector, lanes)?;
-    }
-    Ok(())
 }
 
-/// The vector cut into one contiguous lane per owner. In elements.
+/// The vector cut into one contiguous lane per owner, and each lane into the parts in which it passes
+/// between hosts. In elements.
 #[derive(Clone, Copy)]
 struct Lanes {
     len: usize,
     lanes: usize,
+    hosts: usize,
+    way: Across,
 }
 
 impl Lanes {
@@ -50,52 +61,239 @@ impl Lanes {
         }
     }
 
-    /// The `step`th stretch of `chunk` elements of a lane.
-    fn chunk(self, position: usize, step: usize, chunk: usize) -> Range<usize> {
-        let lane = self.of(position);
-        let start = (lane.start + step * chunk).min(lane.end);
-        start..(start + chunk).min(lane.end)
+    fn parts(self, position: usize) -> Parts {
+        across::parts(self.way, self.of(position).len(), self.hosts)
     }
 
-    /// Steps of `chunk` elements that the longest lane takes.
+    /// What a step takes of a lane: `chunk` elements of each part, with the part's number.
+    fn step(
+        self,
+        position: usize,
+        step: usize,
+        chunk: usize,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let (lane, parts) = (self.of(position), self.parts(position));
+        (0..parts.count).map(move |part| {
+            let within = parts.between(part, step * chunk, (step + 1) * chunk);
+            (part, lane.start + within.start..lane.start + within.end)
+        })
+    }
+
+    /// The number of steps of `chunk` elements that the longest lane takes.
     fn steps(self, chunk: usize) -> usize {
-        self.of(0).len().div_ceil(chunk)
+        self.parts(0).longest().div_ceil(chunk)
+    }
+
+    /// The members that reduce this rank's lane across hosts.
+    fn owners(self, ctx: &Ctx<'_>) -> Vec<usize> {
+        let position = ctx.layout.my_local();
+        (0..self.hosts)
+            .map(|host| ctx.layout.on_host(host)[position])
+            .collect()
     }
 }
 
-/// Leaves this host's partial result of each lane in its owner's outputs.
-fn reduce_inside(
+/// The lane of this rank as the hosts' partial results: of its outputs, or of its inputs if nobody adds
+/// anything to them on this host.
+fn lane(ctx: &mut Ctx<'_>, vector: &Vector, range: Range<usize>, reduced: bool) -> Vector {
+    ctx.scratch.vector(
+        vector.size(),
+        vector.pieces(range).map(|piece| Segment {
+            input: if reduced {
+                piece.output.cast_const()
+            } else {
+                piece.input
+            },
+            output: piece.output,
+            elems: piece.elems,
+        }),
+    )
+}
+
+/// No other member is on this host: then there is one lane, and this rank owns it.
+fn alone_on_host(
+    ctx: &mut Ctx<'_>,
+    reducer: &Reducer,
+    vector: &Vector,
+    lanes: Lanes,
+) -> Result<(), CollectiveError> {
+    let members = lanes.owners(ctx);
+    let me = ctx.layout.my_host();
+    let group = Group {
+        members: &members,
+        me,
+    };
+    let ready = speaking(ctx, reducer, vector, true);
+    let plain = reducer.without_pre();
+    let result = across::with(ctx, lanes.way, &plain, &ready, group, to_the_end);
+    ctx.scratch.put_vector(ready);
+    result
+}
+
+/// A small vector: the first member of the host reduces it, exchanges it with the other hosts, and
+/// hands the result out.
+fn in_one_go(
     ctx: &mut Ctx<'_>,
     local: &Local<'_>,
     reducer: &Reducer,
     vector: &Vector,
     lanes: Lanes,
 ) -> Result<(), CollectiveError> {
-    let align = LINE / vector.size();
-    let fits = local.slot_len() / lanes.lanes / LINE * align;
-    let chunk = (ctx.tuning.chunk_bytes / vector.size()).clamp(align, fits);
-    let (me, members) = (local.me(), local.len());
-    let sources = std::mem::take(&mut ctx.scratch.sources);
-    let mut work = ReduceInside {
-        reducer,
-        vector,
-        lanes,
-        chunk,
-        me,
-        members,
-        sources,
+    let all = 0..vector.len();
+    let (leader, partial) = (local.me() == 0, reducer.partial());
+    let mut sources = std::mem::take(&mut ctx.scratch.sources);
+    let stage = |mine: *mut u8| {
+        for piece in vector.pieces(all.clone()).filter(|_| !leader) {
+            // SAFETY: the caller of the collective vouches for the segments; the vector fits the
+            // area, which nobody reads until it is published.
+            unsafe { reducer.stage(&piece, mine.wrapping_add(piece.at)) };
+        }
     };
+    let shape = (local.me(), local.len());
+    let done = local.run_small(ctx, stage, |slots| {
+        let theirs = |position| slots.of(position).cast_const();
+        if leader {
+            // SAFETY: as above; all peers have published their areas.
+            unsafe {
+                let range = all.clone();
+                reduce_range(&mut sources, &partial, vector, range, shape, theirs, None);
+            }
+        }
+    });
+    ctx.scratch.sources = sources;
+    done?;
+    if leader {
+        let mine = lane(ctx, vector, all.clone(), true);
+        let members = lanes.owners(ctx);
+        let me = ctx.layout.my_host();
+        let group = Group {
+            members: &members,
+            me,
+        };
+        let plain = reducer.without_pre();
+        across::with(ctx, lanes.way, &plain, &mine, group, to_the_end)?;
+        ctx.scratch.put_vector(mine);
+    }
+    let size = vector.size();
+    let give = |mine: *mut u8| {
+        for piece in vector.pieces(all.clone()).filter(|_| leader) {
+            let to = mine.wrapping_add(piece.at);
+            // SAFETY: as above.
+            unsafe { to.copy_from_nonoverlapping(piece.output, piece.elems * size) };
+        }
+    };
+    local.run_small(ctx, give, |slots| {
+        for piece in vector.pieces(all.clone()).filter(|_| !leader) {
+            let from = slots.of(0).wrapping_add(piece.at);
+            // SAFETY: as above; the first member has published the results.
+            unsafe {
+                piece
+                    .output
+                    .copy_from_nonoverlapping(from, piece.elems * size);
+            }
+        }
+    })
+}
+
+/// Everything at the same time: while a step is reduced inside the host, earlier ones pass between the
+/// hosts, and still earlier ones are collected.
+fn side_by_side(
+    ctx: &mut Ctx<'_>,
+    local: &Local<'_>,
+    reducer: &Reducer,
+    vector: &Vector,
+    lanes: Lanes,
+) -> Result<(), CollectiveError> {
+    let size = vector.size();
+    let align = LINE / size;
+    let places = lanes.lanes * lanes.parts(0).count;
+    let fits = local.slot_len() / places / LINE * align;
+    // What passes between hosts at a time; the host's memory may not hold as much.
+    let chunk = (ctx.tuning.wire_chunk_bytes / size / align * align).clamp(align, fits.max(align));
     let plan = Plan {
         steps: lanes.steps(chunk),
         reduces: false,
         producer: None,
     };
-    let result = local.run(ctx, plan, &mut work);
-    ctx.scratch.sources = work.sources;
-    result
+    let partial = reducer.partial();
+    let me = local.me();
+    let mut inward = Inward {
+        reducer: &partial,
+        vector,
+        lanes,
+        chunk,
+        me,
+        members: local.len(),
+        sources: Vec::new(),
+    };
+    let mut outward = Outward {
+        vector,
+        lanes,
+        chunk,
+        me,
+    };
+    let mut reducing = Pipeline::new(ctx, plan, Track::First)?;
+    let mut collecting = Pipeline::new(ctx, plan, Track::Second)?;
+    let mut drive = |ctx: &mut Ctx<'_>, mut going: Option<&mut dyn Going>| {
+        let mut spins = 0;
+        loop {
+            let mut moved = false;
+            if !reducing.is_done() {
+                moved |= reducing.step(local, ctx, &mut inward, usize::MAX);
+            }
+            let extent = |steps: usize| {
+                if steps == plan.steps {
+                    usize::MAX
+                } else {
+                    steps * chunk
+                }
+            };
+            let mut results = usize::MAX;
+            if let Some(going) = &mut going {
+                if !going.is_done() {
+                    moved |= going.step(ctx, extent(reducing.finished()))?;
+                }
+                results = if going.is_done() || going.finished() == lanes.parts(me).longest() {
+                    usize::MAX
+                } else {
+                    going.finished() / chunk
+                };
+            }
+            if !collecting.is_done() {
+                moved |= collecting.step(local, ctx, &mut outward, results);
+            }
+            let across = going.as_ref().is_none_or(|going| going.is_done());
+            if across && reducing.is_done() && collecting.is_done() {
+                return Ok(());
+            }
+            if moved {
+                spins = 0;
+            } else {
+                ctx.idle.idle(spins)?;
+                spins = u32::saturating_add(spins, 1);
+            }
+        }
+    };
+    let range = lanes.of(me);
+    if range.is_empty() {
+        return drive(ctx, None);
+    }
+    let mine = lane(ctx, vector, range, true);
+    let members = lanes.owners(ctx);
+    let group = Group {
+        members: &members,
+        me: ctx.layout.my_host(),
+    };
+    let plain = reducer.without_pre();
+    across::with(ctx, lanes.way, &plain, &mine, group, |ctx, going| {
+        drive(ctx, Some(going))
+    })?;
+    ctx.scratch.put_vector(mine);
+    Ok(())
 }
 
-struct ReduceInside<'a> {
+/// Leaves this host's partial result of each lane in its owner's outputs.
+struct Inward<'a> {
     reducer: &'a Reducer,
     vector: &'a Vector,
     lanes: Lanes,
@@ -105,148 +303,93 @@ struct ReduceInside<'a> {
     sources: Vec<Source>,
 }
 
-impl ReduceInside<'_> {
-    /// Where a lane's chunk lies in every slot.
-    fn at(&self, slot: *mut u8, lane: usize) -> *mut u8 {
-        slot.wrapping_add(lane * self.chunk * self.vector.size())
+impl Inward<'_> {
+    /// Where a step of a part of a lane lies in every slot.
+    fn at(&self, slot: *mut u8, lane: usize, part: usize) -> *mut u8 {
+        let place = lane * self.lanes.parts(0).count + part;
+        slot.wrapping_add(place * self.chunk * self.vector.size())
     }
 }
 
-impl Work for ReduceInside<'_> {
+impl Work for Inward<'_> {
     fn stage(&mut self, step: usize, mine: *mut u8) {
         for lane in (0..self.lanes.lanes).filter(|lane| *lane != self.me) {
-            let to = self.at(mine, lane);
-            for piece in self.vector.pieces(self.lanes.chunk(lane, step, self.chunk)) {
-                // SAFETY: the caller of the collective vouches for the segments; a chunk fits its
-                // place in the slot, which nobody reads until it is published.
-                unsafe { self.reducer.stage(&piece, to.wrapping_add(piece.at)) };
+            for (part, range) in self.lanes.step(lane, step, self.chunk) {
+                let to = self.at(mine, lane, part);
+                for piece in self.vector.pieces(range) {
+                    // SAFETY: the caller of the collective vouches for the segments; a chunk fits
+                    // its place in the slot, which nobody reads until it is published.
+                    unsafe { self.reducer.stage(&piece, to.wrapping_add(piece.at)) };
+                }
             }
         }
     }
 
     fn finish(&mut self, step: usize, slots: &Slots<'_>) {
-        let range = self.lanes.chunk(self.me, step, self.chunk);
         let mut sources = std::mem::take(&mut self.sources);
-        // SAFETY: as in `stage`; all peers have published this step. What this overwrites of its
-        // own inputs, when in place, is never staged.
-        unsafe {
-            let theirs = |position| self.at(slots.of(position), self.me).cast_const();
-            let shape = (self.me, self.members);
-            reduce_range(
-                &mut sources,
-                self.reducer,
-                self.vector,
-                range,
-                shape,
-                theirs,
-                None,
-            );
+        for (part, range) in self.lanes.step(self.me, step, self.chunk) {
+            // SAFETY: as in `stage`; all peers have published this step. What this overwrites of its
+            // own inputs, when in place, is never staged.
+            unsafe {
+                let theirs = |position| self.at(slots.of(position), self.me, part).cast_const();
+                let (reducer, shape) = (self.reducer, (self.me, self.members));
+                reduce_range(
+                    &mut sources,
+                    reducer,
+                    self.vector,
+                    range,
+                    shape,
+                    theirs,
+                    None,
+                );
+            }
         }
         self.sources = sources;
     }
 }
 
-/// Allreduce of this rank's lane among its owners on all hosts, in place in the outputs.
-fn across(
-    ctx: &mut Ctx<'_>,
-    reducer: &Reducer,
-    vector: &Vector,
-    lanes: Lanes,
-    reduced: bool,
-) -> Result<(), CollectiveError> {
-    let position = ctx.layout.my_local();
-    let range = lanes.of(position);
-    if range.is_empty() {
-        return Ok(());
-    }
-    let lane = ctx.scratch.vector(
-        vector.size(),
-        vector.pieces(range).map(|piece| {
-            // Alone on its host a rank still has its raw input here.
-            let input = if reduced {
-                piece.output.cast_const()
-            } else {
-                piece.input
-            };
-            Segment {
-                input,
-                output: piece.output,
-                elems: piece.elems,
-            }
-        }),
-    );
-    let plain = reducer.without_pre();
-    let reducer = if reduced { &plain } else { reducer };
-    let layout = ctx.layout;
-    let group: Vec<usize> = (0..layout.hosts())
-        .map(|host| layout.on_host(host)[position])
-        .collect();
-    let bytes = lane.len() * lane.size();
-    let result = if bytes <= ctx.tuning.doubling_max_bytes {
-        recursive_doubling::among(ctx, reducer, &lane, &group)
-    } else {
-        ring::among(ctx, reducer, &lane, &group)
-    };
-    ctx.scratch.put_vector(lane);
-    result
-}
-
 /// Gives the finished lanes to all members of the host.
-fn collect_inside(
-    ctx: &mut Ctx<'_>,
-    local: &Local<'_>,
-    vector: &Vector,
-    lanes: Lanes,
-) -> Result<(), CollectiveError> {
-    let align = LINE / vector.size();
-    let fits = local.slot_len() / LINE * align;
-    let chunk = (2 * ctx.tuning.chunk_bytes / vector.size()).clamp(align, fits);
-    let mut work = CollectInside {
-        vector,
-        lanes,
-        chunk,
-        me: local.me(),
-    };
-    let plan = Plan {
-        steps: lanes.steps(chunk),
-        reduces: false,
-        producer: None,
-    };
-    local.run(ctx, plan, &mut work)
-}
-
-struct CollectInside<'a> {
+struct Outward<'a> {
     vector: &'a Vector,
     lanes: Lanes,
     chunk: usize,
     me: usize,
 }
 
-impl Work for CollectInside<'_> {
+impl Outward<'_> {
+    /// Where a step of a part of the owner's lane lies in its slot.
+    fn at(&self, slot: *mut u8, part: usize) -> *mut u8 {
+        slot.wrapping_add(part * self.chunk * self.vector.size())
+    }
+}
+
+impl Work for Outward<'_> {
     fn stage(&mut self, step: usize, mine: *mut u8) {
-        for piece in self
-            .vector
-            .pieces(self.lanes.chunk(self.me, step, self.chunk))
-        {
-            let bytes = piece.elems * self.vector.size();
-            // SAFETY: the caller of the collective vouches for the segments; a chunk fits the slot,
-            // which nobody reads until it is published.
-            unsafe {
-                mine.wrapping_add(piece.at)
-                    .copy_from_nonoverlapping(piece.output, bytes);
+        for (part, range) in self.lanes.step(self.me, step, self.chunk) {
+            let to = self.at(mine, part);
+            for piece in self.vector.pieces(range) {
+                let bytes = piece.elems * self.vector.size();
+                // SAFETY: the caller of the collective vouches for the segments; a chunk fits its
+                // place in the slot, which nobody reads until it is published.
+                unsafe {
+                    to.wrapping_add(piece.at)
+                        .copy_from_nonoverlapping(piece.output, bytes);
+                }
             }
         }
     }
 
     fn finish(&mut self, step: usize, slots: &Slots<'_>) {
         for lane in (0..self.lanes.lanes).filter(|lane| *lane != self.me) {
-            let from = slots.of(lane);
-            for piece in self.vector.pieces(self.lanes.chunk(lane, step, self.chunk)) {
-                let bytes = piece.elems * self.vector.size();
-                // SAFETY: as in `stage`; the owner has published this step.
-                unsafe {
-                    let from = from.wrapping_add(piece.at);
-                    piece.output.copy_from_nonoverlapping(from, bytes);
+            for (part, range) in self.lanes.step(lane, step, self.chunk) {
+                let from = self.at(slots.of(lane), part);
+                for piece in self.vector.pieces(range) {
+                    let bytes = piece.elems * self.vector.size();
+                    // SAFETY: as in `stage`; the owner has published this step.
+                    unsafe {
+                        let from = from.wrapping_add(piece.at);
+                        piece.output.copy_from_nonoverlapping(from, bytes);
+                    }
                 }
             }
         }

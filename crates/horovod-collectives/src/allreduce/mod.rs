@@ -1,9 +1,11 @@
 //! Allreduce: what is asked for, and which algorithm does it.
 
+mod across;
 mod adasum;
 mod direct;
+mod exchange;
 mod hierarchical;
-mod recursive_doubling;
+mod pairwise;
 mod ring;
 mod staged;
 
@@ -33,9 +35,10 @@ pub struct Reduction {
 /// Combines the inputs of all members and gives every member the result.
 ///
 /// All members pass segments of the same lengths. An input may be null: that member contributes the
-/// neutral element (at least one member must contribute). Elements combine in a fixed order; halves
-/// are rounded once per hop of the algorithm: once in all within a host, once per member around a ring
-/// between hosts. Adasum works on each segment by itself.
+/// neutral element (at least one member must contribute). Every element combines in one fixed order,
+/// whatever it is fused with: first the members of each host in their order, then the hosts in theirs.
+/// Halves are rounded once per host and once at the end (around a ring: once per host of it). Adasum
+/// works on each segment by itself.
 ///
 /// # Safety
 /// Inputs are readable and outputs writable for their lengths; an output equals its own input or
@@ -52,19 +55,26 @@ pub unsafe fn allreduce(
             .iter()
             .try_for_each(|seg| adasum::run(ctx, red, std::slice::from_ref(seg)));
     }
-    let reducer = Reducer::new(red);
-    let vector = ctx.scratch.vector(red.dtype.size(), segs.iter().copied());
+    let mut reducer = Reducer::new(red);
+    let mut vector = ctx.scratch.vector(red.dtype.size(), segs.iter().copied());
     let bytes = vector.len() * vector.size();
+    if reducer.prescaled {
+        // Once for all: a member that scales its own as it reduces would round halves less often than
+        // those that scale theirs before they send it.
+        let scaled = across::speaking(ctx, &reducer, &vector, true);
+        ctx.scratch
+            .put_vector(std::mem::replace(&mut vector, scaled));
+        reducer = reducer.without_pre();
+    }
     if bytes > 0 {
         match select::allreduce(bytes, ctx.layout, ctx.tuning) {
             AllreduceAlgorithm::Alone => alone(&reducer, &vector),
             AllreduceAlgorithm::Direct => direct::run(ctx, &reducer, &vector)?,
             AllreduceAlgorithm::Staged => staged::run(ctx, &reducer, &vector)?,
-            AllreduceAlgorithm::RecursiveDoubling => {
-                recursive_doubling::run(ctx, &reducer, &vector)?;
+            AllreduceAlgorithm::Flat(way) => across::run(ctx, way, &reducer, &vector)?,
+            AllreduceAlgorithm::Hierarchical(way) => {
+                hierarchical::run(ctx, way, &reducer, &vector)?;
             }
-            AllreduceAlgorithm::Ring => ring::run(ctx, &reducer, &vector)?,
-            AllreduceAlgorithm::Hierarchical => hierarchical::run(ctx, &reducer, &vector)?,
         }
     }
     ctx.scratch.put_vector(vector);
@@ -72,6 +82,7 @@ pub unsafe fn allreduce(
 }
 
 /// The steps of one reduction over pieces of the vector.
+#[derive(Clone, Copy)]
 pub(crate) struct Reducer {
     /// The whole of it: factors, division.
     pub(crate) spec: Spec,
@@ -159,11 +170,12 @@ impl Reducer {
         }
     }
 
-    /// Writes this rank's piece to `to` as the first partial result: with the prescale factor.
+    /// Writes `elems` of this rank's elements to `to` as the first partial result: with the prescale
+    /// factor.
     ///
     /// # Safety
-    /// As [`Self::stage`], but `to` may be the piece's input.
-    unsafe fn begin(&self, piece: &Piece, to: *mut u8) {
+    /// `input` is null or readable, `to` writable for the elements; they are equal or do not overlap.
+    unsafe fn begin(&self, input: *const u8, to: *mut u8, elems: usize) {
         let Spec {
             dtype,
             combine,
@@ -172,12 +184,12 @@ impl Reducer {
         } = self.spec;
         // SAFETY: the caller's promise, passed on.
         unsafe {
-            if piece.input.is_null() {
-                fill_identity(dtype, combine, to, piece.elems);
+            if input.is_null() {
+                fill_identity(dtype, combine, to, elems);
             } else if pre != 1.0 {
-                horovod_kernels::scale(dtype, pre, piece.input, to, piece.elems);
+                horovod_kernels::scale(dtype, pre, input, to, elems);
             } else {
-                crate::slices::copy(piece.input, to, piece.elems * dtype.size());
+                crate::slices::copy(input, to, elems * dtype.size());
             }
         }
     }
@@ -221,7 +233,7 @@ pub(crate) fn alone(reducer: &Reducer, vector: &Vector) {
         unsafe {
             match reducer.own(&piece) {
                 Some(own) => reduce(&reducer.spec, &[own], piece.output, None, piece.elems),
-                None => reducer.begin(&piece, piece.output),
+                None => reducer.begin(piece.input, piece.output, piece.elems),
             }
         }
     }

@@ -1,212 +1,188 @@
-//! Allreduce around a ring: reduce-scatter, then allgather, as one stream of parts.
+//! Allreduce around a ring: a partial result travels from the first member to the last, each adding its
+//! own, and the result goes on around to all.
 //!
-//! The member at position `r` of `n` sends, in its step `k`, part `r - k`, and receives part
-//! `r - k - 1` (modulo `n`): what it sends in step `k + 1` is what it received in step `k`. So bytes
-//! are passed on as they arrive. The first `n - 1` parts received are partial results that its own
-//! data join; the others are final. Partial results live in the outputs. Part `q` is summed in the
-//! order of positions `q`, `q + 1`, …
+//! Each member talks to its two neighbours only. Everything is passed on as it arrives, so with many
+//! members each link carries the vector twice, as it does when the members begin at different parts;
+//! but then the order of addition would differ from part to part.
 
-use std::cmp::Ordering;
 use std::ops::Range;
 
 use horovod_kernels::{Source, reduce};
 
 use super::Reducer;
+use super::across::{Going, Group};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{RecvCursor, SendCursor};
-use crate::slices::{Segment, Vector, even_part};
+use crate::slices::Vector;
 
-pub(super) fn run(
-    ctx: &mut Ctx<'_>,
-    reducer: &Reducer,
-    vector: &Vector,
-) -> Result<(), CollectiveError> {
-    let group: Vec<usize> = (0..ctx.members.len()).collect();
-    among(ctx, reducer, vector, &group)
-}
+/// The receive buffer holds at least one element of any type.
+const LEAST_BUFFER: usize = 64;
 
-/// Runs among `group` (member indices, this member one of them) over the whole vector.
-pub(super) fn among(
-    ctx: &mut Ctx<'_>,
-    reducer: &Reducer,
-    vector: &Vector,
-    group: &[usize],
-) -> Result<(), CollectiveError> {
-    let n = group.len();
-    let Some(me) = group.iter().position(|member| *member == ctx.me) else {
-        return Ok(());
-    };
-    let size = vector.size();
-    let bytes = ctx.scratch.vector(
-        1,
-        vector.pieces(0..vector.len()).map(|piece| Segment {
-            input: piece.output.cast_const(),
-            output: piece.output,
-            elems: piece.elems * size,
-        }),
-    );
-    // Bytes of the part with this index, which counts down from `me` and may not wrap below 0.
-    let part = |index: usize| {
-        let elems = even_part(vector.len(), n, index % n);
-        elems.start * size..elems.end * size
-    };
-    let (sent, received) = (
-        |k: usize| part(me + 2 * n - k),
-        |k: usize| part(me + 2 * n - k - 1),
-    );
-    // Before anything travels, this rank's own part becomes the first partial result.
-    for piece in vector.pieces(even_part(vector.len(), n, me)) {
-        // SAFETY: the caller of the collective vouches for the segments.
-        unsafe { reducer.begin(&piece, piece.output) };
-    }
-    let (to, from) = (group[(me + 1) % n], group[(me + n - 1) % n]);
-    let steps = 2 * (n - 1);
-    let partial = reducer.partial();
-    let (mut sending, mut receiving, mut spins) = (0, 0, 0);
-    let mut out = SendCursor::new(ctx, &bytes, sent(0));
-    let mut inn = Incoming::new(ctx, &bytes, received(0), size);
-    while sending < steps || receiving < steps {
-        let mut moved = false;
-        if sending < steps {
-            // What is sent in step k is what is received in step k - 1, as far as that has come.
-            let limit = match (receiving + 1).cmp(&sending) {
-                _ if sending == 0 => usize::MAX,
-                Ordering::Greater => usize::MAX,
-                Ordering::Equal => inn.position(),
-                Ordering::Less => 0,
-            };
-            moved |= out.step(ctx, to, limit)?;
-            if out.is_done() {
-                sending += 1;
-                moved = true;
-                out.restart(sent(sending.min(steps)));
-            }
-        }
-        if receiving < steps {
-            let finishing = receiving + 1 == n - 1;
-            let reducer = if finishing { reducer } else { &partial };
-            moved |= inn.step(ctx, from, reducer, vector)?;
-            if inn.is_done() {
-                receiving += 1;
-                moved = true;
-                inn.restart(received(receiving.min(steps)), receiving < n - 1);
-            }
-        }
-        if moved {
-            spins = 0;
-        } else {
-            ctx.idle.idle(spins)?;
-            spins = u32::saturating_add(spins, 1);
-        }
-    }
-    out.finish(ctx);
-    inn.finish(ctx);
-    ctx.scratch.put_vector(bytes);
-    Ok(())
-}
-
-/// The part being received: a partial result that this rank's data join, or a final one.
-struct Incoming<'a> {
-    /// Final bytes go straight to the outputs.
-    copy: RecvCursor<'a>,
-    /// Partial results pass through this buffer; its first `have` bytes wait for the rest of their
-    /// element.
+pub(super) struct Ring<'a> {
+    /// What joins the partial result here; the last member's makes it the result.
+    reducer: Reducer,
+    vector: &'a Vector,
+    outputs: &'a Vector,
+    me: usize,
+    last: usize,
+    /// Member indices of the neighbours.
+    next: usize,
+    previous: usize,
+    /// Bytes of the vector up to here are partial results, with this member's part in them.
+    added: usize,
+    /// Received partial results; the first `have` bytes wait for the rest of their element.
     buffer: Vec<u8>,
     have: usize,
-    size: usize,
-    /// Bytes of the vector still to be reduced.
-    left: Range<usize>,
-    reduces: bool,
+    /// Results on their way in; done from the start on the last member, which makes them.
+    results: RecvCursor<'a>,
+    out: SendCursor<'a>,
+    /// Whether what goes out are still partial results.
+    contributing: bool,
 }
 
-impl<'a> Incoming<'a> {
-    fn new(ctx: &mut Ctx<'_>, bytes: &'a Vector, range: Range<usize>, size: usize) -> Self {
-        let copy = RecvCursor::new(ctx, bytes, 0..0);
-        let buffer = ctx
-            .scratch
-            .buffer(ctx.tuning.wire_chunk_bytes.max(LEAST_BUFFER));
-        Self {
-            copy,
-            buffer,
-            have: 0,
-            size,
-            left: range,
-            reduces: true,
-        }
-    }
-
-    fn restart(&mut self, range: Range<usize>, reduces: bool) {
-        self.reduces = reduces;
-        if reduces {
-            self.left = range;
-        } else {
-            self.copy.restart(range);
-        }
-    }
-
-    fn is_done(&self) -> bool {
-        if self.reduces {
-            self.left.is_empty()
-        } else {
-            self.copy.is_done()
-        }
-    }
-
-    /// Bytes of the vector up to here may be passed on.
-    fn position(&self) -> usize {
-        if self.reduces {
-            self.left.start
-        } else {
-            self.copy.position()
-        }
-    }
-
-    /// Takes one buffer of what has arrived; whether anything had.
-    fn step(
-        &mut self,
+impl<'a> Ring<'a> {
+    pub(super) fn new(
         ctx: &mut Ctx<'_>,
-        from: usize,
         reducer: &Reducer,
-        vector: &Vector,
-    ) -> Result<bool, CollectiveError> {
-        if !self.reduces {
-            return self.copy.step(ctx, from);
+        vector: &'a Vector,
+        outputs: &'a Vector,
+        group: Group<'a>,
+    ) -> Self {
+        let (n, me) = (group.len(), group.me);
+        let last = n - 1;
+        if me == 0 {
+            for piece in vector.pieces(0..vector.len()) {
+                // SAFETY: the caller of the collective vouches for the segments.
+                unsafe { reducer.begin(piece.input, piece.output, piece.elems) };
+            }
         }
-        let most = self.buffer.len().min(self.left.len());
-        let link = ctx.data.link(ctx.members[from]);
+        let reducer = if me == last {
+            *reducer
+        } else {
+            reducer.partial()
+        };
+        let (all, none) = (0..outputs.len(), 0..0);
+        let contributing = me != last;
+        Self {
+            reducer,
+            vector,
+            outputs,
+            me,
+            last,
+            next: group.members[(me + 1) % n],
+            previous: group.members[(me + n - 1) % n],
+            added: 0,
+            buffer: ctx
+                .scratch
+                .buffer(ctx.tuning.wire_chunk_bytes.max(LEAST_BUFFER)),
+            have: 0,
+            results: RecvCursor::new(outputs, if me == last { none } else { all.clone() }),
+            out: SendCursor::new(outputs, all),
+            contributing,
+        }
+    }
+
+    /// The results that this member passes on: the last but one has nobody left who needs them.
+    fn passed_on(&self) -> Range<usize> {
+        if self.me + 1 == self.last {
+            0..0
+        } else {
+            0..self.outputs.len()
+        }
+    }
+
+    /// Takes one buffer of what has come and adds this member's; whether anything had.
+    fn add(&mut self, ctx: &mut Ctx<'_>, ready: usize) -> Result<bool, CollectiveError> {
+        let (size, total) = (self.vector.size(), self.outputs.len());
+        let ready = ready.saturating_mul(size).min(total);
+        if self.me == 0 {
+            let moved = ready > self.added;
+            self.added = ready;
+            return Ok(moved);
+        }
+        let most = self.buffer.len().min(ready - self.added);
+        if most <= self.have {
+            return Ok(false);
+        }
+        let link = ctx.data.link(ctx.members[self.previous]);
         let n = link.try_recv(&mut self.buffer[self.have..most])?;
         self.have += n;
-        let elems = self.have / self.size;
-        let start = self.left.start / self.size;
-        for piece in vector.pieces(start..start + elems) {
+        let (start, elems) = (self.added / size, self.have / size);
+        for piece in self.vector.pieces(start..start + elems) {
             let theirs = Source::partial(self.buffer[piece.at..].as_ptr());
-            let sources = [theirs, reducer.own(&piece).unwrap_or(theirs)];
-            let count = if piece.input.is_null() { 1 } else { 2 };
-            // SAFETY: the caller of the collective vouches for the segments; the buffer holds
-            // `elems` elements from the start of the range.
+            let sources = [theirs, Source::raw(piece.input)];
+            // SAFETY: the caller of the collective vouches for the segments; the buffer holds `elems`
+            // elements from the start of the range.
             unsafe {
                 reduce(
-                    &reducer.spec,
-                    &sources[..count],
+                    &self.reducer.spec,
+                    &sources,
                     piece.output,
                     None,
                     piece.elems,
                 );
             }
         }
-        let used = elems * self.size;
-        self.left.start += used;
+        let used = elems * size;
+        self.added += used;
         self.buffer.copy_within(used..self.have, 0);
         self.have -= used;
         Ok(n > 0)
     }
-
-    fn finish(self, ctx: &mut Ctx<'_>) {
-        self.copy.finish(ctx);
-        ctx.scratch.put_buffer(self.buffer);
-    }
 }
 
-/// The receive buffer holds at least one element of any type.
-const LEAST_BUFFER: usize = 64;
+impl Going for Ring<'_> {
+    fn step(&mut self, ctx: &mut Ctx<'_>, ready: usize) -> Result<bool, CollectiveError> {
+        let total = self.outputs.len();
+        let mut moved = false;
+        if self.added < total {
+            moved |= self.add(ctx, ready)?;
+        } else if !self.results.is_done() {
+            moved |= self.results.step(ctx, self.previous)?;
+        }
+        // The first member gets results from the last while it still sends its own contribution.
+        if self.me == 0 && self.added < total {
+            moved |= self.results.step(ctx, self.previous)?;
+        }
+        if self.contributing {
+            moved |= !self.out.is_done() && self.out.step(ctx, self.next, self.added)?;
+            if self.out.is_done() {
+                self.contributing = false;
+                self.out.restart(self.outputs, self.passed_on());
+                moved = true;
+            }
+        }
+        if !self.contributing && !self.out.is_done() {
+            let limit = if self.me == self.last {
+                self.added
+            } else {
+                self.results.position()
+            };
+            moved |= self.out.step(ctx, self.next, limit)?;
+        }
+        Ok(moved)
+    }
+
+    fn finished(&self) -> usize {
+        let bytes = if self.me == self.last {
+            self.added
+        } else {
+            self.results.position()
+        };
+        bytes / self.vector.size()
+    }
+
+    fn is_done(&self) -> bool {
+        self.added == self.outputs.len()
+            && self.results.is_done()
+            && !self.contributing
+            && self.out.is_done()
+    }
+
+    fn put_back(self: Box<Self>, ctx: &mut Ctx<'_>) {
+        ctx.scratch.put_buffer(self.buffer);
+        self.results.finish(ctx);
+        self.out.finish(ctx);
+    }
+}

@@ -13,6 +13,7 @@ use super::{Reducer, reduce_range};
 use crate::context::{Ctx, Tuning};
 use crate::error::CollectiveError;
 use crate::local::{LINE, Local, Plan, Slots, Work};
+use crate::select::Across;
 use crate::slices::Vector;
 
 pub(super) fn run(
@@ -21,7 +22,7 @@ pub(super) fn run(
     vector: &Vector,
 ) -> Result<(), CollectiveError> {
     let Some(local) = Local::new(ctx)? else {
-        return super::ring::run(ctx, reducer, vector);
+        return super::across::run(ctx, Across::Pairwise, reducer, vector);
     };
     let cut = Cut::new(vector, local.len(), local.slot_len(), ctx.tuning);
     let sources = std::mem::take(&mut ctx.scratch.sources);

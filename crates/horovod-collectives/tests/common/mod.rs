@@ -217,7 +217,7 @@ pub(crate) fn small_tuning() -> Tuning {
     tuning.chunk_bytes = 256;
     tuning.chunk_min_bytes = 64;
     tuning.direct_max_bytes = 200;
-    tuning.doubling_max_bytes = 300;
+    tuning.exchange_max_bytes = 300;
     tuning.wire_chunk_bytes = 192;
     tuning.chain_min_bytes = 512;
     tuning

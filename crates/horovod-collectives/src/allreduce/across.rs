@@ -1,0 +1,163 @@
+//! Allreduce between members that do not share memory, one per host or all on their own.
+//!
+//! Three ways, which differ in latency, bytes and connections but not in the result: every element is
+//! the sum of the members' contributions in the order of members, whatever part of the vector it lies
+//! in. So the result does not depend on what the negotiation happened to fuse. (The ring rounds halves
+//! at each member, the others once.)
+
+use super::Reducer;
+use super::exchange::Exchange;
+use super::pairwise::Pairwise;
+use super::ring::Ring;
+use crate::context::Ctx;
+use crate::error::CollectiveError;
+use crate::select::Across;
+use crate::slices::{Parts, Segment, Vector};
+
+/// An allreduce that goes on a little whenever it is asked to, so that the caller can do something else
+/// meanwhile. Extents are those of [`parts`].
+pub(super) trait Going {
+    /// Goes on with what has arrived and what fits; whether anything moved. Inputs are there up to the
+    /// extent `ready`.
+    fn step(&mut self, ctx: &mut Ctx<'_>, ready: usize) -> Result<bool, CollectiveError>;
+
+    /// The extent up to which results are in the outputs.
+    fn finished(&self) -> usize;
+
+    /// Whether this member has nothing left to do.
+    fn is_done(&self) -> bool;
+
+    /// Gives its buffers back.
+    fn put_back(self: Box<Self>, ctx: &mut Ctx<'_>);
+}
+
+/// The order in which a way goes through `len` elements of `members`.
+pub(super) fn parts(way: Across, len: usize, members: usize) -> Parts {
+    let count = match way {
+        Across::Exchange | Across::Ring => 1,
+        Across::Pairwise => members,
+    };
+    Parts { len, count }
+}
+
+/// Who takes part: member indices, and this member's position among them.
+#[derive(Clone, Copy)]
+pub(super) struct Group<'a> {
+    pub(super) members: &'a [usize],
+    pub(super) me: usize,
+}
+
+impl Group<'_> {
+    pub(super) fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The others, the next one first: so not all begin with the same one.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (n, me) = (self.members.len(), self.me);
+        (1..n).map(move |distance| (me + distance) % n)
+    }
+}
+
+/// Starts an allreduce of the vector among the group and has `drive` bring it to its end.
+pub(super) fn with(
+    ctx: &mut Ctx<'_>,
+    way: Across,
+    reducer: &Reducer,
+    vector: &Vector,
+    group: Group<'_>,
+    drive: impl FnOnce(&mut Ctx<'_>, &mut dyn Going) -> Result<(), CollectiveError>,
+) -> Result<(), CollectiveError> {
+    let size = vector.size();
+    let inputs = as_bytes(ctx, vector, |segment| segment.input.cast_mut());
+    let outputs = as_bytes(ctx, vector, |segment| segment.output);
+    debug_assert_eq!(inputs.len(), vector.len() * size);
+    let mut going: Box<dyn Going + '_> = match way {
+        Across::Exchange => Box::new(Exchange::new(reducer, vector, group)),
+        Across::Pairwise => Box::new(Pairwise::new(
+            ctx,
+            reducer,
+            vector,
+            (&inputs, &outputs),
+            group,
+        )),
+        Across::Ring => Box::new(Ring::new(ctx, reducer, vector, &outputs, group)),
+    };
+    drive(ctx, going.as_mut())?;
+    going.put_back(ctx);
+    ctx.scratch.put_vector(inputs);
+    ctx.scratch.put_vector(outputs);
+    Ok(())
+}
+
+/// One side of a vector as bytes; what is sent from there is only read.
+fn as_bytes(ctx: &mut Ctx<'_>, vector: &Vector, side: impl Fn(&Segment) -> *mut u8) -> Vector {
+    let size = vector.size();
+    ctx.scratch.vector(
+        1,
+        vector.iter().map(|segment| Segment {
+            input: side(segment).cast_const(),
+            output: side(segment),
+            elems: segment.elems * size,
+        }),
+    )
+}
+
+/// Runs among all members, each for itself.
+pub(super) fn run(
+    ctx: &mut Ctx<'_>,
+    way: Across,
+    reducer: &Reducer,
+    vector: &Vector,
+) -> Result<(), CollectiveError> {
+    let members: Vec<usize> = (0..ctx.members.len()).collect();
+    let group = Group {
+        members: &members,
+        me: ctx.me,
+    };
+    let ready = speaking(ctx, reducer, vector, false);
+    let result = with(ctx, way, reducer, &ready, group, to_the_end);
+    ctx.scratch.put_vector(ready);
+    result
+}
+
+/// The vector with inputs that can be sent as they are: where this rank has nothing to say the neutral
+/// element is written to the outputs and sent from there, and so is everything if it is to be
+/// `prescaled`.
+pub(super) fn speaking(
+    ctx: &mut Ctx<'_>,
+    reducer: &Reducer,
+    vector: &Vector,
+    prescaled: bool,
+) -> Vector {
+    let size = vector.size();
+    let prescaled = prescaled && reducer.spec.pre != 1.0;
+    ctx.scratch.vector(
+        size,
+        vector.iter().map(|segment| {
+            if !prescaled && !segment.input.is_null() {
+                return *segment;
+            }
+            // SAFETY: the caller of the collective vouches for the segments.
+            unsafe { reducer.begin(segment.input, segment.output, segment.elems) };
+            Segment {
+                input: segment.output.cast_const(),
+                ..*segment
+            }
+        }),
+    )
+}
+
+/// Brings an allreduce to its end whose inputs are all there.
+pub(super) fn to_the_end(ctx: &mut Ctx<'_>, going: &mut dyn Going) -> Result<(), CollectiveError> {
+    let mut spins = 0;
+    while !going.is_done() {
+        if going.step(ctx, usize::MAX)? {
+            spins = 0;
+        } else {
+            ctx.idle.idle(spins)?;
+            spins = u32::saturating_add(spins, 1);
+        }
+    }
+    Ok(())
+}

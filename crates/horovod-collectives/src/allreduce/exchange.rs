@@ -1,0 +1,109 @@
+//! Small vectors between members: every one sends its whole vector to every other and reduces all of
+//! them, in the order of members. One hop, and as many bytes as there are members.
+
+use super::across::{Going, Group};
+use super::{Reducer, reduce_range};
+use crate::context::Ctx;
+use crate::error::CollectiveError;
+use crate::slices::Vector;
+
+pub(super) struct Exchange<'a> {
+    reducer: &'a Reducer,
+    vector: &'a Vector,
+    group: Group<'a>,
+    /// Everybody's vector, by position; empty before this member's is complete.
+    all: Vec<u8>,
+    /// Bytes of this member's vector sent to, and of the other's received from, each position.
+    sent: Vec<usize>,
+    received: Vec<usize>,
+    done: bool,
+}
+
+impl<'a> Exchange<'a> {
+    pub(super) fn new(reducer: &'a Reducer, vector: &'a Vector, group: Group<'a>) -> Self {
+        Self {
+            reducer,
+            vector,
+            group,
+            all: Vec::new(),
+            sent: vec![0; group.len()],
+            received: vec![0; group.len()],
+            done: false,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.vector.len() * self.vector.size()
+    }
+
+    /// Copies this member's tensors to their place among all.
+    fn begin(&mut self, ctx: &mut Ctx<'_>) {
+        let bytes = self.bytes();
+        self.all = ctx.scratch.buffer(self.group.len() * bytes);
+        let mine = &mut self.all[self.group.me * bytes..][..bytes];
+        for piece in self.vector.pieces(0..self.vector.len()) {
+            let to = mine[piece.at..].as_mut_ptr();
+            // SAFETY: the caller of the collective vouches for the segments; the buffer holds all.
+            unsafe {
+                let bytes = piece.elems * self.vector.size();
+                to.copy_from_nonoverlapping(piece.input, bytes);
+            }
+        }
+    }
+
+    fn reduce(&mut self, ctx: &mut Ctx<'_>) {
+        let bytes = self.bytes();
+        let theirs = |position: usize| self.all[position * bytes..].as_ptr();
+        // Its own copy, too, is an operand like the others.
+        let (nobody, all) = (usize::MAX, 0..self.vector.len());
+        // SAFETY: the caller of the collective vouches for the segments; the buffer holds everybody's.
+        unsafe {
+            let shape = (nobody, self.group.len());
+            let sources = &mut ctx.scratch.sources;
+            reduce_range(sources, self.reducer, self.vector, all, shape, theirs, None);
+        }
+    }
+}
+
+impl Going for Exchange<'_> {
+    fn step(&mut self, ctx: &mut Ctx<'_>, ready: usize) -> Result<bool, CollectiveError> {
+        if ready < self.vector.len() || self.done {
+            return Ok(false);
+        }
+        if self.all.is_empty() {
+            self.begin(ctx);
+        }
+        let (bytes, me) = (self.bytes(), self.group.me);
+        let (mut moved, mut complete) = (false, true);
+        for position in self.group.others() {
+            let link = ctx.data.link(ctx.members[self.group.members[position]]);
+            let (sent, received) = (&mut self.sent[position], &mut self.received[position]);
+            if *sent < bytes {
+                let n = link.try_send(&self.all[me * bytes..][*sent..bytes])?;
+                (*sent, moved) = (*sent + n, moved || n > 0);
+            }
+            if *received < bytes {
+                let n = link.try_recv(&mut self.all[position * bytes..][*received..bytes])?;
+                (*received, moved) = (*received + n, moved || n > 0);
+            }
+            complete &= *sent == bytes && *received == bytes;
+        }
+        if complete {
+            self.reduce(ctx);
+            self.done = true;
+        }
+        Ok(moved || complete)
+    }
+
+    fn finished(&self) -> usize {
+        if self.done { self.vector.len() } else { 0 }
+    }
+
+    fn is_done(&self) -> bool {
+        self.done
+    }
+
+    fn put_back(self: Box<Self>, ctx: &mut Ctx<'_>) {
+        ctx.scratch.put_buffer(self.all);
+    }
+}
