@@ -13,7 +13,7 @@ export PATH := $(BIN):$(PATH)
 SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*') \
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
-.PHONY: help demo test test-rust test-python test-aarch64 test-portable lint fmt bench wheel wheel-check ci clean distclean install host-tools
+.PHONY: help demo test test-rust test-python test-aarch64 test-portable lint fmt bench bench-tools wheel wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -75,8 +75,19 @@ fmt: $(STAMPS)/venv ## Format all code.
 	ruff check --fix .
 	ruff format .
 
-bench: $(STAMPS)/install ## Measure collectives against torch.distributed in the same run.
-	python bench/run.py
+bench: $(STAMPS)/install bench-tools ## Measure against Gloo, Open MPI and the floor; write docs/performance.md (ARGS=--quick: neither).
+	python bench/run.py $(ARGS)
+
+# Peers that are not there are left out of the benchmark, which says so.
+bench-tools:
+	@if command -v mpirun >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing for the benchmark: openmpi-bin"; \
+		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq openmpi-bin >/dev/null) || \
+			echo "could not install openmpi-bin: Open MPI will not be measured"; \
+	else \
+		echo "not installed (and not root with apt): openmpi-bin; Open MPI will not be measured"; \
+	fi
 
 wheel: $(STAMPS)/wheel ## Build the wheel that is published, into dist/.
 	@ls -l dist

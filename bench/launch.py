@@ -16,12 +16,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 HERE = Path(__file__).resolve().parent
 DONE = "done"
+# How long a launcher may take to end its ranks when a run has taken too long.
+END_LIMIT_S = 10
+# Share of one processor that others may use before a run is called disturbed.
+DISTURBED = 0.1
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
@@ -86,12 +91,34 @@ def run(peer: str, ranks: int, program: str, *arguments: str, limit_s: float) ->
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out = Path(folder) / "results"
         words = [*command(peer, ranks), str(HERE / program), "--out", str(out), *arguments]
-        with _started(words, Path(folder) / "log") as process:
+        log = Path(folder) / "log"
+        with _undisturbed(f"{peer} on {ranks} ranks"), _started(words, log) as process:
             try:
                 code: int | str = process.wait(limit_s)
             except subprocess.TimeoutExpired:
                 code = f"none within {limit_s:.0f} s"
-        return _records(out, f"{peer} on {ranks} ranks", code, Path(folder) / "log")
+        return _records(out, f"{peer} on {ranks} ranks", code, log)
+
+
+@contextlib.contextmanager
+def _undisturbed(who: str) -> Iterator[None]:
+    """Say so when something else used the processors meanwhile: such figures are worth little."""
+
+    def spent() -> tuple[float, float, float]:
+        with open("/proc/stat") as stat:
+            user, nice, system, _, _, irq, softirq, steal, *_ = map(
+                int, stat.readline().split()[1:]
+            )
+        all_processes = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+        own = sum(os.times()[:4])
+        return time.monotonic(), all_processes - own, steal / os.sysconf("SC_CLK_TCK")
+
+    before = spent()
+    yield
+    wall, others, stolen = (b - a for a, b in zip(before, spent(), strict=True))
+    for what, seconds in (("other processes used", others), ("the hypervisor took", stolen)):
+        if seconds > DISTURBED * wall:
+            print(f"disturbed: {what} {seconds / wall:.0%} of a processor during {who}", flush=True)
 
 
 @contextlib.contextmanager
@@ -109,9 +136,12 @@ def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen]:
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        # A launcher that is still there ends its ranks when it is asked to; killed, it could not.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_LIMIT_S)
 
 
 def _records(out: Path, who: str, code: int | str, log: Path) -> list[dict]:

@@ -5,6 +5,7 @@ Usage: python bench/overlap.py [-np N] [--models M ...] [--rounds K] [--blocks B
 Each peer's ranks take turns, five steps at a time, between copies of the model:
 
   compute   nobody communicates: the least that a step can take with this many processes side by side
+  lockstep  nobody sends a byte, but each step ends when the slowest rank's does: the least for training together
   horovod   DistributedOptimizer: gradients travel while those of earlier layers are computed
   after     the same gradients sent when backward is done: what horovod's overlap saves
   ddp       torch.nn.parallel.DistributedDataParallel over Gloo
@@ -16,10 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from pathlib import Path
 
 import launch
+import tables
 
 PEERS = ("horovod", "gloo")
 LIMIT_S = 120
@@ -44,36 +45,6 @@ def measure(model: str, ranks: int, rounds: int, blocks: int) -> dict:
     return found
 
 
-def table(found: dict) -> list[str]:
-    """Lines of Markdown: step time, what it adds to compute alone, and how much of the communication is hidden."""
-    lines = [
-        f"{found['model']}, {found['ranks']} ranks: {found['parameters'] / 1e6:.1f} million parameters "
-        f"in {found['tensors']} tensors ({found['bytes'] / 2**20:.0f} MiB of gradients)",
-        "",
-        "| variant | step, ms: median (min to max) | added to compute | communication alone | hidden |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for peer, variants in found["steps"].items():
-        base = statistics.median(variants["compute"])
-        alone = statistics.median(found["alone"][peer])
-        for variant, seconds in variants.items():
-            middle, added = statistics.median(seconds), statistics.median(seconds) - base
-            span = f"{middle * 1e3:.1f} ({min(seconds) * 1e3:.1f} to {max(seconds) * 1e3:.1f})"
-            if variant == "compute":
-                cells = [f"compute alone, in {peer}'s ranks", span, "", "", ""]
-            else:
-                cells = [variant, span, f"{added * 1e3:+.1f}", f"{alone * 1e3:.1f}"]
-                cells.append(f"{1 - added / alone:.0%}")
-            lines.append(f"| {' | '.join(cells)} |")
-    ours, ddp = (
-        statistics.median(found["steps"][peer][variant])
-        for peer, variant in (("horovod", "horovod"), ("gloo", "ddp"))
-    )
-    verdict = "reached" if ours <= ddp else "NOT reached"
-    lines += ["", f"Ours / DDP: {ours / ddp:.3f}; target at most 1: {verdict}"]
-    return lines
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -88,7 +59,7 @@ def main() -> None:
     found = []
     for model in options.models:
         found.append(measure(model, options.num_proc, options.rounds, options.blocks))
-        print("\n".join(table(found[-1])), end="\n\n", flush=True)
+        print("\n".join(tables.overlap(found[-1])), end="\n\n", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found))
 

@@ -109,6 +109,7 @@ def horovod(make: Callable[[], Training]) -> Job:
 
     steps = {
         "compute": plain_step(make()),
+        "lockstep": plain_step(make(), hvd.barrier),
         "horovod": plain_step(overlapped._replace(optimizer=optimizer)),
         "after": plain_step(after, communicate),
     }
@@ -132,7 +133,11 @@ def ddp(make: Callable[[], Training]) -> Job:
         for work in [dist.all_reduce(g, async_op=True) for g in training.gradients()]:
             work.wait()
 
-    steps = {"compute": plain_step(make()), "ddp": step}
+    steps = {
+        "compute": plain_step(make()),
+        "lockstep": plain_step(make(), dist.barrier),
+        "ddp": step,
+    }
     return Job(dist.get_rank(), steps, dist.barrier, communicate, dist.destroy_process_group)
 
 

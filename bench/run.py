@@ -1,94 +1,125 @@
-"""Compare the collectives with other peers in one run and print a table of medians and ratios.
+"""Measures everything in one go, prints it with ratios and goals, and writes docs/performance.md's tables and plots.
 
-Usage: python bench/run.py [-np N] [--rounds K] [--json FILE]
-Ours and the peers alternate, so that a drift of the machine's speed hits all of them alike.
+Usage: python bench/run.py [--quick] [--parts P ...] [-np N ...] [--groups G ...] [--rounds K] [--no-docs]
+
+Each part stores its figures in bench-output/, and the report is made of all that is there: parts, numbers of ranks
+and groups of cases can be measured one at a time, as a busy machine allows. A quick run measures too little to be
+recorded: it keeps to a folder of its own and leaves docs/ alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import statistics
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-RANK_PROGRAM = Path(__file__).with_name("collectives.py")
-# One peer's whole pass; far above what a pass takes.
-PASS_LIMIT_SECONDS = 300
+import cases
+import collectives
+import idle
+import overlap
+import report
+import startup
+from results import FOLDER, ROOT, Results, machine
+
+PARTS = ("collectives", "overlap", "startup", "idle", "scaling", "hosts")
 
 
-def launch_command(peer: str, ranks: int) -> list[str]:
-    """The peer's own launcher and the rank program."""
-    program = [str(RANK_PROGRAM), "--peer", peer]
-    if peer == "horovod":
-        launcher = Path(sys.executable).with_name("horovodrun")
-        return [str(launcher), "-np", str(ranks), sys.executable, *program]
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        str(ranks),
-        *program,
+def run_collectives(results: Results, options: argparse.Namespace) -> None:
+    """The cases of cases.py, on each number of ranks."""
+    chosen = [
+        case
+        for case in cases.CASES
+        if case.group in options.groups and (case.quick or not options.quick)
     ]
+    for ranks in options.num_proc:
+        part = f"collectives-{ranks}"
+        rounds = options.rounds or (1 if options.quick else 3)
+        repeats, budget_s = (9, 0.3) if options.quick else (15, 1.0)
+        found = collectives.measure(chosen, ranks, rounds, repeats, budget_s, results.folder)
+        # Cases that were not measured this time keep their figures.
+        earlier = results.load(part) or {"seconds": {}}
+        found["seconds"] = earlier["seconds"] | found["seconds"]
+        results.store(part, found | {"machine": machine()})
 
 
-def one_pass(peer: str, ranks: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of every repeat by case."""
-    done = subprocess.run(
-        [*launch_command(peer, ranks), "--repeats", str(repeats)],
-        capture_output=True,
-        text=True,
-        timeout=PASS_LIMIT_SECONDS,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
+def run_overlap(results: Results, options: argparse.Namespace) -> None:
+    """Training steps of two models."""
+    models, rounds, blocks = (
+        (["transformer"], 1, 2) if options.quick else (["transformer", "convnet"], 3, 4)
     )
-    if done.returncode != 0:
-        raise SystemExit(f"{peer} failed with code {done.returncode}:\n{done.stderr}")
-    cases: dict[str, list[float]] = {}
-    for line in done.stdout.splitlines():
-        start = line.find('{"case"')
-        if start >= 0:
-            record = json.loads(line[start:])
-            cases[record["case"]] = record["seconds"]
-    return cases
+    rounds = options.rounds or rounds
+    found = [overlap.measure(model, 2, rounds, blocks) for model in models]
+    results.store("overlap", found)
 
 
-def milliseconds(seconds: list[float]) -> str:
-    """Median (minimum to maximum)."""
-    low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
-    return f"{middle * 1e3:.3f} ({low * 1e3:.3f} to {high * 1e3:.3f})"
+def run_startup(results: Results, options: argparse.Namespace) -> None:
+    """Start of a job."""
+    results.store("startup", startup.measure(2, options.rounds or (2 if options.quick else 5)))
+
+
+def run_idle(results: Results, options: argparse.Namespace) -> None:
+    """Cost of an idle runtime."""
+    pairs, idle_s = (4, 2.0) if options.quick else (12, 5.0)
+    results.store("idle", [idle.measure(ranks, pairs, idle_s) for ranks in (2,)])
+
+
+def run_scaling(results: Results, options: argparse.Namespace) -> None:
+    """The simulated curve over the number of ranks; the example prints a JSON object a line."""
+    example = ROOT / "crates" / "horovod-sim" / "examples" / "scaling.rs"
+    if not example.exists() or not shutil.which("cargo"):
+        print(f"skipped: scaling: {example.name} or cargo is not there")
+        return
+    words = ["cargo", "run", "--quiet", "--release", "--locked", "-p", "horovod-sim"]
+    words += ["--example", "scaling", "--", "--json"]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    results.store("scaling", lines)
+
+
+def run_hosts(results: Results, options: argparse.Namespace) -> None:
+    """Two hosts of network namespaces; the program says itself why it cannot run."""
+    program = Path(__file__).with_name("hosts.py")
+    words = [sys.executable, str(program), *(["--quick"] if options.quick else [])]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        print(f"skipped: hosts: {program.name} ended with exit code {done.returncode}")
+    elif "|" in done.stdout:
+        results.store("hosts", done.stdout.splitlines())
+    else:
+        print(f"skipped: hosts: {done.stdout.strip()}")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer cases and repeats; not recorded"
+    )
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("-np", "--num-proc", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--groups", nargs="+", choices=cases.GROUPS, default=cases.GROUPS)
+    parser.add_argument("--rounds", type=int, help="turns of each peer")
+    parser.add_argument("--no-docs", action="store_true", help="leave docs/ alone")
+    return parser.parse_args()
 
 
 def main() -> None:
-    """Run all passes, alternating, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-np", "--num-proc", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=2, help="passes of each peer")
-    parser.add_argument("--repeats", type=int, default=15, help="repeats of a case in a pass")
-    parser.add_argument("--json", type=Path, help="write all figures here")
-    options = parser.parse_args()
-
-    seconds: dict[str, dict[str, list[float]]] = {"horovod": {}, "gloo": {}}
-    for _ in range(options.rounds):
-        for peer, cases in seconds.items():
-            for case, values in one_pass(peer, options.num_proc, options.repeats).items():
-                cases.setdefault(case, []).extend(values)
-
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, {options.num_proc} ranks"
-    print(f"Milliseconds: median (minimum to maximum); {machine}\n")
-    print("| case | horovod-rs | torch.distributed Gloo | Gloo / ours |")
-    print("| --- | --- | --- | --- |")
-    for case, ours in seconds["horovod"].items():
-        theirs = seconds["gloo"][case]
-        ratio = statistics.median(theirs) / statistics.median(ours)
-        print(f"| {case} | {milliseconds(ours)} | {milliseconds(theirs)} | {ratio:.1f} |")
-    if options.json:
-        record = {"machine": machine, "num_proc": options.num_proc, "seconds": seconds}
-        options.json.write_text(json.dumps(record, indent=1))
+    """Measure, print, record."""
+    options = parse()
+    results = Results(FOLDER / "quick" if options.quick else FOLDER)
+    for part in options.parts:
+        globals()[f"run_{part}"](results, options)
+    recorded = not (options.quick or options.no_docs)
+    pictures = ROOT / "docs" if recorded else results.folder
+    lines = report.sections(results, pictures)
+    print("\n" + "\n".join(lines))
+    if recorded:
+        report.write(ROOT / "docs" / "performance.md", lines)
 
 
 if __name__ == "__main__":

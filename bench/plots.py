@@ -1,0 +1,108 @@
+"""Pictures of what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from cases import CASES, byte_text
+from tables import LABELS, OVERLAP_LABELS
+
+COLOURS = {"horovod": "#c1440e", "gloo": "#3b6ea5", "mpi": "#5a8f3d", "floor": "#888888"}
+DPI = 110
+
+
+def sizes(found: dict, path: Path) -> None:
+    """Latency and bus bandwidth of allreduce over the size of the tensor, for every peer and the floor."""
+    cases = [case for case in CASES if case.group in ("latency", "sizes")]
+    figure, (latency, bandwidth) = plt.subplots(1, 2, figsize=(12, 4.6))
+    share = 2 * (found["ranks"] - 1) / found["ranks"]
+    for who, label in LABELS.items():
+        points = [
+            (case.nbytes, seconds)
+            for case in cases
+            if (seconds := found["seconds"].get(case.name, {}).get(who))
+        ]
+        if not points:
+            continue
+        across = [nbytes for nbytes, _ in points]
+        middles = [median(seconds) for _, seconds in points]
+        style: dict[str, Any] = {"color": COLOURS[who], "label": label, "marker": "o", "ms": 4}
+        style["ls"] = "--" if who == "floor" else "-"
+        latency.plot(across, [m * 1e6 for m in middles], **style)
+        latency.fill_between(
+            across,
+            [min(seconds) * 1e6 for _, seconds in points],
+            [m * 1e6 for m in middles],
+            color=COLOURS[who],
+            alpha=0.12,
+        )
+        speeds = [nbytes * share / m / 1e9 for nbytes, m in zip(across, middles, strict=True)]
+        bandwidth.plot(across, speeds, **style)
+    for axes, what in (
+        (latency, "time, µs (down to the minimum)"),
+        (bandwidth, "bus bandwidth, GB/s"),
+    ):
+        axes.set(xscale="log", yscale="log", xlabel="size of the tensor", ylabel=what)
+        ticks = [case.nbytes for case in cases][::2]
+        axes.set_xticks(ticks, [byte_text(tick) for tick in ticks], rotation=30)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.suptitle(f"allreduce of one float32 tensor, {found['ranks']} ranks on one host, medians")
+    _save(figure, path)
+
+
+def overlap(models: list[dict], path: Path) -> None:
+    """Step time of each variant: computing in step, and what communication adds to it."""
+    figure, all_axes = plt.subplots(1, len(models), figsize=(6 * len(models), 3.2), squeeze=False)
+    for axes, found in zip(all_axes[0], models, strict=True):
+        bars = [
+            (OVERLAP_LABELS[variant], peer, median(variants["lockstep"]), median(seconds))
+            for peer, variants in found["steps"].items()
+            for variant, seconds in variants.items()
+            if variant not in ("compute", "lockstep")
+        ]
+        for label, peer, base, total in reversed(bars):
+            axes.barh(label, min(base, total) * 1e3, color="#cccccc")
+            axes.barh(label, max(total - base, 0) * 1e3, left=base * 1e3, color=COLOURS[peer])
+            alone = base + median(found["alone"][peer])
+            axes.plot([alone * 1e3] * 2, [label, label], marker="|", ms=26, color="black")
+        axes.set(xlabel="step, ms", title=f"{found['model']}, {found['ranks']} ranks")
+    figure.suptitle(
+        "grey: computing in step; colour: added by communication; mark: if nothing overlapped"
+    )
+    _save(figure, path)
+
+
+def scaling(points: list[dict], path: Path) -> None:
+    """Cost of a step's negotiation over the number of ranks, one line for each way of agreeing."""
+    quantities = [key for key in points[0] if key not in ("ranks", "variant")]
+    figure, all_axes = plt.subplots(
+        1, len(quantities), figsize=(4.6 * len(quantities), 4), squeeze=False
+    )
+    for axes, quantity in zip(all_axes[0], quantities, strict=True):
+        for variant in dict.fromkeys(point.get("variant", "") for point in points):
+            mine = [point for point in points if point.get("variant", "") == variant]
+            ranks = [point["ranks"] for point in mine]
+            axes.plot(ranks, [point[quantity] for point in mine], marker="o", ms=4, label=variant)
+        axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel=quantity.replace("_", " "))
+        axes.grid(alpha=0.3)
+        if any(point.get("variant") for point in points):
+            axes.legend()
+    figure.suptitle("one step of 200 gradients in steady state, simulated")
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    # Nothing about version or time in the file: the same figures give the same bytes.
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    plt.close(figure)
+    print(f"wrote {path}")

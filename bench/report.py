@@ -1,0 +1,64 @@
+"""The measured part of docs/performance.md, between two markers, and its pictures; the prose around it is by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import plots
+import tables
+from results import Results
+
+BEGIN = "<!-- measured: begin; `make bench` writes what follows -->"
+END = "<!-- measured: end -->"
+RANKS = (2, 4)
+
+
+def sections(results: Results, pictures: Path) -> list[str]:
+    """Everything that was measured, as Markdown; pictures are written beside the page."""
+    lines: list[str] = []
+    for ranks in RANKS:
+        found = results.load(f"collectives-{ranks}")
+        if not found:
+            continue
+        picture = pictures / f"performance-sizes-{ranks}.png"
+        plots.sizes(found, picture)
+        lines += [f"### Collectives, {ranks} ranks on one host", "", found["machine"] + ".", ""]
+        lines += [*tables.collectives(found), "", f"![]({picture.name})", ""]
+    if found := results.load("overlap"):
+        picture = pictures / "performance-overlap.png"
+        plots.overlap(found, picture)
+        lines += ["### Training steps", ""]
+        for model in found:
+            lines += [*tables.overlap(model), ""]
+        lines += [f"![]({picture.name})", ""]
+    for part, title, table in (
+        ("startup", "Start of a job", tables.startup),
+        ("idle", "Idle", tables.idle),
+    ):
+        if found := results.load(part):
+            lines += [f"### {title}", "", *table(found), ""]
+    if found := results.load("hosts"):
+        lines += ["### Two hosts", "", *found, ""]
+    if found := results.load("scaling"):
+        picture = pictures / "performance-scaling.png"
+        plots.scaling(found, picture)
+        lines += [
+            "### Number of ranks",
+            "",
+            f"![]({picture.name})",
+            "",
+            "See [scaling.md](scaling.md).",
+            "",
+        ]
+    return lines
+
+
+def write(page: Path, lines: list[str]) -> None:
+    """Replace what stands between the markers."""
+    text = page.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise SystemExit(f"{page}: needs one line {BEGIN!r} and after it one {END!r}")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    page.write_text(before + BEGIN + "\n\n" + "\n".join(lines).strip() + "\n\n" + END + after)
+    print(f"wrote {page}")

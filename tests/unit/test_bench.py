@@ -1,0 +1,156 @@
+"""The benchmark's own parts: what it keeps of a run that broke, what it calls reached, what it writes into the page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture(autouse=True)
+def _bench_modules(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+
+
+@pytest.fixture
+def run_script(tmp_path, monkeypatch):
+    """Runs a few lines of Python as if a peer's launcher had started them."""
+    import launch
+
+    monkeypatch.setattr(launch, "command", lambda peer, ranks: [sys.executable])
+
+    def run(text, limit_s=30):
+        script = tmp_path / "rank.py"
+        head = f"import os, sys, time; sys.path.insert(0, {str(BENCH)!r})\nimport launch\n"
+        script.write_text(head + "report = launch.Report(sys.argv[2], 0)\n" + text)
+        return launch.run("gloo", 2, str(script), limit_s=limit_s)
+
+    return run
+
+
+def test_a_peer_that_crashes_at_its_exit_keeps_its_results(run_script, capsys):
+    records = run_script("report.add(case='a', seconds=[1.0]); report.done(); os.abort()")
+
+    assert records == [{"case": "a", "seconds": [1.0]}]
+    assert "gloo on 2 ranks had measured everything, then ended with exit code -6" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_peer_that_breaks_off_is_not_taken_for_measured(run_script):
+    import launch
+
+    with pytest.raises(launch.PeerFailed, match=r"exit code 3:\n(?s:.*)the reason"):
+        run_script("report.add(case='a', seconds=[1.0]); print('the reason'); sys.exit(3)")
+
+
+def test_a_peer_that_hangs_is_ended(run_script):
+    import launch
+
+    with pytest.raises(launch.PeerFailed, match="exit code none within 1 s"):
+        run_script("time.sleep(1000)", limit_s=1)
+
+
+def test_ranks_but_the_first_report_nothing(tmp_path):
+    import launch
+
+    out = tmp_path / "results"
+    launch.Report(str(out), 1).done()
+
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("against", "ratio", "reached"),
+    [
+        ("gloo", 4.0, True),  # times faster: at least
+        ("gloo", 3.9, False),
+        ("mpi", 0.3, False),
+        ("floor", 4.0, True),  # multiples of the floor: at most
+        ("floor", 4.1, False),
+        ("seconds", 4.1, False),
+    ],
+)
+def test_targets_know_their_direction(against, ratio, reached):
+    from cases import Target
+
+    assert Target(against, 4.0).reached(ratio) is reached
+
+
+def measured(**seconds):
+    return {
+        "ranks": 2,
+        "seconds": {"allreduce f32 1 MiB": seconds},
+        "skipped": {"mpi": "no mpirun"},
+    }
+
+
+def test_a_row_holds_spans_ratios_and_verdicts():
+    import tables
+
+    lines = tables.collectives(
+        measured(horovod=[2e-4, 1e-4, 3e-4], gloo=[6e-4, 7e-4, 8e-4], floor=[5e-5])
+    )
+
+    assert lines[2] == (
+        "| allreduce f32 1 MiB | 0.200 (0.100 to 0.300) | 0.700 (0.600 to 0.800) |  "
+        "| 0.050 (0.050 to 0.050) | 3.50 (≥ 4 ✗) |  | 4.00 (≤ 7 ✓, stretch ≤ 4 ✓) |"
+    )
+    assert lines[-1] == "\nNot measured: Open MPI: no mpirun."
+
+
+def test_more_ranks_than_processors_have_goals_of_their_own():
+    from cases import CASES, targets_of
+
+    goals = {
+        case.name: {t.against: t.limit for t in targets_of(case, 4)}
+        for case in CASES
+        if case.group in ("latency", "resnet")
+    }
+
+    assert goals["allreduce f32 4 B"] == {"gloo": 1.0, "mpi": 0.25}
+    assert goals["ResNet-50's 161 gradients"] == {"gloo": 8.0, "mpi": 1.0}
+
+
+def test_only_what_stands_between_the_markers_is_replaced(tmp_path):
+    import report
+
+    page = tmp_path / "performance.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+
+    report.write(page, ["| new |", ""])
+
+    assert page.read_text() == f"before\n{report.BEGIN}\n\n| new |\n\n{report.END}\nafter\n"
+
+
+def test_a_page_without_markers_is_left_alone(tmp_path):
+    import report
+
+    page = tmp_path / "performance.md"
+    page.write_text("no markers")
+
+    with pytest.raises(SystemExit, match="needs one line"):
+        report.write(page, ["new"])
+    assert page.read_text() == "no markers"
+
+
+def test_the_page_has_its_markers():
+    import report
+
+    text = (BENCH.parent / "docs" / "performance.md").read_text()
+
+    assert text.index(report.BEGIN) < text.index(report.END)
+
+
+def test_resnet50_has_its_parameters():
+    import math
+
+    from cases import resnet50_shapes
+
+    shapes = resnet50_shapes()
+
+    assert len(shapes) == 161
+    assert sum(map(math.prod, shapes)) == 25_557_032
