@@ -62,7 +62,7 @@ def rank_program(cases: Sequence[str], repeats: int) -> None:
     """What each rank runs; rank 0 prints a JSON line per case."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
-    from collectives import resnet50_shapes
+    from cases import resnet50_shapes
 
     import horovod.torch as hvd
 
