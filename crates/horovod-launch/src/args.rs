@@ -410,6 +410,40 @@ mod tests {
         sets("--cycle-time-ms 3", "HOROVOD_CYCLE_TIME", "3.0");
         sets("--cycle-time-ms 0.5", "HOROVOD_CYCLE_TIME", "0.5");
         sets("--cache-capacity 0", "HOROVOD_CACHE_CAPACITY", "0");
+        sets("--autotune", "HOROVOD_AUTOTUNE", "1");
+        sets("--autotune-log-file a.csv", "HOROVOD_AUTOTUNE_LOG", "a.csv");
+        sets(
+            "--autotune-warmup-samples 0",
+            "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+            "0",
+        );
+        sets(
+            "--autotune-steps-per-sample 4",
+            "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+            "4",
+        );
+        sets(
+            "--autotune-bayes-opt-max-samples 7",
+            "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+            "7",
+        );
+        sets(
+            "--autotune-gaussian-process-noise 0.25",
+            "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+            "0.25",
+        );
+        assert!(
+            run("-np 1 --no-autotune x")
+                .expect("valid")
+                .knobs
+                .is_empty()
+        );
+        fails("-np 1 --autotune --no-autotune x", "not allowed with");
+        fails("-np 1 --autotune-warmup-samples -1 x", "must be >= 0");
+        fails(
+            "-np 1 --autotune-gaussian-process-noise 1.5 x",
+            "must be in [0, 1]",
+        );
         sets("--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "1");
         sets("--stall-check", "HOROVOD_STALL_CHECK_DISABLE", "0");
         sets(
@@ -445,7 +479,6 @@ mod tests {
         for option in [
             "--mpi",
             "--jsrun",
-            "--autotune",
             "--timeline-filename=t",
             "--min-np=1",
             "--tcp",

@@ -105,6 +105,29 @@ pub(crate) fn lay_over_own(forwarded: &Variables) -> Variables {
     own.chain(forwarded.iter().cloned()).collect()
 }
 
+/// Whether the user's environment turns autotuning on.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+fn autotune_is_on() -> bool {
+    let value = std::env::var("HOROVOD_AUTOTUNE").unwrap_or_default();
+    let word = value.trim().to_ascii_lowercase();
+    matches!(word.as_str(), "true" | "yes" | "on") || word.parse::<i64>().is_ok_and(|n| n > 0)
+}
+
+/// The settings that reach the ranks: the details of autotuning only when it is on.
+fn acting<'a>(
+    knobs: &'a [(&'static str, String)],
+    autotune: bool,
+) -> impl Iterator<Item = &'a (&'static str, String)> {
+    let autotune = autotune || knobs.iter().any(|(name, _)| *name == "HOROVOD_AUTOTUNE");
+    let detail = |name: &str| name.starts_with("HOROVOD_AUTOTUNE_");
+    knobs
+        .iter()
+        .filter(move |(name, _)| autotune || !detail(name))
+}
+
 /// What every rank of the job gets; it wins over anything forwarded.
 pub(crate) fn of_job(
     rendezvous: &[std::net::SocketAddr],
@@ -114,7 +137,7 @@ pub(crate) fn of_job(
 ) -> Variables {
     let mut variables: Variables = Vec::new();
     let mut set = |name: &str, value: String| variables.push((name.into(), value.into()));
-    for (name, value) in knobs {
+    for (name, value) in acting(knobs, autotune_is_on()) {
         set(name, value.clone());
     }
     set("PYTHONUNBUFFERED", "1".to_owned());
@@ -179,6 +202,24 @@ mod tests {
         check("OLDPWD", true, false);
         check("SSH_AUTH_SOCK", true, false);
         check("HOSTNAME", true, false);
+    }
+
+    #[test]
+    fn details_of_autotuning_reach_the_ranks_only_when_it_is_on() {
+        let detail = ("HOROVOD_AUTOTUNE_LOG", "a.csv".to_owned());
+        let other = ("HOROVOD_CYCLE_TIME", "3.0".to_owned());
+        let on = ("HOROVOD_AUTOTUNE", "1".to_owned());
+        let names = |knobs: &[(&'static str, String)], in_environment| -> Vec<&'static str> {
+            let acting = acting(knobs, in_environment);
+            acting.map(|(name, _)| *name).collect()
+        };
+        let off = [detail.clone(), other.clone()];
+        assert_eq!(names(&off, false), [other.0]);
+        assert_eq!(names(&off, true), [detail.0, other.0]);
+        assert_eq!(
+            names(&[detail.clone(), on.clone()], false),
+            [detail.0, on.0]
+        );
     }
 
     #[test]

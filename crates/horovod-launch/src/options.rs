@@ -223,9 +223,7 @@ pub(crate) static OPTIONS: &[OptionSpec] = &[
         TUNING,
         &["--cycle-time-ms"],
         Action::Value("MS", |o, v| {
-            let ms: f64 = text(v)?
-                .parse()
-                .map_err(|_| format!("invalid number: {:?}", v.to_string_lossy()))?;
+            let ms = number(v)?;
             if !ms.is_finite() || ms < 0.0 {
                 return Err(format!("must be >= 0, got {ms}"));
             }
@@ -240,6 +238,60 @@ pub(crate) static OPTIONS: &[OptionSpec] = &[
         &["--cache-capacity"],
         Action::Value("N", |o, v| knob(o, "HOROVOD_CACHE_CAPACITY", v)),
         "tensors whose negotiation is remembered (1024); 0 turns it off",
+    ),
+    option(
+        TUNING,
+        &["--autotune"],
+        Action::Flag(|o| o.knobs.push(("HOROVOD_AUTOTUNE", "1".into()))),
+        "try settings out while the job runs, keep what is clearly faster",
+    )
+    .only("autotune"),
+    // Cannot overrule HOROVOD_AUTOTUNE=1 in the environment, as in Horovod.
+    option(TUNING, &["--no-autotune"], Action::Flag(|_| ()), "")
+        .only("autotune")
+        .hide(),
+    option(
+        TUNING,
+        &["--autotune-log-file"],
+        Action::Value("FILE", |o, v| {
+            o.knobs.push(("HOROVOD_AUTOTUNE_LOG", text(v)?.to_owned()));
+            Ok(())
+        }),
+        "write the scores there as CSV",
+    ),
+    option(
+        TUNING,
+        &["--autotune-warmup-samples"],
+        Action::Value("N", |o, v| knob(o, "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", v)),
+        "rounds of five samples to throw away at the start (3)",
+    ),
+    option(
+        TUNING,
+        &["--autotune-steps-per-sample"],
+        Action::Value("N", |o, v| knob(o, "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", v)),
+        "training steps to measure at a time (10)",
+    ),
+    option(
+        TUNING,
+        &["--autotune-bayes-opt-max-samples"],
+        Action::Value("N", |o, v| {
+            knob(o, "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", v)
+        }),
+        "settings to try (20)",
+    ),
+    option(
+        TUNING,
+        &["--autotune-gaussian-process-noise"],
+        Action::Value("SHARE", |o, v| {
+            let noise = number(v)?;
+            if !(0.0..=1.0).contains(&noise) {
+                return Err(format!("must be in [0, 1], got {noise}"));
+            }
+            o.knobs
+                .push(("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", noise.to_string()));
+            Ok(())
+        }),
+        "noise of scores as a share of their spread, 0 to 1 (measured)",
     ),
     option(
         TUNING,
@@ -342,13 +394,6 @@ pub(crate) static OPTIONS: &[OptionSpec] = &[
     later(&["--no-hierarchical-allgather"]),
     later(&["--torus-allreduce"]),
     later(&["--no-torus-allreduce"]),
-    later(&["--autotune"]),
-    later(&["--no-autotune"]).hide(),
-    later(&["--autotune-log-file"]),
-    later(&["--autotune-warmup-samples"]),
-    later(&["--autotune-steps-per-sample"]),
-    later(&["--autotune-bayes-opt-max-samples"]),
-    later(&["--autotune-gaussian-process-noise"]),
     later(&["--timeline-filename"]),
     later(&["--timeline-mark-cycles"]),
     later(&["--no-timeline-mark-cycles"]).hide(),
@@ -381,6 +426,11 @@ fn knob(options: &mut Options, variable: &'static str, value: &OsStr) -> Result<
         .knobs
         .push((variable, at_least_zero(value)?.to_string()));
     Ok(())
+}
+
+fn number(value: &OsStr) -> Result<f64, String> {
+    let invalid = |_| format!("invalid number: {:?}", value.to_string_lossy());
+    text(value)?.parse().map_err(invalid)
 }
 
 fn not_whole(value: &OsStr) -> String {

@@ -3,6 +3,7 @@
 mod reader;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -132,6 +133,36 @@ pub const SETTINGS: &[Setting] = &[
         "1 encrypts the data that travels between hosts",
     ),
     s(
+        "HOROVOD_AUTOTUNE",
+        "0",
+        "1 tries settings out while the job runs and keeps what is clearly faster; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_AUTOTUNE_LOG",
+        "none",
+        "file that rank 0 writes its scores to, as CSV",
+    ),
+    s(
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        "3",
+        "rounds of five samples that autotuning throws away at the start",
+    ),
+    s(
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+        "10",
+        "training steps that autotuning measures at a time, at least 1",
+    ),
+    s(
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        "20",
+        "settings that autotuning tries, beside those it begins with",
+    ),
+    s(
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        "measured",
+        "noise of autotuning's scores as a share of their spread, 0 to 1",
+    ),
+    s(
         "HOROVOD_LOG_LEVEL",
         "WARNING",
         "trace, debug, info, warning, error or fatal; unknown means warning",
@@ -176,7 +207,6 @@ const KNOWN_PREFIXES: &[&str] = &[
     "HOROVOD_SPARK_",
     "HOROVOD_MPI_",
     "HOROVOD_TIMELINE",
-    "HOROVOD_AUTOTUNE",
     "HOROVOD_HIERARCHICAL_",
     "HOROVOD_TORUS_",
 ];
@@ -216,6 +246,55 @@ pub struct Config {
     pub shm: bool,
     pub shm_bytes_per_rank: usize,
     pub encrypt: bool,
+    /// `None`: off.
+    pub autotune: Option<AutotuneSettings>,
+}
+
+/// How to tune; the fields are the settings of the same names.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(
+    missing_docs,
+    reason = "each field is the setting of the same name in SETTINGS"
+)]
+pub struct AutotuneSettings {
+    pub log: Option<PathBuf>,
+    pub warmup_samples: u32,
+    pub steps_per_sample: u32,
+    pub bayes_opt_max_samples: u32,
+    pub gaussian_process_noise: Option<f64>,
+    /// Variables that the user has set: what they decide is not tuned.
+    pub explicit: Vec<&'static str>,
+}
+
+impl AutotuneSettings {
+    fn from_environment(r: &Reader<'_>) -> Result<Option<Self>, Error> {
+        const NOISE: &str = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE";
+        let noise = match r.text(NOISE) {
+            None => None,
+            Some(_) => Some(r.not_negative(NOISE, 0.0)?),
+        };
+        if let Some(noise) = noise.filter(|n| *n > 1.0) {
+            return Err(Error::Init(format!(
+                "{NOISE}={noise}: expected a number from 0 to 1"
+            )));
+        }
+        let steps_per_sample = r.number("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10u32)?;
+        if steps_per_sample == 0 {
+            return Err(Error::Init(
+                "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE=0: expected at least 1".into(),
+            ));
+        }
+        let names = SETTINGS.iter().map(|s| s.name);
+        let settings = Self {
+            log: r.text("HOROVOD_AUTOTUNE_LOG").map(PathBuf::from),
+            warmup_samples: r.number("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 3)?,
+            steps_per_sample,
+            bayes_opt_max_samples: r.number("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20)?,
+            gaussian_process_noise: noise,
+            explicit: names.filter(|name| r.text(name).is_some()).collect(),
+        };
+        Ok(r.flag("HOROVOD_AUTOTUNE", false)?.then_some(settings))
+    }
 }
 
 /// How the variables are looked up; tests pass a map.
@@ -306,6 +385,7 @@ impl Config {
             shm: r.flag("HOROVOD_SHM", true)?,
             shm_bytes_per_rank,
             encrypt: r.flag("HOROVOD_ENCRYPT", false)?,
+            autotune: AutotuneSettings::from_environment(&r)?,
         };
         config.refuse_a_foreign_launcher(&r)?;
         Ok(config)
@@ -446,10 +526,39 @@ mod tests {
             ("HOROVOD_RENDEZVOUS", "nowhere"),
             ("HOROVOD_SHM_BYTES_PER_RANK", "1"),
             ("HOROVOD_SHM", "maybe"),
+            ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "0"),
+            ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "-2"),
+            ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "1.5"),
         ] {
             let e = read(&[(name, value)]).unwrap_err().to_string();
             assert!(e.contains(name) && e.contains(value), "{e}");
         }
+    }
+
+    #[test]
+    fn autotuning_is_off_unless_asked_for_and_knows_what_the_user_fixed() {
+        assert_eq!(read(&[]).unwrap().autotune, None);
+        let on = |vars: &[(&'static str, &'static str)]| {
+            let all = [vars, &[("HOROVOD_AUTOTUNE", "1")]].concat();
+            read(&all).unwrap().autotune.unwrap()
+        };
+        let plain = on(&[]);
+        assert_eq!(
+            (
+                plain.warmup_samples,
+                plain.steps_per_sample,
+                plain.bayes_opt_max_samples,
+                plain.gaussian_process_noise
+            ),
+            (3, 10, 20, None)
+        );
+        let fixed = on(&[
+            ("HOROVOD_FUSION_THRESHOLD", "1000"),
+            ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "0.8"),
+        ]);
+        assert_eq!(fixed.gaussian_process_noise, Some(0.8));
+        assert!(fixed.explicit.contains(&"HOROVOD_FUSION_THRESHOLD"));
+        assert!(!fixed.explicit.contains(&"HOROVOD_CYCLE_TIME"));
     }
 
     #[test]

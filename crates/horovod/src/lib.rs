@@ -3,6 +3,7 @@
 //! A process calls [`init`], submits operations to the [`Engine`] and waits for their [`Handle`]s. Nothing here
 //! knows of Python or of a framework: tensors are pointers with a type, a shape and an owner.
 
+mod autotune;
 mod buffer;
 pub mod config;
 mod engine;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use horovod_collectives::{Scratch, Tuning};
+use horovod_collectives::Scratch;
 use horovod_protocol::{
     CACHE_EVICTION_TEXT, Completion, Coordinator, CoordinatorAction, CoordinatorConfig, Execution,
     OpError, PeerLost, Rank, StallConfig, ToCoordinator, ToWorker, WorkerAction,
@@ -14,6 +14,7 @@ use horovod_transport::{Aborted, Control, ControlEvent, Data, Idle, Mesh, Topolo
 
 use super::execute::{Layouts, Means};
 use super::handles::OpResult;
+use super::tuning::{Announced, Tuned};
 use super::{Entry, SHUTDOWN_GRACE, Shared, public_error};
 use crate::config::Config;
 use crate::error::Error;
@@ -34,7 +35,7 @@ pub(super) struct Driver {
     pump: Pump,
     data: Data,
     layouts: Layouts,
-    tuning: Tuning,
+    tuned: Tuned,
     scratch: Scratch,
 }
 
@@ -46,6 +47,7 @@ struct Pump {
     topology: Topology,
     coordinator: Option<Coordinator>,
     ready: VecDeque<Execution>,
+    announced: Announced,
     /// A peer that is gone, until the launcher's word or the deadline.
     lost: Option<Suspect>,
     /// The generation is over; why.
@@ -105,7 +107,7 @@ impl Driver {
         });
         Self {
             layouts: Layouts::new(&topology),
-            tuning: Tuning::default(),
+            tuned: Tuned::new(config, &topology),
             scratch: Scratch::default(),
             data,
             pump: Pump {
@@ -115,6 +117,7 @@ impl Driver {
                 topology,
                 coordinator,
                 ready: VecDeque::new(),
+                announced: Announced::new(),
                 lost: None,
                 dead: None,
                 stopped: false,
@@ -150,6 +153,7 @@ impl Driver {
         loop {
             let progress = self.pump.turn();
             if let Some(execution) = self.pump.ready.pop_front() {
+                self.tuned.catch_up(&mut self.pump.announced, execution.seq);
                 self.execute(execution);
                 spins = 0;
                 continue;
@@ -178,7 +182,7 @@ impl Driver {
                 data: &mut self.data,
                 idle: &mut self.pump,
                 layouts: &mut self.layouts,
-                tuning: &self.tuning,
+                tuning: &self.tuned.tuning,
                 scratch: &mut self.scratch,
                 pool: &pool,
             },
@@ -186,10 +190,13 @@ impl Driver {
         match result {
             Ok(results) => {
                 self.pump.running = None;
+                let now = self.pump.shared.now();
                 self.pump
                     .shared
                     .handles
                     .complete(results.into_iter().map(|(id, r)| (super::Handle(id.0), r)));
+                let coordinator = self.pump.coordinator.as_mut();
+                self.tuned.observe(now, &execution, coordinator);
             }
             Err(failure) => {
                 let error = self.pump.failure(failure);
@@ -321,9 +328,7 @@ impl Pump {
                     .handles
                     .complete([(super::Handle(id.0), result)]);
             }
-            WorkerAction::Tuned { seq, values } => {
-                tracing::debug!("{seq:?}: tuned values {values:?}");
-            }
+            WorkerAction::Tuned { seq, values } => self.announced.push_back((seq, values)),
             WorkerAction::ShutDown { .. } => self.stopped = true,
             WorkerAction::Abort(lost) => self.end_generation(&lost),
         }

@@ -4,6 +4,7 @@ mod driver;
 mod execute;
 mod handles;
 mod submit;
+mod tuning;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

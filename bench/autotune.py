@@ -1,0 +1,170 @@
+"""What autotuning finds: throughput before, after, and the ratio, on three workloads.
+
+    python bench/autotune.py                       all workloads on 2 and 4 ranks
+    python bench/autotune.py --workload many --np 2
+
+Each job runs in one set of processes: the defaults, tuning until it ends, the tuned settings, the defaults again.
+"Before" is the faster of the two runs with the defaults, so that a machine that warms up flatters nobody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+#: Steps after which a job that has not ended tuning gives up.
+STEPS_MAX = 20_000
+WORKLOADS = ("resnet50", "many", "transformer")
+
+
+def shapes(workload: str) -> list[tuple[int, ...]]:
+    """Shapes of the float32 gradients, in the order in which backward makes them."""
+    if workload == "many":
+        return [(256,)] * 1000
+    if workload == "transformer":
+        width, layers, vocabulary = 512, 6, 16_000
+        layer: list[tuple[int, ...]] = [(width, width)] * 4
+        layer += [(width, 4 * width), (4 * width, width), *[(width,)] * 8]
+        return [(vocabulary, width), (512, width), *(layer * layers)][::-1]
+    out: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
+    inner = 64
+    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            out += [
+                (width, inner, 1, 1),
+                (width,),
+                (width,),
+                (width, width, 3, 3),
+                (width,),
+                (width,),
+            ]
+            out += [(4 * width, width, 1, 1), (4 * width,), (4 * width,)]
+            if block == 0:
+                out += [(4 * width, inner, 1, 1), (4 * width,), (4 * width,)]
+            inner = 4 * width
+    return [*out, (1000, 2048), (1000,)][::-1]
+
+
+def worker(workload: str, log: Path, seconds: float) -> None:
+    """One rank: measure, tune, measure again."""
+    import torch
+
+    import horovod.torch as hvd
+
+    torch.set_num_threads(1)
+    tensors = [torch.ones(shape) for shape in shapes(workload)]
+
+    def step() -> None:
+        handles = [
+            hvd.allreduce_async_(t, name=f"g.{i}", op=hvd.Average) for i, t in enumerate(tensors)
+        ]
+        for handle in handles:
+            hvd.synchronize(handle)
+
+    def median_step() -> float:
+        for _ in range(5):
+            step()
+        times: list[float] = []
+        # Every rank has to take as many steps: rank 0 says when it is enough.
+        while True:
+            for _ in range(10):
+                hvd.barrier()
+                start = time.perf_counter()
+                step()
+                times.append(time.perf_counter() - start)
+            if hvd.broadcast_object(sum(times) > seconds, name="enough"):
+                return statistics.median(times)
+
+    def with_defaults() -> float:
+        os.environ["HOROVOD_AUTOTUNE"] = "0"
+        hvd.init()
+        result = median_step()
+        hvd.shutdown()
+        return result
+
+    before = with_defaults()
+    os.environ["HOROVOD_AUTOTUNE"] = "1"
+    os.environ["HOROVOD_AUTOTUNE_LOG"] = str(log)
+    hvd.init()
+    started, steps = time.perf_counter(), 0
+    ended = False
+    while not ended and steps < STEPS_MAX:
+        for _ in range(50):
+            step()
+        steps += 50
+        ended = hvd.broadcast_object(log.read_text().rstrip().endswith("best"), name="ended")
+    tuning = time.perf_counter() - started
+    after = median_step()
+    rank, size = hvd.rank(), hvd.size()
+    hvd.shutdown()
+    again = with_defaults()
+    if rank != 0:
+        return
+    row = list(csv.DictReader(log.open()))[-1]
+    moved = sum(t.numel() * 4 for t in tensors)
+    print(
+        json.dumps(
+            {
+                "workload": workload,
+                "np": size,
+                "bytes": moved,
+                "ended": ended,
+                "tuning_steps": steps,
+                "tuning_s": round(tuning, 1),
+                "before_ms": round(before * 1e3, 3),
+                "before_again_ms": round(again * 1e3, 3),
+                "after_ms": round(after * 1e3, 3),
+                "ratio": round(min(before, again) / after, 3),
+                "kept": {k: v for k, v in row.items() if k not in ("score", "phase")},
+            }
+        ),
+        flush=True,
+    )
+
+
+def main() -> int:
+    """Run the jobs."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--workload", choices=WORKLOADS, action="append")
+    parser.add_argument("--np", type=int, action="append")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per measurement")
+    parser.add_argument("--steps-per-sample", type=int, default=10)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(arguments.workload[0], arguments.worker, arguments.seconds)
+        return 0
+    status = 0
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": str(arguments.steps_per_sample),
+    }
+    for np in arguments.np or (2, 4):
+        for workload in arguments.workload or WORKLOADS:
+            with tempfile.TemporaryDirectory() as folder:
+                log = Path(folder, "autotune.csv")
+                words = [
+                    "horovodrun",
+                    "-np",
+                    str(np),
+                    sys.executable,
+                    __file__,
+                    "--worker",
+                    str(log),
+                ]
+                words += ["--workload", workload, "--seconds", str(arguments.seconds)]
+                done = subprocess.run(words, env=environment, check=False)
+                status = status or done.returncode
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
