@@ -9,16 +9,18 @@ use crate::fusion::FusionKey;
 use crate::limits::{CACHE_CAPACITY_MAX, RETIRED_SLOTS_MAX};
 use crate::lookup::Lookup;
 use crate::message::{SetKey, Slot, SlotRun};
-use crate::types::Rank;
+use crate::slots::{BLOCK_SLOTS, SlotMap};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 #[derive(Debug)]
 pub(crate) struct Cache {
     capacity: usize,
-    next_slot: u64,
+    next_block: u64,
+    /// The next slot of each set; a block has slots of one set only.
+    next_slot: BTreeMap<SetKey, u64>,
     clock: u64,
-    lines: Lookup<Slot, Line>,
+    lines: SlotMap<Line>,
     /// Per set, by last use when last looked at; the truth is in the line.
     by_use: BTreeMap<SetKey, BTreeSet<(u64, Slot)>>,
     warned: BTreeSet<SetKey>,
@@ -58,7 +60,7 @@ pub(crate) struct Retired {
 #[derive(Debug)]
 struct Confirmation {
     mark: u64,
-    members: Arc<[Rank]>,
+    members: Arc<[u32]>,
     /// How many of the members are known to have confirmed.
     confirmed: usize,
     slots: Vec<Slot>,
@@ -77,12 +79,13 @@ pub(crate) struct Inserted {
 }
 
 impl Cache {
-    pub(crate) fn new(capacity: usize, size: u32) -> Self {
+    pub(crate) fn new(capacity: usize, links: usize) -> Self {
         Self {
             capacity: capacity.min(CACHE_CAPACITY_MAX),
-            next_slot: 0,
+            next_block: 0,
+            next_slot: BTreeMap::new(),
             clock: 0,
-            lines: Lookup::default(),
+            lines: SlotMap::default(),
             by_use: BTreeMap::new(),
             warned: BTreeSet::new(),
             retired: Lookup::default(),
@@ -90,12 +93,12 @@ impl Cache {
             confirmations: VecDeque::new(),
             unannounced: Vec::new(),
             mark: 0,
-            seen: vec![0; size as usize],
+            seen: vec![0; links],
         }
     }
 
     pub(crate) fn line(&self, slot: Slot) -> Option<&Line> {
-        self.lines.get(&slot)
+        self.lines.get(slot)
     }
 
     pub(crate) fn retired(&self, slot: Slot) -> Option<&Retired> {
@@ -105,9 +108,18 @@ impl Cache {
     /// Notes that a slot was used in a step.
     pub(crate) fn touch(&mut self, slot: Slot) -> Option<&Line> {
         self.clock += 1;
-        let line = self.lines.get_mut(&slot)?;
+        let line = self.lines.get_mut(slot)?;
         line.used = self.clock;
         Some(line)
+    }
+
+    /// The slot that makes room at the next insertion, if one must.
+    pub(crate) fn victim(&mut self, set: SetKey) -> Option<Slot> {
+        let full = self.by_use.get(&set)?.len() >= self.capacity;
+        if full && self.retired_count < RETIRED_SLOTS_MAX {
+            return self.least_recently_used(set);
+        }
+        None
     }
 
     /// Caches agreed content, unless the cache is off or too many evictions are unconfirmed.
@@ -115,7 +127,7 @@ impl Cache {
     pub(crate) fn insert(
         &mut self,
         set: SetKey,
-        members: &Arc<[Rank]>,
+        members: &Arc<[u32]>,
         entry: usize,
         content: &Arc<Content>,
         bytes: u64,
@@ -131,11 +143,16 @@ impl Cache {
             .is_some_and(|slots| slots.len() >= self.capacity)
         {
             let victim = self.least_recently_used(set)?;
-            evicted_entry = self.lines.get(&victim).map(|line| line.entry);
+            evicted_entry = self.lines.get(victim).map(|line| line.entry);
             self.retire(victim, members, &name_of(evicted_entry?)?);
         }
-        let slot = Slot(self.next_slot);
-        self.next_slot += 1;
+        let next = self.next_slot.entry(set).or_default();
+        if next.is_multiple_of(BLOCK_SLOTS) {
+            *next = self.next_block * BLOCK_SLOTS;
+            self.next_block += 1;
+        }
+        let slot = Slot(*next);
+        *next += 1;
         self.clock += 1;
         let used = self.clock;
         self.by_use.entry(set).or_default().insert((used, slot));
@@ -162,8 +179,8 @@ impl Cache {
     }
 
     /// Evicts one slot; hits on their way still resolve.
-    pub(crate) fn retire(&mut self, slot: Slot, members: &Arc<[Rank]>, name: &Arc<str>) {
-        let Some(line) = self.lines.remove(&slot) else {
+    pub(crate) fn retire(&mut self, slot: Slot, members: &Arc<[u32]>, name: &Arc<str>) {
+        let Some(line) = self.lines.remove(slot) else {
             return;
         };
         if let Some(slots) = self.by_use.get_mut(&line.set) {
@@ -190,13 +207,14 @@ impl Cache {
     pub(crate) fn remove_set(
         &mut self,
         set: SetKey,
-        members: &Arc<[Rank]>,
+        members: &Arc<[u32]>,
         name_of: impl Fn(usize) -> Option<Arc<str>>,
     ) {
         self.warned.remove(&set);
+        self.next_slot.remove(&set);
         let mut slots = Vec::new();
         for (_, slot) in self.by_use.remove(&set).unwrap_or_default() {
-            if let Some(line) = self.lines.remove(&slot)
+            if let Some(line) = self.lines.remove(slot)
                 && let Some(name) = name_of(line.entry)
             {
                 self.keep(slot, line, &name);
@@ -215,7 +233,7 @@ impl Cache {
 
     /// Evictions to announce now, per set, in runs. They count as announced from here on, under
     /// [`Cache::mark`].
-    pub(crate) fn announce(&mut self) -> Vec<(Arc<[Rank]>, Vec<SlotRun>)> {
+    pub(crate) fn announce(&mut self) -> Vec<(Arc<[u32]>, Vec<SlotRun>)> {
         if self.unannounced.is_empty() {
             return Vec::new();
         }
@@ -239,9 +257,9 @@ impl Cache {
         self.mark
     }
 
-    /// A rank knows of everything up to `mark`; `false` if that has not been announced yet.
-    pub(crate) fn confirm(&mut self, rank: Rank, mark: u64) -> bool {
-        let Some(seen) = self.seen.get_mut(rank.index()) else {
+    /// The ranks of a link know of everything up to `mark`; `false` if that has not been announced yet.
+    pub(crate) fn confirm(&mut self, link: usize, mark: u64) -> bool {
+        let Some(seen) = self.seen.get_mut(link) else {
             return false;
         };
         if mark <= *seen {
@@ -252,7 +270,7 @@ impl Cache {
             while oldest
                 .members
                 .get(oldest.confirmed)
-                .is_some_and(|m| self.seen[m.index()] >= oldest.mark)
+                .is_some_and(|m| self.seen[*m as usize] >= oldest.mark)
             {
                 oldest.confirmed += 1;
             }
@@ -282,7 +300,7 @@ impl Cache {
         let slots = self.by_use.get_mut(&set)?;
         loop {
             let (noted, slot) = slots.pop_first()?;
-            let line = self.lines.get_mut(&slot)?;
+            let line = self.lines.get_mut(slot)?;
             line.noted = line.used;
             slots.insert((line.noted, slot));
             if noted == line.used {
@@ -311,11 +329,11 @@ mod tests {
     use super::*;
     use crate::types::{Device, Op};
 
-    fn cache(capacity: usize) -> (Cache, Arc<[Rank]>) {
-        (Cache::new(capacity, 2), [Rank(0), Rank(1)].into())
+    fn cache(capacity: usize) -> (Cache, Arc<[u32]>) {
+        (Cache::new(capacity, 2), [0, 1].into())
     }
 
-    fn insert(cache: &mut Cache, members: &Arc<[Rank]>, entry: usize) -> Option<Inserted> {
+    fn insert(cache: &mut Cache, members: &Arc<[u32]>, entry: usize) -> Option<Inserted> {
         let content = Arc::new(Content {
             op: Op::Alltoall,
             device: Device::Cpu,
@@ -363,14 +381,11 @@ mod tests {
         assert!(cache.line(Slot(0)).is_none());
         cache.announce();
         assert_eq!(cache.retired(Slot(0)).map(|r| &*r.name), Some("7"));
-        assert!(cache.confirm(Rank(1), 1));
+        assert!(cache.confirm(1, 1));
         assert!(cache.retired(Slot(0)).is_some());
-        assert!(cache.confirm(Rank(0), 1));
+        assert!(cache.confirm(0, 1));
         assert!(cache.retired(Slot(0)).is_none() && cache.retired_count == 0);
-        assert!(
-            !cache.confirm(Rank(0), 2),
-            "confirmed what was never announced"
-        );
+        assert!(!cache.confirm(0, 2), "confirmed what was never announced");
     }
 
     #[test]
@@ -385,8 +400,8 @@ mod tests {
             .count();
         assert_eq!(cached, RETIRED_SLOTS_MAX + 1);
         let mark = cache.mark();
-        cache.confirm(Rank(0), mark);
-        cache.confirm(Rank(1), mark);
+        cache.confirm(0, mark);
+        cache.confirm(1, mark);
         assert!(insert(&mut cache, &members, 0).is_some());
     }
 
@@ -397,8 +412,8 @@ mod tests {
         cache.remove_set(SetKey::GLOBAL, &members, |_| Some("x".into()));
         assert!(cache.announce().is_empty());
         assert!(cache.retired(Slot(0)).is_some());
-        cache.confirm(Rank(0), 1);
-        cache.confirm(Rank(1), 1);
+        cache.confirm(0, 1);
+        cache.confirm(1, 1);
         assert!(cache.retired(Slot(0)).is_none());
     }
 

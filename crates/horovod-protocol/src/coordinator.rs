@@ -1,24 +1,27 @@
 //! The job's one arbiter: counts who is ready, checks agreement, fuses, orders and answers.
 
 use crate::agreement;
+use crate::board::Board;
 use crate::cache::Cache;
 use crate::content::Content;
 use crate::error::{OpError, PeerLost, asked_by, clip};
 use crate::fusion::FusionKey;
 use crate::join::Joins;
-use crate::limits::{NAME_BYTES_MAX, PENDING_MAX, TUNED_VALUES_MAX};
+use crate::limits::{PENDING_MAX, TUNED_VALUES_MAX};
 use crate::lookup::Slab;
-use crate::message::{Item, Response, SetKey, Slot, Submission, ToCoordinator, ToWorker};
+use crate::message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
 use crate::process_sets::SetTable;
 use crate::rank_set::RankSet;
 use crate::stall::{StallClock, StallReport};
+use crate::tree::{Links, Tree};
 use crate::types::{Generation, Op, ProcessSetId, Rank, Time};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+mod arrive;
 mod dispatch;
 mod ready;
-use dispatch::{Ready, Run};
+use dispatch::{Known, Ready, Run};
 
 /// All settings of the negotiation; they live only here, so ranks cannot differ in them.
 #[derive(Clone, Debug)]
@@ -88,8 +91,12 @@ pub struct Coordinator {
     sets: SetTable,
     entries: Slab<Entry>,
     cache: Cache,
+    /// Known requests that wait, as long as there is nothing unusual about them.
+    board: Board,
     joins: Joins,
-    /// Pending requests per rank.
+    /// Whom the links lead to; `None` in a star, where every rank has its own.
+    tree: Option<Tree>,
+    /// Pending requests that each link was the first to ask for.
     outstanding: Vec<usize>,
     arrivals: u64,
     stall: StallClock,
@@ -98,9 +105,15 @@ pub struct Coordinator {
     /// Something is ready that must not be held back.
     urgent: bool,
     next_seq: u64,
-    everybody: Arc<[Rank]>,
+    /// Numbers of all links.
+    everybody: Arc<[u32]>,
+    everybody_ranks: Arc<[Rank]>,
     nobody: Arc<[Rank]>,
     spare: Vec<RankSet>,
+    /// Bytes of the known requests that are ready, in order.
+    sizes: Vec<u64>,
+    /// What each link was told of evictions.
+    told: Vec<u64>,
     actions: VecDeque<CoordinatorAction>,
 }
 
@@ -125,13 +138,15 @@ struct Entry {
 #[derive(Debug)]
 struct Pending {
     arrived: RankSet,
+    /// The link that asked first.
+    starter: usize,
     since: Time,
     report_at: Time,
     /// Place among all arrivals, to release in order.
     order: u64,
     /// What the first asked for; so did everybody who is not among `others`.
     content: Arc<Content>,
-    others: Vec<(Rank, Arc<Content>)>,
+    others: Vec<(RankSet, Arc<Content>)>,
     /// Allgather: first dimensions per rank.
     rows: Vec<(Rank, Vec<u64>)>,
 }
@@ -139,19 +154,46 @@ struct Pending {
 /// Why a rank's message is impossible.
 type Violation = &'static str;
 
+/// Who said something: the rank itself where an aggregator only passes it on.
+fn speaker(from: Rank, item: &Submission) -> Rank {
+    match item {
+        Submission::Of {
+            ranks, subtrees, ..
+        } if subtrees.is_empty() => match ranks[..] {
+            [one] => one,
+            _ => from,
+        },
+        _ => from,
+    }
+}
+
 impl Coordinator {
-    /// A coordinator that knows only the set of all ranks.
+    /// A coordinator to which every rank speaks itself; it knows only the set of all ranks.
     pub fn new(cfg: CoordinatorConfig) -> Self {
-        let sets = SetTable::new(cfg.size);
+        let tree = Tree::star(cfg.size);
+        Self::with_tree(cfg, &tree)
+    }
+
+    /// A coordinator to which the ranks speak through `tree`; it gets messages from rank 0's worker
+    /// and from the children of rank 0 only, and sends to these only.
+    pub fn with_tree(cfg: CoordinatorConfig, tree: &Tree) -> Self {
+        let links = Links::of(tree, Rank(0));
+        let (link_count, deep) = (links.len(), links.are_deep());
+        let sets = SetTable::new(cfg.size, links);
         let everybody = sets.everybody();
+        let everybody_ranks = (0..link_count)
+            .map(|link| sets.links.get(link).rank)
+            .collect();
         Self {
             now: Time::default(),
             phase: Phase::Running,
             sets,
             entries: Slab::default(),
-            cache: Cache::new(cfg.cache_capacity, cfg.size),
+            cache: Cache::new(cfg.cache_capacity, link_count),
+            board: Board::default(),
             joins: Joins::default(),
-            outstanding: vec![0; everybody.len()],
+            tree: deep.then(|| tree.clone()),
+            outstanding: vec![0; link_count],
             arrivals: 0,
             stall: StallClock::new(cfg.stall),
             ready: Vec::new(),
@@ -159,8 +201,11 @@ impl Coordinator {
             urgent: false,
             next_seq: 0,
             everybody,
+            everybody_ranks,
             nobody: [].into(),
             spare: Vec::new(),
+            sizes: Vec::new(),
+            told: vec![0; link_count],
             actions: VecDeque::new(),
             cfg,
         }
@@ -173,8 +218,8 @@ impl Coordinator {
         if msg.generation != self.cfg.generation || matches!(self.phase, Phase::Over) {
             return;
         }
-        if let Err(violation) = self.apply(from, msg) {
-            let lost = PeerLost::broke_protocol(from, violation);
+        if let Err((culprit, violation)) = self.apply(from, msg) {
+            let lost = PeerLost::broke_protocol(culprit, violation);
             self.end(&lost, None);
             self.actions.push_back(CoordinatorAction::Abort(lost));
         }
@@ -243,18 +288,14 @@ impl Coordinator {
         Time(self.ready_since.0.saturating_add(self.cfg.batch_delay_ns))
     }
 
-    fn apply(&mut self, from: Rank, msg: &ToCoordinator) -> Result<(), Violation> {
-        if from.0 >= self.cfg.size {
-            return Err("is not a rank of this job");
-        }
-        if !self.cache.confirm(from, msg.seen) {
-            return Err("confirmed an eviction that was not announced");
-        }
+    fn apply(&mut self, from: Rank, msg: &ToCoordinator) -> Result<(), (Rank, Violation)> {
+        let link = self.sets.links.find(from);
+        let link = link.ok_or((from, "has no link to the coordinator"))?;
         for item in &msg.items {
             match (&mut self.phase, item) {
                 (Phase::Stopping(confirmed), Submission::ShutdownAck) => {
-                    if !confirmed.insert(from) {
-                        return Err("confirmed the shutdown twice");
+                    if !confirmed.insert(Rank(link as u32)) {
+                        return Err((from, "confirmed the shutdown twice"));
                     }
                     if confirmed.len() == self.everybody.len() {
                         self.answer(Arc::clone(&self.everybody), Response::Stopped);
@@ -262,206 +303,23 @@ impl Coordinator {
                         self.phase = Phase::Over;
                     }
                 }
+                (Phase::Running | Phase::Stopping(_), Submission::Lost(lost)) => {
+                    let lost = lost.clone();
+                    self.end(&lost, None);
+                }
                 // Sent before the rank knew that everybody stops.
                 (Phase::Stopping(_), _) => {}
-                (Phase::Running, item) => self.submitted(from, item)?,
+                (Phase::Running, item) => self
+                    .submitted(link, item)
+                    .map_err(|violation| (speaker(from, item), violation))?,
                 (Phase::Over, _) => {}
             }
         }
-        Ok(())
-    }
-
-    fn submitted(&mut self, from: Rank, item: &Submission) -> Result<(), Violation> {
-        match item {
-            Submission::Hits(run) => run.slots().try_for_each(|slot| self.hit(from, slot, None)),
-            Submission::GatherHit { slot, first_dims } => {
-                self.hit(from, *slot, Some(first_dims.clone()))
-            }
-            Submission::New { set, name, content } => {
-                self.asked(from, *set, name, Arc::clone(content))
-            }
-            Submission::Join => {
-                if !self.joins.add(self.now, from) {
-                    return Err("joined twice");
-                }
-                self.release_after_join();
-                Ok(())
-            }
-            Submission::Shutdown => {
-                self.stop(from, &asked_by(from));
-                Ok(())
-            }
-            Submission::ShutdownAck => Err("confirmed a shutdown that was not announced"),
-        }
-    }
-
-    fn hit(&mut self, from: Rank, slot: Slot, rows: Option<Vec<u64>>) -> Result<(), Violation> {
-        let (entry, content) = if let Some(line) = self.cache.touch(slot) {
-            (line.entry, Arc::clone(&line.content))
-        } else {
-            let retired = self
-                .cache
-                .retired(slot)
-                .ok_or("used a slot that is not in use")?;
-            if self.sets.get(retired.set).is_none() {
-                // The set was removed while this was on its way.
-                return Ok(());
-            }
-            let (set, name) = (retired.set, Arc::clone(&retired.name));
-            let content = Arc::clone(&retired.content);
-            (self.entry_of(set, &name)?, content)
-        };
-        if (content.op == Op::Allgather) != rows.is_some()
-            || rows
-                .as_ref()
-                .is_some_and(|rows| rows.len() != content.tensors.len())
-        {
-            return Err("used a slot with the wrong number of rows");
-        }
-        self.arrive(from, entry, content, rows)
-    }
-
-    fn asked(
-        &mut self,
-        from: Rank,
-        set: SetKey,
-        name: &Arc<str>,
-        content: Arc<Content>,
-    ) -> Result<(), Violation> {
-        if self.sets.get(set).is_none() {
-            // Sent before the rank knew of the removal, or made up.
-            return if self.sets.existed(set) {
-                Ok(())
-            } else {
-                Err("used an unknown process set")
-            };
-        }
-        match &content.op {
-            Op::Join => return Err("sent a join in place of a request"),
-            Op::AddProcessSet { ranks } => {
-                let ascending = ranks.windows(2).all(|pair| pair[0] < pair[1]);
-                if !ascending || ranks.last().is_none_or(|last| last.0 >= self.cfg.size) {
-                    return Err("asked for an impossible process set");
-                }
-            }
-            _ => {}
-        }
-        let rows = (content.op == Op::Allgather).then(|| {
-            content
-                .tensors
-                .iter()
-                .map(|t| t.shape.first().copied().unwrap_or(0))
-                .collect()
-        });
-        let entry = self.entry_of(set, name)?;
-        self.arrive(from, entry, content, rows)
-    }
-
-    fn entry_of(&mut self, set: SetKey, name: &Arc<str>) -> Result<usize, Violation> {
-        let names = &mut self
-            .sets
-            .get_mut(set)
-            .ok_or("used an unknown process set")?
-            .names;
-        if let Some(index) = names.get(&**name) {
-            return Ok(*index);
-        }
-        let name = Arc::clone(name);
-        let entry = Entry {
-            set,
-            name: Arc::clone(&name),
-            cached: None,
-            pending: None,
-        };
-        let index = self.entries.insert(entry);
-        names.insert(name, index);
-        Ok(index)
-    }
-
-    fn arrive(
-        &mut self,
-        from: Rank,
-        index: usize,
-        content: Arc<Content>,
-        rows: Option<Vec<u64>>,
-    ) -> Result<(), Violation> {
-        let entry = self
-            .entries
-            .get_mut(index)
-            .ok_or("used a slot that is not in use")?;
-        let set = self
-            .sets
-            .get(entry.set)
-            .ok_or("used an unknown process set")?;
-        if !set.bits.contains(from) {
-            return Err("used a foreign process set");
-        }
-        if self.outstanding[from.index()] >= PENDING_MAX {
-            return Err("has too many requests pending");
-        }
-        let pending = match &mut entry.pending {
-            Some(pending) => {
-                if !Arc::ptr_eq(&pending.content, &content) && !pending.content.agrees(&content) {
-                    pending.others.push((from, content));
-                }
-                pending
-            }
-            vacant => {
-                self.arrivals += 1;
-                vacant.insert(Pending {
-                    arrived: self.spare.pop().unwrap_or_default(),
-                    since: self.now,
-                    report_at: self.stall.started(self.now),
-                    order: self.arrivals,
-                    content,
-                    others: Vec::new(),
-                    rows: Vec::new(),
-                })
-            }
-        };
-        if !pending.arrived.insert(from) {
-            return Err("used a name that it has pending already");
-        }
-        pending.rows.extend(rows.map(|rows| (from, rows)));
-        self.outstanding[from.index()] += 1;
-        let absent = if self.joins.is_empty() {
-            0
-        } else {
-            self.joins.absent_count(&set.bits, &pending.arrived)
-        };
-        if pending.arrived.len() + absent == set.members.len() {
-            self.complete(index);
+        // Afterwards, because the items may have been asked for before the rank knew.
+        if !self.cache.confirm(link, msg.seen) {
+            return Err((from, "confirmed an eviction that was not announced"));
         }
         Ok(())
-    }
-
-    /// A rank has joined: what waited only for it can go on, in the order of arrival.
-    fn release_after_join(&mut self) {
-        let mut released: Vec<(u64, usize)> = self
-            .entries
-            .iter()
-            .filter_map(|(index, entry)| {
-                let pending = entry.pending.as_ref()?;
-                let set = self.sets.get(entry.set)?;
-                let absent = self.joins.absent_count(&set.bits, &pending.arrived);
-                (pending.arrived.len() + absent == set.members.len())
-                    .then_some((pending.order, index))
-            })
-            .collect();
-        released.sort_unstable();
-        for (_, index) in released {
-            // An earlier one of these may have removed the process set.
-            if self
-                .entries
-                .get(index)
-                .is_some_and(|entry| entry.pending.is_some())
-            {
-                self.complete(index);
-            }
-        }
-        if let Some(last) = self.joins.finish(self.cfg.size) {
-            self.answer(Arc::clone(&self.everybody), Response::Joined { last });
-        }
     }
 
     /// Everybody stops. What was agreed before is still carried out.
@@ -481,21 +339,12 @@ impl Coordinator {
         }
         self.phase = Phase::Over;
         self.ready.clear();
-        let mut lost = lost.clone();
-        lost.cause = clip(lost.cause);
-        if lost.host.len() > NAME_BYTES_MAX {
-            lost.host.clear();
-        }
-        let response = Arc::new(Response::Lost(lost));
-        let to = match except {
-            None => Arc::clone(&self.everybody),
-            Some(lost) => self
-                .everybody
-                .iter()
-                .filter(|r| **r != lost)
-                .copied()
-                .collect(),
-        };
+        let response = Arc::new(Response::Lost(lost.clone().clipped()));
+        let links = &self.sets.links;
+        let to = (0..links.len())
+            .map(|link| links.get(link).rank)
+            .filter(|rank| Some(*rank) != except)
+            .collect();
         let message = ToWorker {
             generation: self.cfg.generation,
             mark: self.cache.mark(),
@@ -509,9 +358,10 @@ impl Coordinator {
         if !matches!(self.phase, Phase::Running) || !self.stall.due(self.now) {
             return;
         }
-        let Some(report) = self.stall_report() else {
-            return;
-        };
+        let next = self.pend_late();
+        let report = self.stall_report();
+        self.stall.check_by(next);
+        let Some(report) = report else { return };
         let culprit = report.shutdown.then(|| report.worst()).flatten();
         let blame = culprit.map(|(rank, request)| {
             (

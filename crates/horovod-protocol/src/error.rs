@@ -1,6 +1,6 @@
 //! Why an operation ended without a result, and the texts users know from Horovod.
 
-use crate::limits::TEXT_BYTES_MAX;
+use crate::limits::{NAME_BYTES_MAX, TEXT_BYTES_MAX};
 use crate::types::Rank;
 
 /// The causes that a caller can tell apart.
@@ -70,6 +70,15 @@ impl PeerLost {
             OpErrorKind::PeerLost,
             format!("Horovod lost a member of the job: {self}"),
         )
+    }
+
+    /// Texts cut so that they always fit into a message.
+    pub(crate) fn clipped(mut self) -> Self {
+        self.cause = clip(self.cause);
+        if self.host.len() > NAME_BYTES_MAX {
+            self.host.clear();
+        }
+        self
     }
 
     pub(crate) fn broke_protocol(rank: Rank, what: impl std::fmt::Display) -> Self {

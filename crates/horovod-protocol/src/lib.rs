@@ -12,7 +12,9 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod aggregator;
 mod agreement;
+mod board;
 mod cache;
 mod content;
 mod coordinator;
@@ -27,12 +29,15 @@ mod message;
 mod outbox;
 mod process_sets;
 mod rank_set;
+mod slots;
 mod stall;
+mod tree;
 mod types;
 pub mod wire;
 mod worker;
 
 pub use action::{Completion, ExecItem, Execution, WorkerAction};
+pub use aggregator::{Aggregator, AggregatorAction, AggregatorConfig};
 pub use content::Content;
 pub use coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, StallConfig};
 pub use error::{
@@ -42,6 +47,7 @@ pub use error::{
 pub use limits::*;
 pub use message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
 pub use stall::{StallReport, StalledRequest};
+pub use tree::Tree;
 pub use types::*;
 pub use wire::DecodeError;
 pub use worker::{Worker, WorkerConfig};

@@ -27,13 +27,6 @@ impl<K: Hash + Eq, V> Lookup<K, V> {
         self.map.get(key)
     }
 
-    pub(crate) fn get_mut<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
-    where
-        K: Borrow<Q>,
-    {
-        self.map.get_mut(key)
-    }
-
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         self.map.insert(key, value)
     }

@@ -6,15 +6,17 @@
 use crate::content::Content;
 use crate::error::{OpError, OpErrorKind, PeerLost};
 use crate::limits::{
-    BATCH_ITEMS_MAX, FIRST_DIMS_MAX, FUSED_ITEMS_MAX, GROUP_TENSORS_MAX, MESSAGE_BYTES_MAX,
-    NAME_BYTES_MAX, RETIRED_SLOTS_MAX, TEXT_BYTES_MAX, TUNED_VALUES_MAX,
+    BATCH_ITEMS_MAX, FIRST_DIMS_MAX, FUSED_ITEMS_MAX, MESSAGE_BYTES_MAX, RETIRED_SLOTS_MAX,
+    TEXT_BYTES_MAX, TUNED_VALUES_MAX,
 };
 use crate::types::{Device, Generation, Op, ProcessSetId, Rank, Seq, TensorMeta};
 use crate::wire::{DecodeError, Reader, Writer};
 use std::sync::Arc;
 
 mod codec;
+mod submission;
 use codec::{SlotDelta, get, put};
+use submission::{get_lost, get_submission, put_lost, put_submission};
 
 /// One registration of a process set. Never reused, unlike [`ProcessSetId`], so a late message for
 /// a removed set cannot be taken for its successor.
@@ -47,6 +49,18 @@ impl SlotRun {
             .map(Slot)
     }
 
+    /// Grows the run by `next` if that begins where it ends.
+    pub(crate) fn append(&mut self, next: Self) -> bool {
+        let fits = self.first.0.checked_add(u64::from(self.len)) == Some(next.first.0);
+        match self.len.checked_add(next.len) {
+            Some(len) if fits => {
+                self.len = len;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Grows the run by `slot` if that is its next neighbour.
     pub(crate) fn extend(&mut self, slot: Slot) -> bool {
         let fits = self.first.0.checked_add(u64::from(self.len)) == Some(slot.0);
@@ -69,7 +83,8 @@ pub struct ToCoordinator {
     pub items: Vec<Submission>,
 }
 
-/// One thing that a rank tells the coordinator.
+/// One thing that a rank tells the coordinator, or an aggregator for everybody who speaks through it
+/// (of the process set concerned), unless it says [`Submission::Of`] whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Submission {
     /// Requests equal to those agreed earlier under these slots.
@@ -96,6 +111,17 @@ pub enum Submission {
     Shutdown,
     /// This rank has ended its operations because of [`Response::Shutdown`].
     ShutdownAck,
+    /// From an aggregator: what only some of those say who speak through it.
+    Of {
+        /// These ranks, ascending.
+        ranks: Vec<Rank>,
+        /// And all members among those who speak through these aggregators, ascending.
+        subtrees: Vec<Rank>,
+        /// What they say; not an `Of` again.
+        item: Box<Submission>,
+    },
+    /// A rank is gone or cannot go on: the generation is over.
+    Lost(PeerLost),
 }
 
 /// From the coordinator to a rank.
@@ -226,34 +252,7 @@ impl ToCoordinator {
         w.varint(self.items.len() as u64);
         let mut delta = SlotDelta::default();
         for item in &self.items {
-            match item {
-                Submission::Hits(run) => {
-                    w.u8(0);
-                    delta.put(w, *run);
-                }
-                Submission::GatherHit { slot, first_dims } => {
-                    w.u8(1);
-                    delta.put(
-                        w,
-                        SlotRun {
-                            first: *slot,
-                            len: 1,
-                        },
-                    );
-                    put::dims(w, first_dims);
-                }
-                Submission::New { set, name, content } => {
-                    w.u8(2);
-                    w.varint(set.0);
-                    w.str(name);
-                    put::op(w, &content.op);
-                    put::device(w, content.device);
-                    put::tensors(w, &content.tensors);
-                }
-                Submission::Join => w.u8(3),
-                Submission::Shutdown => w.u8(4),
-                Submission::ShutdownAck => w.u8(5),
-            }
+            put_submission(w, item, &mut delta);
         }
     }
 
@@ -267,26 +266,17 @@ impl ToCoordinator {
         let seen = r.varint("eviction mark")?;
         let mut delta = SlotDelta::default();
         let items = get::list(r, BATCH_ITEMS_MAX, 1, "submissions", |r| {
-            Ok(match r.u8("submission")? {
-                0 => Submission::Hits(delta.get(r)?),
-                1 => Submission::GatherHit {
-                    slot: delta.get(r)?.first,
-                    first_dims: get::dims(r, GROUP_TENSORS_MAX)?,
-                },
-                2 => Submission::New {
-                    set: SetKey(r.varint("process set")?),
-                    name: get::name(r)?,
-                    content: Arc::new(Content {
-                        op: get::op(r)?,
-                        device: get::device(r)?,
-                        tensors: get::tensors(r)?,
+            match r.u8("submission")? {
+                6 => Ok(Submission::Of {
+                    ranks: get::ranks(r)?,
+                    subtrees: get::ranks(r)?,
+                    item: Box::new({
+                        let tag = r.u8("submission")?;
+                        get_submission(r, tag, &mut delta)?
                     }),
-                },
-                3 => Submission::Join,
-                4 => Submission::Shutdown,
-                5 => Submission::ShutdownAck,
-                tag => return Err(bad_tag("submission", tag)),
-            })
+                }),
+                tag => get_submission(r, tag, &mut delta),
+            }
         })?;
         r.clone().finish()?;
         Ok(Self {
@@ -424,9 +414,7 @@ fn put_response(w: &mut Writer<'_>, response: &Response, delta: &mut SlotDelta) 
         Response::Stopped => w.u8(7),
         Response::Lost(lost) => {
             w.u8(8);
-            w.varint(u64::from(lost.rank.0));
-            w.str(&lost.host);
-            w.str(&lost.cause);
+            put_lost(w, lost);
         }
         Response::Tuned { seq, values } => {
             w.u8(9);
@@ -478,11 +466,7 @@ fn get_response(r: &mut Reader<'_>, delta: &mut SlotDelta) -> Result<Response, D
             reason: r.str(TEXT_BYTES_MAX, "shutdown reason")?.into(),
         },
         7 => Response::Stopped,
-        8 => Response::Lost(PeerLost {
-            rank: get::rank(r)?,
-            host: r.str(NAME_BYTES_MAX, "host")?.to_owned(),
-            cause: r.str(TEXT_BYTES_MAX, "cause")?.to_owned(),
-        }),
+        8 => Response::Lost(get_lost(r)?),
         9 => Response::Tuned {
             seq: Seq(r.varint("sequence number")?),
             values: get::list(r, TUNED_VALUES_MAX, 1, "tuned values", |r| {

@@ -11,8 +11,11 @@ pub(crate) struct Outbox {
     full: VecDeque<Vec<Submission>>,
     open: Vec<Submission>,
     open_bytes: usize,
+    /// Number of the open batch.
+    batch: u64,
     seen: u64,
-    seen_unsent: bool,
+    /// What was told of it.
+    told: u64,
 }
 
 impl Outbox {
@@ -22,19 +25,47 @@ impl Outbox {
             full: VecDeque::new(),
             open: Vec::new(),
             open_bytes: 0,
+            batch: 0,
             seen: 0,
-            seen_unsent: false,
+            told: 0,
         }
     }
 
-    /// Adds a submission that takes at most about `bytes` in a message.
-    pub(crate) fn push(&mut self, item: Submission, bytes: usize) {
+    /// Adds a submission that takes at most about `bytes` in a message; returns its place, for
+    /// [`Outbox::item_mut`].
+    pub(crate) fn push(&mut self, item: Submission, bytes: usize) -> (u64, usize) {
         if self.open_bytes + bytes > BATCH_BYTES_MAX || self.open.len() >= BATCH_ITEMS_MAX {
             self.full.push_back(std::mem::take(&mut self.open));
             self.open_bytes = 0;
+            self.batch += 1;
         }
         self.open_bytes += bytes;
         self.open.push(item);
+        (self.batch, self.open.len() - 1)
+    }
+
+    /// A submission, as long as its batch is open.
+    pub(crate) fn item_mut(&mut self, batch: u64, at: usize) -> Option<&mut Submission> {
+        self.open.get_mut(at).filter(|_| batch == self.batch)
+    }
+
+    pub(crate) fn last_mut(&mut self) -> Option<&mut Submission> {
+        self.open.last_mut()
+    }
+
+    /// A submission of the open batch takes so many bytes more.
+    pub(crate) fn grow(&mut self, bytes: usize) {
+        self.open_bytes += bytes;
+    }
+
+    /// Adds neighbouring hits.
+    pub(crate) fn push_run(&mut self, run: SlotRun) {
+        if let Some(Submission::Hits(last)) = self.open.last_mut()
+            && last.append(run)
+        {
+            return;
+        }
+        self.push(Submission::Hits(run), 16);
     }
 
     pub(crate) fn push_hit(&mut self, slot: Slot) {
@@ -54,32 +85,32 @@ impl Outbox {
 
     /// Evictions up to `mark` are known here; tells the coordinator with the next message.
     pub(crate) fn acknowledge(&mut self, mark: u64) {
-        if mark > self.seen {
-            self.seen = mark;
-            self.seen_unsent = true;
-        }
+        self.seen = self.seen.max(mark);
     }
 
     pub(crate) fn clear(&mut self) {
         self.full.clear();
         self.open.clear();
         self.open_bytes = 0;
-        self.seen_unsent = false;
+        self.batch += 1;
+        self.told = self.seen;
     }
 
     pub(crate) fn take(&mut self) -> Option<ToCoordinator> {
         let items = match self.full.pop_front() {
             Some(items) => items,
-            None if self.open.is_empty() && !self.seen_unsent => return None,
+            None if self.open.is_empty() && self.told == self.seen => return None,
             None => {
                 self.open_bytes = 0;
+                self.batch += 1;
+                // Only now: what was asked for before may use slots evicted since.
+                self.told = self.seen;
                 std::mem::take(&mut self.open)
             }
         };
-        self.seen_unsent = false;
         Some(ToCoordinator {
             generation: self.generation,
-            seen: self.seen,
+            seen: self.told,
             items,
         })
     }

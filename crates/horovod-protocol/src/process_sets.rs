@@ -5,6 +5,7 @@ use crate::limits::PROCESS_SETS_MAX;
 use crate::lookup::Lookup;
 use crate::message::SetKey;
 use crate::rank_set::RankSet;
+use crate::tree::{Links, position};
 use crate::types::{ProcessSetId, Rank};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ pub(crate) struct SetTable {
     next_id: u32,
     /// Reused first in, first out. Messages carry the [`SetKey`], so reuse cannot confuse.
     free_ids: VecDeque<ProcessSetId>,
+    /// The coordinator's links, to know which of them lead to a set.
+    pub(crate) links: Links,
 }
 
 #[derive(Debug)]
@@ -24,28 +27,31 @@ pub(crate) struct RegisteredSet {
     pub(crate) id: ProcessSetId,
     pub(crate) members: Arc<[Rank]>,
     pub(crate) bits: RankSet,
+    /// Links that lead to members, ascending.
+    pub(crate) to: Arc<[u32]>,
     /// Names that are pending or cached.
     pub(crate) names: Lookup<Arc<str>, usize>,
 }
 
 impl SetTable {
-    pub(crate) fn new(size: u32) -> Self {
+    pub(crate) fn new(size: u32, links: Links) -> Self {
         let mut table = Self {
             sets: BTreeMap::new(),
             ids: BTreeMap::new(),
             next_key: 0,
             next_id: 0,
             free_ids: VecDeque::new(),
+            links,
         };
         table.insert((0..size).map(Rank).collect());
         table
     }
 
-    /// Members of the global set.
-    pub(crate) fn everybody(&self) -> Arc<[Rank]> {
+    /// All links.
+    pub(crate) fn everybody(&self) -> Arc<[u32]> {
         self.sets
             .get(&SetKey::GLOBAL)
-            .map_or_else(|| [].into(), |set| Arc::clone(&set.members))
+            .map_or_else(|| [].into(), |set| Arc::clone(&set.to))
     }
 
     pub(crate) fn get(&self, key: SetKey) -> Option<&RegisteredSet> {
@@ -99,13 +105,15 @@ impl SetTable {
             self.next_id += 1;
             ProcessSetId(self.next_id - 1)
         });
-        let bits = members.iter().copied().collect();
+        let bits: RankSet = members.iter().copied().collect();
+        let to = self.links.to(&bits).into();
         self.sets.insert(
             key,
             RegisteredSet {
                 id,
                 members,
                 bits,
+                to,
                 names: Lookup::default(),
             },
         );
@@ -114,9 +122,21 @@ impl SetTable {
     }
 }
 
+impl RegisteredSet {
+    /// The place of a link among those that lead to members.
+    pub(crate) fn position(&self, link: usize) -> Option<usize> {
+        position(&self.to, link)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tree::Tree;
+
+    fn table(size: u32) -> SetTable {
+        SetTable::new(size, Links::of(&Tree::star(size), Rank(0)))
+    }
 
     fn add(table: &mut SetTable, ranks: &[u32]) -> Result<(u64, u32), OpError> {
         let ranks: Vec<Rank> = ranks.iter().map(|r| Rank(*r)).collect();
@@ -125,7 +145,7 @@ mod tests {
 
     #[test]
     fn ids_count_up_and_freed_ones_return_in_order_under_new_registrations() {
-        let mut table = SetTable::new(4);
+        let mut table = table(4);
         assert_eq!(add(&mut table, &[0]), Ok((1, 1)));
         assert_eq!(add(&mut table, &[1]), Ok((2, 2)));
         assert_eq!(add(&mut table, &[2]), Ok((3, 3)));
@@ -139,7 +159,7 @@ mod tests {
 
     #[test]
     fn equal_sets_are_refused_and_the_global_one_stays() {
-        let mut table = SetTable::new(2);
+        let mut table = table(2);
         let error = add(&mut table, &[0, 1]).unwrap_err();
         assert_eq!(
             error.message,

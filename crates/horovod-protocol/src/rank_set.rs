@@ -21,6 +21,40 @@ impl RankSet {
         new
     }
 
+    /// Adds all of `other`; `false` if some were in the set, which then is spoilt.
+    pub(crate) fn unite(&mut self, other: &Self) -> bool {
+        if other.words.len() > self.words.len() {
+            self.words.resize(other.words.len(), 0);
+        }
+        let mut apart = true;
+        for (word, more) in self.words.iter_mut().zip(&other.words) {
+            apart &= *word & more == 0;
+            self.len += (more & !*word).count_ones() as usize;
+            *word |= more;
+        }
+        apart
+    }
+
+    /// The ranks in both.
+    pub(crate) fn common(&self, other: &Self) -> Self {
+        let words: Vec<u64> = self
+            .words
+            .iter()
+            .zip(&other.words)
+            .map(|(a, b)| a & b)
+            .collect();
+        let len = words.iter().map(|w| w.count_ones() as usize).sum();
+        Self { words, len }
+    }
+
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        self.words.iter().zip(&other.words).any(|(a, b)| a & b != 0)
+    }
+
+    pub(crate) fn is_within(&self, other: &Self) -> bool {
+        self.iter().all(|rank| other.contains(rank))
+    }
+
     pub(crate) fn contains(&self, rank: Rank) -> bool {
         let (word, bit) = place(rank);
         self.words.get(word).is_some_and(|w| w & bit != 0)
@@ -79,6 +113,15 @@ mod tests {
             (4, true, false)
         );
         assert!(!set.insert(Rank(3)));
+        let other: RankSet = [3, 64, 900].map(Rank).into_iter().collect();
+        assert_eq!(
+            set.common(&other).iter().collect::<Vec<_>>(),
+            [3, 64].map(Rank)
+        );
+        assert!(set.common(&other).is_within(&set) && !other.is_within(&set));
+        assert!(!set.clone().unite(&other));
+        let mut both = set.clone();
+        assert!(both.unite(&[Rank(900)].into_iter().collect()) && both.len() == 5);
         set.clear();
         assert!(set.is_empty() && !set.contains(Rank(511)) && !set.contains(Rank(60_000)));
     }

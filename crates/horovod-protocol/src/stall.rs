@@ -40,7 +40,7 @@ pub struct StalledRequest {
 }
 
 /// Decides when to look and what to report.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct StallClock {
     config: Option<StallConfig>,
     next_check: Option<Time>,
@@ -79,6 +79,17 @@ impl StallClock {
         let due = after(now, config.warning_ns);
         self.next_check.get_or_insert(due);
         due
+    }
+
+    /// When a request that has waited since `since` is due for its first report.
+    pub(crate) fn report_at(&self, since: Time) -> Time {
+        self.config
+            .map_or(Time(u64::MAX), |config| after(since, config.warning_ns))
+    }
+
+    /// Looks again at this time at the latest.
+    pub(crate) fn check_by(&mut self, at: Option<Time>) {
+        self.next_check = self.next_check.into_iter().chain(at).min();
     }
 
     pub(crate) fn next_check(&self) -> Option<Time> {

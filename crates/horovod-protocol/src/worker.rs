@@ -8,6 +8,7 @@ use crate::local;
 use crate::lookup::{Lookup, Slab};
 use crate::message::{SetKey, Slot, Submission, ToWorker};
 use crate::outbox::Outbox;
+use crate::slots::SlotMap;
 use crate::types::{EntryId, Generation, Op, ProcessSetId, Rank, Request, Time};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -34,7 +35,7 @@ pub struct Worker {
     /// Which id a registration has.
     ids: BTreeMap<SetKey, ProcessSetId>,
     entries: Slab<Entry>,
-    slots: Lookup<Slot, usize>,
+    slots: SlotMap<usize>,
     join: Option<EntryId>,
     pending: usize,
     outbox: Outbox,
@@ -102,7 +103,7 @@ impl Worker {
             sets: BTreeMap::from([(ProcessSetId::GLOBAL, global)]),
             ids: BTreeMap::from([(SetKey::GLOBAL, ProcessSetId::GLOBAL)]),
             entries: Slab::default(),
-            slots: Lookup::default(),
+            slots: SlotMap::default(),
             join: None,
             pending: 0,
             actions: VecDeque::new(),
@@ -170,6 +171,16 @@ impl Worker {
     /// faster rank looks, and only ends the wait.
     pub fn handle_peer_lost(&mut self, _now: Time, lost: PeerLost) {
         self.end(lost);
+    }
+
+    /// As [`Worker::handle_peer_lost`], and tells the coordinator, so that all ranks learn the cause:
+    /// for what only this rank knows, be it that it cannot go on itself.
+    pub fn report_lost(&mut self, _now: Time, lost: PeerLost) {
+        let running = matches!(self.state, State::Running | State::Asked);
+        self.end(lost.clone());
+        if running {
+            self.outbox.push(Submission::Lost(lost.clipped()), 1);
+        }
     }
 
     /// Asks all ranks to stop. Everything pending anywhere ends with the shutdown error naming

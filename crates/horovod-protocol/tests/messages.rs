@@ -71,7 +71,7 @@ fn dims() -> impl Strategy<Value = Vec<u64>> {
     prop::collection::vec(any::<u64>(), 0..5)
 }
 
-fn submission() -> impl Strategy<Value = Submission> {
+fn plain_submission() -> impl Strategy<Value = Submission> {
     let new = (any::<u64>(), name(), op(), device(), tensors());
     prop_oneof![
         run().prop_map(Submission::Hits),
@@ -88,6 +88,25 @@ fn submission() -> impl Strategy<Value = Submission> {
         Just(Submission::Join),
         Just(Submission::Shutdown),
         Just(Submission::ShutdownAck),
+    ]
+}
+
+fn submission() -> impl Strategy<Value = Submission> {
+    let ascending = || prop::collection::btree_set(0..9u32, 0..4);
+    let ranks = |ranks: std::collections::BTreeSet<u32>| ranks.into_iter().map(Rank).collect();
+    prop_oneof![
+        3 => plain_submission(),
+        1 => (ascending(), ascending(), plain_submission()).prop_map(move |(some, tops, item)| {
+            Submission::Of {
+                ranks: ranks(some),
+                subtrees: ranks(tops),
+                item: Box::new(item),
+            }
+        }),
+        1 => (rank(), name(), name()).prop_map(|(rank, host, cause)| {
+            let (host, cause) = (host.to_string(), cause.to_string());
+            Submission::Lost(PeerLost { rank, host, cause })
+        }),
     ]
 }
 
@@ -216,6 +235,35 @@ fn feed(bytes: &[u8]) {
         coordinator.handle_message(Time(2), Rank(0), &message);
         coordinator.handle_timeout(Time(u64::MAX));
         while coordinator.poll_action().is_some() {}
+    }
+    // A tree of five in which rank 1 has 2 and 3 below it.
+    let tree = Tree::new(&[0, 1, 1, 1, 2], 2);
+    let aggregator = |generation| {
+        let config = AggregatorConfig {
+            rank: Rank(1),
+            generation,
+            hold_ns: 1,
+        };
+        Aggregator::new(config, &tree).expect("rank 1 aggregates")
+    };
+    if let Ok(message) = ToCoordinator::decode(bytes) {
+        let generation = message.generation;
+        let config = CoordinatorConfig::new(tree.size(), generation);
+        let mut coordinator = Coordinator::with_tree(config, &tree);
+        coordinator.handle_message(Time(0), Rank(1), &message);
+        coordinator.handle_message(Time(1), Rank(0), &message);
+        while coordinator.poll_action().is_some() {}
+        let mut aggregator = aggregator(generation);
+        aggregator.handle_up(Time(0), Rank(2), &message);
+        aggregator.handle_up(Time(0), Rank(1), &message);
+        aggregator.handle_timeout(Time(9));
+        while aggregator.poll_action().is_some() {}
+    }
+    if let Ok(message) = ToWorker::decode(bytes) {
+        let mut aggregator = aggregator(message.generation);
+        aggregator.handle_down(Time(0), &message);
+        aggregator.handle_down(Time(0), &message);
+        while aggregator.poll_action().is_some() {}
     }
     if let Ok(message) = ToWorker::decode(bytes) {
         let generation = message.generation;

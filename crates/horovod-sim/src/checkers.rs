@@ -318,3 +318,55 @@ fn stall_reports_name_only_the_missing(trace: &Trace) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// Checks that two runs of a plan ended alike for every rank and item, as far as the plan and not
+/// the timing decides it.
+///
+/// # Errors
+/// The first difference.
+pub fn check_alike(plan: &Plan, one: &Trace, other: &Trace) -> Result<(), Failure> {
+    if plan.stops_amid || matches!(plan.ending, Ending::Kill { .. }) {
+        return Ok(());
+    }
+    let (mut one, mut other) = (outcomes(one), outcomes(other));
+    // Work on a set that goes away is refused or aborted, whichever comes first.
+    let decided = |(_, phase, item): &(Rank, usize, usize)| {
+        let expected = &plan.phases[*phase].expected[*item];
+        !matches!(expected, Expected::Fail { kind, .. } if *kind == OpErrorKind::Aborted)
+    };
+    one.retain(|key, _| decided(key));
+    other.retain(|key, _| decided(key));
+    match one.iter().zip(&other).find(|(a, b)| a != b) {
+        Some((a, b)) => Err(Failure::new(format!(
+            "{a:?} in one run, {b:?} in the other"
+        ))),
+        None if one.len() != other.len() => Err(Failure::new("one run ended more than the other")),
+        None => Ok(()),
+    }
+}
+
+/// How everything ended, by rank, phase and item.
+fn outcomes(trace: &Trace) -> BTreeMap<(Rank, usize, usize), String> {
+    let mut items: BTreeMap<(Rank, EntryId), (usize, usize)> = BTreeMap::new();
+    let mut outcomes = BTreeMap::new();
+    for event in &trace.events {
+        match event {
+            Event::Submitted { rank, entry, item } => {
+                items.insert((*rank, *entry), *item);
+            }
+            Event::Ended { rank, entry, end } => {
+                let outcome = match end {
+                    // Numbers and who joined last depend on who was faster.
+                    End::Ran(_, contributors) => format!("ran with {contributors}"),
+                    End::Completed(Ok(Completion::Joined { .. })) => "joined".to_owned(),
+                    End::Completed(result) => format!("{result:?}"),
+                };
+                if let Some((phase, item)) = items.get(&(*rank, *entry)) {
+                    outcomes.insert((*rank, *phase, *item), outcome);
+                }
+            }
+            _ => {}
+        }
+    }
+    outcomes
+}

@@ -4,27 +4,43 @@ use crate::plan::{Delays, Ending, Plan};
 use crate::rng::Rng;
 use crate::trace::{Digest, End, Event, Trace};
 use horovod_protocol::{
-    Coordinator, CoordinatorAction, EntryId, PeerLost, Rank, Submission, Time, ToCoordinator,
-    ToWorker, Worker, WorkerAction, WorkerConfig,
+    Aggregator, AggregatorAction, AggregatorConfig, Coordinator, CoordinatorAction, EntryId,
+    PeerLost, Rank, Submission, Time, ToCoordinator, ToWorker, Tree, Worker, WorkerAction,
+    WorkerConfig,
 };
 use std::collections::BTreeMap;
 
 /// A run that takes longer than this (virtual nanoseconds) hangs.
 const TIME_MAX: u64 = 1 << 40;
 
-/// Runs `plan`; `rng` decides delays and interleavings.
+/// Runs `plan` in a star; `rng` decides delays and interleavings.
 pub fn run_plan(plan: &Plan, rng: &mut Rng) -> Trace {
-    let mut cluster = Cluster::new(plan, rng);
+    run_plan_in(plan, &Tree::star(plan.size), rng)
+}
+
+/// Runs `plan` with these control links.
+pub fn run_plan_in(plan: &Plan, tree: &Tree, rng: &mut Rng) -> Trace {
+    let mut cluster = Cluster::new(plan, tree, rng);
     cluster.run();
     cluster.trace
 }
 
 enum Happening {
     Step(Rank),
-    Up(Rank, Vec<u8>),
-    Down(Rank, Vec<u8>),
+    Up {
+        to: Rank,
+        from: Rank,
+        bytes: Vec<u8>,
+    },
+    Down {
+        to: Rank,
+        from: Rank,
+        bytes: Vec<u8>,
+    },
     PollCoordinator,
+    PollAggregator(Rank),
     Timer,
+    AggregatorTimer(Rank),
     Kill(Rank),
     Tune(u64),
     Learns(Rank, PeerLost),
@@ -32,6 +48,8 @@ enum Happening {
 
 struct Node {
     worker: Worker,
+    aggregator: Option<Aggregator>,
+    timer_at: Option<u64>,
     alive: bool,
     over: bool,
     stopping: bool,
@@ -39,13 +57,13 @@ struct Node {
     step: usize,
     open: BTreeMap<EntryId, ()>,
     next_entry: u64,
-    /// When the last message on its link up and down arrives.
-    up_at: u64,
-    down_at: u64,
 }
 
 struct Cluster<'a> {
     plan: &'a Plan,
+    tree: &'a Tree,
+    /// When the last message on a link arrives, by direction, sender and receiver.
+    link_at: BTreeMap<(bool, Rank, Rank), u64>,
     rng: &'a mut Rng,
     now: u64,
     count: u64,
@@ -57,14 +75,21 @@ struct Cluster<'a> {
 }
 
 impl<'a> Cluster<'a> {
-    fn new(plan: &'a Plan, rng: &'a mut Rng) -> Self {
+    fn new(plan: &'a Plan, tree: &'a Tree, rng: &'a mut Rng) -> Self {
         let generation = plan.coordinator.generation;
+        let aggregator = |rank| AggregatorConfig {
+            rank,
+            generation,
+            hold_ns: 30 * plan.delays.typical + 1000,
+        };
         let node = |rank| Node {
             worker: Worker::new(WorkerConfig {
                 rank: Rank(rank),
                 size: plan.size,
                 generation,
             }),
+            aggregator: Aggregator::new(aggregator(Rank(rank)), tree),
+            timer_at: None,
             alive: true,
             over: false,
             stopping: false,
@@ -72,17 +97,17 @@ impl<'a> Cluster<'a> {
             step: 0,
             open: BTreeMap::new(),
             next_entry: 0,
-            up_at: 0,
-            down_at: 0,
         };
         Self {
             plan,
+            tree,
+            link_at: BTreeMap::new(),
             rng,
             now: 0,
             count: 0,
             queue: BTreeMap::new(),
             nodes: (0..plan.size).map(node).collect(),
-            coordinator: Coordinator::new(plan.coordinator.clone()),
+            coordinator: Coordinator::with_tree(plan.coordinator.clone(), tree),
             timer_at: None,
             trace: Trace::default(),
         }
@@ -116,20 +141,19 @@ impl<'a> Cluster<'a> {
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Step(rank) => self.step(rank),
-            Happening::Up(from, bytes) => self.arrive_up(from, &bytes),
-            Happening::Down(to, bytes) => {
-                if self.nodes[to.index()].alive {
-                    match ToWorker::decode(&bytes) {
-                        Ok(message) => {
-                            let now = Time(self.now);
-                            self.nodes[to.index()].worker.handle_message(now, &message);
-                        }
-                        Err(error) => self.trace.events.push(Event::Accused(error.to_string())),
-                    }
-                    self.drain_worker(to);
+            Happening::Up { to, from, bytes } => self.arrive_up(to, from, &bytes),
+            Happening::Down { to, from, bytes } => self.arrive_down(to, from, &bytes),
+            Happening::PollCoordinator => self.drain_coordinator(),
+            Happening::PollAggregator(rank) => self.drain_aggregator(rank),
+            Happening::AggregatorTimer(rank) => {
+                let now = Time(self.now);
+                let node = &mut self.nodes[rank.index()];
+                node.timer_at = None;
+                if let Some(aggregator) = node.aggregator.as_mut().filter(|_| node.alive) {
+                    aggregator.handle_timeout(now);
+                    self.drain_aggregator(rank);
                 }
             }
-            Happening::PollCoordinator => self.drain_coordinator(),
             Happening::Timer => {
                 self.timer_at = None;
                 if self.nodes[0].alive {
@@ -153,6 +177,10 @@ impl<'a> Cluster<'a> {
                             .handle_peer_lost(Time(self.now), lost.clone());
                         self.drain_coordinator();
                     }
+                    if let Some(aggregator) = &mut self.nodes[rank.index()].aggregator {
+                        aggregator.handle_peer_lost(Time(self.now), &lost);
+                        self.drain_aggregator(rank);
+                    }
                     self.nodes[rank.index()]
                         .worker
                         .handle_peer_lost(Time(self.now), lost);
@@ -162,29 +190,101 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    fn arrive_up(&mut self, from: Rank, bytes: &[u8]) {
-        if !self.nodes[0].alive {
+    fn arrive_up(&mut self, to: Rank, from: Rank, bytes: &[u8]) {
+        if !self.nodes[to.index()].alive {
             return;
         }
         let message = match ToCoordinator::decode(bytes) {
             Ok(message) => message,
             Err(error) => return self.trace.events.push(Event::Accused(error.to_string())),
         };
+        let now = Time(self.now);
+        // Sometimes more messages get in before the receiver acts.
+        let later = self.rng.chance(30);
+        if let Some(aggregator) = &mut self.nodes[to.index()].aggregator {
+            aggregator.handle_up(now, from, &message);
+            if later {
+                return self.after(self.plan.delays.typical, Happening::PollAggregator(to));
+            }
+            return self.drain_aggregator(to);
+        }
         for item in &message.items {
+            let (ranks, item) = match item {
+                Submission::Of { ranks, item, .. } => (&ranks[..], &**item),
+                item => (&[from][..], item),
+            };
             if *item == Submission::Join {
-                self.trace.events.push(Event::JoinArrived {
-                    at: self.now,
-                    rank: from,
-                });
+                let at = self.now;
+                let joined = ranks
+                    .iter()
+                    .map(|rank| Event::JoinArrived { at, rank: *rank });
+                self.trace.events.extend(joined);
             }
         }
-        self.coordinator
-            .handle_message(Time(self.now), from, &message);
-        // Sometimes more messages get in before the coordinator acts.
-        if self.rng.chance(30) {
+        self.trace.root_messages += 1;
+        self.coordinator.handle_message(now, from, &message);
+        if later {
             self.after(self.plan.delays.typical, Happening::PollCoordinator);
         } else {
             self.drain_coordinator();
+        }
+    }
+
+    fn arrive_down(&mut self, to: Rank, from: Rank, bytes: &[u8]) {
+        let now = Time(self.now);
+        let node = &mut self.nodes[to.index()];
+        if !node.alive {
+            return;
+        }
+        let message = match ToWorker::decode(bytes) {
+            Ok(message) => message,
+            Err(error) => return self.trace.events.push(Event::Accused(error.to_string())),
+        };
+        match node.aggregator.as_mut().filter(|_| from != to) {
+            Some(aggregator) => {
+                aggregator.handle_down(now, &message);
+                self.drain_aggregator(to);
+            }
+            None => {
+                node.worker.handle_message(now, &message);
+                self.drain_worker(to);
+            }
+        }
+    }
+
+    fn drain_aggregator(&mut self, rank: Rank) {
+        if !self.nodes[rank.index()].alive {
+            return;
+        }
+        while let Some(aggregator) = &mut self.nodes[rank.index()].aggregator
+            && let Some(action) = aggregator.poll_action()
+        {
+            let mut bytes = Vec::new();
+            match action {
+                AggregatorAction::Up(message) => {
+                    message.encode(&mut bytes);
+                    if let Some(parent) = self.tree.parent(rank) {
+                        self.send_up(parent, rank, bytes);
+                    }
+                }
+                AggregatorAction::Down(to, message) => {
+                    message.encode(&mut bytes);
+                    for to in to.iter() {
+                        self.send_down(*to, rank, bytes.clone());
+                    }
+                }
+                AggregatorAction::Abort(lost) => {
+                    self.trace.events.push(Event::Accused(lost.to_string()));
+                }
+            }
+        }
+        let node = &mut self.nodes[rank.index()];
+        if let Some(Time(deadline)) = node.aggregator.as_ref().and_then(Aggregator::next_deadline)
+            && node.timer_at.is_none_or(|at| deadline < at)
+        {
+            node.timer_at = Some(deadline);
+            let at = deadline.max(self.now);
+            self.at(at, Happening::AggregatorTimer(rank));
         }
     }
 
@@ -201,7 +301,9 @@ impl<'a> Cluster<'a> {
         };
         // Only some notice by themselves, unless the coordinator died; the others are told.
         for other in (0..self.plan.size).map(Rank) {
-            if other == Rank(0) || rank == Rank(0) || self.rng.chance(50) {
+            let linked =
+                self.tree.parent(other) == Some(rank) || self.tree.parent(rank) == Some(other);
+            if other == Rank(0) || rank == Rank(0) || self.rng.chance(50) || linked {
                 let delay = self.delay(other);
                 self.after(delay, Happening::Learns(other, lost.clone()));
             }
@@ -286,10 +388,11 @@ impl<'a> Cluster<'a> {
             WorkerAction::Send(message) => {
                 let mut bytes = Vec::new();
                 message.encode(&mut bytes);
-                let at = (self.now + self.delay(rank)).max(self.nodes[rank.index()].up_at);
-                self.nodes[rank.index()].up_at = at;
-                self.note_bytes(rank, at, &bytes);
-                self.at(at, Happening::Up(rank, bytes));
+                let to = match self.tree.parent(rank) {
+                    Some(parent) if self.nodes[rank.index()].aggregator.is_none() => parent,
+                    _ => rank,
+                };
+                self.send_up(to, rank, bytes);
             }
             WorkerAction::Execute(execution) => {
                 let digest = Digest::of(&execution);
@@ -336,7 +439,7 @@ impl<'a> Cluster<'a> {
                     let mut bytes = Vec::new();
                     message.encode(&mut bytes);
                     for to in to.iter() {
-                        self.send_down(*to, bytes.clone());
+                        self.send_down(*to, Rank(0), bytes.clone());
                     }
                 }
                 CoordinatorAction::Stall(report) => {
@@ -356,11 +459,24 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    fn send_down(&mut self, to: Rank, bytes: Vec<u8>) {
-        let at = (self.now + self.delay(to)).max(self.nodes[to.index()].down_at);
-        self.nodes[to.index()].down_at = at;
-        self.note_bytes(to, at, &bytes);
-        self.at(at, Happening::Down(to, bytes));
+    fn send_up(&mut self, to: Rank, from: Rank, bytes: Vec<u8>) {
+        let at = self.link_time(false, from, to, from, &bytes);
+        self.at(at, Happening::Up { to, from, bytes });
+    }
+
+    fn send_down(&mut self, to: Rank, from: Rank, bytes: Vec<u8>) {
+        let at = self.link_time(true, from, to, to, &bytes);
+        self.at(at, Happening::Down { to, from, bytes });
+    }
+
+    /// When a message arrives that is sent now: after a delay, in order.
+    fn link_time(&mut self, down: bool, from: Rank, to: Rank, slow: Rank, bytes: &[u8]) -> u64 {
+        let at = self.now + self.delay(slow);
+        let last = self.link_at.entry((down, from, to)).or_default();
+        *last = at.max(*last);
+        let at = *last;
+        self.note_bytes(slow, at, bytes);
+        at
     }
 
     fn delay(&mut self, rank: Rank) -> u64 {

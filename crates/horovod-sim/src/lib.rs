@@ -14,8 +14,9 @@ mod plan;
 mod rng;
 mod trace;
 
-pub use checkers::{Failure, check};
-pub use cluster::run_plan;
+pub use checkers::{Failure, check, check_alike};
+pub use cluster::{run_plan, run_plan_in};
+use horovod_protocol::Tree;
 pub use plan::{Delays, Ending, Expected, Limits, Phase, Plan};
 pub use rng::Rng;
 pub use trace::{Digest, End, Event, ItemDigest, Trace};
@@ -29,6 +30,31 @@ pub fn run_seed(seed: u64, limits: &Limits) -> Result<Trace, Failure> {
     let plan = Plan::random(&mut rng, limits);
     let trace = run_plan(&plan, &mut rng);
     match check(&plan, &trace) {
+        Ok(()) => Ok(trace),
+        Err(failure) => Err(failure.with_seed(seed)),
+    }
+}
+
+/// As [`run_seed`], but the ranks speak to the coordinator through a tree that the seed decides; and
+/// everything must end as it does in a star.
+///
+/// # Errors
+/// The first broken promise, with the seed.
+pub fn run_seed_in_tree(seed: u64, limits: &Limits) -> Result<Trace, Failure> {
+    let mut rng = Rng::new(seed);
+    let plan = Plan::random(&mut rng, limits);
+    let mut aside = rng.clone();
+    let hosts: Vec<u32> = match aside.below(3) {
+        0 => (0..plan.size).collect(),
+        1 => (0..plan.size).map(|rank| rank / 3).collect(),
+        _ => (0..plan.size)
+            .map(|_| aside.below(u64::from(plan.size)) as u32)
+            .collect(),
+    };
+    let tree = Tree::new(&hosts, 2 + aside.below(3) as u32);
+    let star = run_plan(&plan, &mut rng.clone());
+    let trace = run_plan_in(&plan, &tree, &mut rng);
+    match check(&plan, &trace).and_then(|()| check_alike(&plan, &star, &trace)) {
         Ok(()) => Ok(trace),
         Err(failure) => Err(failure.with_seed(seed)),
     }

@@ -16,8 +16,10 @@ pub struct Trace {
     pub stuck: Vec<Rank>,
     /// Order-sensitive hash of all bytes sent and their times.
     pub hash: u64,
-    /// Messages delivered.
+    /// Messages sent.
     pub messages: u64,
+    /// Messages that the coordinator got.
+    pub root_messages: u64,
 }
 
 /// One thing that happened.

@@ -216,6 +216,26 @@ fn a_hit_on_its_way_while_its_slot_is_evicted_still_counts() {
 }
 
 #[test]
+fn a_hit_that_goes_out_together_with_the_news_of_its_eviction_still_counts() {
+    let mut job = evicted_unheard();
+    let stale = EntryId(100);
+    job.workers[1]
+        .submit(Time(0), stale, &sum("x", &[2]))
+        .expect("valid");
+    // Not polled in between, as an engine that is told meanwhile.
+    for message in std::mem::take(&mut job.down[1]) {
+        job.workers[1].handle_message(Time(0), &message);
+    }
+    let fresh = job.submit(0, sum("x", &[2]));
+    job.settle();
+    assert_eq!(
+        job.execution_of(1, stale).seq,
+        job.execution_of(0, fresh).seq
+    );
+    assert_eq!(job.notes.len(), 1, "{:?}", job.notes);
+}
+
+#[test]
 fn a_stale_hit_is_compared_by_its_content() {
     let mut job = evicted_unheard();
     let stale = job.submit(1, sum("x", &[2]));

@@ -3,7 +3,7 @@
 use super::{Coordinator, CoordinatorAction};
 use crate::content::Content;
 use crate::fusion::{Candidate, FusionKey, plan};
-use crate::limits::{BATCH_BYTES_MAX, BATCH_ITEMS_MAX};
+use crate::limits::{BATCH_BYTES_MAX, BATCH_ITEMS_MAX, FUSED_ITEMS_MAX};
 use crate::message::{Item, Response, SetKey, SlotRun, ToWorker};
 use crate::types::{Rank, Seq};
 use std::sync::Arc;
@@ -13,10 +13,12 @@ use std::sync::Arc;
 pub(super) enum Ready {
     /// Run a request, possibly together with others.
     Run(Run),
+    /// Run known requests, as above.
+    Known(Known),
     /// Anything else; nothing is moved past it.
     Answer {
-        /// Who must know.
-        to: Arc<[Rank]>,
+        /// The links to those who must know.
+        to: Arc<[u32]>,
         /// What.
         response: Arc<Response>,
     },
@@ -29,7 +31,7 @@ pub(super) enum Ready {
 pub(super) struct Run {
     pub(super) set: SetKey,
     /// Kept here because the set may be gone when this is sent.
-    pub(super) members: Arc<[Rank]>,
+    pub(super) to: Arc<[u32]>,
     pub(super) absent: Arc<[Rank]>,
     pub(super) content: Arc<Content>,
     pub(super) fusion: Option<FusionKey>,
@@ -38,12 +40,28 @@ pub(super) struct Run {
     pub(super) item: Item,
 }
 
+/// Known requests in neighbouring slots that can be fused with each other; nobody is absent.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) set: SetKey,
+    pub(super) to: Arc<[u32]>,
+    /// Of the first.
+    pub(super) content: Arc<Content>,
+    pub(super) fusion: Option<FusionKey>,
+    /// Of all; of each in the coordinator's `sizes`.
+    pub(super) bytes: u64,
+    pub(super) run: SlotRun,
+}
+
 /// One response with its recipients and an upper bound of its encoded size.
 struct Outgoing {
-    to: Arc<[Rank]>,
+    to: Arc<[u32]>,
     response: Arc<Response>,
     wire_bytes: usize,
 }
+
+/// Upper bound of the encoded size of known requests.
+const KNOWN_BYTES: usize = 20;
 
 impl Coordinator {
     /// Turns everything that is ready into messages.
@@ -51,9 +69,23 @@ impl Coordinator {
         self.urgent = false;
         let mut outgoing = Vec::new();
         let mut runs = Vec::new();
-        for ready in std::mem::take(&mut self.ready) {
-            match ready {
+        let sizes = std::mem::take(&mut self.sizes);
+        let mut sizes = sizes.into_iter();
+        let mut ready = std::mem::take(&mut self.ready).into_iter().peekable();
+        while let Some(next) = ready.next() {
+            match next {
                 Ready::Run(run) => runs.push(run),
+                Ready::Known(known) => {
+                    let alone = runs.is_empty()
+                        && !matches!(ready.peek(), Some(Ready::Run(_) | Ready::Known(_)));
+                    if alone && self.fits_one(&known) {
+                        sizes.by_ref().take(known.run.len as usize).for_each(drop);
+                        outgoing.push(self.execute_known(known));
+                    } else {
+                        let sizes = sizes.by_ref().take(known.run.len as usize);
+                        runs.extend(known.split(sizes, &self.nobody));
+                    }
+                }
                 Ready::Answer { to, response } => {
                     self.fuse(&mut runs, &mut outgoing);
                     let wire_bytes = answer_bytes(&response);
@@ -80,6 +112,30 @@ impl Coordinator {
         }
         self.fuse(&mut runs, &mut outgoing);
         self.send(&outgoing);
+    }
+
+    /// Whether known requests with nothing beside them make one execution.
+    fn fits_one(&self, known: &Known) -> bool {
+        known.run.len == 1
+            || (known.bytes <= self.cfg.fusion_threshold_bytes
+                && known.run.len as usize <= FUSED_ITEMS_MAX)
+    }
+
+    fn execute_known(&mut self, known: Known) -> Outgoing {
+        let seq = Seq(self.next_seq);
+        self.next_seq += 1;
+        Outgoing {
+            to: known.to,
+            wire_bytes: 64 + KNOWN_BYTES,
+            response: Arc::new(Response::Execute {
+                seq,
+                set: known.set,
+                op: known.content.op.clone(),
+                device: known.content.device,
+                absent: Arc::clone(&self.nobody),
+                items: vec![Item::Slots(known.run)],
+            }),
+        }
     }
 
     fn fuse(&mut self, runs: &mut Vec<Run>, outgoing: &mut Vec<Outgoing>) {
@@ -113,7 +169,7 @@ impl Coordinator {
             };
             self.next_seq += 1;
             outgoing.push(Outgoing {
-                to: first.members,
+                to: first.to,
                 response: Arc::new(response),
                 wire_bytes,
             });
@@ -140,21 +196,29 @@ impl Coordinator {
         let mut streams: Vec<Stream> = Vec::new();
         streams.resize_with(everybody.len(), Stream::default);
         for out in outgoing {
-            for rank in out.to.iter() {
-                streams[rank.index()].push(out);
+            for link in out.to.iter() {
+                streams[*link as usize].push(out);
             }
         }
-        for (members, runs) in &evicted {
-            for rank in members.iter() {
-                streams[rank.index()].evicted.extend_from_slice(runs);
+        for (links, runs) in &evicted {
+            for link in links.iter() {
+                streams[*link as usize].evicted.extend_from_slice(runs);
             }
         }
-        for (stream, rank) in streams.into_iter().zip(everybody.iter()) {
-            self.send_stream(&[*rank].into(), stream, marks);
+        for (stream, link) in streams.into_iter().zip(everybody.iter()) {
+            self.send_stream(&[*link].into(), stream, marks);
         }
     }
 
-    fn send_stream(&mut self, to: &Arc<[Rank]>, stream: Stream, (before, mark): (u64, u64)) {
+    fn send_stream(&mut self, to: &Arc<[u32]>, stream: Stream, (before, mark): (u64, u64)) {
+        let links = &self.sets.links;
+        let ranks: Arc<[Rank]> = if Arc::ptr_eq(to, &self.everybody) {
+            Arc::clone(&self.everybody_ranks)
+        } else {
+            to.iter()
+                .map(|link| links.get(*link as usize).rank)
+                .collect()
+        };
         let generation = self.cfg.generation;
         let mut send = |mark, responses, evicted| {
             let message = ToWorker {
@@ -164,18 +228,41 @@ impl Coordinator {
                 evicted,
             };
             self.actions
-                .push_back(CoordinatorAction::Send(Arc::clone(to), message));
+                .push_back(CoordinatorAction::Send(Arc::clone(&ranks), message));
         };
         for responses in stream.full {
             send(before, responses, Vec::new());
         }
-        if !stream.open.is_empty() || !stream.evicted.is_empty() {
+        // An aggregator confirms for all below it, hence all below it must know, concerned or not.
+        let unheard = self.tree.is_some() && to.iter().any(|link| self.told[*link as usize] < mark);
+        if !stream.open.is_empty() || !stream.evicted.is_empty() || unheard {
             send(mark, stream.open, stream.evicted);
+            to.iter().for_each(|link| self.told[*link as usize] = mark);
         }
     }
 }
 
-/// What goes to one rank, or to all alike.
+impl Known {
+    /// One by one, with these sizes.
+    fn split(
+        self,
+        sizes: impl Iterator<Item = u64>,
+        nobody: &Arc<[Rank]>,
+    ) -> impl Iterator<Item = Run> {
+        self.run.slots().zip(sizes).map(move |(first, bytes)| Run {
+            set: self.set,
+            to: Arc::clone(&self.to),
+            absent: Arc::clone(nobody),
+            content: Arc::clone(&self.content),
+            fusion: self.fusion,
+            bytes,
+            wire_bytes: KNOWN_BYTES,
+            item: Item::Slots(SlotRun { first, len: 1 }),
+        })
+    }
+}
+
+/// What goes to one link, or to all alike.
 #[derive(Default)]
 struct Stream {
     full: Vec<Vec<Arc<Response>>>,

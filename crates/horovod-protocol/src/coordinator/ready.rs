@@ -1,7 +1,7 @@
 //! What happens when every member has asked for a name: agreement, effects, and the cache.
 
 use super::{Arc, Coordinator, CoordinatorAction, Entry, OpError, Pending, Ready, Response, Run};
-use super::{Content, FusionKey, Item, Op, Rank, SetKey, Slot, agreement};
+use super::{Content, FusionKey, Item, Known, Op, Rank, SetKey, Slot, SlotRun, agreement};
 use crate::local::encoded_bytes;
 
 /// Part of names that are made up per call and never come again, hence are not cached.
@@ -20,10 +20,8 @@ impl Coordinator {
         let Some(set) = self.sets.get(key) else {
             return;
         };
-        let members = Arc::clone(&set.members);
-        for rank in pending.arrived.iter() {
-            self.outstanding[rank.index()] -= 1;
-        }
+        let (members, to) = (Arc::clone(&set.members), Arc::clone(&set.to));
+        self.outstanding[pending.starter] -= 1;
         let absent: Arc<[Rank]> = if pending.arrived.len() == members.len() {
             Arc::clone(&self.nobody)
         } else {
@@ -39,10 +37,7 @@ impl Coordinator {
             (Err(error), _) => Err(error),
             (Ok(()), Op::Barrier) => {
                 let (set, name, absent) = (key, Arc::clone(&name), Arc::clone(&absent));
-                self.answer(
-                    Arc::clone(&members),
-                    Response::BarrierDone { set, name, absent },
-                );
+                self.answer(Arc::clone(&to), Response::BarrierDone { set, name, absent });
                 Ok(())
             }
             (Ok(()), Op::AddProcessSet { ranks }) => self.add_set(&name, ranks),
@@ -56,6 +51,7 @@ impl Coordinator {
                     key,
                     cached,
                     members: &members,
+                    to: &to,
                     absent: &absent,
                 };
                 self.run(&seat, &name, &mut pending)
@@ -63,7 +59,7 @@ impl Coordinator {
         };
         if let Err(error) = outcome {
             self.answer(
-                members,
+                to,
                 Response::Fail {
                     set: key,
                     name,
@@ -74,11 +70,56 @@ impl Coordinator {
         }
         pending.arrived.clear();
         self.spare.push(pending.arrived);
+        if let Some(slot) = cached
+            && pending.content.op != Op::Allgather
+            && let Some((block, bit)) = self.board.find(slot)
+        {
+            block.close(1 << bit);
+        }
         self.forget_if_unused(index);
     }
 
+    /// These known requests of a set, which `to` lead to, are ready; nothing is unusual about them.
+    pub(super) fn known_ready(
+        &mut self,
+        set: SetKey,
+        to: &Arc<[u32]>,
+        slots: impl Iterator<Item = Slot>,
+    ) {
+        if self.ready.is_empty() {
+            self.ready_since = self.now;
+        }
+        for slot in slots {
+            let Some(line) = self.cache.touch(slot) else {
+                continue;
+            };
+            self.sizes.push(line.bytes);
+            if let Some(Ready::Known(known)) = self.ready.last_mut()
+                && known.set == set
+                && known.fusion.is_some()
+                && known.fusion == line.fusion
+                && known.bytes.checked_add(line.bytes).is_some()
+                && known.run.extend(slot)
+            {
+                known.bytes += line.bytes;
+                continue;
+            }
+            self.ready.push(Ready::Known(Known {
+                set,
+                to: Arc::clone(to),
+                content: Arc::clone(&line.content),
+                fusion: line.fusion,
+                bytes: line.bytes,
+                run: SlotRun {
+                    first: slot,
+                    len: 1,
+                },
+            }));
+        }
+    }
+
     /// Queues an answer that is not to be held back.
-    pub(super) fn answer(&mut self, to: Arc<[Rank]>, response: Response) {
+    pub(super) fn answer(&mut self, to: Arc<[u32]>, response: Response) {
         self.urgent = true;
         self.push_ready(Ready::Answer {
             to,
@@ -144,7 +185,7 @@ impl Coordinator {
         };
         self.push_ready(Ready::Run(Run {
             set: seat.key,
-            members: Arc::clone(seat.members),
+            to: Arc::clone(seat.to),
             absent: Arc::clone(seat.absent),
             content: Arc::clone(content),
             fusion: fusion.filter(|_| !self.cfg.disable_group_fusion),
@@ -163,11 +204,17 @@ impl Coordinator {
         content: &Arc<Content>,
     ) -> Option<Slot> {
         if let Some(old) = seat.cached {
-            self.cache.retire(old, seat.members, name);
+            self.cache.retire(old, seat.to, name);
+            self.board.remove(old);
             self.entries.get_mut(seat.index)?.cached = None;
         }
         if !seat.absent.is_empty() || name.contains(UNNAMED_MARK) {
             return None;
+        }
+        let victim = self.cache.victim(seat.key);
+        if let Some(victim) = victim {
+            self.pend_slot(victim);
+            self.board.remove(victim);
         }
         let entries = &self.entries;
         let name_of = |index| {
@@ -176,9 +223,9 @@ impl Coordinator {
                 .map(|entry: &Entry| Arc::clone(&entry.name))
         };
         let bytes = tensor_bytes(content);
-        let inserted =
-            self.cache
-                .insert(seat.key, seat.members, seat.index, content, bytes, name_of)?;
+        let inserted = self
+            .cache
+            .insert(seat.key, seat.to, seat.index, content, bytes, name_of)?;
         if let Some(evicted) = inserted.evicted_entry {
             if let Some(entry) = self.entries.get_mut(evicted) {
                 entry.cached = None;
@@ -190,6 +237,13 @@ impl Coordinator {
         {
             self.actions
                 .push_back(CoordinatorAction::CacheEvicts(set.id));
+        }
+        self.board.add(inserted.slot, seat.key, seat.to.len());
+        if content.op == Op::Allgather
+            && let Some((block, bit)) = self.board.find(inserted.slot)
+        {
+            // Every rank comes with rows of its own.
+            block.open(bit);
         }
         self.entries.get_mut(seat.index)?.cached = Some(inserted.slot);
         Some(inserted.slot)
@@ -213,7 +267,8 @@ impl Coordinator {
         let key = removed.as_ref().map(|(key, _)| *key);
         if let Some((key, set)) = removed {
             let entries = &self.entries;
-            self.cache.remove_set(key, &set.members, |index| {
+            self.board.remove_set(key);
+            self.cache.remove_set(key, &set.to, |index| {
                 entries.get(index).map(|entry| Arc::clone(&entry.name))
             });
             let gone: Vec<usize> = self
@@ -228,9 +283,7 @@ impl Coordinator {
                     ..
                 }) = self.entries.remove(index)
                 {
-                    for rank in pending.arrived.iter() {
-                        self.outstanding[rank.index()] -= 1;
-                    }
+                    self.outstanding[pending.starter] -= 1;
                     pending.arrived.clear();
                     self.spare.push(pending.arrived);
                 }
@@ -261,6 +314,8 @@ struct Seat<'a> {
     key: SetKey,
     cached: Option<Slot>,
     members: &'a Arc<[Rank]>,
+    /// The links to them.
+    to: &'a Arc<[u32]>,
     absent: &'a Arc<[Rank]>,
 }
 
@@ -272,7 +327,10 @@ fn agreed(name: &str, pending: &Pending) -> Result<(), OpError> {
         .arrived
         .iter()
         .map(|rank| {
-            let other = pending.others.iter().find(|(r, _)| *r == rank);
+            let other = pending
+                .others
+                .iter()
+                .find(|(ranks, _)| ranks.contains(rank));
             (
                 rank,
                 other.map_or(&*pending.content, |(_, content)| content),

@@ -17,7 +17,7 @@ impl Worker {
         for slot in msg.evicted.iter().flat_map(|run| run.slots()) {
             let index = self
                 .slots
-                .remove(&slot)
+                .remove(slot)
                 .ok_or("evicted a slot that is not in use")?;
             if let Some(entry) = self.entries.get_mut(index)
                 && entry
@@ -184,7 +184,7 @@ impl Worker {
     ) -> Result<ExecItem, Violation> {
         let index = *self
             .slots
-            .get(&slot)
+            .get_mut(slot)
             .ok_or("used a slot that is not in use")?;
         let entry = self
             .entries
@@ -357,7 +357,7 @@ impl Worker {
                 ..
             }) = self.entries.remove(index)
             {
-                self.slots.remove(&cached.slot);
+                self.slots.remove(cached.slot);
             }
         }
         Ok(())

@@ -1,0 +1,296 @@
+//! Which links have said which cached slots, counted by words: 64 slots of one link cost a few
+//! machine words, whether one or all of them are said.
+//!
+//! The coordinator counts its own links with it, and so does every aggregator of the tree. A slot
+//! that is *open* is not counted here: something is unusual about it, and its user looks at every
+//! rank that says it.
+
+use crate::lookup::{Lookup, Slab};
+use crate::message::{SetKey, Slot};
+use crate::slots::{BLOCK_SLOTS, bits, place};
+use crate::types::Time;
+
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    index: Lookup<u64, usize>,
+    blocks: Slab<Block>,
+}
+
+/// 64 neighbouring slots of one process set.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) number: u64,
+    pub(crate) set: SetKey,
+    /// Slots in use.
+    live: u64,
+    /// Slots that are not counted here.
+    open: u64,
+    /// Slots that some links have said and others have not.
+    waiting: u64,
+    /// A link has said a slot when its bit is as here: so a finished round needs no clearing.
+    phase: u64,
+    said: Vec<u64>,
+    /// Links that are still to say each slot, as planes of a binary number; and how it starts.
+    left: Vec<u64>,
+    links: u32,
+    since: Box<[Time; BLOCK_SLOTS as usize]>,
+}
+
+/// A link said a slot again before the others had said it once.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct SaidTwice;
+
+impl Board {
+    /// A new slot of a set that so many links have members of.
+    pub(crate) fn add(&mut self, slot: Slot, set: SetKey, links: usize) {
+        let (number, bit) = place(slot);
+        let (index, blocks) = (&mut self.index, &mut self.blocks);
+        let at = index.get(&number).copied().unwrap_or_else(|| {
+            let at = blocks.insert(Block::new(number, set, links));
+            index.insert(number, at);
+            at
+        });
+        if let Some(block) = self.blocks.get_mut(at) {
+            block.live |= 1 << bit;
+        }
+    }
+
+    /// The slot is no longer in use.
+    pub(crate) fn remove(&mut self, slot: Slot) {
+        let (number, bit) = place(slot);
+        let Some(at) = self.index.get(&number).copied() else {
+            return;
+        };
+        if let Some(block) = self.blocks.get_mut(at) {
+            block.withdraw(bit);
+            block.live &= !(1 << bit);
+            block.open &= !(1 << bit);
+            if block.live == 0 {
+                self.blocks.remove(at);
+                self.index.remove(&number);
+            }
+        }
+    }
+
+    pub(crate) fn block(&mut self, number: u64) -> Option<&mut Block> {
+        self.blocks.get_mut(*self.index.get(&number)?)
+    }
+
+    /// The block of a slot that is in use, and its bit there.
+    pub(crate) fn find(&mut self, slot: Slot) -> Option<(&mut Block, u32)> {
+        let (number, bit) = place(slot);
+        let block = self.block(number)?;
+        (block.live & (1 << bit) != 0).then_some((block, bit))
+    }
+
+    /// Blocks in which something waits.
+    pub(crate) fn waiting(&mut self) -> impl Iterator<Item = &mut Block> {
+        self.blocks
+            .iter_mut()
+            .map(|(_, block)| block)
+            .filter(|block| block.waiting != 0)
+    }
+
+    /// Forgets all slots of a set.
+    pub(crate) fn remove_set(&mut self, set: SetKey) {
+        let gone: Vec<usize> = self
+            .blocks
+            .iter()
+            .filter(|(_, block)| block.set == set)
+            .map(|(at, _)| at)
+            .collect();
+        for at in gone {
+            if let Some(block) = self.blocks.remove(at) {
+                self.index.remove(&block.number);
+            }
+        }
+    }
+}
+
+impl Block {
+    fn new(number: u64, set: SetKey, links: usize) -> Self {
+        let links = links as u32;
+        let mut block = Self {
+            number,
+            set,
+            live: 0,
+            open: 0,
+            waiting: 0,
+            phase: u64::MAX,
+            said: vec![0; links as usize],
+            left: vec![0; (u32::BITS - links.leading_zeros()) as usize],
+            links,
+            since: Box::new([Time(0); BLOCK_SLOTS as usize]),
+        };
+        block.restart(u64::MAX);
+        block
+    }
+
+    /// Slots of `mask` that are counted here.
+    pub(crate) fn counted(&self, mask: u64) -> u64 {
+        mask & self.live & !self.open
+    }
+
+    /// Slots in use among `mask`.
+    pub(crate) fn live(&self, mask: u64) -> u64 {
+        mask & self.live
+    }
+
+    pub(crate) fn waiting_slots(&self) -> u64 {
+        self.waiting
+    }
+
+    pub(crate) fn waits(&self, bit: u32) -> bool {
+        self.waiting & (1 << bit) != 0
+    }
+
+    /// Since when a waiting slot has waited.
+    pub(crate) fn since(&self, bit: u32) -> Time {
+        self.since[bit as usize]
+    }
+
+    /// The link at `position` has said the counted slots `mask`. Returns the slots that all links
+    /// have said with this, whose next round begins, and the slots that begin to wait.
+    pub(crate) fn say(
+        &mut self,
+        now: Time,
+        position: usize,
+        mask: u64,
+    ) -> Result<(u64, u64), SaidTwice> {
+        let said = &mut self.said[position];
+        if mask & !(*said ^ self.phase) != 0 {
+            return Err(SaidTwice);
+        }
+        *said ^= mask;
+        let mut borrow = mask;
+        for plane in &mut self.left {
+            let before = *plane;
+            *plane ^= borrow;
+            borrow &= !before;
+            if borrow == 0 {
+                break;
+            }
+        }
+        let complete = mask & !self.left.iter().fold(0, |any, plane| any | plane);
+        let begun = mask & !self.waiting & !complete;
+        for bit in bits(begun) {
+            self.since[bit as usize] = now;
+        }
+        self.waiting = (self.waiting | mask) & !complete;
+        if complete != 0 {
+            self.phase ^= complete;
+            self.restart(complete);
+        }
+        Ok((complete, begun))
+    }
+
+    /// Stops counting a slot until [`Block::close`]; returns the positions of the links that had
+    /// said it.
+    pub(crate) fn open(&mut self, bit: u32) -> Vec<usize> {
+        self.open |= 1 << bit;
+        self.withdraw(bit)
+    }
+
+    /// Counts the slots of a mask again.
+    pub(crate) fn close(&mut self, mask: u64) {
+        self.open &= !mask;
+    }
+
+    fn withdraw(&mut self, bit: u32) -> Vec<usize> {
+        let mask = 1 << bit;
+        if self.waiting & mask == 0 {
+            return Vec::new();
+        }
+        self.waiting &= !mask;
+        let phase = self.phase;
+        let mut positions = Vec::new();
+        for (position, said) in self.said.iter_mut().enumerate() {
+            if (*said ^ phase) & mask == 0 {
+                *said ^= mask;
+                positions.push(position);
+            }
+        }
+        self.restart(mask);
+        positions
+    }
+
+    /// All links are to say the slots of `mask`.
+    fn restart(&mut self, mask: u64) {
+        for (digit, plane) in self.left.iter_mut().enumerate() {
+            let start = if self.links >> digit & 1 == 1 {
+                mask
+            } else {
+                0
+            };
+            *plane = (*plane & !mask) | start;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn board(slots: u64, links: usize) -> Board {
+        let mut board = Board::default();
+        for slot in 0..slots {
+            board.add(Slot(slot), SetKey::GLOBAL, links);
+        }
+        board
+    }
+
+    #[test]
+    fn a_slot_is_complete_when_the_last_link_has_said_it_round_after_round() {
+        for links in [1, 2, 3, 4, 7, 8, 1000] {
+            let mut board = board(64, links);
+            let block = board.block(0).unwrap();
+            for round in 0..3 {
+                for link in 0..links {
+                    let last = link + 1 == links;
+                    let (complete, _) = block.say(Time(round), link, u64::MAX >> 4).unwrap();
+                    assert_eq!(complete, if last { u64::MAX >> 4 } else { 0 }, "{links}");
+                    let (complete, _) = block.say(Time(round), link, 0b11 << 60).unwrap();
+                    assert_eq!(complete, if last { 0b11 << 60 } else { 0 }, "{links}");
+                }
+            }
+            assert_eq!(block.waiting_slots(), 0);
+        }
+    }
+
+    #[test]
+    fn a_link_that_says_a_slot_twice_is_found_out() {
+        let mut board = board(3, 2);
+        let block = board.block(0).unwrap();
+        assert_eq!(block.say(Time(0), 1, 0b011), Ok((0, 0b011)));
+        assert_eq!(block.say(Time(0), 1, 0b110), Err(SaidTwice));
+        assert_eq!(block.say(Time(0), 0, 0b001), Ok((1, 0)));
+        assert_eq!(block.say(Time(0), 1, 0b001), Ok((0, 1)));
+    }
+
+    #[test]
+    fn an_opened_slot_tells_who_had_said_it_and_starts_anew_when_closed() {
+        let mut board = board(2, 3);
+        let block = board.block(0).unwrap();
+        block.say(Time(4), 0, 0b11).unwrap();
+        block.say(Time(5), 2, 0b10).unwrap();
+        assert_eq!((block.since(0), block.waiting_slots()), (Time(4), 0b11));
+        assert_eq!(block.open(1), [0, 2]);
+        assert_eq!(block.open(1), []);
+        assert_eq!((block.counted(0b11), block.waiting_slots()), (0b01, 0b01));
+        block.close(0b10);
+        for link in 0..3 {
+            let (complete, _) = block.say(Time(6), link, 0b10).unwrap();
+            assert_eq!(complete != 0, link == 2);
+        }
+        assert_eq!(block.open(0), [0]);
+    }
+
+    #[test]
+    fn empty_blocks_go() {
+        let mut board = board(65, 1);
+        board.remove(Slot(64));
+        assert!(board.block(1).is_none() && board.find(Slot(63)).is_some());
+        board.remove_set(SetKey::GLOBAL);
+        assert!(board.block(0).is_none());
+    }
+}

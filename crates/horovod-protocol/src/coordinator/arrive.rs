@@ -1,0 +1,456 @@
+//! What a link says, and who it says it for.
+
+use super::{Arc, Content, Coordinator, Entry, Op, PENDING_MAX, Pending, Rank, Violation};
+use super::{SetKey, Slot, SlotRun, Submission, asked_by};
+use crate::process_sets::RegisteredSet;
+use crate::rank_set::RankSet;
+use crate::slots::{blocks_of, slots_of};
+use crate::types::Time;
+
+const FOREIGN: Violation = "used a foreign process set";
+const NOT_IN_USE: Violation = "used a slot that is not in use";
+const TWICE: Violation = "used a name that it has pending already";
+
+/// For whom a link speaks.
+pub(super) enum Who {
+    /// For itself, being a rank and nothing more.
+    Rank(Rank),
+    /// For every member below it.
+    Link(usize),
+    /// For these, and for the members among those.
+    Some { ranks: RankSet, members: RankSet },
+}
+
+impl Who {
+    /// The members of a set it means, `None` if it speaks for strangers to the set. Never empty.
+    fn of(&self, set: &RegisteredSet, links: &super::Links) -> Option<RankSet> {
+        let ranks = match self {
+            Self::Rank(rank) => [*rank].into_iter().collect(),
+            Self::Link(link) => links.get(*link).below.as_ref()?.common(&set.bits),
+            Self::Some { ranks, members } => {
+                if !ranks.is_within(&set.bits) {
+                    return None;
+                }
+                let mut all = members.common(&set.bits);
+                all.unite(ranks);
+                all
+            }
+        };
+        (!ranks.is_empty()).then_some(ranks)
+    }
+}
+
+impl Coordinator {
+    pub(super) fn submitted(&mut self, link: usize, item: &Submission) -> Result<(), Violation> {
+        let from = self.sets.links.get(link);
+        let (rank, who) = (
+            from.rank,
+            match &from.below {
+                None => Who::Rank(from.rank),
+                Some(_) => Who::Link(link),
+            },
+        );
+        match item {
+            Submission::Hits(run) => self.hits(link, &who, *run),
+            Submission::Of {
+                ranks,
+                subtrees,
+                item,
+            } => {
+                let who = self.named(link, ranks, subtrees)?;
+                match &**item {
+                    Submission::Hits(run) => run
+                        .slots()
+                        .try_for_each(|slot| self.hit(link, &who, slot, None)),
+                    Submission::Join => ranks.iter().try_for_each(|rank| self.joined(*rank)),
+                    Submission::Shutdown => {
+                        let by = *ranks.first().ok_or("spoke for nobody")?;
+                        self.stop(by, &asked_by(by));
+                        Ok(())
+                    }
+                    item => self.asked_or_gathered(link, &who, item),
+                }
+            }
+            Submission::Join => self.joined(rank),
+            Submission::Shutdown => {
+                self.stop(rank, &asked_by(rank));
+                Ok(())
+            }
+            item => self.asked_or_gathered(link, &who, item),
+        }
+    }
+
+    fn asked_or_gathered(
+        &mut self,
+        link: usize,
+        who: &Who,
+        item: &Submission,
+    ) -> Result<(), Violation> {
+        match item {
+            Submission::GatherHit { slot, first_dims } => {
+                self.hit(link, who, *slot, Some(first_dims))
+            }
+            Submission::New { set, name, content } => {
+                self.asked(link, who, *set, name, Arc::clone(content))
+            }
+            Submission::ShutdownAck => Err("confirmed a shutdown that was not announced"),
+            _ => Err("said what only a rank can say, for others"),
+        }
+    }
+
+    /// For whom an aggregator says it speaks; only those below it.
+    fn named(&self, link: usize, ranks: &[Rank], subtrees: &[Rank]) -> Result<Who, Violation> {
+        const STRANGERS: Violation = "spoke for ranks that do not speak through it";
+        let (Some(tree), Some(below)) = (&self.tree, &self.sets.links.get(link).below) else {
+            return Err(STRANGERS);
+        };
+        if ranks
+            .iter()
+            .chain(subtrees)
+            .any(|rank| !below.contains(*rank))
+        {
+            return Err(STRANGERS);
+        }
+        let mut members = RankSet::default();
+        let apart = subtrees.iter().all(|top| members.unite(&tree.below(*top)));
+        let ranks_set: RankSet = ranks.iter().copied().collect();
+        if !apart || ranks_set.len() != ranks.len() || members.meets(&ranks_set) {
+            return Err(TWICE);
+        }
+        Ok(Who::Some {
+            ranks: ranks_set,
+            members,
+        })
+    }
+
+    fn joined(&mut self, rank: Rank) -> Result<(), Violation> {
+        if self.joins.is_empty() {
+            // Known requests may now be complete without all their links: look at each.
+            self.pend_waiting(|_| true);
+        }
+        if !self.joins.add(self.now, rank) {
+            return Err("joined twice");
+        }
+        self.release_after_join();
+        Ok(())
+    }
+
+    fn hits(&mut self, link: usize, who: &Who, run: SlotRun) -> Result<(), Violation> {
+        for (number, mask) in blocks_of(run) {
+            let counted = match self.board.block(number) {
+                Some(block) if self.joins.is_empty() => block.counted(mask),
+                _ => 0,
+            };
+            if counted != 0 {
+                self.count(link, number, counted)?;
+            }
+            // A run that leaves the slots in use ends here with an error, however long.
+            slots_of(number, mask & !counted)
+                .try_for_each(|slot| self.hit(link, who, slot, None))?;
+        }
+        if run.first.0.checked_add(u64::from(run.len)).is_none() {
+            return Err(NOT_IN_USE);
+        }
+        Ok(())
+    }
+
+    /// The usual case: a link has said known slots.
+    fn count(&mut self, link: usize, number: u64, mask: u64) -> Result<(), Violation> {
+        let block = self.board.block(number).ok_or(NOT_IN_USE)?;
+        let set = self
+            .sets
+            .get(block.set)
+            .ok_or("used an unknown process set")?;
+        let position = set.position(link).ok_or(FOREIGN)?;
+        let (complete, begun) = block.say(self.now, position, mask).map_err(|_| TWICE)?;
+        if begun != 0 {
+            self.stall.started(self.now);
+        }
+        if complete != 0 {
+            let (key, to) = (block.set, Arc::clone(&set.to));
+            self.known_ready(key, &to, slots_of(number, complete));
+        }
+        Ok(())
+    }
+
+    fn hit(
+        &mut self,
+        link: usize,
+        who: &Who,
+        slot: Slot,
+        rows: Option<&Vec<u64>>,
+    ) -> Result<(), Violation> {
+        let (entry, content) = if let Some(line) = self.cache.touch(slot) {
+            (line.entry, Arc::clone(&line.content))
+        } else {
+            let retired = self.cache.retired(slot).ok_or(NOT_IN_USE)?;
+            if self.sets.get(retired.set).is_none() {
+                // The set was removed while this was on its way.
+                return Ok(());
+            }
+            let (set, name) = (retired.set, Arc::clone(&retired.name));
+            let content = Arc::clone(&retired.content);
+            (self.entry_of(set, &name)?, content)
+        };
+        if (content.op == Op::Allgather) != rows.is_some()
+            || rows.is_some_and(|rows| rows.len() != content.tensors.len())
+        {
+            return Err("used a slot with the wrong number of rows");
+        }
+        self.arrive(link, who, entry, content, rows.cloned())
+    }
+
+    fn asked(
+        &mut self,
+        link: usize,
+        who: &Who,
+        set: SetKey,
+        name: &Arc<str>,
+        content: Arc<Content>,
+    ) -> Result<(), Violation> {
+        if self.sets.get(set).is_none() {
+            // Sent before the rank knew of the removal, or made up.
+            return if self.sets.existed(set) {
+                Ok(())
+            } else {
+                Err("used an unknown process set")
+            };
+        }
+        match &content.op {
+            Op::Join => return Err("sent a join in place of a request"),
+            Op::AddProcessSet { ranks } => {
+                let ascending = ranks.windows(2).all(|pair| pair[0] < pair[1]);
+                if !ascending || ranks.last().is_none_or(|last| last.0 >= self.cfg.size) {
+                    return Err("asked for an impossible process set");
+                }
+            }
+            _ => {}
+        }
+        let rows = (content.op == Op::Allgather).then(|| {
+            content
+                .tensors
+                .iter()
+                .map(|t| t.shape.first().copied().unwrap_or(0))
+                .collect()
+        });
+        let entry = self.entry_of(set, name)?;
+        self.arrive(link, who, entry, content, rows)
+    }
+
+    fn entry_of(&mut self, set: SetKey, name: &Arc<str>) -> Result<usize, Violation> {
+        let names = &mut self
+            .sets
+            .get_mut(set)
+            .ok_or("used an unknown process set")?
+            .names;
+        if let Some(index) = names.get(&**name) {
+            return Ok(*index);
+        }
+        let name = Arc::clone(name);
+        let entry = Entry {
+            set,
+            name: Arc::clone(&name),
+            cached: None,
+            pending: None,
+        };
+        let index = self.entries.insert(entry);
+        names.insert(name, index);
+        Ok(index)
+    }
+
+    fn arrive(
+        &mut self,
+        link: usize,
+        who: &Who,
+        index: usize,
+        content: Arc<Content>,
+        rows: Option<Vec<u64>>,
+    ) -> Result<(), Violation> {
+        if self.outstanding[link] >= PENDING_MAX {
+            return Err("has too many requests pending");
+        }
+        self.pend(index);
+        let entry = self.entries.get_mut(index).ok_or(NOT_IN_USE)?;
+        let set = self
+            .sets
+            .get(entry.set)
+            .ok_or("used an unknown process set")?;
+        if let Who::Rank(rank) = who
+            && !set.bits.contains(*rank)
+        {
+            return Err(FOREIGN);
+        }
+        let pending = entry.pending.get_or_insert_with(|| {
+            self.arrivals += 1;
+            self.outstanding[link] += 1;
+            Pending {
+                arrived: self.spare.pop().unwrap_or_default(),
+                starter: link,
+                since: self.now,
+                report_at: self.stall.started(self.now),
+                order: self.arrivals,
+                content: Arc::clone(&content),
+                others: Vec::new(),
+                rows: Vec::new(),
+            }
+        });
+        let differs = !Arc::ptr_eq(&pending.content, &content) && !pending.content.agrees(&content);
+        match who {
+            Who::Rank(rank) if !differs => {
+                if !pending.arrived.insert(*rank) {
+                    return Err(TWICE);
+                }
+                pending.rows.extend(rows.map(|rows| (*rank, rows)));
+            }
+            _ => {
+                let ranks = who.of(set, &self.sets.links).ok_or(FOREIGN)?;
+                if !pending.arrived.unite(&ranks) {
+                    return Err(TWICE);
+                }
+                if let Some(rows) = rows {
+                    pending
+                        .rows
+                        .extend(ranks.iter().map(|rank| (rank, rows.clone())));
+                }
+                if differs {
+                    pending.others.push((ranks, content));
+                }
+            }
+        }
+        let absent = if self.joins.is_empty() {
+            0
+        } else {
+            self.joins.absent_count(&set.bits, &pending.arrived)
+        };
+        if pending.arrived.len() + absent == set.members.len() {
+            self.complete(index);
+        }
+        Ok(())
+    }
+
+    /// If the request is known, it is no longer counted by link but pending by rank, with those
+    /// who have asked for it.
+    fn pend(&mut self, index: usize) {
+        let Some(Entry {
+            set,
+            cached: Some(slot),
+            pending: vacant @ None,
+            ..
+        }) = self.entries.get_mut(index)
+        else {
+            return;
+        };
+        let (Some((block, bit)), Some(line)) = (self.board.find(*slot), self.cache.line(*slot))
+        else {
+            return;
+        };
+        let since = block.since(bit);
+        let said = block.open(bit);
+        let (Some(set), Some(first)) = (self.sets.get(*set), said.first()) else {
+            return;
+        };
+        let mut arrived = self.spare.pop().unwrap_or_default();
+        for position in &said {
+            let link = self.sets.links.get(set.to[*position] as usize);
+            match &link.below {
+                None => {
+                    arrived.insert(link.rank);
+                }
+                Some(below) => {
+                    arrived.unite(&below.common(&set.bits));
+                }
+            }
+        }
+        let starter = set.to[*first] as usize;
+        self.arrivals += 1;
+        self.outstanding[starter] += 1;
+        *vacant = Some(Pending {
+            arrived,
+            starter,
+            since,
+            report_at: self.stall.report_at(since),
+            order: self.arrivals,
+            content: Arc::clone(&line.content),
+            others: Vec::new(),
+            rows: Vec::new(),
+        });
+    }
+
+    /// Pends the known requests that have waited since a time that `chosen` picks.
+    fn pend_waiting(&mut self, chosen: impl Fn(Time) -> bool) {
+        let mut waiting: Vec<(Time, Slot)> = Vec::new();
+        for block in self.board.waiting() {
+            for slot in slots_of(block.number, block.waiting_slots()) {
+                let since = block.since((slot.0 % 64) as u32);
+                if chosen(since) {
+                    waiting.push((since, slot));
+                }
+            }
+        }
+        waiting.sort_unstable();
+        for (_, slot) in waiting {
+            if let Some(entry) = self.cache.line(slot).map(|line| line.entry) {
+                self.pend(entry);
+            }
+        }
+    }
+
+    /// Pends the request of a slot that is going to be evicted.
+    pub(super) fn pend_slot(&mut self, slot: Slot) {
+        let waits = self
+            .board
+            .find(slot)
+            .is_some_and(|(block, bit)| block.waits(bit));
+        if waits && let Some(entry) = self.cache.line(slot).map(|line| line.entry) {
+            self.pend(entry);
+        }
+    }
+
+    /// Pends what waits too long, to be reported; when the next will.
+    pub(super) fn pend_late(&mut self) -> Option<Time> {
+        let (now, stall) = (self.now, self.stall.clone());
+        self.pend_waiting(|since| now >= stall.report_at(since));
+        self.board
+            .waiting()
+            .flat_map(|block| {
+                let times: Vec<Time> = slots_of(block.number, block.waiting_slots())
+                    .map(|slot| block.since((slot.0 % 64) as u32))
+                    .collect();
+                times
+            })
+            .min()
+            .map(|since| stall.report_at(since))
+    }
+
+    /// A rank has joined: what waited only for it can go on, in the order of arrival.
+    fn release_after_join(&mut self) {
+        let mut released: Vec<(u64, usize)> = self
+            .entries
+            .iter()
+            .filter_map(|(index, entry)| {
+                let pending = entry.pending.as_ref()?;
+                let set = self.sets.get(entry.set)?;
+                let absent = self.joins.absent_count(&set.bits, &pending.arrived);
+                (pending.arrived.len() + absent == set.members.len())
+                    .then_some((pending.order, index))
+            })
+            .collect();
+        released.sort_unstable();
+        for (_, index) in released {
+            // An earlier one of these may have removed the process set.
+            if self
+                .entries
+                .get(index)
+                .is_some_and(|entry| entry.pending.is_some())
+            {
+                self.complete(index);
+            }
+        }
+        if let Some(last) = self.joins.finish(self.cfg.size) {
+            self.answer(
+                Arc::clone(&self.everybody),
+                super::Response::Joined { last },
+            );
+        }
+    }
+}

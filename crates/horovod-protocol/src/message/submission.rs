@@ -1,0 +1,92 @@
+//! Encoding of what ranks say.
+
+use super::codec::{SlotDelta, get, put};
+use super::{SetKey, SlotRun, Submission, bad_tag};
+use crate::content::Content;
+use crate::error::PeerLost;
+use crate::limits::{GROUP_TENSORS_MAX, NAME_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::wire::{DecodeError, Reader, Writer};
+use std::sync::Arc;
+
+pub(super) fn put_submission(w: &mut Writer<'_>, item: &Submission, delta: &mut SlotDelta) {
+    match item {
+        Submission::Hits(run) => {
+            w.u8(0);
+            delta.put(w, *run);
+        }
+        Submission::GatherHit { slot, first_dims } => {
+            w.u8(1);
+            let (first, len) = (*slot, 1);
+            delta.put(w, SlotRun { first, len });
+            put::dims(w, first_dims);
+        }
+        Submission::New { set, name, content } => {
+            w.u8(2);
+            w.varint(set.0);
+            w.str(name);
+            put::op(w, &content.op);
+            put::device(w, content.device);
+            put::tensors(w, &content.tensors);
+        }
+        Submission::Join => w.u8(3),
+        Submission::Shutdown => w.u8(4),
+        Submission::ShutdownAck => w.u8(5),
+        Submission::Of {
+            ranks,
+            subtrees,
+            item,
+        } => {
+            w.u8(6);
+            put::ranks(w, ranks);
+            put::ranks(w, subtrees);
+            put_submission(w, item, delta);
+        }
+        Submission::Lost(lost) => {
+            w.u8(7);
+            put_lost(w, lost);
+        }
+    }
+}
+
+/// Anything but an `Of`, so that nothing nests.
+pub(super) fn get_submission(
+    r: &mut Reader<'_>,
+    tag: u8,
+    delta: &mut SlotDelta,
+) -> Result<Submission, DecodeError> {
+    Ok(match tag {
+        0 => Submission::Hits(delta.get(r)?),
+        1 => Submission::GatherHit {
+            slot: delta.get(r)?.first,
+            first_dims: get::dims(r, GROUP_TENSORS_MAX)?,
+        },
+        2 => Submission::New {
+            set: SetKey(r.varint("process set")?),
+            name: get::name(r)?,
+            content: Arc::new(Content {
+                op: get::op(r)?,
+                device: get::device(r)?,
+                tensors: get::tensors(r)?,
+            }),
+        },
+        3 => Submission::Join,
+        4 => Submission::Shutdown,
+        5 => Submission::ShutdownAck,
+        7 => Submission::Lost(get_lost(r)?),
+        tag => return Err(bad_tag("submission", tag)),
+    })
+}
+
+pub(super) fn put_lost(w: &mut Writer<'_>, lost: &PeerLost) {
+    w.varint(u64::from(lost.rank.0));
+    w.str(&lost.host);
+    w.str(&lost.cause);
+}
+
+pub(super) fn get_lost(r: &mut Reader<'_>) -> Result<PeerLost, DecodeError> {
+    Ok(PeerLost {
+        rank: get::rank(r)?,
+        host: r.str(NAME_BYTES_MAX, "host")?.to_owned(),
+        cause: r.str(TEXT_BYTES_MAX, "cause")?.to_owned(),
+    })
+}
