@@ -11,12 +11,14 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet
+from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import (
     Average,
     Max,
@@ -98,7 +100,9 @@ class GradientReducer:
         self._prescale, self._postscale = options.factors()
         self._slots: list[_Slot] = []  # sorted by name: the same order on every rank
         self._by_param: dict[torch.Tensor, _Slot] = {}
-        self._in_flight: list[Callable[[], None]] = []
+        self._uncompressed = options.compression is Compression.none
+        self._in_flight: list[Callable[[], object]] = []
+        self._announced: tuple[torch.Tensor, torch.Tensor, int] | None = None
         self._started = 0
         self._sparse = False
         self._touched = False
@@ -167,6 +171,7 @@ class GradientReducer:
     def reset(self) -> None:
         """Begin a new cycle; what is still in flight is forgotten."""
         self._in_flight.clear()
+        self._announced = None
         self._started = 0
         self._touched = self._unannounced = self._agreed = self._sparse = self.step_skipped = False
         self._end_awaited = False
@@ -215,6 +220,9 @@ class GradientReducer:
             self._ready(slot)
         if self._unannounced and not self._end_awaited:
             self._await_end_of_backward()
+        if self._started == len(self._slots) and self._end_awaited and self.wait_in_backward:
+            # Nothing can change any more: the announcement travels with the last gradients, not after them.
+            self._announced = self._announced or self._announce()
 
     def _await_end_of_backward(self) -> None:
         if _queue_callback is not None:
@@ -260,15 +268,17 @@ class GradientReducer:
 
     def _send(self, slot: _Slot, grad: torch.Tensor) -> None:
         options = self._options
-        self._sparse = self._sparse or grad.is_sparse
-        if grad.is_sparse and not options.sparse_as_dense:
+        is_sparse = grad.is_sparse
+        if is_sparse:
+            self._sparse = True
+        if is_sparse and not options.sparse_as_dense:
             result = sparse_allreduce_async(
                 grad, name=slot.name, op=options.op, process_set=options.process_set
             )
             self._in_flight.append(lambda: _replace_grad(slot.param, result()))
         else:
-            tensor, ctx = options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
-            with _duplicates_explained():
+            tensor, ctx = options.compression.compress(grad.to_dense() if is_sparse else grad)
+            try:
                 handle = allreduce_async_(
                     tensor,
                     name=slot.name,
@@ -277,7 +287,13 @@ class GradientReducer:
                     postscale_factor=self._postscale,
                     process_set=options.process_set,
                 )
-            self._in_flight.append(lambda: self._store(slot, grad, synchronize(handle), ctx))
+            except ValueError as error:
+                _explain_duplicate(error)
+                raise
+            if tensor is grad and self._uncompressed:
+                self._in_flight.append(partial(synchronize, handle))
+            else:
+                self._in_flight.append(lambda: self._store(slot, grad, synchronize(handle), ctx))
         self._mark_started(slot)
 
     def _send_group(self, slots: list[_Slot]) -> None:
@@ -289,7 +305,7 @@ class GradientReducer:
             options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
             for grad in grads
         ]
-        with _duplicates_explained():
+        try:
             handle = grouped_allreduce_async_(
                 [tensor for tensor, _ in packed],
                 name=slots[0].name,
@@ -298,6 +314,9 @@ class GradientReducer:
                 postscale_factor=self._postscale,
                 process_set=options.process_set,
             )
+        except ValueError as error:
+            _explain_duplicate(error)
+            raise
 
         def complete() -> None:
             results = synchronize(handle)
@@ -345,18 +364,11 @@ class GradientReducer:
         Without it a parameter that only some ranks used would leave the others waiting, and a parameter that no
         rank used could not keep `None`.
         """
-        mine = self._announcement()
-        theirs = mine.clone()
-        synchronize(
-            allreduce_async_(
-                theirs,
-                name=f"presence.{self._slots[0].name}" if self._slots else "presence",
-                op=Max,
-                process_set=self._options.process_set,
-            )
-        )
+        mine, theirs, handle = self._announced or self._announce()
+        self._announced = None
+        synchronize(handle)
         self._unannounced = False
-        if torch.equal(mine, theirs) and not theirs[_WAITS_FOR_GROUP : _LOCAL_ONLY + 1].any():
+        if torch.equal(mine, theirs) and not mine[_WAITS_FOR_GROUP : _LOCAL_ONLY + 1].any():
             self._agreed = True
             return
         rows: list[list[int]] = theirs.tolist()
@@ -366,6 +378,18 @@ class GradientReducer:
             local and slot.state == _IDLE
             for local, slot in zip(rows[_LOCAL_ONLY], self._slots, strict=True)
         )
+
+    def _announce(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Tell the others which gradients this rank has: what it said, what all will have said, when."""
+        mine = self._announcement()
+        theirs = mine.clone()
+        handle = allreduce_async_(
+            theirs,
+            name=f"presence.{self._slots[0].name}" if self._slots else "presence",
+            op=Max,
+            process_set=self._options.process_set,
+        )
+        return mine, theirs, handle
 
     def _announcement(self) -> torch.Tensor:
         rows = torch.zeros(_ROWS, len(self._slots), dtype=torch.uint8)
@@ -438,18 +462,13 @@ def _existing_grad(param: torch.Tensor, *, sparse: bool) -> torch.Tensor:
     return param.grad
 
 
-@contextlib.contextmanager
-def _duplicates_explained() -> Iterator[None]:
+def _explain_duplicate(error: ValueError) -> None:
     """Add to a complaint about a name in use what it means for gradients."""
-    try:
-        yield
-    except ValueError as error:
-        if "same name" in str(error):
-            error.add_note(
-                "Distributed optimizers whose gradients come from one backward pass need different parameter names: "
-                'give each its own named_parameters, such as model.named_parameters(prefix="generator").'
-            )
-        raise
+    if "same name" in str(error):
+        error.add_note(
+            "Distributed optimizers whose gradients come from one backward pass need different parameter names: "
+            'give each its own named_parameters, such as model.named_parameters(prefix="generator").'
+        )
 
 
 def _replace_grad(param: torch.Tensor, grad: torch.Tensor) -> None:

@@ -153,6 +153,22 @@ def test_ranks_that_use_different_parameters_agree(passes, groups):
     assert_ranks_agree(model)
 
 
+@several
+@pytest.mark.parametrize("groups", [None, 2])
+def test_a_rank_that_uses_everything_meets_others_that_do_not(groups):
+    """It announces that with its last gradient, the others when their pass is over; ranks take turns."""
+    model = torch.nn.ModuleList(torch.nn.Linear(4, 2).double() for _ in range(3))
+    optimizer = wrap(model, groups=groups)
+    for step in range(2 * hvd.size()):
+        optimizer.zero_grad()
+        chosen = model if hvd.rank() == step % hvd.size() else model[:1]
+        sum(layer(torch.ones(4).double()).sum() for layer in chosen).backward()
+        for layer, users in zip(model, (hvd.size(), 1, 1), strict=True):
+            assert torch.allclose(layer.bias.grad * hvd.size(), torch.tensor(users).double())
+        optimizer.step()
+    assert_ranks_agree(model)
+
+
 @pytest.mark.parametrize("groups", [None, 1])
 def test_a_parameter_that_no_rank_uses_keeps_none(groups):
     """So weight decay does not act on it, as in one process."""
