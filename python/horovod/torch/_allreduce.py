@@ -12,6 +12,7 @@ from horovod.common._ops import resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
 from horovod.torch._tensors import (
+    Entry,
     Staged,
     check_reducible,
     enqueue_plain,
@@ -22,7 +23,6 @@ from horovod.torch._tensors import (
 )
 
 _ALLREDUCE = _core.ALLREDUCE
-_enqueue = _core.enqueue
 
 
 def allreduce_async_(
@@ -44,14 +44,7 @@ def allreduce_async_(
         op = resolve_op(op, average)
     if is_compiling():
         return eagerly(
-            allreduce_async_,
-            tensor,
-            None,
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
+            allreduce_async_, tensor, None, name, op, prescale_factor, postscale_factor, process_set
         )
     # This branch runs once per gradient and step: every look-up in it was counted.
     plain = enqueue_plain(
@@ -69,6 +62,7 @@ def allreduce_async_(
         _handle_map[plain] = tensor
         return plain
     check_reducible(tensor, op)
+    options = (op, prescale_factor, postscale_factor, process_set)
     staged = Staged(tensor)
 
     def finish(_: Any) -> torch.Tensor:
@@ -76,21 +70,9 @@ def allreduce_async_(
         return tensor
 
     wire = staged.wire
-    handle = _enqueue(
-        _ALLREDUCE,
-        "allreduce",
-        name,
-        (entry(wire, wire.data_ptr(), wire),),
-        op,
-        prescale_factor,
-        postscale_factor,
-        -1,
-        None,
-        process_set.process_set_id,
-        False,
+    return _start(
+        Deferred(finish), "allreduce", name, (entry(wire, wire.data_ptr(), wire),), *options
     )
-    _handle_map[handle] = Deferred(finish)
-    return handle
 
 
 def allreduce_async(
@@ -108,34 +90,18 @@ def allreduce_async(
     `allreduce`; those that all ranks share are raised by `synchronize`.
     """
     op = resolve_op(op, average)
+    options = (op, prescale_factor, postscale_factor, process_set)
     if is_compiling():
-        return eagerly(
-            allreduce_async,
-            tensor,
-            None,
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
+        return eagerly(allreduce_async, tensor, None, name, *options)
     check_reducible(tensor, op)
     source, output = _wire_and_output(tensor)
-    handle = _enqueue(
-        _ALLREDUCE,
+    return _start(
+        from_wire(output, tensor.dtype),
         "allreduce",
         name,
         (entry(source, output.data_ptr(), (source, output)),),
-        op,
-        prescale_factor,
-        postscale_factor,
-        -1,
-        None,
-        process_set.process_set_id,
-        False,
+        *options,
     )
-    _handle_map[handle] = from_wire(output, tensor.dtype)
-    return handle
 
 
 def allreduce_(
@@ -170,17 +136,9 @@ def grouped_allreduce_async_(
 ) -> int:
     """Start a `grouped_allreduce_` and return its handle; `synchronize` gives the tuple of the inputs."""
     op = resolve_op(op, average)
+    options = (op, prescale_factor, postscale_factor, process_set)
     if is_compiling():
-        return eagerly(
-            grouped_allreduce_async_,
-            tensors,
-            None,
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
+        return eagerly(grouped_allreduce_async_, tensors, None, name, *options)
     tensors = tuple(tensors)
     require_members(tensors)
     entries = []
@@ -197,21 +155,7 @@ def grouped_allreduce_async_(
             stage.write_back()
         return tensors
 
-    handle = _enqueue(
-        _ALLREDUCE,
-        "grouped_allreduce",
-        name,
-        entries,
-        op,
-        prescale_factor,
-        postscale_factor,
-        -1,
-        None,
-        process_set.process_set_id,
-        True,
-    )
-    _handle_map[handle] = Deferred(finish)
-    return handle
+    return _start(Deferred(finish), "grouped_allreduce", name, entries, *options)
 
 
 def grouped_allreduce_async(
@@ -228,17 +172,9 @@ def grouped_allreduce_async(
     Not differentiable.
     """
     op = resolve_op(op, average)
+    options = (op, prescale_factor, postscale_factor, process_set)
     if is_compiling():
-        return eagerly(
-            grouped_allreduce_async,
-            tensors,
-            None,
-            name,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
+        return eagerly(grouped_allreduce_async, tensors, None, name, *options)
     tensors = tuple(tensors)
     require_members(tensors)
     entries = []
@@ -248,21 +184,7 @@ def grouped_allreduce_async(
         source, output = _wire_and_output(tensor)
         entries.append(entry(source, output.data_ptr(), (source, output)))
         results.append(from_wire(output, tensor.dtype))
-    handle = _enqueue(
-        _ALLREDUCE,
-        "grouped_allreduce",
-        name,
-        entries,
-        op,
-        prescale_factor,
-        postscale_factor,
-        -1,
-        None,
-        process_set.process_set_id,
-        True,
-    )
-    _handle_map[handle] = tuple(results)
-    return handle
+    return _start(tuple(results), "grouped_allreduce", name, entries, *options)
 
 
 def grouped_allreduce_(
@@ -407,22 +329,11 @@ def allreduce(
     >>> loss = hvd.allreduce(loss.detach(), name="loss").item()
     """
     op = resolve_op(op, average)
+    options = (op, prescale_factor, postscale_factor, process_set)
     if is_compiling():
-        return eagerly(
-            allreduce,
-            tensor,
-            None,
-            name,
-            compression,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
+        return eagerly(allreduce, tensor, None, name, compression, *options)
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodAllreduce.apply(
-        compressed, None, name, op, prescale_factor, postscale_factor, process_set
-    )
+    reduced = HorovodAllreduce.apply(compressed, None, name, *options)
     result: torch.Tensor = compression.decompress(reduced, ctx)
     return result
 
@@ -447,25 +358,42 @@ def grouped_allreduce(
     ValueError.
     """
     op = resolve_op(op, average)
+    options = (op, prescale_factor, postscale_factor, process_set)
     if is_compiling():
-        return eagerly(
-            grouped_allreduce,
-            tensors,
-            None,
-            name,
-            compression,
-            op,
-            prescale_factor,
-            postscale_factor,
-            process_set,
-        )
+        return eagerly(grouped_allreduce, tensors, None, name, compression, *options)
     tensors = tuple(tensors)
     require_members(tensors)
     compressed, contexts = zip(*(compression.compress(t) for t in tensors), strict=True)
-    reduced = HorovodGroupedAllreduce.apply(
-        None, name, op, prescale_factor, postscale_factor, process_set, *compressed
-    )
+    reduced = HorovodGroupedAllreduce.apply(None, name, *options, *compressed)
     return [compression.decompress(t, ctx) for t, ctx in zip(reduced, contexts, strict=True)]
+
+
+def _start(
+    result: Any,
+    prefix: str,
+    name: str | None,
+    entries: Sequence[Entry],
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> int:
+    """Queue the operation; `result` is what `synchronize` will return for the handle."""
+    handle = _core.enqueue(
+        _ALLREDUCE,
+        prefix,
+        name,
+        entries,
+        op,
+        prescale_factor,
+        postscale_factor,
+        -1,
+        None,
+        process_set.process_set_id,
+        prefix.startswith("grouped"),
+    )
+    _handle_map[handle] = result
+    return handle
 
 
 def _wire_and_output(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
