@@ -19,6 +19,9 @@ pub(crate) struct Job<'a> {
     pub(crate) srcs: &'a [Source],
     pub(crate) dst: *mut u8,
     pub(crate) second: Option<*mut u8>,
+    /// Elements before this are done.
+    pub(crate) start: usize,
+    /// All elements, those before `start` included.
     pub(crate) elems: usize,
     pub(crate) pre: f64,
     pub(crate) divisor: u32,
@@ -93,7 +96,7 @@ pub(crate) unsafe fn run<E: Load, O: Binary<E>, C: Convert>(job: &Job<'_>) {
         acc.as_mut_ptr().cast::<E::Acc>(),
         tmp.as_mut_ptr().cast::<E::Acc>(),
     );
-    let mut start = 0;
+    let mut start = job.start;
     while start < job.elems {
         let n = BLOCK.min(job.elems - start);
         // SAFETY: start + n <= elems, and acc and tmp hold BLOCK >= n elements; all elements of acc
@@ -127,7 +130,16 @@ unsafe fn gather<E: Load, O: Binary<E>, C: Convert>(
     acc: *mut E::Acc,
     tmp: *mut E::Acc,
 ) {
-    for (k, source) in job.srcs.iter().enumerate() {
+    let mut sources = job.srcs.iter().enumerate();
+    if let ([a, b, ..], true) = (job.srcs, E::DIRECT && job.pre == 1.0) {
+        // SAFETY: both are readable for elems >= start + n elements.
+        unsafe {
+            let (a, b) = (a.ptr.cast::<E::Acc>(), b.ptr.cast::<E::Acc>());
+            zip_into::<E, O>(a.add(start), b.add(start), acc, n);
+        }
+        sources.nth(1);
+    }
+    for (k, source) in sources {
         // SAFETY: the source is readable for elems >= start + n elements.
         unsafe {
             let src = source.ptr.cast::<E>().add(start);
@@ -169,6 +181,24 @@ unsafe fn zip<E: Element, O: Binary<E>>(acc: *mut E::Acc, src: *const E::Acc, n:
             acc.add(i)
                 .write(O::apply(acc.add(i).read(), src.add(i).read_unaligned()))
         };
+    }
+}
+
+/// # Safety
+/// `a` and `b` are readable, `acc` is writable for `n` elements and overlaps neither.
+#[inline(always)]
+unsafe fn zip_into<E: Element, O: Binary<E>>(
+    a: *const E::Acc,
+    b: *const E::Acc,
+    acc: *mut E::Acc,
+    n: usize,
+) {
+    for i in 0..n {
+        // SAFETY: i < n; the sources may be unaligned.
+        unsafe {
+            let value = O::apply(a.add(i).read_unaligned(), b.add(i).read_unaligned());
+            acc.add(i).write(value);
+        }
     }
 }
 

@@ -135,6 +135,7 @@ pub unsafe fn reduce_with(
         srcs,
         dst,
         second,
+        start: 0,
         elems,
         pre: spec.pre,
         divisor,

@@ -8,7 +8,8 @@ use crate::adasum::{self, CombineArgs, DotArgs, Float, for_floats};
 use crate::blocks::{self, Job, Load, for_types};
 use crate::element::Binary;
 use crate::half::{Convert, Portable};
-use crate::spec::Spec;
+use crate::spec::{Combine, Spec};
+use crate::x86_64::sums::{self, Lanes, for_float_lanes};
 
 pub(crate) struct Avx2;
 
@@ -66,10 +67,38 @@ unsafe fn typed<E: Load, O: Binary<E>>(job: &Job<'_>) {
 }
 
 /// # Safety
+/// As [`sums::sum`], on a CPU with AVX2 and F16C.
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn typed_sum<L: Lanes>(job: &Job<'_>) -> usize {
+    // SAFETY: the caller's promise, passed on.
+    unsafe { sums::sum::<L>(job) }
+}
+
+/// # Safety
 /// As [`blocks::run`], on a CPU with AVX2 and F16C.
 pub(crate) unsafe fn reduce(spec: &Spec, job: &Job<'_>) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { for_types!(spec.dtype, spec.combine, typed, job) }
+    // SAFETY: the caller's promise, passed on; the rest of the operands lies within them.
+    unsafe {
+        let mut done = 0;
+        if spec.combine == Combine::Sum {
+            done = for_float_lanes!(
+                spec.dtype,
+                typed_sum,
+                job,
+                sums::F16x8,
+                sums::Bf16x8,
+                sums::F32x8,
+                sums::F64x4
+            );
+        }
+        if done < job.elems {
+            let rest = Job {
+                start: done,
+                ..*job
+            };
+            for_types!(spec.dtype, spec.combine, typed, &rest)
+        }
+    }
 }
 
 /// # Safety
