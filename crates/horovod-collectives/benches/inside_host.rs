@@ -80,7 +80,7 @@ fn operation(ctx: &mut Ctx<'_>, case: Case, data: &mut [u8], out: &mut [u8]) {
                     output: out.as_mut_ptr(),
                 }],
             ),
-            Case::Alltoall => alltoall(ctx, at, &vec![data.len() / n; n], &mut |_| {
+            Case::Alltoall => alltoall(ctx, at, &vec![data.len() / n; n], 1, &mut |_| {
                 Ok(out.as_mut_ptr())
             }),
             Case::Many => {

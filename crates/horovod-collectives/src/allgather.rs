@@ -7,7 +7,7 @@ use crate::broadcast::{self, Copies};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{Transfer, exchange};
-use crate::local::{Local, Plan, Slots, Work};
+use crate::local::{Landing, Local, Pattern, Plan, Slots, Work};
 use crate::slices::{Segment, Vector, copy};
 
 /// One tensor to gather.
@@ -40,22 +40,24 @@ impl GatherItem {
 /// Inputs are readable and outputs writable for their lengths; they do not overlap, except that an
 /// input may be exactly where its rows go; nobody else touches any of them until this returns.
 pub unsafe fn allgather(ctx: &mut Ctx<'_>, items: &[GatherItem]) -> Result<(), CollectiveError> {
-    for item in items {
-        let own = item.part(ctx.me);
-        // SAFETY: the caller's promise.
-        unsafe { copy(item.input, own.output, own.elems) };
-    }
-    if let Some(local) = Local::new(ctx)? {
-        inside(ctx, &local, items)?;
+    let local = Local::new(ctx)?;
+    if let Some(local) = &local {
+        inside(ctx, local, items)?;
+    } else {
+        for item in items {
+            let own = item.part(ctx.me);
+            // SAFETY: the caller's promise.
+            unsafe { copy(item.input, own.output, own.elems) };
+        }
     }
     if ctx.layout.hosts() > 1 {
         across(ctx, items)?;
-        if let Some(local) = Local::new(ctx)? {
+        if let Some(local) = &local {
             let host = ctx.layout.my_host();
             let layout = ctx.layout;
             let remote = (0..layout.members()).filter(|member| layout.host_of(*member) != host);
             let bytes = gathered(ctx, items, remote);
-            broadcast::inside(ctx, &local, &bytes, 0)?;
+            broadcast::inside(ctx, local, &bytes, 0)?;
             ctx.scratch.put_vector(bytes);
         }
     }
@@ -74,53 +76,74 @@ fn gathered(
     ctx.scratch.vector(1, segments)
 }
 
+/// This member's rows: where they are and where they go.
+fn own(ctx: &mut Ctx<'_>, items: &[GatherItem]) -> Vector {
+    let me = ctx.me;
+    let segments = items.iter().map(|item| Segment {
+        input: item.input,
+        ..item.part(me)
+    });
+    ctx.scratch.vector(1, segments)
+}
+
 fn inside(
     ctx: &mut Ctx<'_>,
     local: &Local<'_>,
     items: &[GatherItem],
 ) -> Result<(), CollectiveError> {
-    let parts: Vec<Vector> = ctx
-        .layout
-        .locals()
-        .iter()
-        .map(|member| gathered(ctx, items, std::iter::once(*member)))
-        .collect();
+    let mut parts = ctx.scratch.vectors();
+    for member in ctx.layout.locals() {
+        parts.push(if *member == ctx.me {
+            own(ctx, items)
+        } else {
+            gathered(ctx, items, std::iter::once(*member))
+        });
+    }
     let chunk = local.slot_len().min(2 * ctx.tuning.chunk_bytes).max(1);
     let longest = parts.iter().map(Vector::len).max().unwrap_or(0);
     let plan = Plan {
         steps: longest.div_ceil(chunk),
-        reduces: false,
-        producer: None,
+        pattern: Pattern::Share,
     };
-    local.run(
-        ctx,
-        plan,
-        &mut Gather {
-            parts: &parts,
-            chunk,
-            me: local.me(),
-        },
-    )?;
-    for part in parts {
-        ctx.scratch.put_vector(part);
-    }
-    Ok(())
+    let total: usize = items.iter().flat_map(|item| &item.bytes).sum();
+    let landing = Landing {
+        streaming: total >= ctx.tuning.stream_min_bytes,
+        taking: false,
+    };
+    let mut work = Gather {
+        parts: &parts,
+        chunk,
+        landing,
+        me: local.me(),
+    };
+    let result = local.run(ctx, plan, &mut work);
+    ctx.scratch.put_vectors(parts);
+    result
 }
 
 struct Gather<'a> {
     /// Where each member's bytes are or go, by position on this host.
     parts: &'a [Vector],
     chunk: usize,
+    landing: Landing,
     me: usize,
 }
 
 impl Work for Gather<'_> {
-    fn stage(&mut self, step: usize, mine: *mut u8) {
-        Copies {
-            bytes: &self.parts[self.me],
-            chunk: self.chunk,
+    fn stage(&mut self, step: usize, slots: &Slots<'_>) {
+        let range = step * self.chunk..(step + 1) * self.chunk;
+        for piece in self.parts[self.me].pieces(range) {
+            let to = slots.mine().wrapping_add(piece.at);
+            // SAFETY: the caller of the collective vouches for the tensors; a chunk fits a slot,
+            // which nobody reads until it is published.
+            unsafe {
+                to.copy_from_nonoverlapping(piece.input, piece.elems);
+                if !std::ptr::eq(piece.input, piece.output) {
+                    // From the slot, which lies in the caches.
+                    self.landing.copy(to, piece.output, piece.elems);
+                }
+            }
         }
-        .stage(step, mine);
     }
 
     fn finish(&mut self, step: usize, slots: &Slots<'_>) {
@@ -129,6 +152,7 @@ impl Work for Gather<'_> {
                 Copies {
                     bytes,
                     chunk: self.chunk,
+                    landing: self.landing,
                 }
                 .collect(step, slots.of(position));
             }

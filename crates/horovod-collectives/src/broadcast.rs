@@ -7,7 +7,7 @@
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{RecvCursor, SendCursor};
-use crate::local::{Local, Plan, Slots, Work};
+use crate::local::{Landing, Local, Pattern, Plan, Slots, Work};
 use crate::select::{self, Relay};
 use crate::slices::{Segment, Vector, copy};
 
@@ -83,10 +83,17 @@ pub(crate) fn inside(
     let steps = bytes.len().div_ceil(chunk);
     let plan = Plan {
         steps,
-        reduces: false,
-        producer: Some(position),
+        pattern: Pattern::From(position),
     };
-    let copies = Copies { bytes, chunk };
+    let copies = Copies {
+        bytes,
+        chunk,
+        landing: Landing {
+            streaming: bytes.len() >= ctx.tuning.stream_min_bytes,
+            // The only reader; with several it would not help.
+            taking: local.len() == 2,
+        },
+    };
     local.run(
         ctx,
         plan,
@@ -102,6 +109,7 @@ pub(crate) fn inside(
 pub(crate) struct Copies<'a> {
     pub(crate) bytes: &'a Vector,
     pub(crate) chunk: usize,
+    pub(crate) landing: Landing,
 }
 
 impl Copies<'_> {
@@ -121,16 +129,16 @@ impl Copies<'_> {
     }
 
     /// From a slot to the tensors.
-    pub(crate) fn collect(&self, step: usize, slot: *const u8) {
+    pub(crate) fn collect(&self, step: usize, slot: *mut u8) {
         for piece in self
             .bytes
             .pieces(step * self.chunk..(step + 1) * self.chunk)
         {
-            // SAFETY: as in `stage`; the slot has been published.
+            // SAFETY: as in `stage`; the slot has been published, and if it is taken, this rank is
+            // its only reader.
             unsafe {
-                piece
-                    .output
-                    .copy_from_nonoverlapping(slot.wrapping_add(piece.at), piece.elems);
+                let from = slot.wrapping_add(piece.at);
+                self.landing.copy(from, piece.output, piece.elems);
             }
         }
     }
@@ -143,8 +151,8 @@ struct Inside<'a> {
 }
 
 impl Work for Inside<'_> {
-    fn stage(&mut self, step: usize, mine: *mut u8) {
-        self.copies.stage(step, mine);
+    fn stage(&mut self, step: usize, slots: &Slots<'_>) {
+        self.copies.stage(step, slots.mine());
     }
 
     fn finish(&mut self, step: usize, slots: &Slots<'_>) {

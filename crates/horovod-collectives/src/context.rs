@@ -44,6 +44,8 @@ pub struct Tuning {
     pub pairwise_max_hosts: usize,
     /// Bytes received, or gathered from small tensors, at a time on a stream between two ranks.
     pub wire_chunk_bytes: usize,
+    /// Results of at least this many bytes that land in fresh memory are written past the caches.
+    pub stream_min_bytes: usize,
     /// From this many bytes a broadcast passes along a chain of hosts rather than down a tree.
     pub chain_min_bytes: usize,
     /// Use this algorithm for allreduce wherever it is possible.
@@ -61,6 +63,7 @@ impl Default for Tuning {
             exchange_max_bytes: 64 << 10,
             pairwise_max_hosts: 64,
             wire_chunk_bytes: 128 << 10,
+            stream_min_bytes: 16 << 20,
             chain_min_bytes: 256 << 10,
             allreduce: None,
             hierarchical_allreduce: true,

@@ -33,12 +33,12 @@ pub enum CollectiveError {
         max: u64,
     },
     /// A peer announced an alltoall block that cannot be.
-    #[error("member {member} announced an alltoall block of {bytes} bytes")]
+    #[error("member {member} announced an alltoall block of {rows} rows")]
     BlockSize {
         /// Index of the peer in the process set.
         member: usize,
         /// What it announced.
-        bytes: u64,
+        rows: u64,
     },
     /// The output could not be allocated.
     #[error("cannot allocate the output: {0}")]

@@ -8,7 +8,7 @@
 //! Reading a line that a peer wrote takes it from the peer's cache, which is cheap. Writing a line that
 //! a peer has read since costs several times as much, unless the peer wrote it, too. So whoever reads
 //! staged bytes writes that memory next, wherever the scheme allows: results go back to where the
-//! operands lay, and two members that exchange chunks swap their slots each time round.
+//! operands lay, and where what a member stages has one reader, the two swap places each time round.
 
 use horovod_protocol::Seq;
 use horovod_transport::{Arena, Idle};
@@ -82,14 +82,37 @@ pub(crate) struct Local<'a> {
 pub(crate) struct Slots<'a> {
     local: &'a Local<'a>,
     offset: usize,
-    /// Two members have swapped theirs.
+    /// The two that share bytes have swapped places.
     swapped: bool,
 }
 
 impl Slots<'_> {
     /// The slot of the member at a position among this host's members.
     pub(crate) fn of(&self, position: usize) -> *mut u8 {
-        let owner = if self.swapped { 1 - position } else { position };
+        self.area(if self.swapped { 1 - position } else { position })
+    }
+
+    /// This member's slot.
+    pub(crate) fn mine(&self) -> *mut u8 {
+        self.of(self.local.me)
+    }
+
+    /// In operations by pairs with parts of `part` bytes: where this member stages for another.
+    pub(crate) fn to(&self, position: usize, part: usize) -> *mut u8 {
+        self.between(self.local.me, position, part)
+    }
+
+    /// The same the other way: where this member finds what another staged for it.
+    pub(crate) fn from(&self, position: usize, part: usize) -> *mut u8 {
+        self.between(position, self.local.me, part)
+    }
+
+    fn between(&self, from: usize, to: usize, part: usize) -> *mut u8 {
+        let (owner, place) = if self.swapped { (to, from) } else { (from, to) };
+        self.area(owner).wrapping_add(place * part)
+    }
+
+    fn area(&self, owner: usize) -> *mut u8 {
         self.local
             .arena
             .staging(self.local.index[owner])
@@ -101,11 +124,11 @@ impl Slots<'_> {
 /// each method; `stage` runs ahead of `reduce`, and that of `finish`.
 pub(crate) trait Work {
     /// Writes this rank's slot.
-    fn stage(&mut self, step: usize, mine: *mut u8);
-    /// Reads the peers' slots and writes the results there; only in plans that reduce.
+    fn stage(&mut self, step: usize, slots: &Slots<'_>);
+    /// Reads what the peers staged and writes results there; only in plans that reduce.
     fn reduce(&mut self, _step: usize, _slots: &Slots<'_>) {}
-    /// Reads the slots for the last time: in plans that reduce its own, with the peers' results, else the
-    /// peers'.
+    /// Reads the slots for the last time: in plans that reduce its own, with the peers' results, else
+    /// the peers'.
     fn finish(&mut self, step: usize, slots: &Slots<'_>);
 }
 
@@ -113,11 +136,22 @@ pub(crate) trait Work {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) steps: usize,
-    /// Whether members write results into the slots of their peers. When these have arrived, the
-    /// slot is its owner's alone.
-    pub(crate) reduces: bool,
-    /// The one member that stages, if not all do.
-    pub(crate) producer: Option<usize>,
+    pub(crate) pattern: Pattern,
+}
+
+/// Who stages for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    /// Every member for each other, which puts its result in the same place. When all results have
+    /// arrived, the slot is its owner's alone.
+    Reduce,
+    /// Every member for all others.
+    Share,
+    /// Every member for each other: each part has one reader. To be used with [`Slots::to`] and
+    /// [`Slots::from`].
+    Pairs,
+    /// One member for all others.
+    From(usize),
 }
 
 fn flag_value(seq: Seq, step: u64) -> u64 {
@@ -300,26 +334,27 @@ impl Pipeline {
         }
     }
 
-    /// Whether two members write next where they have just read.
+    /// Whether members write next where they have just read.
     fn swaps(&self, local: &Local<'_>) -> bool {
-        let Plan {
-            reduces, producer, ..
-        } = self.plan;
-        !reduces && producer.is_none() && local.len() == 2
+        match self.plan.pattern {
+            Pattern::Pairs => true,
+            Pattern::Share => local.len() == 2,
+            Pattern::Reduce | Pattern::From(_) => false,
+        }
     }
 
     /// Whether a slot may be written once this rank itself is through with its step.
     fn returns_slots(&self, local: &Local<'_>) -> bool {
-        self.plan.reduces || self.swaps(local)
+        self.plan.pattern == Pattern::Reduce || self.swaps(local)
     }
 
     /// Whether the peers whose slots this rank reads have set `flag` for a step.
     fn awaited(&self, local: &Local<'_>, flag: usize, step: usize) -> bool {
         let (flag, value) = (self.flag(flag), self.value(step));
-        match self.plan.producer {
-            Some(producer) if producer == local.me => true,
-            Some(producer) => local.reached([local.index[producer]], flag, value),
-            None => local.reached(local.peers(), flag, value),
+        match self.plan.pattern {
+            Pattern::From(producer) if producer == local.me => true,
+            Pattern::From(producer) => local.reached([local.index[producer]], flag, value),
+            _ => local.reached(local.peers(), flag, value),
         }
     }
 
@@ -333,9 +368,13 @@ impl Pipeline {
         stage_limit: usize,
     ) -> bool {
         let plan = self.plan;
-        let produces = plan.producer.is_none_or(|producer| producer == local.me);
+        let reduces = plan.pattern == Pattern::Reduce;
+        let produces = match plan.pattern {
+            Pattern::From(producer) => producer == local.me,
+            _ => true,
+        };
         let staged = if produces { self.staged } else { plan.steps };
-        let (ready, flag) = if plan.reduces {
+        let (ready, flag) = if reduces {
             (self.reduced, REDUCED)
         } else {
             (staged, STAGED)
@@ -343,20 +382,19 @@ impl Pipeline {
         if self.finished < ready && self.awaited(local, flag, self.finished) {
             work.finish(self.finished, &self.slots(local, self.finished));
             let asked_for = !self.returns_slots(local) || self.finished + 1 == plan.steps;
-            if asked_for && !plan.reduces {
+            if asked_for && !reduces {
                 local.publish(self.flag(DONE), self.value(self.finished));
             }
             self.finished += 1;
-        } else if plan.reduces && self.reduced < staged && self.awaited(local, STAGED, self.reduced)
-        {
+        } else if reduces && self.reduced < staged && self.awaited(local, STAGED, self.reduced) {
             work.reduce(self.reduced, &self.slots(local, self.reduced));
             local.publish(self.flag(REDUCED), self.value(self.reduced));
             self.reduced += 1;
         } else if staged < plan.steps.min(stage_limit) && self.may_stage(local, ctx) {
-            work.stage(staged, self.slots(local, staged).of(local.me));
+            work.stage(staged, &self.slots(local, staged));
             local.publish(self.flag(STAGED), self.value(staged));
             self.staged += 1;
-            if self.staged == plan.steps && !plan.reduces {
+            if self.staged == plan.steps && !reduces {
                 let last = self.value(plan.steps - 1);
                 ctx.scratch.bulk[self.track as usize].set(last, local.index);
             }
@@ -381,6 +419,37 @@ impl Pipeline {
             }
         };
         self.free && (self.staged < SLOTS || through(self.staged - SLOTS))
+    }
+}
+
+/// How bytes from a slot are written to where they belong.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Landing {
+    /// Past the caches.
+    pub(crate) streaming: bool,
+    /// Writing them back to the slot as well, so that its owner may soon write there again.
+    pub(crate) taking: bool,
+}
+
+/// Shorter pieces are not worth leaving the caches.
+const STREAMED_MIN: usize = 1 << 10;
+
+impl Landing {
+    /// Copies `bytes` from a slot.
+    ///
+    /// # Safety
+    /// Both are readable and writable for `bytes`, without overlap; nobody else touches either.
+    pub(crate) unsafe fn copy(self, from: *mut u8, to: *mut u8, bytes: usize) {
+        let streaming = self.streaming && bytes >= STREAMED_MIN;
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            match (streaming, self.taking) {
+                (false, false) => to.copy_from_nonoverlapping(from, bytes),
+                (true, false) => horovod_kernels::copy_streaming(from, to, bytes),
+                (false, true) => horovod_kernels::copy_taking(from, to, bytes),
+                (true, true) => horovod_kernels::copy_taking_streaming(from, to, bytes),
+            }
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::allreduce::{Reducer, Reduction, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::SendCursor;
-use crate::local::{LINE, Local, Plan, Slots, Work};
+use crate::local::{LINE, Local, Pattern, Plan, Slots, Work};
 use crate::slices::{Segment, Vector};
 
 /// One tensor to reduce and share out.
@@ -59,9 +59,7 @@ pub unsafe fn reduce_scatter(
     } else {
         across(ctx, &reducer, &shares)?;
     }
-    for share in shares {
-        ctx.scratch.put_vector(share);
-    }
+    ctx.scratch.put_vectors(shares);
     Ok(())
 }
 
@@ -82,12 +80,12 @@ fn shares(ctx: &mut Ctx<'_>, size: usize, items: &[ScatterItem]) -> Vec<Vector> 
             elems: rows.len() * item.row_elems,
         }
     };
-    (0..n)
-        .map(|member| {
-            ctx.scratch
-                .vector(size, items.iter().map(|item| share(item, member)))
-        })
-        .collect()
+    let mut shares = ctx.scratch.vectors();
+    for member in 0..n {
+        let segments = items.iter().map(|item| share(item, member));
+        shares.push(ctx.scratch.vector(size, segments));
+    }
+    shares
 }
 
 fn inside(
@@ -103,8 +101,7 @@ fn inside(
     let longest = shares.iter().map(Vector::len).max().unwrap_or(0);
     let plan = Plan {
         steps: longest.div_ceil(chunk),
-        reduces: false,
-        producer: None,
+        pattern: Pattern::Pairs,
     };
     let sources = std::mem::take(&mut ctx.scratch.sources);
     let mut work = Inside {
@@ -133,17 +130,16 @@ impl Inside<'_> {
         step * self.chunk..(step + 1) * self.chunk
     }
 
-    /// Where the chunk for a member lies in every slot.
-    fn at(&self, slot: *mut u8, member: usize) -> *mut u8 {
-        slot.wrapping_add(member * self.chunk * self.reducer.spec.dtype.size())
+    fn chunk_bytes(&self) -> usize {
+        self.chunk * self.reducer.spec.dtype.size()
     }
 }
 
 impl Work for Inside<'_> {
-    fn stage(&mut self, step: usize, mine: *mut u8) {
+    fn stage(&mut self, step: usize, slots: &Slots<'_>) {
         for (member, share) in self.shares.iter().enumerate() {
             if member != self.me {
-                let to = self.at(mine, member);
+                let to = slots.to(member, self.chunk_bytes());
                 for piece in share.pieces(self.range(step)) {
                     // SAFETY: the caller of the collective vouches for the inputs; a chunk fits its
                     // place in the slot, which nobody reads until it is published.
@@ -157,7 +153,7 @@ impl Work for Inside<'_> {
         let mut sources = std::mem::take(&mut self.sources);
         // SAFETY: as in `stage`; all peers have published this step.
         unsafe {
-            let theirs = |position| self.at(slots.of(position), self.me).cast_const();
+            let theirs = |position| slots.from(position, self.chunk_bytes()).cast_const();
             let shape = (self.me, self.shares.len());
             let share = &self.shares[self.me];
             reduce_range(

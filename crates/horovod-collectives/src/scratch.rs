@@ -27,6 +27,8 @@ pub struct Scratch {
     pub(crate) bulk: [LastUse; TRACKS],
     pub(crate) sources: Vec<Source>,
     vectors: Vec<Vector>,
+    lists: Vec<Vec<Vector>>,
+    counts: Vec<Vec<usize>>,
     buffers: Vec<Vec<u8>>,
 }
 
@@ -82,6 +84,34 @@ impl Scratch {
     pub(crate) fn put_vector(&mut self, vector: Vector) {
         if self.vectors.len() < KEPT_MAX {
             self.vectors.push(vector);
+        }
+    }
+
+    /// An empty list of vectors.
+    pub(crate) fn vectors(&mut self) -> Vec<Vector> {
+        self.lists.pop().unwrap_or_default()
+    }
+
+    /// Takes a list and what is in it back for reuse.
+    pub(crate) fn put_vectors(&mut self, mut list: Vec<Vector>) {
+        list.drain(..).for_each(|vector| self.put_vector(vector));
+        if self.lists.len() < KEPT_MAX {
+            self.lists.push(list);
+        }
+    }
+
+    /// A list of `len` zeros.
+    pub(crate) fn counts(&mut self, len: usize) -> Vec<usize> {
+        let mut counts = self.counts.pop().unwrap_or_default();
+        counts.clear();
+        counts.resize(len, 0);
+        counts
+    }
+
+    /// Takes a list back for reuse.
+    pub(crate) fn put_counts(&mut self, counts: Vec<usize>) {
+        if self.counts.len() < KEPT_MAX {
+            self.counts.push(counts);
         }
     }
 

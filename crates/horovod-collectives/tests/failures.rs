@@ -74,7 +74,9 @@ const OPERATIONS: [(&str, Operation); 7] = [
     // SAFETY: as above.
     ("alltoall", |ctx, input, output| unsafe {
         let send = vec![ELEMS * 4 / ctx.members.len(); ctx.members.len()];
-        alltoall(ctx, input.as_ptr(), &send, &mut |_| Ok(output.as_mut_ptr()))
+        alltoall(ctx, input.as_ptr(), &send, 1, &mut |_| {
+            Ok(output.as_mut_ptr())
+        })
     }),
     // SAFETY: as above.
     ("reduce_scatter", |ctx, input, output| unsafe {

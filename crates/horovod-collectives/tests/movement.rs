@@ -128,7 +128,7 @@ fn alltoall_delivers_every_block() {
                 let input: Vec<u8> = (0..n).flat_map(|to| block(node.rank, to)).collect();
                 let send: Vec<usize> = (0..n).map(|to| len(node.rank, to)).collect();
                 let mut output = Vec::new();
-                let (mut calls, me) = (0, node.rank);
+                let (width, mut calls, me) = (1, 0, node.rank);
                 let mut alloc = |recv: &[usize]| {
                     calls += 1;
                     let want: Vec<usize> = (0..n).map(|from| len(from, me)).collect();
@@ -137,13 +137,89 @@ fn alltoall_delivers_every_block() {
                     Ok(output.as_mut_ptr())
                 };
                 // SAFETY: the memory is this thread's own.
-                let done =
-                    node.op(|ctx| unsafe { alltoall(ctx, input.as_ptr(), &send, &mut alloc) });
+                let done = node
+                    .op(|ctx| unsafe { alltoall(ctx, input.as_ptr(), &send, width, &mut alloc) });
                 done.unwrap();
                 assert_eq!(calls, 1);
                 let want: Vec<u8> = (0..n).flat_map(|from| block(from, node.rank)).collect();
                 assert!(output == want, "case {case} {world:?}");
             }
+        });
+    }
+}
+
+#[test]
+fn alltoall_counts_rows_of_any_width_also_of_none() {
+    for world in World::all() {
+        let n = world.size();
+        world.run(|node| {
+            let rows = |from: usize, to: usize| (from * 5 + to * 3) % 7;
+            let me = node.rank;
+            for width in [0, 3, 1024] {
+                // So many rows without bytes that standing in for each would take gigabytes.
+                let many = if width == 0 { 1 << 30 } else { 1 };
+                let send: Vec<usize> = (0..n).map(|to| many * rows(me, to)).collect();
+                let block = |from: usize, to: usize| bytes(rows(from, to) * width, from * n + to);
+                let input: Vec<u8> = (0..n).flat_map(|to| block(me, to)).collect();
+                let mut output = Vec::new();
+                let mut alloc = |recv: &[usize]| {
+                    let want: Vec<usize> = (0..n).map(|from| many * rows(from, me)).collect();
+                    assert_eq!(recv, want);
+                    output = vec![0u8; recv.iter().sum::<usize>() * width];
+                    Ok(output.as_mut_ptr())
+                };
+                // SAFETY: the memory is this thread's own.
+                node.op(|ctx| unsafe { alltoall(ctx, input.as_ptr(), &send, width, &mut alloc) })
+                    .unwrap();
+                let want: Vec<u8> = (0..n).flat_map(|from| block(from, me)).collect();
+                assert!(output == want, "width {width} {world:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn results_written_past_the_caches_are_the_same() {
+    for world in [World::shm(2), World::shm(3)] {
+        let n = world.size();
+        world.run(|node| {
+            node.tuning.stream_min_bytes = 0;
+            let me = node.rank;
+            let lens = [5000, 1, 20_011];
+            let mine: Vec<Vec<u8>> = lens.iter().map(|len| bytes(*len, me)).collect();
+            let mut gathered: Vec<Vec<u8>> = lens.iter().map(|len| vec![0; len * n]).collect();
+            let items: Vec<GatherItem> = (0..lens.len())
+                .map(|i| GatherItem {
+                    input: mine[i].as_ptr(),
+                    output: gathered[i].as_mut_ptr(),
+                    bytes: vec![lens[i]; n],
+                })
+                .collect();
+            // SAFETY: the memory is this thread's own.
+            node.op(|ctx| unsafe { allgather(ctx, &items) }).unwrap();
+            for (i, len) in lens.into_iter().enumerate() {
+                let want: Vec<u8> = (0..n).flat_map(|rank| bytes(len, rank)).collect();
+                assert!(gathered[i] == want);
+            }
+            let mut sent = bytes(30_001, me);
+            let segment = ByteSegment {
+                input: sent.as_ptr(),
+                output: sent.as_mut_ptr(),
+                bytes: sent.len(),
+            };
+            // SAFETY: as above.
+            node.op(|ctx| unsafe { broadcast(ctx, 1, &[segment]) })
+                .unwrap();
+            assert!(sent == bytes(30_001, 1));
+            let send = vec![7000; n];
+            let (input, mut output) = (bytes(7000 * n, me), vec![0u8; 7000 * n]);
+            let mut alloc = |_: &[usize]| Ok(output.as_mut_ptr());
+            // SAFETY: as above.
+            node.op(|ctx| unsafe { alltoall(ctx, input.as_ptr(), &send, 1, &mut alloc) })
+                .unwrap();
+            let block = |from| bytes(7000 * n, from)[7000 * me..][..7000].to_vec();
+            let want: Vec<u8> = (0..n).flat_map(block).collect();
+            assert!(output == want);
         });
     }
 }

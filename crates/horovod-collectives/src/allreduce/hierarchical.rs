@@ -13,7 +13,7 @@ use super::across::{self, Going, Group, speaking, to_the_end};
 use super::{Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
-use crate::local::{LINE, Local, Pipeline, Plan, Slots, Track, Work};
+use crate::local::{LINE, Local, Pattern, Pipeline, Plan, Slots, Track, Work};
 use crate::select::Across;
 use crate::slices::{Parts, Segment, Vector, even_part};
 
@@ -212,8 +212,7 @@ fn side_by_side(
     let chunk = (ctx.tuning.wire_chunk_bytes / size / align * align).clamp(align, fits.max(align));
     let plan = Plan {
         steps: lanes.steps(chunk),
-        reduces: false,
-        producer: None,
+        pattern: Pattern::Share,
     };
     let partial = reducer.partial();
     let me = local.me();
@@ -312,7 +311,8 @@ impl Inward<'_> {
 }
 
 impl Work for Inward<'_> {
-    fn stage(&mut self, step: usize, mine: *mut u8) {
+    fn stage(&mut self, step: usize, slots: &Slots<'_>) {
+        let mine = slots.mine();
         for lane in (0..self.lanes.lanes).filter(|lane| *lane != self.me) {
             for (part, range) in self.lanes.step(lane, step, self.chunk) {
                 let to = self.at(mine, lane, part);
@@ -364,7 +364,8 @@ impl Outward<'_> {
 }
 
 impl Work for Outward<'_> {
-    fn stage(&mut self, step: usize, mine: *mut u8) {
+    fn stage(&mut self, step: usize, slots: &Slots<'_>) {
+        let mine = slots.mine();
         for (part, range) in self.lanes.step(self.me, step, self.chunk) {
             let to = self.at(mine, part);
             for piece in self.vector.pieces(range) {

@@ -12,7 +12,7 @@ use horovod_kernels::Source;
 use super::{Reducer, reduce_range};
 use crate::context::{Ctx, Tuning};
 use crate::error::CollectiveError;
-use crate::local::{LINE, Local, Plan, Slots, Work};
+use crate::local::{LINE, Local, Pattern, Plan, Slots, Work};
 use crate::select::Across;
 use crate::slices::Vector;
 
@@ -35,8 +35,7 @@ pub(super) fn run(
     };
     let plan = Plan {
         steps: cut.steps,
-        reduces: true,
-        producer: None,
+        pattern: Pattern::Reduce,
     };
     let result = local.run(ctx, plan, &mut work);
     ctx.scratch.sources = work.sources;
@@ -93,11 +92,6 @@ impl Cut {
     fn part_len(&self, len: usize) -> usize {
         len.div_ceil(self.parts).next_multiple_of(self.align)
     }
-
-    /// Where the part of `position` starts in every slot of a step, in elements.
-    fn slot_offset(&self, position: usize) -> usize {
-        position * (self.step / self.parts)
-    }
 }
 
 struct Staged<'a> {
@@ -109,15 +103,16 @@ struct Staged<'a> {
 }
 
 impl Staged<'_> {
-    fn at(&self, slot: *mut u8, position: usize) -> *mut u8 {
-        slot.wrapping_add(self.cut.slot_offset(position) * self.vector.size())
+    /// Bytes of a part in every slot.
+    fn part_bytes(&self) -> usize {
+        self.cut.step / self.cut.parts * self.vector.size()
     }
 }
 
 impl Work for Staged<'_> {
-    fn stage(&mut self, step: usize, mine: *mut u8) {
+    fn stage(&mut self, step: usize, slots: &Slots<'_>) {
         for position in (0..self.cut.parts).filter(|position| *position != self.me) {
-            let to = self.at(mine, position);
+            let to = slots.to(position, self.part_bytes());
             for piece in self.vector.pieces(self.cut.part(step, position)) {
                 // SAFETY: the caller of the collective vouches for the segments; a part fits its
                 // place in the slot, which nobody reads until it is published.
@@ -144,7 +139,7 @@ impl Work for Staged<'_> {
                 (start - part.start) * self.vector.size(),
                 range.len() * self.vector.size(),
             );
-            let place = |position| self.at(slots.of(position), me).wrapping_add(at);
+            let place = |position| slots.from(position, self.part_bytes()).wrapping_add(at);
             // SAFETY: as in `stage`; all peers have published this step, and nobody else touches
             // this rank's part of their slots until the result is published. The result of an
             // element replaces its operand.
@@ -168,7 +163,7 @@ impl Work for Staged<'_> {
 
     fn finish(&mut self, step: usize, slots: &Slots<'_>) {
         for position in (0..self.cut.parts).filter(|position| *position != self.me) {
-            let from = self.at(slots.of(self.me), position);
+            let from = slots.to(position, self.part_bytes());
             for piece in self.vector.pieces(self.cut.part(step, position)) {
                 let bytes = piece.elems * self.vector.size();
                 // SAFETY: the caller of the collective vouches for the segments; the peer has
@@ -215,7 +210,7 @@ mod tests {
                             let part = cut.part(step, position);
                             assert_eq!(part.start, next);
                             next = part.end;
-                            let end = (cut.slot_offset(position) + part.len()) * size;
+                            let end = (position * cut.step / parts + part.len()) * size;
                             assert!(end <= (position + 1) * slot_len / parts);
                         }
                     }

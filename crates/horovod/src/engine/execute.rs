@@ -339,29 +339,15 @@ impl Run<'_> {
                 )));
             };
             let row_bytes = row_bytes_of(tensor)?;
-            // Rows without bytes still have to be counted: let each row stand for one byte.
-            let unit = row_bytes.max(1);
-            let mut send = Vec::with_capacity(splits.len());
-            for &rows in splits {
-                send.push(usize_of(rows)?.checked_mul(unit).ok_or_else(too_large)?);
-            }
-            let stand_in = if row_bytes == 0 {
-                Some(self.buffer(send.iter().sum())?)
-            } else {
-                None
-            };
-            let input = stand_in
-                .as_ref()
-                .map_or(tensor.input, |b| b.as_mut_ptr().cast_const());
-            if let Some(b) = &stand_in {
-                // SAFETY: the buffer is writable, ours alone, and this long.
-                unsafe { b.as_mut_ptr().write_bytes(0, b.len()) };
-            }
+            let send = splits
+                .iter()
+                .map(|rows| usize_of(*rows))
+                .collect::<Result<Vec<_>, _>>()?;
             let mut received = Vec::new();
             let mut buffer = None;
-            let mut allocate = |bytes: &[usize]| {
-                received = bytes.iter().map(|b| (b / unit) as u64).collect();
-                let total: usize = bytes.iter().sum();
+            let mut allocate = |rows: &[usize]| {
+                received = rows.iter().map(|rows| *rows as u64).collect();
+                let total = rows.iter().sum::<usize>() * row_bytes;
                 let b = self.pool.take(total).ok_or_else(|| {
                     CollectiveError::Allocation(format!(
                         "{total} bytes for the result of {}",
@@ -373,12 +359,8 @@ impl Run<'_> {
                 Ok(p)
             };
             // SAFETY: as in `allreduce`; the buffer lives until the results are taken.
-            unsafe { collectives::alltoall(ctx, input, &send, &mut allocate) }?;
-            let mut buffer =
-                buffer.ok_or_else(|| Failure::Local("alltoall gave no result".into()))?;
-            if row_bytes == 0 {
-                buffer = self.buffer(0)?;
-            }
+            unsafe { collectives::alltoall(ctx, tensor.input, &send, row_bytes, &mut allocate) }?;
+            let buffer = buffer.ok_or_else(|| Failure::Local("alltoall gave no result".into()))?;
             let shape = with_rows(&tensor.meta.shape, received.iter().sum());
             let result = OpResult {
                 outputs: vec![Some((buffer, shape))],
