@@ -82,8 +82,8 @@ def overlap(models: list[dict], path: Path) -> None:
 
 
 def scaling(points: list[dict], path: Path) -> None:
-    """Cost of a step's negotiation over the number of ranks, one line for each way of agreeing."""
-    quantities = [key for key in points[0] if key not in ("ranks", "variant")]
+    """Cost of a step's negotiation over the number of ranks, one line for each layout."""
+    quantities = ("root_messages_in", "root_bytes_in", "root_cpu_us", "modelled_step_us")
     figure, all_axes = plt.subplots(
         1, len(quantities), figsize=(4.6 * len(quantities), 4), squeeze=False
     )

@@ -24,17 +24,17 @@ fn main() {
     };
     let mut workers: Vec<Worker> = (0..ranks).map(|rank| Worker::new(worker(rank))).collect();
 
+    let requests: Vec<Request> = (0..tensors).map(request).collect();
     let mut steps: Vec<[Duration; 3]> = Vec::new();
     let mut bytes = [0; 2];
     for step in 0..STEPS {
         let mut spent = [Duration::ZERO; 3];
         bytes = [0; 2];
         for (rank, worker) in (0..).map(Rank).zip(&mut workers) {
-            let requests: Vec<Request> = (0..tensors).map(request).collect();
             let start = Instant::now();
-            for (id, request) in requests.into_iter().enumerate() {
+            for (id, request) in requests.iter().enumerate() {
                 worker
-                    .submit(Time(step as u64), EntryId(id as u64), &request)
+                    .submit(Time(step as u64), EntryId(id as u64), request)
                     .expect("valid");
             }
             let mut messages = Vec::new();

@@ -21,7 +21,7 @@ use std::sync::Arc;
 mod arrive;
 mod dispatch;
 mod ready;
-use dispatch::{Known, Ready, Run};
+use dispatch::{Buffers, Known, Ready, Run};
 
 /// All settings of the negotiation; they live only here, so ranks cannot differ in them.
 #[derive(Clone, Debug)]
@@ -112,6 +112,7 @@ pub struct Coordinator {
     spare: Vec<RankSet>,
     /// Bytes of the known requests that are ready, in order.
     sizes: Vec<u64>,
+    buffers: Buffers,
     /// What each link was told of evictions.
     told: Vec<u64>,
     actions: VecDeque<CoordinatorAction>,
@@ -205,6 +206,7 @@ impl Coordinator {
             nobody: [].into(),
             spare: Vec::new(),
             sizes: Vec::new(),
+            buffers: Buffers::default(),
             told: vec![0; link_count],
             actions: VecDeque::new(),
             cfg,
@@ -274,6 +276,11 @@ impl Coordinator {
         };
         let batch = (!self.ready.is_empty()).then(|| self.batch_deadline());
         stall.into_iter().chain(batch).min()
+    }
+
+    /// Takes back a message that has been sent, so that the next needs no allocation.
+    pub fn recycle(&mut self, message: ToWorker) {
+        self.buffers.recycle(message);
     }
 
     /// What to do next; call until `None` after every other method.

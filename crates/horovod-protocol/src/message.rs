@@ -4,19 +4,18 @@
 //! slots as runs, so that a step of a thousand known tensors is a few bytes.
 
 use crate::content::Content;
-use crate::error::{OpError, OpErrorKind, PeerLost};
-use crate::limits::{
-    BATCH_ITEMS_MAX, FIRST_DIMS_MAX, FUSED_ITEMS_MAX, MESSAGE_BYTES_MAX, RETIRED_SLOTS_MAX,
-    TEXT_BYTES_MAX, TUNED_VALUES_MAX,
-};
+use crate::error::{OpError, PeerLost};
+use crate::limits::{BATCH_ITEMS_MAX, MESSAGE_BYTES_MAX, RETIRED_SLOTS_MAX};
 use crate::types::{Device, Generation, Op, ProcessSetId, Rank, Seq, TensorMeta};
 use crate::wire::{DecodeError, Reader, Writer};
 use std::sync::Arc;
 
 mod codec;
+mod response;
 mod submission;
-use codec::{SlotDelta, get, put};
-use submission::{get_lost, get_submission, put_lost, put_submission};
+use codec::{SlotDelta, get};
+use response::{get_response, put_response};
+use submission::{get_submission, put_submission};
 
 /// One registration of a process set. Never reused, unlike [`ProcessSetId`], so a late message for
 /// a removed set cannot be taken for its successor.
@@ -261,29 +260,46 @@ impl ToCoordinator {
     /// # Errors
     /// Whatever [`ToCoordinator::encode`] cannot have written.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut message = Self::empty();
+        message.decode_from(bytes)?;
+        Ok(message)
+    }
+
+    /// A message that says nothing, to be filled by [`ToCoordinator::decode_from`].
+    pub fn empty() -> Self {
+        Self {
+            generation: Generation(0),
+            seen: 0,
+            items: Vec::new(),
+        }
+    }
+
+    /// As [`ToCoordinator::decode`], in the memory of this message; after an error it is good for
+    /// nothing else.
+    ///
+    /// # Errors
+    /// Whatever [`ToCoordinator::encode`] cannot have written.
+    pub fn decode_from(&mut self, bytes: &[u8]) -> Result<(), DecodeError> {
         let r = &mut reader(bytes)?;
-        let generation = Generation(r.varint("generation")?);
-        let seen = r.varint("eviction mark")?;
+        self.generation = Generation(r.varint("generation")?);
+        self.seen = r.varint("eviction mark")?;
+        self.items.clear();
         let mut delta = SlotDelta::default();
-        let items = get::list(r, BATCH_ITEMS_MAX, 1, "submissions", |r| {
-            match r.u8("submission")? {
-                6 => Ok(Submission::Of {
+        for _ in 0..r.count(BATCH_ITEMS_MAX, 1, "submissions")? {
+            let item = match r.u8("submission")? {
+                6 => Submission::Of {
                     ranks: get::ranks(r)?,
                     subtrees: get::ranks(r)?,
                     item: Box::new({
                         let tag = r.u8("submission")?;
                         get_submission(r, tag, &mut delta)?
                     }),
-                }),
-                tag => get_submission(r, tag, &mut delta),
-            }
-        })?;
-        r.clone().finish()?;
-        Ok(Self {
-            generation,
-            seen,
-            items,
-        })
+                },
+                tag => get_submission(r, tag, &mut delta)?,
+            };
+            self.items.push(item);
+        }
+        r.clone().finish()
     }
 }
 
@@ -309,21 +325,49 @@ impl ToWorker {
     /// # Errors
     /// Whatever [`ToWorker::encode`] cannot have written.
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut message = Self::empty();
+        message.decode_from(bytes)?;
+        Ok(message)
+    }
+
+    /// A message that says nothing, to be filled by [`ToWorker::decode_from`].
+    pub fn empty() -> Self {
+        Self {
+            generation: Generation(0),
+            mark: 0,
+            responses: Vec::new(),
+            evicted: Vec::new(),
+        }
+    }
+
+    /// As [`ToWorker::decode`], in the memory of this message; after an error it is good for
+    /// nothing else.
+    ///
+    /// # Errors
+    /// Whatever [`ToWorker::encode`] cannot have written.
+    pub fn decode_from(&mut self, bytes: &[u8]) -> Result<(), DecodeError> {
         let r = &mut reader(bytes)?;
-        let generation = Generation(r.varint("generation")?);
-        let mark = r.varint("eviction mark")?;
+        self.generation = Generation(r.varint("generation")?);
+        self.mark = r.varint("eviction mark")?;
         let mut delta = SlotDelta::default();
-        let responses = get::list(r, BATCH_ITEMS_MAX, 1, "responses", |r| {
-            get_response(r, &mut delta).map(Arc::new)
-        })?;
-        let evicted = get::list(r, RETIRED_SLOTS_MAX, 2, "evicted slots", |r| delta.get(r))?;
-        r.clone().finish()?;
-        Ok(Self {
-            generation,
-            mark,
-            responses,
-            evicted,
-        })
+        let count = r.count(BATCH_ITEMS_MAX, 1, "responses")?;
+        self.responses.truncate(count);
+        for at in 0..count {
+            match self.responses.get_mut(at).and_then(Arc::get_mut) {
+                Some(old) => get_response(r, &mut delta, old)?,
+                None => {
+                    let mut response = Response::Stopped;
+                    get_response(r, &mut delta, &mut response)?;
+                    self.responses.truncate(at);
+                    self.responses.push(Arc::new(response));
+                }
+            }
+        }
+        self.evicted.clear();
+        for _ in 0..r.count(RETIRED_SLOTS_MAX, 2, "evicted slots")? {
+            self.evicted.push(delta.get(r)?);
+        }
+        r.clone().finish()
     }
 }
 
@@ -343,197 +387,4 @@ fn bad_tag(what: &'static str, tag: u8) -> DecodeError {
         what,
         value: u64::from(tag),
     }
-}
-
-fn put_response(w: &mut Writer<'_>, response: &Response, delta: &mut SlotDelta) {
-    match response {
-        Response::Execute {
-            seq,
-            set,
-            op,
-            device,
-            absent,
-            items,
-        } => {
-            w.u8(0);
-            w.varint(seq.0);
-            w.varint(set.0);
-            put::op(w, op);
-            put::device(w, *device);
-            put::ranks(w, absent);
-            w.varint(items.len() as u64);
-            for item in items {
-                put_item(w, item, delta);
-            }
-        }
-        Response::Fail {
-            set,
-            name,
-            absent,
-            error,
-        } => {
-            w.u8(1);
-            w.varint(set.0);
-            w.str(name);
-            put::ranks(w, absent);
-            w.u8(error.kind as u8);
-            w.str(&error.message);
-        }
-        Response::BarrierDone { set, name, absent } => {
-            w.u8(2);
-            w.varint(set.0);
-            w.str(name);
-            put::ranks(w, absent);
-        }
-        Response::Joined { last } => {
-            w.u8(3);
-            w.varint(u64::from(last.0));
-        }
-        Response::SetAdded {
-            name,
-            key,
-            id,
-            ranks,
-        } => {
-            w.u8(4);
-            w.str(name);
-            w.varint(key.0);
-            w.varint(u64::from(id.0));
-            put::ranks(w, ranks);
-        }
-        Response::SetRemoved { name, key } => {
-            w.u8(5);
-            w.str(name);
-            put::option(w, key.map(|k| k.0));
-        }
-        Response::Shutdown { by, reason } => {
-            w.u8(6);
-            w.varint(u64::from(by.0));
-            w.str(reason);
-        }
-        Response::Stopped => w.u8(7),
-        Response::Lost(lost) => {
-            w.u8(8);
-            put_lost(w, lost);
-        }
-        Response::Tuned { seq, values } => {
-            w.u8(9);
-            w.varint(seq.0);
-            put::dims(w, values);
-        }
-    }
-}
-
-fn get_response(r: &mut Reader<'_>, delta: &mut SlotDelta) -> Result<Response, DecodeError> {
-    Ok(match r.u8("response")? {
-        0 => Response::Execute {
-            seq: Seq(r.varint("sequence number")?),
-            set: SetKey(r.varint("process set")?),
-            op: get::op(r)?,
-            device: get::device(r)?,
-            absent: get::ranks(r)?,
-            items: get::list(r, FUSED_ITEMS_MAX, 1, "items", |r| get_item(r, delta))?,
-        },
-        1 => Response::Fail {
-            set: SetKey(r.varint("process set")?),
-            name: get::name(r)?,
-            absent: get::ranks(r)?,
-            error: OpError {
-                kind: get_kind(r)?,
-                message: r.str(TEXT_BYTES_MAX, "error text")?.to_owned(),
-            },
-        },
-        2 => Response::BarrierDone {
-            set: SetKey(r.varint("process set")?),
-            name: get::name(r)?,
-            absent: get::ranks(r)?,
-        },
-        3 => Response::Joined {
-            last: get::rank(r)?,
-        },
-        4 => Response::SetAdded {
-            name: get::name(r)?,
-            key: SetKey(r.varint("process set")?),
-            id: ProcessSetId(r.varint_u32("process set id")?),
-            ranks: get::ranks(r)?,
-        },
-        5 => Response::SetRemoved {
-            name: get::name(r)?,
-            key: get::option(r, "process set")?.map(SetKey),
-        },
-        6 => Response::Shutdown {
-            by: get::rank(r)?,
-            reason: r.str(TEXT_BYTES_MAX, "shutdown reason")?.into(),
-        },
-        7 => Response::Stopped,
-        8 => Response::Lost(get_lost(r)?),
-        9 => Response::Tuned {
-            seq: Seq(r.varint("sequence number")?),
-            values: get::list(r, TUNED_VALUES_MAX, 1, "tuned values", |r| {
-                r.varint("tuned value")
-            })?
-            .into(),
-        },
-        tag => return Err(bad_tag("response", tag)),
-    })
-}
-
-fn put_item(w: &mut Writer<'_>, item: &Item, delta: &mut SlotDelta) {
-    match item {
-        Item::Slots(run) => {
-            w.u8(0);
-            delta.put(w, *run);
-        }
-        Item::GatherSlot { slot, first_dims } => {
-            w.u8(1);
-            delta.put(
-                w,
-                SlotRun {
-                    first: *slot,
-                    len: 1,
-                },
-            );
-            put::dims(w, first_dims);
-        }
-        Item::New {
-            name,
-            tensors,
-            slot,
-            first_dims,
-        } => {
-            w.u8(2);
-            w.str(name);
-            put::tensors(w, tensors);
-            put::option(w, slot.map(|s| s.0));
-            put::dims(w, first_dims);
-        }
-    }
-}
-
-fn get_item(r: &mut Reader<'_>, delta: &mut SlotDelta) -> Result<Item, DecodeError> {
-    Ok(match r.u8("item")? {
-        0 => Item::Slots(delta.get(r)?),
-        1 => Item::GatherSlot {
-            slot: delta.get(r)?.first,
-            first_dims: get::dims(r, FIRST_DIMS_MAX)?,
-        },
-        2 => Item::New {
-            name: get::name(r)?,
-            tensors: get::tensors(r)?,
-            slot: get::option(r, "slot")?.map(Slot),
-            first_dims: get::dims(r, FIRST_DIMS_MAX)?,
-        },
-        tag => return Err(bad_tag("item", tag)),
-    })
-}
-
-fn get_kind(r: &mut Reader<'_>) -> Result<OpErrorKind, DecodeError> {
-    Ok(match r.u8("error kind")? {
-        0 => OpErrorKind::InvalidArgument,
-        1 => OpErrorKind::Precondition,
-        2 => OpErrorKind::Aborted,
-        3 => OpErrorKind::Shutdown,
-        4 => OpErrorKind::PeerLost,
-        tag => return Err(bad_tag("error kind", tag)),
-    })
 }

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 pub(crate) struct Outbox {
     generation: Generation,
     full: VecDeque<Vec<Submission>>,
+    spare: Vec<Submission>,
     open: Vec<Submission>,
     open_bytes: usize,
     /// Number of the open batch.
@@ -23,6 +24,7 @@ impl Outbox {
         Self {
             generation,
             full: VecDeque::new(),
+            spare: Vec::new(),
             open: Vec::new(),
             open_bytes: 0,
             batch: 0,
@@ -96,6 +98,12 @@ impl Outbox {
         self.told = self.seen;
     }
 
+    /// Takes back a message that has been sent.
+    pub(crate) fn recycle(&mut self, message: ToCoordinator) {
+        self.spare = message.items;
+        self.spare.clear();
+    }
+
     pub(crate) fn take(&mut self) -> Option<ToCoordinator> {
         let items = match self.full.pop_front() {
             Some(items) => items,
@@ -105,7 +113,7 @@ impl Outbox {
                 self.batch += 1;
                 // Only now: what was asked for before may use slots evicted since.
                 self.told = self.seen;
-                std::mem::take(&mut self.open)
+                std::mem::replace(&mut self.open, std::mem::take(&mut self.spare))
             }
         };
         Some(ToCoordinator {

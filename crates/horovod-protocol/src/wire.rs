@@ -125,6 +125,17 @@ impl<'a> Reader<'a> {
         Ok(*first)
     }
 
+    /// Whether the next byte is a zero, which then is read.
+    pub(crate) fn skip_zero(&mut self) -> bool {
+        match self.rest {
+            [0, rest @ ..] => {
+                self.rest = rest;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// An unsigned number as [`Writer::varint`] wrote it.
     pub fn varint(&mut self, what: &'static str) -> Result<u64, DecodeError> {
         let mut value = 0u64;

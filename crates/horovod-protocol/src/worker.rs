@@ -1,12 +1,12 @@
 //! One rank's side of the negotiation: what it has pending, and what it is told to do.
 
-use crate::action::WorkerAction;
+use crate::action::{ExecItem, Execution, WorkerAction};
 use crate::content::Content;
 use crate::error::{DUPLICATE_NAME_TEXT, OpError, PeerLost, asked_by};
 use crate::limits::PENDING_MAX;
 use crate::local;
 use crate::lookup::{Lookup, Slab};
-use crate::message::{SetKey, Slot, Submission, ToWorker};
+use crate::message::{SetKey, Slot, Submission, ToCoordinator, ToWorker};
 use crate::outbox::Outbox;
 use crate::slots::SlotMap;
 use crate::types::{EntryId, Generation, Op, ProcessSetId, Rank, Request, Time};
@@ -40,6 +40,7 @@ pub struct Worker {
     pending: usize,
     outbox: Outbox,
     actions: VecDeque<WorkerAction>,
+    spare: Vec<ExecItem>,
 }
 
 #[derive(Debug)]
@@ -107,6 +108,7 @@ impl Worker {
             join: None,
             pending: 0,
             actions: VecDeque::new(),
+            spare: Vec::new(),
         }
     }
 
@@ -198,6 +200,17 @@ impl Worker {
             return Some(WorkerAction::Send(message));
         }
         self.actions.pop_front()
+    }
+
+    /// Takes back a message that has been sent, so that the next needs no allocation.
+    pub fn recycle_message(&mut self, message: ToCoordinator) {
+        self.outbox.recycle(message);
+    }
+
+    /// Takes back an execution that has been run, so that the next needs no allocation.
+    pub fn recycle(&mut self, execution: Execution) {
+        self.spare = execution.items;
+        self.spare.clear();
     }
 
     /// Members of a set, ascending; `None` for an unknown one.

@@ -334,9 +334,12 @@ fn median(steps: Vec<Step>) -> Step {
 }
 
 fn print_line(layout: &str, fan_out: u32, tensors: u32, job: &Job, first: &Step, known: &Step) {
-    let fan_out = if layout == "star" { 0 } else { fan_out };
+    let (fan_out, variant) = match layout {
+        "star" => (0, "star".to_owned()),
+        _ => (fan_out, format!("tree, {fan_out} each")),
+    };
     println!(
-        "{{\"ranks\": {}, \"layout\": \"{layout}\", \"fan_out\": {fan_out}, \"tensors\": {tensors}, \
+        "{{\"ranks\": {}, \"variant\": \"{variant}\", \"layout\": \"{layout}\", \"fan_out\": {fan_out}, \"tensors\": {tensors}, \
          \"ranks_per_host\": {RANKS_PER_HOST}, \"aggregators\": {}, \"depth\": {}, \
          \"root_messages_in\": {}, \"root_messages_out\": {}, \"root_bytes_in\": {}, \
          \"root_bytes_out\": {}, \"total_messages\": {}, \"total_bytes\": {}, \"root_cpu_us\": {:.2}, \

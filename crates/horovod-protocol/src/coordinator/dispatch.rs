@@ -54,10 +54,54 @@ pub(super) struct Known {
 }
 
 /// One response with its recipients and an upper bound of its encoded size.
+#[derive(Debug)]
 struct Outgoing {
     to: Arc<[u32]>,
     response: Arc<Response>,
     wire_bytes: usize,
+}
+
+/// What earlier messages leave for later ones.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    ready: Vec<Ready>,
+    outgoing: Vec<Outgoing>,
+    responses: Vec<Vec<Arc<Response>>>,
+    executions: Vec<Arc<Response>>,
+}
+
+/// Buffers kept of each kind.
+const BUFFERS_MAX: usize = 64;
+
+impl Buffers {
+    pub(super) fn recycle(&mut self, mut message: ToWorker) {
+        for response in message.responses.drain(..) {
+            let alone = Arc::strong_count(&response) == 1;
+            if alone && self.executions.len() < BUFFERS_MAX {
+                self.executions.push(response);
+            }
+        }
+        if self.responses.len() < BUFFERS_MAX {
+            self.responses.push(message.responses);
+        }
+    }
+
+    /// A response made with an empty list of items.
+    fn execute(&mut self, make: impl FnOnce(Vec<Item>) -> Response) -> Arc<Response> {
+        let mut response = match self.executions.pop() {
+            Some(response) => response,
+            None => return Arc::new(make(Vec::new())),
+        };
+        if let Some(old) = Arc::get_mut(&mut response) {
+            let mut items = match old {
+                Response::Execute { items, .. } => std::mem::take(items),
+                _ => Vec::new(),
+            };
+            items.clear();
+            *old = make(items);
+        }
+        response
+    }
 }
 
 /// Upper bound of the encoded size of known requests.
@@ -67,22 +111,23 @@ impl Coordinator {
     /// Turns everything that is ready into messages.
     pub(super) fn dispatch(&mut self) {
         self.urgent = false;
-        let mut outgoing = Vec::new();
+        let mut outgoing = std::mem::take(&mut self.buffers.outgoing);
         let mut runs = Vec::new();
+        let mut ready = std::mem::replace(&mut self.ready, std::mem::take(&mut self.buffers.ready));
         let sizes = std::mem::take(&mut self.sizes);
-        let mut sizes = sizes.into_iter();
-        let mut ready = std::mem::take(&mut self.ready).into_iter().peekable();
-        while let Some(next) = ready.next() {
+        let mut sizes_left = &sizes[..];
+        let mut left = ready.drain(..).peekable();
+        while let Some(next) = left.next() {
             match next {
                 Ready::Run(run) => runs.push(run),
                 Ready::Known(known) => {
+                    let (sizes, rest) = sizes_left.split_at(known.run.len as usize);
+                    sizes_left = rest;
                     let alone = runs.is_empty()
-                        && !matches!(ready.peek(), Some(Ready::Run(_) | Ready::Known(_)));
+                        && !matches!(left.peek(), Some(Ready::Run(_) | Ready::Known(_)));
                     if alone && self.fits_one(&known) {
-                        sizes.by_ref().take(known.run.len as usize).for_each(drop);
                         outgoing.push(self.execute_known(known));
                     } else {
-                        let sizes = sizes.by_ref().take(known.run.len as usize);
                         runs.extend(known.split(sizes, &self.nobody));
                     }
                 }
@@ -110,8 +155,14 @@ impl Coordinator {
                 }
             }
         }
+        drop(left);
         self.fuse(&mut runs, &mut outgoing);
         self.send(&outgoing);
+        outgoing.clear();
+        self.buffers.outgoing = outgoing;
+        self.buffers.ready = ready;
+        self.sizes = sizes;
+        self.sizes.clear();
     }
 
     /// Whether known requests with nothing beside them make one execution.
@@ -127,18 +178,24 @@ impl Coordinator {
         Outgoing {
             to: known.to,
             wire_bytes: 64 + KNOWN_BYTES,
-            response: Arc::new(Response::Execute {
-                seq,
-                set: known.set,
-                op: known.content.op.clone(),
-                device: known.content.device,
-                absent: Arc::clone(&self.nobody),
-                items: vec![Item::Slots(known.run)],
+            response: self.buffers.execute(|mut items| {
+                items.push(Item::Slots(known.run));
+                Response::Execute {
+                    seq,
+                    set: known.set,
+                    op: known.content.op.clone(),
+                    device: known.content.device,
+                    absent: Arc::clone(&self.nobody),
+                    items,
+                }
             }),
         }
     }
 
     fn fuse(&mut self, runs: &mut Vec<Run>, outgoing: &mut Vec<Outgoing>) {
+        if runs.is_empty() {
+            return;
+        }
         let candidates: Vec<Candidate<'_>> = runs
             .iter()
             .map(|run| Candidate {
@@ -186,7 +243,10 @@ impl Coordinator {
         let all_alike = outgoing.iter().all(|out| Arc::ptr_eq(&out.to, &everybody))
             && evicted.iter().all(|(to, _)| Arc::ptr_eq(to, &everybody));
         if all_alike {
-            let mut stream = Stream::default();
+            let mut stream = Stream {
+                open: self.buffers.responses.pop().unwrap_or_default(),
+                ..Stream::default()
+            };
             outgoing.iter().for_each(|out| stream.push(out));
             for (_, runs) in &evicted {
                 stream.evicted.extend_from_slice(runs);
@@ -244,18 +304,14 @@ impl Coordinator {
 
 impl Known {
     /// One by one, with these sizes.
-    fn split(
-        self,
-        sizes: impl Iterator<Item = u64>,
-        nobody: &Arc<[Rank]>,
-    ) -> impl Iterator<Item = Run> {
+    fn split(self, sizes: &[u64], nobody: &Arc<[Rank]>) -> impl Iterator<Item = Run> {
         self.run.slots().zip(sizes).map(move |(first, bytes)| Run {
             set: self.set,
             to: Arc::clone(&self.to),
             absent: Arc::clone(nobody),
             content: Arc::clone(&self.content),
             fusion: self.fusion,
-            bytes,
+            bytes: *bytes,
             wire_bytes: KNOWN_BYTES,
             item: Item::Slots(SlotRun { first, len: 1 }),
         })

@@ -142,7 +142,8 @@ impl Worker {
             members: members.len(),
             absent: self.is_absent(absent),
         };
-        let mut exec_items = Vec::with_capacity(items.len());
+        let mut exec_items = std::mem::take(&mut self.spare);
+        exec_items.reserve(items.len());
         for item in items {
             match item {
                 Item::Slots(slots) => {
