@@ -101,7 +101,6 @@ def test_missing_program_is_named(jobs) -> None:
         ["--jsrun"],
         ["--timeline-filename", "t.json"],
         ["--config-file", "c.yaml"],
-        ["--hierarchical-allreduce"],
     ],
     ids=lambda words: words[0],
 )

@@ -1,13 +1,17 @@
 //! Allgather: everybody's rows, in the order of members, on every member.
 //!
 //! Inside a host all stage chunks and all read them. Between hosts the first member of each passes
-//! whole hosts' blocks around a ring and hands what it received to the others of its host.
+//! whole hosts' blocks around a ring as they come, and hands them to the others of its host.
 
-use crate::broadcast::{self, Copies};
+use std::ops::Range;
+
+use crate::broadcast::{self, Copies, Progress};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
-use crate::exchange::{Transfer, exchange};
+use crate::exchange::{RecvCursor, SendCursor};
+use crate::layout::SetLayout;
 use crate::local::{Landing, Local, Pattern, Plan, Slots, Work};
+use crate::select;
 use crate::slices::{Segment, Vector, copy};
 
 /// One tensor to gather.
@@ -40,9 +44,9 @@ impl GatherItem {
 /// Inputs are readable and outputs writable for their lengths; they do not overlap, except that an
 /// input may be exactly where its rows go; nobody else touches any of them until this returns.
 pub unsafe fn allgather(ctx: &mut Ctx<'_>, items: &[GatherItem]) -> Result<(), CollectiveError> {
-    let local = Local::new(ctx)?;
-    if let Some(local) = &local {
-        inside(ctx, local, items)?;
+    let by_host = select::allgather_by_host(ctx.layout, ctx.tuning);
+    if let Some(local) = Local::new(ctx)?.filter(|_| by_host) {
+        inside(ctx, &local, items)?;
     } else {
         for item in items {
             let own = item.part(ctx.me);
@@ -50,29 +54,67 @@ pub unsafe fn allgather(ctx: &mut Ctx<'_>, items: &[GatherItem]) -> Result<(), C
             unsafe { copy(item.input, own.output, own.elems) };
         }
     }
+    if !by_host {
+        return across(ctx, items, &Blocks::by_member(ctx.layout));
+    }
     if ctx.layout.hosts() > 1 {
-        across(ctx, items)?;
-        if let Some(local) = &local {
-            let host = ctx.layout.my_host();
-            let layout = ctx.layout;
-            let remote = (0..layout.members()).filter(|member| layout.host_of(*member) != host);
-            let bytes = gathered(ctx, items, remote);
-            broadcast::inside(ctx, local, &bytes, 0)?;
-            ctx.scratch.put_vector(bytes);
-        }
+        across(ctx, items, &Blocks::by_host(ctx.layout))?;
     }
     Ok(())
 }
 
-/// The outputs that come from these members, as bytes.
+/// What passes around the ring: one block per host, or one per member.
+struct Blocks<'a> {
+    layout: &'a SetLayout,
+    by_host: bool,
+    count: usize,
+    /// This member's.
+    mine: usize,
+}
+
+impl<'a> Blocks<'a> {
+    fn by_host(layout: &'a SetLayout) -> Self {
+        Self {
+            layout,
+            by_host: true,
+            count: layout.hosts(),
+            mine: layout.my_host(),
+        }
+    }
+
+    fn by_member(layout: &'a SetLayout) -> Self {
+        Self {
+            layout,
+            by_host: false,
+            count: layout.members(),
+            mine: layout.me(),
+        }
+    }
+
+    /// The members whose rows make the block that is `distance` before this member's.
+    fn before(&self, distance: usize) -> &[usize] {
+        let block = (self.mine + self.count - distance) % self.count;
+        if self.by_host {
+            self.layout.on_host(block)
+        } else {
+            self.layout.just(block)
+        }
+    }
+
+    /// Whether this member passes blocks on.
+    fn is_delegate(&self) -> bool {
+        !self.by_host || self.layout.my_local() == 0
+    }
+}
+
+/// The outputs that come from these members, as bytes: all items of one, then all of the next.
 fn gathered(
     ctx: &mut Ctx<'_>,
     items: &[GatherItem],
-    members: impl Iterator<Item = usize> + Clone,
+    members: impl IntoIterator<Item = usize>,
 ) -> Vector {
-    let segments = items
-        .iter()
-        .flat_map(|item| members.clone().map(move |member| item.part(member)));
+    let of = |member: usize| items.iter().map(move |item| item.part(member));
+    let segments = members.into_iter().flat_map(of);
     ctx.scratch.vector(1, segments)
 }
 
@@ -96,7 +138,7 @@ fn inside(
         parts.push(if *member == ctx.me {
             own(ctx, items)
         } else {
-            gathered(ctx, items, std::iter::once(*member))
+            gathered(ctx, items, [*member])
         });
     }
     let chunk = local.slot_len().min(2 * ctx.tuning.chunk_bytes).max(1);
@@ -160,32 +202,58 @@ impl Work for Gather<'_> {
     }
 }
 
-/// Passes hosts' blocks around the ring of first members.
-fn across(ctx: &mut Ctx<'_>, items: &[GatherItem]) -> Result<(), CollectiveError> {
-    let layout = ctx.layout;
-    if layout.my_local() != 0 {
-        return Ok(());
+/// Passes the blocks around the ring, and inside a host to those that take no part in it: first one's
+/// own, then what has come, as it comes.
+fn across(
+    ctx: &mut Ctx<'_>,
+    items: &[GatherItem],
+    blocks: &Blocks<'_>,
+) -> Result<(), CollectiveError> {
+    let last = blocks.count - 1;
+    let of = |distances: Range<usize>| {
+        let members = distances.flat_map(|distance| blocks.before(distance));
+        members.copied().collect::<Vec<usize>>()
+    };
+    let inn = gathered(ctx, items, of(1..last + 1));
+    // Sent in this order: nobody needs what its successor begins with.
+    let out = gathered(ctx, items, of(0..last));
+    let own = gathered(ctx, items, of(0..1));
+    let (next, previous) = (blocks.before(last)[0], blocks.before(1)[0]);
+    let mut sending = SendCursor::new(&out, 0..out.len());
+    let mut receiving = RecvCursor::new(&inn, 0..inn.len());
+    let mut step = |ctx: &mut Ctx<'_>| {
+        let mut moved = !receiving.is_done() && receiving.step(ctx, previous)?;
+        let limit = own.len() + receiving.position();
+        moved |= !sending.is_done() && sending.step(ctx, next, limit)?;
+        Ok(Progress {
+            moved,
+            there: receiving.position(),
+            done: receiving.is_done() && sending.is_done(),
+        })
+    };
+    if !blocks.is_delegate() {
+        broadcast::inside(ctx, &inn, 0, |_| Ok(Progress::NOTHING_TO_DO))?;
+    } else if blocks.by_host {
+        broadcast::inside(ctx, &inn, 0, &mut step)?;
+    } else {
+        let mut spins = 0;
+        loop {
+            let Progress { moved, done, .. } = step(ctx)?;
+            if done {
+                break;
+            }
+            if moved {
+                spins = 0;
+            } else {
+                ctx.idle.idle(spins)?;
+                spins = u32::saturating_add(spins, 1);
+            }
+        }
     }
-    let (hosts, me) = (layout.hosts(), layout.my_host());
-    let next = layout.on_host((me + 1) % hosts)[0];
-    let previous = layout.on_host((me + hosts - 1) % hosts)[0];
-    for step in 0..hosts - 1 {
-        let block = |host: usize| layout.on_host(host % hosts).iter().copied();
-        let out = gathered(ctx, items, block(me + hosts - step));
-        let inn = gathered(ctx, items, block(me + hosts - step - 1));
-        let send = Transfer {
-            peer: next,
-            bytes: &out,
-            range: 0..out.len(),
-        };
-        let recv = Transfer {
-            peer: previous,
-            bytes: &inn,
-            range: 0..inn.len(),
-        };
-        exchange(ctx, Some(send), Some(recv))?;
-        ctx.scratch.put_vector(out);
-        ctx.scratch.put_vector(inn);
+    sending.finish(ctx);
+    receiving.finish(ctx);
+    for vector in [own, out, inn] {
+        ctx.scratch.put_vector(vector);
     }
     Ok(())
 }

@@ -2,12 +2,12 @@
 //!
 //! Between hosts one member of each takes part: the root for its own, the first for the others. They
 //! pass the bytes down a binomial tree when few, along a chain when many. Inside a host that member
-//! stages chunks and the others read them.
+//! stages chunks as they come and the others read them.
 
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{RecvCursor, SendCursor};
-use crate::local::{Landing, Local, Pattern, Plan, Slots, Work};
+use crate::local::{Landing, Local, Pattern, Pipeline, Plan, Slots, Track, Work};
 use crate::select::{self, Relay};
 use crate::slices::{Segment, Vector, copy};
 
@@ -46,19 +46,16 @@ pub unsafe fn broadcast(
             elems: seg.bytes,
         }),
     );
-    if ctx.layout.hosts() > 1 {
-        relay(ctx, root, &bytes)?;
-    }
-    if let Some(local) = Local::new(ctx)? {
-        let layout = ctx.layout;
-        let source = delegate(ctx, layout.my_host(), root);
-        let position = layout
-            .locals()
-            .iter()
-            .position(|member| *member == source)
-            .unwrap_or(0);
-        inside(ctx, &local, &bytes, position)?;
-    }
+    let layout = ctx.layout;
+    let source = delegate(ctx, layout.my_host(), root);
+    let mut relay = Relaying::new(ctx, root, &bytes);
+    let position = layout
+        .locals()
+        .iter()
+        .position(|member| *member == source)
+        .unwrap_or(0);
+    inside(ctx, &bytes, position, |ctx| relay.step(ctx))?;
+    relay.put_back(ctx);
     ctx.scratch.put_vector(bytes);
     Ok(())
 }
@@ -72,15 +69,41 @@ fn delegate(ctx: &Ctx<'_>, host: usize, root: usize) -> usize {
     }
 }
 
-/// Gives the bytes of the member at `position` on this host to the others of the host.
+/// How far bytes from other hosts have come.
+pub(crate) struct Progress {
+    /// Whether anything moved just now.
+    pub(crate) moved: bool,
+    /// Bytes that are there.
+    pub(crate) there: usize,
+    /// Whether there is nothing left to receive or to pass on.
+    pub(crate) done: bool,
+}
+
+impl Progress {
+    /// Of a member that neither receives nor passes on.
+    pub(crate) const NOTHING_TO_DO: Self = Self {
+        moved: false,
+        there: usize::MAX,
+        done: true,
+    };
+}
+
+/// Gives the bytes of the member at `position` on this host to the others of the host, as `feed`
+/// brings them forward.
 pub(crate) fn inside(
     ctx: &mut Ctx<'_>,
-    local: &Local<'_>,
     bytes: &Vector,
     position: usize,
+    mut feed: impl FnMut(&mut Ctx<'_>) -> Result<Progress, CollectiveError>,
 ) -> Result<(), CollectiveError> {
-    let chunk = local.slot_len().min(2 * ctx.tuning.chunk_bytes).max(1);
-    let steps = bytes.len().div_ceil(chunk);
+    let local = Local::new(ctx)?;
+    let slot = local.as_ref().map_or(usize::MAX, Local::slot_len);
+    let chunk = slot.min(2 * ctx.tuning.chunk_bytes).max(1);
+    let steps = if local.is_some() {
+        bytes.len().div_ceil(chunk)
+    } else {
+        0
+    };
     let plan = Plan {
         steps,
         pattern: Pattern::From(position),
@@ -91,18 +114,40 @@ pub(crate) fn inside(
         landing: Landing {
             streaming: bytes.len() >= ctx.tuning.stream_min_bytes,
             // The only reader; with several it would not help.
-            taking: local.len() == 2,
+            taking: local.as_ref().is_some_and(|local| local.len() == 2),
         },
     };
-    local.run(
-        ctx,
-        plan,
-        &mut Inside {
-            copies,
-            source: position,
-            me: local.me(),
-        },
-    )
+    let mut work = Inside {
+        copies,
+        source: position,
+        me: local.as_ref().map_or(position, Local::me),
+    };
+    let mut pipeline = Pipeline::new(ctx, plan, Track::First)?;
+    let mut spins = 0;
+    loop {
+        let Progress {
+            mut moved,
+            there,
+            done,
+        } = feed(ctx)?;
+        if let Some(local) = local.as_ref().filter(|_| !pipeline.is_done()) {
+            let staged = if there >= bytes.len() {
+                usize::MAX
+            } else {
+                there / chunk
+            };
+            moved |= pipeline.step(local, ctx, &mut work, staged);
+        }
+        if done && pipeline.is_done() {
+            return Ok(());
+        }
+        if moved {
+            spins = 0;
+        } else {
+            ctx.idle.idle(spins)?;
+            spins = u32::saturating_add(spins, 1);
+        }
+    }
 }
 
 /// Copies between a vector of bytes and slots, a chunk per step.
@@ -184,52 +229,61 @@ fn links(shape: Relay, position: usize, n: usize) -> (Option<usize>, Vec<usize>)
     }
 }
 
-/// Passes the bytes between the delegates of the hosts.
-fn relay(ctx: &mut Ctx<'_>, root: usize, bytes: &Vector) -> Result<(), CollectiveError> {
-    let layout = ctx.layout;
-    let (hosts, first, mine) = (layout.hosts(), layout.host_of(root), layout.my_host());
-    if delegate(ctx, mine, root) != ctx.me {
-        return Ok(());
+/// The bytes on their way between the delegates of the hosts.
+struct Relaying<'a> {
+    len: usize,
+    /// From whom, and to whom.
+    inn: Option<(usize, RecvCursor<'a>)>,
+    outs: Vec<(usize, SendCursor<'a>)>,
+}
+
+impl<'a> Relaying<'a> {
+    /// Nothing to do for those that take no part.
+    fn new(ctx: &Ctx<'_>, root: usize, bytes: &'a Vector) -> Self {
+        let layout = ctx.layout;
+        let (hosts, first, mine) = (layout.hosts(), layout.host_of(root), layout.my_host());
+        let mut relaying = Self {
+            len: bytes.len(),
+            inn: None,
+            outs: Vec::new(),
+        };
+        if delegate(ctx, mine, root) == ctx.me {
+            let shape = select::broadcast(bytes.len(), ctx.tuning);
+            let (parent, children) = links(shape, (mine + hosts - first) % hosts, hosts);
+            let member = |position: usize| delegate(ctx, (position + first) % hosts, root);
+            let all = 0..bytes.len();
+            relaying.inn =
+                parent.map(|parent| (member(parent), RecvCursor::new(bytes, all.clone())));
+            let sender = |child: usize| (member(child), SendCursor::new(bytes, all.clone()));
+            relaying.outs = children.into_iter().map(sender).collect();
+        }
+        relaying
     }
-    let shape = select::broadcast(bytes.len(), ctx.tuning);
-    let (parent, children) = links(shape, (mine + hosts - first) % hosts, hosts);
-    let member = |position: usize| delegate(ctx, (position + first) % hosts, root);
-    let parent = parent.map(member);
-    let peers: Vec<usize> = children.into_iter().map(member).collect();
-    let all = 0..bytes.len();
-    let mut inn = parent.map(|peer| (peer, RecvCursor::new(bytes, all.clone())));
-    let mut outs: Vec<_> = peers
-        .iter()
-        .map(|peer| (*peer, SendCursor::new(bytes, all.clone())))
-        .collect();
-    let mut spins = 0;
-    loop {
-        let mut moved = false;
-        let mut limit = bytes.len();
-        if let Some((peer, cursor)) = &mut inn {
+
+    fn step(&mut self, ctx: &mut Ctx<'_>) -> Result<Progress, CollectiveError> {
+        let (mut moved, mut there) = (false, self.len);
+        if let Some((peer, cursor)) = &mut self.inn {
             moved |= !cursor.is_done() && cursor.step(ctx, *peer)?;
-            limit = cursor.position();
+            there = cursor.position();
         }
-        for (peer, cursor) in &mut outs {
-            moved |= !cursor.is_done() && cursor.step(ctx, *peer, limit)?;
+        for (peer, cursor) in &mut self.outs {
+            moved |= !cursor.is_done() && cursor.step(ctx, *peer, there)?;
         }
-        if limit == bytes.len() && outs.iter().all(|(_, cursor)| cursor.is_done()) {
-            break;
+        Ok(Progress {
+            moved,
+            there,
+            done: there == self.len && self.outs.iter().all(|(_, cursor)| cursor.is_done()),
+        })
+    }
+
+    fn put_back(self, ctx: &mut Ctx<'_>) {
+        if let Some((_, cursor)) = self.inn {
+            cursor.finish(ctx);
         }
-        if moved {
-            spins = 0;
-        } else {
-            ctx.idle.idle(spins)?;
-            spins = u32::saturating_add(spins, 1);
+        for (_, cursor) in self.outs {
+            cursor.finish(ctx);
         }
     }
-    if let Some((_, cursor)) = inn {
-        cursor.finish(ctx);
-    }
-    for (_, cursor) in outs {
-        cursor.finish(ctx);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -52,6 +52,8 @@ pub struct Tuning {
     pub allreduce: Option<Wish>,
     /// Whether an allreduce between hosts adds up inside each host first.
     pub hierarchical_allreduce: bool,
+    /// Whether an allgather between hosts gathers inside each host first.
+    pub hierarchical_allgather: bool,
 }
 
 impl Default for Tuning {
@@ -67,6 +69,7 @@ impl Default for Tuning {
             chain_min_bytes: 256 << 10,
             allreduce: None,
             hierarchical_allreduce: true,
+            hierarchical_allgather: true,
         }
     }
 }

@@ -93,6 +93,17 @@ impl SetLayout {
         self.hosts.iter().map(Vec::len).min().unwrap_or(1)
     }
 
+    /// This member.
+    pub(crate) fn me(&self) -> usize {
+        self.me
+    }
+
+    /// One member, as a list of members.
+    pub(crate) fn just(&self, member: usize) -> &[usize] {
+        let (host, local) = (self.host_of[member], self.local_of[member]);
+        &self.hosts[host][local..=local]
+    }
+
     /// Members of one host.
     pub(crate) fn on_host(&self, host: usize) -> &[usize] {
         &self.hosts[host]

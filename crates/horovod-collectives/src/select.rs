@@ -93,6 +93,11 @@ fn across(bytes: usize, ends: usize, tuning: &Tuning) -> Across {
     }
 }
 
+/// Whether an allgather gathers inside each host before blocks pass between hosts.
+pub fn allgather_by_host(layout: &SetLayout, tuning: &Tuning) -> bool {
+    layout.hosts() == 1 || (tuning.hierarchical_allgather && layout.hosts() < layout.members())
+}
+
 /// How a broadcast passes between hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Relay {

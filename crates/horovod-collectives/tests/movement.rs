@@ -32,7 +32,10 @@ fn allgather_concatenates_uneven_and_empty_contributions() {
                 |rank, _| if rank == 1 { 40_000 } else { 1 },
             ];
             for (case, len) in cases.iter().enumerate() {
-                for in_place in [false, true] {
+                for (in_place, by_host) in
+                    [(false, true), (true, true), (false, false), (true, false)]
+                {
+                    node.tuning.hierarchical_allgather = by_host;
                     let lens = |i| (0..n).map(|rank| len(rank, i)).collect::<Vec<_>>();
                     let inputs: Vec<_> = (0..3)
                         .map(|i| bytes(len(node.rank, i), node.rank + i))

@@ -484,7 +484,6 @@ mod tests {
             "--tcp",
             "--config-file=c",
             "--host-discovery-script=s",
-            "--hierarchical-allreduce",
             "--thread-affinity=1",
         ] {
             fails(

@@ -388,12 +388,49 @@ pub(crate) static OPTIONS: &[OptionSpec] = &[
     later(&["--elastic-timeout"]),
     later(&["--reset-limit"]),
     later(&["--blacklist-cooldown-range"]),
-    later(&["--hierarchical-allreduce"]),
-    later(&["--no-hierarchical-allreduce"]),
-    later(&["--hierarchical-allgather"]),
-    later(&["--no-hierarchical-allgather"]),
-    later(&["--torus-allreduce"]),
-    later(&["--no-torus-allreduce"]),
+    option(
+        TUNING,
+        &["--hierarchical-allreduce"],
+        Action::Flag(|o| o.knobs.push(("HOROVOD_HIERARCHICAL_ALLREDUCE", "1".into()))),
+        "add up inside each host before passing results between hosts (this is the default)",
+    )
+    .only("hierarchical allreduce"),
+    option(
+        TUNING,
+        &["--no-hierarchical-allreduce"],
+        Action::Flag(|o| o.knobs.push(("HOROVOD_HIERARCHICAL_ALLREDUCE", "0".into()))),
+        "take no account of hosts",
+    )
+    .only("hierarchical allreduce"),
+    option(
+        TUNING,
+        &["--hierarchical-allgather"],
+        Action::Flag(|o| o.knobs.push(("HOROVOD_HIERARCHICAL_ALLGATHER", "1".into()))),
+        "gather inside each host before passing blocks between hosts (this is the default)",
+    )
+    .only("hierarchical allgather"),
+    option(
+        TUNING,
+        &["--no-hierarchical-allgather"],
+        Action::Flag(|o| o.knobs.push(("HOROVOD_HIERARCHICAL_ALLGATHER", "0".into()))),
+        "take no account of hosts",
+    )
+    .only("hierarchical allgather"),
+    option(
+        TUNING,
+        &["--torus-allreduce"],
+        Action::Flag(|o| o.knobs.push(("HOROVOD_TORUS_ALLREDUCE", "1".into()))),
+        "the same as --hierarchical-allreduce",
+    )
+    .only("torus allreduce"),
+    option(
+        TUNING,
+        &["--no-torus-allreduce"],
+        Action::Flag(|o| o.knobs.push(("HOROVOD_TORUS_ALLREDUCE", "0".into()))),
+        "",
+    )
+    .only("torus allreduce")
+    .hide(),
     later(&["--timeline-filename"]),
     later(&["--timeline-mark-cycles"]),
     later(&["--no-timeline-mark-cycles"]).hide(),

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! initiator                                            responder
-//!   "horovod" version purpose sealed generation from to | e    ->
+//!   "horovod" version purpose lane+sealed generation from to | e ->
 //!                           <-  "horovod" version status | e, ee
 //!   an empty sealed message                                    ->
 //! ```
@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Version of everything that ranks say to each other; both ends must have the same.
-pub(crate) const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 2;
 const MAGIC: &[u8; 7] = b"horovod";
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const PREFIX: usize = MAGIC.len() + 1;
@@ -59,6 +59,17 @@ impl Purpose {
     }
 }
 
+impl std::fmt::Display for Purpose {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Rendezvous => "rendezvous",
+            Self::Control => "control",
+            Self::Data => "data",
+            Self::Host => "local",
+        })
+    }
+}
+
 /// In place of a rank: the rendezvous.
 pub(crate) const SERVER: u32 = u32::MAX;
 
@@ -66,6 +77,8 @@ pub(crate) const SERVER: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Binding {
     pub(crate) purpose: Purpose,
+    /// Which of several of that purpose, from 0 to 127.
+    pub(crate) lane: u8,
     /// Whether the bytes after the handshake are encrypted.
     pub(crate) sealed: bool,
     pub(crate) generation: u64,
@@ -79,7 +92,7 @@ impl Binding {
     fn fields(&self) -> [u8; FIELDS] {
         let mut bytes = [0; FIELDS];
         bytes[0] = self.purpose as u8;
-        bytes[1] = u8::from(self.sealed);
+        bytes[1] = self.lane << 1 | u8::from(self.sealed);
         bytes[2..10].copy_from_slice(&self.generation.to_le_bytes());
         bytes[10..14].copy_from_slice(&self.from.to_le_bytes());
         bytes[14..18].copy_from_slice(&self.to.to_le_bytes());
@@ -89,7 +102,7 @@ impl Binding {
     fn parse(bytes: &[u8; FIELDS]) -> Option<Self> {
         let [
             purpose,
-            sealed,
+            lane_and_sealed,
             g0,
             g1,
             g2,
@@ -109,11 +122,8 @@ impl Binding {
         ] = *bytes;
         Some(Self {
             purpose: Purpose::from_code(purpose)?,
-            sealed: match sealed {
-                0 => false,
-                1 => true,
-                _ => return None,
-            },
+            lane: lane_and_sealed >> 1,
+            sealed: lane_and_sealed & 1 == 1,
             generation: u64::from_le_bytes([g0, g1, g2, g3, g4, g5, g6, g7]),
             from: u32::from_le_bytes([f0, f1, f2, f3]),
             to: u32::from_le_bytes([t0, t1, t2, t3]),

@@ -49,7 +49,7 @@ pub use self::{
     data::Data,
     key::JobKey,
     link::{Aborted, Idle, Link, LinkError},
-    mesh::{ConnectError, Mesh, MeshConfig, connect},
+    mesh::{CONNECTIONS_MAX, ConnectError, Mesh, MeshConfig, connect},
     platform::{WAYS, Ways, fd::fork_epoch, net::resolve_interfaces},
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},

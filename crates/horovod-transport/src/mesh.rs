@@ -6,7 +6,7 @@ mod connect;
 mod dial;
 
 pub(crate) use assemble::{Parts, Shared};
-pub use config::{ConnectError, MeshConfig};
+pub use config::{CONNECTIONS_MAX, ConnectError, MeshConfig};
 pub use connect::connect;
 
 use crate::{Control, Data, Topology, Waiter};
@@ -23,4 +23,6 @@ pub struct Mesh {
     pub data: Data,
     /// Waiting for any of it.
     pub waiter: Waiter,
+    /// What rank 0 said in [`MeshConfig::settings`].
+    pub settings: Vec<u8>,
 }

@@ -10,5 +10,5 @@ mod round;
 mod server;
 
 pub(crate) use client::Client;
-pub(crate) use messages::{MemberEntry, ToClient, ToServer, Where};
+pub(crate) use messages::{Common, MemberEntry, ToClient, ToServer, Where};
 pub use server::{Server, ServerConfig, ServerEvent};

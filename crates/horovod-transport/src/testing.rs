@@ -61,6 +61,7 @@ pub struct Cluster {
     shm: bool,
     staging: usize,
     drip: Option<usize>,
+    connections: u8,
 }
 
 impl Cluster {
@@ -72,6 +73,7 @@ impl Cluster {
             shm: true,
             staging: 1 << 20,
             drip: None,
+            connections: 1,
         }
     }
 
@@ -91,6 +93,12 @@ impl Cluster {
     /// Bytes of each staging area, rounded up to whole pages (default 1 MiB).
     pub fn staging(mut self, bytes: usize) -> Self {
         self.staging = bytes;
+        self
+    }
+
+    /// TCP connections between two ranks (default 1).
+    pub fn connections(mut self, count: u8) -> Self {
+        self.connections = count;
         self
     }
 
@@ -118,6 +126,7 @@ impl Cluster {
                 control: Vec::new(),
                 data: Vec::new(),
                 launcher: None,
+                settings: Vec::new(),
             })
             .collect();
         self.share_memory(&mut parts);
@@ -157,9 +166,11 @@ impl Cluster {
                 if self.shm && self.hosts[low] == self.hosts[high] {
                     continue;
                 }
-                let (a, b) = tcp_pair();
-                parts[low].data.push((Rank(high as u32), a));
-                parts[high].data.push((Rank(low as u32), b));
+                for lane in 0..self.connections {
+                    let (a, b) = tcp_pair();
+                    parts[low].data.push((Rank(high as u32), lane, a));
+                    parts[high].data.push((Rank(low as u32), lane, b));
+                }
                 if low == 0 {
                     let (a, b) = tcp_pair();
                     parts[low].control.push((Rank(high as u32), a));

@@ -119,6 +119,31 @@ fn without_shared_memory_they_use_tcp() {
 }
 
 #[test]
+fn several_connections_carry_one_stream() {
+    for encrypt in [false, true] {
+        let job = Job::new(3);
+        let meshes = job.connect(|rank, config| {
+            config.shm = false;
+            config.encrypt = encrypt;
+            // Rank 0 decides: the others' word does not count.
+            config.connections = if rank == 0 { 4 } else { 1 };
+        });
+        on_all("striped", meshes, |rig| {
+            rig.exchange(1000);
+            rig.exchange(3_000_000);
+            rig.exchange(1);
+        });
+    }
+}
+
+#[test]
+fn rank_0_says_what_is_equal_everywhere() {
+    let job = Job::new(3);
+    let meshes = job.connect(|rank, config| config.settings = vec![rank as u8 + 7; 3]);
+    assert!(meshes.iter().all(|mesh| mesh.settings == [7, 7, 7]));
+}
+
+#[test]
 fn other_host_names_are_other_hosts() {
     for size in [3, 4, 5] {
         let job = Job::new(size);

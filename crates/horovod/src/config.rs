@@ -1,5 +1,6 @@
 //! Every `HOROVOD_*` setting of the runtime in one table; the only reader of the environment.
 
+mod algorithms;
 mod reader;
 
 use std::net::SocketAddr;
@@ -7,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::Error;
+pub use algorithms::Algorithms;
 use reader::Reader;
 
 /// One line of the settings table: what `docs/settings.md` and the "unknown setting" warning are made from.
@@ -128,6 +130,56 @@ pub const SETTINGS: &[Setting] = &[
         "bytes of shared staging memory of each rank, at most 67108864",
     ),
     s(
+        "HOROVOD_ALLREDUCE_ALGORITHM",
+        "auto",
+        "auto, staged (one host), exchange, pairwise or ring; see algorithms.md; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        "1",
+        "0 lets every rank of every host take part between hosts; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_TORUS_ALLREDUCE",
+        "0",
+        "1 is the same as HOROVOD_HIERARCHICAL_ALLREDUCE=1; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_HIERARCHICAL_ALLGATHER",
+        "1",
+        "0 lets every rank of every host take part between hosts; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_CHUNK_BYTES",
+        "65536",
+        "bytes that one rank stages for another at a time inside a host; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_WIRE_CHUNK_BYTES",
+        "131072",
+        "bytes that pass between two hosts at a time; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_DIRECT_MAX_BYTES",
+        "8192",
+        "largest allreduce inside a host that every rank does by itself; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_EXCHANGE_MAX_BYTES",
+        "65536",
+        "bytes that a host may receive in an allreduce by exchange; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_PAIRWISE_MAX_HOSTS",
+        "64",
+        "hosts that send to each other in an allreduce; more form a ring; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_CONNECTIONS_PER_PEER",
+        "1",
+        "TCP connections for data between two ranks, 1 to 16; rank 0's value counts",
+    ),
+    s(
         "HOROVOD_ENCRYPT",
         "0",
         "1 encrypts the data that travels between hosts",
@@ -207,8 +259,6 @@ const KNOWN_PREFIXES: &[&str] = &[
     "HOROVOD_SPARK_",
     "HOROVOD_MPI_",
     "HOROVOD_TIMELINE",
-    "HOROVOD_HIERARCHICAL_",
-    "HOROVOD_TORUS_",
 ];
 
 const fn s(name: &'static str, default: &'static str, doc: &'static str) -> Setting {
@@ -246,6 +296,7 @@ pub struct Config {
     pub shm: bool,
     pub shm_bytes_per_rank: usize,
     pub encrypt: bool,
+    pub algorithms: Algorithms,
     /// `None`: off.
     pub autotune: Option<AutotuneSettings>,
 }
@@ -385,6 +436,7 @@ impl Config {
             shm: r.flag("HOROVOD_SHM", true)?,
             shm_bytes_per_rank,
             encrypt: r.flag("HOROVOD_ENCRYPT", false)?,
+            algorithms: Algorithms::read(&r)?,
             autotune: AutotuneSettings::from_environment(&r)?,
         };
         config.refuse_a_foreign_launcher(&r)?;
@@ -486,114 +538,4 @@ fn system_hostname() -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Map(Vec<(&'static str, &'static str)>);
-    impl Environment for Map {
-        fn get(&self, name: &str) -> Option<String> {
-            self.0
-                .iter()
-                .find(|(k, _)| *k == name)
-                .map(|(_, v)| (*v).into())
-        }
-        fn names(&self) -> Vec<String> {
-            self.0.iter().map(|(k, _)| (*k).into()).collect()
-        }
-    }
-
-    fn read(vars: &[(&'static str, &'static str)]) -> Result<Config, Error> {
-        Config::from_environment(&Map(vars.to_vec()))
-    }
-
-    #[test]
-    fn no_variables_mean_one_process_with_defaults() {
-        let c = read(&[]).unwrap();
-        assert_eq!(
-            (c.rank, c.size, c.fusion_threshold, c.cache_capacity),
-            (0, 1, 128 << 20, 1024)
-        );
-        assert_eq!(c.stall_check, Some(Duration::from_secs(60)));
-        assert_eq!(c.stall_shutdown, None);
-    }
-
-    #[test]
-    fn a_bad_value_is_refused_with_its_name_and_value() {
-        for (name, value) in [
-            ("HOROVOD_SIZE", "two"),
-            ("HOROVOD_CACHE_CAPACITY", "-1"),
-            ("HOROVOD_CYCLE_TIME", "-3"),
-            ("HOROVOD_RENDEZVOUS", "nowhere"),
-            ("HOROVOD_SHM_BYTES_PER_RANK", "1"),
-            ("HOROVOD_SHM", "maybe"),
-            ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "0"),
-            ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "-2"),
-            ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "1.5"),
-        ] {
-            let e = read(&[(name, value)]).unwrap_err().to_string();
-            assert!(e.contains(name) && e.contains(value), "{e}");
-        }
-    }
-
-    #[test]
-    fn autotuning_is_off_unless_asked_for_and_knows_what_the_user_fixed() {
-        assert_eq!(read(&[]).unwrap().autotune, None);
-        let on = |vars: &[(&'static str, &'static str)]| {
-            let all = [vars, &[("HOROVOD_AUTOTUNE", "1")]].concat();
-            read(&all).unwrap().autotune.unwrap()
-        };
-        let plain = on(&[]);
-        assert_eq!(
-            (
-                plain.warmup_samples,
-                plain.steps_per_sample,
-                plain.bayes_opt_max_samples,
-                plain.gaussian_process_noise
-            ),
-            (3, 10, 20, None)
-        );
-        let fixed = on(&[
-            ("HOROVOD_FUSION_THRESHOLD", "1000"),
-            ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "0.8"),
-        ]);
-        assert_eq!(fixed.gaussian_process_noise, Some(0.8));
-        assert!(fixed.explicit.contains(&"HOROVOD_FUSION_THRESHOLD"));
-        assert!(!fixed.explicit.contains(&"HOROVOD_CYCLE_TIME"));
-    }
-
-    #[test]
-    fn a_rank_outside_the_size_is_refused() {
-        let e = read(&[("HOROVOD_RANK", "2"), ("HOROVOD_SIZE", "2")])
-            .unwrap_err()
-            .to_string();
-        assert!(e.contains("HOROVOD_RANK=2"), "{e}");
-    }
-
-    #[test]
-    fn a_foreign_launcher_is_refused_rather_than_training_alone() {
-        let e = read(&[("OMPI_COMM_WORLD_SIZE", "4")])
-            .unwrap_err()
-            .to_string();
-        assert!(e.contains("horovodrun"), "{e}");
-        assert!(read(&[("OMPI_COMM_WORLD_SIZE", "1")]).is_ok());
-    }
-
-    #[test]
-    fn a_shutdown_time_below_the_warning_time_is_ignored() {
-        let c = read(&[("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "5")]).unwrap();
-        assert_eq!(c.stall_shutdown, None);
-        let c = read(&[("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90")]).unwrap();
-        assert_eq!(c.stall_shutdown, Some(Duration::from_secs(90)));
-    }
-
-    #[test]
-    fn misspelt_settings_are_listed_and_build_variables_are_not() {
-        let env = Map(vec![
-            ("HOROVOD_FUSION_TRESHOLD", "1"),
-            ("HOROVOD_WITH_PYTORCH", "1"),
-            ("HOROVOD_GPU_OPERATIONS", "NCCL"),
-            ("HOROVOD_RANK", "0"),
-        ]);
-        assert_eq!(unknown_settings(&env), ["HOROVOD_FUSION_TRESHOLD"]);
-    }
-}
+mod tests;

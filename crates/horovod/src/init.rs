@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use horovod_collectives::SetLayout;
 use horovod_protocol::Rank;
-use horovod_transport::{JobKey, Mesh, MeshConfig, fork_epoch};
+use horovod_transport::{JobKey, Mesh, MeshConfig, Topology, fork_epoch};
 
 use crate::config::{self, Config, ProcessEnvironment};
 use crate::engine::Engine;
@@ -62,13 +63,15 @@ pub fn init() -> Result<(), Error> {
 }
 
 /// As [`init`], with settings made by the caller.
-pub fn init_with(config: Config) -> Result<(), Error> {
+pub fn init_with(mut config: Config) -> Result<(), Error> {
     let runtime = runtime();
     let _changing = runtime.changing();
     if runtime.lock().is_some() {
         return Ok(());
     }
     let mesh = connect(&config)?;
+    config.algorithms.adopt(&mesh.settings)?;
+    config.algorithms.check(memory_groups(&mesh.topology))?;
     let engine = Arc::new(Engine::start(config, mesh)?);
     *runtime.lock() = Some(engine);
     Ok(())
@@ -98,7 +101,15 @@ fn connect(config: &Config) -> Result<Mesh, Error> {
     mesh.shm = config.shm;
     mesh.staging = config.shm_bytes_per_rank;
     mesh.encrypt = config.encrypt;
+    mesh.connections = config.algorithms.connections;
+    mesh.settings = config.algorithms.common();
     horovod_transport::connect(&mesh).map_err(|e| Error::Init(e.to_string()))
+}
+
+/// How many groups of ranks share memory.
+fn memory_groups(topology: &Topology) -> usize {
+    let everyone: Vec<Rank> = topology.peers.iter().map(|peer| peer.rank).collect();
+    SetLayout::new(topology, &everyone).hosts()
 }
 
 /// Whether init has succeeded and this process has not shut down since. Stays true after another rank

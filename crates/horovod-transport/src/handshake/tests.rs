@@ -17,6 +17,7 @@ fn pair() -> (Arc<Fd>, Arc<Fd>) {
 
 const BINDING: Binding = Binding {
     purpose: Purpose::Data,
+    lane: 0,
     sealed: false,
     generation: 7,
     from: 3,
@@ -119,6 +120,7 @@ fn another_purpose_generation_or_rank_is_refused() {
             generation: 6,
             ..BINDING
         },
+        Binding { lane: 1, ..BINDING },
         Binding { from: 2, ..BINDING },
         Binding { to: 0, ..BINDING },
     ] {

@@ -32,8 +32,11 @@ pub(crate) struct Parts {
     pub(crate) shared: Option<Shared>,
     pub(crate) detectors: Vec<(Rank, Arc<Fd>)>,
     pub(crate) control: Vec<(Rank, Stream)>,
-    pub(crate) data: Vec<(Rank, Stream)>,
+    /// With the number of the connection among those to the same rank.
+    pub(crate) data: Vec<(Rank, u8, Stream)>,
     pub(crate) launcher: Option<Client>,
+    /// Rank 0's, see [`super::MeshConfig::settings`].
+    pub(crate) settings: Vec<u8>,
 }
 
 /// Hands out tokens for the poller.
@@ -65,6 +68,7 @@ impl Mesh {
             control: Vec::new(),
             data: Vec::new(),
             launcher: None,
+            settings: Vec::new(),
         })
     }
 
@@ -74,8 +78,9 @@ impl Mesh {
             shared,
             detectors,
             control,
-            data,
+            mut data,
             launcher,
+            settings,
         } = parts;
         let name = |rank: Rank| PeerName {
             rank,
@@ -93,7 +98,11 @@ impl Mesh {
             (rank, stream, token)
         };
         let control: Vec<_> = control.into_iter().map(&mut with_token).collect();
-        let data: Vec<_> = data.into_iter().map(&mut with_token).collect();
+        data.sort_by_key(|(rank, lane, _)| (*rank, *lane));
+        let data: Vec<_> = data
+            .into_iter()
+            .map(|(rank, _, stream)| with_token((rank, stream)))
+            .collect();
         let detectors: Vec<_> = detectors
             .into_iter()
             .map(|(rank, fd)| {
@@ -109,18 +118,20 @@ impl Mesh {
         let launcher = launcher.map(|client| (sources.add(client.fd().clone()), client));
         let poller = Arc::new(Poller::new(sources.0)?);
 
-        let over_stream = |(rank, stream, token): (Rank, Stream, usize)| {
-            let stream = PolledStream::new(stream, poller.clone(), token);
-            let link: Box<dyn Link> = Box::new(StreamLink::new(name(rank), stream));
-            (rank, link)
-        };
+        let polled = |stream, token| PolledStream::new(stream, poller.clone(), token);
         let mut links: Vec<Option<Box<dyn Link>>> = topology.peers.iter().map(|_| None).collect();
         let mut peers = Vec::new();
-        for (rank, link) in control.into_iter().map(over_stream) {
-            peers.push(Peer::new(name(rank), link));
+        for (rank, stream, token) in control {
+            let link = StreamLink::new(name(rank), vec![polled(stream, token)]);
+            peers.push(Peer::new(name(rank), Box::new(link)));
         }
-        for (rank, link) in data.into_iter().map(over_stream) {
-            links[rank.index()] = Some(link);
+        let mut data = data.into_iter().peekable();
+        while let Some((rank, stream, token)) = data.next() {
+            let mut streams = vec![polled(stream, token)];
+            while let Some((_, stream, token)) = data.next_if(|(next, ..)| *next == rank) {
+                streams.push(polled(stream, token));
+            }
+            links[rank.index()] = Some(Box::new(StreamLink::new(name(rank), streams)));
         }
         if let Some(arena) = &arena {
             add_shared(arena, &name, &mut links, &mut peers);
@@ -143,6 +154,7 @@ impl Mesh {
             control,
             data,
             waiter,
+            settings,
         })
     }
 }

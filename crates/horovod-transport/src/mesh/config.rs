@@ -6,6 +6,9 @@ use horovod_protocol::Rank;
 
 use crate::JobKey;
 
+/// Most TCP connections for data between two ranks.
+pub const CONNECTIONS_MAX: u8 = 16;
+
 /// How one rank joins a job.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -29,6 +32,11 @@ pub struct MeshConfig {
     pub shm: bool,
     /// Bytes of each rank's staging area in shared memory (the first rank of a host decides).
     pub staging: usize,
+    /// TCP connections between two ranks for data, 1 to [`CONNECTIONS_MAX`] (rank 0 decides).
+    pub connections: u8,
+    /// Anything, up to 4 KiB, that the layers above want to be equal everywhere: all ranks get what
+    /// rank 0 has here, as [`crate::Mesh::settings`].
+    pub settings: Vec<u8>,
     /// Whether TCP data links are encrypted (the connecting side, the higher rank, decides).
     /// Registration always is.
     pub encrypt: bool,
@@ -48,6 +56,8 @@ impl MeshConfig {
             timeout: Duration::from_secs(30),
             shm: true,
             staging: 8 << 20,
+            connections: 1,
+            settings: Vec::new(),
             encrypt: false,
         }
     }

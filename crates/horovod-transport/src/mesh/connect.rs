@@ -14,14 +14,14 @@ use horovod_protocol::{Generation, Rank};
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
-    ConnectError, Mesh, MeshConfig, Parts, Shared,
+    CONNECTIONS_MAX, ConnectError, Mesh, MeshConfig, Parts, Shared,
     dial::{Dial, Target},
 };
 use crate::{
     Topology,
     handshake::{Binding, Purpose, SERVER},
     platform::{fd::Fd, identity, net},
-    rendezvous::{Client, MemberEntry, ToClient, ToServer, Where},
+    rendezvous::{Client, Common, MemberEntry, ToClient, ToServer, Where},
     shm::share::{Estate, Heir},
     tcp::{
         listener::{Gate, listen_all, reachable},
@@ -85,6 +85,7 @@ pub fn connect(config: &MeshConfig) -> Result<Mesh, ConnectError> {
 fn register(config: &MeshConfig, deadline: Instant) -> Result<Client, ConnectError> {
     let binding = Binding {
         purpose: Purpose::Rendezvous,
+        lane: 0,
         sealed: true,
         generation: 0,
         from: config.rank.0,
@@ -143,7 +144,7 @@ struct Joining {
 impl Joining {
     fn run(&mut self) -> Result<Parts, ConnectError> {
         self.hello()?;
-        let (generation, roster) = self.roster()?;
+        let (generation, roster, common) = self.roster()?;
         let members: Vec<Member> = roster
             .iter()
             .map(|m| Member {
@@ -159,7 +160,10 @@ impl Joining {
         let (place, giving, _local_listener) = self.open(&topology, &mates, &mut gate)?;
         self.tell(&ToServer::Ready(place))?;
         let places = self.table()?;
-        Links::new(self, topology, mates, gate, giving, &places).run()
+        let mut links = Links::new(self, topology, mates, gate, giving);
+        links.plan(&places, common.connections.clamp(1, CONNECTIONS_MAX));
+        links.parts.settings = common.settings;
+        links.run()
     }
 
     fn hello(&mut self) -> Result<(), ConnectError> {
@@ -177,6 +181,10 @@ impl Joining {
             size: config.size,
             patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
             member,
+            common: Common {
+                connections: config.connections.clamp(1, CONNECTIONS_MAX),
+                settings: config.settings.clone(),
+            },
         };
         self.tell(&hello)
     }
@@ -225,13 +233,14 @@ impl Joining {
         }
     }
 
-    fn roster(&mut self) -> Result<(Generation, Vec<MemberEntry>), ConnectError> {
+    fn roster(&mut self) -> Result<(Generation, Vec<MemberEntry>, Common), ConnectError> {
         match self.wait_message()? {
             ToClient::Roster {
                 generation,
                 members,
+                common,
             } if members.len() == self.config.size as usize => {
-                Ok((Generation(generation), members))
+                Ok((Generation(generation), members, common))
             }
             _ => Err(self.lost("it sent no proper roster".into())),
         }
@@ -324,7 +333,7 @@ struct Links<'a> {
     gate: Gate,
     giving: Option<Giving>,
     dials: Vec<Dial>,
-    expected: Vec<(Rank, Purpose)>,
+    expected: Vec<(Rank, Purpose, u8)>,
     heir: Option<(Stream, Heir)>,
     parts: Parts,
 }
@@ -336,41 +345,7 @@ impl<'a> Links<'a> {
         mates: Arc<[Rank]>,
         gate: Gate,
         giving: Option<Giving>,
-        places: &[Where],
     ) -> Self {
-        let (me, now) = (topology.rank, Instant::now());
-        let mut dials = Vec::new();
-        let mut expected = Vec::new();
-        for peer in topology.peers.iter().map(|p| p.rank).filter(|r| *r != me) {
-            let place = &places[peer.index()];
-            let (purposes, targets): (&[Purpose], Vec<Target>) = if !mates.contains(&peer) {
-                let tcp = place.addresses.iter().copied().map(Target::Tcp).collect();
-                let with_control = me.0 == 0 || peer.0 == 0;
-                let both: &[_] = &[Purpose::Data, Purpose::Control];
-                (if with_control { both } else { &both[..1] }, tcp)
-            } else if peer == mates[0] || me == mates[0] {
-                (
-                    &[Purpose::Host],
-                    place.local.iter().cloned().map(Target::Local).collect(),
-                )
-            } else {
-                continue;
-            };
-            for &purpose in purposes {
-                if peer > me {
-                    expected.push((peer, purpose));
-                    continue;
-                }
-                let binding = Binding {
-                    purpose,
-                    sealed: joining.config.encrypt && purpose != Purpose::Host,
-                    generation: topology.generation.0,
-                    from: me.0,
-                    to: peer.0,
-                };
-                dials.push(Dial::new(binding, targets.clone(), now));
-            }
-        }
         let parts = Parts {
             topology,
             shared: None,
@@ -378,16 +353,54 @@ impl<'a> Links<'a> {
             control: Vec::new(),
             data: Vec::new(),
             launcher: None,
+            settings: Vec::new(),
         };
         Self {
             joining,
             mates,
             gate,
             giving,
-            dials,
-            expected,
+            dials: Vec::new(),
+            expected: Vec::new(),
             heir: None,
             parts,
+        }
+    }
+
+    /// Works out which connections there must be, and which of them this rank makes.
+    fn plan(&mut self, places: &[Where], connections: u8) {
+        let topology = &self.parts.topology;
+        let (me, first, now) = (topology.rank, self.mates[0], Instant::now());
+        for peer in topology.peers.iter().map(|p| p.rank).filter(|r| *r != me) {
+            let place = &places[peer.index()];
+            let mut purposes = Vec::new();
+            let targets: Vec<Target> = if !self.mates.contains(&peer) {
+                purposes.extend((0..connections).map(|lane| (Purpose::Data, lane)));
+                if me.0 == 0 || peer.0 == 0 {
+                    purposes.push((Purpose::Control, 0));
+                }
+                place.addresses.iter().copied().map(Target::Tcp).collect()
+            } else if peer == first || me == first {
+                purposes.push((Purpose::Host, 0));
+                place.local.iter().cloned().map(Target::Local).collect()
+            } else {
+                continue;
+            };
+            for (purpose, lane) in purposes {
+                if peer > me {
+                    self.expected.push((peer, purpose, lane));
+                    continue;
+                }
+                let binding = Binding {
+                    purpose,
+                    lane,
+                    sealed: self.joining.config.encrypt && purpose != Purpose::Host,
+                    generation: topology.generation.0,
+                    from: me.0,
+                    to: peer.0,
+                };
+                self.dials.push(Dial::new(binding, targets.clone(), now));
+            }
         }
     }
 
@@ -440,8 +453,8 @@ impl<'a> Links<'a> {
             match self.dials[i].step(now, &self.joining.config.key) {
                 None => i += 1,
                 Some(stream) => {
-                    let Binding { purpose, to, .. } = self.dials.swap_remove(i).binding;
-                    self.keep(Rank(to), purpose, stream);
+                    let binding = self.dials.swap_remove(i).binding;
+                    self.keep(Rank(binding.to), binding, stream);
                 }
             }
         }
@@ -454,23 +467,23 @@ impl<'a> Links<'a> {
         let wanted = |b: &Binding| {
             b.to == me
                 && b.generation == generation
-                && expected.contains(&(Rank(b.from), b.purpose))
+                && expected.contains(&(Rank(b.from), b.purpose, b.lane))
         };
         let done = self.gate.step(now, &self.joining.config.key, &wanted);
         for (binding, stream) in done {
-            let key = (Rank(binding.from), binding.purpose);
+            let key = (Rank(binding.from), binding.purpose, binding.lane);
             // Two that shook hands at the same time: the first stays.
             if let Some(i) = self.expected.iter().position(|e| *e == key) {
                 self.expected.swap_remove(i);
-                self.keep(key.0, key.1, stream);
+                self.keep(key.0, binding, stream);
             }
         }
     }
 
-    fn keep(&mut self, peer: Rank, purpose: Purpose, stream: Stream) {
-        match purpose {
+    fn keep(&mut self, peer: Rank, binding: Binding, stream: Stream) {
+        match binding.purpose {
             Purpose::Control => self.parts.control.push((peer, stream)),
-            Purpose::Data => self.parts.data.push((peer, stream)),
+            Purpose::Data => self.parts.data.push((peer, binding.lane, stream)),
             Purpose::Host if peer < self.parts.topology.rank => {
                 self.heir = Some((stream, Heir::default()));
             }
@@ -550,17 +563,17 @@ impl<'a> Links<'a> {
             let peer = topology.peer(Rank(dial.binding.to));
             links.push(format!(
                 "{} connection to {} on {}: {}",
-                name(dial.binding.purpose),
+                dial.binding.purpose,
                 peer.rank,
                 peer.hostname,
                 dial.failures().join(", ")
             ));
         }
-        for (peer, purpose) in &self.expected {
+        for (peer, purpose, _) in &self.expected {
             let host = &topology.peer(*peer).hostname;
             links.push(format!(
                 "{} connection from {peer} on {host}: it never came",
-                name(*purpose)
+                purpose
             ));
         }
         if self.heir.is_some() {
@@ -583,14 +596,5 @@ impl<'a> Links<'a> {
             waited,
             links,
         }
-    }
-}
-
-fn name(purpose: Purpose) -> &'static str {
-    match purpose {
-        Purpose::Rendezvous => "rendezvous",
-        Purpose::Control => "control",
-        Purpose::Data => "data",
-        Purpose::Host => "local",
     }
 }

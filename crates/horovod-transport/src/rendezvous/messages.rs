@@ -17,6 +17,17 @@ const TEXT_MAX: usize = 8 << 10;
 const ADDRESSES_MAX: usize = 64;
 /// Most ranks of a job.
 const RANKS_MAX: usize = 1 << 16;
+/// Longest settings of a job, in bytes.
+const SETTINGS_MAX: usize = 4 << 10;
+
+/// What must be equal on all ranks: every rank says what it would have, rank 0's counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Common {
+    /// TCP connections for data between two ranks.
+    pub(crate) connections: u8,
+    /// What the layers above agree on; only they know what it means.
+    pub(crate) settings: Vec<u8>,
+}
 
 /// What the roster says of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +55,7 @@ pub(crate) enum ToServer {
         size: u32,
         patience_ms: u64,
         member: MemberEntry,
+        common: Common,
     },
     Ready(Where),
     Failed {
@@ -57,6 +69,7 @@ pub(crate) enum ToClient {
     Roster {
         generation: u64,
         members: Vec<MemberEntry>,
+        common: Common,
     },
     Table {
         places: Vec<Where>,
@@ -135,6 +148,18 @@ fn read_member(r: &mut Reader<'_>) -> Result<MemberEntry, DecodeError> {
     })
 }
 
+fn write_common(w: &mut Writer<'_>, common: &Common) {
+    w.u8(common.connections);
+    w.bytes(&common.settings[..common.settings.len().min(SETTINGS_MAX)]);
+}
+
+fn read_common(r: &mut Reader<'_>) -> Result<Common, DecodeError> {
+    Ok(Common {
+        connections: r.u8("connections")?,
+        settings: r.bytes(SETTINGS_MAX, "settings")?.to_vec(),
+    })
+}
+
 fn write_place(w: &mut Writer<'_>, place: &Where) {
     let addresses = &place.addresses[..place.addresses.len().min(ADDRESSES_MAX)];
     w.varint(addresses.len() as u64);
@@ -168,12 +193,14 @@ impl ToServer {
                 size,
                 patience_ms,
                 member,
+                common,
             } => {
                 w.u8(0);
                 w.varint(u64::from(*rank));
                 w.varint(u64::from(*size));
                 w.varint(*patience_ms);
                 write_member(w, member);
+                write_common(w, common);
             }
             Self::Ready(place) => {
                 w.u8(1);
@@ -195,6 +222,7 @@ impl ToServer {
                 size: r.varint_u32("size")?,
                 patience_ms: r.varint("patience")?,
                 member: read_member(r)?,
+                common: read_common(r)?,
             },
             1 => Self::Ready(read_place(r)?),
             2 => Self::Failed { text: text(r)? },
@@ -218,6 +246,7 @@ impl ToClient {
             Self::Roster {
                 generation,
                 members,
+                common,
             } => {
                 w.u8(0);
                 w.u64(*generation);
@@ -225,6 +254,7 @@ impl ToClient {
                 for member in members {
                     write_member(w, member);
                 }
+                write_common(w, common);
             }
             Self::Table { places } => {
                 w.u8(1);
@@ -270,6 +300,7 @@ impl ToClient {
                 Self::Roster {
                     generation,
                     members,
+                    common: read_common(r)?,
                 }
             }
             1 => {
@@ -320,6 +351,13 @@ mod tests {
         }
     }
 
+    fn common() -> Common {
+        Common {
+            connections: 4,
+            settings: vec![1, 2, 255],
+        }
+    }
+
     fn place() -> Where {
         Where {
             addresses: vec![
@@ -338,6 +376,7 @@ mod tests {
                 size: 4,
                 patience_ms: 30_000,
                 member: member(),
+                common: common(),
             },
             ToServer::Ready(place()),
             ToServer::Ready(Where::default()),
@@ -351,6 +390,7 @@ mod tests {
             ToClient::Roster {
                 generation: 9,
                 members: vec![member(), member()],
+                common: common(),
             },
             ToClient::Table {
                 places: vec![place(), Where::default()],

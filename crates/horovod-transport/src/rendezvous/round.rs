@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use super::messages::{MemberEntry, ToClient, Where};
+use super::messages::{Common, MemberEntry, ToClient, Where};
 
 /// A connection of the server.
 pub(crate) type ClientId = u64;
@@ -11,6 +11,7 @@ pub(crate) type ClientId = u64;
 struct Registered {
     client: ClientId,
     member: MemberEntry,
+    common: Common,
     answer_by: Instant,
 }
 
@@ -55,7 +56,7 @@ impl Meeting {
         &mut self,
         client: ClientId,
         (rank, size): (u32, u32),
-        member: MemberEntry,
+        (member, common): (MemberEntry, Common),
         answer_by: Instant,
     ) -> Vec<Do> {
         let refuse = |text: String| vec![Do::Dismiss(client, ToClient::Refused { text })];
@@ -79,6 +80,7 @@ impl Meeting {
             Registered {
                 client,
                 member,
+                common,
                 answer_by,
             },
         );
@@ -95,6 +97,7 @@ impl Meeting {
         let roster = ToClient::Roster {
             generation: self.generations,
             members,
+            common: ranks.first().map(|r| r.common.clone()).unwrap_or_default(),
         };
         let told = ranks
             .iter()
@@ -232,6 +235,15 @@ mod tests {
         }
     }
 
+    /// Only rank 0's counts: here its process 2's.
+    fn registration(pid: u32) -> (MemberEntry, Common) {
+        let common = Common {
+            connections: pid as u8,
+            settings: vec![pid as u8],
+        };
+        (member(pid), common)
+    }
+
     fn meeting(size: u32) -> (Meeting, Instant) {
         (Meeting::new(size), Instant::now() + Duration::from_secs(10))
     }
@@ -241,8 +253,8 @@ mod tests {
         let (mut m, by) = meeting(2);
         for generation in 1..=2 {
             let client = generation * 10;
-            assert_eq!(m.hello(client + 1, (1, 2), member(1), by), []);
-            let roster = m.hello(client, (0, 2), member(2), by);
+            assert_eq!(m.hello(client + 1, (1, 2), registration(1), by), []);
+            let roster = m.hello(client, (0, 2), registration(2), by);
             assert_eq!(roster.len(), 2);
             for told in roster {
                 match told {
@@ -251,9 +263,11 @@ mod tests {
                         ToClient::Roster {
                             generation: g,
                             members,
+                            common,
                         },
                     ) => {
                         assert_eq!((g, members[1].pid), (generation, 1));
+                        assert_eq!((common.connections, &common.settings[..]), (2, &[2][..]));
                     }
                     other => panic!("{other:?}"),
                 }
@@ -267,14 +281,14 @@ mod tests {
     #[test]
     fn refusals_say_what_is_wrong() {
         let (mut m, by) = meeting(2);
-        let mut refused = |client, id| match m.hello(client, id, member(7), by).pop() {
+        let mut refused = |client, id| match m.hello(client, id, registration(7), by).pop() {
             Some(Do::Dismiss(c, ToClient::Refused { text })) if c == client => text,
             other => panic!("{other:?}"),
         };
         assert!(refused(1, (0, 3)).contains("3 ranks, this one has 2"));
         assert!(refused(1, (2, 2)).contains("no rank 2"));
-        assert_eq!(m.hello(1, (1, 2), member(7), by), []);
-        match m.hello(2, (1, 2), member(8), by).pop() {
+        assert_eq!(m.hello(1, (1, 2), registration(7), by), []);
+        match m.hello(2, (1, 2), registration(8), by).pop() {
             Some(Do::Dismiss(2, ToClient::Refused { text })) => {
                 assert!(text.contains("process 7 on h1"), "{text}");
             }
@@ -285,7 +299,7 @@ mod tests {
     #[test]
     fn who_waits_too_long_learns_who_is_missing() {
         let (mut m, by) = meeting(4);
-        m.hello(1, (1, 4), member(1), by);
+        m.hello(1, (1, 4), registration(1), by);
         assert_eq!(m.timeout(by - Duration::from_secs(1)), []);
         assert_eq!(m.deadline(), Some(by));
         let missing = ToClient::Missing {
@@ -298,22 +312,22 @@ mod tests {
     #[test]
     fn a_rank_lost_while_setting_up_ends_the_round_for_all() {
         let (mut m, by) = meeting(2);
-        m.hello(1, (0, 2), member(1), by);
-        m.hello(2, (1, 2), member(2), by);
+        m.hello(1, (0, 2), registration(1), by);
+        m.hello(2, (1, 2), registration(2), by);
         let todo = m.gone(2, "it closed the connection");
         let text = "rank 1 on h1: it closed the connection".to_owned();
         assert_eq!(todo[0], Do::Failed(text.clone()));
         assert_eq!(todo[1..], [Do::Dismiss(1, ToClient::Aborted { text })]);
         // The next round can start from scratch.
-        assert_eq!(m.hello(3, (0, 2), member(1), by), []);
-        assert_eq!(m.hello(4, (1, 2), member(2), by).len(), 2);
+        assert_eq!(m.hello(3, (0, 2), registration(1), by), []);
+        assert_eq!(m.hello(4, (1, 2), registration(2), by).len(), 2);
     }
 
     #[test]
     fn a_rank_that_left_before_the_others_came_may_come_again() {
         let (mut m, by) = meeting(2);
-        m.hello(1, (0, 2), member(1), by);
+        m.hello(1, (0, 2), registration(1), by);
         assert_eq!(m.gone(1, "closed"), []);
-        assert_eq!(m.hello(2, (0, 2), member(2), by), []);
+        assert_eq!(m.hello(2, (0, 2), registration(2), by), []);
     }
 }

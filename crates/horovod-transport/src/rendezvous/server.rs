@@ -340,6 +340,7 @@ impl Worker {
                 size,
                 patience_ms,
                 member,
+                common,
             } => {
                 if client.registered || client.rank != rank {
                     return self.remove(id, "it registered twice or for another rank");
@@ -347,7 +348,9 @@ impl Worker {
                 client.registered = true;
                 let (hostname, pid) = (member.hostname.clone(), member.pid);
                 let patience = Duration::from_millis(patience_ms.min(1 << 40));
-                let todo = self.meeting.hello(id, (rank, size), member, now + patience);
+                let todo = self
+                    .meeting
+                    .hello(id, (rank, size), (member, common), now + patience);
                 if !matches!(todo.first(), Some(Do::Dismiss(..))) {
                     self.event(ServerEvent::Registered {
                         rank: Rank(rank),

@@ -1,4 +1,4 @@
-//! An authenticated stream that is registered with a rank's poller, and the link made of it.
+//! Authenticated streams that are registered with a rank's poller, and the link made of them.
 
 use std::sync::Arc;
 
@@ -79,28 +79,89 @@ impl PolledStream {
     }
 }
 
-/// A stream to another rank.
+/// Bytes that go over one of several connections before the next has its turn. All of a small message
+/// takes one, and each connection's buffers hold much more.
+const STRIPE: usize = 128 << 10;
+
+/// One direction of a link: which connection has its turn, and how much of its stripe is left.
+struct Turn {
+    stream: usize,
+    left: usize,
+}
+
+impl Turn {
+    const FIRST: Self = Self {
+        stream: 0,
+        left: STRIPE,
+    };
+
+    fn advance(&mut self, bytes: usize, streams: usize) {
+        self.left -= bytes;
+        if self.left == 0 {
+            self.stream = (self.stream + 1) % streams;
+            self.left = STRIPE;
+        }
+    }
+}
+
+/// A byte stream to another rank: over one connection, or in stripes over several.
 pub(crate) struct StreamLink {
     peer: PeerName,
-    stream: PolledStream,
+    streams: Vec<PolledStream>,
+    sending: Turn,
+    receiving: Turn,
 }
 
 impl StreamLink {
-    pub(crate) fn new(peer: PeerName, stream: PolledStream) -> Self {
-        Self { peer, stream }
+    /// Both ends give the connections, at least one, in the same order.
+    pub(crate) fn new(peer: PeerName, streams: Vec<PolledStream>) -> Self {
+        debug_assert!(!streams.is_empty(), "a link without a connection");
+        Self {
+            peer,
+            streams,
+            sending: Turn::FIRST,
+            receiving: Turn::FIRST,
+        }
     }
 }
 
 impl Link for StreamLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize, LinkError> {
-        self.stream
-            .try_send(bytes)
-            .map_err(|cause| self.peer.lost(cause))
+        let lost = |cause| self.peer.lost(cause);
+        if let [only] = &mut self.streams[..] {
+            return only.try_send(bytes).map_err(lost);
+        }
+        let mut sent = 0;
+        while sent < bytes.len() {
+            let turn = &mut self.sending;
+            let stripe = &bytes[sent..bytes.len().min(sent + turn.left)];
+            let n = self.streams[turn.stream].try_send(stripe).map_err(lost)?;
+            turn.advance(n, self.streams.len());
+            sent += n;
+            if n < stripe.len() {
+                break;
+            }
+        }
+        Ok(sent)
     }
 
     fn try_recv(&mut self, buf: &mut [u8]) -> Result<usize, LinkError> {
-        self.stream
-            .try_recv(buf)
-            .map_err(|cause| self.peer.lost(cause))
+        let lost = |cause| self.peer.lost(cause);
+        if let [only] = &mut self.streams[..] {
+            return only.try_recv(buf).map_err(lost);
+        }
+        let mut received = 0;
+        while received < buf.len() {
+            let turn = &mut self.receiving;
+            let end = buf.len().min(received + turn.left);
+            let stripe = &mut buf[received..end];
+            let n = self.streams[turn.stream].try_recv(stripe).map_err(lost)?;
+            turn.advance(n, self.streams.len());
+            received += n;
+            if n < stripe.len() {
+                break;
+            }
+        }
+        Ok(received)
     }
 }

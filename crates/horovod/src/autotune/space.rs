@@ -57,7 +57,10 @@ impl Parameter {
             FusionThreshold => Some("HOROVOD_FUSION_THRESHOLD"),
             CycleTime => Some("HOROVOD_CYCLE_TIME"),
             Hierarchical => Some("HOROVOD_HIERARCHICAL_ALLREDUCE"),
-            _ => None,
+            Chunk => Some("HOROVOD_CHUNK_BYTES"),
+            DirectMax => Some("HOROVOD_DIRECT_MAX_BYTES"),
+            ExchangeMax => Some("HOROVOD_EXCHANGE_MAX_BYTES"),
+            WireChunk => Some("HOROVOD_WIRE_CHUNK_BYTES"),
         }
     }
 

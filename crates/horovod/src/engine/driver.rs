@@ -90,6 +90,7 @@ impl Driver {
             control,
             data,
             waiter,
+            settings: _,
         } = mesh;
         let coordinator = (topology.rank == COORDINATOR).then(|| {
             Coordinator::new(CoordinatorConfig {

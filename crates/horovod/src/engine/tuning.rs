@@ -22,7 +22,7 @@ pub(super) struct Tuned {
 
 impl Tuned {
     pub(super) fn new(config: &Config, topology: &Topology) -> Self {
-        let tuning = Tuning::default();
+        let tuning = config.algorithms.tuning.clone();
         let settings = config
             .autotune
             .as_ref()
