@@ -100,7 +100,9 @@ def rank_program(cases: Sequence[str], repeats: int) -> None:
             print(json.dumps({"case": case, "bytes": total, "seconds": seconds}), flush=True)
 
 
-def launch(net: network.Network, link: Link, ranks: int, repeats: int) -> dict[str, dict[str, object]]:
+def launch(
+    net: network.Network, link: Link, ranks: int, repeats: int
+) -> dict[str, dict[str, object]]:
     """Every case over this link with so many ranks on each host."""
     words = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(2 * ranks)]
     words += ["-H", ",".join(f"{host.name}:{ranks}" for host in net.hosts)]
@@ -117,14 +119,18 @@ def launch(net: network.Network, link: Link, ranks: int, repeats: int) -> dict[s
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
-    lines = [line[line.index('{"case"') :] for line in done.stdout.splitlines() if '{"case"' in line]
+    lines = [
+        line[line.index('{"case"') :] for line in done.stdout.splitlines() if '{"case"' in line
+    ]
     return {record["case"]: record for record in map(json.loads, lines)}
 
 
 def iperf3(net: network.Network, connections: int, seconds: float) -> float:
     """Bits per second that each direction carries, the mean of both, while both are busy."""
     server = subprocess.Popen(
-        net.hosts[1].enter(["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True
+        net.hosts[1].enter(["iperf3", "-s", "-1", "--forceflush"]),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert server.stdout is not None
@@ -191,7 +197,13 @@ def main() -> None:
     try:
         for link in (LINKS[name] for name in options.links.split(",")):
             if options.only:
-                link = Link(link.name, link.qdisc, link.bits_per_s, link.repeats, tuple(options.only.split(",")))
+                link = Link(
+                    link.name,
+                    link.qdisc,
+                    link.bits_per_s,
+                    link.repeats,
+                    tuple(options.only.split(",")),
+                )
             repeats = max(link.repeats // 3, 2) if options.quick else link.repeats
             for ranks in map(int, options.ranks.split(",")):
                 free = shape(net, link)
@@ -215,7 +227,9 @@ def main() -> None:
                             "line_bits_per_s": link.bits_per_s,
                             "iperf3_bits_per_s": peer,
                             "iperf3_connections": connections,
-                            "bits_per_s": int(str(record["bytes"])) * 8 / statistics.median(seconds),
+                            "bits_per_s": int(str(record["bytes"]))
+                            * 8
+                            / statistics.median(seconds),
                         }
                     )
     finally:

@@ -1,0 +1,220 @@
+"""Each collective as something to prepare, run, and check, through `horovod._core` alone."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovod import _core
+from horovod.bench._data import Memory, Reduction, holds, moved
+from horovod.bench._options import IN_PLACE, OPERATORS, REDUCING, DType, Options, possible
+from horovod.common import _ops
+
+_OP_CODES = dict(
+    zip(
+        OPERATORS,
+        (_ops.Sum, _ops.Average, _ops.Min, _ops.Max, _ops.Product, _ops.Adasum),
+        strict=True,
+    )
+)
+_KINDS = {
+    "allreduce": _core.ALLREDUCE,
+    "allgather": _core.ALLGATHER,
+    "broadcast": _core.BROADCAST,
+    "alltoall": _core.ALLTOALL,
+    "reducescatter": _core.REDUCESCATTER,
+}
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who takes part."""
+
+    process_set: int
+    ranks: tuple[int, ...]
+    place: int  # this rank's, among them
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return len(self.ranks)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the report: a collective with one size, type and operator."""
+
+    collective: str
+    dtype: DType | None
+    operator: str | None
+    in_place: bool | None
+    elements: int  # of the whole buffer, as nccl-tests counts
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole buffer."""
+        return self.elements * self.dtype.nbytes if self.dtype else 0
+
+    def bus_factor(self, ranks: int) -> float:
+        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
+        if self.collective == "allreduce":
+            return 2 * (ranks - 1) / ranks
+        return 1.0 if self.collective == "broadcast" else (ranks - 1) / ranks
+
+
+def cases(options: Options, members: Members) -> list[Case]:
+    """All that the command line asks for, in the order of the report."""
+    found = []
+    for collective in options.collectives:
+        if collective == "barrier":
+            found.append(Case(collective, None, None, None, 0))
+            continue
+        # What each member owns a share of must be divisible by them.
+        parts = 1 if collective in IN_PLACE else members.count
+        operators: Sequence[str | None] = options.operators if collective in REDUCING else (None,)
+        places: Sequence[bool | None] = options.in_place if collective in IN_PLACE else (None,)
+        for dtype in options.dtypes:
+            for operator in operators:
+                if operator is not None and not possible(collective, dtype, operator):
+                    continue
+                counts = {max(1, size // dtype.nbytes // parts) * parts for size in options.sizes()}
+                found += [
+                    Case(collective, dtype, operator, place, count)
+                    for place in places
+                    for count in sorted(counts)
+                ]
+    return found
+
+
+class Operation:
+    """A case made ready on this rank."""
+
+    def __init__(self, case: Case, members: Members, root: int) -> None:
+        self._case, self._members, self._root = case, members, root
+        self._set = members.process_set
+        self._output: Memory | None = None
+        self._results: Any = None
+        if case.dtype is None:
+            return
+        collective = case.collective
+        # An allgather's size counts what is received, from each member its share.
+        self._own = case.nbytes // (members.count if collective == "allgather" else 1)
+        self._input = Memory(self._own)
+        output = self._input if case.in_place else None
+        if case.in_place is False:
+            output = self._output = Memory(self._own)
+        self._entry = (
+            self._input.address,
+            output.address if output else 0,
+            case.dtype.code,
+            (self._own // case.dtype.nbytes,),
+            (self._input, output),
+        )
+        self._kind = _KINDS[collective]
+        self._op = _OP_CODES[case.operator or "sum"]
+        self._name = f"horovod.bench.{case.dtype.name}.{case.operator}.{case.elements}"
+        self._sender = root if collective == "broadcast" else -1
+        self._reduction = (
+            Reduction(case.operator, case.dtype, members.count) if case.operator else None
+        )
+
+    def run(self) -> None:
+        """Once, to its end."""
+        if self._case.dtype is None:
+            _core.barrier(self._set)
+            return
+        handle = _core.enqueue(
+            self._kind,
+            "bench",
+            f"{self._case.collective}.{self._name}",
+            (self._entry,),
+            self._op,
+            1.0,
+            1.0,
+            self._sender,
+            None,
+            self._set,
+            False,
+        )
+        self._results = _core.wait(handle)
+
+    def fill(self) -> None:
+        """Data of which the result is known."""
+        collective, place = self._case.collective, self._members.place
+        if self._case.dtype is None:
+            return
+        if self._output:
+            self._output.fill(0, self._own, b"\xff")
+        if self._reduction:
+            if self._reduction.is_exact:
+                self._input.fill(0, self._own, self._reduction.contribution(place))
+        elif collective == "alltoall":
+            share = self._own // self._members.count
+            for receiver in range(self._members.count):
+                seed = place * self._members.count + receiver
+                self._input.fill(receiver * share, share, moved(seed, self._case.dtype))
+        else:
+            self._input.fill(0, self._own, moved(place, self._case.dtype))
+
+    def clear(self) -> None:
+        """Zeros, which stay zeros however often they are reduced."""
+        if self._case.dtype is not None:
+            self._input.fill(0, self._own, b"\0")
+
+    def correct(self) -> bool | None:
+        """Whether the result of `fill` and `run` is right on this rank; None where that cannot be known."""
+        case, count, place = self._case, self._members.count, self._members.place
+        if case.dtype is None or (self._reduction and not self._reduction.is_exact):
+            return None
+        view = self._result()
+        if self._reduction:
+            if case.collective == "allreduce":
+                return len(view) == self._own and self._reduction.agrees(view, 0)
+            share = case.elements // count
+            right_size = len(view) == share * case.dtype.nbytes
+            return right_size and self._reduction.agrees(view, share * place)
+        if case.collective == "broadcast":
+            return holds(
+                view, 0, self._own, moved(self._members.ranks.index(self._root), case.dtype)
+            )
+        if len(view) != case.nbytes:
+            return False
+        share = case.nbytes // count
+        scattered = case.collective == "alltoall"
+        seeds = (s * count + place if scattered else s for s in range(count))
+        return all(
+            holds(view, i * share, share, moved(seed, case.dtype)) for i, seed in enumerate(seeds)
+        )
+
+    def _result(self) -> memoryview:
+        """Bytes of the result, in our memory or in what the core allocated."""
+        if self._case.in_place is not None:
+            return (self._output or self._input).view
+        # For an alltoall a pair: outputs and received splits.
+        outputs = self._results[0] if isinstance(self._results, tuple) else self._results
+        return memoryview(outputs[0][0]).cast("B")
+
+
+def exchange(values: Sequence[float], members: Members) -> list[tuple[float, ...]]:
+    """The values of every member."""
+    width = len(values)
+    memory = Memory(8 * width)
+    memory.view[:] = array("d", values).tobytes()
+    entry = (memory.address, 0, 8, (width,), memory)
+    name = f"horovod.bench.exchange.{width}"
+    handle = _core.enqueue(
+        _core.ALLGATHER,
+        "bench",
+        name,
+        (entry,),
+        _ops.Sum,
+        1.0,
+        1.0,
+        -1,
+        None,
+        members.process_set,
+        False,
+    )
+    outputs: Any = _core.wait(handle)
+    everything = memoryview(outputs[0][0]).cast("B").cast("d").tolist()
+    return [tuple(everything[i : i + width]) for i in range(0, len(everything), width)]
