@@ -336,7 +336,11 @@ class GradientReducer:
 
     def _store(self, slot: _Slot, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
         """Put a reduced dense tensor where the gradient was, in the gradient's own memory and layout."""
-        result = self._options.compression.decompress(reduced, ctx)
+        compression = self._options.compression
+        if compression is Compression.fp16 and not grad.is_sparse:
+            result = reduced  # what copies it into the gradient also converts it
+        else:
+            result = compression.decompress(reduced, ctx)
         if grad.is_sparse:
             _replace_grad(slot.param, result.to_sparse(grad.sparse_dim()))
         elif result is not grad:
