@@ -1,6 +1,6 @@
 //! The response cache: agreed requests under slots that are never reused.
 //!
-//! The coordinator alone decides what is cached and evicted (least recently used first, per set);
+//! The coordinator alone decides what is cached and evicted (what nobody has used for long, per set);
 //! workers mirror it. A hit may be on its way while its slot is evicted, so evicted content is kept
 //! until every member has confirmed the eviction.
 
@@ -68,15 +68,23 @@ struct Confirmation {
     announce: bool,
 }
 
-/// What an insertion did.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Inserted {
-    pub(crate) slot: Slot,
-    /// Entry that lost its slot.
-    pub(crate) evicted_entry: Option<usize>,
-    /// Whether this was the first eviction of the set.
-    pub(crate) first_eviction: bool,
+/// Whether a set's cache has room for one more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    Free,
+    /// After this slot has been evicted, which nobody has used for long.
+    Instead(Slot),
+    /// All entries are in use. What does not fit is negotiated in full each time, and what is
+    /// there stays: evicting the least recently used would leave no hits at all to a job that
+    /// goes round more names than there is room for.
+    None {
+        /// For the first time, and that is worth a warning.
+        first: bool,
+    },
 }
+
+/// An entry makes room when it was not used while this many times the capacity were.
+const IDLE_CAPACITIES: u64 = 4;
 
 impl Cache {
     pub(crate) fn new(capacity: usize, links: usize) -> Self {
@@ -113,39 +121,35 @@ impl Cache {
         Some(line)
     }
 
-    /// The slot that makes room at the next insertion, if one must.
-    pub(crate) fn victim(&mut self, set: SetKey) -> Option<Slot> {
-        let full = self.by_use.get(&set)?.len() >= self.capacity;
-        if full && self.retired_count < RETIRED_SLOTS_MAX {
-            return self.least_recently_used(set);
+    /// Whether there is room for one more entry of a set.
+    pub(crate) fn room(&mut self, set: SetKey) -> Room {
+        if self.capacity == 0 || self.retired_count >= RETIRED_SLOTS_MAX {
+            return Room::None { first: false };
         }
-        None
+        let full = |slots: &BTreeSet<_>| slots.len() >= self.capacity;
+        if !self.by_use.get(&set).is_some_and(full) {
+            return Room::Free;
+        }
+        self.clock += 1;
+        let idle_max = self.capacity as u64 * IDLE_CAPACITIES;
+        let victim = self.least_recently_used(set);
+        let idle = victim.and_then(|slot| Some(self.clock - self.lines.get(slot)?.used));
+        match victim {
+            Some(slot) if idle.is_some_and(|idle| idle > idle_max) => Room::Instead(slot),
+            _ => Room::None {
+                first: self.warned.insert(set),
+            },
+        }
     }
 
-    /// Caches agreed content, unless the cache is off or too many evictions are unconfirmed.
-    /// `name_of` gives the name of an entry that has to make room.
+    /// Caches agreed content; there must be [`Room`].
     pub(crate) fn insert(
         &mut self,
         set: SetKey,
-        members: &Arc<[u32]>,
         entry: usize,
         content: &Arc<Content>,
         bytes: u64,
-        name_of: impl Fn(usize) -> Option<Arc<str>>,
-    ) -> Option<Inserted> {
-        if self.capacity == 0 || self.retired_count >= RETIRED_SLOTS_MAX {
-            return None;
-        }
-        let mut evicted_entry = None;
-        if self
-            .by_use
-            .get(&set)
-            .is_some_and(|slots| slots.len() >= self.capacity)
-        {
-            let victim = self.least_recently_used(set)?;
-            evicted_entry = self.lines.get(victim).map(|line| line.entry);
-            self.retire(victim, members, &name_of(evicted_entry?)?);
-        }
+    ) -> Slot {
         let next = self.next_slot.entry(set).or_default();
         if next.is_multiple_of(BLOCK_SLOTS) {
             *next = self.next_block * BLOCK_SLOTS;
@@ -170,12 +174,7 @@ impl Cache {
                 noted: used,
             },
         );
-        let first_eviction = evicted_entry.is_some() && self.warned.insert(set);
-        Some(Inserted {
-            slot,
-            evicted_entry,
-            first_eviction,
-        })
+        slot
     }
 
     /// Evicts one slot; hits on their way still resolve.
@@ -333,51 +332,77 @@ mod tests {
         (Cache::new(capacity, 2), [0, 1].into())
     }
 
-    fn insert(cache: &mut Cache, members: &Arc<[u32]>, entry: usize) -> Option<Inserted> {
+    /// Asks for room and takes it.
+    fn insert(cache: &mut Cache, members: &Arc<[u32]>, entry: usize) -> (Room, Option<Slot>) {
         let content = Arc::new(Content {
             op: Op::Alltoall,
             device: Device::Cpu,
             tensors: [].into(),
         });
-        cache.insert(SetKey::GLOBAL, members, entry, &content, 0, |e| {
-            Some(e.to_string().into())
-        })
+        let room = cache.room(SetKey::GLOBAL);
+        if let Room::Instead(victim) = room {
+            let name = cache.line(victim).expect("in use").entry.to_string();
+            cache.retire(victim, members, &name.into());
+        }
+        let cached = !matches!(room, Room::None { .. });
+        let slot = cached.then(|| cache.insert(SetKey::GLOBAL, entry, &content, 0));
+        (room, slot)
+    }
+
+    fn insert_at_last(cache: &mut Cache, members: &Arc<[u32]>, entry: usize) -> Slot {
+        (0..100)
+            .find_map(|_| insert(cache, members, entry).1)
+            .expect("room")
     }
 
     #[test]
-    fn the_least_recently_used_makes_room_and_slots_are_never_reused() {
+    fn what_was_not_used_for_long_makes_room_and_slots_are_never_reused() {
         let (mut cache, members) = cache(2);
         for entry in 0..2 {
-            assert!(insert(&mut cache, &members, entry).is_some());
+            assert!(insert(&mut cache, &members, entry).1.is_some());
         }
-        cache.touch(Slot(0));
-        let third = Inserted {
-            slot: Slot(2),
-            evicted_entry: Some(1),
-            first_eviction: true,
+        let mut refused = Vec::new();
+        let slot = loop {
+            cache.touch(Slot(0));
+            match insert(&mut cache, &members, 2) {
+                (Room::None { first }, None) => refused.push(first),
+                (Room::Instead(Slot(1)), Some(slot)) => break slot,
+                other => panic!("{other:?}"),
+            }
         };
-        assert_eq!(insert(&mut cache, &members, 2), Some(third));
-        let fourth = Inserted {
-            slot: Slot(3),
-            evicted_entry: Some(0),
-            first_eviction: false,
-        };
-        assert_eq!(insert(&mut cache, &members, 3), Some(fourth));
+        assert_eq!(slot, Slot(2));
+        assert_eq!(refused, [true, false, false, false], "warned once");
         let told = cache.announce();
         assert_eq!(
             told[0].1,
             [SlotRun {
-                first: Slot(0),
-                len: 2
+                first: Slot(1),
+                len: 1
             }]
         );
+    }
+
+    #[test]
+    fn going_round_more_names_than_there_is_room_for_keeps_hits() {
+        let (mut cache, members) = cache(10);
+        let mut slots: Vec<Option<Slot>> = vec![None; 15];
+        for round in 0..20 {
+            let mut hits = 0;
+            for (entry, slot) in slots.iter_mut().enumerate() {
+                match slot {
+                    Some(slot) if cache.touch(*slot).is_some() => hits += 1,
+                    _ => *slot = insert(&mut cache, &members, entry).1,
+                }
+            }
+            assert!(round == 0 || hits == 10, "round {round}: {hits}");
+        }
     }
 
     #[test]
     fn evicted_content_resolves_until_every_member_has_confirmed() {
         let (mut cache, members) = cache(1);
         insert(&mut cache, &members, 7);
-        insert(&mut cache, &members, 8);
+        insert_at_last(&mut cache, &members, 8);
         assert!(cache.line(Slot(0)).is_none());
         cache.announce();
         assert_eq!(cache.retired(Slot(0)).map(|r| &*r.name), Some("7"));
@@ -391,18 +416,18 @@ mod tests {
     #[test]
     fn stops_caching_rather_than_keep_unconfirmed_evictions_without_bound() {
         let (mut cache, members) = cache(1);
-        let cached = (0..3 * RETIRED_SLOTS_MAX)
+        let cached = (0..20 * RETIRED_SLOTS_MAX)
             .filter(|entry| {
-                let inserted = insert(&mut cache, &members, *entry).is_some();
+                let (_, slot) = insert(&mut cache, &members, *entry);
                 cache.announce();
-                inserted
+                slot.is_some()
             })
             .count();
         assert_eq!(cached, RETIRED_SLOTS_MAX + 1);
         let mark = cache.mark();
         cache.confirm(0, mark);
         cache.confirm(1, mark);
-        assert!(insert(&mut cache, &members, 0).is_some());
+        insert_at_last(&mut cache, &members, 0);
     }
 
     #[test]
@@ -420,6 +445,9 @@ mod tests {
     #[test]
     fn capacity_zero_turns_it_off() {
         let (mut cache, members) = cache(0);
-        assert_eq!(insert(&mut cache, &members, 0), None);
+        assert_eq!(
+            insert(&mut cache, &members, 0),
+            (Room::None { first: false }, None)
+        );
     }
 }

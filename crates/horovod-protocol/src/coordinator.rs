@@ -76,7 +76,8 @@ pub enum CoordinatorAction {
     Send(Arc<[Rank]>, ToWorker),
     /// Log who is late: as a warning, or as an error when it shuts the job down.
     Stall(StallReport),
-    /// The response cache of a set is too small (once per set); see [`crate::CACHE_EVICTION_TEXT`].
+    /// The response cache of a set is too small: some responses do not stay in it (once per set);
+    /// see [`crate::CACHE_EVICTION_TEXT`].
     CacheEvicts(ProcessSetId),
     /// A rank broke the protocol; the others are being told. The generation is over.
     Abort(PeerLost),

@@ -177,6 +177,11 @@ fn evicted_unheard() -> Job {
     let mut job = Job::with(config);
     job.submit_all(&sum("x", &[2]));
     job.settle();
+    // Until nobody has used `x` for long.
+    for _ in 0..4 {
+        job.submit_all(&sum("y", &[2]));
+        job.settle();
+    }
     job.submit_all(&sum("y", &[2]));
     job.deliver_up(0);
     job.deliver_up(1);

@@ -2,6 +2,7 @@
 
 use super::{Arc, Coordinator, CoordinatorAction, Entry, OpError, Pending, Ready, Response, Run};
 use super::{Content, FusionKey, Item, Known, Op, Rank, SetKey, Slot, SlotRun, agreement};
+use crate::cache::Room;
 use crate::local::encoded_bytes;
 
 /// Part of names that are made up per call and never come again, hence are not cached.
@@ -211,42 +212,41 @@ impl Coordinator {
         if !seat.absent.is_empty() || name.contains(UNNAMED_MARK) {
             return None;
         }
-        let victim = self.cache.victim(seat.key);
-        if let Some(victim) = victim {
-            self.pend_slot(victim);
-            self.board.remove(victim);
-        }
-        let entries = &self.entries;
-        let name_of = |index| {
-            entries
-                .get(index)
-                .map(|entry: &Entry| Arc::clone(&entry.name))
-        };
-        let bytes = tensor_bytes(content);
-        let inserted = self
-            .cache
-            .insert(seat.key, seat.to, seat.index, content, bytes, name_of)?;
-        if let Some(evicted) = inserted.evicted_entry {
-            if let Some(entry) = self.entries.get_mut(evicted) {
-                entry.cached = None;
+        match self.cache.room(seat.key) {
+            Room::Free => {}
+            Room::Instead(victim) => self.evict(victim, seat.to),
+            Room::None { first } => {
+                if first && let Some(set) = self.sets.get(seat.key) {
+                    self.actions
+                        .push_back(CoordinatorAction::CacheEvicts(set.id));
+                }
+                return None;
             }
-            self.forget_if_unused(evicted);
         }
-        if inserted.first_eviction
-            && let Some(set) = self.sets.get(seat.key)
-        {
-            self.actions
-                .push_back(CoordinatorAction::CacheEvicts(set.id));
-        }
-        self.board.add(inserted.slot, seat.key, seat.to.len());
+        let bytes = tensor_bytes(content);
+        let slot = self.cache.insert(seat.key, seat.index, content, bytes);
+        self.board.add(slot, seat.key, seat.to.len());
         if content.op == Op::Allgather
-            && let Some((block, bit)) = self.board.find(inserted.slot)
+            && let Some((block, bit)) = self.board.find(slot)
         {
             // Every rank comes with rows of its own.
             block.open(bit);
         }
-        self.entries.get_mut(seat.index)?.cached = Some(inserted.slot);
-        Some(inserted.slot)
+        self.entries.get_mut(seat.index)?.cached = Some(slot);
+        Some(slot)
+    }
+
+    fn evict(&mut self, slot: Slot, to: &Arc<[u32]>) {
+        self.pend_slot(slot);
+        self.board.remove(slot);
+        let Some(index) = self.cache.line(slot).map(|line| line.entry) else {
+            return;
+        };
+        if let Some(entry) = self.entries.get_mut(index) {
+            self.cache.retire(slot, to, &entry.name);
+            entry.cached = None;
+        }
+        self.forget_if_unused(index);
     }
 
     fn add_set(&mut self, name: &Arc<str>, ranks: &[Rank]) -> Result<(), OpError> {
