@@ -35,6 +35,8 @@ __all__ = [
     "remove_process_set",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "transports",
     "wait",
 ]
@@ -156,5 +158,11 @@ def wait(
 
 def barrier(process_set: int | None) -> None: ...
 def join() -> int: ...
+def start_timeline(path: str, mark_cycles: bool) -> None:
+    """Record into this file; on other ranks than 0 nothing happens. ValueError without HOROVOD_TIMELINE."""
+
+def stop_timeline() -> bool:
+    """End the recording and wait until it is in the file; False when there was none."""
+
 def transports() -> dict[str, str]:
     """What was found at run time, for reports: {"shm": "memfd", ...}."""

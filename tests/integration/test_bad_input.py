@@ -99,7 +99,6 @@ def test_missing_program_is_named(jobs) -> None:
         ["--min-np", "1"],
         ["--mpi"],
         ["--jsrun"],
-        ["--timeline-filename", "t.json"],
         ["--config-file", "c.yaml"],
     ],
     ids=lambda words: words[0],

@@ -46,7 +46,9 @@ impl GatherItem {
 pub unsafe fn allgather(ctx: &mut Ctx<'_>, items: &[GatherItem]) -> Result<(), CollectiveError> {
     let by_host = select::allgather_by_host(ctx.layout, ctx.tuning);
     if let Some(local) = Local::new(ctx)?.filter(|_| by_host) {
+        let stage = ctx.scratch.stages.begin("ALLGATHER_INSIDE_HOST");
         inside(ctx, &local, items)?;
+        ctx.scratch.stages.end(stage);
     } else {
         for item in items {
             let own = item.part(ctx.me);
@@ -58,7 +60,9 @@ pub unsafe fn allgather(ctx: &mut Ctx<'_>, items: &[GatherItem]) -> Result<(), C
         return across(ctx, items, &Blocks::by_member(ctx.layout));
     }
     if ctx.layout.hosts() > 1 {
+        let stage = ctx.scratch.stages.begin("ALLGATHER_ACROSS_HOSTS");
         across(ctx, items, &Blocks::by_host(ctx.layout))?;
+        ctx.scratch.stages.end(stage);
     }
     Ok(())
 }

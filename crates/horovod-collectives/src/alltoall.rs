@@ -27,6 +27,12 @@ pub unsafe fn alltoall(
     let mut recv_rows = ctx.scratch.counts(ctx.members.len());
     let local = Local::new(ctx)?
         .filter(|local| ctx.layout.hosts() == 1 && 8 * local.len() <= local.small_len());
+    let stages = &mut ctx.scratch.stages;
+    let whole = stages.begin(match &local {
+        Some(_) => "ALLTOALL_INSIDE_HOST",
+        None => "PAIRWISE_ALLTOALL",
+    });
+    let sizes = stages.begin("EXCHANGE_SIZES");
     let longest = match &local {
         Some(local) => tell_inside(ctx, local, send_rows, &mut recv_rows)?,
         None => {
@@ -34,6 +40,7 @@ pub unsafe fn alltoall(
             0
         }
     };
+    ctx.scratch.stages.end(sizes);
     let total = recv_rows.iter().try_fold(0usize, |sum, rows| {
         sum.checked_add(rows.checked_mul(row_bytes)?)
     });
@@ -54,6 +61,7 @@ pub unsafe fn alltoall(
         None => across(ctx, &blocks)?,
     }
     ctx.scratch.put_counts(recv_rows);
+    ctx.scratch.stages.end(whole);
     Ok(())
 }
 

@@ -54,7 +54,12 @@ pub unsafe fn broadcast(
         .iter()
         .position(|member| *member == source)
         .unwrap_or(0);
+    let stage = ctx.scratch.stages.begin(match layout.hosts() {
+        1 => "BROADCAST_INSIDE_HOST",
+        _ => "BROADCAST_ACROSS_HOSTS",
+    });
     inside(ctx, &bytes, position, |ctx| relay.step(ctx))?;
+    ctx.scratch.stages.end(stage);
     relay.put_back(ctx);
     ctx.scratch.put_vector(bytes);
     Ok(())

@@ -27,6 +27,7 @@ mod reduce_scatter;
 mod scratch;
 pub mod select;
 mod slices;
+mod stages;
 
 pub use allgather::{GatherItem, allgather};
 pub use allreduce::{Reduction, allreduce};
@@ -39,3 +40,4 @@ pub use layout::SetLayout;
 pub use reduce_scatter::{ScatterItem, reduce_scatter, scatter_rows};
 pub use scratch::Scratch;
 pub use slices::Segment;
+pub use stages::{Stage, Stages};

@@ -55,9 +55,13 @@ pub unsafe fn reduce_scatter(
     if ctx.members.len() == 1 {
         crate::allreduce::alone(&reducer, &shares[0]);
     } else if let Some(local) = Local::new(ctx)?.filter(|_| ctx.layout.hosts() == 1) {
+        let stage = ctx.scratch.stages.begin("REDUCESCATTER_INSIDE_HOST");
         inside(ctx, &local, &reducer, &shares)?;
+        ctx.scratch.stages.end(stage);
     } else {
+        let stage = ctx.scratch.stages.begin("PAIRWISE_REDUCESCATTER");
         across(ctx, &reducer, &shares)?;
+        ctx.scratch.stages.end(stage);
     }
     ctx.scratch.put_vectors(shares);
     Ok(())

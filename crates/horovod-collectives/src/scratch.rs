@@ -5,6 +5,7 @@ use horovod_kernels::Source;
 use horovod_protocol::Seq;
 
 use crate::slices::{Segment, Vector};
+use crate::stages::Stages;
 
 /// Staging areas for small operations; which one is used follows from the sequence number.
 pub(crate) const SMALL_AREAS: usize = 4;
@@ -30,6 +31,8 @@ pub struct Scratch {
     lists: Vec<Vec<Vector>>,
     counts: Vec<Vec<usize>>,
     buffers: Vec<Vec<u8>>,
+    /// When the parts of the operation began and ended, if somebody wants to know.
+    pub stages: Stages,
 }
 
 // SAFETY: the pointers inside `sources` and `vectors` are only used during a collective, from the

@@ -24,6 +24,23 @@ pub enum AllreduceAlgorithm {
     Hierarchical(Across),
 }
 
+impl AllreduceAlgorithm {
+    /// Its name in a timeline.
+    pub fn stage_name(self) -> &'static str {
+        match self {
+            Self::Alone => "LOCAL_ALLREDUCE",
+            Self::Direct => "DIRECT_ALLREDUCE",
+            Self::Staged => "STAGED_ALLREDUCE",
+            Self::Flat(Across::Exchange) => "EXCHANGE_ALLREDUCE",
+            Self::Flat(Across::Pairwise) => "PAIRWISE_ALLREDUCE",
+            Self::Flat(Across::Ring) => "RING_ALLREDUCE",
+            Self::Hierarchical(Across::Exchange) => "HIERARCHICAL_EXCHANGE_ALLREDUCE",
+            Self::Hierarchical(Across::Pairwise) => "HIERARCHICAL_PAIRWISE_ALLREDUCE",
+            Self::Hierarchical(Across::Ring) => "HIERARCHICAL_RING_ALLREDUCE",
+        }
+    }
+}
+
 /// How vectors pass between members that do not share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Across {

@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use crate::options::{Action, OPTIONS, OptionSpec};
+use crate::options::{Action, OPTIONS, OptionSpec, TIMELINE_MARK_CYCLES};
 
 /// What the command line asks for.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -119,7 +119,12 @@ pub fn parse(words: &[OsString]) -> Result<Options, UsageError> {
 }
 
 /// Checks what no single option can know.
-fn complete(options: Options) -> Result<Options, UsageError> {
+fn complete(mut options: Options) -> Result<Options, UsageError> {
+    if !options.knobs.iter().any(|(n, _)| *n == "HOROVOD_TIMELINE") {
+        options
+            .knobs
+            .retain(|(name, _)| *name != TIMELINE_MARK_CYCLES);
+    }
     if options.check_build {
         return Ok(options);
     }
@@ -461,6 +466,14 @@ mod tests {
             "HOROVOD_GLOO_TIMEOUT_SECONDS",
             "9",
         );
+        sets("--timeline-filename t.json", "HOROVOD_TIMELINE", "t.json");
+        for (option, value) in [("", "1"), ("no-", "0")] {
+            let words = format!("-np 1 --{option}timeline-mark-cycles --timeline-filename t x");
+            let knobs = run(&words).expect("valid").knobs;
+            assert_eq!(knobs[0], ("HOROVOD_TIMELINE_MARK_CYCLES", value.into()));
+        }
+        let alone = run("-np 1 --timeline-mark-cycles x").expect("valid");
+        assert_eq!(alone.knobs, []);
         sets("--log-level DEBUG", "HOROVOD_LOG_LEVEL", "DEBUG");
         sets("--log-without-timestamp", "HOROVOD_LOG_HIDE_TIME", "1");
         sets("--log-with-timestamp", "HOROVOD_LOG_HIDE_TIME", "0");
@@ -479,7 +492,6 @@ mod tests {
         for option in [
             "--mpi",
             "--jsrun",
-            "--timeline-filename=t",
             "--min-np=1",
             "--tcp",
             "--config-file=c",

@@ -74,6 +74,9 @@ const HOSTS: &str = "hosts";
 const OUTPUT: &str = "output";
 const TUNING: &str = "settings of the ranks";
 
+/// Only passed on with a file to record into.
+pub(crate) const TIMELINE_MARK_CYCLES: &str = "HOROVOD_TIMELINE_MARK_CYCLES";
+
 /// Every option of Horovod's launcher.
 pub(crate) static OPTIONS: &[OptionSpec] = &[
     option(
@@ -295,6 +298,30 @@ pub(crate) static OPTIONS: &[OptionSpec] = &[
     ),
     option(
         TUNING,
+        &["--timeline-filename"],
+        Action::Value("FILE", |o, v| {
+            o.knobs.push(("HOROVOD_TIMELINE", text(v)?.to_owned()));
+            Ok(())
+        }),
+        "record what happens to each tensor into FILE of rank 0's host",
+    ),
+    option(
+        TUNING,
+        &["--timeline-mark-cycles"],
+        Action::Flag(|o| o.knobs.push((TIMELINE_MARK_CYCLES, "1".into()))),
+        "mark each batch of answers of the coordinator in it",
+    )
+    .only("timeline cycles"),
+    option(
+        TUNING,
+        &["--no-timeline-mark-cycles"],
+        Action::Flag(|o| o.knobs.push((TIMELINE_MARK_CYCLES, "0".into()))),
+        "",
+    )
+    .only("timeline cycles")
+    .hide(),
+    option(
+        TUNING,
         &["--no-stall-check"],
         Action::Flag(|o| o.knobs.push(("HOROVOD_STALL_CHECK_DISABLE", "1".into()))),
         "do not warn about ranks that are late",
@@ -431,9 +458,6 @@ pub(crate) static OPTIONS: &[OptionSpec] = &[
     )
     .only("torus allreduce")
     .hide(),
-    later(&["--timeline-filename"]),
-    later(&["--timeline-mark-cycles"]),
-    later(&["--no-timeline-mark-cycles"]).hide(),
     later(&["--mpi-threads-disable"]),
     later(&["--no-mpi-threads-disable"]).hide(),
     later(&["--mpi-args"]),

@@ -4,6 +4,7 @@ use horovod::{Engine, Error, ProcessSetId};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -180,6 +181,21 @@ pub(crate) fn join(py: Python<'_>) -> PyResult<u32> {
     py.detach(|| engine.join(look_for_signals))
         .map(|r| r.0)
         .map_err(|e| e.into_py(py))
+}
+
+/// Record a timeline into this file; rank 0 decides for all ranks.
+#[pyfunction]
+pub(crate) fn start_timeline(py: Python<'_>, path: PathBuf, mark_cycles: bool) -> PyResult<()> {
+    let engine = engine(py)?;
+    py.detach(|| engine.start_timeline(&path, mark_cycles))
+        .map_err(|e| query_error(py, e))
+}
+
+/// End the recording; false when nothing can have been recorded.
+#[pyfunction]
+pub(crate) fn stop_timeline(py: Python<'_>) -> PyResult<bool> {
+    let engine = engine(py)?;
+    Ok(py.detach(|| engine.stop_timeline()))
 }
 
 /// What carries the bytes on this machine.

@@ -36,6 +36,13 @@ pub enum ControlEvent {
         /// The message.
         bytes: Vec<u8>,
     },
+    /// A message that is no part of the main conversation ([`Control::send_aside`]).
+    Aside {
+        /// Who sent it.
+        from: Rank,
+        /// The message.
+        bytes: Vec<u8>,
+    },
     /// A rank is gone without goodbye: its process died, or its connection failed. Comes once per
     /// rank, after its last frame.
     Lost(PeerLost),
@@ -205,6 +212,28 @@ impl Control {
         peer.flush().map(|_| ())
     }
 
+    /// Sends a frame that can wait: only when nothing else waits for this peer, so that it holds nothing up
+    /// but what comes while it is written. `false`: not now.
+    pub fn send_aside(&mut self, to: Rank, frame: &[u8]) -> Result<bool, LinkError> {
+        if frame.len() > CONTROL_FRAME_MAX {
+            let (len, limit) = (frame.len(), CONTROL_FRAME_MAX);
+            return Err(LinkError::FrameTooLong {
+                rank: to,
+                len,
+                limit,
+            });
+        }
+        let Some(i) = self.index.get(to.index()).copied().flatten() else {
+            return Err(LinkError::NoLink { rank: to });
+        };
+        let peer = &mut self.peers[i];
+        if !peer.queue.is_empty() {
+            return Ok(false);
+        }
+        peer.queue.push_aside(frame);
+        peer.flush().map(|_| true)
+    }
+
     /// The next thing that happened, if any. Also sends what waits to be sent.
     pub fn poll(&mut self) -> Option<ControlEvent> {
         loop {
@@ -276,6 +305,11 @@ impl Control {
                     let from = peer.name.rank;
                     self.next = i + 1;
                     return Some(ControlEvent::Frame { from, bytes });
+                }
+                Ok(Some(Incoming::Aside(bytes))) => {
+                    let from = peer.name.rank;
+                    self.next = i + 1;
+                    return Some(ControlEvent::Aside { from, bytes });
                 }
                 Ok(Some(Incoming::Goodbye)) => ControlEvent::Left {
                     rank: peer.name.rank,

@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 
 /// Instead of a length: the sender says goodbye and will send nothing more.
 const GOODBYE: u32 = u32::MAX;
+/// Set in a length: the message is no part of the stream's main conversation.
+const ASIDE: u32 = 1 << 31;
 const HEADER: usize = 4;
 /// How much is asked of the stream at once.
 const CHUNK: usize = 64 << 10;
@@ -15,6 +17,7 @@ const CHUNK: usize = 64 << 10;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Incoming {
     Frame(Vec<u8>),
+    Aside(Vec<u8>),
     Goodbye,
 }
 
@@ -78,7 +81,7 @@ impl FrameReader {
             self.start += HEADER;
             return Ok(Some(Incoming::Goodbye));
         }
-        let len = header as usize;
+        let len = (header & !ASIDE) as usize;
         if len > self.max {
             return Err(TooLong(len));
         }
@@ -87,7 +90,11 @@ impl FrameReader {
         };
         let frame = frame.to_vec();
         self.start += HEADER + len;
-        Ok(Some(Incoming::Frame(frame)))
+        Ok(Some(if header & ASIDE == 0 {
+            Incoming::Frame(frame)
+        } else {
+            Incoming::Aside(frame)
+        }))
     }
 }
 
@@ -100,8 +107,18 @@ pub(crate) struct FrameQueue {
 impl FrameQueue {
     /// Appends a frame; the caller has checked its length against the receiver's limit.
     pub(crate) fn push(&mut self, frame: &[u8]) {
-        debug_assert!(frame.len() < GOODBYE as usize);
-        self.bytes.extend((frame.len() as u32).to_le_bytes());
+        self.push_with(0, frame);
+    }
+
+    /// As [`Self::push`], for what is no part of the main conversation.
+    pub(crate) fn push_aside(&mut self, frame: &[u8]) {
+        self.push_with(ASIDE, frame);
+    }
+
+    fn push_with(&mut self, mark: u32, frame: &[u8]) {
+        debug_assert!(frame.len() < ASIDE as usize);
+        let header = frame.len() as u32 | mark;
+        self.bytes.extend(header.to_le_bytes());
         self.bytes.extend(frame);
     }
 
@@ -170,8 +187,12 @@ mod tests {
             let mut frames = frames;
             frames.push(vec![7; large]);
             let mut queue = FrameQueue::default();
-            for frame in &frames {
-                queue.push(frame);
+            for (i, frame) in frames.iter().enumerate() {
+                if i % 3 == 1 {
+                    queue.push_aside(frame);
+                } else {
+                    queue.push(frame);
+                }
             }
             queue.push_goodbye();
             let mut wire = Vec::new();
@@ -186,8 +207,13 @@ mod tests {
                 }).unwrap();
             }
             let got = feed(&mut FrameReader::new(1 << 20), &wire, piece);
-            let want: Vec<_> =
-                frames.into_iter().map(Incoming::Frame).chain([Incoming::Goodbye]).collect();
+            let kind = |i| if i % 3 == 1 { Incoming::Aside } else { Incoming::Frame };
+            let want: Vec<_> = frames
+                .into_iter()
+                .enumerate()
+                .map(|(i, frame)| kind(i)(frame))
+                .chain([Incoming::Goodbye])
+                .collect();
             prop_assert!(got == want);
         }
 

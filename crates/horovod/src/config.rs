@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 pub use algorithms::Algorithms;
+use crate::timeline::TimelineSetting;
 use reader::Reader;
 
 /// One line of the settings table: what `docs/settings.md` and the "unknown setting" warning are made from.
@@ -225,6 +226,16 @@ pub const SETTINGS: &[Setting] = &[
         "1 leaves the time out of log lines",
     ),
     s(
+        "HOROVOD_TIMELINE",
+        "none",
+        "file that rank 0 writes a timeline of all ranks to; DYNAMIC: only between start_timeline and stop_timeline",
+    ),
+    s(
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+        "0",
+        "1 marks each batch of answers of the coordinator in the timeline",
+    ),
+    s(
         "HOROVOD_ELASTIC",
         "0",
         "set to 1 by the launcher of an elastic job",
@@ -258,7 +269,6 @@ const KNOWN_PREFIXES: &[&str] = &[
     "HOROVOD_LOCAL_VERSION",
     "HOROVOD_SPARK_",
     "HOROVOD_MPI_",
-    "HOROVOD_TIMELINE",
 ];
 
 const fn s(name: &'static str, default: &'static str, doc: &'static str) -> Setting {
@@ -296,6 +306,8 @@ pub struct Config {
     pub shm: bool,
     pub shm_bytes_per_rank: usize,
     pub encrypt: bool,
+    pub timeline: Option<TimelineSetting>,
+    pub timeline_mark_cycles: bool,
     pub algorithms: Algorithms,
     /// `None`: off.
     pub autotune: Option<AutotuneSettings>,
@@ -436,6 +448,11 @@ impl Config {
             shm: r.flag("HOROVOD_SHM", true)?,
             shm_bytes_per_rank,
             encrypt: r.flag("HOROVOD_ENCRYPT", false)?,
+            timeline: r.text("HOROVOD_TIMELINE").map(|v| match v.as_str() {
+                "DYNAMIC" => TimelineSetting::Dynamic,
+                path => TimelineSetting::File(path.into()),
+            }),
+            timeline_mark_cycles: r.flag("HOROVOD_TIMELINE_MARK_CYCLES", false)?,
             algorithms: Algorithms::read(&r)?,
             autotune: AutotuneSettings::from_environment(&r)?,
         };

@@ -10,6 +10,7 @@ mod engine;
 mod error;
 mod init;
 mod tensor;
+mod timeline;
 
 pub use buffer::{Buffer, BufferPool};
 pub use engine::{Engine, Handle, OpResult, Submission, Waited};
@@ -19,3 +20,4 @@ pub use horovod_protocol::{
 };
 pub use init::{engine, init, init_with, is_initialized, shutdown, transports, try_engine};
 pub use tensor::{Output, ReadyEvent, Tensor};
+pub use timeline::TimelineSetting;

@@ -132,21 +132,29 @@ class HorovodBasics:
         return _core.is_initialized()
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
-        """Record what happens to each tensor into a file. Not available in this version.
+        """Record what happens to each tensor on every rank into a file, until `stop_timeline` or `shutdown`.
+
+        Rank 0 writes, and decides for all: on other ranks the call has no effect, and they need not make it. A file
+        that was being recorded is finished first; a call with its path changes nothing. docs/timeline.md says what is
+        in the file and how to look at it.
+
+        Parameters
+        ----------
+        file_path
+            Created, or emptied, on rank 0's host. When that fails there is an error in the log and no recording.
+        mark_cycles
+            Mark each batch of answers of the coordinator.
 
         Raises
         ------
         ValueError
-            Always: Horovod is not initialised, or this version has no timeline.
+            Horovod is not initialised, or `HOROVOD_TIMELINE` was not set at `init` (to a path or to `DYNAMIC`).
         """
-        del mark_cycles
         self._require_init()
-        raise ValueError(
-            f"Cannot record to {os.fspath(file_path)!r}: the timeline is not available in this version."
-        )
+        _core.start_timeline(os.fspath(file_path), bool(mark_cycles))
 
     def stop_timeline(self) -> None:
-        """Stop recording; without a timeline in this version there is nothing to stop.
+        """Stop recording; on rank 0 what all ranks did until now is in the file afterwards.
 
         Raises
         ------
@@ -154,7 +162,8 @@ class HorovodBasics:
             Horovod is not initialised.
         """
         self._require_init()
-        _log.info("stop_timeline: no timeline is being recorded.")
+        if not _core.stop_timeline():
+            _log.info("stop_timeline: no timeline is being recorded.")
 
     def size(self) -> int:
         """Number of processes of the job. ValueError before `init`, as in all functions below."""

@@ -218,12 +218,6 @@ def test_what_is_built_in():
         hvd.mpi_threads_supported()
 
 
-def test_the_timeline_says_that_it_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match="not available in this version"):
-        hvd.start_timeline(str(tmp_path / "timeline.json"), mark_cycles=True)
-    assert hvd.stop_timeline() is None
-
-
 def test_a_barrier_waits_for_everybody():
     flag = torch.zeros(1)
     handle = None

@@ -51,9 +51,11 @@ pub unsafe fn allreduce(
     if red.op == ReduceOp::Adasum {
         // One at a time: dot products over a fused vector would be cut where its neighbours happen to end,
         // and so differ in the last bit with what the negotiation happened to fuse.
-        return segs
-            .iter()
-            .try_for_each(|seg| adasum::run(ctx, red, std::slice::from_ref(seg)));
+        let stage = ctx.scratch.stages.begin("HALVING_DOUBLING_ADASUM");
+        segs.iter()
+            .try_for_each(|seg| adasum::run(ctx, red, std::slice::from_ref(seg)))?;
+        ctx.scratch.stages.end(stage);
+        return Ok(());
     }
     let mut reducer = Reducer::new(red);
     let mut vector = ctx.scratch.vector(red.dtype.size(), segs.iter().copied());
@@ -67,7 +69,9 @@ pub unsafe fn allreduce(
         reducer = reducer.without_pre();
     }
     if bytes > 0 {
-        match select::allreduce(bytes, ctx.layout, ctx.tuning) {
+        let algorithm = select::allreduce(bytes, ctx.layout, ctx.tuning);
+        let stage = ctx.scratch.stages.begin(algorithm.stage_name());
+        match algorithm {
             AllreduceAlgorithm::Alone => alone(&reducer, &vector),
             AllreduceAlgorithm::Direct => direct::run(ctx, &reducer, &vector)?,
             AllreduceAlgorithm::Staged => staged::run(ctx, &reducer, &vector)?,
@@ -76,6 +80,7 @@ pub unsafe fn allreduce(
                 hierarchical::run(ctx, way, &reducer, &vector)?;
             }
         }
+        ctx.scratch.stages.end(stage);
     }
     ctx.scratch.put_vector(vector);
     Ok(())

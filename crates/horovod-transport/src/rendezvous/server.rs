@@ -440,6 +440,7 @@ impl Client {
                         .map(Some)
                         .map_err(|e| e.to_string());
                 }
+                Some(Incoming::Aside(_)) => return Err("a message of an unknown kind".into()),
                 Some(Incoming::Goodbye) => return Err("it said goodbye".into()),
                 None => {}
             }

@@ -83,6 +83,19 @@ fn a_rank_outside_the_size_is_refused() {
 }
 
 #[test]
+fn a_timeline_has_a_file_or_waits_to_be_started() {
+    assert_eq!(read(&[]).unwrap().timeline, None);
+    for (value, setting) in [
+        ("DYNAMIC", TimelineSetting::Dynamic),
+        ("dynamic", TimelineSetting::File("dynamic".into())),
+        ("/tmp/t.json", TimelineSetting::File("/tmp/t.json".into())),
+    ] {
+        let c = read(&[("HOROVOD_TIMELINE", value)]).unwrap();
+        assert_eq!(c.timeline, Some(setting));
+    }
+}
+
+#[test]
 fn a_foreign_launcher_is_refused_rather_than_training_alone() {
     let e = read(&[("OMPI_COMM_WORLD_SIZE", "4")])
         .unwrap_err()

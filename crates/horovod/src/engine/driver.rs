@@ -14,8 +14,9 @@ use horovod_transport::{Aborted, Control, ControlEvent, Data, Idle, Mesh, Topolo
 
 use super::execute::{Layouts, Means};
 use super::handles::OpResult;
+use super::recording::Recording;
 use super::tuning::{Announced, Tuned};
-use super::{Entry, SHUTDOWN_GRACE, Shared, public_error};
+use super::{Entry, LastWords, SHUTDOWN_GRACE, Shared, nanos, public_error};
 use crate::config::Config;
 use crate::error::Error;
 
@@ -58,6 +59,7 @@ struct Pump {
     running: Option<Arc<[Rank]>>,
     shutdown_deadline: Option<Instant>,
     frame: Vec<u8>,
+    recording: Recording,
 }
 
 /// A peer that is gone, while the reason may still come.
@@ -66,21 +68,6 @@ struct Suspect {
     /// It said goodbye; then it may itself only follow another's end.
     said_goodbye: bool,
     deadline: Instant,
-}
-
-/// Ends everything that still waits when the engine thread ends, however that happens.
-struct LastWords(Arc<Shared>);
-
-impl Drop for LastWords {
-    fn drop(&mut self) {
-        let now = self.0.now();
-        // From here on nothing is accepted that nobody would carry out.
-        self.0.lock().worker.shutdown(now);
-        self.0.ended.store(true, Ordering::Release);
-        self.0
-            .handles
-            .fail_pending(&Error::Internal("Horovod has been shut down.".into()));
-    }
 }
 
 impl Driver {
@@ -112,6 +99,7 @@ impl Driver {
             scratch: Scratch::default(),
             data,
             pump: Pump {
+                recording: Recording::new(shared.timeline.clone()),
                 shared,
                 control,
                 waiter,
@@ -144,6 +132,7 @@ impl Driver {
             });
         }
         self.pump.control.goodbye(GOODBYE_PATIENCE);
+        self.pump.recording.close();
         // Links close before anybody is told that the engine has ended.
         drop(self);
         drop(last_words);
@@ -174,6 +163,8 @@ impl Driver {
 
     fn execute(&mut self, execution: Execution) {
         let mine = self.pump.take_entries(&execution);
+        let stages = &mut self.scratch.stages;
+        self.pump.recording.begins(&execution, &mine, stages);
         self.pump.running = Some(execution.members.clone());
         let pool = self.pump.shared.pool.clone();
         let result = super::execute::run(
@@ -192,12 +183,15 @@ impl Driver {
             Ok(results) => {
                 self.pump.running = None;
                 let now = self.pump.shared.now();
+                let coordinator = self.pump.coordinator.as_mut();
+                self.tuned.observe(now, &execution, coordinator);
+                let stages = &self.scratch.stages;
+                // First: who learns of the end may stop the recording.
+                self.pump.recording.ends(now, execution, &results, stages);
                 self.pump
                     .shared
                     .handles
                     .complete(results.into_iter().map(|(id, r)| (super::Handle(id.0), r)));
-                let coordinator = self.pump.coordinator.as_mut();
-                self.tuned.observe(now, &execution, coordinator);
             }
             Err(failure) => {
                 let error = self.pump.failure(failure);
@@ -233,12 +227,15 @@ impl Pump {
             // What was said last may still wait for space; news no longer matter.
             while self.control.poll().is_some() {}
         }
+        progress |= self.recording.carry_mail(&mut self.control);
         progress | self.drain_actions()
     }
 
     fn handle_control(&mut self, event: ControlEvent) {
+        self.recording.hears(&event);
         match event {
             ControlEvent::Frame { from, bytes } => self.handle_frame(from, &bytes),
+            ControlEvent::Aside { .. } => {}
             ControlEvent::Lost(lost) => self.note_lost(lost.rank, lost.cause, false),
             // Good order is to leave after a shutdown that all agreed to; then this does nothing.
             ControlEvent::Left { rank } => {
@@ -301,6 +298,7 @@ impl Pump {
                 }
             }
             WorkerAction::Execute(execution) => {
+                self.recording.ordered(&execution);
                 self.ready.push_back(execution);
                 debug_assert!(
                     self.ready.len() <= READY_MAX,
@@ -320,6 +318,7 @@ impl Pump {
                     _ => {}
                 }
                 drop(state);
+                self.recording.ended_without_data(&result, entry.as_ref());
                 // An owner may run foreign code: not under our lock.
                 drop(entry);
                 let result = result
@@ -342,6 +341,7 @@ impl Pump {
                 message.encode(&mut self.frame);
                 for rank in to.iter() {
                     if *rank == self.topology.rank {
+                        self.recording.cycle();
                         let now = self.shared.now();
                         self.shared.lock().worker.handle_message(now, &message);
                     } else {
@@ -350,6 +350,7 @@ impl Pump {
                 }
             }
             CoordinatorAction::Stall(report) => {
+                self.recording.stalled(&report);
                 if report.shutdown {
                     tracing::error!("{report}");
                 } else {
@@ -551,8 +552,9 @@ impl Pump {
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
     fn finished(&mut self) -> bool {
         let overdue = self.shutdown_overdue();
+        let unsent = self.control.has_unsent() || !self.recording.is_settled(self.stopped);
         self.shared.shutdown_requested.load(Ordering::Acquire)
-            && (self.dead.is_some() || (self.stopped && !self.control.has_unsent()) || overdue)
+            && (self.dead.is_some() || (self.stopped && !unsent) || overdue)
     }
 
     /// Whether this process has asked to leave and its patience with the others is over.
@@ -563,10 +565,6 @@ impl Pump {
         let now = Instant::now();
         now >= *self.shutdown_deadline.get_or_insert(now + SHUTDOWN_GRACE)
     }
-}
-
-fn nanos(d: Duration) -> u64 {
-    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Idle for Pump {

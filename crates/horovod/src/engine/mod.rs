@@ -3,10 +3,12 @@
 mod driver;
 mod execute;
 mod handles;
+mod recording;
 mod submit;
 mod tuning;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -21,12 +23,16 @@ use crate::buffer::BufferPool;
 use crate::config::Config;
 use crate::error::Error;
 use crate::tensor::Tensor;
+use crate::timeline::{Stamp, Timeline, TimelineSetting};
 
 pub use handles::{Handle, OpResult, Waited};
 pub use submit::Submission;
 
 /// How long `shutdown` waits for the other ranks to hear of it before it closes the links.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+
+/// Horovod's text.
+const NO_TIMELINE_TEXT: &str = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage.";
 
 /// A running engine. Shared by all frameworks of the process.
 pub struct Engine {
@@ -47,6 +53,7 @@ pub(crate) struct Shared {
     shutdown_requested: AtomicBool,
     /// Set by the engine thread when it has left its loop.
     ended: AtomicBool,
+    timeline: Arc<Timeline>,
 }
 
 /// The negotiation state machine and the tensors that wait for it.
@@ -61,15 +68,24 @@ pub(crate) struct Entry {
     tensors: Vec<Tensor>,
     /// Alltoall: rows for each member.
     splits: Option<Vec<u64>>,
+    submitted: Stamp,
 }
 
 impl Shared {
-    fn new(mesh: &Mesh) -> Self {
+    fn new(config: &Config, mesh: &Mesh) -> Self {
         let worker = Worker::new(WorkerConfig {
             rank: mesh.topology.rank,
             size: mesh.topology.size,
             generation: mesh.topology.generation,
         });
+        let started = Instant::now();
+        let timeline = Timeline::new(
+            config.timeline.as_ref(),
+            config.timeline_mark_cycles,
+            &mesh.topology,
+            started,
+            mesh.waiter.doorbell(),
+        );
         Self {
             state: Mutex::new(State {
                 worker,
@@ -79,9 +95,10 @@ impl Shared {
             handles: handles::Handles::default(),
             doorbell: mesh.waiter.doorbell(),
             pool: Arc::new(BufferPool::default()),
-            started: Instant::now(),
+            started,
             shutdown_requested: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            timeline: Arc::new(timeline),
         }
     }
 
@@ -90,7 +107,26 @@ impl Shared {
     }
 
     fn now(&self) -> Time {
-        Time(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        Time(nanos(self.started.elapsed()))
+    }
+}
+
+fn nanos(d: Duration) -> u64 {
+    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Ends everything that still waits when the engine thread ends, however that happens.
+struct LastWords(Arc<Shared>);
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        let now = self.0.now();
+        // From here on nothing is accepted that nobody would carry out.
+        self.0.lock().worker.shutdown(now);
+        self.0.ended.store(true, Ordering::Release);
+        self.0
+            .handles
+            .fail_pending(&Error::Internal("Horovod has been shut down.".into()));
     }
 }
 
@@ -106,7 +142,12 @@ impl Engine {
     /// Start the engine on a mesh that stands.
     pub fn start(config: Config, mesh: Mesh) -> Result<Self, Error> {
         let topology = mesh.topology.clone();
-        let shared = Arc::new(Shared::new(&mesh));
+        let shared = Arc::new(Shared::new(&config, &mesh));
+        if let Some(TimelineSetting::File(path)) = &config.timeline {
+            let mark_cycles = config.timeline_mark_cycles;
+            // It is armed, for there is a setting.
+            let _ = shared.timeline.start(path, mark_cycles);
+        }
         let driver = driver::Driver::new(&config, mesh, shared.clone());
         let thread = std::thread::Builder::new()
             .name("horovod-engine".into())
@@ -137,7 +178,32 @@ impl Engine {
 
     /// Wait at most `timeout`; clears the handle when the operation has ended.
     pub fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
+        let timeline = &self.shared.timeline;
+        if timeout.is_zero() || !timeline.is_on() {
+            return self.wait_unrecorded(handle, timeout);
+        }
+        let begin = timeline.now();
+        let waited = self.wait_unrecorded(handle, timeout);
+        timeline.waited(begin);
+        waited
+    }
+
+    fn wait_unrecorded(&self, handle: Handle, timeout: Duration) -> Waited {
         self.shared.handles.wait(handle, timeout)
+    }
+
+    /// Record a timeline of all ranks into this file, which is emptied. Rank 0 decides for all: on other ranks
+    /// nothing happens. A file that cannot be written is an error in the log, not here.
+    pub fn start_timeline(&self, path: &Path, mark_cycles: bool) -> Result<(), Error> {
+        self.shared
+            .timeline
+            .start(path, mark_cycles)
+            .map_err(|_| Error::Invalid(NO_TIMELINE_TEXT.into()))
+    }
+
+    /// End the recording; on rank 0 everything recorded is in the file then. `false`: there was none.
+    pub fn stop_timeline(&self) -> bool {
+        self.shared.timeline.stop()
     }
 
     /// Members of a set in ascending order; `None` when it is not registered.

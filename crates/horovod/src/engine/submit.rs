@@ -7,6 +7,7 @@ use horovod_protocol::{
 use super::{Engine, Entry, Handle, Waited, public_error};
 use crate::error::Error;
 use crate::tensor::{Output, Tensor};
+use crate::timeline::op_name;
 
 /// Longest single wait of the blocking calls between two looks at whether the caller wants to stop.
 const WAIT_SLICE: std::time::Duration = std::time::Duration::from_millis(100);
@@ -88,7 +89,13 @@ impl Engine {
         if let Some((slot, n)) = counter {
             state.unnamed.insert(slot, n);
         }
-        state.entries.insert(id, Entry { tensors, splits });
+        let submitted = self.shared.timeline.stamp(now.0);
+        let entry = Entry {
+            tensors,
+            splits,
+            submitted,
+        };
+        state.entries.insert(id, entry);
         drop(state);
         self.shared.doorbell.ring();
         Ok(handle)
@@ -154,6 +161,8 @@ impl Engine {
         mut interrupted: impl FnMut() -> Result<(), E>,
     ) -> Result<Completion, E> {
         let name = Some("noname");
+        let title = op_name(&op);
+        let begin = self.shared.now().0;
         let handle = self.submit(Submission {
             prefix,
             name,
@@ -163,8 +172,13 @@ impl Engine {
             splits: None,
         })?;
         loop {
-            match self.wait(handle, WAIT_SLICE) {
-                Waited::Ended(result) => return Ok(result?.completion),
+            match self.wait_unrecorded(handle, WAIT_SLICE) {
+                Waited::Ended(result) => {
+                    if self.shared.timeline.is_on() {
+                        self.shared.timeline.spent(title, begin);
+                    }
+                    return Ok(result?.completion);
+                }
                 Waited::Unknown => {
                     return Err(Error::Internal(format!("handle {} vanished", handle.0)).into());
                 }

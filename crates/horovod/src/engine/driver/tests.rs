@@ -11,12 +11,13 @@ use horovod_transport::testing::Cluster;
 use super::*;
 use crate::engine::Handle;
 use crate::tensor::{Output, Tensor};
+use crate::timeline::Stamp;
 
 /// Hard bound of every wait; reached only when something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn driver(mesh: Mesh) -> Driver {
-    let shared = Arc::new(Shared::new(&mesh));
+    let shared = Arc::new(Shared::new(&Config::solo(), &mesh));
     Driver::new(&Config::solo(), mesh, shared)
 }
 
@@ -120,6 +121,7 @@ fn an_aborted_operation_is_reported_only_when_its_memory_is_no_longer_used() {
     let entry = Entry {
         tensors: vec![tensor],
         splits: None,
+        submitted: Stamp::default(),
     };
     shared.lock().entries.insert(id, entry);
     let _driver = execute(driver, sum_over(&[0, 1], Some(id)));

@@ -1,0 +1,198 @@
+//! What the engine tells the timeline, and carries for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use horovod_collectives::Stages;
+use horovod_protocol::{EntryId, ExecItem, Execution, Op, OpError, Seq, StallReport, Time};
+use horovod_transport::{Control, ControlEvent};
+
+use super::Entry;
+use super::handles::OpResult;
+use crate::error::Error;
+use crate::timeline::{Executed, Nanos, Stage, Stamp, Text, Timeline};
+
+/// The engine's side of the timeline. Costs one load per operation when nothing is recorded.
+pub(super) struct Recording {
+    timeline: Arc<Timeline>,
+    /// When executions that wait were ordered; only while something is recorded.
+    ordered: VecDeque<(Seq, Nanos)>,
+    running: Option<Running>,
+}
+
+/// The execution that runs.
+struct Running {
+    submitted: Vec<Option<Stamp>>,
+    ordered: Nanos,
+    begin: Instant,
+}
+
+impl Recording {
+    pub(super) fn new(timeline: Arc<Timeline>) -> Self {
+        Self {
+            timeline,
+            ordered: VecDeque::new(),
+            running: None,
+        }
+    }
+
+    /// The order to run this has arrived.
+    pub(super) fn ordered(&mut self, execution: &Execution) {
+        if self.timeline.is_on() {
+            self.ordered.push_back((execution.seq, self.timeline.now()));
+        }
+    }
+
+    /// It is about to run.
+    pub(super) fn begins(
+        &mut self,
+        execution: &Execution,
+        entries: &[Option<Entry>],
+        stages: &mut Stages,
+    ) {
+        let on = self.timeline.is_on();
+        stages.record(on);
+        self.running = on.then(|| {
+            let begin = Instant::now();
+            let mut ordered = self.timeline.at(begin);
+            // Recording may have begun while some were waiting.
+            while let Some((seq, at)) = self.ordered.front().copied()
+                && seq <= execution.seq
+            {
+                if seq == execution.seq {
+                    ordered = at;
+                }
+                self.ordered.pop_front();
+            }
+            Running {
+                submitted: entries
+                    .iter()
+                    .map(|entry| entry.as_ref().map(|e| e.submitted))
+                    .collect(),
+                ordered,
+                begin,
+            }
+        });
+        if !on {
+            self.ordered.clear();
+        }
+    }
+
+    /// It has run: the results are there, but nobody has been told.
+    pub(super) fn ends(
+        &mut self,
+        now: Time,
+        execution: Execution,
+        results: &[(EntryId, Result<OpResult, Error>)],
+        stages: &Stages,
+    ) {
+        let Some(running) = self.running.take() else {
+            return;
+        };
+        let timeline = &self.timeline;
+        let stages = stages.recorded().iter().map(|stage| Stage {
+            name: Text::Static(stage.name),
+            begin: timeline.at(stage.begin),
+            end: timeline.at(stage.end),
+        });
+        timeline.executed(Executed {
+            output_shapes: output_shapes(&execution, results),
+            execution,
+            submitted: running.submitted,
+            thread: 0,
+            scheduled: running.ordered,
+            begin: timeline.at(running.begin),
+            end: now.0,
+            stages: stages.collect(),
+        });
+    }
+
+    /// An operation without data has ended, or one that the ranks could not agree on.
+    pub(super) fn ended_without_data<T>(&self, result: &Result<T, OpError>, entry: Option<&Entry>) {
+        if let (Err(e), Some(entry), true) = (result, entry, self.timeline.is_on()) {
+            let thread = entry.submitted.thread;
+            self.timeline.note("ERROR", thread, e.message.clone());
+        }
+    }
+
+    /// Some ranks are late.
+    pub(super) fn stalled(&self, report: &StallReport) {
+        if self.timeline.is_on() {
+            self.timeline.note("STALL", 0, report.to_string());
+        }
+    }
+
+    /// Answers of the coordinator are about to be carried out.
+    pub(super) fn cycle(&self) {
+        self.timeline.cycle();
+    }
+
+    /// News of the control plane: some are messages of timelines, or say that there will be none.
+    pub(super) fn hears(&self, event: &ControlEvent) {
+        match event {
+            ControlEvent::Aside { from, bytes } => self.timeline.heard(*from, bytes),
+            ControlEvent::Lost(lost) => self.timeline.gone(lost.rank),
+            ControlEvent::Left { rank } => self.timeline.gone(*rank),
+            _ => {}
+        }
+    }
+
+    /// Whether all events are where they belong, or it was tried for long enough. Asked when nothing is left to run.
+    pub(super) fn is_settled(&self, stopped: bool) -> bool {
+        if !stopped {
+            return true;
+        }
+        self.timeline.job_stopped();
+        self.timeline.is_settled()
+    }
+
+    /// Nothing can be sent or received any more.
+    pub(super) fn close(&self) {
+        self.timeline.close();
+    }
+
+    /// Sends what the timeline has to say, where nothing more important waits. `true`: something was sent.
+    pub(super) fn carry_mail(&mut self, control: &mut Control) -> bool {
+        if !self.timeline.has_mail() {
+            return false;
+        }
+        let mut sent = false;
+        for _ in 0..self.timeline.mail_limit() {
+            let Some(mail) = self.timeline.next_mail() else {
+                break;
+            };
+            match control.send_aside(mail.0, &mail.1) {
+                Ok(true) => sent = true,
+                Ok(false) => self.timeline.put_back(mail),
+                // Who is gone is noticed elsewhere; here only events are missing.
+                Err(e) => tracing::debug!("timeline: {e}"),
+            }
+        }
+        sent
+    }
+}
+
+/// Shapes of what was allocated for the results.
+fn output_shapes(
+    execution: &Execution,
+    results: &[(EntryId, Result<OpResult, Error>)],
+) -> Vec<Vec<Vec<u64>>> {
+    if !matches!(
+        execution.op,
+        Op::Allgather | Op::Alltoall | Op::Reducescatter { .. }
+    ) {
+        return Vec::new();
+    }
+    let of = |item: &ExecItem| {
+        let (_, result) = results.iter().find(|(id, _)| Some(*id) == item.entry)?;
+        let outputs = result.as_ref().ok()?.outputs.iter();
+        let shapes = outputs.map(|o| o.as_ref().map(|(_, shape)| shape.clone()));
+        Some(shapes.map(Option::unwrap_or_default).collect())
+    };
+    execution
+        .items
+        .iter()
+        .map(|item| of(item).unwrap_or_default())
+        .collect()
+}

@@ -1,0 +1,409 @@
+//! The timeline on rank 0: one file from the events of all ranks.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use horovod_protocol::Rank;
+
+use super::batch::{Batch, Message};
+use super::clock::Clock;
+use super::layout::{Cast, Layout};
+use super::queue::Record;
+use super::report::{Event, ThreadId};
+use super::{GATHER, LAST_EVENTS_PATIENCE, Timeline, threads};
+
+/// Questions for the time when a recording starts; later one with every batch.
+const FIRST_QUESTIONS: usize = 8;
+/// Records written between two looks at whether to end.
+const WRITTEN_AT_ONCE: usize = 256;
+
+/// State of the rank that writes.
+pub(super) struct Leader {
+    cast: Cast,
+    /// Which ranks share this one's host, and hence its clock.
+    neighbours: Vec<bool>,
+    zero: u64,
+    /// Held while recording starts or stops.
+    session: Mutex<Session>,
+    peers: Mutex<Peers>,
+    peers_changed: Condvar,
+    file: Mutex<Option<Layout>>,
+}
+
+#[derive(Default)]
+struct Session {
+    path: Option<PathBuf>,
+    worker: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
+}
+
+struct Peers {
+    /// Counts recordings, so that what is late is told from what is new.
+    epoch: u64,
+    clocks: Vec<Clock>,
+    /// Who has told everything, or is gone.
+    ended: Vec<bool>,
+    gone: Vec<bool>,
+    deadline: Option<Instant>,
+    /// The engine has ended.
+    closed: bool,
+}
+
+impl Peers {
+    fn all_ended(&self) -> bool {
+        self.closed || self.ended.iter().all(|ended| *ended)
+    }
+}
+
+impl Leader {
+    pub(super) fn new(cast: Cast, neighbours: Vec<bool>, zero: u64) -> Self {
+        let size = cast.ranks.len();
+        Self {
+            cast,
+            neighbours,
+            zero,
+            session: Mutex::default(),
+            peers: Mutex::new(Peers {
+                epoch: 0,
+                clocks: vec![Clock::default(); size],
+                ended: vec![true; size],
+                gone: vec![false; size],
+                deadline: None,
+                closed: false,
+            }),
+            peers_changed: Condvar::new(),
+            file: Mutex::default(),
+        }
+    }
+
+    pub(super) fn start(&self, timeline: &Arc<Timeline>, path: &Path) {
+        let mut session = lock(&self.session);
+        if session.path.as_deref() == Some(path) && lock(&self.file).is_some() {
+            return;
+        }
+        self.finish(timeline, &mut session);
+        let layout = match Layout::create(path, self.cast.clone()) {
+            Ok(layout) => layout,
+            Err(e) => {
+                tracing::error!(
+                    "Error opening the Horovod timeline file {}, will not write a timeline: {e}",
+                    path.display()
+                );
+                return;
+            }
+        };
+        let queue = timeline.queue();
+        while queue.reader().next().is_some() {}
+        queue.take_dropped();
+        *lock(&self.file) = Some(layout);
+        let quit = Arc::new(AtomicBool::new(false));
+        let body = {
+            let (timeline, quit) = (timeline.clone(), quit.clone());
+            move || {
+                if let super::Role::Leader(leader) = &timeline.role {
+                    leader.work(&timeline, &quit);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("horovod-timeline".into());
+        match thread.spawn(body) {
+            Ok(thread) => session.worker = Some((quit, thread)),
+            Err(e) => {
+                tracing::error!(
+                    "cannot start the timeline's thread, will not write a timeline: {e}"
+                );
+                *lock(&self.file) = None;
+                return;
+            }
+        }
+        session.path = Some(path.to_owned());
+        let mut peers = lock(&self.peers);
+        peers.epoch += 1;
+        peers.deadline = None;
+        peers.ended = peers.gone.clone();
+        peers.ended[0] = true;
+        let epoch = peers.epoch;
+        drop(peers);
+        for rank in self.others() {
+            timeline.mail_to(rank, &Message::Start { epoch });
+            self.ask_for_time(timeline, rank);
+        }
+        timeline.on.store(true, Ordering::Relaxed);
+        timeline.doorbell.ring();
+    }
+
+    /// Whether there was anything to stop.
+    pub(super) fn stop(&self, timeline: &Timeline) -> bool {
+        let mut session = lock(&self.session);
+        self.finish(timeline, &mut session)
+    }
+
+    pub(super) fn close(&self, timeline: &Timeline) {
+        lock(&self.peers).closed = true;
+        self.peers_changed.notify_all();
+        let mut session = lock(&self.session);
+        self.finish(timeline, &mut session);
+    }
+
+    /// This rank has nothing more to tell.
+    pub(super) fn ended(&self, rank: Rank) {
+        let mut peers = lock(&self.peers);
+        if let Some(gone) = peers.gone.get_mut(rank.index()) {
+            *gone = true;
+        }
+        if let Some(ended) = peers.ended.get_mut(rank.index()) {
+            *ended = true;
+        }
+        drop(peers);
+        self.peers_changed.notify_all();
+    }
+
+    /// At the end of the job: all others have told everything, or were waited for long enough.
+    pub(super) fn is_settled(&self) -> bool {
+        let mut peers = lock(&self.peers);
+        if peers.all_ended() {
+            return true;
+        }
+        let now = Instant::now();
+        now >= *peers.deadline.get_or_insert(now + LAST_EVENTS_PATIENCE)
+    }
+
+    pub(super) fn heard(&self, timeline: &Timeline, from: Rank, message: Message) {
+        let now = timeline.now();
+        let mut peers = lock(&self.peers);
+        let current = peers.epoch;
+        let Some(clock) = peers.clocks.get_mut(from.index()) else {
+            return;
+        };
+        match message {
+            Message::Pong { sent, here, zero } => {
+                if self.neighbours.get(from.index()) == Some(&true) {
+                    clock.same_host(zero.wrapping_sub(self.zero).cast_signed());
+                } else {
+                    clock.answered(sent, here, now);
+                    let more = clock.answers() < FIRST_QUESTIONS;
+                    drop(peers);
+                    if more {
+                        self.ask_for_time(timeline, from);
+                    }
+                }
+            }
+            Message::Batch { epoch, batch } if epoch == current => {
+                let (shift, _) = clock.shift();
+                drop(peers);
+                timeline.push(Record::Batch {
+                    from,
+                    shift,
+                    bytes: batch,
+                });
+                if self.neighbours.get(from.index()) != Some(&true) {
+                    self.ask_for_time(timeline, from);
+                }
+            }
+            Message::End { epoch } if epoch == current => {
+                peers.ended[from.index()] = true;
+                drop(peers);
+                self.peers_changed.notify_all();
+            }
+            other => tracing::debug!("timeline: {from} is late with {other:?}"),
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = Rank> + use<> {
+        (1..u32::try_from(self.neighbours.len()).unwrap_or(0)).map(Rank)
+    }
+
+    fn ask_for_time(&self, timeline: &Timeline, rank: Rank) {
+        let sent = timeline.now();
+        timeline.mail_to(rank, &Message::Ping { sent });
+    }
+
+    /// Ends the recording, if there is one: waits a bounded time for the other ranks' last events, then writes all
+    /// that waits.
+    fn finish(&self, timeline: &Timeline, session: &mut Session) -> bool {
+        if session.path.take().is_none() {
+            return false;
+        }
+        timeline.on.store(false, Ordering::Relaxed);
+        self.collect_last_events(timeline);
+        if let Some((quit, thread)) = session.worker.take() {
+            quit.store(true, Ordering::Release);
+            timeline.queue().nudge();
+            thread.thread().unpark();
+            if thread.join().is_err() {
+                tracing::error!("the timeline's thread ended by a panic");
+            }
+        }
+        while self.write_some(timeline) {}
+        let Some(mut layout) = lock(&self.file).take() else {
+            return true;
+        };
+        if let Err(e) = self.write_clocks(&mut layout).and_then(|()| layout.close()) {
+            let path = layout.path().display();
+            tracing::warn!("The timeline {path} lacks its end: {e}");
+        }
+        true
+    }
+
+    fn collect_last_events(&self, timeline: &Timeline) {
+        let mut peers = lock(&self.peers);
+        if peers.all_ended() {
+            return;
+        }
+        let epoch = peers.epoch;
+        for rank in self.others() {
+            timeline.mail_to(rank, &Message::Stop { epoch });
+        }
+        timeline.doorbell.ring();
+        let deadline = Instant::now() + LAST_EVENTS_PATIENCE;
+        while !peers.all_ended() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let late: Vec<usize> = (0..peers.ended.len())
+                    .filter(|r| !peers.ended[*r])
+                    .collect();
+                tracing::warn!("timeline: ranks {late:?} did not send their last events in time");
+                return;
+            }
+            peers = self
+                .peers_changed
+                .wait_timeout(peers, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    fn write_clocks(&self, layout: &mut Layout) -> io::Result<()> {
+        let clocks = lock(&self.peers).clocks.clone();
+        for (rank, clock) in self.others().zip(clocks.iter().skip(1)) {
+            let (shift, error) = clock.shift();
+            if error != u64::MAX {
+                layout.clock(rank, shift, error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The body of the writing thread.
+    fn work(&self, timeline: &Timeline, quit: &AtomicBool) {
+        threads::give_way();
+        loop {
+            let Some(first) = timeline.queue().reader().wait() else {
+                return;
+            };
+            self.write(timeline, [first]);
+            if !quit.load(Ordering::Acquire) {
+                // Let some more gather: one wake-up for many events.
+                std::thread::park_timeout(GATHER);
+            }
+            while !quit.load(Ordering::Acquire) && self.write_some(timeline) {}
+            if quit.load(Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+
+    /// Whether there was anything to write.
+    fn write_some(&self, timeline: &Timeline) -> bool {
+        let reader = timeline.queue().reader();
+        let mut some = std::iter::from_fn(|| reader.next())
+            .take(WRITTEN_AT_ONCE)
+            .peekable();
+        let any = some.peek().is_some();
+        self.write(timeline, some);
+        any
+    }
+
+    fn write(&self, timeline: &Timeline, records: impl IntoIterator<Item = Record>) {
+        let mut file = lock(&self.file);
+        let mut written = Ok(());
+        for record in records {
+            // Without a file they are only taken out of the way.
+            if let Some(layout) = &mut *file
+                && written.is_ok()
+            {
+                written = self.write_one(timeline, layout, record);
+            }
+        }
+        if let Some(layout) = &mut *file {
+            let dropped = timeline.queue().take_dropped();
+            if dropped > 0 && written.is_ok() {
+                written = layout.dropped(Rank(0), dropped, timeline.now());
+            }
+            if written.is_ok() {
+                written = layout.flush();
+            }
+        }
+        if let Err(e) = written {
+            let failed = file.take();
+            drop(file);
+            timeline.on.store(false, Ordering::Relaxed);
+            tracing::warn!(
+                "The timeline {} cannot be written any more ({e}): recording ends here, training goes on",
+                failed
+                    .map(|l| l.path().display().to_string())
+                    .unwrap_or_default()
+            );
+            let epoch = lock(&self.peers).epoch;
+            for rank in self.others() {
+                timeline.mail_to(rank, &Message::Stop { epoch });
+            }
+            timeline.doorbell.ring();
+        }
+    }
+
+    fn write_one(
+        &self,
+        timeline: &Timeline,
+        layout: &mut Layout,
+        record: Record,
+    ) -> io::Result<()> {
+        match record {
+            Record::Cycle(at) => layout.cycle(at),
+            Record::Batch { from, shift, bytes } => match Batch::decode(&bytes) {
+                Ok(batch) => layout.batch(from, batch, shift),
+                Err(e) => {
+                    tracing::warn!("timeline: {from} sent a batch that cannot be read: {e}");
+                    Ok(())
+                }
+            },
+            other => {
+                let size = u32::try_from(self.neighbours.len()).unwrap_or(0);
+                let Some(event) = other.into_event(Rank(0), size) else {
+                    return Ok(());
+                };
+                introduce(timeline, layout, &event)?;
+                layout.event(Rank(0), event, 0)
+            }
+        }
+    }
+}
+
+/// Gives the threads of an event of this process their names.
+fn introduce(timeline: &Timeline, layout: &mut Layout, event: &Event) -> io::Result<()> {
+    let mut known = 0;
+    let mut name = |thread: ThreadId| {
+        if thread != known {
+            known = thread;
+            if let Some(name) = timeline.threads.name(thread) {
+                return layout.thread(Rank(0), thread, &name);
+            }
+        }
+        Ok(())
+    };
+    match event {
+        Event::Span(span) => name(span.thread),
+        Event::Report(report) => {
+            name(report.thread)?;
+            let mut stamps = report.items.iter().filter_map(|i| i.submitted);
+            stamps.try_for_each(|stamp| name(stamp.thread))
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

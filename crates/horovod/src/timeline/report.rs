@@ -1,0 +1,239 @@
+//! What one rank tells of what it did: the events of the timeline before they become JSON or bytes.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use horovod_protocol::{DType, Execution, Op, ProcessSetId, Rank, ReduceOp, TensorMeta};
+
+/// Longest text made from the shapes of a group.
+const SHAPES_BYTES_MAX: usize = 256;
+
+/// Nanoseconds since the rank's engine started, by the rank's own clock.
+pub(crate) type Nanos = u64;
+
+/// A thread, by the number the operating system gave it; 0 if it is not known.
+pub(crate) type ThreadId = u32;
+
+/// When and where a submission was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) at: Nanos,
+    pub(crate) thread: ThreadId,
+}
+
+/// A name that outlives its event.
+#[derive(Clone, Debug, Eq)]
+pub(crate) enum Text {
+    Static(&'static str),
+    Shared(Arc<str>),
+}
+
+impl Deref for Text {
+    type Target = str;
+    fn deref(&self) -> &str {
+        match self {
+            Self::Static(text) => text,
+            Self::Shared(text) => text,
+        }
+    }
+}
+
+impl PartialEq for Text {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+/// A part of an operation that has a name of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stage {
+    pub(crate) name: Text,
+    pub(crate) begin: Nanos,
+    pub(crate) end: Nanos,
+}
+
+/// One tensor, or one group, of an execution.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Item {
+    pub(crate) name: Text,
+    /// `None` on a rank that had joined.
+    pub(crate) submitted: Option<Stamp>,
+    /// Only told by the rank whose view the tensor's track shows.
+    pub(crate) result: Option<Outcome>,
+}
+
+/// What an operation gave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) dtype: Text,
+    pub(crate) shape: String,
+    pub(crate) bytes: u64,
+}
+
+/// One execution as one rank saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) seq: u64,
+    pub(crate) set: ProcessSetId,
+    /// `None`: all ranks.
+    pub(crate) members: Option<Arc<[Rank]>>,
+    pub(crate) op: Text,
+    pub(crate) thread: ThreadId,
+    /// The order to run it arrived.
+    pub(crate) scheduled: Nanos,
+    pub(crate) begin: Nanos,
+    pub(crate) end: Nanos,
+    pub(crate) bytes: u64,
+    pub(crate) stages: Vec<Stage>,
+    pub(crate) items: Vec<Item>,
+}
+
+/// Something else with a beginning and an end on one thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) name: Text,
+    pub(crate) thread: ThreadId,
+    pub(crate) begin: Nanos,
+    pub(crate) end: Nanos,
+    /// What went wrong, or empty.
+    pub(crate) detail: String,
+}
+
+/// Any event of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Report(Report),
+    Span(Span),
+}
+
+/// An execution that was carried out, as the engine has it in hand.
+#[derive(Debug)]
+pub(crate) struct Executed {
+    pub(crate) execution: Execution,
+    /// One per item.
+    pub(crate) submitted: Vec<Option<Stamp>>,
+    /// Shapes of allocated outputs, item by item; empty if all are as submitted.
+    pub(crate) output_shapes: Vec<Vec<Vec<u64>>>,
+    pub(crate) thread: ThreadId,
+    pub(crate) scheduled: Nanos,
+    pub(crate) begin: Nanos,
+    pub(crate) end: Nanos,
+    pub(crate) stages: Vec<Stage>,
+}
+
+impl Executed {
+    /// As `me` of `size` ranks reports it.
+    pub(super) fn into_report(self, me: Rank, size: u32) -> Report {
+        let Self {
+            execution,
+            submitted,
+            output_shapes,
+            ..
+        } = self;
+        let describes = execution.members.first() == Some(&me);
+        let mut total = 0u64;
+        let mut submitted = submitted.into_iter();
+        let mut shapes = output_shapes.into_iter();
+        let items = execution
+            .items
+            .iter()
+            .map(|item| {
+                let bytes = item.tensors.iter().map(bytes_of).fold(0, u64::wrapping_add);
+                total = total.wrapping_add(bytes);
+                let shapes = shapes.next();
+                Item {
+                    name: Text::Shared(item.name.clone()),
+                    submitted: submitted.next().flatten(),
+                    result: describes.then(|| outcome(&item.tensors, shapes.as_deref(), bytes)),
+                }
+            })
+            .collect();
+        Report {
+            seq: execution.seq.0,
+            set: execution.set,
+            members: (execution.members.len() != size as usize).then_some(execution.members),
+            op: Text::Static(op_name(&execution.op)),
+            thread: self.thread,
+            scheduled: self.scheduled,
+            begin: self.begin,
+            end: self.end,
+            bytes: total,
+            stages: self.stages,
+            items,
+        }
+    }
+}
+
+/// The name of an operation in the trace, as Horovod writes it.
+pub(crate) fn op_name(op: &Op) -> &'static str {
+    match op {
+        Op::Allreduce {
+            op: ReduceOp::Adasum,
+            ..
+        } => "ADASUM",
+        Op::Allreduce { .. } => "ALLREDUCE",
+        Op::Allgather => "ALLGATHER",
+        Op::Broadcast { .. } => "BROADCAST",
+        Op::Alltoall => "ALLTOALL",
+        Op::Reducescatter { .. } => "REDUCESCATTER",
+        Op::Barrier => "BARRIER",
+        Op::Join => "JOIN",
+        Op::AddProcessSet { .. } => "ADD_PROCESS_SET",
+        Op::RemoveProcessSet { .. } => "REMOVE_PROCESS_SET",
+    }
+}
+
+fn bytes_of(meta: &TensorMeta) -> u64 {
+    meta.elems()
+        .unwrap_or(0)
+        .saturating_mul(meta.dtype.size() as u64)
+}
+
+fn outcome(tensors: &[TensorMeta], shapes: Option<&[Vec<u64>]>, bytes: u64) -> Outcome {
+    let mut shape = String::new();
+    for (i, meta) in tensors.iter().enumerate() {
+        if shape.len() > SHAPES_BYTES_MAX {
+            shape.push_str(", ...");
+            break;
+        }
+        if i > 0 {
+            shape.push_str(", ");
+        }
+        let dims = shapes.and_then(|s| s.get(i)).unwrap_or(&meta.shape);
+        push_shape(&mut shape, dims);
+    }
+    Outcome {
+        dtype: dtype_of(tensors),
+        shape,
+        bytes,
+    }
+}
+
+fn dtype_of(tensors: &[TensorMeta]) -> Text {
+    let mut types: Vec<DType> = Vec::new();
+    for meta in tensors {
+        if !types.contains(&meta.dtype) {
+            types.push(meta.dtype);
+        }
+    }
+    match types[..] {
+        [] => Text::Static(""),
+        [one] => Text::Static(one.name()),
+        _ => {
+            let names: Vec<&str> = types.iter().map(|t| t.name()).collect();
+            Text::Shared(names.join(", ").into())
+        }
+    }
+}
+
+/// `[2, 3]`, as Horovod writes it.
+fn push_shape(out: &mut String, dims: &[u64]) {
+    out.push('[');
+    for (i, dim) in dims.iter().enumerate() {
+        if i > 0 {
+            out.push_str(", ");
+        }
+        out.push_str(&dim.to_string());
+    }
+    out.push(']');
+}
