@@ -57,7 +57,10 @@ pub unsafe fn allgather(ctx: &mut Ctx<'_>, items: &[GatherItem]) -> Result<(), C
         }
     }
     if !by_host {
-        return across(ctx, items, &Blocks::by_member(ctx.layout));
+        let stage = ctx.scratch.stages.begin("ALLGATHER_ACROSS_RANKS");
+        across(ctx, items, &Blocks::by_member(ctx.layout))?;
+        ctx.scratch.stages.end(stage);
+        return Ok(());
     }
     if ctx.layout.hosts() > 1 {
         let stage = ctx.scratch.stages.begin("ALLGATHER_ACROSS_HOSTS");
