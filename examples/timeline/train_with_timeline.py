@@ -27,7 +27,9 @@ def network() -> nn.Module:
 
 def main() -> None:
     """Train: some steps to warm up, then some that are recorded."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--timeline", default="timeline.json", help="file that rank 0 writes")
     parser.add_argument("--warm-up", type=int, default=5, help="steps before the recording")
     parser.add_argument("--steps", type=int, default=5, help="steps that are recorded")
