@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::Error;
-pub use algorithms::Algorithms;
 use crate::timeline::TimelineSetting;
+pub use algorithms::Algorithms;
 use reader::Reader;
 
 /// One line of the settings table: what `docs/settings.md` and the "unknown setting" warning are made from.
