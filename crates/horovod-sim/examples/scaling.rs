@@ -44,7 +44,12 @@ fn main() {
             }
             let mut job = Job::new(tree, hosts, tensors);
             let first = job.step();
-            let known = median((0..STEPS).map(|_| job.step()).collect());
+            job.samples.clear();
+            for _ in 0..STEPS {
+                job.step();
+            }
+            job.use_medians = true;
+            let known = job.step();
             print_line(layout, fan_out, tensors, &job, &first, &known);
         }
     }
@@ -66,17 +71,21 @@ struct Job {
     nodes: Vec<Node>,
     worker: Worker,
     entry: u64,
+    /// Nanoseconds that each node took, on the way up and down: one of each per step.
+    samples: BTreeMap<(Rank, bool), Vec<f64>>,
+    /// Take the medians of these, because among thousands of nodes one is always interrupted.
+    use_medians: bool,
 }
 
 /// What one step took.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Step {
     root_in: Traffic,
     root_out: Traffic,
     all: Traffic,
-    root_cpu: Duration,
-    /// The busiest aggregator's, both ways.
-    aggregator_cpu: Duration,
+    root_cpu_ns: f64,
+    /// The busiest aggregator's, on its way up or down.
+    aggregator_cpu_ns: f64,
     latency_ns: f64,
 }
 
@@ -123,6 +132,8 @@ impl Job {
                 generation: GENERATION,
             }),
             entry: 0,
+            samples: BTreeMap::new(),
+            use_medians: false,
             tree,
             hosts,
             tensors,
@@ -181,8 +192,9 @@ impl Job {
                 }
             }
             let cpu = start.elapsed();
-            step.aggregator_cpu = step.aggregator_cpu.max(cpu);
-            let at = ready + nanos(cpu) + model::MESSAGE_NS * out.len() as f64;
+            let cpu = usual(&mut self.samples, self.use_medians, (node.rank, true), cpu);
+            step.aggregator_cpu_ns = step.aggregator_cpu_ns.max(cpu);
+            let at = ready + cpu + model::MESSAGE_NS * out.len() as f64;
             sent.insert(node.rank, (out, at));
         }
         let before = step.all;
@@ -203,8 +215,9 @@ impl Job {
                 decided.push(encoded(|out| message.encode(out)));
             }
         }
-        step.root_cpu = start.elapsed();
-        step.latency_ns = ready + nanos(step.root_cpu);
+        let cpu = start.elapsed();
+        step.root_cpu_ns = usual(&mut self.samples, self.use_medians, (Rank(0), true), cpu);
+        step.latency_ns = ready + step.root_cpu_ns;
         decided
     }
 
@@ -254,9 +267,9 @@ impl Job {
             times.push((node.rank, start.elapsed()));
         }
         for (rank, cpu) in times {
-            step.aggregator_cpu = step.aggregator_cpu.max(cpu);
-            let at = done[&rank] + nanos(cpu);
-            let mut at = at;
+            let cpu = usual(&mut self.samples, self.use_medians, (rank, false), cpu);
+            step.aggregator_cpu_ns = step.aggregator_cpu_ns.max(cpu);
+            let mut at = done[&rank] + cpu;
             for child in self.tree.children(rank) {
                 for bytes in decided {
                     at += model::MESSAGE_NS;
@@ -314,23 +327,21 @@ fn encoded(encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     out
 }
 
-fn nanos(duration: Duration) -> f64 {
-    duration.as_nanos() as f64
-}
-
-/// Traffic does not vary from step to step; times do.
-fn median(steps: Vec<Step>) -> Step {
-    let middle = |part: fn(&Step) -> f64| {
-        let mut values: Vec<f64> = steps.iter().map(part).collect();
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
-    Step {
-        root_cpu: Duration::from_nanos(middle(|s| nanos(s.root_cpu)) as u64),
-        aggregator_cpu: Duration::from_nanos(middle(|s| nanos(s.aggregator_cpu)) as u64),
-        latency_ns: middle(|s| s.latency_ns),
-        ..steps[0].clone()
+/// Notes what a node took; returns that, or its median so far.
+fn usual(
+    samples: &mut BTreeMap<(Rank, bool), Vec<f64>>,
+    median: bool,
+    node: (Rank, bool),
+    took: Duration,
+) -> f64 {
+    let took = took.as_nanos() as f64;
+    let all = samples.entry(node).or_default();
+    all.push(took);
+    if !median {
+        return took;
     }
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
 }
 
 fn print_line(layout: &str, fan_out: u32, tensors: u32, job: &Job, first: &Step, known: &Step) {
@@ -354,10 +365,10 @@ fn print_line(layout: &str, fan_out: u32, tensors: u32, job: &Job, first: &Step,
         known.root_out.bytes,
         known.all.messages,
         known.all.bytes,
-        nanos(known.root_cpu) / 1e3,
-        nanos(known.aggregator_cpu) / 1e3,
+        known.root_cpu_ns / 1e3,
+        known.aggregator_cpu_ns / 1e3,
         known.latency_ns / 1e3,
-        nanos(first.root_cpu) / 1e3,
+        first.root_cpu_ns / 1e3,
         first.root_in.bytes,
         first.all.bytes,
     );
