@@ -33,6 +33,10 @@ EXTRA_BACKWARD = (
     "Increase backward_passes_per_step to accumulate gradients locally, or put the extra passes into no_sync()."
 )
 
+# Gradients wait for each other until there are this many bytes, or backward is over: each hand-over wakes the engine,
+# which then agrees with the other ranks, and where all cores compute that costs more than a small tensor's journey.
+_HAND_OVER_BYTES = 256 * 1024
+
 # Runs a function when the current backward pass is over. Older versions of torch lack it: there `backward()` waits
 # only if all trainable parameters got a gradient; otherwise `step()` does.
 _queue_callback: Callable[[Callable[[], None]], None] | None = getattr(
@@ -100,6 +104,8 @@ class GradientReducer:
         self._prescale, self._postscale = options.factors()
         self._slots: list[_Slot] = []  # sorted by name: the same order on every rank
         self._by_param: dict[torch.Tensor, _Slot] = {}
+        self._held: list[tuple[_Slot, torch.Tensor]] = []
+        self._held_bytes = 0
         self._uncompressed = options.compression is Compression.none
         self._in_flight: list[Callable[[], object]] = []
         self._announced: tuple[torch.Tensor, torch.Tensor, int] | None = None
@@ -170,6 +176,8 @@ class GradientReducer:
 
     def reset(self) -> None:
         """Begin a new cycle; what is still in flight is forgotten."""
+        self._held.clear()
+        self._held_bytes = 0
         self._in_flight.clear()
         self._announced = None
         self._started = 0
@@ -233,13 +241,14 @@ class GradientReducer:
 
     def _end_of_backward(self) -> None:
         self._end_awaited = False
-        if self._unannounced and self.wait_in_backward and not self._holding:
-            try:
+        try:
+            self._hand_over()
+            if self._unannounced and self.wait_in_backward and not self._holding:
                 self._agree()
                 self.wait()
-            except BaseException:
-                self.reset()
-                raise
+        except BaseException:
+            self.reset()
+            raise
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
@@ -276,25 +285,39 @@ class GradientReducer:
                 grad, name=slot.name, op=options.op, process_set=options.process_set
             )
             self._in_flight.append(lambda: _replace_grad(slot.param, result()))
-        else:
-            tensor, ctx = options.compression.compress(grad.to_dense() if is_sparse else grad)
-            try:
-                handle = allreduce_async_(
-                    tensor,
-                    name=slot.name,
-                    op=options.op,
-                    prescale_factor=self._prescale,
-                    postscale_factor=self._postscale,
-                    process_set=options.process_set,
-                )
-            except ValueError as error:
-                _explain_duplicate(error)
-                raise
-            if tensor is grad and self._uncompressed:
-                self._in_flight.append(partial(synchronize, handle))
-            else:
-                self._in_flight.append(lambda: self._store(slot, grad, synchronize(handle), ctx))
+            self._mark_started(slot)
+            return
         self._mark_started(slot)
+        self._held.append((slot, grad))
+        self._held_bytes += slot.param.nbytes
+        if self._held_bytes >= _HAND_OVER_BYTES:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Start to reduce the gradients that were held back."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        for slot, grad in held:
+            self._reduce(slot, grad)
+
+    def _reduce(self, slot: _Slot, grad: torch.Tensor) -> None:
+        options = self._options
+        tensor, ctx = options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
+        try:
+            handle = allreduce_async_(
+                tensor,
+                name=slot.name,
+                op=options.op,
+                prescale_factor=self._prescale,
+                postscale_factor=self._postscale,
+                process_set=options.process_set,
+            )
+        except ValueError as error:
+            _explain_duplicate(error)
+            raise
+        if tensor is grad and self._uncompressed:
+            self._in_flight.append(partial(synchronize, handle))
+        else:
+            self._in_flight.append(lambda: self._store(slot, grad, synchronize(handle), ctx))
 
     def _send_group(self, slots: list[_Slot]) -> None:
         if not slots:
@@ -349,6 +372,7 @@ class GradientReducer:
 
     def wait(self) -> None:
         """Wait for the reductions in flight and put their results in place; raise what failed first."""
+        self._hand_over()
         pending, self._in_flight = self._in_flight, []
         failure = None
         for complete in pending:
@@ -385,6 +409,7 @@ class GradientReducer:
 
     def _announce(self) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Tell the others which gradients this rank has: what it said, what all will have said, when."""
+        self._hand_over()
         mine = self._announcement()
         theirs = mine.clone()
         handle = allreduce_async_(

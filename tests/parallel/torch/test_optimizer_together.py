@@ -143,6 +143,32 @@ def record(monkeypatch, function):
 
 
 @several
+def test_large_gradients_leave_at_once_and_small_ones_together(monkeypatch):
+    sent = record(monkeypatch, "allreduce_async_")
+    model = torch.nn.ModuleDict(
+        {
+            "first": torch.nn.Linear(2, 2, bias=False),
+            "large": torch.nn.Linear(2, 1 << 16, bias=False),
+            "last": torch.nn.Linear(1 << 16, 1, bias=False).requires_grad_(False),
+            "small": torch.nn.Linear(1, 3),
+        }
+    )
+    optimizer = hvd.DistributedOptimizer(make_adam(model.parameters()), model.named_parameters())
+    seen = []
+    model["small"].weight.register_post_accumulate_grad_hook(lambda _: seen.append(list(sent)))
+    model["first"].weight.register_post_accumulate_grad_hook(lambda _: seen.append(list(sent)))
+    x = torch.ones(1, 2)
+    for layer in model.values():
+        x = layer(x)
+    x.sum().backward()
+    small = {"small.weight", "small.bias"}
+    assert seen[0] == []
+    assert set(seen[1]) == small | {"large.weight"}
+    assert set(sent) == small | {"large.weight", "first.weight", "presence.first.weight"}
+    optimizer.step()
+
+
+@several
 def test_gradients_travel_under_the_names_of_their_parameters(monkeypatch):
     names = record(monkeypatch, "allreduce_async_")
     model = small_model()
