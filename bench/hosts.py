@@ -1,17 +1,19 @@
 """Allreduce between two hosts of our own (network namespaces) against iperf3 on the same link.
 
 Usage (as root, with iproute2, OpenSSH's server and iperf3):
-  python bench/hosts.py [--links free,1gbit,100mbit,delay] [--ranks 1,2] [--json FILE] [--quick]
+  python bench/hosts.py [--links free,1gbit,100mbit,delay] [--ranks 1,2] [--connections 1,4] [--json FILE] [--quick]
 
 Every rank of a host sends its part of the vector to the other host: with two hosts an allreduce of N bytes puts
 N bytes of payload on the link in each direction, however many ranks there are. `Gbit/s` is N * 8 / median time,
-one direction; `iperf3` is what it carries per direction while it sends in both (`--bidir`), with as many connections.
+one direction; `iperf3` is what it carries per direction while it sends in both (`--bidir`), with as many connections
+each way as ours has in all. `delay` adds 20 ms in each direction, so 40 ms to a round trip.
 `of line` counts Ethernet, IP and TCP headers too (1514 bytes per 1448 of payload), because the shaper does.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -20,13 +22,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "bench")]
 
-import network  # noqa: E402  (made importable just above)
+import delayed_link  # noqa: E402  (both made importable just above)
+import network  # noqa: E402
 
 # One job or one run of iperf3; far above what either takes.
 LIMIT_S = 110
@@ -40,9 +43,14 @@ class Link:
 
     name: str
     qdisc: tuple[str, ...]
+    """What `tc` puts on each host's device."""
     bits_per_s: float | None
     repeats: int
     cases: tuple[str, ...]
+    delay_s: float = 0
+    """Packets take another way, see delayed_link.py."""
+    connections: tuple[int, ...] = (1,)
+    """Between two ranks."""
 
 
 LINKS = {
@@ -51,8 +59,7 @@ LINKS = {
         Link("free", (), None, 15, ("4 B", "64 KiB", "1 MiB", "8 MiB", "64 MiB", "resnet50")),
         Link("1gbit", ("tbf", "rate", "1gbit", "burst", "256kb", "latency", "50ms"), 1e9, 5, ("64 MiB",)),
         Link("100mbit", ("tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"), 1e8, 2, ("64 MiB",)),
-        # The queue holds what is on its way: it must not be the limit.
-        Link("delay", ("netem", "delay", "20ms", "limit", "1000000"), None, 10, ("64 MiB",)),
+        Link("delay", (), None, 6, ("64 MiB",), delay_s=0.02, connections=(1, 4)),
     )
 }  # fmt: skip
 SIZES = {"4 B": 4, "64 KiB": 64 << 10, "1 MiB": MIB, "8 MiB": 8 * MIB, "64 MiB": 64 * MIB}
@@ -101,9 +108,12 @@ def rank_program(cases: Sequence[str], repeats: int) -> None:
 
 
 def launch(
-    net: network.Network, link: Link, ranks: int, repeats: int
+    net: network.Network, link: Link, ranks: int, connections: int, repeats: int
 ) -> dict[str, dict[str, object]]:
-    """Every case over this link with so many ranks on each host."""
+    """Every case over this link with so many ranks on each host, so many connections between two."""
+    settings = {"OMP_NUM_THREADS": "1", "HOROVOD_CONNECTIONS_PER_PEER": str(connections)}
+    if link.delay_s:
+        settings["HOROVOD_GLOO_IFACE"] = delayed_link.NAME
     words = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(2 * ranks)]
     words += ["-H", ",".join(f"{host.name}:{ranks}" for host in net.hosts)]
     words += ["-p", str(network.SSH_PORT), "-i", str(net.folder / "user")]
@@ -115,7 +125,7 @@ def launch(
         text=True,
         timeout=LIMIT_S,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **settings},
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
@@ -125,7 +135,7 @@ def launch(
     return {record["case"]: record for record in map(json.loads, lines)}
 
 
-def iperf3(net: network.Network, connections: int, seconds: float) -> float:
+def iperf3(net: network.Network, address: str, connections: int, seconds: float) -> float:
     """Bits per second that each direction carries, the mean of both, while both are busy."""
     server = subprocess.Popen(
         net.hosts[1].enter(["iperf3", "-s", "-1", "--forceflush"]),
@@ -137,31 +147,35 @@ def iperf3(net: network.Network, connections: int, seconds: float) -> float:
         for line in server.stdout:
             if "listening" in line:
                 break
-        client = ["iperf3", "-c", net.hosts[1].address, "--bidir", "-J", "-t", str(seconds)]
+        client = ["iperf3", "-c", address, "--bidir", "-J", "-t", str(seconds)]
         client += ["-P", str(connections), "-O", "1"]
         done = subprocess.run(
             net.hosts[0].enter(client), capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
-        end = json.loads(done.stdout)["end"]
+        end = json.loads(done.stdout).get("end", {})
+        if "sum_received" not in end:
+            raise SystemExit(f"iperf3: {done.stdout}{done.stderr}")
         one, other = end["sum_received"], end["sum_received_bidir_reverse"]
-        return (one["bits_per_second"] + other["bits_per_second"]) / 2
+        return float(one["bits_per_second"] + other["bits_per_second"]) / 2
     finally:
         server.kill()
         server.wait()
 
 
-def shape(net: network.Network, link: Link) -> Callable[[], None]:
-    """Hold the link back; returns what lets it go."""
-    if not link.qdisc:
-        return lambda: None
-    for host in net.hosts:
-        network.run("tc", "-n", host.namespace, "qdisc", "add", "dev", "eth0", "root", *link.qdisc)
+def shape(net: network.Network, link: Link) -> tuple[str, Callable[[], None]]:
+    """Make the link what it shall be; returns the second host's address on it, and what undoes it."""
+    if link.delay_s:
+        delayed = delayed_link.DelayedLink(net.hosts, link.delay_s)
+        return delayed.addresses[1], delayed.close
+    device = ("dev", "eth0", "root")
+    for host in net.hosts if link.qdisc else []:
+        network.run("tc", "-n", host.namespace, "qdisc", "add", *device, *link.qdisc)
 
     def free() -> None:
-        for host in net.hosts:
-            network.run("tc", "-n", host.namespace, "qdisc", "del", "dev", "eth0", "root")
+        for host in net.hosts if link.qdisc else []:
+            network.run("tc", "-n", host.namespace, "qdisc", "del", *device)
 
-    return free
+    return net.hosts[1].address, free
 
 
 def why_not() -> str | None:
@@ -180,7 +194,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2", help="ranks per host")
     parser.add_argument("--json", type=Path, help="write JSON lines here (- for stdout)")
     parser.add_argument("--quick", action="store_true", help="few repeats")
-    parser.add_argument("--connections", type=int, default=1, help="of iperf3, per rank and peer")
+    parser.add_argument("--connections", help="between two ranks; default: as the link has it")
     parser.add_argument("--only", help="comma list of cases")
     parser.add_argument("--no-iperf", action="store_true")
     parser.add_argument("--cases", help=argparse.SUPPRESS)
@@ -197,39 +211,34 @@ def main() -> None:
     try:
         for link in (LINKS[name] for name in options.links.split(",")):
             if options.only:
-                link = Link(
-                    link.name,
-                    link.qdisc,
-                    link.bits_per_s,
-                    link.repeats,
-                    tuple(options.only.split(",")),
-                )
+                link = replace(link, cases=tuple(options.only.split(",")))
             repeats = max(link.repeats // 3, 2) if options.quick else link.repeats
-            for ranks in map(int, options.ranks.split(",")):
-                free = shape(net, link)
+            wanted = options.connections or ",".join(map(str, link.connections))
+            for ranks, connections in itertools.product(
+                map(int, options.ranks.split(",")), map(int, wanted.split(","))
+            ):
+                address, free = shape(net, link)
                 try:
-                    connections = options.connections * ranks
                     peer = None
                     if not options.no_iperf:
-                        peer = iperf3(net, connections, 2 if options.quick else 4)
-                    cases = launch(net, link, ranks, repeats)
+                        seconds = 2 if options.quick else 4
+                        peer = iperf3(net, address, connections * ranks, seconds)
+                    cases = launch(net, link, ranks, connections, repeats)
                 finally:
                     free()
-                for case, record in cases.items():
-                    seconds = record["seconds"]
-                    assert isinstance(seconds, list)
+                for record in cases.values():
+                    times = record["seconds"]
+                    assert isinstance(times, list)
                     records.append(
                         {
                             "suite": "hosts",
                             "link": link.name,
                             "ranks_per_host": ranks,
+                            "connections_per_peer": connections,
                             **record,
                             "line_bits_per_s": link.bits_per_s,
                             "iperf3_bits_per_s": peer,
-                            "iperf3_connections": connections,
-                            "bits_per_s": int(str(record["bytes"]))
-                            * 8
-                            / statistics.median(seconds),
+                            "bits_per_s": int(str(record["bytes"])) * 8 / statistics.median(times),
                         }
                     )
     finally:
@@ -245,8 +254,9 @@ def main() -> None:
 def table(records: list[dict[str, object]]) -> str:
     """The records for people."""
     lines = [
-        "| link | ranks per host | allreduce | ms: median (minimum to maximum) | Gbit/s | of iperf3 | of line |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| link | ranks per host | connections | allreduce | ms: median (minimum to maximum) "
+        "| Gbit/s | of iperf3 | of line |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for record in records:
         seconds = record["seconds"]
@@ -257,6 +267,7 @@ def table(records: list[dict[str, object]]) -> str:
         cells = [
             str(record["link"]),
             str(record["ranks_per_host"]),
+            str(record["connections_per_peer"]),
             str(record["case"]),
             f"{statistics.median(seconds) * 1e3:.3f} ({min(seconds) * 1e3:.3f} to {max(seconds) * 1e3:.3f})",
             f"{rate / 1e9:.2f}" if big else "",
