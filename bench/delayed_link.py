@@ -1,8 +1,8 @@
 """A second link between two hosts of our own, on which every packet takes a while.
 
 A TUN device in each host's network namespace, and a process per direction that holds each packet back
-before it writes it to the other device. For kernels without netem; segments stay as large as on other virtual links, so that one processor
-carries some gigabits per second.
+before it writes it to the other device. For kernels without netem; segments stay as large as on other
+virtual links, so that one processor carries some gigabits per second.
 """
 
 from __future__ import annotations
