@@ -3,8 +3,8 @@
     python bench/autotune.py                       all workloads on 2 and 4 ranks
     python bench/autotune.py --workload many --np 2
 
-Each job runs in one set of processes: the defaults, tuning until it ends, the tuned settings, the defaults again.
-"Before" is the faster of the two runs with the defaults, so that a machine that warms up flatters nobody.
+Each job tunes until it ends and then, in the same processes, runs with the defaults and with what was kept in
+alternation (A B B A ...). Before and after are medians over these runs, the ratio is the median of the pairs'.
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ from pathlib import Path
 
 #: Steps after which a job that has not ended tuning gives up.
 STEPS_MAX = 20_000
+#: Which variable sets what a column of the log says.
+SETTINGS = {
+    "hierarchical_allreduce": "HOROVOD_HIERARCHICAL_ALLREDUCE",
+    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+    "tensor_fusion_threshold": "HOROVOD_FUSION_THRESHOLD",
+    "chunk_bytes": "HOROVOD_CHUNK_BYTES",
+    "direct_max_bytes": "HOROVOD_DIRECT_MAX_BYTES",
+    "exchange_max_bytes": "HOROVOD_EXCHANGE_MAX_BYTES",
+    "wire_chunk_bytes": "HOROVOD_WIRE_CHUNK_BYTES",
+}
 WORKLOADS = ("resnet50", "many", "transformer")
 
 
@@ -53,7 +63,7 @@ def shapes(workload: str) -> list[tuple[int, ...]]:
     return [*out, (1000, 2048), (1000,)][::-1]
 
 
-def worker(workload: str, log: Path, seconds: float) -> None:
+def worker(workload: str, log: Path, seconds: float, pairs: int) -> None:
     """One rank: measure, tune, measure again."""
     import torch
 
@@ -83,14 +93,15 @@ def worker(workload: str, log: Path, seconds: float) -> None:
             if hvd.broadcast_object(sum(times) > seconds, name="enough"):
                 return statistics.median(times)
 
-    def with_defaults() -> float:
-        os.environ["HOROVOD_AUTOTUNE"] = "0"
+    def life(settings: dict[str, str]) -> float:
+        os.environ.update(settings)
         hvd.init()
         result = median_step()
         hvd.shutdown()
+        for name in settings:
+            del os.environ[name]
         return result
 
-    before = with_defaults()
     os.environ["HOROVOD_AUTOTUNE"] = "1"
     os.environ["HOROVOD_AUTOTUNE_LOG"] = str(log)
     hvd.init()
@@ -102,32 +113,46 @@ def worker(workload: str, log: Path, seconds: float) -> None:
         steps += 50
         ended = hvd.broadcast_object(log.read_text().rstrip().endswith("best"), name="ended")
     tuning = time.perf_counter() - started
-    after = median_step()
+    row = hvd.broadcast_object(list(csv.DictReader(log.open()))[-1], name="row")
     rank, size = hvd.rank(), hvd.size()
     hvd.shutdown()
-    again = with_defaults()
+    os.environ["HOROVOD_AUTOTUNE"] = "0"
+
+    before, after = [], []
+    for pair in range(pairs):
+        if pair % 2 == 0:
+            before.append(life({}))
+        after.append(life(as_settings(row)))
+        if pair % 2 == 1:
+            before.append(life({}))
     if rank != 0:
         return
-    row = list(csv.DictReader(log.open()))[-1]
-    moved = sum(t.numel() * 4 for t in tensors)
     print(
         json.dumps(
             {
                 "workload": workload,
                 "np": size,
-                "bytes": moved,
+                "bytes": sum(t.numel() * 4 for t in tensors),
                 "ended": ended,
                 "tuning_steps": steps,
                 "tuning_s": round(tuning, 1),
-                "before_ms": round(before * 1e3, 3),
-                "before_again_ms": round(again * 1e3, 3),
-                "after_ms": round(after * 1e3, 3),
-                "ratio": round(min(before, again) / after, 3),
-                "kept": {k: v for k, v in row.items() if k not in ("score", "phase")},
+                "before_ms": round(statistics.median(before) * 1e3, 3),
+                "after_ms": round(statistics.median(after) * 1e3, 3),
+                "ratio": round(
+                    statistics.median(b / a for a, b in zip(after, before, strict=True)), 3
+                ),
+                "kept": {name: row[name] for name in SETTINGS},
             }
         ),
         flush=True,
     )
+
+
+def as_settings(row: dict[str, str]) -> dict[str, str]:
+    """The variables that set what a row of the log says."""
+    settings = {variable: row[column] for column, variable in SETTINGS.items()}
+    megabytes = float(row["tensor_fusion_threshold"])
+    return settings | {"HOROVOD_FUSION_THRESHOLD": str(int(megabytes * 2**20))}
 
 
 def main() -> int:
@@ -135,12 +160,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--workload", choices=WORKLOADS, action="append")
     parser.add_argument("--np", type=int, action="append")
-    parser.add_argument("--seconds", type=float, default=2.0, help="per measurement")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per measurement")
+    parser.add_argument(
+        "--pairs", type=int, default=5, help="runs with the defaults and with what was kept"
+    )
     parser.add_argument("--steps-per-sample", type=int, default=10)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        worker(arguments.workload[0], arguments.worker, arguments.seconds)
+        worker(arguments.workload[0], arguments.worker, arguments.seconds, arguments.pairs)
         return 0
     status = 0
     environment = os.environ | {
@@ -161,6 +189,7 @@ def main() -> int:
                     str(log),
                 ]
                 words += ["--workload", workload, "--seconds", str(arguments.seconds)]
+                words += ["--pairs", str(arguments.pairs)]
                 done = subprocess.run(words, env=environment, check=False)
                 status = status or done.returncode
     return status

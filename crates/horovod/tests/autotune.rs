@@ -1,5 +1,6 @@
 //! Autotuning with real ranks: settings change under a running job, results stay right.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use horovod::{
     DType, Engine, Error, Op, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
     TensorMeta, Waited,
 };
-use horovod_transport::testing;
+use horovod_transport::{Mesh, testing};
 
 /// Hard bound of every wait; reached only when something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -59,14 +60,15 @@ fn config(log: &Path, explicit: &[&'static str]) -> Config {
     config
 }
 
-/// A job of `n` ranks that reduces tensors of several sizes in each step and checks every sum.
+/// A job on these meshes that reduces tensors of several sizes in each step and checks every sum.
 fn train(
-    n: usize,
+    meshes: Vec<Mesh>,
     config: &Config,
     names: impl Fn(usize, usize) -> Option<String> + Send + Clone + 'static,
 ) {
     let (done, results) = mpsc::channel();
-    for (rank, mesh) in testing::cluster(n).into_iter().enumerate() {
+    let n = meshes.len();
+    for (rank, mesh) in meshes.into_iter().enumerate() {
         let (config, names, done) = (config.clone(), names.clone(), done.clone());
         std::thread::spawn(move || {
             let engine = Engine::start(config, mesh).expect("starts");
@@ -144,7 +146,7 @@ fn same_names(_: usize, i: usize) -> Option<String> {
 fn results_stay_right_while_settings_change_and_the_search_ends() {
     for n in [1, 2, 3] {
         let log = Log::new(&format!("search-{n}"));
-        train(n, &config(&log.0, &[]), same_names);
+        train(testing::cluster(n), &config(&log.0, &[]), same_names);
         let (header, rows) = log.read();
         assert_eq!(
             header[..7],
@@ -178,12 +180,40 @@ fn results_stay_right_while_settings_change_and_the_search_ends() {
 }
 
 #[test]
+fn between_hosts_their_parameters_are_searched() {
+    for (hosts, searched) in [
+        (
+            &[0, 0, 1][..],
+            &["hierarchical_allreduce", "wire_chunk_bytes", "chunk_bytes"][..],
+        ),
+        (&[0, 1], &["exchange_max_bytes", "wire_chunk_bytes"]),
+    ] {
+        let log = Log::new(&format!("hosts-{}", hosts.len()));
+        train(
+            testing::cluster_hosts(hosts),
+            &config(&log.0, &[]),
+            same_names,
+        );
+        let (header, rows) = log.read();
+        assert_eq!(rows.last().expect("rows")[11], "best");
+        let values = |column: &str| -> BTreeSet<String> {
+            let index = header.iter().position(|name| name == column).expect(column);
+            rows.iter().map(|row| row[index].clone()).collect()
+        };
+        for column in searched {
+            assert!(values(column).len() > 1, "{column} of {hosts:?}");
+        }
+        assert_eq!(values("direct_max_bytes").len(), 1);
+    }
+}
+
+#[test]
 fn what_the_user_has_set_is_not_tuned() {
     let log = Log::new("fixed");
     let mut config = config(&log.0, &["HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"]);
     config.fusion_threshold = 3 << 20;
     config.cycle_time = Duration::from_micros(50);
-    train(2, &config, same_names);
+    train(testing::cluster(2), &config, same_names);
     let (_, rows) = log.read();
     assert!(rows.len() > 2);
     assert!(
@@ -195,7 +225,7 @@ fn what_the_user_has_set_is_not_tuned() {
 #[test]
 fn names_that_never_repeat_are_left_alone() {
     let log = Log::new("once");
-    train(2, &config(&log.0, &[]), |step, i| {
+    train(testing::cluster(2), &config(&log.0, &[]), |step, i| {
         Some(format!("{step}.{i}"))
     });
     let (_, rows) = log.read();
@@ -207,7 +237,7 @@ fn a_new_generation_begins_anew() {
     let log = Log::new("again");
     let mut lengths = Vec::new();
     for _ in 0..2 {
-        train(2, &config(&log.0, &[]), same_names);
+        train(testing::cluster(2), &config(&log.0, &[]), same_names);
         let (_, rows) = log.read();
         assert_eq!(rows[0][4..6], ["0", "128"]);
         assert_eq!(rows.iter().filter(|row| row[11] == "best").count(), 1);

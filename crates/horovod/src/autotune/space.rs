@@ -51,16 +51,16 @@ impl Parameter {
         }
     }
 
-    /// The variable by which a user decides it.
-    pub(crate) fn variable(self) -> Option<&'static str> {
+    /// The variables by which a user decides it.
+    pub(crate) fn variables(self) -> &'static [&'static str] {
         match self {
-            FusionThreshold => Some("HOROVOD_FUSION_THRESHOLD"),
-            CycleTime => Some("HOROVOD_CYCLE_TIME"),
-            Hierarchical => Some("HOROVOD_HIERARCHICAL_ALLREDUCE"),
-            Chunk => Some("HOROVOD_CHUNK_BYTES"),
-            DirectMax => Some("HOROVOD_DIRECT_MAX_BYTES"),
-            ExchangeMax => Some("HOROVOD_EXCHANGE_MAX_BYTES"),
-            WireChunk => Some("HOROVOD_WIRE_CHUNK_BYTES"),
+            FusionThreshold => &["HOROVOD_FUSION_THRESHOLD"],
+            CycleTime => &["HOROVOD_CYCLE_TIME"],
+            Chunk => &["HOROVOD_CHUNK_BYTES"],
+            DirectMax => &["HOROVOD_DIRECT_MAX_BYTES"],
+            ExchangeMax => &["HOROVOD_EXCHANGE_MAX_BYTES"],
+            WireChunk => &["HOROVOD_WIRE_CHUNK_BYTES"],
+            Hierarchical => &["HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE"],
         }
     }
 

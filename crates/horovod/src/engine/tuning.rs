@@ -29,10 +29,8 @@ impl Tuned {
             .filter(|_| topology.rank == Rank(0));
         let autotuner = settings.map(|settings| {
             let mut tunable = acting_in(topology, &tuning);
-            tunable.retain(|parameter| {
-                let by_user = |name| settings.explicit.contains(&name);
-                !parameter.variable().is_some_and(by_user)
-            });
+            let by_user = |name| settings.explicit.contains(name);
+            tunable.retain(|parameter| !parameter.variables().iter().any(by_user));
             let begin = in_force(config, &tuning);
             let cache = config.cache_capacity > 0;
             Box::new(Autotuner::new(settings, begin, &tunable, cache))
