@@ -113,7 +113,9 @@ def worker(workload: str, log: Path, seconds: float, pairs: int) -> None:
         steps += 50
         ended = hvd.broadcast_object(log.read_text().rstrip().endswith("best"), name="ended")
     tuning = time.perf_counter() - started
-    row = hvd.broadcast_object(list(csv.DictReader(log.open()))[-1], name="row")
+    rows = hvd.broadcast_object(list(csv.DictReader(log.open())), name="rows")
+    row, comparisons = rows[-1], [r for r in rows if r["phase"] == "confirm"]
+    confirmed = [float(r["score"]) for r in comparisons[-2:]]
     rank, size = hvd.rank(), hvd.size()
     hvd.shutdown()
     os.environ["HOROVOD_AUTOTUNE"] = "0"
@@ -141,6 +143,7 @@ def worker(workload: str, log: Path, seconds: float, pairs: int) -> None:
                 "ratio": round(
                     statistics.median(b / a for a, b in zip(after, before, strict=True)), 3
                 ),
+                "confirmed": round(confirmed[1] / confirmed[0], 3) if confirmed else None,
                 "kept": {name: row[name] for name in SETTINGS},
             }
         ),
