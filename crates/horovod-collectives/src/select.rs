@@ -98,6 +98,23 @@ pub fn allreduce(bytes: usize, layout: &SetLayout, tuning: &Tuning) -> Allreduce
     }
 }
 
+/// The algorithm where partial results cannot be passed on, because every element has to be combined in
+/// one go: the average of integers, whose sums may not fit their type.
+pub fn allreduce_at_once(bytes: usize, layout: &SetLayout, tuning: &Tuning) -> AllreduceAlgorithm {
+    use AllreduceAlgorithm::{Flat, Hierarchical};
+    match allreduce(bytes, layout, tuning) {
+        Hierarchical(_) | Flat(Across::Ring) => {
+            let everything = bytes.saturating_mul(layout.members() - 1);
+            Flat(if everything <= tuning.exchange_max_bytes {
+                Across::Exchange
+            } else {
+                Across::Pairwise
+            })
+        }
+        possible => possible,
+    }
+}
+
 /// How `bytes` pass between so many ends.
 fn across(bytes: usize, ends: usize, tuning: &Tuning) -> Across {
     if ends > tuning.pairwise_max_hosts {

@@ -7,7 +7,7 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use crate::element::{Bf16, Binary, Bool, Element, F16};
+use crate::element::{Bf16, Binary, Bool, Element, F16, Wide};
 use crate::half::Convert;
 use crate::spec::Source;
 
@@ -55,6 +55,28 @@ macro_rules! direct {
     )* };
 }
 direct!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, Bool);
+
+macro_rules! wide {
+    ($($t:ty),*) => { $(
+        impl Load for Wide<$t> {
+            #[inline(always)]
+            unsafe fn load<C: Convert>(src: *const Self, acc: *mut Self::Acc, n: usize) {
+                for i in 0..n {
+                    // SAFETY: i < n; the source may be unaligned.
+                    unsafe { acc.add(i).write(src.add(i).read_unaligned().0.into()) };
+                }
+            }
+            #[inline(always)]
+            unsafe fn store<C: Convert>(acc: *const Self::Acc, dst: *mut Self, n: usize) {
+                for i in 0..n {
+                    // SAFETY: i < n; the destination may be unaligned.
+                    unsafe { dst.add(i).write_unaligned(Wide(acc.add(i).read() as $t)) };
+                }
+            }
+        }
+    )* };
+}
+wide!(u8, i8, u16, i16, u32, i32, u64, i64);
 
 impl Load for F16 {
     #[inline(always)]
@@ -216,15 +238,26 @@ macro_rules! for_types {
                 }
             };
         }
+        macro_rules! for_int {
+            ($t:ty) => {
+                match $combine {
+                    // A sum that is to be divided; nothing else is ever divided.
+                    $crate::spec::Combine::Sum if $job.divisor != 1 => {
+                        $run::<$crate::element::Wide<$t>, $crate::element::Sum>($job)
+                    }
+                    _ => for_op!($t),
+                }
+            };
+        }
         match $dtype {
-            DType::U8 => for_op!(u8),
-            DType::I8 => for_op!(i8),
-            DType::U16 => for_op!(u16),
-            DType::I16 => for_op!(i16),
-            DType::U32 => for_op!(u32),
-            DType::I32 => for_op!(i32),
-            DType::U64 => for_op!(u64),
-            DType::I64 => for_op!(i64),
+            DType::U8 => for_int!(u8),
+            DType::I8 => for_int!(i8),
+            DType::U16 => for_int!(u16),
+            DType::I16 => for_int!(i16),
+            DType::U32 => for_int!(u32),
+            DType::I32 => for_int!(i32),
+            DType::U64 => for_int!(u64),
+            DType::I64 => for_int!(i64),
             DType::F16 => for_op!($crate::element::F16),
             DType::BF16 => for_op!($crate::element::Bf16),
             DType::F32 => for_op!(f32),

@@ -152,6 +152,55 @@ integer!(i32, |a, n| (f64::from(a) / f64::from(n)) as i32);
 integer!(u64, |a, n| a / u64::from(n));
 integer!(i64, |a, n| a / i64::from(n));
 
+/// An integer whose sum is to be divided: added up in a type that no number of ranks overflows.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Wide<T>(pub(crate) T);
+
+macro_rules! wide {
+    ($($t:ty as $acc:ty),*) => { $(
+        impl Element for Wide<$t> {
+            type Acc = $acc;
+            const DIRECT: bool = false;
+            #[inline(always)]
+            fn sum(a: $acc, b: $acc) -> $acc {
+                a.wrapping_add(b)
+            }
+            #[inline(always)]
+            fn min(a: $acc, b: $acc) -> $acc {
+                a.min(b)
+            }
+            #[inline(always)]
+            fn max(a: $acc, b: $acc) -> $acc {
+                a.max(b)
+            }
+            #[inline(always)]
+            fn product(a: $acc, b: $acc) -> $acc {
+                a.wrapping_mul(b)
+            }
+            // A scaled value is one of the type again: saturated before the sum, and again as result.
+            #[inline(always)]
+            fn scale(a: $acc, factor: f64) -> $acc {
+                <$acc>::from((a as $t as f64 * factor) as $t)
+            }
+            #[inline(always)]
+            fn divide(a: $acc, divisor: u32) -> $acc {
+                a / <$acc>::from(divisor)
+            }
+        }
+    )* };
+}
+wide!(
+    u8 as u64,
+    i8 as i64,
+    u16 as u64,
+    i16 as i64,
+    u32 as u64,
+    i32 as i64,
+    u64 as u128,
+    i64 as i128
+);
+
 impl Element for Bool {
     type Acc = Bool;
     const DIRECT: bool = true;

@@ -9,7 +9,8 @@
 //! Numerics, the same for every instruction set:
 //! - `f16` and `bf16` are widened to `f32`, combined there, and rounded (to nearest, ties to even)
 //!   once, when the result is stored; subnormals are kept.
-//! - Integers wrap on overflow. Scaling them goes through `f64` and truncates toward zero, saturating;
+//! - Integers wrap on overflow, save for a sum that is divided: it is added up in a wider type, so that
+//!   an average is always right. Scaling them goes through `f64` and truncates toward zero, saturating;
 //!   a factor of exactly 1 touches nothing. Dividing by the divisor of an average is an exact integer
 //!   division that truncates toward zero.
 //! - Floats are scaled in `f32` (`f64` for `f64`) and divided by true division.

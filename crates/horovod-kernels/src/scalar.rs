@@ -4,7 +4,7 @@ use horovod_protocol::DType;
 
 use crate::adasum::{CombineArgs, DotArgs, LANES, fold};
 use crate::blocks::Job;
-use crate::element::{Bf16, Binary, Bool, Element, F16};
+use crate::element::{Bf16, Binary, Bool, Element, F16, Wide};
 use crate::spec::Spec;
 
 /// Loads and stores of one element.
@@ -22,6 +22,16 @@ macro_rules! same {
     )* };
 }
 same!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, Bool);
+
+macro_rules! wide {
+    ($($t:ty),*) => { $(
+        impl One for Wide<$t> {
+            fn widen(self) -> Self::Acc { self.0.into() }
+            fn narrow(acc: Self::Acc) -> Self { Self(acc as $t) }
+        }
+    )* };
+}
+wide!(u8, i8, u16, i16, u32, i32, u64, i64);
 
 impl One for F16 {
     fn widen(self) -> f32 {

@@ -56,6 +56,11 @@ impl Spec {
         }
     }
 
+    /// Whether the operands must all combine in one go: a partial sum need not fit the element type.
+    pub fn needs_all_at_once(&self) -> bool {
+        self.divisor != 1 && !self.dtype.is_float() && self.dtype != DType::Bool
+    }
+
     /// The same without what happens to the result; for steps before the last.
     pub fn partial(self) -> Self {
         Self {

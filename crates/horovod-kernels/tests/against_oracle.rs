@@ -263,6 +263,51 @@ fn one<const N: usize>(spec: Spec, values: &[[u8; N]]) -> [u8; N] {
 }
 
 #[test]
+fn both_destinations_may_be_operands() {
+    for dtype in [DType::F32, DType::F16, DType::I8] {
+        for isa in Isa::available() {
+            let n = 300;
+            let (mut a, mut b) = (bytes(dtype, n, 1), bytes(dtype, n, 2));
+            let spec = Spec::plain(dtype, Combine::Sum);
+            let mut want = vec![0u8; a.len()];
+            let sources = [Source::raw(a.as_ptr()), Source::raw(b.as_ptr())];
+            // SAFETY: all hold `n` elements.
+            unsafe { reduce_with(Isa::Scalar, &spec, &sources, want.as_mut_ptr(), None, n) };
+            let (first, second) = (a.as_mut_ptr(), b.as_mut_ptr());
+            let sources = [Source::raw(first), Source::raw(second)];
+            // SAFETY: as above; each destination is one of the sources.
+            unsafe { reduce_with(isa, &spec, &sources, first, Some(second), n) };
+            let want = canonical(dtype, want);
+            assert!(
+                canonical(dtype, a) == want && canonical(dtype, b) == want,
+                "{isa} {dtype:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn averages_of_integers_whose_sum_does_not_fit_are_right() {
+    fn check<const N: usize>(dtype: DType, extreme: [u8; N]) {
+        for n in [2, 3, 300] {
+            let spec = Spec {
+                divisor: n,
+                ..Spec::plain(dtype, Combine::Sum)
+            };
+            let got = one(spec, &vec![extreme; n as usize]);
+            assert_eq!(got, extreme, "{dtype:?} {n}");
+        }
+    }
+    macro_rules! extremes {
+        ($($dtype:ident $t:ty),*) => { $(
+            check(DType::$dtype, <$t>::MAX.to_ne_bytes());
+            check(DType::$dtype, <$t>::MIN.to_ne_bytes());
+        )* };
+    }
+    extremes!(U8 u8, I8 i8, U16 u16, I16 i16, U32 u32, I32 i32, U64 u64, I64 i64);
+}
+
+#[test]
 fn averages_of_integers_are_exact_and_truncate_toward_zero() {
     let average = |dtype, divisor| Spec {
         divisor,

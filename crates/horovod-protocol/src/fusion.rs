@@ -14,7 +14,8 @@ pub(crate) struct FusionKey {
     set: SetKey,
     kind: u8,
     reduce: u8,
-    scale_bits: (u64, u64),
+    /// The bits of the factors; of a broadcast, its root.
+    detail: (u64, u64),
     device: Device,
     dtype: DType,
 }
@@ -22,7 +23,7 @@ pub(crate) struct FusionKey {
 impl FusionKey {
     /// `None` for what always runs alone: other operations and groups of several types.
     pub(crate) fn of(set: SetKey, content: &Content) -> Option<Self> {
-        let (kind, reduce, scale_bits) = match &content.op {
+        let (kind, reduce, detail) = match &content.op {
             Op::Allreduce { op, scale } => {
                 (0, *op as u8, (scale.pre.to_bits(), scale.post.to_bits()))
             }
@@ -30,15 +31,19 @@ impl FusionKey {
                 (1, *op as u8, (scale.pre.to_bits(), scale.post.to_bits()))
             }
             Op::Allgather => (2, 0, (0, 0)),
+            Op::Broadcast { root } => (3, 0, (u64::from(root.0), 0)),
             _ => return None,
         };
         let (first, rest) = content.tensors.split_first()?;
-        let dtype = first.dtype;
-        rest.iter().all(|t| t.dtype == dtype).then_some(Self {
+        // What only moves bytes goes together whatever the bytes mean.
+        let moves = matches!(content.op, Op::Allgather | Op::Broadcast { .. });
+        let dtype = if moves { DType::U8 } else { first.dtype };
+        let alike = moves || rest.iter().all(|t| t.dtype == dtype);
+        alike.then_some(Self {
             set,
             kind,
             reduce,
-            scale_bits,
+            detail,
             device: content.device,
             dtype,
         })
@@ -181,6 +186,29 @@ mod tests {
             ..one
         };
         assert_eq!(plan(&[one, other, one], 100), [vec![0, 2], vec![1]]);
+    }
+
+    #[test]
+    fn broadcasts_of_one_root_fuse_whatever_their_types() {
+        let of = |root: u32, dtype: DType| {
+            let tensors = [TensorMeta {
+                dtype,
+                shape: vec![1],
+            }]
+            .into();
+            let op = Op::Broadcast { root: Rank(root) };
+            let content = Content {
+                op,
+                device: Device::Cpu,
+                tensors,
+            };
+            FusionKey::of(SetKey::GLOBAL, &content)
+        };
+        let (a, b) = (of(0, DType::F32), of(0, DType::I64));
+        assert_eq!(
+            planned(&[(a, 2), (of(1, DType::F32), 2), (b, 2)], 8),
+            [vec![0, 2], vec![1]]
+        );
     }
 
     #[test]

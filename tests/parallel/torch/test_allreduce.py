@@ -85,6 +85,13 @@ def test_the_average_of_equal_integers_is_that_integer(dtype):
         check(hvd.allreduce(tensor, op=hvd.Average), tensor)
 
 
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_the_average_of_integers_does_not_wrap(dtype):
+    for extreme in (torch.iinfo(dtype).max, torch.iinfo(dtype).min):
+        tensor = torch.full((70,), extreme, dtype=dtype)
+        check(hvd.allreduce(tensor, op=hvd.Average), tensor)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_the_average_of_integers_is_truncated_toward_zero(dtype):
     for sign in (1, -1):

@@ -69,7 +69,12 @@ pub unsafe fn allreduce(
         reducer = reducer.without_pre();
     }
     if bytes > 0 {
-        let algorithm = select::allreduce(bytes, ctx.layout, ctx.tuning);
+        let choose = if reducer.spec.needs_all_at_once() {
+            select::allreduce_at_once
+        } else {
+            select::allreduce
+        };
+        let algorithm = choose(bytes, ctx.layout, ctx.tuning);
         let stage = ctx.scratch.stages.begin(algorithm.stage_name());
         match algorithm {
             AllreduceAlgorithm::Alone => alone(&reducer, &vector),

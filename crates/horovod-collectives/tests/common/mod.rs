@@ -188,6 +188,26 @@ impl Node {
         self.op_of(&all, f).expect("all are members")
     }
 
+    /// Runs `times` operations of all ranks, making nothing anew in between.
+    pub(crate) fn ops(&mut self, times: usize, mut f: impl FnMut(&mut Ctx<'_>)) {
+        let members: Vec<Rank> = (0..self.size).map(|rank| Rank(rank as u32)).collect();
+        let layout = SetLayout::new(&self.topology, &members);
+        for _ in 0..times {
+            self.seq += 1;
+            self.idle.deadline = Instant::now() + LIMIT;
+            f(&mut Ctx {
+                data: self.data.as_mut().expect("the links are still there"),
+                idle: &mut self.idle,
+                members: &members,
+                me: self.rank,
+                seq: Seq(self.seq),
+                layout: &layout,
+                tuning: &self.tuning,
+                scratch: &mut self.scratch,
+            });
+        }
+    }
+
     /// Runs one operation of `members`; others only count it.
     pub(crate) fn op_of<T>(
         &mut self,
