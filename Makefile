@@ -13,7 +13,7 @@ export PATH := $(BIN):$(PATH)
 SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*') \
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
-.PHONY: help demo test test-rust test-python test-aarch64 test-portable lint fmt bench bench-tools wheel wheel-check ci clean distclean install host-tools
+.PHONY: help demo test test-rust test-python test-aarch64 test-portable lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -77,6 +77,9 @@ fmt: $(STAMPS)/venv ## Format all code.
 
 bench: $(STAMPS)/install bench-tools ## Measure against Gloo, Open MPI and the floor; write docs/performance.md (ARGS=--quick: neither).
 	python bench/run.py $(ARGS)
+
+bench-micro: ## Measure kernels, collectives inside a host, negotiation and the queue in Rust alone.
+	cargo bench --locked -p horovod-kernels -p horovod-collectives -p horovod-protocol -p horovod
 
 # Peers that are not there are left out of the benchmark, which says so.
 bench-tools:

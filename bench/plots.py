@@ -81,22 +81,27 @@ def overlap(models: list[dict], path: Path) -> None:
     _save(figure, path)
 
 
+SCALING = {
+    "root_messages_in": "messages to rank 0",
+    "root_bytes_in": "bytes to rank 0",
+    "root_cpu_us": "processor time of rank 0, µs",
+    "modelled_step_us": "step with modelled links, µs",
+}
+
+
 def scaling(points: list[dict], path: Path) -> None:
-    """Cost of a step's negotiation over the number of ranks, one line for each layout."""
-    quantities = ("root_messages_in", "root_bytes_in", "root_cpu_us", "modelled_step_us")
-    figure, all_axes = plt.subplots(
-        1, len(quantities), figsize=(4.6 * len(quantities), 4), squeeze=False
-    )
-    for axes, quantity in zip(all_axes[0], quantities, strict=True):
-        for variant in dict.fromkeys(point.get("variant", "") for point in points):
-            mine = [point for point in points if point.get("variant", "") == variant]
+    """Cost of a step's negotiation over the number of ranks, one line for each way of agreeing."""
+    figure, all_axes = plt.subplots(1, len(SCALING), figsize=(4 * len(SCALING), 3.6))
+    for axes, (quantity, label) in zip(all_axes, SCALING.items(), strict=True):
+        for variant in dict.fromkeys(point["variant"] for point in points):
+            mine = [point for point in points if point["variant"] == variant]
             ranks = [point["ranks"] for point in mine]
-            axes.plot(ranks, [point[quantity] for point in mine], marker="o", ms=4, label=variant)
-        axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel=quantity.replace("_", " "))
+            axes.plot(ranks, [point[quantity] for point in mine], marker="o", ms=3, label=variant)
+        axes.set(xscale="log", yscale="log", xlabel="ranks", title=label)
+        axes.set_xscale("log", base=2)
         axes.grid(alpha=0.3)
-        if any(point.get("variant") for point in points):
-            axes.legend()
-    figure.suptitle("one step of 200 gradients in steady state, simulated")
+    all_axes[0].legend(fontsize="small")
+    figure.suptitle("negotiating one step of 200 gradients in steady state, simulated")
     _save(figure, path)
 
 

@@ -42,14 +42,9 @@ def sections(results: Results, pictures: Path) -> list[str]:
     if found := results.load("scaling"):
         picture = pictures / "performance-scaling.png"
         plots.scaling(found, picture)
-        lines += [
-            "### Number of ranks",
-            "",
-            f"![]({picture.name})",
-            "",
-            "See [scaling.md](scaling.md).",
-            "",
-        ]
+        lines += ["### Number of ranks", ""]
+        lines += ["Simulated; what is assumed says [scaling.md](scaling.md).", ""]
+        lines += [f"![]({picture.name})", ""]
     return lines
 
 

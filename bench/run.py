@@ -40,8 +40,12 @@ def run_collectives(results: Results, options: argparse.Namespace) -> None:
         repeats, budget_s = (9, 0.3) if options.quick else (15, 1.0)
         found = collectives.measure(chosen, ranks, rounds, repeats, budget_s, results.folder)
         # Cases that were not measured this time keep their figures.
-        earlier = results.load(part) or {"seconds": {}}
-        found["seconds"] = earlier["seconds"] | found["seconds"]
+        earlier = (results.load(part) or {"seconds": {}})["seconds"]
+        if options.add:
+            for name, peers in found["seconds"].items():
+                for who, seconds in earlier.get(name, {}).items():
+                    peers[who] = seconds + peers.get(who, [])
+        found["seconds"] = earlier | found["seconds"]
         results.store(part, found | {"machine": machine()})
 
 
@@ -67,13 +71,13 @@ def run_idle(results: Results, options: argparse.Namespace) -> None:
 
 
 def run_scaling(results: Results, options: argparse.Namespace) -> None:
-    """The simulated curve over the number of ranks; the example prints a JSON object a line."""
+    """The simulated curves over the number of ranks; the example prints a JSON object a line."""
     example = ROOT / "crates" / "horovod-sim" / "examples" / "scaling.rs"
     if not example.exists() or not shutil.which("cargo"):
-        print(f"skipped: scaling: {example.name} or cargo is not there")
+        print(f"skipped: scaling: needs cargo and {example.name}")
         return
     words = ["cargo", "run", "--quiet", "--release", "--locked", "-p", "horovod-sim"]
-    words += ["--example", "scaling", "--", "--json"]
+    words += ["--example", "scaling"]
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     results.store("scaling", lines)
@@ -104,6 +108,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("-np", "--num-proc", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--groups", nargs="+", choices=cases.GROUPS, default=cases.GROUPS)
     parser.add_argument("--rounds", type=int, help="turns of each peer")
+    parser.add_argument(
+        "--add", action="store_true", help="collectives: to the figures that are there"
+    )
     parser.add_argument("--no-docs", action="store_true", help="leave docs/ alone")
     return parser.parse_args()
 
