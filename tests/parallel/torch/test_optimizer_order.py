@@ -16,8 +16,17 @@ from optimizer_support import (
 
 import horovod.torch as hvd
 
-hvd.init(process_sets="dynamic")
+hvd.init()
 several = pytest.mark.skipif(hvd.size() == 1, reason="needs several ranks")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _dynamic_sets(_job):
+    """The other files of this job began it without."""
+    hvd.shutdown()
+    hvd.init(process_sets="dynamic")
+    yield
+    hvd.shutdown()
 
 
 def make_sgd(params):
