@@ -27,6 +27,8 @@ DONE = "done"
 END_LIMIT_S = 10
 # Share of one processor that others may use before a run is called disturbed.
 DISTURBED = 0.1
+# What was noticed in this process's runs, for reports.
+disturbances: list[str] = []
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
@@ -118,7 +120,9 @@ def _undisturbed(who: str) -> Iterator[None]:
     wall, others, stolen = (b - a for a, b in zip(before, spent(), strict=True))
     for what, seconds in (("other processes used", others), ("the hypervisor took", stolen)):
         if seconds > DISTURBED * wall:
-            print(f"disturbed: {what} {seconds / wall:.0%} of a processor during {who}", flush=True)
+            text = f"{what} {seconds / wall:.0%} of a processor during {who}"
+            disturbances.append(text)
+            print(f"disturbed: {text}", flush=True)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,13 @@ def sections(results: Results, pictures: Path) -> list[str]:
         picture = pictures / f"performance-sizes-{ranks}.png"
         plots.sizes(found, picture)
         lines += [f"### Collectives, {ranks} ranks on one host", "", found["machine"] + ".", ""]
+        if found.get("disturbed"):
+            lines += [
+                "**Disturbed, worth little, to be measured again:** "
+                + "; ".join(found["disturbed"])
+                + ".",
+                "",
+            ]
         lines += [*tables.collectives(found), "", f"![]({picture.name})", ""]
     if found := results.load("overlap"):
         picture = pictures / "performance-overlap.png"

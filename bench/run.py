@@ -19,6 +19,7 @@ from pathlib import Path
 import cases
 import collectives
 import idle
+import launch
 import overlap
 import report
 import startup
@@ -40,13 +41,15 @@ def run_collectives(results: Results, options: argparse.Namespace) -> None:
         repeats, budget_s = (9, 0.3) if options.quick else (15, 1.0)
         found = collectives.measure(chosen, ranks, rounds, repeats, budget_s, results.folder)
         # Cases that were not measured this time keep their figures.
-        earlier = (results.load(part) or {"seconds": {}})["seconds"]
+        before = results.load(part) or {}
+        earlier = before.get("seconds", {})
         if options.add:
             for name, peers in found["seconds"].items():
                 for who, seconds in earlier.get(name, {}).items():
                     peers[who] = seconds + peers.get(who, [])
         found["seconds"] = earlier | found["seconds"]
-        results.store(part, found | {"machine": machine()})
+        noticed = dict.fromkeys([*before.get("disturbed", ()), *launch.disturbances])
+        results.store(part, found | {"machine": machine(), "disturbed": list(noticed)})
 
 
 def run_overlap(results: Results, options: argparse.Namespace) -> None:
