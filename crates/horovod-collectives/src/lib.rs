@@ -30,7 +30,7 @@ mod slices;
 mod stages;
 
 pub use allgather::{GatherItem, allgather};
-pub use allreduce::{Reduction, allreduce};
+pub use allreduce::{Reduction, allreduce, may_pause};
 pub use alltoall::alltoall;
 pub use barrier::barrier;
 pub use broadcast::{ByteSegment, broadcast};

@@ -121,7 +121,8 @@ impl Slots<'_> {
 }
 
 /// What a pipelined operation does in each step, between the waits. Called in order of steps within
-/// each method; `stage` runs ahead of `reduce`, and that of `finish`.
+/// each method; `stage` runs ahead of `reduce`, and that of `finish`. What a step does follows from its
+/// number alone: an operation that is broken off goes on with new work of the same kind.
 pub(crate) trait Work {
     /// Writes this rank's slot.
     fn stage(&mut self, step: usize, slots: &Slots<'_>);
@@ -241,6 +242,10 @@ impl<'a> Local<'a> {
             offset: area * self.areas.small,
             swapped: false,
         };
+        // Broken off later than here, and begun again.
+        if ctx.scratch.small[area].value >= value {
+            return Ok(());
+        }
         wait(ctx.idle, || self.is_free(&ctx.scratch.small[area]))?;
         stage(slots.of(self.me));
         self.publish(STAGED, value);
@@ -260,19 +265,25 @@ impl<'a> Local<'a> {
     ) -> Result<(), CollectiveError> {
         let mut pipeline = Pipeline::new(ctx, plan, Track::First)?;
         let mut spins = 0;
-        while !pipeline.is_done() {
+        let mut result = Ok(());
+        while result.is_ok() && !pipeline.is_done() {
             if pipeline.step(self, ctx, work, usize::MAX) {
                 spins = 0;
             } else {
-                ctx.idle.idle(spins)?;
+                result = ctx.idle.idle(spins);
                 spins = u32::saturating_add(spins, 1);
             }
         }
-        Ok(())
+        // Where it stands, should the operation be broken off here or later and go on another time.
+        if plan.steps > 0 {
+            ctx.scratch.pause(pipeline);
+        }
+        Ok(result?)
     }
 }
 
 /// A pipelined operation on its way. All members of the host make the same ones in the same order.
+#[derive(Debug)]
 pub(crate) struct Pipeline {
     plan: Plan,
     track: Track,
@@ -294,6 +305,9 @@ impl Pipeline {
     ) -> Result<Self, CollectiveError> {
         let base = ctx.scratch.claim(ctx.seq, plan.steps as u64);
         check_steps(base + plan.steps as u64)?;
+        if let Some(paused) = ctx.scratch.resume(base) {
+            return Ok(paused);
+        }
         Ok(Self {
             plan,
             track,
@@ -304,6 +318,11 @@ impl Pipeline {
             reduced: 0,
             finished: 0,
         })
+    }
+
+    /// Steps of the operation before this pipeline, which tell it from the operation's others.
+    pub(crate) fn base(&self) -> u64 {
+        self.base
     }
 
     /// Whether this rank has nothing left to do.

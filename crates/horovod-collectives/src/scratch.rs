@@ -4,6 +4,7 @@
 use horovod_kernels::Source;
 use horovod_protocol::Seq;
 
+use crate::local::Pipeline;
 use crate::slices::{Segment, Vector};
 use crate::stages::Stages;
 
@@ -24,6 +25,8 @@ pub struct Scratch {
     seq: u64,
     /// Steps of shared-memory phases done in this operation; the same on all members of the host.
     step: u64,
+    /// Pipelines of this operation that have run.
+    paused: Vec<Pipeline>,
     pub(crate) small: [LastUse; SMALL_AREAS],
     pub(crate) bulk: [LastUse; TRACKS],
     pub(crate) sources: Vec<Source>,
@@ -66,10 +69,27 @@ impl Scratch {
     pub(crate) fn claim(&mut self, seq: Seq, steps: u64) -> u64 {
         if self.seq != seq.0 {
             (self.seq, self.step) = (seq.0, 0);
+            self.paused.clear();
         }
         let base = self.step;
         self.step += steps;
         base
+    }
+
+    /// The operation that ran last was broken off and goes on with the next call; see [`crate::may_pause`].
+    pub fn rewind(&mut self) {
+        self.step = 0;
+    }
+
+    /// Keeps a pipeline of the operation that runs until it ends or goes on.
+    pub(crate) fn pause(&mut self, pipeline: Pipeline) {
+        self.paused.push(pipeline);
+    }
+
+    /// The pipeline that began after `base` steps of the operation, if that was broken off.
+    pub(crate) fn resume(&mut self, base: u64) -> Option<Pipeline> {
+        let at = self.paused.iter().position(|p| p.base() == base)?;
+        Some(self.paused.swap_remove(at))
     }
 
     /// A vector of elements of `size` bytes over these segments.

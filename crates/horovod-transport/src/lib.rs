@@ -53,5 +53,5 @@ pub use self::{
     platform::{WAYS, Ways, fd::fork_epoch, net::resolve_interfaces},
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},
-    waiter::{Doorbell, Waiter},
+    waiter::{Doorbell, Sleeper, Waiter},
 };

@@ -69,6 +69,11 @@ impl Poller {
         self.news.swap(false, Ordering::Relaxed)
     }
 
+    /// As [`Self::take_news`], for who only looks.
+    pub(crate) fn has_news(&self) -> bool {
+        self.news.load(Ordering::Relaxed)
+    }
+
     /// Whether any of `bits` is set.
     pub(crate) fn is(&self, token: usize, bits: u8) -> bool {
         self.ready[token].load(Ordering::Acquire) & bits != 0

@@ -25,6 +25,34 @@ impl std::fmt::Debug for Doorbell {
     }
 }
 
+/// Sleeps for a rank on a thread that does not hold its [`Waiter`], which must be armed meanwhile.
+///
+/// A wake-up goes to the thread that came last, so one that sleeps here without being in charge does not take it
+/// from one that is; should it get one all the same, it passes it on by [`Self::wake`].
+#[derive(Clone)]
+pub struct Sleeper {
+    bell: Bell,
+    poller: Arc<Poller>,
+}
+
+impl Sleeper {
+    /// Sleeps until a doorbell, a socket, or the end of `max_sleep`.
+    pub fn sleep(&self, max_sleep: Duration) {
+        self.poller.pump(Some(max_sleep));
+    }
+
+    /// Wakes whoever sleeps, now or next, whether it has said so or not.
+    pub fn wake(&self) {
+        self.bell.ring_anyway();
+    }
+}
+
+impl std::fmt::Debug for Sleeper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Sleeper(..)")
+    }
+}
+
 /// One wait for everything that concerns a rank: its doorbell (rung by peers of the host and by
 /// [`Doorbell`]) and its sockets.
 pub struct Waiter {
@@ -70,6 +98,14 @@ impl Waiter {
         Doorbell(self.bell.clone())
     }
 
+    /// Where another thread sleeps in place of this waiter.
+    pub fn sleeper(&self) -> Sleeper {
+        Sleeper {
+            bell: self.bell.clone(),
+            poller: self.poller.clone(),
+        }
+    }
+
     /// Rounds that [`Self::idle`] spins and then gives way before it sleeps.
     pub fn set_patience(&mut self, spins: u32, yields: u32) {
         (self.spins, self.yields) = (spins, yields);
@@ -82,7 +118,7 @@ impl Waiter {
     /// will sleep and returns, so that the caller checks once more; the next call sleeps until a
     /// doorbell, a socket, or the end of `max_sleep`. Wake-ups can be spurious, never lost.
     pub fn idle(&mut self, n: u32, max_sleep: Option<Duration>) {
-        if n < self.spins.saturating_add(self.yields) {
+        if self.is_patient(n) {
             self.disarm();
             let giving_way = n >= self.spins;
             if self.has_sockets || (giving_way && n.is_multiple_of(GLANCE)) {
@@ -98,7 +134,20 @@ impl Waiter {
                 self.poller.pump(max_sleep);
             }
             self.disarm();
-        } else if !self.bell.region.is_foreign() {
+        } else {
+            self.arm();
+        }
+    }
+
+    /// Whether the `n`th step of [`Self::idle`] without progress spins or gives way rather than sleeps.
+    pub fn is_patient(&self, n: u32) -> bool {
+        n < self.spins.saturating_add(self.yields)
+    }
+
+    /// Announces a sleep, of this or another thread ([`Self::sleeper`]). The caller must look for work after
+    /// this, and again if [`Self::has_news`] then.
+    pub fn arm(&mut self) {
+        if !self.bell.region.is_foreign() {
             // What was noted until now the caller sees when it checks once more.
             self.poller.take_news();
             bell::arm(self.bell.sleeping());
@@ -106,7 +155,13 @@ impl Waiter {
         }
     }
 
-    fn disarm(&mut self) {
+    /// Whether anything was noted since [`Self::arm`], which then wakes nobody any more.
+    pub fn has_news(&self) -> bool {
+        self.poller.has_news()
+    }
+
+    /// Takes back the announcement: who watches needs no bell.
+    pub fn disarm(&mut self) {
         if self.armed && !self.bell.region.is_foreign() {
             bell::disarm(self.bell.sleeping());
         }

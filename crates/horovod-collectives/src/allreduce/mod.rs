@@ -13,9 +13,11 @@ use std::ops::Range;
 
 use horovod_kernels::{Combine, Source, Spec, fill_identity, reduce};
 use horovod_protocol::{DType, ReduceOp, Scale};
+use horovod_transport::Data;
 
-use crate::context::Ctx;
+use crate::context::{Ctx, Tuning};
 use crate::error::CollectiveError;
+use crate::layout::SetLayout;
 use crate::select::{self, AllreduceAlgorithm};
 use crate::slices::{Piece, Segment, Vector};
 
@@ -89,6 +91,26 @@ pub unsafe fn allreduce(
     }
     ctx.scratch.put_vector(vector);
     Ok(())
+}
+
+/// Whether [`allreduce`] over `bytes` may be broken off in any of its waits, by an error of `Idle::idle`, and go on
+/// later: after [`Scratch::rewind`], by the same call with the same arguments. Several in a row go on together.
+///
+/// [`Scratch::rewind`]: crate::Scratch::rewind
+pub fn may_pause(
+    red: ReduceOp,
+    bytes: usize,
+    data: &Data,
+    set: &SetLayout,
+    tuning: &Tuning,
+) -> bool {
+    red != ReduceOp::Adasum
+        && match select::allreduce(bytes, set, tuning) {
+            AllreduceAlgorithm::Alone => true,
+            // These keep where they stand, and touch an output only in steps that are done once.
+            AllreduceAlgorithm::Direct | AllreduceAlgorithm::Staged => data.arena().is_some(),
+            _ => false,
+        }
 }
 
 /// The steps of one reduction over pieces of the vector.

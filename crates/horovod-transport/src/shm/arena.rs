@@ -33,6 +33,11 @@ impl Bell {
             platform::ring(&self.fd);
         }
     }
+
+    /// Wakes the rank also if it has not said that it sleeps.
+    pub(crate) fn ring_anyway(&self) {
+        platform::ring(&self.fd);
+    }
 }
 
 /// The shared memory of one host in one generation, seen by one of its ranks.

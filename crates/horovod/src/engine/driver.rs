@@ -1,73 +1,56 @@
-//! The engine's thread: turns the control plane, runs executions in order, ends the generation when it must.
+//! What drives a rank: turns the control plane, runs executions in order, ends the generation when it must.
 
-use std::collections::VecDeque;
+mod pump;
+
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use horovod_collectives::Scratch;
-use horovod_protocol::{
-    CACHE_EVICTION_TEXT, Completion, Coordinator, CoordinatorAction, CoordinatorConfig, Execution,
-    OpError, PeerLost, Rank, StallConfig, ToCoordinator, ToWorker, WorkerAction,
-};
-use horovod_transport::{Aborted, Control, ControlEvent, Data, Idle, Mesh, Topology, Waiter};
+use horovod_protocol::{Execution, PeerLost};
+use horovod_transport::{Data, Mesh};
+
+use pump::Pump;
 
 use super::execute::{Layouts, Means};
-use super::handles::OpResult;
-use super::recording::Recording;
-use super::tuning::{Announced, Tuned};
-use super::{Entry, LastWords, SHUTDOWN_GRACE, Shared, nanos, public_error};
+use super::tuning::Tuned;
+use super::{Entry, Shared, nanos};
 use crate::config::Config;
-use crate::error::Error;
 
-/// How long a closed connection waits for the launcher to say why the process ended.
-const CAUSE_GRACE: Duration = Duration::from_millis(300);
 /// How long an ending engine tries to send what is queued.
 const GOODBYE_PATIENCE: Duration = Duration::from_secs(2);
-/// Longest sleep without looking around; only a safety net, events end a sleep at once.
-const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// Executions that may wait for the one that runs.
-const READY_MAX: usize = 1 << 16;
 
-const COORDINATOR: Rank = Rank(0);
+/// Bytes that the only rank of a job handles at most while it submits.
+const ALONE_AT_ONCE_MAX: usize = 1 << 20;
 
-/// Everything the engine thread owns.
+/// Everything that it takes to drive this rank; one thread at a time has it.
 pub(super) struct Driver {
     pump: Pump,
     data: Data,
     layouts: Layouts,
     tuned: Tuned,
     scratch: Scratch,
+    /// Broken off by a thread that had to leave; goes on before anything else.
+    parked: Option<Job>,
+    /// A panic has passed through.
+    broken: bool,
+    /// When the engine's thread will look around even if nothing wakes it; as [`Time`].
+    ///
+    /// [`Time`]: horovod_protocol::Time
+    engine_looks_at: u64,
 }
 
-/// The control plane: what turns while a collective waits for its peers.
-struct Pump {
-    shared: Arc<Shared>,
-    control: Control,
-    waiter: Waiter,
-    topology: Topology,
-    coordinator: Option<Coordinator>,
-    ready: VecDeque<Execution>,
-    announced: Announced,
-    /// A peer that is gone, until the launcher's word or the deadline.
-    lost: Option<Suspect>,
-    /// The generation is over; why.
-    dead: Option<Aborted>,
-    /// All ranks have agreed to stop.
-    stopped: bool,
-    /// Members of the collective that is on its way.
-    running: Option<Arc<[Rank]>>,
-    shutdown_deadline: Option<Instant>,
-    frame: Vec<u8>,
-    recording: Recording,
+/// One execution and the tensors of this rank.
+struct Job {
+    execution: Execution,
+    entries: Vec<Option<Entry>>,
 }
 
-/// A peer that is gone, while the reason may still come.
-struct Suspect {
-    lost: PeerLost,
-    /// It said goodbye; then it may itself only follow another's end.
-    said_goodbye: bool,
-    deadline: Instant,
+/// How the engine's thread goes on.
+pub(super) enum Work {
+    /// Nothing to do until something happens or this time has passed.
+    Sleep(Duration),
+    /// The engine has ended.
+    Finished,
 }
 
 impl Driver {
@@ -79,97 +62,184 @@ impl Driver {
             waiter,
             settings: _,
         } = mesh;
-        let coordinator = (topology.rank == COORDINATOR).then(|| {
-            Coordinator::new(CoordinatorConfig {
-                size: topology.size,
-                generation: topology.generation,
-                fusion_threshold_bytes: config.fusion_threshold,
-                cache_capacity: config.cache_capacity,
-                batch_delay_ns: nanos(config.cycle_time),
-                disable_group_fusion: config.disable_group_fusion,
-                stall: config.stall_check.map(|warning| StallConfig {
-                    warning_ns: nanos(warning),
-                    shutdown_ns: config.stall_shutdown.map(nanos),
-                }),
-            })
-        });
         Self {
             layouts: Layouts::new(&topology),
             tuned: Tuned::new(config, &topology),
             scratch: Scratch::default(),
             data,
-            pump: Pump {
-                recording: Recording::new(shared.timeline.clone()),
-                shared,
-                control,
-                waiter,
-                topology,
-                coordinator,
-                ready: VecDeque::new(),
-                announced: Announced::new(),
-                lost: None,
-                dead: None,
-                stopped: false,
-                running: None,
-                shutdown_deadline: None,
-                frame: Vec::new(),
-            },
+            pump: Pump::new(config, control, waiter, topology, shared),
+            parked: None,
+            broken: false,
+            engine_looks_at: 0,
         }
     }
 
-    /// Run until the job has stopped or this process asks to leave.
-    pub(super) fn run(mut self) {
-        let last_words = LastWords(self.pump.shared.clone());
-        let outcome =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.turn_until_end()));
-        if outcome.is_err() {
-            // A bug of ours must not leave the callers waiting, nor the peers.
-            self.pump.running = None;
+    /// As the engine's own thread: carry out everything, until nothing is left that could be done now.
+    pub(super) fn work(&mut self) -> Work {
+        let mut announced = false;
+        loop {
+            if self.broken {
+                return Work::Finished;
+            }
+            let progress = self.pump.turn();
+            if let Some(job) = self.next_job() {
+                self.pump.waiter.disarm();
+                self.carry_out(job);
+                announced = false;
+                continue;
+            }
+            if self.pump.finished() {
+                return Work::Finished;
+            }
+            if announced && !progress && !self.pump.waiter.has_news() {
+                let limit = self.pump.sleep_limit();
+                self.engine_looks_at = self.pump.shared.now().0.saturating_add(nanos(limit));
+                return Work::Sleep(limit);
+            }
+            self.pump.waiter.arm();
+            announced = true;
+        }
+    }
+
+    /// As a thread that waits until `done`, at most until `deadline`: carry out what may pause.
+    pub(super) fn work_until(&mut self, deadline: Instant, done: impl Fn() -> bool) {
+        self.pump.waiter.disarm();
+        self.pump.leave_by = Some(deadline);
+        let mut spins = 0;
+        loop {
+            let progress = self.pump.turn();
+            if self.next_may_pause() {
+                let Some(job) = self.next_job() else { break };
+                self.carry_out(job);
+                spins = 0;
+                if done() {
+                    break;
+                }
+                continue;
+            }
+            if self.has_job() || self.pump.dead.is_some() || self.pump.shared.wanted() {
+                break;
+            }
+            if progress {
+                spins = 0;
+                if done() {
+                    break;
+                }
+                continue;
+            }
+            let mut sleep = Duration::ZERO;
+            if !self.pump.waiter.is_patient(spins) {
+                sleep = deadline.saturating_duration_since(Instant::now());
+                if sleep.is_zero() {
+                    break;
+                }
+                sleep = sleep.min(self.pump.sleep_limit());
+            }
+            self.pump.waiter.idle(spins, Some(sleep));
+            spins = spins.saturating_add(1);
+        }
+        self.pump.leave_by = None;
+    }
+
+    /// Say and hear what can be said and heard now. In a job of one rank, also carry out what is small: there
+    /// is nobody to wait for.
+    pub(super) fn glance(&mut self) {
+        self.pump.turn();
+        while self.pump.shared.alone && self.next_is_small() {
+            let Some(job) = self.next_job() else { break };
+            self.carry_out(job);
+            self.pump.turn();
+        }
+    }
+
+    /// What a thread does before it leaves the driver to itself; whether the engine's thread must come now.
+    /// With `ticking`, that thread looks again soon of its own accord.
+    pub(super) fn leave(&mut self, ticking: bool) -> bool {
+        if !ticking {
+            loop {
+                self.pump.waiter.arm();
+                if !self.pump.turn() && !self.pump.waiter.has_news() {
+                    break;
+                }
+            }
+        }
+        if self.broken || self.parked.is_some() || self.pump.shared.wanted() {
+            return true;
+        }
+        if self.has_job() {
+            return !ticking || !self.next_may_pause();
+        }
+        !ticking
+            && self
+                .pump
+                .deadline()
+                .is_some_and(|at| at < self.engine_looks_at)
+    }
+
+    /// A bug of ours has shown itself: must not leave the callers waiting, nor the peers.
+    pub(super) fn break_down(&mut self) {
+        self.pump.running = None;
+        self.parked = None;
+        self.broken = true;
+    }
+
+    /// The end: tell the peers, close the links.
+    pub(super) fn end(mut self) {
+        if self.broken {
             self.pump.end_generation(&PeerLost {
                 rank: self.pump.topology.rank,
                 host: self.pump.host_of(self.pump.topology.rank),
-                cause: "the engine thread panicked; please report this with the log above".into(),
+                cause: "the engine panicked; please report this with the log above".into(),
             });
         }
         self.pump.control.goodbye(GOODBYE_PATIENCE);
         self.pump.recording.close();
-        // Links close before anybody is told that the engine has ended.
-        drop(self);
-        drop(last_words);
     }
 
-    fn turn_until_end(&mut self) {
-        let mut spins = 0;
-        loop {
-            let progress = self.pump.turn();
-            if let Some(execution) = self.pump.ready.pop_front() {
-                self.tuned.catch_up(&mut self.pump.announced, execution.seq);
-                self.execute(execution);
-                spins = 0;
-                continue;
-            }
-            if self.pump.finished() {
-                return;
-            }
-            if progress {
-                spins = 0;
-            } else {
-                let sleep = self.pump.sleep_limit();
-                self.pump.waiter.idle(spins, Some(sleep));
-                spins = spins.saturating_add(1);
-            }
+    pub(super) fn has_job(&self) -> bool {
+        self.parked.is_some() || !self.pump.ready.is_empty()
+    }
+
+    fn next(&self) -> Option<&Execution> {
+        let parked = self.parked.as_ref().map(|job| &job.execution);
+        parked.or(self.pump.ready.front())
+    }
+
+    fn next_is_small(&self) -> bool {
+        self.next()
+            .is_some_and(|e| super::execute::bytes_of_all(e) <= ALONE_AT_ONCE_MAX)
+    }
+
+    fn next_may_pause(&mut self) -> bool {
+        if self.parked.is_some() {
+            return true;
         }
+        let Some(execution) = self.pump.ready.front() else {
+            return false;
+        };
+        self.tuned.catch_up(&mut self.pump.announced, execution.seq);
+        let tuning = &self.tuned.tuning;
+        super::execute::may_pause(execution, &self.data, &mut self.layouts, tuning)
     }
 
-    fn execute(&mut self, execution: Execution) {
-        let mine = self.pump.take_entries(&execution);
+    fn next_job(&mut self) -> Option<Job> {
+        if let Some(job) = self.parked.take() {
+            return Some(job);
+        }
+        let execution = self.pump.ready.pop_front()?;
+        self.tuned.catch_up(&mut self.pump.announced, execution.seq);
+        let entries = self.pump.take_entries(&execution);
         let stages = &mut self.scratch.stages;
-        self.pump.recording.begins(&execution, &mine, stages);
-        self.pump.running = Some(execution.members.clone());
+        self.pump.recording.begins(&execution, &entries, stages);
+        Some(Job { execution, entries })
+    }
+
+    fn carry_out(&mut self, job: Job) {
+        self.pump.running = Some(job.execution.members.clone());
         let pool = self.pump.shared.pool.clone();
         let result = super::execute::run(
-            &execution,
-            mine,
+            &job.execution,
+            &job.entries,
             Means {
                 data: &mut self.data,
                 idle: &mut self.pump,
@@ -179,6 +249,14 @@ impl Driver {
                 pool: &pool,
             },
         );
+        if std::mem::take(&mut self.pump.broken_off) && result.is_err() {
+            self.scratch.rewind();
+            self.parked = Some(job);
+            return;
+        }
+        // Before anybody hears of the end: the owners may give back memory that is waited for.
+        let Job { execution, entries } = job;
+        drop(entries);
         match result {
             Ok(results) => {
                 self.pump.running = None;
@@ -200,393 +278,6 @@ impl Driver {
                 self.pump.shared.handles.fail_pending(&error);
             }
         }
-    }
-}
-
-impl Pump {
-    /// One look at everything that may have happened. `true`: something did.
-    fn turn(&mut self) -> bool {
-        let mut progress = false;
-        if self.dead.is_none() {
-            while let Some(event) = self.control.poll() {
-                progress = true;
-                self.handle_control(event);
-                if self.dead.is_some() {
-                    break;
-                }
-            }
-            self.settle_lost_peer();
-            if let Some(coordinator) = &mut self.coordinator {
-                let now = self.shared.now();
-                if coordinator.next_deadline().is_some_and(|d| d <= now) {
-                    coordinator.handle_timeout(now);
-                    progress = true;
-                }
-            }
-        } else {
-            // What was said last may still wait for space; news no longer matter.
-            while self.control.poll().is_some() {}
-        }
-        progress |= self.recording.carry_mail(&mut self.control);
-        progress | self.drain_actions()
-    }
-
-    fn handle_control(&mut self, event: ControlEvent) {
-        self.recording.hears(&event);
-        match event {
-            ControlEvent::Frame { from, bytes } => self.handle_frame(from, &bytes),
-            ControlEvent::Aside { .. } => {}
-            ControlEvent::Lost(lost) => self.note_lost(lost.rank, lost.cause, false),
-            // Good order is to leave after a shutdown that all agreed to; then this does nothing.
-            ControlEvent::Left { rank } => {
-                self.note_lost(rank, "left while the job was running".into(), true);
-            }
-            ControlEvent::Notice(notice) => {
-                if self.needs(notice.rank) {
-                    self.end_generation(&notice);
-                }
-            }
-            other => tracing::debug!("unexpected event of the control plane: {other:?}"),
-        }
-    }
-
-    fn handle_frame(&mut self, from: Rank, bytes: &[u8]) {
-        let now = self.shared.now();
-        let decoded = if let Some(coordinator) = &mut self.coordinator {
-            ToCoordinator::decode(bytes).map(|m| coordinator.handle_message(now, from, &m))
-        } else {
-            ToWorker::decode(bytes).map(|m| self.shared.lock().worker.handle_message(now, &m))
-        };
-        if let Err(e) = decoded {
-            let cause = format!("sent a message that cannot be read: {e}");
-            self.end_generation(&PeerLost {
-                rank: from,
-                host: self.host_of(from),
-                cause,
-            });
-        }
-    }
-
-    /// Carry out what the state machines ask for until they are quiet.
-    fn drain_actions(&mut self) -> bool {
-        let mut progress = false;
-        loop {
-            let action = self.shared.lock().worker.poll_action();
-            if let Some(action) = action {
-                progress = true;
-                self.worker_action(action);
-                continue;
-            }
-            let Some(action) = self.coordinator.as_mut().and_then(Coordinator::poll_action) else {
-                return progress;
-            };
-            progress = true;
-            self.coordinator_action(action);
-        }
-    }
-
-    fn worker_action(&mut self, action: WorkerAction) {
-        match action {
-            WorkerAction::Send(message) => {
-                let now = self.shared.now();
-                if let Some(coordinator) = &mut self.coordinator {
-                    coordinator.handle_message(now, COORDINATOR, &message);
-                } else {
-                    self.frame.clear();
-                    message.encode(&mut self.frame);
-                    self.send_frame(COORDINATOR);
-                }
-            }
-            WorkerAction::Execute(execution) => {
-                self.recording.ordered(&execution);
-                self.ready.push_back(execution);
-                debug_assert!(
-                    self.ready.len() <= READY_MAX,
-                    "the worker bounds pending entries"
-                );
-            }
-            WorkerAction::Complete(id, result) => {
-                let mut state = self.shared.lock();
-                let entry = state.entries.remove(&id);
-                match result {
-                    // Ids are reused: what a former set counted is not known to all new members.
-                    Ok(Completion::SetAdded(set)) => {
-                        state.unnamed.retain(|(of, _), _| *of != set);
-                    }
-                    // The ranks that joined early have issued fewer calls: count anew from where all are.
-                    Ok(Completion::Joined { .. }) => state.unnamed.clear(),
-                    _ => {}
-                }
-                drop(state);
-                self.recording.ended_without_data(&result, entry.as_ref());
-                // An owner may run foreign code: not under our lock.
-                drop(entry);
-                let result = result
-                    .map(OpResult::plain)
-                    .map_err(|e: OpError| public_error(&e));
-                self.shared
-                    .handles
-                    .complete([(super::Handle(id.0), result)]);
-            }
-            WorkerAction::Tuned { seq, values } => self.announced.push_back((seq, values)),
-            WorkerAction::ShutDown { .. } => self.stopped = true,
-            WorkerAction::Abort(lost) => self.end_generation(&lost),
-        }
-    }
-
-    fn coordinator_action(&mut self, action: CoordinatorAction) {
-        match action {
-            CoordinatorAction::Send(to, message) => {
-                self.frame.clear();
-                message.encode(&mut self.frame);
-                for rank in to.iter() {
-                    if *rank == self.topology.rank {
-                        self.recording.cycle();
-                        let now = self.shared.now();
-                        self.shared.lock().worker.handle_message(now, &message);
-                    } else {
-                        self.send_frame(*rank);
-                    }
-                }
-            }
-            CoordinatorAction::Stall(report) => {
-                self.recording.stalled(&report);
-                if report.shutdown {
-                    tracing::error!("{report}");
-                } else {
-                    tracing::warn!("{report}");
-                }
-            }
-            CoordinatorAction::CacheEvicts(set) => {
-                tracing::warn!(
-                    "{CACHE_EVICTION_TEXT} Process set {}: raise HOROVOD_CACHE_CAPACITY if the names of its \
-                     tensors repeat.",
-                    set.0
-                );
-            }
-            CoordinatorAction::Abort(lost) => self.end_generation(&lost),
-        }
-    }
-
-    fn send_frame(&mut self, to: Rank) {
-        if let Err(e) = self.control.send(to, &self.frame) {
-            self.note_lost(to, e.to_string(), false);
-        }
-    }
-
-    /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
-    fn note_lost(&mut self, rank: Rank, cause: String, said_goodbye: bool) {
-        if !self.needs(rank) {
-            return;
-        }
-        let lost = PeerLost {
-            rank,
-            host: self.host_of(rank),
-            cause,
-        };
-        if let Some(suspect) = &mut self.lost {
-            // Who left may have left because of who died, whose end is only seen later.
-            if suspect.said_goodbye && !said_goodbye && suspect.lost.rank != rank {
-                suspect.lost = lost;
-                suspect.said_goodbye = false;
-            }
-            return;
-        }
-        let grace = if self.stopped {
-            SHUTDOWN_GRACE
-        } else {
-            CAUSE_GRACE
-        };
-        self.lost = Some(Suspect {
-            lost,
-            said_goodbye,
-            deadline: Instant::now() + grace,
-        });
-    }
-
-    /// Whether this rank's end matters: always while the job runs, then only for what was agreed before the stop.
-    fn needs(&self, rank: Rank) -> bool {
-        let ready = self.ready.iter().map(|e| &e.members);
-        !self.stopped
-            || self
-                .running
-                .iter()
-                .chain(ready)
-                .any(|members| members.contains(&rank))
-    }
-
-    fn host_of(&self, rank: Rank) -> String {
-        self.topology
-            .peers
-            .get(rank.index())
-            .map(|p| p.hostname.to_string())
-            .unwrap_or_default()
-    }
-
-    /// A lost peer ends the generation when the launcher has had its time to say why.
-    fn settle_lost_peer(&mut self) {
-        let Some(suspect) = &self.lost else { return };
-        if !self.needs(suspect.lost.rank) {
-            self.lost = None;
-        } else if Instant::now() >= suspect.deadline {
-            let lost = suspect.lost.clone();
-            self.end_generation(&lost);
-        }
-    }
-
-    /// Everything pending and later fails with this cause. The coordinator tells its peers why; any other rank
-    /// takes leave, which ends the generation for the peers, too, if they do not know better.
-    fn end_generation(&mut self, lost: &PeerLost) {
-        if self.dead.is_some() {
-            return;
-        }
-        // The state machines know no hosts.
-        let lost = &if lost.host.is_empty() {
-            PeerLost {
-                host: self.host_of(lost.rank),
-                ..lost.clone()
-            }
-        } else {
-            lost.clone()
-        };
-        let now = self.shared.now();
-        let error = public_error(&lost.to_error());
-        self.dead = Some(Aborted(Arc::from(error.to_string())));
-        if let Some(coordinator) = &mut self.coordinator {
-            coordinator.handle_peer_lost(now, lost.clone());
-        }
-        self.shared
-            .lock()
-            .worker
-            .handle_peer_lost(now, lost.clone());
-        self.lost = None;
-        self.ready.clear();
-        self.drain_actions();
-        if self.coordinator.is_none() {
-            self.control.goodbye(Duration::ZERO);
-        }
-        let entries = std::mem::take(&mut self.shared.lock().entries);
-        drop(entries);
-        if self.running.is_none() {
-            self.shared.handles.fail_pending(&error);
-        } // else the collective has to let go of the tensors first
-        tracing::debug!("generation ended: {lost}");
-    }
-
-    /// Map the failure of a running collective to the error of its handles, ending the generation if it stands.
-    fn failure(&mut self, failure: super::execute::Failure) -> Error {
-        use super::execute::Failure;
-        match failure {
-            Failure::Aborted(cause) => Error::Internal(cause.0.to_string()),
-            Failure::Link { rank, cause } => {
-                let host = self.host_of(rank);
-                let lost = PeerLost { rank, host, cause };
-                self.await_cause(&lost);
-                let cause = self.dead.as_ref().map(|a| a.0.to_string());
-                Error::Internal(cause.unwrap_or_else(|| lost.to_string()))
-            }
-            Failure::Local(text) => {
-                let rank = self.topology.rank;
-                let lost = PeerLost {
-                    rank,
-                    host: self.host_of(rank),
-                    cause: text,
-                };
-                tracing::error!("this rank cannot go on: {}", lost.cause);
-                self.end_generation(&lost);
-                public_error(&lost.to_error())
-            }
-        }
-    }
-
-    /// Give the launcher its time to say why the peer of a broken link has ended.
-    fn await_cause(&mut self, lost: &PeerLost) {
-        self.note_lost(lost.rank, lost.cause.clone(), false);
-        if let Some(suspect) = &mut self.lost {
-            suspect.deadline = suspect.deadline.min(Instant::now() + CAUSE_GRACE);
-        }
-        let mut spins = 0;
-        while self.dead.is_none() {
-            let progress = self.turn();
-            if self.lost.is_none() {
-                // Nobody is suspected any more, yet the link is broken; no effect if the end has come.
-                self.end_generation(lost);
-            } else if !progress {
-                self.waiter.idle(spins, Some(self.sleep_limit()));
-                spins += 1;
-            }
-        }
-    }
-
-    /// Tensors of the execution's items that this rank submitted, in item order.
-    fn take_entries(&mut self, execution: &Execution) -> Vec<Option<Entry>> {
-        let mut state = self.shared.lock();
-        execution
-            .items
-            .iter()
-            .map(|item| item.entry.and_then(|id| state.entries.remove(&id)))
-            .collect()
-    }
-
-    fn sleep_limit(&self) -> Duration {
-        let mut limit = SLEEP_MAX;
-        if let Some(suspect) = &self.lost {
-            limit = limit.min(suspect.deadline.saturating_duration_since(Instant::now()));
-        }
-        if let Some(deadline) = self.shutdown_deadline
-            && (self.running.is_none() || !self.stopped)
-        {
-            limit = limit.min(deadline.saturating_duration_since(Instant::now()));
-        }
-        if let Some(deadline) = self
-            .coordinator
-            .as_ref()
-            .and_then(Coordinator::next_deadline)
-        {
-            let now = self.shared.now();
-            limit = limit.min(Duration::from_nanos(deadline.0.saturating_sub(now.0)));
-        }
-        limit
-    }
-
-    /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
-    fn finished(&mut self) -> bool {
-        let overdue = self.shutdown_overdue();
-        let unsent = self.control.has_unsent() || !self.recording.is_settled(self.stopped);
-        self.shared.shutdown_requested.load(Ordering::Acquire)
-            && (self.dead.is_some() || (self.stopped && !unsent) || overdue)
-    }
-
-    /// Whether this process has asked to leave and its patience with the others is over.
-    fn shutdown_overdue(&mut self) -> bool {
-        if !self.shared.shutdown_requested.load(Ordering::Acquire) {
-            return false;
-        }
-        let now = Instant::now();
-        now >= *self.shutdown_deadline.get_or_insert(now + SHUTDOWN_GRACE)
-    }
-}
-
-impl Idle for Pump {
-    fn idle(&mut self, spins: u32) -> Result<(), Aborted> {
-        let progress = self.turn();
-        // A peer that is stuck neither answers the shutdown nor goes on with the collective.
-        if !self.stopped && self.shutdown_overdue() {
-            let rank = self.topology.rank;
-            self.end_generation(&PeerLost {
-                rank,
-                host: self.host_of(rank),
-                cause: "left because not all ranks answered its shutdown".into(),
-            });
-        }
-        if let Some(cause) = &self.dead {
-            return Err(cause.clone());
-        }
-        if !progress {
-            let sleep = self.sleep_limit();
-            self.waiter.idle(spins, Some(sleep));
-        }
-        Ok(())
     }
 }
 

@@ -70,6 +70,33 @@ impl Layouts {
     }
 }
 
+/// Whether it may be broken off in any wait and go on later, so that a thread may carry it out that must be able
+/// to leave.
+pub(super) fn may_pause(
+    execution: &Execution,
+    data: &Data,
+    layouts: &mut Layouts,
+    tuning: &Tuning,
+) -> bool {
+    let Op::Allreduce { op, .. } = execution.op else {
+        return false;
+    };
+    let layout = layouts.of(execution.set, &execution.members);
+    // Element types run apart; the algorithm of each follows from its own bytes.
+    let can = |bytes| collectives::may_pause(op, bytes, data, &layout, tuning);
+    can(0) && can(bytes_of_all(execution))
+}
+
+/// Bytes of all tensors together.
+pub(super) fn bytes_of_all(execution: &Execution) -> usize {
+    let tensors = execution.items.iter().flat_map(|i| i.tensors.iter());
+    let bytes = |meta: &TensorMeta| {
+        let elems = meta.elems().and_then(|n| usize::try_from(n).ok());
+        elems.map_or(usize::MAX, |n| n.saturating_mul(meta.dtype.size()))
+    };
+    tensors.map(bytes).fold(0, usize::saturating_add)
+}
+
 type Results = Vec<(EntryId, Result<OpResult, Error>)>;
 
 /// What an execution runs with.
@@ -85,7 +112,7 @@ pub(super) struct Means<'a> {
 /// Run it. `Ok` holds one result per submitted item.
 pub(super) fn run(
     execution: &Execution,
-    entries: Vec<Option<Entry>>,
+    entries: &[Option<Entry>],
     means: Means<'_>,
 ) -> Result<Results, Failure> {
     let Means {
@@ -122,7 +149,7 @@ pub(super) fn run(
     };
     let run = Run {
         execution,
-        entries: &entries,
+        entries,
         pool,
     };
     let outputs = match &execution.op {

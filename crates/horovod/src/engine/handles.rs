@@ -1,9 +1,10 @@
 //! Completion of submissions: results and errors by handle, and the threads that wait for them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use horovod_protocol::Completion;
 
@@ -45,7 +46,7 @@ enum Slot {
 }
 
 #[derive(Debug, Default)]
-struct Table {
+pub(crate) struct Table {
     slots: HashMap<u64, Slot>,
     waiters: usize,
 }
@@ -54,11 +55,12 @@ struct Table {
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     table: Mutex<Table>,
-    done: Condvar,
+    /// Something has ended, or the seat is free.
+    changed: Condvar,
 }
 
 impl Handles {
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -86,7 +88,7 @@ impl Handles {
             }
         }
         if t.waiters > 0 {
-            self.done.notify_all();
+            self.changed.notify_all();
         }
     }
 
@@ -98,7 +100,7 @@ impl Handles {
                 *slot = Slot::Done(Err(error.clone()));
             }
         }
-        self.done.notify_all();
+        self.changed.notify_all();
     }
 
     /// Whether the operation has ended; `None` for a handle that was never made or is cleared.
@@ -109,32 +111,37 @@ impl Handles {
             .map(|s| matches!(s, Slot::Done(_)))
     }
 
-    /// Wait at most `timeout` and clear the handle when it has ended.
-    pub(crate) fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
-        let deadline = Instant::now() + timeout;
-        let mut t = self.lock();
-        loop {
-            match t.slots.get(&handle.0) {
-                None => return Waited::Unknown,
-                Some(Slot::Done(_)) => {
-                    if let Some(Slot::Done(result)) = t.slots.remove(&handle.0) {
-                        return Waited::Ended(result);
-                    }
-                }
-                Some(Slot::Pending) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Waited::Pending;
-                    }
-                    t.waiters += 1;
-                    t = self
-                        .done
-                        .wait_timeout(t, left)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0;
-                    t.waiters -= 1;
-                }
-            }
+    /// Let others do until a completion, a free seat, or the deadline; `false` if that has passed.
+    pub(crate) fn sleep(&self, mut table: MutexGuard<'_, Table>, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        table.waiters += 1;
+        let woken = self.changed.wait_timeout(table, left);
+        let (mut table, _) = woken.unwrap_or_else(PoisonError::into_inner);
+        table.waiters -= 1;
+        true
+    }
+
+    /// Nobody drives any more: one of those who wait may.
+    pub(crate) fn seat_is_free(&self) {
+        if self.lock().waiters > 0 {
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Table {
+    /// The end of an operation, which clears its handle; `None` while it has not ended.
+    pub(crate) fn take(&mut self, handle: Handle) -> Option<Waited> {
+        match self.slots.entry(handle.0) {
+            Entry::Vacant(_) => Some(Waited::Unknown),
+            Entry::Occupied(slot) if matches!(slot.get(), Slot::Pending) => None,
+            Entry::Occupied(slot) => match slot.remove() {
+                Slot::Done(result) => Some(Waited::Ended(result)),
+                Slot::Pending => None,
+            },
         }
     }
 }
@@ -152,6 +159,8 @@ pub enum Waited {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -160,12 +169,12 @@ mod tests {
         let a = h.create();
         assert!(a >= Handle(1));
         assert_eq!(h.poll(a), Some(false));
-        assert!(matches!(h.wait(a, Duration::ZERO), Waited::Pending));
+        assert!(h.lock().take(a).is_none());
         h.complete([(a, Ok(OpResult::plain(Completion::Done)))]);
         assert_eq!(h.poll(a), Some(true));
-        assert!(matches!(h.wait(a, Duration::ZERO), Waited::Ended(Ok(_))));
+        assert!(matches!(h.lock().take(a), Some(Waited::Ended(Ok(_)))));
         assert_eq!(h.poll(a), None);
-        assert!(matches!(h.wait(a, Duration::ZERO), Waited::Unknown));
+        assert!(matches!(h.lock().take(a), Some(Waited::Unknown)));
     }
 
     #[test]
@@ -182,10 +191,10 @@ mod tests {
         let (a, b) = (h.create(), h.create());
         h.complete([(a, Ok(OpResult::plain(Completion::Done)))]);
         h.fail_pending(&Error::Internal("gone".into()));
-        assert!(matches!(h.wait(a, Duration::ZERO), Waited::Ended(Ok(_))));
+        assert!(matches!(h.lock().take(a), Some(Waited::Ended(Ok(_)))));
         assert!(matches!(
-            h.wait(b, Duration::ZERO),
-            Waited::Ended(Err(Error::Internal(_)))
+            h.lock().take(b),
+            Some(Waited::Ended(Err(Error::Internal(_))))
         ));
     }
 
@@ -195,7 +204,18 @@ mod tests {
         let a = h.create();
         let other = std::thread::spawn({
             let h = h.clone();
-            move || matches!(h.wait(a, Duration::from_secs(60)), Waited::Ended(Ok(_)))
+            move || {
+                let deadline = Instant::now() + Duration::from_secs(60);
+                loop {
+                    let mut table = h.lock();
+                    if let Some(end) = table.take(a) {
+                        return matches!(end, Waited::Ended(Ok(_)));
+                    }
+                    if !h.sleep(table, deadline) {
+                        return false;
+                    }
+                }
+            }
         });
         h.complete([(a, Ok(OpResult::plain(Completion::Done)))]);
         assert!(other.join().unwrap());

@@ -4,6 +4,7 @@ mod driver;
 mod execute;
 mod handles;
 mod recording;
+mod seat;
 mod submit;
 mod tuning;
 
@@ -37,18 +38,23 @@ const NO_TIMELINE_TEXT: &str = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic t
 /// A running engine. Shared by all frameworks of the process.
 pub struct Engine {
     shared: Arc<Shared>,
+    seat: Arc<seat::Seat>,
     topology: Topology,
     config: Config,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the callers' threads and the engine's thread both touch.
+/// What all threads touch without the seat.
 pub(crate) struct Shared {
     state: Mutex<State>,
     handles: handles::Handles,
     doorbell: Doorbell,
     pool: Arc<BufferPool>,
     started: Instant,
+    /// The only rank of the job.
+    alone: bool,
+    /// The engine's own thread has to drive next.
+    wanted: AtomicBool,
     /// This process wants to leave.
     shutdown_requested: AtomicBool,
     /// Set by the engine thread when it has left its loop.
@@ -96,6 +102,8 @@ impl Shared {
             doorbell: mesh.waiter.doorbell(),
             pool: Arc::new(BufferPool::default()),
             started,
+            alone: mesh.topology.size == 1,
+            wanted: AtomicBool::new(false),
             shutdown_requested: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             timeline: Arc::new(timeline),
@@ -104,6 +112,11 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether threads other than the engine's must leave the seat, and not take it.
+    fn wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst) || self.shutdown_requested.load(Ordering::Acquire)
     }
 
     fn now(&self) -> Time {
@@ -148,13 +161,19 @@ impl Engine {
             // It is armed, for there is a setting.
             let _ = shared.timeline.start(path, mark_cycles);
         }
+        let sleeper = mesh.waiter.sleeper();
         let driver = driver::Driver::new(&config, mesh, shared.clone());
+        let seat = Arc::new(seat::Seat::new(driver, sleeper, shared.clone()));
         let thread = std::thread::Builder::new()
             .name("horovod-engine".into())
-            .spawn(move || driver.run())
+            .spawn({
+                let seat = seat.clone();
+                move || seat.run()
+            })
             .map_err(|e| Error::Init(format!("cannot start the engine thread: {e}")))?;
         Ok(Self {
             shared,
+            seat,
             topology,
             config,
             thread: Mutex::new(Some(thread)),
@@ -173,7 +192,11 @@ impl Engine {
 
     /// Whether the operation of this handle has ended; `None` for an unknown or cleared handle.
     pub fn poll(&self, handle: Handle) -> Option<bool> {
-        self.shared.handles.poll(handle)
+        let ended = self.shared.handles.poll(handle);
+        if ended == Some(false) {
+            self.seat.glance();
+        }
+        ended
     }
 
     /// Wait at most `timeout`; clears the handle when the operation has ended.
@@ -189,7 +212,7 @@ impl Engine {
     }
 
     fn wait_unrecorded(&self, handle: Handle, timeout: Duration) -> Waited {
-        self.shared.handles.wait(handle, timeout)
+        self.seat.wait(handle, timeout)
     }
 
     /// Record a timeline of all ranks into this file, which is emptied. Rank 0 decides for all: on other ranks
@@ -229,7 +252,7 @@ impl Engine {
         self.shared
             .shutdown_requested
             .store(true, Ordering::Release);
-        self.shared.doorbell.ring();
+        self.seat.call_engine();
         let thread = self
             .thread
             .lock()

@@ -97,7 +97,7 @@ impl Engine {
         };
         state.entries.insert(id, entry);
         drop(state);
-        self.shared.doorbell.ring();
+        self.seat.submitted();
         Ok(handle)
     }
 

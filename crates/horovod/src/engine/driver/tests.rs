@@ -1,15 +1,18 @@
 //! Endings of the engine thread that other threads can hardly bring about at the right moment.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread;
 
 use horovod_protocol::{
-    DType, Device, EntryId, ExecItem, Op, ProcessSetId, ReduceOp, Scale, Seq, TensorMeta,
+    DType, Device, EntryId, ExecItem, Op, ProcessSetId, Rank, ReduceOp, Scale, Seq, TensorMeta,
 };
+use horovod_transport::ControlEvent;
 use horovod_transport::testing::Cluster;
 
 use super::*;
 use crate::engine::Handle;
+use crate::engine::LastWords;
 use crate::tensor::{Output, Tensor};
 use crate::timeline::Stamp;
 
@@ -53,7 +56,9 @@ fn sum_over(ranks: &[u32], entry: Option<EntryId>) -> Execution {
 fn execute(mut driver: Driver, execution: Execution) -> Driver {
     let (done, ended) = mpsc::channel();
     thread::spawn(move || {
-        driver.execute(execution);
+        driver.pump.ready.push_back(execution);
+        let job = driver.next_job().expect("just queued");
+        driver.carry_out(job);
         let _ = done.send(driver); // nobody listens any more after a failure
     });
     ended.recv_timeout(LIMIT).expect("the execution hangs")
