@@ -179,7 +179,11 @@ fn a_shutdown_ends_the_waits_of_all_threads() {
                 waits.recv_timeout(LIMIT).expect("a thread hangs");
             }
             engine.shutdown();
-            let _ = done.send(threads.into_iter().all(|t| t.join().is_ok_and(|ended| ended)));
+            let _ = done.send(
+                threads
+                    .into_iter()
+                    .all(|t| t.join().is_ok_and(|ended| ended)),
+            );
         });
     }
     for _ in 0..2 {

@@ -10,7 +10,7 @@ mod tuning;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -60,6 +60,25 @@ pub(crate) struct Shared {
     /// Set by the engine thread when it has left its loop.
     ended: AtomicBool,
     timeline: Arc<Timeline>,
+    /// Calls under way that will be in the timeline when they return.
+    recorded_calls: AtomicUsize,
+}
+
+/// A call whose end is still to be recorded: the timeline stays open for it.
+struct RecordedCall<'a>(&'a Shared);
+
+impl<'a> RecordedCall<'a> {
+    fn begin(shared: &'a Shared) -> Self {
+        shared.recorded_calls.fetch_add(1, Ordering::SeqCst);
+        Self(shared)
+    }
+}
+
+impl Drop for RecordedCall<'_> {
+    fn drop(&mut self) {
+        self.0.recorded_calls.fetch_sub(1, Ordering::SeqCst);
+        self.0.doorbell.ring();
+    }
 }
 
 /// The negotiation state machine and the tensors that wait for it.
@@ -107,6 +126,7 @@ impl Shared {
             shutdown_requested: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             timeline: Arc::new(timeline),
+            recorded_calls: AtomicUsize::new(0),
         }
     }
 
@@ -205,6 +225,7 @@ impl Engine {
         if timeout.is_zero() || !timeline.is_on() {
             return self.wait_unrecorded(handle, timeout);
         }
+        let _recorded = RecordedCall::begin(&self.shared);
         let begin = timeline.now();
         let waited = self.wait_unrecorded(handle, timeout);
         timeline.waited(begin);

@@ -4,7 +4,7 @@ use horovod_protocol::{
     Completion, DType, Device, EntryId, Op, ProcessSetId, Rank, ReduceOp, Request, Scale,
 };
 
-use super::{Engine, Entry, Handle, Waited, public_error};
+use super::{Engine, Entry, Handle, RecordedCall, Waited, public_error};
 use crate::error::Error;
 use crate::tensor::{Output, Tensor};
 use crate::timeline::op_name;
@@ -162,6 +162,11 @@ impl Engine {
     ) -> Result<Completion, E> {
         let name = Some("noname");
         let title = op_name(&op);
+        let _recorded = self
+            .shared
+            .timeline
+            .is_on()
+            .then(|| RecordedCall::begin(&self.shared));
         let begin = self.shared.now().0;
         let handle = self.submit(Submission {
             prefix,

@@ -459,7 +459,10 @@ impl Pump {
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
     pub(super) fn finished(&mut self) -> bool {
         let overdue = self.shutdown_overdue();
-        let unsent = self.control.has_unsent() || !self.recording.is_settled(self.stopped);
+        // What a caller still has to tell of itself must not come too late.
+        let telling = self.stopped && self.shared.recorded_calls.load(Ordering::SeqCst) > 0;
+        let unsent =
+            self.control.has_unsent() || telling || !self.recording.is_settled(self.stopped);
         self.shared.shutdown_requested.load(Ordering::Acquire)
             && (self.dead.is_some() || (self.stopped && !unsent) || overdue)
     }
