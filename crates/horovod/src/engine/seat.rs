@@ -34,7 +34,11 @@ pub(super) struct Seat {
     sleeper: Sleeper,
     /// The engine's own thread.
     engine: OnceLock<Thread>,
-    /// It sleeps by the clock, not by the doorbell. Cleared only with the seat.
+    /// Calls come thick and fast: it shall sleep by the clock. Cleared only with the seat.
+    burst: AtomicBool,
+    /// It does sleep by the clock, and will take the seat before it listens to the doorbell again. What was
+    /// asked for is not enough for others to leave the doorbell unarmed: somebody may have heard that call in
+    /// its place.
     ticking: AtomicBool,
     /// A caller drives, perhaps for long.
     caller_drives: AtomicBool,
@@ -51,6 +55,7 @@ impl Seat {
             driver: Mutex::new(Some(driver)),
             sleeper,
             engine: OnceLock::new(),
+            burst: AtomicBool::new(false),
             ticking: AtomicBool::new(false),
             caller_drives: AtomicBool::new(false),
             calls: AtomicU64::new(0),
@@ -78,14 +83,17 @@ impl Seat {
         // Nobody else sets it.
         let _ = self.engine.set(thread::current());
         while let Some(nap) = self.work() {
-            if self.ticking.load(Ordering::Acquire) {
-                self.tick();
-                continue;
+            if !self.burst.load(Ordering::SeqCst) {
+                self.sleeper.sleep(nap);
+                if self.caller_drives.load(Ordering::SeqCst) {
+                    // What woke this thread may have been meant for that one.
+                    self.sleeper.wake();
+                }
             }
-            self.sleeper.sleep(nap);
-            if self.caller_drives.load(Ordering::Acquire) && !self.ticking.load(Ordering::Acquire) {
-                // What woke this thread may have been meant for that one.
-                self.sleeper.wake();
+            if self.burst.load(Ordering::SeqCst) {
+                self.ticking.store(true, Ordering::SeqCst);
+                self.tick();
+                self.ticking.store(false, Ordering::SeqCst);
             }
         }
         let driver = self.lock().take();
@@ -104,7 +112,7 @@ impl Seat {
         let mut seat = self.lock();
         let driver = seat.as_mut()?;
         self.shared.wanted.store(false, Ordering::SeqCst);
-        self.ticking.store(false, Ordering::SeqCst);
+        self.burst.store(false, Ordering::SeqCst);
         let next = guarded(driver, Driver::work).unwrap_or(Work::Finished);
         drop(seat);
         self.shared.handles.seat_is_free();
@@ -219,7 +227,7 @@ impl Seat {
         let now = self.shared.now().0;
         let since = now.saturating_sub(self.last_glance.load(Ordering::Relaxed));
         if since < BURST_NS && !self.shared.alone {
-            self.ticking.store(true, Ordering::SeqCst);
+            self.burst.store(true, Ordering::SeqCst);
             // The engine's thread in its bed, or a caller that drives and sleeps.
             self.shared.doorbell.ring();
             return;
