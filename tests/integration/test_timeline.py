@@ -33,7 +33,8 @@ def ready_marks(events: list[dict]) -> dict[str, int]:
     """How often each rank was seen to become ready for a tensor."""
     counts: dict[str, int] = {}
     for event in events:
-        if event["ph"] == "X" and event["dur"] == 0:
+        # A stage may be over within the clock's tick, too; only ranks are named by numbers.
+        if event["ph"] == "X" and event["dur"] == 0 and event["name"].isdigit():
             counts[event["name"]] = counts.get(event["name"], 0) + 1
     return counts
 
