@@ -152,6 +152,48 @@ else:
 """
 
 
+INTERRUPTIBLE = """
+import os, sys
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+print(f"rank {hvd.rank()} is process {os.getpid()}", flush=True)
+tensor = torch.ones(int(sys.argv[2]))
+call = {
+    "allreduce": lambda: hvd.allreduce(tensor, name="gradient"),
+    "allgather": lambda: hvd.allgather(tensor, name="gathered"),
+}[sys.argv[1]]
+try:
+    step = 0
+    while True:
+        call()
+        step += 1
+        if step == 10:
+            print("going round", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    os._exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("operation", "elements"), [("allreduce", 1), ("allreduce", 1 << 22), ("allgather", 1 << 20)]
+)
+def test_a_rank_that_waits_for_a_frozen_one_can_be_interrupted(
+    operation, elements, script, jobs
+) -> None:
+    job = jobs(harness.python(2, script(INTERRUPTIBLE), operation, str(elements)))
+    pids = _pids(job, 2)
+    job.wait_for("going round", count=2)
+
+    os.kill(pids[1], signal.SIGSTOP)  # wherever it stands; the harness ends it all the same
+    os.kill(pids[0], signal.SIGINT)
+
+    job.wait_for("interrupted", limit_s=15)
+    assert job.fail() == 7
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_interrupted_launcher_ends_all_ranks(number, script, jobs) -> None:
     job = jobs(harness.python(2, script(WAIT_FOR_NOBODY)))

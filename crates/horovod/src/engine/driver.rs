@@ -112,7 +112,8 @@ impl Driver {
                 let Some(job) = self.next_job() else { break };
                 self.carry_out(job);
                 spins = 0;
-                if done() {
+                // Broken off: this thread has to leave.
+                if self.parked.is_some() || done() {
                     break;
                 }
                 continue;
