@@ -378,7 +378,10 @@ fn a_rank_that_cannot_go_on_ends_the_job_for_all_and_is_named() {
     let mut engines = Vec::new();
     for _ in 0..3 {
         let (error, engine) = results.recv_timeout(LIMIT).expect("a rank hangs");
-        assert!(error.contains("rank 1"), "{error}");
+        assert!(
+            error.contains("rank 1") && error.contains("the device has failed"),
+            "{error}"
+        );
         engines.push(engine);
     }
 }

@@ -390,6 +390,9 @@ impl Pump {
                     cause: text,
                 };
                 tracing::error!("this rank cannot go on: {}", lost.cause);
+                // The peers would otherwise only see that this rank left.
+                let now = self.shared.now();
+                self.shared.lock().worker.report_lost(now, lost.clone());
                 self.end_generation(&lost);
                 public_error(&lost.to_error())
             }
