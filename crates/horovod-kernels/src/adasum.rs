@@ -95,6 +95,8 @@ macro_rules! for_floats {
         }
     };
 }
+// Only the code for these instruction sets takes it from here.
+#[cfg(target_arch = "x86_64")]
 pub(crate) use for_floats;
 
 /// `a·b`, `‖a‖²` and `‖b‖²` over `elems` elements, reproducible bit by bit.
