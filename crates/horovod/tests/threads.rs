@@ -2,6 +2,7 @@
 //! result is right.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -188,5 +189,50 @@ fn a_shutdown_ends_the_waits_of_all_threads() {
     }
     for _ in 0..2 {
         assert!(ended.recv_timeout(LIMIT).expect("a rank hangs"));
+    }
+}
+
+#[test]
+fn a_wait_ends_in_time_though_the_operations_of_others_never_stop() {
+    let (done, results) = mpsc::channel();
+    for (rank, mesh) in testing::cluster(2).into_iter().enumerate() {
+        let done = done.clone();
+        thread::spawn(move || {
+            let engine = Engine::start(Config::solo(), mesh).expect("starts");
+            let mut late = vec![1.0f32; 3];
+            let waiting = AtomicBool::new(rank == 0);
+            // Round and round until rank 0 says that its wait is over; it only looks, so the other thread drives.
+            let rounds = || {
+                let mut go_on = vec![1.0f32];
+                while go_on[0] > 0.0 {
+                    go_on[0] = f32::from(u8::from(waiting.load(Ordering::SeqCst)));
+                    let handle = submit(&engine, "round", &mut go_on).unwrap();
+                    while rank == 0 && engine.poll(handle) == Some(false) {
+                        thread::yield_now();
+                    }
+                    finish(&engine, handle, &mut Dice(9));
+                }
+            };
+            if rank == 0 {
+                thread::scope(|scope| {
+                    scope.spawn(rounds);
+                    // Nobody else asks for this before the waiting is over.
+                    let handle = submit(&engine, "late", &mut late).unwrap();
+                    let waited = engine.wait(handle, Duration::from_millis(20));
+                    assert!(matches!(waited, Waited::Pending), "{waited:?}");
+                    waiting.store(false, Ordering::SeqCst);
+                    finish(&engine, handle, &mut Dice(7));
+                });
+            } else {
+                rounds();
+                let handle = submit(&engine, "late", &mut late).unwrap();
+                finish(&engine, handle, &mut Dice(7));
+            }
+            let _ = engine.barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()));
+            let _ = done.send(late);
+        });
+    }
+    for _ in 0..2 {
+        assert_eq!(results.recv_timeout(LIMIT).expect("a rank hangs"), [2.0; 3]);
     }
 }

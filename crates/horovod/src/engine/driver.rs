@@ -112,8 +112,8 @@ impl Driver {
                 let Some(job) = self.next_job() else { break };
                 self.carry_out(job);
                 spins = 0;
-                // Broken off: this thread has to leave.
-                if self.parked.is_some() || done() {
+                // Broken off, or the work of others never ends: this thread has to leave.
+                if self.parked.is_some() || done() || Instant::now() >= deadline {
                     break;
                 }
                 continue;
