@@ -21,13 +21,17 @@ __all__ = [
     "cross_size",
     "dynamic_process_sets",
     "enqueue",
+    "hold_state",
+    "host_updates",
     "hostname",
     "init",
+    "is_elastic",
     "is_homogeneous",
     "is_initialized",
     "join",
     "local_rank",
     "local_size",
+    "needs_sync",
     "poll",
     "process_set_ids",
     "process_set_ranks",
@@ -86,7 +90,8 @@ def init(ranks: Sequence[int] | None = None, dynamic_process_sets: bool = False)
     """Start the runtime; when it is running, do nothing.
 
     `ranks` are None or all ranks in order; ValueError for others. ValueError "Horovod initialization failed. ..."
-    with the cause.
+    with the cause. In an elastic job it waits for the next round, in which rank, size and local rank may be others;
+    WorkerRemovedError when this process is not to be part of it.
     """
 
 def shutdown() -> None: ...
@@ -101,6 +106,31 @@ def cross_rank() -> int: ...
 def cross_size() -> int: ...
 def is_homogeneous() -> bool: ...
 def hostname() -> str: ...
+
+# Elastic jobs. host_updates and needs_sync raise ValueError as those above.
+def is_elastic() -> bool:
+    """Whether the launcher of this process may change the members of the job (HOROVOD_ELASTIC); also before init."""
+
+def host_updates() -> tuple[int, int]:
+    """Version and kind of the newest change of the members announced to this rank since its last init.
+
+    The version grows with each announcement within the job; 0 when there was none since init. The kind is the OR of
+    1 (somebody is removed) and 2 (somebody was added) over all of them. Ranks may learn at different moments.
+    """
+
+def hold_state(current: bool = True) -> None:
+    """Tell that this process holds the training state.
+
+    `current`: the same as all other ranks of this round (after a sync); else only that of its last commit (after a
+    restore). Kept over shutdown and init. Rank 0 of every later round is a process that holds the state, and when the
+    last such process has died the job ends.
+    """
+
+def needs_sync() -> bool:
+    """Whether some rank did not hold the current state when this round was formed; equal on all ranks.
+
+    True outside of elastic jobs. When it is False, a sync would change nothing.
+    """
 
 # Process sets. Adding and removing are collective calls that block.
 def add_process_set(ranks: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
 static INTERNAL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+static REMOVED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 /// Queries and lifecycle calls: not initialised is a `ValueError`, which users probe for.
 pub(crate) fn query_error(py: Python<'_>, e: Error) -> PyErr {
@@ -15,6 +16,7 @@ pub(crate) fn query_error(py: Python<'_>, e: Error) -> PyErr {
         Error::Init(text) => {
             PyValueError::new_err(format!("Horovod initialization failed. {text}"))
         }
+        Error::Removed(text) => raise(py, &REMOVED, "WorkerRemovedError", text),
         other => internal(py, other.to_string()),
     }
 }
@@ -34,7 +36,11 @@ pub(crate) fn interrupt_or(py: Python<'_>, error: PyErr) -> PyErr {
 }
 
 fn internal(py: Python<'_>, text: String) -> PyErr {
-    match INTERNAL.import(py, "horovod.common.exceptions", "HorovodInternalError") {
+    raise(py, &INTERNAL, "HorovodInternalError", text)
+}
+
+fn raise(py: Python<'_>, class: &PyOnceLock<Py<PyType>>, name: &str, text: String) -> PyErr {
+    match class.import(py, "horovod.common.exceptions", name) {
         Ok(class) => PyErr::from_type(class.clone(), text),
         Err(e) => e,
     }

@@ -18,10 +18,10 @@ mod _core {
     use crate::buffer::Buffer;
     #[pymodule_export]
     use crate::runtime::{
-        add_process_set, barrier, cross_rank, cross_size, dynamic_process_sets, hostname, init,
-        is_homogeneous, is_initialized, join, local_rank, local_size, process_set_ids,
-        process_set_ranks, rank, remove_process_set, shutdown, size, start_timeline, stop_timeline,
-        transports,
+        add_process_set, barrier, cross_rank, cross_size, dynamic_process_sets, hold_state,
+        host_updates, hostname, init, is_elastic, is_homogeneous, is_initialized, join, local_rank,
+        local_size, needs_sync, process_set_ids, process_set_ranks, rank, remove_process_set,
+        shutdown, size, start_timeline, stop_timeline, transports,
     };
     #[pymodule_export]
     use crate::submit::{PlainTensors, enqueue, poll, wait};

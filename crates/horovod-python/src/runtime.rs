@@ -1,6 +1,6 @@
 //! Lifecycle, queries, process sets, barrier and join.
 
-use horovod::{Engine, Error, ProcessSetId};
+use horovod::{Engine, Error, HeldState, ProcessSetId};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -100,6 +100,35 @@ fn homogeneous(engine: &Engine) -> bool {
     let mut counts = ranks_by_host.into_values();
     let first = counts.next();
     counts.all(|c| Some(c) == first)
+}
+
+/// Whether the job may change its members: its launcher says so.
+#[pyfunction]
+pub(crate) fn is_elastic() -> bool {
+    horovod::is_elastic()
+}
+
+/// Version and kind of the newest change of the job's members announced since the last init.
+#[pyfunction]
+pub(crate) fn host_updates(py: Python<'_>) -> PyResult<(u64, u8)> {
+    Ok(engine(py)?.host_updates())
+}
+
+/// This process has the training state: it may be the one that others receive it from.
+#[pyfunction]
+#[pyo3(signature = (current=true))]
+pub(crate) fn hold_state(current: bool) {
+    horovod::hold_state(if current {
+        HeldState::Current
+    } else {
+        HeldState::Committed
+    });
+}
+
+/// Whether some rank of this round does not hold the state yet.
+#[pyfunction]
+pub(crate) fn needs_sync(py: Python<'_>) -> PyResult<bool> {
+    Ok(engine(py)?.needs_sync())
 }
 
 /// Global ranks of a set, ascending.

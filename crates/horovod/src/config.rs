@@ -293,6 +293,7 @@ pub struct Config {
     pub cross_size: u32,
     pub hostname: String,
     pub rendezvous: Vec<SocketAddr>,
+    pub elastic: bool,
     pub job_key: Option<String>,
     pub interfaces: Vec<String>,
     pub connect_timeout: Duration,
@@ -428,6 +429,7 @@ impl Config {
             cross_size: r.number("HOROVOD_CROSS_SIZE", 1)?,
             hostname: r.text("HOROVOD_HOSTNAME").unwrap_or_else(system_hostname),
             rendezvous: r.addresses("HOROVOD_RENDEZVOUS")?,
+            elastic: r.flag("HOROVOD_ELASTIC", false)?,
             job_key: r.text("HOROVOD_JOB_KEY"),
             interfaces: r.list("HOROVOD_GLOO_IFACE"),
             connect_timeout: Duration::from_secs_f64(
@@ -531,6 +533,13 @@ impl LogSettings {
             hide_time: r.flag("HOROVOD_LOG_HIDE_TIME", false).unwrap_or(false),
         }
     }
+}
+
+/// Whether this process belongs to an elastic job, which can be asked before init.
+pub fn is_elastic(env: &dyn Environment) -> bool {
+    Reader { env }
+        .flag("HOROVOD_ELASTIC", false)
+        .unwrap_or(false)
 }
 
 /// Names of set `HOROVOD_*` variables that nothing reads: most often a misspelling.

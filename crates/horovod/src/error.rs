@@ -10,6 +10,9 @@ pub enum Error {
     /// Init could not bring the job up.
     #[error("{0}")]
     Init(String),
+    /// This process is no longer wanted in its elastic job, and shall end.
+    #[error("{0}")]
+    Removed(String),
     /// The caller's arguments are wrong; nothing was sent.
     #[error("{0}")]
     Invalid(String),

@@ -10,6 +10,18 @@ use crate::config::{self, Config, ProcessEnvironment};
 use crate::engine::Engine;
 use crate::error::Error;
 
+/// What a process has of the training state of an elastic job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HeldState {
+    /// It has just been started.
+    #[default]
+    Nothing,
+    /// That of its last commit; the other ranks' may be another one.
+    Committed,
+    /// The same as all other ranks of its round.
+    Current,
+}
+
 /// State of one process. A forked child never touches its parent's (whose lock may be held by a thread
 /// that does not exist in the child) but gets its own, empty one behind it.
 #[derive(Default)]
@@ -19,6 +31,7 @@ struct Runtime {
     changing: Mutex<()>,
     /// Held for a moment only: queries must not wait for a start, they may come with the interpreter's lock.
     engine: Mutex<Option<Arc<Engine>>>,
+    held: Mutex<HeldState>,
     child: OnceLock<Box<Runtime>>,
 }
 
@@ -116,6 +129,20 @@ fn memory_groups(topology: &Topology) -> usize {
 /// has ended the job. False in a forked child.
 pub fn is_initialized() -> bool {
     runtime().lock().is_some()
+}
+
+/// Whether the launcher may change the members of this process's job; also before init.
+pub fn is_elastic() -> bool {
+    config::is_elastic(&ProcessEnvironment)
+}
+
+/// Tells what this process has of the training state, now and for later rounds of an elastic job.
+pub fn hold_state(held: HeldState) {
+    let runtime = runtime();
+    *runtime.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+    if let Some(engine) = runtime.lock().clone() {
+        engine.hold_state(held);
+    }
 }
 
 /// The running engine.

@@ -18,6 +18,9 @@ pub use error::Error;
 pub use horovod_protocol::{
     Completion, DType, Device, Generation, Op, ProcessSetId, Rank, ReduceOp, Scale, TensorMeta,
 };
-pub use init::{engine, init, init_with, is_initialized, shutdown, transports, try_engine};
+pub use init::{
+    HeldState, engine, hold_state, init, init_with, is_elastic, is_initialized, shutdown,
+    transports, try_engine,
+};
 pub use tensor::{Output, ReadyEvent, Tensor};
 pub use timeline::TimelineSetting;

@@ -23,6 +23,13 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+class WorkerRemovedError(RuntimeError):
+    """This process is no longer part of its elastic job, because its host or slot was taken away.
+
+    Raised by `init`. The process should end; its exit code does not matter to the launcher.
+    """
+
+
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
     """Return the text that tells which version of a framework was expected and which is installed."""
     return (

