@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -158,13 +159,27 @@ def test_version_is_a_bare_number(jobs) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", job.stdout.strip())
 
 
-def test_check_build_names_the_framework_with_its_version(jobs) -> None:
+def test_check_build_has_the_layout_that_programs_read(jobs) -> None:
     import torch
 
-    job = jobs(harness.Job([harness.HOROVODRUN, "--check-build"])).succeed()
-    assert f"[X] PyTorch {torch.__version__.split('+')[0]}" in job.stdout
-    assert "[ ] TensorFlow" in job.stdout or "[X] TensorFlow" in job.stdout
-    assert "[X] Gloo" in job.stdout
+    import horovod
+
+    done = subprocess.run(
+        [harness.HOROVODRUN, "--check-build"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == (
+        f"Horovod v{horovod.__version__}:\n\nAvailable Frameworks:\n"
+        "    [ ] TensorFlow\n    [X] PyTorch\n    [ ] MXNet\n\nAvailable Controllers:\n"
+        "    [ ] MPI\n    [X] Gloo\n\nAvailable Tensor Operations:\n"
+        "    [ ] NCCL\n    [ ] DDL\n    [ ] CCL\n    [ ] MPI\n    [X] Gloo    \n"
+    )
+    job = jobs(harness.Job([harness.HOROVODRUN, "--check-build", "--verbose"])).succeed()
+    assert "Extension torch was built.\nPyTorch " + torch.__version__.split("+")[0] in job.stdout
+    assert "Extension torch was built with Gloo." in job.stdout
 
 
 @pytest.mark.parametrize("np", [1, 2])

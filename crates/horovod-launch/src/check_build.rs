@@ -1,7 +1,7 @@
 //! `--check-build`: what this installation can do, found at run time without importing a framework.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::environment;
@@ -28,62 +28,110 @@ for name, module, packages in (
     print(name, version, int(adapter), sep="|")
 "#;
 
+/// Horovod's names of its extensions, and the frameworks they are for.
+const EXTENSIONS: [(&str, &str); 3] = [
+    ("tensorflow", "TensorFlow"),
+    ("torch", "PyTorch"),
+    ("mxnet", "MXNet"),
+];
+
+#[derive(Debug)]
 struct Framework {
     name: String,
     version: Option<String>,
     has_adapter: bool,
 }
 
-/// The whole report.
+impl Framework {
+    fn is_usable(&self) -> bool {
+        self.version.is_some() && self.has_adapter
+    }
+}
+
+/// The whole report, in Horovod's exact layout: programs read it.
 pub(crate) fn report(verbose: bool) -> String {
     let python = python();
     let found = probe(&python);
     let mut text = String::new();
     if verbose {
-        match &found {
-            Ok(_) => text.push_str(&format!("Frameworks as seen by {}.\n\n", python.display())),
-            Err(error) => {
-                text.push_str(&format!(
-                    "{} cannot be asked: {error}\n\n",
-                    python.display()
-                ));
-            }
-        }
+        text.push_str(&explain(&python, &found));
+        text.push('\n');
     }
-    text.push_str(&format!(
+    if let Err(error) = &found {
+        crate::complain(&format!(
+            "{} cannot be asked for its frameworks: {error}",
+            python.display()
+        ));
+    }
+    let found = found.unwrap_or_default();
+    let has = |name: &str| found.iter().any(|f| f.name == name && f.is_usable());
+    text.push_str(&layout(&has));
+    text
+}
+
+fn layout(has: &dyn Fn(&str) -> bool) -> String {
+    let mark = |is: bool| if is { 'X' } else { ' ' };
+    let mut text = format!(
         "Horovod v{}:\n\nAvailable Frameworks:\n",
         env!("CARGO_PKG_VERSION")
-    ));
-    match found {
-        Ok(frameworks) => frameworks.iter().for_each(|f| text.push_str(&line(f))),
-        Err(_) => {
-            text.push_str("    (unknown: no Python was found beside horovodrun or on the PATH)\n")
+    );
+    for (_, name) in EXTENSIONS {
+        text.push_str(&format!("    [{}] {name}\n", mark(has(name))));
+    }
+    text.push_str("\nAvailable Controllers:\n    [ ] MPI\n    [X] Gloo\n");
+    text.push_str(
+        "\nAvailable Tensor Operations:\n    [ ] NCCL\n    [ ] DDL\n    [ ] CCL\n    [ ] MPI\n",
+    );
+    // The four spaces at the end are Horovod's, too.
+    text.push_str("    [X] Gloo    \n");
+    text
+}
+
+/// What Horovod says of each extension, and what it cannot know: versions, and what Gloo means here.
+fn explain(python: &Path, found: &io::Result<Vec<Framework>>) -> String {
+    let found = found.as_ref().map(Vec::as_slice).unwrap_or_default();
+    let mut text = String::new();
+    for (extension, name) in EXTENSIONS {
+        let framework = found.iter().find(|f| f.name == name);
+        let is_built = framework.is_some_and(Framework::is_usable);
+        text.push_str(&checked(extension, "", is_built));
+        let detail = framework.and_then(|f| Some((f.version.as_ref()?, f.has_adapter)));
+        match detail {
+            Some((version, true)) => text.push_str(&format!("{name} {version} is installed.\n")),
+            Some((version, false)) => text.push_str(&format!(
+                "{name} {version} is installed; this version of Horovod has no adapter for it.\n"
+            )),
+            None => text.push_str(&format!(
+                "{name} is not installed for {}.\n",
+                python.display()
+            )),
         }
     }
-    // What is not there yet is said so: an empty box alone could also mean a broken installation.
-    text.push_str("\nAvailable Controllers:\n    [ ] MPI\n    [X] Gloo\n");
-    text.push_str("\nAvailable Tensor Operations:\n    [ ] NCCL\n    [ ] DDL\n    [ ] CCL\n    [ ] MPI\n    [X] Gloo\n");
+    let built = EXTENSIONS
+        .iter()
+        .find(|(_, name)| found.iter().any(|f| f.name == *name && f.is_usable()));
+    if let Some((extension, _)) = built {
+        for (feature, is_built) in [
+            ("MPI", false),
+            ("Gloo", true),
+            ("NCCL", false),
+            ("DDL", false),
+            ("CCL", false),
+        ] {
+            text.push_str(&checked(extension, &format!(" with {feature}"), is_built));
+        }
+    }
     text.push_str(
-        "\nGloo here means this package's own transport: shared memory within a host, TCP between hosts.\n",
+        "Gloo means this package's own transport: shared memory within a host, TCP between hosts.\n",
     );
     text
 }
 
-fn line(framework: &Framework) -> String {
-    let Framework {
-        name,
-        version,
-        has_adapter,
-    } = framework;
-    match (version, has_adapter) {
-        (Some(version), true) => format!("    [X] {name} {version}\n"),
-        (Some(version), false) => {
-            format!(
-                "    [ ] {name} ({version} is installed; this version of Horovod has no adapter for it)\n"
-            )
-        }
-        (None, _) => format!("    [ ] {name}\n"),
-    }
+fn checked(extension: &str, with: &str, is_built: bool) -> String {
+    let not = if is_built { "" } else { "NOT " };
+    format!(
+        "Checking whether extension {extension} was built{with}.\nExtension {extension} was {not}built{with}.\n"
+    )
 }
 
 /// The interpreter beside this program (they are installed together), else the first on the PATH.
@@ -138,13 +186,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_only_what_works() {
-        let text = "TensorFlow|2.20.0|0\nPyTorch|2.15.0+cpu|1\nMXNet||0\n";
-        let lines: String = parse(text).iter().map(line).collect();
+    fn marks_only_what_works_in_horovods_layout() {
+        let found = parse("TensorFlow|2.20.0|0\nPyTorch|2.15.0+cpu|1\nMXNet||0\n");
+        let has = |name: &str| found.iter().any(|f| f.name == name && f.is_usable());
+        let version = env!("CARGO_PKG_VERSION");
         assert_eq!(
-            lines,
-            "    [ ] TensorFlow (2.20.0 is installed; this version of Horovod has no adapter for it)\n    \
-             [X] PyTorch 2.15.0+cpu\n    [ ] MXNet\n"
+            layout(&has),
+            format!(
+                "Horovod v{version}:\n\nAvailable Frameworks:\n    [ ] TensorFlow\n    [X] PyTorch\n    [ ] MXNet\n\n\
+                 Available Controllers:\n    [ ] MPI\n    [X] Gloo\n\nAvailable Tensor Operations:\n    [ ] NCCL\n    \
+                 [ ] DDL\n    [ ] CCL\n    [ ] MPI\n    [X] Gloo    \n"
+            )
         );
+        let words = explain(Path::new("py"), &Ok(found));
+        for line in [
+            "Extension tensorflow was NOT built.\nTensorFlow 2.20.0 is installed; this version",
+            "Extension torch was built.\nPyTorch 2.15.0+cpu is installed.\n",
+            "MXNet is not installed for py.\n",
+            "Checking whether extension torch was built with Gloo.\nExtension torch was built with Gloo.\n",
+        ] {
+            assert!(words.contains(line), "{line}: {words}");
+        }
     }
 }

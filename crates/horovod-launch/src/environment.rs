@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::frames::Variables;
-use crate::hosts::{Host, Slot};
+use crate::hosts::{self, Host, Slot};
 
 /// Set by a launcher for its own job; never handed down from an outer one.
 const IDENTITY: &[&str] = &[
@@ -58,6 +58,31 @@ pub(crate) fn start_timeout() -> Option<u32> {
         .parse()
         .ok()
         .filter(|seconds| *seconds > 0)
+}
+
+/// Hosts and slots that LSF has given to the batch job this runs in; `None` outside of one.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn batch_hosts() -> Result<Option<Vec<Host>>, String> {
+    if std::env::var_os("LSB_JOBID").is_none() {
+        return Ok(None);
+    }
+    if let Some(file) = std::env::var_os("LSB_DJOB_HOSTFILE") {
+        let text = std::fs::read_to_string(&file).map_err(|error| {
+            format!(
+                "LSF's list of hosts, {}, cannot be read: {error}",
+                file.to_string_lossy()
+            )
+        })?;
+        return hosts::one_line_per_slot(&text).map(Some);
+    }
+    let words = std::env::var("LSB_MCPU_HOSTS").unwrap_or_default();
+    if words.trim().is_empty() {
+        return Ok(None);
+    }
+    hosts::names_and_counts(&words).map(Some)
 }
 
 /// Where programs are searched.
@@ -121,7 +146,8 @@ fn acting<'a>(
     knobs: &'a [(&'static str, String)],
     autotune: bool,
 ) -> impl Iterator<Item = &'a (&'static str, String)> {
-    let autotune = autotune || knobs.iter().any(|(name, _)| *name == "HOROVOD_AUTOTUNE");
+    let told = knobs.iter().find(|(name, _)| *name == "HOROVOD_AUTOTUNE");
+    let autotune = told.map_or(autotune, |(_, value)| value == "1");
     let detail = |name: &str| name.starts_with("HOROVOD_AUTOTUNE_");
     knobs
         .iter()
@@ -216,6 +242,11 @@ mod tests {
         let off = [detail.clone(), other.clone()];
         assert_eq!(names(&off, false), [other.0]);
         assert_eq!(names(&off, true), [detail.0, other.0]);
+        let told_off = ("HOROVOD_AUTOTUNE", "0".to_owned());
+        assert_eq!(
+            names(&[detail.clone(), told_off.clone()], true),
+            [told_off.0]
+        );
         assert_eq!(
             names(&[detail.clone(), on.clone()], false),
             [detail.0, on.0]

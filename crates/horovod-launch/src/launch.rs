@@ -89,6 +89,9 @@ fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, LaunchError> 
     if let Some(text) = &options.hosts {
         return Ok(hosts::parse_hosts(text)?);
     }
+    if let Some(hosts) = &options.batch_hosts {
+        return Ok(hosts.clone());
+    }
     let Some(file) = &options.hostfile else {
         return Ok(vec![Host {
             name: "localhost".to_owned(),

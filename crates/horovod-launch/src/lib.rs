@@ -11,6 +11,7 @@
 mod agent;
 pub mod args;
 mod check_build;
+mod config_file;
 mod console;
 mod environment;
 pub mod frames;
@@ -56,6 +57,9 @@ pub fn run(words: &[OsString]) -> u8 {
     }
     if options.version {
         return show(&format!("{}\n", env!("CARGO_PKG_VERSION")));
+    }
+    for note in &options.notes {
+        complain(&format!("note: {note}"));
     }
     if options.check_build {
         return show(&check_build::report(options.verbose));

@@ -124,9 +124,14 @@ fn bad_input_gets_one_clear_message_and_starts_nothing() {
         &["/no/such", "No such file"],
     );
     refuses(
-        &["-np", "1", "--mpi"],
+        &["-np", "1", "--mpi", "--gloo"],
         2,
-        &["--mpi is not available yet in this version"],
+        &["argument --gloo: not allowed with argument --mpi"],
+    );
+    refuses(
+        &["-np", "1", "--config-file", "/no/such.yaml"],
+        2,
+        &["the config file /no/such.yaml: cannot be read: No such file"],
     );
     refuses(
         &["-np", "1", "--sart-timeout", "3"],
@@ -152,6 +157,51 @@ fn bad_input_gets_one_clear_message_and_starts_nothing() {
         &["-np", "2", "--output-filename", "/dev/null/x"],
         1,
         &["cannot create /dev/null/x/rank.0"],
+    );
+}
+
+/// The command line, then the file, then the environment.
+#[test]
+fn settings_come_from_options_the_config_file_and_the_environment_in_this_order() {
+    let scratch = Scratch::new();
+    let file = scratch.file("c.yaml");
+    fs::write(
+        &file,
+        "params:\n  cycle_time_ms: 5\n  cache_capacity: 7\nno_such:\n  key: 1\n",
+    )
+    .expect("written");
+    let mut command = horovodrun(["-np", "1", "--cycle-time-ms", "2", "--tcp", "--config-file"]);
+    command.arg(&file).args([
+        "sh",
+        "-c",
+        "echo $HOROVOD_CYCLE_TIME $HOROVOD_CACHE_CAPACITY $HOROVOD_FUSION_THRESHOLD $NCCL_IB_DISABLE",
+    ]);
+    for name in [
+        "HOROVOD_CYCLE_TIME",
+        "HOROVOD_CACHE_CAPACITY",
+        "HOROVOD_FUSION_THRESHOLD",
+    ] {
+        command.env(name, "9");
+    }
+    let ended = run(command);
+    assert_eq!(ended.text(), "[0]<stdout>:2.0 7 9 1\n");
+    for note in [
+        "horovodrun: note: --tcp: ",
+        "horovodrun: note: the config file has a key no_such.key that means nothing",
+    ] {
+        assert!(ended.err.contains(note), "{note}: {}", ended.err);
+    }
+}
+
+#[test]
+fn a_batch_job_of_lsf_needs_no_options() {
+    let mut command = horovodrun(["sh", "-c", "echo $HOROVOD_RANK/$HOROVOD_SIZE"]);
+    command
+        .env("LSB_JOBID", "7")
+        .env("LSB_MCPU_HOSTS", "localhost 2");
+    assert_eq!(
+        run(command).sorted(),
+        ["[0]<stdout>:0/2", "[1]<stdout>:1/2"]
     );
 }
 

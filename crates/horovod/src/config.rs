@@ -250,6 +250,8 @@ const KNOWN_ELSEWHERE: &[&str] = &[
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_START_TIMEOUT",
     "HOROVOD_ELASTIC_TIMEOUT",
+    "HOROVOD_NUM_NCCL_STREAMS",
+    "HOROVOD_THREAD_AFFINITY",
 ];
 
 /// Prefixes of build-time variables of the original: harmless here, and said so nowhere.

@@ -1,0 +1,302 @@
+//! Command lines and what becomes of them.
+
+use super::*;
+
+fn run(line: &str) -> Result<Options, UsageError> {
+    let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+    parse(&words)
+}
+
+#[track_caller]
+fn fails(line: &str, with: &str) {
+    let error = run(line).expect_err(line).0;
+    assert!(error.contains(with), "{line}: {error}");
+}
+
+#[track_caller]
+fn np(line: &str, want: u32) {
+    assert_eq!(run(line).expect(line).num_proc, Some(want), "{line}");
+}
+
+#[test]
+fn accepts_every_spelling_of_the_process_count() {
+    np("-np 4 x", 4);
+    np("-np=4 x", 4);
+    np("-n 4 x", 4);
+    np("--num-proc 4 x", 4);
+    np("--num-proc=4 x", 4);
+    np("--num-p 4 x", 4);
+}
+
+#[test]
+fn refuses_what_argparse_refuses() {
+    fails("-np4 x", "unknown option -np4 (did you mean -np?)");
+    fails("--np 4 x", "unknown option --np");
+    fails("--num 4 x", "ambiguous option: --num could match");
+    fails("-prefix -np 1 x", "ambiguous option: -prefix");
+    fails("-np", "argument -np/--num-proc: expected one value");
+    fails(
+        "-np --verbose x",
+        "argument -np/--num-proc: expected one value",
+    );
+    fails("-np four x", "invalid whole number");
+    fails("-np 1 --verbose=1 x", "takes no value");
+    fails("x", "required: -np/--num-proc");
+    fails("-np 2", "no command");
+}
+
+#[test]
+fn refuses_counts_below_one() {
+    fails(
+        "-np 0 x",
+        "argument -np/--num-proc: must be at least 1, got 0",
+    );
+    fails(
+        "-np -1 x",
+        "argument -np/--num-proc: must be at least 1, got -1",
+    );
+    fails("-np=-1 x", "must be at least 1, got -1");
+    fails("-np 5000000000 x", "invalid whole number");
+}
+
+#[test]
+fn stops_at_the_command_and_passes_it_on() {
+    let options = run("-np 2 python -u train.py --verbose -np 7 -- x").expect("valid");
+    assert_eq!(
+        options.command,
+        [
+            "python",
+            "-u",
+            "train.py",
+            "--verbose",
+            "-np",
+            "7",
+            "--",
+            "x"
+        ]
+    );
+    assert!(!options.verbose);
+    let options = run("-np 2 -- --odd name").expect("valid");
+    assert_eq!(options.command, ["--odd", "name"]);
+}
+
+#[test]
+fn reads_hosts_ssh_and_output_options() {
+    let options = run(
+        "-np 3 -H a:2,b:1 -p 2222 -i /k --network-interfaces eth0,eth1 --network-interface ib0 \
+         --output-filename out -prefix-timestamp --verbose --start-timeout 7 --gloo --disable-cache x",
+    )
+    .expect("valid");
+    assert_eq!(options.hosts.as_deref(), Some("a:2,b:1"));
+    assert_eq!(options.ssh_port, Some(2222));
+    assert_eq!(options.ssh_identity_file, Some("/k".into()));
+    assert_eq!(options.network_interfaces, ["eth0", "eth1", "ib0"]);
+    assert_eq!(options.output_filename, Some("out".into()));
+    assert!(options.prefix_timestamp && options.verbose);
+    assert_eq!(options.start_timeout, Some(7));
+    assert_eq!(run("-np 1 -p22 x").expect("valid").ssh_port, Some(22));
+    let file = run("-np 1 -hostfile f x").expect("valid").hostfile;
+    assert_eq!(file, run("-np 1 --hostfile=f x").expect("valid").hostfile);
+}
+
+#[test]
+fn keeps_exclusive_options_apart() {
+    fails(
+        "-np 1 -H a:1 --hostfile f x",
+        "argument -hostfile/--hostfile: not allowed with argument -H",
+    );
+    fails("-np 1 --stall-check --no-stall-check x", "not allowed with");
+    fails(
+        "-np 1 --log-with-timestamp --log-without-timestamp x",
+        "not allowed with",
+    );
+    run("-np 1 -prefix-timestamp --log-without-timestamp x").expect("these two may be combined");
+}
+
+#[test]
+fn turns_settings_into_environment() {
+    #[track_caller]
+    fn sets(option: &str, name: &str, value: &str) {
+        let options = run(&format!("-np 1 {option} x")).expect(option);
+        assert_eq!(options.knobs, [(name, value.to_owned())], "{option}");
+    }
+    sets(
+        "--fusion-threshold-mb 3",
+        "HOROVOD_FUSION_THRESHOLD",
+        "3145728",
+    );
+    sets("--cycle-time-ms 3", "HOROVOD_CYCLE_TIME", "3.0");
+    sets("--cycle-time-ms 0.5", "HOROVOD_CYCLE_TIME", "0.5");
+    sets("--cache-capacity 0", "HOROVOD_CACHE_CAPACITY", "0");
+    sets("--autotune", "HOROVOD_AUTOTUNE", "1");
+    sets("--autotune-log-file a.csv", "HOROVOD_AUTOTUNE_LOG", "a.csv");
+    sets(
+        "--autotune-warmup-samples 0",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        "0",
+    );
+    sets(
+        "--autotune-steps-per-sample 4",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+        "4",
+    );
+    sets(
+        "--autotune-bayes-opt-max-samples 7",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        "7",
+    );
+    sets(
+        "--autotune-gaussian-process-noise 0.25",
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        "0.25",
+    );
+    sets("--no-autotune", "HOROVOD_AUTOTUNE", "0");
+    fails("-np 1 --autotune --no-autotune x", "not allowed with");
+    fails("-np 1 --autotune-warmup-samples -1 x", "must be >= 0");
+    fails(
+        "-np 1 --autotune-gaussian-process-noise 1.5 x",
+        "must be in [0, 1]",
+    );
+    sets("--no-stall-check", "HOROVOD_STALL_CHECK_DISABLE", "1");
+    sets("--stall-check", "HOROVOD_STALL_CHECK_DISABLE", "0");
+    sets(
+        "--stall-check-warning-time-seconds 5",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        "5",
+    );
+    sets(
+        "--stall-check-shutdown-time-seconds 6",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        "6",
+    );
+    sets(
+        "--gloo-timeout-seconds 9",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        "9",
+    );
+    sets("--timeline-filename t.json", "HOROVOD_TIMELINE", "t.json");
+    for (option, value) in [("", "1"), ("no-", "0")] {
+        let words = format!("-np 1 --{option}timeline-mark-cycles --timeline-filename t x");
+        let knobs = run(&words).expect("valid").knobs;
+        assert_eq!(knobs[0], ("HOROVOD_TIMELINE_MARK_CYCLES", value.into()));
+    }
+    let alone = run("-np 1 --timeline-mark-cycles x").expect("valid");
+    assert_eq!(alone.knobs, []);
+    sets("--log-level DEBUG", "HOROVOD_LOG_LEVEL", "DEBUG");
+    sets("--log-without-timestamp", "HOROVOD_LOG_HIDE_TIME", "1");
+    sets("--log-with-timestamp", "HOROVOD_LOG_HIDE_TIME", "0");
+    fails("-np 1 --cycle-time-ms -1 x", "must be >= 0");
+    fails("-np 1 --cycle-time-ms nan x", "must be >= 0");
+    fails("-np 1 --fusion-threshold-mb -1 x", "must be >= 0");
+    fails("-np 1 --fusion-threshold-mb 99999999999999 x", "too large");
+    fails(
+        "-np 1 --log-level LOUD x",
+        "invalid choice: \"LOUD\" (choose from TRACE",
+    );
+}
+
+#[test]
+fn what_means_nothing_here_is_accepted_with_a_note() {
+    #[track_caller]
+    fn notes(option: &str, note: &str, knobs: &[(&'static str, &str)]) {
+        let options = run(&format!("-np 1 {option} x")).expect(option);
+        let name = option.split(['=', ' ']).next().unwrap_or_default();
+        assert_eq!(options.notes.len(), 1, "{option}");
+        assert!(options.notes[0].contains(name), "{:?}", options.notes);
+        assert!(options.notes[0].contains(note), "{:?}", options.notes);
+        let found: Vec<_> = options
+            .knobs
+            .iter()
+            .map(|(n, v)| (*n, v.as_str()))
+            .collect();
+        assert_eq!(found, knobs, "{option}");
+    }
+    notes("--mpi", "own transport", &[]);
+    notes("--jsrun", "own transport", &[]);
+    notes("--mpi-args=--map-by", "MPI is not used", &[]);
+    notes("--binding-args=--bind-to", "not pinned", &[]);
+    notes("--tcp", "TCP in any case", &[("NCCL_IB_DISABLE", "1")]);
+    notes(
+        "--mpi-threads-disable",
+        "MPI is not used",
+        &[("HOROVOD_MPI_THREADS_DISABLE", "1")],
+    );
+    notes(
+        "--num-nccl-streams 2",
+        "NCCL is not used",
+        &[("HOROVOD_NUM_NCCL_STREAMS", "2")],
+    );
+    notes(
+        "--thread-affinity 0,2",
+        "not pinned".trim_start_matches("not "),
+        &[("HOROVOD_THREAD_AFFINITY", "0,2")],
+    );
+    fails("-np 1 --mpi --gloo x", "not allowed with argument --mpi");
+    fails(
+        "-np 1 --thread-affinity 0,-2 x",
+        "thread_affinity=0,-2 must be >= 0",
+    );
+    fails(
+        "-np 1 --num-nccl-streams -1 x",
+        "num_nccl_streams=-1 must be >= 0",
+    );
+    assert_eq!(
+        run("-np 1 --gloo --disable-cache x").expect("valid").notes,
+        [""; 0]
+    );
+}
+
+#[test]
+fn range_errors_name_the_setting_as_horovod_does() {
+    fails(
+        "-np 1 --fusion-threshold-mb -1 x",
+        "fusion_threshold_mb=-1 must be >= 0",
+    );
+    fails(
+        "-np 1 --cycle-time-ms -1 x",
+        "cycle_time_ms=-1 must be >= 0",
+    );
+    fails(
+        "-np 1 --cache-capacity -1 x",
+        "cache_capacity=-1 must be >= 0",
+    );
+    fails(
+        "-np 1 --gloo-timeout-seconds -1 x",
+        "gloo_timeout_seconds=-1 must be >= 0",
+    );
+    fails(
+        "-np 1 --autotune-gaussian-process-noise 2 x",
+        "autotune_gaussian_process_noise=2 must be in [0, 1]",
+    );
+}
+
+#[test]
+fn suggests_the_nearest_name() {
+    fails("-np 1 --verbos3 x", "did you mean --verbose?");
+    fails("-np 1 --zzz x", "unknown option --zzz");
+    fails(
+        "-np 1 --outptu-filename d x",
+        "did you mean --output-filename?",
+    );
+}
+
+#[test]
+fn reports_need_no_command() {
+    assert!(run("-cb").expect("valid").check_build);
+    assert!(run("--check-build --verbose").expect("valid").check_build);
+    assert!(run("-v").expect("valid").version);
+    assert!(run("--version --nonsense").expect("stops at once").version);
+    assert!(run("-h").expect("valid").help);
+}
+
+#[test]
+fn helps_with_every_available_option() {
+    let text = help();
+    for spec in options::all().filter(|spec| !spec.hidden) {
+        assert!(
+            spec.names.iter().any(|name| text.contains(name)),
+            "{:?}",
+            spec.names
+        );
+    }
+}

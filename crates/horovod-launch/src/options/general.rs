@@ -1,0 +1,187 @@
+//! Options of the launcher itself: how many, where, through what, with what output.
+
+use std::ffi::OsStr;
+
+use super::{
+    Action, Form, OptionSpec, Options, Wrong, at_least_zero, not_whole, option, too_large, whole,
+};
+use crate::args::text;
+
+const GENERAL: &str = "general";
+const HOSTS: &str = "hosts";
+const OUTPUT: &str = "output";
+const OWN_TRANSPORT: &str = "ranks talk over this package's own transport, the only one; neither MPI nor its launcher is used";
+
+pub(super) static OPTIONS: &[OptionSpec] = &[
+    option(
+        GENERAL,
+        &["-h", "--help"],
+        Action::Flag(|o| o.help = true),
+        "show this help",
+    ),
+    option(
+        GENERAL,
+        &["-v", "--version"],
+        Action::Flag(|o| o.version = true),
+        "show the version",
+    ),
+    option(
+        GENERAL,
+        &["-np", "--num-proc"],
+        Action::Value("NUM_PROC", |o, v| {
+            let count = whole(v)?;
+            if count < 1 {
+                return Err(format!("must be at least 1, got {count}").into());
+            }
+            o.num_proc = Some(u32::try_from(count).map_err(|_| not_whole(v))?);
+            Ok(())
+        }),
+        "number of processes to start",
+    ),
+    option(
+        GENERAL,
+        &["-cb", "--check-build"],
+        Action::Flag(|o| o.check_build = true),
+        "show which frameworks and transports were found",
+    ),
+    option(
+        GENERAL,
+        &["--config-file"],
+        Action::Value("FILE", |o, v| {
+            o.config_file = Some(v.into());
+            Ok(())
+        }),
+        "YAML file with settings of the ranks; options given here win",
+    ),
+    option(
+        GENERAL,
+        &["--start-timeout"],
+        Action::Value("SECONDS", |o, v| {
+            o.start_timeout = Some(u32::try_from(at_least_zero(v)?).map_err(|_| too_large(v))?);
+            Ok(())
+        }),
+        "until all hosts must have answered (HOROVOD_START_TIMEOUT, else 30)",
+    ),
+    option(
+        GENERAL,
+        &["--verbose"],
+        Action::Flag(|o| o.verbose = true),
+        "say what is done",
+    ),
+    option(
+        GENERAL,
+        &["--disable-cache"],
+        Action::Flag(|_| ()),
+        "accepted; nothing is cached between runs",
+    ),
+    option(
+        HOSTS,
+        &["-H", "--hosts"],
+        Action::Value("HOST:SLOTS,...", |o, v| {
+            o.hosts = Some(text(v)?.to_owned());
+            Ok(())
+        }),
+        "hosts with their number of processes; default localhost:NUM_PROC",
+    )
+    .only("hosts"),
+    option(
+        HOSTS,
+        &["-hostfile", "--hostfile"],
+        Action::Value("FILE", |o, v| {
+            o.hostfile = Some(v.into());
+            Ok(())
+        }),
+        "one host per line: `name slots=n`, `name:n` or `name`",
+    )
+    .only("hosts"),
+    option(
+        HOSTS,
+        &["-p", "--ssh-port"],
+        Action::Value("PORT", |o, v| {
+            let port = u16::try_from(whole(v)?).ok().filter(|port| *port > 0);
+            o.ssh_port = Some(port.ok_or_else(|| {
+                format!(
+                    "must be a port from 1 to 65535, got {}",
+                    v.to_string_lossy()
+                )
+            })?);
+            Ok(())
+        }),
+        "ssh port of all hosts",
+    ),
+    option(
+        HOSTS,
+        &["-i", "--ssh-identity-file"],
+        Action::Value("FILE", |o, v| {
+            o.ssh_identity_file = Some(v.into());
+            Ok(())
+        }),
+        "private key for ssh",
+    ),
+    option(
+        HOSTS,
+        &["--network-interfaces"],
+        Action::Value("NAME,...", interfaces),
+        "interfaces to use between hosts; default all that are up",
+    ),
+    option(
+        HOSTS,
+        &["--network-interface"],
+        Action::Value("NAME", interfaces),
+        "the same, one by one",
+    ),
+    option(
+        HOSTS,
+        &["--gloo"],
+        Action::Flag(|_| ()),
+        "accepted: it means this package's own transport, the only one",
+    )
+    .only("controller")
+    .file("controller", Form::Words),
+    option(
+        HOSTS,
+        &["--mpi"],
+        Action::Flag(|_| ()),
+        "accepted with a note: the same transport is used",
+    )
+    .only("controller")
+    .file("controller", Form::Words)
+    .note(OWN_TRANSPORT),
+    option(
+        HOSTS,
+        &["--jsrun"],
+        Action::Flag(|_| ()),
+        "accepted with a note: the same transport is used",
+    )
+    .only("controller")
+    .file("controller", Form::Words)
+    .note(OWN_TRANSPORT),
+    option(
+        OUTPUT,
+        &["--output-filename"],
+        Action::Value("DIR", |o, v| {
+            o.output_filename = Some(v.into());
+            Ok(())
+        }),
+        "also write DIR/rank.N/stdout and DIR/rank.N/stderr",
+    ),
+    option(
+        OUTPUT,
+        &["-prefix-timestamp", "--prefix-output-with-timestamp"],
+        Action::Flag(|o| o.prefix_timestamp = true),
+        "put the local time before each line",
+    ),
+];
+
+fn interfaces(options: &mut Options, value: &OsStr) -> Result<(), Wrong> {
+    for name in text(value)?.split(',').map(str::trim) {
+        if name.is_empty() {
+            let given = value.to_string_lossy();
+            return Err(format!("empty interface name in {given:?}").into());
+        }
+        if !options.network_interfaces.iter().any(|known| known == name) {
+            options.network_interfaces.push(name.to_owned());
+        }
+    }
+    Ok(())
+}
