@@ -21,7 +21,7 @@ EXPORTED = {
     "broadcast_async broadcast_async_ alltoall alltoall_async reducescatter reducescatter_async "
     "grouped_reducescatter grouped_reducescatter_async join barrier poll synchronize",
     "helpers": "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters "
-    "Compression DistributedOptimizer SyncBatchNorm HorovodInternalError",
+    "Compression DistributedOptimizer SyncBatchNorm HorovodInternalError elastic",
     "visible": "check_extension",
 }
 ONLY_MPI_OPS = (
@@ -37,6 +37,7 @@ NOT_IN_MPI_OPS = [
     "broadcast_parameters",
     "DistributedOptimizer",
     "SyncBatchNorm",
+    "elastic",
 ]
 NAMES = " ".join(EXPORTED.values()).split()
 
@@ -69,6 +70,17 @@ def test_is_homogeneous_is_only_in_mpi_ops():
         ),
         ("horovod.torch.optimizer", "DistributedOptimizer"),
         ("horovod.torch.sync_batch_norm", "SyncBatchNorm"),
+        (
+            "horovod.torch.elastic",
+            "TorchState ElasticSampler run run_fn init shutdown State ObjectState",
+        ),
+        ("horovod.torch.elastic.sampler", "ElasticSampler"),
+        (
+            "horovod.torch.elastic.state",
+            "TorchState StateHandler ModelStateHandler OptimizerStateHandler SamplerStateHandler "
+            "get_handler_registry set_handler_registry",
+        ),
+        ("horovod.common.elastic", "run_fn State ObjectState"),
         ("horovod.data", "BaseDataLoader AsyncDataLoaderMixin"),
         ("horovod.data.data_loader_base", "BaseDataLoader AsyncDataLoaderMixin"),
         (

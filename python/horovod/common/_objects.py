@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import cloudpickle  # type: ignore[import-untyped]
 
 from horovod import _core
+from horovod.common import _ops
 from horovod.common.process_sets import ProcessSet
 
 _UINT8 = 0
@@ -59,6 +60,17 @@ def allgather_object(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
     return [pickle.loads(part) for part in parts]
 
 
+def reduce_numbers(numbers: "array[int]", op: int, name: str, process_set: ProcessSet) -> None:
+    """Reduce 64-bit integers over all members, in place."""
+    kind = _core.ALLREDUCE
+    _core.wait(_enqueue(kind, "allreduce", name, numbers, _INT64, True, -1, process_set, op))
+
+
+def allgather_numbers(numbers: "array[int]", name: str, process_set: ProcessSet) -> list[int]:
+    """Return the 64-bit integers of all members, one after the other in the order of ranks."""
+    return _allgather(numbers, _INT64, name, process_set).cast("q").tolist()
+
+
 def _pickled(obj: Any) -> tuple[memoryview, Exception | None]:
     """Pickle an object; if that fails, the text of the failure, so that no rank is left waiting for it."""
     stream = io.BytesIO()
@@ -79,6 +91,7 @@ def _enqueue(
     in_place: bool,
     root_rank: int,
     process_set: ProcessSet,
+    op: int = _ops.Sum,
 ) -> int:
     # ctypes gives the address and, as the owner, keeps the memory exported until the operation is done.
     memory = ctypes.c_char.from_buffer(data)
@@ -89,7 +102,7 @@ def _enqueue(
         prefix,
         name,
         (entry,),
-        1,
+        op,
         1.0,
         1.0,
         root_rank,

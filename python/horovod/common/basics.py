@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from horovod import _core
 from horovod.common import _ops
 from horovod.common import process_sets as _process_sets
+from horovod.common.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
     from horovod.common.process_sets import ProcessSet
@@ -63,6 +64,8 @@ class HorovodBasics:
     HOROVOD_PROCESS_SET_ERROR_FOREIGN_SET = -4
     HOROVOD_PROCESS_SET_ERROR_SHUTDOWN = -5
     HOROVOD_PROCESS_SET_ERROR_EXISTING_SET = -6
+
+    _process_sets_of_init: "Sequence[ProcessSet]" = ()
 
     def __init__(self, pkg_path: str | None = None, *args: str) -> None:
         del pkg_path, args
@@ -120,8 +123,39 @@ class HorovodBasics:
             _process_sets.forget_registered()
         _shut_down_at_exit()
         _process_sets.global_process_set.ranks = list(range(_core.size()))
+        if _core.is_elastic():
+            self._tell_environment()
+        if not running:
+            self._process_sets_of_init = wanted
         if wanted:
             _process_sets.register(wanted, new=not running)
+
+    def begin_again(self) -> None:
+        """Leave the job and become a member of its next generation, with the process sets of the first `init`.
+
+        Raises
+        ------
+        ValueError
+            As in `init`; for example a process set has ranks that the smaller job no longer has.
+        HorovodInternalError
+            Another rank was lost meanwhile.
+        WorkerRemovedError
+            This process is not wanted any more.
+        """
+        self.shutdown()
+        process_sets = self._process_sets_of_init
+        try:
+            self.init(process_sets=process_sets)
+        except ValueError as error:
+            if isinstance(error.__cause__, HorovodInternalError):
+                raise error.__cause__ from None
+            if process_sets:
+                error.add_note(
+                    "Process sets of hvd.init() are registered again when members of an elastic job come or go. Where "
+                    "their ranks depend on the size, use hvd.init(process_sets='dynamic') and add them at the "
+                    "beginning of the function that hvd.elastic.run decorates."
+                )
+            raise
 
     def shutdown(self) -> None:
         """Leave the job: operations still pending anywhere fail. `init` may be called again afterwards."""
@@ -241,6 +275,12 @@ class HorovodBasics:
     def rocm_built(self) -> bool:
         """False: this version works on host memory."""
         return False
+
+    @staticmethod
+    def _tell_environment() -> None:
+        """What launchers tell by variables changes from generation to generation; scripts and children read them."""
+        for name in ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"):
+            os.environ[f"HOROVOD_{name.upper()}"] = str(getattr(_core, name)())
 
     @staticmethod
     def _require_init() -> None:

@@ -2,6 +2,7 @@
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.util import check_extension
+from horovod.torch import elastic
 from horovod.torch.compression import Compression
 from horovod.torch.functions import (
     allgather_object,
@@ -111,6 +112,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from horovod.torch._gradient_reducer import EXTRA_BACKWARD
+from horovod.torch._handles import remember_until_job_ends
 from horovod.torch._optimizer_wrapping import (
     ZERO_GRAD_TOO_EARLY,
     Wrapped,
@@ -32,6 +33,7 @@ class _DistributedAdasumOptimizer(Wrapped):
     _hvd_counter: _PassCounter | None = None
 
     def _hvd_attach(self) -> None:
+        remember_until_job_ends(self)
         if active(self.process_set):
             self._hvd_counter = _PassCounter(self._hvd_settings.passes)
             self._hvd_counter.track([param for _, param in self._hvd_named_parameters()])
@@ -63,9 +65,12 @@ class _DistributedAdasumOptimizer(Wrapped):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state and begin a new cycle."""
+        self._hvd_forget_job()
+        super().load_state_dict(state_dict)
+
+    def _hvd_forget_job(self) -> None:
         if self._hvd_counter is not None:
             self._hvd_counter.reset()
-        super().load_state_dict(state_dict)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Reset the gradients as the wrapped optimizer does; not between a full cycle and its step."""

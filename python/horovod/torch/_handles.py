@@ -1,7 +1,8 @@
 """Handles of operations in flight: what each will return, waiting for it, and keeping `torch.compile` out."""
 
+import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.compiler import is_compiling
@@ -16,6 +17,14 @@ _wait = _core.wait
 _handle_map: dict[int, Any] = {}
 
 
+class _HoldsOperations(Protocol):
+    def _hvd_forget_job(self) -> None: ...
+
+
+# Objects that remember operations of the running job.
+_holders: "weakref.WeakSet[_HoldsOperations]" = weakref.WeakSet()
+
+
 class Deferred:
     """A result that is put together from what the core returns, when the operation is waited for."""
 
@@ -23,6 +32,18 @@ class Deferred:
 
     def __init__(self, finish: Callable[[Any], Any]) -> None:
         self.finish = finish
+
+
+def remember_until_job_ends(holder: _HoldsOperations) -> None:
+    """Have an object told when the job is over whose operations it remembers."""
+    _holders.add(holder)
+
+
+def forget_job() -> None:
+    """Drop what belonged to a job that is over: its handles, and what optimizers had begun."""
+    _handle_map.clear()
+    for holder in list(_holders):
+        holder._hvd_forget_job()
 
 
 def eagerly(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from horovod import _core
 from horovod.common.process_sets import ProcessSet
 from horovod.torch._gradient_reducer import ReduceOptions
 from horovod.torch.mpi_ops import is_initialized, size
@@ -164,7 +164,7 @@ def active(process_set: ProcessSet) -> bool:
     """Whether this rank has anybody to exchange gradients with, now or after an elastic reset."""
     if not is_initialized() or not process_set.included():
         return False
-    return size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"
+    return size() > 1 or _core.is_elastic()
 
 
 def names_on_the_wire(

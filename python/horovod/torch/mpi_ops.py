@@ -48,7 +48,8 @@ from horovod.torch._broadcast import (
     broadcast_async,
     broadcast_async_,
 )
-from horovod.torch._handles import _handle_map, poll, synchronize
+from horovod.torch._handles import _handle_map as _handle_map
+from horovod.torch._handles import forget_job, poll, synchronize
 from horovod.torch._reducescatter import (
     HorovodGroupedReducescatter,
     HorovodReducescatter,
@@ -167,7 +168,7 @@ def init(*args: Any, **kwargs: Any) -> None:
     See `horovod.common.basics.HorovodBasics.init` for parameters and errors.
     """
     if not _basics.is_initialized():
-        _handle_map.clear()  # handles of a job that has ended
+        forget_job()
     _basics.init(*args, **kwargs)
 
 

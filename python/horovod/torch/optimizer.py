@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from horovod import _core
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.torch._gradient_reducer import GradientReducer, ReduceOptions
+from horovod.torch._handles import remember_until_job_ends
 from horovod.torch._optimizer_wrapping import (
     ZERO_GRAD_TOO_EARLY,
     Settings,
@@ -54,6 +56,7 @@ class _DistributedOptimizer(Wrapped):
     def _hvd_attach(self) -> None:
         settings = self._hvd_settings
         self._hvd_given = {}
+        remember_until_job_ends(self)
         if not active(self.process_set):
             return
         named = list(self._hvd_named_parameters())
@@ -169,11 +172,14 @@ class _DistributedOptimizer(Wrapped):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state; reductions in flight are dropped and a new cycle begins."""
-        self._hvd_synchronized = False
         self._hvd_should_synchronize = True
+        self._hvd_forget_job()
+        super().load_state_dict(state_dict)
+
+    def _hvd_forget_job(self) -> None:
+        self._hvd_synchronized = False
         if self._hvd_reducer is not None:
             self._hvd_reducer.reset()
-        super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the optimizer; they are reduced like the others, outside any group.
@@ -319,7 +325,7 @@ def DistributedOptimizer(
         compression, op, gradient_predivide_factor, sparse_as_dense, process_set
     )
     settings = Settings(options, backward_passes_per_step, names)
-    if op == Adasum and ranks > 1:
+    if op == Adasum and (ranks > 1 or _core.is_elastic()):
         if process_set is not global_process_set and process_set.process_set_id != 0:
             raise NotImplementedError("Adasum does not support non-global process sets yet.")
         return wrap(optimizer, _DistributedAdasumOptimizer, settings)
@@ -359,7 +365,9 @@ def _grouped_names(
         return _named_lists(groups, trainable)
     process_set = settings.options.process_set
     order = list(trainable.values())
-    if active(process_set):
+    if _core.is_elastic():
+        order.sort()  # there is nobody to ask: ranks that were here before are elsewhere by now
+    elif active(process_set):
         # Ranks may have built the optimizer in different orders; a group must be the same on all.
         root = process_set.ranks[0] if process_set.ranks else 0
         order = broadcast_object(
