@@ -153,6 +153,7 @@ fn inside(
     let plan = Plan {
         steps: longest.div_ceil(chunk),
         pattern: Pattern::Share,
+        slot_len: local.slot_len(),
     };
     let total: usize = items.iter().flat_map(|item| &item.bytes).sum();
     let landing = Landing {

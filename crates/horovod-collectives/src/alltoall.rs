@@ -177,6 +177,7 @@ fn inside(
     let plan = Plan {
         steps: bytes.div_ceil(chunk),
         pattern: Pattern::Pairs,
+        slot_len: local.slot_len(),
     };
     let mut work = Inside {
         blocks,

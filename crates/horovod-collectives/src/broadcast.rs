@@ -7,7 +7,7 @@
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{RecvCursor, SendCursor};
-use crate::local::{Landing, Local, Pattern, Pipeline, Plan, Slots, Track, Work};
+use crate::local::{LINE, Landing, Local, Pattern, Pipeline, Plan, Slots, Track, Work};
 use crate::select::{self, Relay};
 use crate::slices::{Segment, Vector, copy};
 
@@ -112,6 +112,13 @@ pub(crate) fn inside(
     let plan = Plan {
         steps,
         pattern: Pattern::From(position),
+        slot_len: match local.as_ref().map_or(1, Local::len) {
+            // The one reader takes the slots' lines over, so the fewer there are the better.
+            0..=2 => slot,
+            // Lines that several peers hold are slow to write again, until they have left the peers' caches: so
+            // all memory in turn. And a rank that has to wait for its core has more in stock.
+            _ => chunk.next_multiple_of(LINE),
+        },
     };
     let copies = Copies {
         bytes,

@@ -30,8 +30,8 @@ const STEP_BITS: u32 = 24;
 /// Flags of one track: the three above.
 const TRACK_FLAGS: usize = 3;
 
-/// Slots of a track. Two would let a rank stage while its peers read; with four, ranks that
-/// share a core seldom wait for each other.
+/// Slots of a track, if they are as long as can be. Two would let a rank stage while its peers read;
+/// with four, ranks that share a core seldom wait for each other.
 const SLOTS: usize = 4;
 /// Most bytes of an area for small operations.
 const SMALL_BYTES_MAX: usize = 32 << 10;
@@ -138,6 +138,8 @@ pub(crate) trait Work {
 pub(crate) struct Plan {
     pub(crate) steps: usize,
     pub(crate) pattern: Pattern,
+    /// Bytes of a slot, at most [`Local::slot_len`]; the shorter, the more there are of them.
+    pub(crate) slot_len: usize,
 }
 
 /// Who stages for whom.
@@ -345,12 +347,17 @@ impl Pipeline {
     }
 
     fn slots<'a>(&self, local: &'a Local<'a>, step: usize) -> Slots<'a> {
-        let slot = self.track as usize * SLOTS + step % SLOTS;
+        let track = self.track as usize * SLOTS * local.areas.slot;
+        let (count, slot_len) = (self.slot_count(local), self.plan.slot_len);
         Slots {
             local,
-            offset: SMALL_AREAS * local.areas.small + slot * local.areas.slot,
-            swapped: self.swaps(local) && step / SLOTS % 2 == 1,
+            offset: SMALL_AREAS * local.areas.small + track + step % count * slot_len,
+            swapped: self.swaps(local) && step / count % 2 == 1,
         }
+    }
+
+    fn slot_count(&self, local: &Local<'_>) -> usize {
+        SLOTS * local.areas.slot / self.plan.slot_len
     }
 
     /// Whether members write next where they have just read.
@@ -437,7 +444,8 @@ impl Pipeline {
                 local.reached(local.peers(), done, self.value(step))
             }
         };
-        self.free && (self.staged < SLOTS || through(self.staged - SLOTS))
+        let count = self.slot_count(local);
+        self.free && (self.staged < count || through(self.staged - count))
     }
 }
 

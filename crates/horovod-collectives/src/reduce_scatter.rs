@@ -106,6 +106,7 @@ fn inside(
     let plan = Plan {
         steps: longest.div_ceil(chunk),
         pattern: Pattern::Pairs,
+        slot_len: local.slot_len(),
     };
     let sources = std::mem::take(&mut ctx.scratch.sources);
     let mut work = Inside {

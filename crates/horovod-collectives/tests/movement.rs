@@ -115,6 +115,41 @@ fn broadcast_from_every_root() {
 }
 
 #[test]
+fn operations_that_cut_the_memory_into_other_slots_follow_each_other() {
+    for ranks in 2..=5 {
+        World::shm(ranks).run(|node| {
+            let me = node.rank;
+            // Slots of whole lines and not, few and many.
+            for (round, chunk) in [256, 100, 33, 768, 4096].into_iter().enumerate() {
+                node.tuning.chunk_bytes = chunk;
+                let root = round % ranks;
+                let mut sent = bytes(30_001, me);
+                let segment = ByteSegment {
+                    input: sent.as_ptr(),
+                    output: sent.as_mut_ptr(),
+                    bytes: sent.len(),
+                };
+                // SAFETY: the memory is this thread's own.
+                node.op(|ctx| unsafe { broadcast(ctx, root, &[segment]) })
+                    .unwrap();
+                assert!(sent == bytes(30_001, root), "{ranks} ranks, chunk {chunk}");
+                let mine = bytes(9_000, me);
+                let mut gathered = vec![0; 9_000 * ranks];
+                let item = GatherItem {
+                    input: mine.as_ptr(),
+                    output: gathered.as_mut_ptr(),
+                    bytes: vec![9_000; ranks],
+                };
+                // SAFETY: as above.
+                node.op(|ctx| unsafe { allgather(ctx, &[item]) }).unwrap();
+                let want: Vec<u8> = (0..ranks).flat_map(|rank| bytes(9_000, rank)).collect();
+                assert!(gathered == want, "{ranks} ranks, chunk {chunk}");
+            }
+        });
+    }
+}
+
+#[test]
 fn alltoall_delivers_every_block() {
     for world in World::all() {
         let n = world.size();

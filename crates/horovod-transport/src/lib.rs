@@ -27,8 +27,9 @@ mod link;
 #[cfg(not(loom))]
 mod mesh;
 #[cfg(not(loom))]
-mod platform;
+mod patience;
 #[cfg(not(loom))]
+mod platform;
 mod poller;
 #[cfg(not(loom))]
 pub mod rendezvous;

@@ -1,8 +1,12 @@
 //! How a rank waits: spin a little, give way a little, then sleep until its doorbell or a socket.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use crate::{
+    patience::Patience,
     poller::Poller,
     shm::{arena::Bell, bell},
 };
@@ -59,38 +63,30 @@ pub struct Waiter {
     bell: Bell,
     poller: Arc<Poller>,
     armed: bool,
-    spins: u32,
-    yields: u32,
+    patience: Patience,
     /// Progress may come over a socket, so waiting without sleeping must look there, too.
     has_sockets: bool,
+    crowded: bool,
 }
 
-/// Rounds of busy waiting before giving way, then before sleeping. A sleep and wake-up costs about
-/// 2 us here, less than spinning in the way of the peer that is waited for.
-const SPINS: u32 = 100;
-/// The same where each round is a system call, because the answer may come over a socket.
-const SOCKET_SPINS: u32 = 20;
-/// Few: under load each may cost a whole time slice.
-const YIELDS: u32 = 2;
 /// How often a rank without data sockets looks at its few others while it gives way.
 const GLANCE: u32 = 32;
 
 impl Waiter {
     pub(crate) fn new(bell: Bell, poller: Arc<Poller>, crowded: bool, has_sockets: bool) -> Self {
-        // Where ranks outnumber cores, spinning takes the time from the one that is waited for.
-        let spins = match (crowded, has_sockets) {
-            (true, _) => 0,
-            (false, true) => SOCKET_SPINS,
-            (false, false) => SPINS,
-        };
         Self {
             bell,
             poller,
             armed: false,
-            spins,
-            yields: YIELDS,
+            patience: Patience::new(crowded, has_sockets),
             has_sockets,
+            crowded,
         }
+    }
+
+    /// Whether the ranks of this host outnumber its cores.
+    pub fn is_crowded(&self) -> bool {
+        self.crowded
     }
 
     /// A handle that wakes this rank from other threads.
@@ -108,7 +104,13 @@ impl Waiter {
 
     /// Rounds that [`Self::idle`] spins and then gives way before it sleeps.
     pub fn set_patience(&mut self, spins: u32, yields: u32) {
-        (self.spins, self.yields) = (spins, yields);
+        self.patience = Patience::of_rounds(spins, yields);
+    }
+
+    /// Whether the thread that waits next has nothing better to do than to give way to peers for a while, where
+    /// ranks outnumber cores. So it is at first; a thread beside which its process computes should sleep.
+    pub fn set_has_time(&mut self, has_time: bool) {
+        self.patience.set_has_time(has_time);
     }
 
     /// One step of waiting, the `n`th since the last progress: the caller checks for work after
@@ -118,16 +120,19 @@ impl Waiter {
     /// will sleep and returns, so that the caller checks once more; the next call sleeps until a
     /// doorbell, a socket, or the end of `max_sleep`. Wake-ups can be spurious, never lost.
     pub fn idle(&mut self, n: u32, max_sleep: Option<Duration>) {
-        if self.is_patient(n) {
+        let is_patient = self.is_patient(n);
+        self.patience.steps(n, Instant::now);
+        if is_patient {
             self.disarm();
-            let giving_way = n >= self.spins;
+            let giving_way = !self.patience.spins(n);
             if self.has_sockets || (giving_way && n.is_multiple_of(GLANCE)) {
                 self.poller.pump(Some(Duration::ZERO));
             } else if !giving_way {
                 std::hint::spin_loop();
             }
             if giving_way {
-                rustix::thread::sched_yield();
+                self.patience
+                    .give_way(rustix::thread::sched_yield, Instant::now);
             }
         } else if self.armed {
             if !self.poller.take_news() {
@@ -141,7 +146,7 @@ impl Waiter {
 
     /// Whether the `n`th step of [`Self::idle`] without progress spins or gives way rather than sleeps.
     pub fn is_patient(&self, n: u32) -> bool {
-        n < self.spins.saturating_add(self.yields)
+        self.patience.lasts(n, Instant::now)
     }
 
     /// Announces a sleep, of this or another thread ([`Self::sleeper`]). The caller must look for work after

@@ -213,6 +213,7 @@ fn side_by_side(
     let plan = Plan {
         steps: lanes.steps(chunk),
         pattern: Pattern::Share,
+        slot_len: local.slot_len(),
     };
     let partial = reducer.partial();
     let me = local.me();

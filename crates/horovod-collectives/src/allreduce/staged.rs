@@ -36,6 +36,7 @@ pub(super) fn run(
     let plan = Plan {
         steps: cut.steps,
         pattern: Pattern::Reduce,
+        slot_len: local.slot_len(),
     };
     let result = local.run(ctx, plan, &mut work);
     ctx.scratch.sources = work.sources;

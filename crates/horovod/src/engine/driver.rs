@@ -59,9 +59,11 @@ impl Driver {
             topology,
             control,
             data,
-            waiter,
+            mut waiter,
             settings: _,
         } = mesh;
+        // Beside the engine's thread its process computes.
+        waiter.set_has_time(false);
         Self {
             layouts: Layouts::new(&topology),
             tuned: Tuned::new(config, &topology),
@@ -72,6 +74,11 @@ impl Driver {
             broken: false,
             engine_looks_at: 0,
         }
+    }
+
+    /// Whether ranks outnumber the cores of this host.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.pump.waiter.is_crowded()
     }
 
     /// As the engine's own thread: carry out everything, until nothing is left that could be done now.
@@ -105,6 +112,7 @@ impl Driver {
     pub(super) fn work_until(&mut self, deadline: Instant, done: impl Fn() -> bool) {
         self.pump.waiter.disarm();
         self.pump.leave_by = Some(deadline);
+        self.pump.waiter.set_has_time(true);
         let mut spins = 0;
         loop {
             let progress = self.pump.turn();
@@ -140,6 +148,7 @@ impl Driver {
             spins = spins.saturating_add(1);
         }
         self.pump.leave_by = None;
+        self.pump.waiter.set_has_time(false);
     }
 
     /// Say and hear what can be said and heard now. In a job of one rank, also carry out what is small: there

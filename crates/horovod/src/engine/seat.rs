@@ -25,6 +25,9 @@ use super::{LastWords, Shared};
 const TICK: Duration = Duration::from_micros(500);
 /// Submissions within this time of the last glance wait for a wait, a tick, or the next glance.
 const BURST_NS: u64 = 100_000;
+/// The same where ranks outnumber cores: their calls take longer, and an engine's thread that wakes takes the core
+/// from one of them.
+const CROWDED_BURST_NS: u64 = 1_000_000;
 
 /// The driver, and who may drive.
 pub(super) struct Seat {
@@ -46,11 +49,18 @@ pub(super) struct Seat {
     calls: AtomicU64,
     /// When a submission last was a glance.
     last_glance: AtomicU64,
+    burst_ns: u64,
 }
 
 impl Seat {
     pub(super) fn new(driver: Driver, sleeper: Sleeper, shared: Arc<Shared>) -> Self {
+        let burst_ns = if driver.is_crowded() {
+            CROWDED_BURST_NS
+        } else {
+            BURST_NS
+        };
         Self {
+            burst_ns,
             shared,
             driver: Mutex::new(Some(driver)),
             sleeper,
@@ -226,7 +236,7 @@ impl Seat {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let now = self.shared.now().0;
         let since = now.saturating_sub(self.last_glance.load(Ordering::Relaxed));
-        if since < BURST_NS && !self.shared.alone {
+        if since < self.burst_ns && !self.shared.alone {
             self.burst.store(true, Ordering::SeqCst);
             // The engine's thread in its bed, or a caller that drives and sleeps.
             self.shared.doorbell.ring();

@@ -1,0 +1,232 @@
+//! How long a rank waits before it sleeps: pure, time is passed in.
+
+use std::time::{Duration, Instant};
+
+/// Rounds of busy waiting before giving way, then before sleeping. A sleep and wake-up costs about
+/// 2 us here, less than spinning in the way of the peer that is waited for.
+const SPINS: u32 = 100;
+/// The same where each round is a system call, because the answer may come over a socket.
+const SOCKET_SPINS: u32 = 20;
+/// Few: under load each may cost a whole time slice.
+const YIELDS: u32 = 2;
+
+/// How long a rank gives way where ranks outnumber cores. What it waits for is mostly a peer that waits for
+/// the core: giving way hands it over in 2 us, while a sleep takes an event, a wake-up and often a
+/// wrong thread first.
+const GIVING_WAY: Duration = Duration::from_millis(1);
+/// Who has the core for longer than this between two looks is no peer that soon waits in turn.
+const SLICE: Duration = Duration::from_micros(500);
+/// Rather than lose slices to somebody who computes, a rank goes to sleep at once for this long; twice as long each
+/// time it loses one again soon after, up to the second figure.
+const HOLDING_BACK: Duration = Duration::from_millis(20);
+const HOLDING_BACK_MAX: Duration = Duration::from_millis(1280);
+
+/// What a rank does in the steps of a wait, which count from 0 since its last progress.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    spins: u32,
+    yields: u32,
+    /// Where ranks outnumber cores.
+    crowd: Option<Crowd>,
+}
+
+/// Giving way by the clock.
+#[derive(Debug)]
+struct Crowd {
+    /// The thread that waits has nothing else to do, nor has its process.
+    has_time: bool,
+    /// When the wait began, and its next step.
+    began: Option<Instant>,
+    next: u32,
+    /// Not to be tried again before, which was so long after it failed.
+    not_before: Option<Instant>,
+    held_back: Duration,
+}
+
+impl Patience {
+    pub(crate) fn new(crowded: bool, has_sockets: bool) -> Self {
+        // Where ranks outnumber cores, spinning takes the time from the one that is waited for.
+        let spins = match (crowded, has_sockets) {
+            (true, _) => 0,
+            (false, true) => SOCKET_SPINS,
+            (false, false) => SPINS,
+        };
+        Self {
+            spins,
+            yields: YIELDS,
+            crowd: crowded.then(|| Crowd {
+                has_time: true,
+                began: None,
+                next: 0,
+                not_before: None,
+                held_back: Duration::ZERO,
+            }),
+        }
+    }
+
+    /// So many rounds of either, whatever the clock says.
+    pub(crate) fn of_rounds(spins: u32, yields: u32) -> Self {
+        Self {
+            spins,
+            yields,
+            crowd: None,
+        }
+    }
+
+    /// Whether the thread that waits from now on has time to give way for long.
+    pub(crate) fn set_has_time(&mut self, has_time: bool) {
+        if let Some(crowd) = &mut self.crowd {
+            crowd.has_time = has_time;
+        }
+    }
+
+    /// Whether step `n` spins.
+    pub(crate) fn spins(&self, n: u32) -> bool {
+        n < self.spins
+    }
+
+    /// Whether step `n` spins or gives way rather than sleeps.
+    pub(crate) fn lasts(&self, n: u32, now: impl Fn() -> Instant) -> bool {
+        n < self.spins.saturating_add(self.yields)
+            || self.crowd.as_ref().is_some_and(|crowd| crowd.lasts(n, now))
+    }
+
+    /// Step `n` is taken.
+    pub(crate) fn steps(&mut self, n: u32, now: impl Fn() -> Instant) {
+        if let Some(crowd) = &mut self.crowd {
+            if crowd.is_new(n) {
+                crowd.began = Some(now());
+            }
+            crowd.next = n.saturating_add(1);
+        }
+    }
+
+    /// Gives way by `give`, and learns from how long that took.
+    pub(crate) fn give_way(&mut self, give: impl FnOnce(), now: impl Fn() -> Instant) {
+        let Some(crowd) = &mut self.crowd else {
+            return give();
+        };
+        let before = now();
+        give();
+        let after = now();
+        if after.duration_since(before) > SLICE && crowd.tries(before) {
+            crowd.hold_back(after);
+        }
+    }
+}
+
+impl Crowd {
+    /// Whether step `n` is of another wait than the step before.
+    fn is_new(&self, n: u32) -> bool {
+        n < self.next || self.began.is_none()
+    }
+
+    /// Whether it gives way for long at present.
+    fn tries(&self, now: Instant) -> bool {
+        self.has_time && self.not_before.is_none_or(|time| now >= time)
+    }
+
+    fn hold_back(&mut self, now: Instant) {
+        let again = self
+            .not_before
+            .is_some_and(|time| now.saturating_duration_since(time) < self.held_back);
+        self.held_back = if again {
+            (2 * self.held_back).min(HOLDING_BACK_MAX)
+        } else {
+            HOLDING_BACK
+        };
+        self.not_before = Some(now + self.held_back);
+    }
+
+    fn lasts(&self, n: u32, now: impl Fn() -> Instant) -> bool {
+        let now = now();
+        let since = |began: Instant| now.duration_since(began);
+        self.tries(now)
+            && (self.is_new(n) || self.began.is_none_or(|began| since(began) < GIVING_WAY))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Steps without progress until the wait sleeps, each of which takes so long.
+    fn steps(patience: &mut Patience, clock: &Cell<Instant>, each: Duration) -> u32 {
+        let now = || clock.get();
+        let mut n = 0;
+        while patience.lasts(n, now) {
+            patience.steps(n, now);
+            patience.give_way(|| clock.set(clock.get() + each), now);
+            n += 1;
+        }
+        // The one that announces the sleep.
+        patience.steps(n, now);
+        n
+    }
+
+    const SHORT: Duration = Duration::from_micros(2);
+
+    #[test]
+    fn a_crowded_rank_gives_way_for_a_time_in_each_wait() {
+        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(true, false));
+        for _ in 0..3 {
+            assert_eq!(steps(&mut patience, &clock, SHORT), 500);
+            clock.set(clock.get() + Duration::from_secs(1));
+        }
+    }
+
+    #[test]
+    fn a_wait_that_goes_on_after_a_sleep_does_not_begin_anew() {
+        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(true, false));
+        let slept = steps(&mut patience, &clock, SHORT);
+        clock.set(clock.get() + Duration::from_secs(1));
+        assert!(!patience.lasts(slept + 1, || clock.get()));
+        assert!(patience.lasts(0, || clock.get()));
+    }
+
+    #[test]
+    fn who_loses_a_time_slice_sleeps_at_once_for_a_while() {
+        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(true, false));
+        assert_eq!(steps(&mut patience, &clock, SLICE + SHORT), YIELDS);
+        assert_eq!(steps(&mut patience, &clock, SHORT), YIELDS);
+        clock.set(clock.get() + HOLDING_BACK);
+        assert_eq!(steps(&mut patience, &clock, SHORT), 500);
+    }
+
+    #[test]
+    fn who_keeps_losing_time_slices_tries_less_and_less_often() {
+        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(true, false));
+        let began = clock.get();
+        let mut losses = 0;
+        while clock.get() < began + 100 * HOLDING_BACK_MAX {
+            patience.steps(0, || clock.get());
+            if patience.lasts(0, || clock.get()) && patience.lasts(YIELDS, || clock.get()) {
+                losses += 1;
+                patience.give_way(|| clock.set(clock.get() + 4 * SLICE), || clock.get());
+            }
+            clock.set(clock.get() + 50 * SHORT);
+        }
+        assert!((100..110).contains(&losses), "{losses}");
+        clock.set(clock.get() + 3 * HOLDING_BACK_MAX);
+        patience.give_way(|| clock.set(clock.get() + 4 * SLICE), || clock.get());
+        clock.set(clock.get() + HOLDING_BACK);
+        assert_eq!(steps(&mut patience, &clock, SHORT), 500);
+    }
+
+    #[test]
+    fn who_has_no_time_or_a_core_for_itself_counts_rounds() {
+        let clock = Cell::new(Instant::now());
+        let mut hurried = Patience::new(true, false);
+        hurried.set_has_time(false);
+        assert_eq!(steps(&mut hurried, &clock, SHORT), YIELDS);
+        hurried.set_has_time(true);
+        assert_eq!(steps(&mut hurried, &clock, SHORT), 500);
+        let mut alone = Patience::new(false, false);
+        assert_eq!(steps(&mut alone, &clock, SHORT), SPINS + YIELDS);
+        let mut told = Patience::of_rounds(3, 4);
+        assert_eq!(steps(&mut told, &clock, SHORT), 7);
+        assert!(told.spins(2) && !told.spins(3));
+    }
+}
