@@ -54,7 +54,7 @@ impl Patience {
         Self {
             spins,
             yields: YIELDS,
-            crowd: crowded.then(|| Crowd {
+            crowd: crowded.then_some(Crowd {
                 has_time: true,
                 began: None,
                 next: 0,
