@@ -9,7 +9,7 @@ use crate::{
     Arena, Control, Data, Topology, Waiter,
     control::{Detector, Peer},
     link::{Link, PeerName},
-    platform::{self, fd::Fd, region::Region},
+    platform::{self, fd::Fd, net, region::Region},
     poller::{Poller, Source},
     rendezvous::Client,
     shm::{arena::Bell, link::ShmLink},
@@ -99,6 +99,9 @@ impl Mesh {
         };
         let control: Vec<_> = control.into_iter().map(&mut with_token).collect();
         data.sort_by_key(|(rank, lane, _)| (*rank, *lane));
+        let wide: Vec<&Fd> = data.iter().map(|(.., stream)| &**stream.fd()).collect();
+        // Without, they are only slower.
+        let _ = net::widen(&wide);
         let data: Vec<_> = data
             .into_iter()
             .map(|(rank, _, stream)| with_token((rank, stream)))

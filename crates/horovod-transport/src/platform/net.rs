@@ -57,6 +57,79 @@ pub(crate) fn tune_tcp(fd: &Fd) -> io::Result<()> {
     Ok(())
 }
 
+/// A round trip from which on the send buffer is what limits a connection.
+#[cfg(target_os = "linux")]
+const DELAYED_FROM: std::time::Duration = std::time::Duration::from_millis(4);
+/// Most bytes to ask for as a connection's send buffer, and as all of them together.
+#[cfg(target_os = "linux")]
+const SEND_BUFFER_MAX: usize = 16 << 20;
+#[cfg(target_os = "linux")]
+const SEND_BUFFERS_MAX: usize = 64 << 20;
+
+/// Gives authenticated connections for data larger send buffers where the way is long: one carries at most its
+/// buffer per round trip. Only where an administrator allows more (`net.core.wmem_max`, which counts twice) than the
+/// system grants by itself (`net.ipv4.tcp_wmem`); elsewhere its own tuning is left on.
+#[cfg(target_os = "linux")]
+pub(crate) fn widen(connections: &[&Fd]) -> io::Result<()> {
+    let delayed = |fd: &Fd| round_trip(fd).is_some_and(|time| time >= DELAYED_FROM);
+    let far: Vec<&Fd> = connections
+        .iter()
+        .copied()
+        .filter(|fd| delayed(fd))
+        .collect();
+    if far.is_empty() {
+        return Ok(());
+    }
+    enlarge(&far)
+}
+
+/// The largest send buffer that the system grants by itself.
+#[cfg(target_os = "linux")]
+fn send_buffer_granted() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").ok()?;
+    text.split_whitespace().nth(2)?.parse().ok()
+}
+
+#[cfg(target_os = "linux")]
+fn enlarge(far: &[&Fd]) -> io::Result<()> {
+    use rustix::net::sockopt;
+    let Some(granted) = send_buffer_granted() else {
+        return Ok(());
+    };
+    let wanted = SEND_BUFFER_MAX.min(SEND_BUFFERS_MAX / far.len());
+    // What it would be, on a socket that is not used: setting it ends the system's own tuning.
+    let trial = socket(AddressFamily::INET)?;
+    sockopt::set_socket_send_buffer_size(trial.get()?, wanted)?;
+    if sockopt::socket_send_buffer_size(trial.get()?)? <= granted {
+        return Ok(());
+    }
+    for fd in far {
+        sockopt::set_socket_send_buffer_size(fd.get()?, wanted)?;
+    }
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn widen(_connections: &[&Fd]) -> io::Result<()> {
+    Ok(())
+}
+
+/// The shortest round trip that the connection has seen; `None` if it is no TCP connection.
+#[cfg(target_os = "linux")]
+fn round_trip(fd: &Fd) -> Option<std::time::Duration> {
+    use std::os::fd::{AsFd, AsRawFd};
+    // SAFETY: all zeros is a valid value of this struct of integers.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut len = libc::socklen_t::try_from(size_of_val(&info)).ok()?;
+    let (level, name, to) = (libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast());
+    let fd = fd.get().ok()?.as_fd().as_raw_fd();
+    // SAFETY: `to` points to `len` writable bytes.
+    let done = unsafe { libc::getsockopt(fd, level, name, to, &raw mut len) } == 0;
+    // An old kernel fills less; then the field is 0. `u32::MAX` is a connection without a measurement.
+    let micros = Some(info.tcpi_min_rtt).filter(|rtt| done && *rtt != u32::MAX)?;
+    Some(std::time::Duration::from_micros(micros.into()))
+}
+
 /// Starts to connect; the socket becomes writable when that has ended one way or the other.
 pub(crate) fn tcp_connect(to: SocketAddr) -> io::Result<Arc<Fd>> {
     let family = if to.is_ipv4() {
@@ -271,6 +344,33 @@ pub fn resolve_interfaces(wanted: &[String]) -> io::Result<Vec<IpAddr>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_send_buffer_becomes_larger_than_the_system_makes_it_or_stays() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = Fd::open(|| Ok::<_, io::Error>(stream.into())).unwrap();
+        let size = || rustix::net::sockopt::socket_send_buffer_size(fd.get().unwrap()).unwrap();
+        let before = size();
+        enlarge(&[&fd]).unwrap();
+        assert!(size() == before || size() > send_buffer_granted().unwrap());
+        // Asked for by so many connections that a share is less than what each has.
+        enlarge(&vec![&fd; 1 << 12]).unwrap();
+        assert!(size() == before || size() > send_buffer_granted().unwrap());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn only_a_tcp_connection_has_a_round_trip() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let connected = Fd::open(|| Ok::<_, io::Error>(stream.into())).unwrap();
+        assert!(round_trip(&connected).is_some());
+        let alone = socket(AddressFamily::UNIX).unwrap();
+        assert_eq!(round_trip(&alone), None);
+        assert!(widen(&[&alone]).is_ok());
+    }
 
     #[test]
     fn finds_the_loopback_by_name_and_by_address() {

@@ -8,11 +8,19 @@ use crate::{
     poller::{HANGUP, Poller, READABLE, WRITABLE},
 };
 
-/// A stream that makes a system call only when the poller has seen a reason to.
+/// After so many bytes received a stream that took nothing more is tried again. The system reports room only
+/// when a third of its buffer is free; over a link with delay that third is missing in flight. As much has
+/// usually left this end meanwhile, so that what then fits is worth a call.
+const TRY_AGAIN_AFTER: usize = 128 << 10;
+
+/// A stream that makes a system call only when there is a reason to: the poller has seen one, or much has come
+/// the other way.
 pub(crate) struct PolledStream {
     stream: Stream,
     poller: Arc<Poller>,
     token: usize,
+    /// Bytes received since the last try to send.
+    received: usize,
     /// Set for good when the stream has ended.
     ended: Option<Arc<str>>,
 }
@@ -23,6 +31,7 @@ impl PolledStream {
             stream,
             poller,
             token,
+            received: 0,
             ended: None,
         }
     }
@@ -38,14 +47,19 @@ impl PolledStream {
         if let Some(cause) = &self.ended {
             return Err(cause.clone());
         }
-        if bytes.is_empty() || !self.poller.is(self.token, WRITABLE) {
+        let reason = self.received >= TRY_AGAIN_AFTER || self.poller.is(self.token, WRITABLE);
+        if bytes.is_empty() || !reason {
             return Ok(0);
         }
+        self.received = 0;
         self.poller.clear(self.token, WRITABLE);
         match self.stream.try_send(bytes) {
             Ok(0) => Ok(0),
             Ok(n) => {
-                self.poller.set(self.token, WRITABLE);
+                // What took a part is full, and room makes a new event.
+                if n == bytes.len() || self.stream.is_sealed() {
+                    self.poller.set(self.token, WRITABLE);
+                }
                 Ok(n)
             }
             Err(e) => Err(self.end(&e.to_string())),
@@ -65,6 +79,7 @@ impl PolledStream {
         match self.stream.try_recv(buf) {
             Ok(Got::Nothing) => Ok(0),
             Ok(Got::Bytes(n)) => {
+                self.received += n;
                 // A read that could not fill the buffer has emptied the socket, and more data makes
                 // a new event; unless the end is near, which makes none.
                 let emptied = n < buf.len() && !self.stream.is_sealed();
@@ -163,5 +178,76 @@ impl Link for StreamLink {
             }
         }
         Ok(received)
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+    use crate::{platform::fd::Fd, poller::Source};
+
+    /// Both ends of a connection, each with a poller of its own.
+    fn pair() -> [PolledStream; 2] {
+        let ((), fds) = Fd::open_all(|| {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+                .map(|(a, b)| ((), vec![a, b]))
+        })
+        .unwrap();
+        let mut ends = fds.into_iter().map(|fd| {
+            let fd = Arc::new(fd);
+            let source = Source {
+                fd: fd.clone(),
+                is_bell: false,
+            };
+            let poller = Arc::new(Poller::new(vec![source]).unwrap());
+            PolledStream::new(Stream::authenticated(fd, None), poller, 0)
+        });
+        [ends.next().unwrap(), ends.next().unwrap()]
+    }
+
+    fn fill(stream: &mut PolledStream) {
+        while stream.try_send(&[7; 32 << 10]).unwrap() > 0 {}
+    }
+
+    #[test]
+    fn what_comes_in_is_a_reason_to_try_to_send_before_the_system_reports_room() {
+        let [mut one, mut other] = pair();
+        fill(&mut one);
+        let mut buf = vec![0; 64 << 10];
+        // Some room, but not so much that the system would report it.
+        assert!(other.try_recv(&mut buf[..32 << 10]).unwrap() > 0);
+        one.poller.pump(Some(Duration::ZERO));
+        assert!(!one.poller.is(0, WRITABLE), "the system reports the room");
+        assert_eq!(one.try_send(&buf).unwrap(), 0);
+        let mut came = 0;
+        while came < TRY_AGAIN_AFTER {
+            other.poller.pump(Some(Duration::ZERO));
+            assert!(other.try_send(&buf[..32 << 10]).unwrap() > 0);
+            one.poller.pump(Some(Duration::ZERO));
+            assert!(!one.poller.is(0, WRITABLE), "the system reports the room");
+            came += one.try_recv(&mut buf).unwrap();
+        }
+        assert!(one.try_send(&buf).unwrap() > 0);
+        // Without room it is tried once, and then not again before as much has come.
+        fill(&mut one);
+        assert_eq!((one.try_send(&buf).unwrap(), one.received), (0, 0));
+    }
+
+    #[test]
+    fn the_end_of_room_is_told_as_an_event() {
+        let [mut one, mut other] = pair();
+        fill(&mut one);
+        let mut buf = vec![0; 1 << 20];
+        while other.try_recv(&mut buf).unwrap() > 0 {
+            other.poller.pump(Some(Duration::ZERO));
+        }
+        one.poller.pump(Some(Duration::ZERO));
+        assert!(one.try_send(&buf).unwrap() > 0);
     }
 }
