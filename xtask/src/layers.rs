@@ -15,7 +15,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-python", 4),
 ];
 /// For development only: nobody depends on them.
-const DEVELOPMENT: &[&str] = &["horovod-sim", "xtask"];
+const DEVELOPMENT: &[&str] = &["horovod-fuzz", "horovod-sim", "xtask"];
 
 /// All that the protocol may be compiled with: error enums, and what that macro needs.
 const PROTOCOL_MAY_USE: &[&str] = &[

@@ -9,7 +9,7 @@ use crate::lookup::{Lookup, Slab};
 use crate::message::{SetKey, Slot, Submission, ToCoordinator, ToWorker};
 use crate::outbox::Outbox;
 use crate::slots::SlotMap;
-use crate::types::{EntryId, Generation, Op, ProcessSetId, Rank, Request, Time};
+use crate::types::{EntryId, Generation, Op, ProcessSetId, Rank, Request, Seq, Time};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -38,6 +38,8 @@ pub struct Worker {
     slots: SlotMap<usize>,
     join: Option<EntryId>,
     pending: usize,
+    /// The decision carried out last.
+    last_seq: Option<Seq>,
     outbox: Outbox,
     actions: VecDeque<WorkerAction>,
     spare: Vec<ExecItem>,
@@ -107,6 +109,7 @@ impl Worker {
             slots: SlotMap::default(),
             join: None,
             pending: 0,
+            last_seq: None,
             actions: VecDeque::new(),
             spare: Vec::new(),
         }

@@ -24,6 +24,8 @@
     reason = "tests want to fail at once, with the place"
 )]
 
+pub mod parsers;
+
 use std::sync::Arc;
 
 use horovod_protocol::{Generation, Rank};

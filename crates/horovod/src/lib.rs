@@ -10,6 +10,8 @@ mod engine;
 mod error;
 mod init;
 mod tensor;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod timeline;
 
 pub use buffer::{Buffer, BufferPool};

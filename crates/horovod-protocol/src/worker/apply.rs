@@ -6,7 +6,7 @@ use crate::error::{OpError, OpErrorKind, PeerLost, SET_REMOVED_TEXT};
 use crate::limits::FUSED_ITEMS_MAX;
 use crate::lookup::Lookup;
 use crate::message::{Item, Response, SetKey, Slot, Submission, ToWorker};
-use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, TensorMeta};
+use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, Seq, TensorMeta};
 use std::sync::Arc;
 
 impl Worker {
@@ -98,11 +98,21 @@ impl Worker {
                 Ok(())
             }
             Response::Tuned { seq, values } => {
+                self.follow(*seq)?;
                 let (seq, values) = (*seq, Arc::clone(values));
                 self.actions.push_back(WorkerAction::Tuned { seq, values });
                 Ok(())
             }
         }
+    }
+
+    /// The one order never goes back, nor stands still.
+    fn follow(&mut self, seq: Seq) -> Result<(), Violation> {
+        if self.last_seq >= Some(seq) {
+            return Err("went back in the order of its decisions");
+        }
+        self.last_seq = Some(seq);
+        Ok(())
     }
 
     fn on_execute(&mut self, response: &Response) -> Result<(), Violation> {
@@ -142,6 +152,7 @@ impl Worker {
             members: members.len(),
             absent: self.is_absent(absent),
         };
+        self.follow(*seq)?;
         let mut exec_items = std::mem::take(&mut self.spare);
         exec_items.reserve(items.len());
         for item in items {

@@ -7,6 +7,9 @@ use horovod_transport::CONNECTIONS_MAX;
 use super::reader::Reader;
 use crate::error::Error;
 
+/// Most of any of the sizes.
+const SIZE_MAX: usize = 1 << 30;
+
 /// What the data plane runs with when the job begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Algorithms {
@@ -23,26 +26,8 @@ impl Algorithms {
         tuning.hierarchical_allreduce = r.flag("HOROVOD_HIERARCHICAL_ALLREDUCE", true)?
             || r.flag("HOROVOD_TORUS_ALLREDUCE", false)?;
         tuning.hierarchical_allgather = r.flag("HOROVOD_HIERARCHICAL_ALLGATHER", true)?;
-        for (name, least, size) in [
-            ("HOROVOD_CHUNK_BYTES", 1 << 10, &mut tuning.chunk_bytes),
-            (
-                "HOROVOD_WIRE_CHUNK_BYTES",
-                1 << 10,
-                &mut tuning.wire_chunk_bytes,
-            ),
-            ("HOROVOD_DIRECT_MAX_BYTES", 0, &mut tuning.direct_max_bytes),
-            (
-                "HOROVOD_EXCHANGE_MAX_BYTES",
-                0,
-                &mut tuning.exchange_max_bytes,
-            ),
-            (
-                "HOROVOD_PAIRWISE_MAX_HOSTS",
-                1,
-                &mut tuning.pairwise_max_hosts,
-            ),
-        ] {
-            *size = between(r, name, *size, least, 1 << 30)?;
+        for (name, least, size) in limited(&mut tuning) {
+            *size = between(r, name, *size, least, SIZE_MAX)?;
         }
         let most = usize::from(CONNECTIONS_MAX);
         let connections = between(r, "HOROVOD_CONNECTIONS_PER_PEER", 1, 1, most)?;
@@ -115,7 +100,7 @@ impl Algorithms {
                 common.len()
             )));
         };
-        let tuning = &mut self.tuning;
+        let mut tuning = self.tuning.clone();
         tuning.chunk_bytes = chunk_bytes;
         tuning.chunk_min_bytes = chunk_min_bytes;
         tuning.direct_max_bytes = direct_max_bytes;
@@ -129,6 +114,14 @@ impl Algorithms {
             .map(|(_, wish)| *wish);
         tuning.hierarchical_allreduce = hierarchical_allreduce != 0;
         tuning.hierarchical_allgather = hierarchical_allgather != 0;
+        for (name, least, size) in limited(&mut tuning) {
+            if !(least..=SIZE_MAX).contains(size) {
+                return Err(Error::Init(format!(
+                    "rank 0 sent {name}={size}: expected {least} to {SIZE_MAX}; is it the same version?"
+                )));
+            }
+        }
+        self.tuning = tuning;
         Ok(())
     }
 
@@ -143,6 +136,29 @@ impl Algorithms {
         }
         Ok(())
     }
+}
+
+/// The sizes that have limits: their names, the least value, and where they are.
+fn limited(tuning: &mut Tuning) -> [(&'static str, usize, &mut usize); 5] {
+    [
+        ("HOROVOD_CHUNK_BYTES", 1 << 10, &mut tuning.chunk_bytes),
+        (
+            "HOROVOD_WIRE_CHUNK_BYTES",
+            1 << 10,
+            &mut tuning.wire_chunk_bytes,
+        ),
+        ("HOROVOD_DIRECT_MAX_BYTES", 0, &mut tuning.direct_max_bytes),
+        (
+            "HOROVOD_EXCHANGE_MAX_BYTES",
+            0,
+            &mut tuning.exchange_max_bytes,
+        ),
+        (
+            "HOROVOD_PAIRWISE_MAX_HOSTS",
+            1,
+            &mut tuning.pairwise_max_hosts,
+        ),
+    ]
 }
 
 fn wish(r: &Reader<'_>) -> Result<Option<Wish>, Error> {
@@ -270,5 +286,15 @@ mod tests {
         other.adopt(&[]).unwrap();
         assert_eq!(other.tuning, rank_0.tuning);
         assert!(other.adopt(&[1, 2, 3]).is_err());
+    }
+
+    #[test]
+    fn sizes_that_nobody_could_set_are_not_taken_over() {
+        let mut ours = read(&[]).unwrap();
+        let mut theirs = ours.clone();
+        theirs.tuning.chunk_bytes = 0;
+        let text = ours.adopt(&theirs.common()).unwrap_err().to_string();
+        assert!(text.contains("HOROVOD_CHUNK_BYTES=0"), "{text}");
+        assert_eq!(ours, read(&[]).unwrap());
     }
 }

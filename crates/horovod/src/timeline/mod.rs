@@ -10,10 +10,12 @@ mod clock;
 mod layout;
 mod leader;
 mod member;
+#[cfg(feature = "testing")]
+pub(crate) mod probe;
 mod queue;
 mod report;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+mod temporary;
 mod threads;
 mod trace;
 

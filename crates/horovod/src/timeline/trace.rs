@@ -145,7 +145,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::Value;
 
-    use super::super::testing::TempFile;
+    use super::super::temporary::TempFile;
     use super::*;
 
     fn read(path: &Path) -> Vec<Value> {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::super::report::{Item, Outcome};
-use super::super::testing::TempFile;
+use super::super::temporary::TempFile;
 use super::*;
 
 fn cast(size: u32) -> Cast {

@@ -1,0 +1,90 @@
+//! What launcher and agents read: each other's frames, command lines, lists of hosts.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
+
+use horovod_launch::args;
+use horovod_launch::frames::{FrameBuffer, FromAgent, ToAgent};
+use horovod_launch::hosts::{assign, parse_hostfile, parse_hosts};
+
+/// A stream of frames, in pieces: the first byte says from whom, the second how long the pieces are.
+pub(crate) fn frames(bytes: &[u8]) {
+    let [side, piece, stream @ ..] = bytes else {
+        return;
+    };
+    let mut buffer = FrameBuffer::default();
+    for part in stream.chunks(usize::from(*piece) + 1) {
+        buffer.push(part);
+        loop {
+            match buffer.next_frame() {
+                Ok(None) => break,
+                Err(_) => return,
+                Ok(Some(frame)) if *side == 0 => to_agent(frame),
+                Ok(Some(frame)) => from_agent(frame),
+            }
+        }
+    }
+}
+
+fn to_agent(frame: &[u8]) {
+    let Ok(message) = ToAgent::decode(frame) else {
+        return;
+    };
+    let mut again = Vec::new();
+    message.encode(&mut again);
+    assert_eq!(ToAgent::decode(&again[4..]), Ok(message));
+}
+
+fn from_agent(frame: &[u8]) {
+    let Ok(message) = FromAgent::decode(frame) else {
+        return;
+    };
+    let mut again = Vec::new();
+    message.encode(&mut again);
+    assert_eq!(FromAgent::decode(&again[4..]), Ok(message));
+}
+
+/// What users type: the first byte chooses between a command line (words between zero bytes), a list of hosts and
+/// a file of hosts.
+pub(crate) fn words(bytes: &[u8]) {
+    let Some((kind, rest)) = bytes.split_first() else {
+        return;
+    };
+    let text = String::from_utf8_lossy(rest);
+    let hosts = match kind {
+        0 => {
+            let words: Vec<OsString> = rest
+                .split(|byte| *byte == 0)
+                .map(|word| OsStr::from_bytes(word).to_owned())
+                .collect();
+            match args::parse(&words) {
+                Ok(options) => options.hosts.and_then(|hosts| parse_hosts(&hosts).ok()),
+                Err(error) => {
+                    assert!(!error.to_string().is_empty());
+                    None
+                }
+            }
+        }
+        1 => parse_hosts(&text).ok(),
+        _ => parse_hostfile("hosts", &text).ok(),
+    };
+    let Some(hosts) = hosts else { return };
+    // What was understood can be said again.
+    let mut said = String::new();
+    for host in &hosts {
+        let comma = if said.is_empty() { "" } else { "," };
+        write!(said, "{comma}{host}").expect("memory");
+    }
+    if !hosts.is_empty() {
+        assert_eq!(parse_hosts(&said).as_ref(), Ok(&hosts), "{said}");
+    }
+    let slots: u64 = hosts.iter().map(|host| u64::from(host.slots)).sum();
+    let count = slots.min(64) as u32;
+    let placed = assign(&hosts, count).expect("there are enough slots");
+    let ranks: Vec<u32> = placed
+        .iter()
+        .flat_map(|placement| placement.slots.iter().map(|slot| slot.rank))
+        .collect();
+    assert_eq!(ranks, (0..count).collect::<Vec<_>>());
+}

@@ -1,0 +1,18 @@
+//! What the runtime itself reads from other ranks.
+
+use horovod::testing;
+
+/// The first byte chooses: 0, rank 0's settings of the data plane; else a message of the timeline, and what rank 0
+/// makes of a batch is a JSON document.
+pub(crate) fn messages(bytes: &[u8]) {
+    let document = match bytes {
+        [] => return,
+        [0, settings @ ..] => return testing::settings(settings),
+        [_, message @ ..] => testing::timeline(message),
+    };
+    let Some(document) = document else { return };
+    let parsed: Result<serde_json::Value, _> = serde_json::from_slice(&document);
+    if let Err(error) = parsed {
+        panic!("{error}: {}", String::from_utf8_lossy(&document));
+    }
+}

@@ -1,0 +1,26 @@
+//! What the runtime reads from other ranks, for fuzzing: any bytes may be given to these, and a broken promise
+//! panics.
+
+use horovod_collectives::Tuning;
+
+use crate::config::Algorithms;
+
+pub use crate::timeline::probe::timeline;
+
+/// Settings as rank 0 sends them: what is taken over can be passed on.
+///
+/// # Panics
+/// If it cannot.
+pub fn settings(bytes: &[u8]) {
+    let mut algorithms = Algorithms {
+        tuning: Tuning::default(),
+        connections: 1,
+    };
+    if algorithms.adopt(bytes).is_err() {
+        return;
+    }
+    assert!(algorithms.tuning.chunk_bytes > 0 && algorithms.tuning.wire_chunk_bytes > 0);
+    let mut other = algorithms.clone();
+    assert!(other.adopt(&algorithms.common()).is_ok());
+    assert_eq!(algorithms, other);
+}
