@@ -207,6 +207,27 @@ pub(crate) fn accept(listener: &Fd) -> io::Result<Option<(Arc<Fd>, String)>> {
     }
 }
 
+/// Whether a connection comes from this process's user (or root); true for all from the network, of
+/// which nothing is known. `/proc/net/unix` shows the names of local sockets to everybody.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_same_user(connection: &Fd) -> bool {
+    use rustix::net::sockopt;
+    let Ok(fd) = connection.get() else {
+        return false;
+    };
+    if sockopt::socket_domain(fd) != Ok(AddressFamily::UNIX) {
+        return true;
+    }
+    let own = rustix::process::geteuid();
+    sockopt::socket_peercred(fd).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+}
+
+/// As on Linux, where the socket's file keeps others away.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_same_user(_connection: &Fd) -> bool {
+    true
+}
+
 /// A Unix listener with a name that nobody can guess; dropping it removes the name.
 pub(crate) struct UnixListener {
     pub(crate) fd: Arc<Fd>,
@@ -234,6 +255,9 @@ pub(crate) fn unix_listen() -> io::Result<UnixListener> {
         .into_owned();
     let fd = socket(AddressFamily::UNIX)?;
     rustix::net::bind(fd.get()?, &unix_address(&name)?)?;
+    // Before it listens, so that nobody else ever gets through.
+    #[cfg(not(all(target_os = "linux", not(horovod_portable))))]
+    rustix::fs::chmod(&name, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
     let listener = UnixListener {
         fd: Arc::new(fd),
         name,

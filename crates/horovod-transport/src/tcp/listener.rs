@@ -1,8 +1,8 @@
 //! Accepting connections from a network where anybody may connect.
 //!
 //! A connection has a slot until it has authenticated or its deadline passes; when all slots are
-//! taken the oldest one goes. What strangers send costs neither memory nor attention, and is
-//! reported at most once a second.
+//! taken the oldest one goes. What strangers send costs neither memory nor attention; reports of it
+//! grow rare while they go on. On local sockets only processes of the same user are heard at all.
 
 use std::{
     collections::VecDeque,
@@ -26,7 +26,10 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 const ACCEPT_BURST: usize = 64;
 /// A rest after the system could not accept (out of descriptors, say).
 const REST: Duration = Duration::from_millis(100);
-const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// Between the first two reports; twice as long after each.
+const REPORT_REST: Duration = Duration::from_secs(1);
+/// The longest; after twice that without a report the next stranger is news again.
+const REPORT_REST_MAX: Duration = Duration::from_secs(3600);
 
 struct Pending {
     responder: Responder,
@@ -39,8 +42,7 @@ struct Pending {
 pub(crate) struct Gate {
     listeners: Vec<Arc<Fd>>,
     pending: VecDeque<Pending>,
-    reported: Option<Instant>,
-    unreported: u64,
+    reports: Reports,
     /// Until when not to accept, after the system refused to.
     rest: Option<Instant>,
 }
@@ -105,6 +107,9 @@ impl Gate {
         for i in 0..self.listeners.len() {
             for _ in 0..ACCEPT_BURST {
                 match net::accept(&self.listeners[i]) {
+                    Ok(Some((fd, from))) if !net::is_same_user(&fd) => {
+                        self.report(now, &from, &"another user's process");
+                    }
                     Ok(Some((fd, from))) => {
                         // Not a TCP socket or already dead: then the handshake will tell.
                         let _ = net::tune_tcp(&fd);
@@ -133,15 +138,32 @@ impl Gate {
     }
 
     fn report(&mut self, now: Instant, from: &str, why: &dyn std::fmt::Display) {
-        self.unreported += 1;
-        if self
-            .reported
-            .is_none_or(|last| now.duration_since(last) >= REPORT_EVERY)
-        {
-            let count = std::mem::take(&mut self.unreported);
-            self.reported = Some(now);
+        if let Some(count) = self.reports.count(now) {
             tracing::warn!(from, %why, count, "closed a connection that is not part of the job");
         }
+    }
+}
+
+/// Decides when to report, so that nobody can fill the log from outside.
+#[derive(Default)]
+struct Reports {
+    last: Option<Instant>,
+    rest: Duration,
+    unreported: u64,
+}
+
+impl Reports {
+    /// One more to report: how many there were since the last report, if it is time for one.
+    fn count(&mut self, now: Instant) -> Option<u64> {
+        self.unreported += 1;
+        let silence = self.last.map(|last| now.saturating_duration_since(last));
+        self.rest = match silence {
+            Some(silence) if silence < self.rest => return None,
+            Some(silence) if silence < 2 * REPORT_REST_MAX => (self.rest * 2).min(REPORT_REST_MAX),
+            _ => REPORT_REST,
+        };
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.unreported))
     }
 }
 
@@ -190,4 +212,87 @@ pub(crate) fn reachable(
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_strangers_fills_no_log() {
+        let mut reports = Reports::default();
+        let start = Instant::now();
+        let day = 24 * 3600;
+        let mut reported = Vec::new();
+        for second in 0..day {
+            let now = start + Duration::from_secs(second);
+            reported.extend((0..10).filter_map(|_| reports.count(now)));
+        }
+        assert_eq!(reported[0], 1, "the first is reported at once");
+        assert!(reported.len() < 40, "{} lines in a day", reported.len());
+        let told: u64 = reported.iter().sum();
+        assert_eq!(told + reports.unreported, 10 * day, "none is forgotten");
+    }
+
+    /// Connects to the local socket of this name, as another user or as this one, and waits for its end.
+    #[cfg(all(target_os = "linux", not(horovod_portable)))]
+    fn connects(name: &str, other_user: bool) -> std::process::Child {
+        use std::os::unix::process::CommandExt;
+        let script = "import socket, sys\n\
+                      s = socket.socket(socket.AF_UNIX)\n\
+                      s.connect('\\0' + sys.argv[1])\n\
+                      print('connected', flush=True)\n\
+                      s.send(b'h')\n\
+                      print(s.recv(1), flush=True)";
+        let mut command = std::process::Command::new("python3");
+        command.args(["-I", "-c", script, name]);
+        command.stdout(std::process::Stdio::piped());
+        if other_user {
+            command.uid(65534).gid(65534);
+        }
+        command.spawn().unwrap()
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", not(horovod_portable)))]
+    fn another_user_is_not_heard_on_a_local_socket() {
+        use std::io::{BufRead, BufReader, Read};
+        if !rustix::process::geteuid().is_root() {
+            println!("NOT RUN: only root can act as another user");
+            return;
+        }
+        for other_user in [true, false] {
+            let listener = net::unix_listen().unwrap();
+            let mut gate = Gate::default();
+            gate.add(listener.fd.clone());
+            let mut child = connects(&listener.name, other_user);
+            let mut out = BufReader::new(child.stdout.take().unwrap());
+            let mut line = String::new();
+            out.read_line(&mut line).unwrap();
+            assert_eq!(line, "connected\n");
+            let key = JobKey::random().unwrap();
+            gate.step(Instant::now(), &key, &|_| true);
+            assert_eq!(gate.pending.len(), usize::from(!other_user));
+            assert_eq!(gate.reports.last.is_some(), other_user);
+            drop(gate);
+            let mut rest = String::new();
+            out.read_to_string(&mut rest).unwrap();
+            // Closed with its byte unread, or at its end.
+            assert!(rest.is_empty() || rest == "b''\n", "{rest}");
+            child.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn after_hours_of_silence_a_stranger_is_news_again() {
+        let mut reports = Reports::default();
+        let mut now = Instant::now();
+        for _ in 0..100 {
+            reports.count(now);
+            now += Duration::from_secs(60);
+        }
+        now += 2 * REPORT_REST_MAX;
+        assert!(reports.count(now).is_some());
+        assert_eq!(reports.rest, REPORT_REST);
+    }
 }
