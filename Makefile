@@ -10,10 +10,10 @@ BIN := $(CURDIR)/$(VENV)/bin
 STAMPS := .stamps
 export PATH := $(BIN):$(PATH)
 
-SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*') \
+SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*' ! -path 'crates/horovod-fuzz/corpus/*') \
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
-.PHONY: help demo test test-rust test-python test-aarch64 test-portable lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
+.PHONY: help demo test test-rust test-python test-aarch64 test-portable sanitizers fuzz lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -43,6 +43,14 @@ test-portable: ## Run the Rust tests with the ways that need no Linux (docs/port
 
 test-aarch64: $(STAMPS)/aarch64 ## Build and run the Rust tests for Linux on 64-bit Arm, under qemu.
 	build_backend/test-aarch64.sh
+
+sanitizers: ## Run the tests of what holds unsafe code under AddressSanitizer, ThreadSanitizer and Miri (nightly).
+	build_backend/sanitizers.sh
+
+fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs a nightly toolchain).
+	@rustup toolchain list | grep -q '^nightly' || rustup toolchain install nightly --profile minimal
+	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
+	fuzz/run.sh
 
 # The launcher's tests across hosts run real sshd in network namespaces. Without these tools they say so and are not run.
 host-tools:

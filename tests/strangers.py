@@ -16,24 +16,38 @@ Place = tuple[str, object]
 LISTEN = "0A"
 ACCEPTS = 0x10000
 CONNECTIONS_MAX = 20_000
+FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6, "unix": socket.AF_UNIX}
 
 
 def listening(pids: Iterable[int]) -> list[Place]:
     """Addresses of all sockets that these processes listen on; wildcards become the loopback address."""
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    found: dict[Place, None] = {}
+    for family, address in bound(pids):
+        if isinstance(address, tuple):
+            address = (loopback.get(address[0], address[0]), address[1])
+        found[family, address] = None
+    return list(found)
+
+
+def bound(pids: Iterable[int]) -> list[Place]:
+    """Addresses of all sockets that these processes listen on, as they are."""
     found: dict[Place, None] = {}
     for pid in pids:
         inodes = _socket_inodes(pid)
         net = Path(f"/proc/{pid}/net")
-        for line in (net / "tcp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == LISTEN and fields[9] in inodes:
-                address, port = fields[1].split(":")
-                host = socket.inet_ntoa(bytes.fromhex(address)[::-1])
-                found["tcp", ("127.0.0.1" if host == "0.0.0.0" else host, int(port, 16))] = None
-        for line in (net / "tcp6").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == LISTEN and fields[9] in inodes:
-                found["tcp6", ("::1", int(fields[1].split(":")[1], 16))] = None
+        for family, length in (("tcp", 4), ("tcp6", 16)):
+            for line in (net / family).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTEN and fields[9] in inodes:
+                    address, port = fields[1].split(":")
+                    # Words of four bytes in the machine's order.
+                    words = [bytes.fromhex(address)[at : at + 4] for at in range(0, length, 4)]
+                    packed = b"".join(
+                        word[:: 1 if sys.byteorder == "big" else -1] for word in words
+                    )
+                    host = socket.inet_ntop(FAMILIES[family], packed)
+                    found[family, (host, int(port, 16))] = None
         for line in (net / "unix").read_text().splitlines()[1:]:
             fields = line.split()
             if len(fields) == 8 and fields[6] in inodes and int(fields[3], 16) & ACCEPTS:
@@ -44,8 +58,7 @@ def listening(pids: Iterable[int]) -> list[Place]:
 
 def connect(place: Place) -> socket.socket:
     """Connect to one of the addresses."""
-    families = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6, "unix": socket.AF_UNIX}
-    connection = socket.socket(families[place[0]], socket.SOCK_STREAM)
+    connection = socket.socket(FAMILIES[place[0]], socket.SOCK_STREAM)
     connection.settimeout(10)
     connection.connect(place[1])
     return connection

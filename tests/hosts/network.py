@@ -105,18 +105,19 @@ class Host:
         self.name = name
         self.address = address
         self.namespace = namespace
+        # Its interface as seen from outside: all that enters and leaves the host passes here.
+        self.outside = f"{PREFIX}{namespace.removeprefix(PREFIX)}"[:15]
         self.sshd: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
         """Make it and start its sshd; returns when sshd answers."""
         run("ip", "netns", "add", self.namespace)
         run("ip", "-n", self.namespace, "link", "set", "lo", "up")
-        outside = f"{PREFIX}{self.namespace.removeprefix(PREFIX)}"[:15]
         run(
             "ip",
             "link",
             "add",
-            outside,
+            self.outside,
             "type",
             "veth",
             "peer",
@@ -125,7 +126,7 @@ class Host:
             "netns",
             self.namespace,
         )
-        run("ip", "link", "set", outside, "master", self.network.bridge, "up")
+        run("ip", "link", "set", self.outside, "master", self.network.bridge, "up")
         run("ip", "-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
         run("ip", "-n", self.namespace, "link", "set", "eth0", "up")
         # sshd keeps its empty folder under /run; a /run of its own leaves the machine's alone.

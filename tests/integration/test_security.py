@@ -1,0 +1,141 @@
+"""What docs/security.md promises, shown on real processes: to another user of the host, and to whoever listens."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import harness
+import strangers
+
+# The ranks work until told to stop; what they share is full of one byte that is found nowhere else.
+WORK_UNTIL_TOLD = """
+import os, sys
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+stop = False
+step = 0
+while not stop:
+    hvd.allreduce(torch.full((100_000,), float(hvd.rank())), op=hvd.Sum, name="work")
+    stop = bool(hvd.broadcast(torch.tensor(int(os.path.exists(sys.argv[1]))), 0, name="stop"))
+    step += 1
+    if step == 3:
+        print("working", os.environ["HOROVOD_JOB_KEY"], flush=True)
+"""
+
+# Tries, as whoever runs it, everything by which a process shows its inside; prints what it could read.
+LOOK = """
+import json, os, sys
+
+if user := int(sys.argv[1]):
+    # Only now, because others may not be let into the folder of the interpreter.
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read(1 << 16)
+
+def memory(pid):
+    for line in open(f"/proc/{pid}/maps"):
+        if "rw" in line.split()[1] and "[heap]" in line:
+            with open(f"/proc/{pid}/mem", "rb") as file:
+                file.seek(int(line.split("-")[0], 16))
+                return file.read(64)
+    raise OSError("no heap is shown")
+
+def descriptors(pid):
+    found = [os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")]
+    return " ".join(found).encode()
+
+def shared(pid):
+    for n in os.listdir(f"/proc/{pid}/fd"):
+        if "memfd:horovod" in os.readlink(f"/proc/{pid}/fd/{n}"):
+            return read(f"/proc/{pid}/fd/{n}")
+    for name in os.listdir(f"/proc/{pid}/map_files"):
+        if "memfd:horovod" in os.readlink(f"/proc/{pid}/map_files/{name}"):
+            return read(f"/proc/{pid}/map_files/{name}")
+    raise OSError("no shared memory is shown")
+
+tries = {
+    "command line": lambda pid: read(f"/proc/{pid}/cmdline"),
+    "environment": lambda pid: read(f"/proc/{pid}/environ"),
+    "memory": memory,
+    "descriptors": descriptors,
+    "shared memory": shared,
+}
+got = {name: [] for name in tries}
+for pid in sys.argv[2:]:
+    for name, attempt in tries.items():
+        try:
+            got[name].append(attempt(pid).decode("latin-1"))
+        except OSError:
+            pass
+print(json.dumps(got))
+"""
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def job(script, jobs, tmp_path: Path):
+    """A job of two ranks at work: the job, its key, and the file that ends it."""
+    stop = tmp_path / "stop"
+    job = jobs(harness.python(2, script(WORK_UNTIL_TOLD), str(stop), limit_s=120))
+    key = job.wait_for("working", count=2)[0].split()[-1]
+    assert re.fullmatch("[0-9a-f]{64}", key)
+    yield job, key
+    stop.touch()
+    job.succeed()
+
+
+def _look(user: int, pids: list[int]) -> dict[str, list[str]]:
+    words = [sys.executable, "-I", "-c", LOOK, str(user), *map(str, pids)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: only root can act as another user")
+def test_another_user_of_the_host_sees_command_lines_and_nothing_else(job) -> None:
+    job, key = job
+    pids = job.members()
+    assert len(pids) >= 3
+
+    own = _look(0, pids)
+    other = _look(NOBODY, pids)
+
+    # The attempts are real: whoever may look finds something, the key and the shared memory too.
+    assert key in "".join(own["environment"])
+    assert all(own.values()), {name: len(found) for name, found in own.items()}
+    assert len(other.pop("command line")) == len(pids)
+    assert not any(other.values()), {name: len(found) for name, found in other.items()}
+    assert key not in "".join(own["command line"])
+
+
+def test_a_job_on_one_host_listens_on_the_loopback_only(job) -> None:
+    job, _ = job
+    bound = strangers.bound(job.members())
+    assert any(family == "tcp" for family, _ in bound), bound
+    for family, address in bound:
+        if family != "unix":
+            assert address[0] in ("127.0.0.1", "::1"), bound
+
+
+def test_strangers_fill_no_log(job) -> None:
+    job, _ = job
+    before = len(job.stderr.splitlines())
+    for place in strangers.listening(job.members()):
+        for attempt in range(500):
+            with strangers.connect(place) as connection:
+                connection.sendall(b"horovod" if attempt % 2 else b"GET / HTTP/1.1\r\n\r\n")
+    lines = job.stderr.splitlines()[before:]
+    assert len(lines) < 20, lines
