@@ -45,8 +45,8 @@ fn from_agent(frame: &[u8]) {
     assert_eq!(FromAgent::decode(&again[4..]), Ok(message));
 }
 
-/// What users type: the first byte chooses between a command line (words between zero bytes), a list of hosts and
-/// a file of hosts.
+/// What users write: the first byte chooses between a command line (words between zero bytes), a list of hosts, a
+/// file of settings and a file of hosts.
 pub(crate) fn words(bytes: &[u8]) {
     let Some((kind, rest)) = bytes.split_first() else {
         return;
@@ -67,6 +67,7 @@ pub(crate) fn words(bytes: &[u8]) {
             }
         }
         1 => parse_hosts(&text).ok(),
+        2 => return config_file(rest),
         _ => parse_hostfile("hosts", &text).ok(),
     };
     let Some(hosts) = hosts else { return };
@@ -87,4 +88,20 @@ pub(crate) fn words(bytes: &[u8]) {
         .flat_map(|placement| placement.slots.iter().map(|slot| slot.rank))
         .collect();
     assert_eq!(ranks, (0..count).collect::<Vec<_>>());
+}
+
+fn config_file(content: &[u8]) {
+    let file = std::env::temp_dir().join(format!("horovod-fuzz-{}.yaml", std::process::id()));
+    std::fs::write(&file, content).expect("a temporary file");
+    let words: [OsString; 5] = [
+        "--config-file".into(),
+        file.clone().into(),
+        "-np".into(),
+        "2".into(),
+        "true".into(),
+    ];
+    if let Err(error) = args::parse(&words) {
+        assert!(!error.to_string().is_empty());
+    }
+    let _ = std::fs::remove_file(file);
 }

@@ -1,5 +1,10 @@
 //! The inputs that the fuzzer kept, and those that once found something, on every machine.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test wants to fail at once, with the place"
+)]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
