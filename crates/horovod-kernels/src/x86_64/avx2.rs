@@ -2,29 +2,15 @@
 
 use std::arch::x86_64::*;
 
-use horovod_protocol::DType;
-
-use crate::adasum::{self, CombineArgs, DotArgs, Float, for_floats};
-use crate::blocks::{self, Job, Load, for_types};
-use crate::element::Binary;
 use crate::half::{Convert, Portable};
-use crate::spec::{Combine, Spec};
-use crate::x86_64::sums::{self, Lanes, for_float_lanes};
+use crate::x86_64::{entry::entry_points, sums};
 
-pub(crate) struct Avx2;
-
-impl Convert for Avx2 {
-    #[inline(always)]
-    unsafe fn f16_to_f32(src: *const u16, dst: *mut f32, n: usize) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { widen(src, dst, n) }
-    }
-    #[inline(always)]
-    unsafe fn f32_to_f16(src: *const f32, dst: *mut u16, n: usize) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { narrow(src, dst, n) }
-    }
-}
+entry_points!(
+    /// AVX2 with F16C.
+    Avx2,
+    "avx2,f16c",
+    sums: [sums::F16x8, sums::Bf16x8, sums::F32x8, sums::F64x4]
+);
 
 /// # Safety
 /// As [`Convert::f16_to_f32`], on a CPU with AVX2 and F16C.
@@ -56,77 +42,4 @@ unsafe fn narrow(src: *const f32, dst: *mut u16, n: usize) {
     }
     // SAFETY: the rest of both blocks.
     unsafe { Portable::f32_to_f16(src.add(whole), dst.add(whole), n - whole) };
-}
-
-/// # Safety
-/// As [`blocks::run`], on a CPU with AVX2 and F16C.
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn typed<E: Load, O: Binary<E>>(job: &Job<'_>) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { blocks::run::<E, O, Avx2>(job) }
-}
-
-/// # Safety
-/// As [`sums::sum`], on a CPU with AVX2 and F16C.
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn typed_sum<L: Lanes>(job: &Job<'_>) -> usize {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { sums::sum::<L>(job) }
-}
-
-/// # Safety
-/// As [`blocks::run`], on a CPU with AVX2 and F16C.
-pub(crate) unsafe fn reduce(spec: &Spec, job: &Job<'_>) {
-    // SAFETY: the caller's promise, passed on; the rest of the operands lies within them.
-    unsafe {
-        let mut done = 0;
-        if spec.combine == Combine::Sum {
-            done = for_float_lanes!(
-                spec.dtype,
-                typed_sum,
-                job,
-                sums::F16x8,
-                sums::Bf16x8,
-                sums::F32x8,
-                sums::F64x4
-            );
-        }
-        if done < job.elems {
-            let rest = Job {
-                start: done,
-                ..*job
-            };
-            for_types!(spec.dtype, spec.combine, typed, &rest)
-        }
-    }
-}
-
-/// # Safety
-/// As [`adasum::block_dots`], on a CPU with AVX2 and F16C.
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn typed_dots<E: Float>(args: &DotArgs) -> [f64; 3] {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { adasum::block_dots::<E, Avx2>(args) }
-}
-
-/// # Safety
-/// As [`adasum::block_dots`], on a CPU with AVX2 and F16C.
-pub(crate) unsafe fn dots(dtype: DType, args: &DotArgs) -> [f64; 3] {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { for_floats!(dtype, typed_dots, args) }
-}
-
-/// # Safety
-/// As [`adasum::block_combine`], on a CPU with AVX2 and F16C.
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn typed_combine<E: Float>(args: &CombineArgs) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { adasum::block_combine::<E, Avx2>(args) }
-}
-
-/// # Safety
-/// As [`adasum::block_combine`], on a CPU with AVX2 and F16C.
-pub(crate) unsafe fn combine(dtype: DType, args: &CombineArgs) {
-    // SAFETY: the caller's promise, passed on.
-    unsafe { for_floats!(dtype, typed_combine, args) }
 }

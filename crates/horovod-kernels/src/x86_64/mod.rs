@@ -2,4 +2,5 @@
 
 pub(crate) mod avx2;
 pub(crate) mod avx512;
+mod entry;
 pub(crate) mod sums;

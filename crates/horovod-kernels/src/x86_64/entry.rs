@@ -1,0 +1,103 @@
+//! The way into one instruction set, the same for all: each generic loop compiled with the set's features, and the
+//! choice of the loop for a type.
+
+/// Makes `reduce`, `dots`, `combine` and the conversions of halves for an instruction set. `widen` and `narrow` stand
+/// beside it, by hand.
+macro_rules! entry_points {
+    (
+        $(#[$doc:meta])* $set:ident, $features:tt,
+        sums: [$f16:ty, $bf16:ty, $f32:ty, $f64:ty]
+    ) => {
+        $(#[$doc])*
+        pub(crate) struct $set;
+
+        impl crate::half::Convert for $set {
+            #[inline(always)]
+            unsafe fn f16_to_f32(src: *const u16, dst: *mut f32, n: usize) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { widen(src, dst, n) }
+            }
+            #[inline(always)]
+            unsafe fn f32_to_f16(src: *const f32, dst: *mut u16, n: usize) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { narrow(src, dst, n) }
+            }
+        }
+
+        /// # Safety
+        /// As [`crate::blocks::run`], on a CPU with these features.
+        #[target_feature(enable = $features)]
+        unsafe fn typed<E: crate::blocks::Load, O: crate::element::Binary<E>>(
+            job: &crate::blocks::Job<'_>,
+        ) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { crate::blocks::run::<E, O, $set>(job) }
+        }
+
+        /// # Safety
+        /// As [`crate::x86_64::sums::sum`], on a CPU with these features.
+        #[target_feature(enable = $features)]
+        unsafe fn typed_sum<L: crate::x86_64::sums::Lanes>(job: &crate::blocks::Job<'_>) -> usize {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { crate::x86_64::sums::sum::<L>(job) }
+        }
+
+        /// # Safety
+        /// As [`crate::blocks::run`], on a CPU with these features.
+        pub(crate) unsafe fn reduce(spec: &crate::spec::Spec, job: &crate::blocks::Job<'_>) {
+            // SAFETY: the caller's promise, passed on; the rest of the operands lies within them.
+            unsafe {
+                let mut done = 0;
+                if spec.combine == crate::spec::Combine::Sum {
+                    done = crate::x86_64::sums::for_float_lanes!(
+                        spec.dtype, typed_sum, job, $f16, $bf16, $f32, $f64
+                    );
+                }
+                if done < job.elems {
+                    let rest = crate::blocks::Job {
+                        start: done,
+                        ..*job
+                    };
+                    crate::blocks::for_types!(spec.dtype, spec.combine, typed, &rest)
+                }
+            }
+        }
+
+        /// # Safety
+        /// As [`crate::adasum::block_dots`], on a CPU with these features.
+        #[target_feature(enable = $features)]
+        unsafe fn typed_dots<E: crate::adasum::Float>(args: &crate::adasum::DotArgs) -> [f64; 3] {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { crate::adasum::block_dots::<E, $set>(args) }
+        }
+
+        /// # Safety
+        /// As [`crate::adasum::block_dots`], on a CPU with these features.
+        pub(crate) unsafe fn dots(
+            dtype: horovod_protocol::DType,
+            args: &crate::adasum::DotArgs,
+        ) -> [f64; 3] {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { crate::adasum::for_floats!(dtype, typed_dots, args) }
+        }
+
+        /// # Safety
+        /// As [`crate::adasum::block_combine`], on a CPU with these features.
+        #[target_feature(enable = $features)]
+        unsafe fn typed_combine<E: crate::adasum::Float>(args: &crate::adasum::CombineArgs) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { crate::adasum::block_combine::<E, $set>(args) }
+        }
+
+        /// # Safety
+        /// As [`crate::adasum::block_combine`], on a CPU with these features.
+        pub(crate) unsafe fn combine(
+            dtype: horovod_protocol::DType,
+            args: &crate::adasum::CombineArgs,
+        ) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { crate::adasum::for_floats!(dtype, typed_combine, args) }
+        }
+    };
+}
+pub(crate) use entry_points;
