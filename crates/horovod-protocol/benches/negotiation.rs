@@ -100,6 +100,38 @@ fn known_round<const RANKS: u32>(bencher: Bencher<'_, '_>, tensors: u32) {
     bencher.bench_local(|| job.round());
 }
 
+/// The parts of such a round: what a rank says,
+#[divan::bench(args = TENSORS, consts = [2, 64])]
+fn submitting<const RANKS: u32>(bencher: Bencher<'_, '_>, tensors: u32) {
+    let job = || Job::new(tensors, RANKS);
+    bencher.with_inputs(job).bench_local_refs(Job::submit);
+}
+
+/// what the coordinator makes of it,
+#[divan::bench(args = TENSORS, consts = [2, 64])]
+fn deciding<const RANKS: u32>(bencher: Bencher<'_, '_>, tensors: u32) {
+    let said = || {
+        let mut job = Job::new(tensors, RANKS);
+        let said = job.submit();
+        (job, said)
+    };
+    let bench = bencher.with_inputs(said);
+    bench.bench_local_refs(|(job, said)| job.decide(said));
+}
+
+/// and what the rank does then.
+#[divan::bench(args = TENSORS, consts = [2, 64])]
+fn carrying_out<const RANKS: u32>(bencher: Bencher<'_, '_>, tensors: u32) {
+    let decided = || {
+        let mut job = Job::new(tensors, RANKS);
+        let said = job.submit();
+        let decided = job.decide(&said);
+        (job, decided)
+    };
+    let bench = bencher.with_inputs(decided);
+    bench.bench_local_refs(|(job, decided)| job.run(decided));
+}
+
 /// The first round, in which every request travels in full.
 #[divan::bench(args = TENSORS, consts = [2, 64])]
 fn first_round<const RANKS: u32>(bencher: Bencher<'_, '_>, tensors: u32) {
