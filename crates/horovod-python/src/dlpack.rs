@@ -111,6 +111,9 @@ impl Reader {
         let ndim = usize::try_from(raw.ndim).ok()?;
         let (shape, strides): (&[i64], &[i64]) = if ndim == 0 {
             (&[], &[])
+        } else if raw.shape.is_null() || raw.strides.is_null() {
+            // Older tables could leave strides out; what they mean then is for the slow way to find out.
+            return None;
         } else {
             // SAFETY: with dimensions, both point to `ndim` numbers that the tensor keeps while we hold it.
             unsafe {
@@ -144,13 +147,16 @@ fn contiguous(shape: &[i64], strides: &[i64]) -> bool {
     if shape.contains(&0) {
         return true;
     }
-    let mut step = 1;
+    let mut step = 1i64;
     for (&length, &stride) in shape.iter().zip(strides).rev() {
         if length != 1 {
             if stride != step {
                 return false;
             }
-            step *= length;
+            let Some(next) = step.checked_mul(length) else {
+                return false;
+            };
+            step = next;
         }
     }
     true
