@@ -33,6 +33,7 @@ def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
         (2, ["pytorch/pytorch_mnist.py", "--epochs", "1", "--use-adasum"]),
         (2, ["pytorch/pytorch_mnist.py", "--epochs", "1", "--gradient-predivide-factor", "2.0"]),
         (2, ["pytorch/pytorch_mnist.py", "--epochs", "1", "--use-mixed-precision"]),
+        (2, ["elastic/pytorch/pytorch_mnist_elastic.py", "--epochs", "1", "--use-adasum"]),
         (4, ["pytorch/pytorch_process_sets.py", "--steps", "20"]),
         (3, ["adasum/adasum_small_model.py", "--op", "Adasum", "--steps", "20"]),
         (

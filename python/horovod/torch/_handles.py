@@ -1,13 +1,14 @@
 """Handles of operations in flight: what each will return, waiting for it, and keeping `torch.compile` out."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.compiler import is_compiling
 
 from horovod import _core
+from horovod.common.exceptions import HorovodInternalError
 
 _T = TypeVar("_T")
 
@@ -92,3 +93,15 @@ def synchronize(handle: int) -> Any:
     if type(result) is Deferred:
         return result.finish(outputs)
     return result
+
+
+def synchronize_all(handles: Iterable[int]) -> None:
+    """Wait for several operations, and only then raise what failed first: none may still write into a tensor."""
+    failure = None
+    for handle in handles:
+        try:
+            synchronize(handle)
+        except HorovodInternalError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure

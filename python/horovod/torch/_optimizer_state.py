@@ -9,7 +9,7 @@ from horovod import _core
 from horovod.common import _objects
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._broadcast import broadcast_async_
-from horovod.torch._handles import synchronize
+from horovod.torch._handles import synchronize_all
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ def broadcast_optimizer_state(
         broadcast_async_(tensor, root_rank, f"optimizer_state.{name}", process_set)
         for name, tensor in tensors
     ]
-    for handle in handles:
-        synchronize(handle)
+    synchronize_all(handles)
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 from horovod.common import _objects
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._broadcast import broadcast_async_
-from horovod.torch._handles import synchronize
+from horovod.torch._handles import synchronize_all
 from horovod.torch._optimizer_state import broadcast_optimizer_state
 
 __all__ = [
@@ -62,8 +62,7 @@ def broadcast_parameters(
         params.update(
             broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)
         )
-    for handle in handles:
-        synchronize(handle)
+    synchronize_all(handles)
 
 
 def _named(params: Any) -> list[tuple[str | None, Any]]:

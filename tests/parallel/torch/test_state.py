@@ -9,6 +9,7 @@ import torch
 from ops_support import still_works
 
 import horovod.torch as hvd
+from horovod.torch import mpi_ops
 
 # -- objects
 
@@ -210,6 +211,18 @@ def test_state_that_is_no_tensor_travels_too():
 def test_what_holds_no_parameters_is_refused(wrong):
     with pytest.raises(ValueError, match="invalid params of type"):
         hvd.broadcast_parameters(wrong, root_rank=0)
+
+
+def test_a_failed_broadcast_leaves_nothing_behind_that_writes():
+    """What is restored after the failure must not be overwritten by the rest of it."""
+    if hvd.size() == 1:
+        pytest.skip("needs several ranks")
+    params = [torch.ones(2 + (hvd.rank() == 1 and i == 0)) for i in range(50)]
+    before = len(mpi_ops._handle_map)
+    with pytest.raises(hvd.HorovodInternalError, match="Mismatched BROADCAST tensor shapes"):
+        hvd.broadcast_parameters([(f"left.{i}", p) for i, p in enumerate(params)], 0)
+    assert len(mpi_ops._handle_map) == before
+    still_works()
 
 
 def test_parameters_of_different_shapes_are_reported():
