@@ -11,7 +11,6 @@ import functools
 import itertools
 import logging
 import queue
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -280,7 +279,7 @@ class _Run:
                 _log.warning("A rank was lost while the next generation began: %s", error)
             except WorkerRemovedError as error:
                 _log.warning("This process (%s before) ends: %s", before, error)
-                sys.exit(0)
+                raise  # which ends the process with status 0
         _log.warning(
             "Elastic training goes on as rank %d of %d (%s before).",
             *(_core.rank(), _core.size(), before),

@@ -23,11 +23,15 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
-class WorkerRemovedError(RuntimeError):
+class WorkerRemovedError(SystemExit):
     """This process is no longer part of its elastic job, because its host or slot was taken away.
 
-    Raised by `init`. The process should end; its exit code does not matter to the launcher.
+    Raised by `init`. The process should end: if nobody catches this, it does, quietly and with status 0.
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = 0
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
