@@ -52,19 +52,20 @@ fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 	fuzz/run.sh
 
-# The launcher's tests across hosts run real sshd in network namespaces. Without these tools they say so and are not run.
+# Tests across hosts run real sshd in network namespaces, those of other launchers real ones. Without these tools they say so and are not run.
 host-tools:
-	@missing=; for tool in /usr/sbin/sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux; do \
+	@missing=; for tool in /usr/sbin/sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux \
+			mpirun:openmpi-bin mpiexec.hydra:hydra; do \
 		command -v "$${tool%%:*}" >/dev/null || PATH="$$PATH:/usr/sbin:/sbin" command -v "$${tool%%:*}" >/dev/null || \
 			missing="$$missing $${tool##*:}"; \
 	done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "installing for the tests across hosts:$$missing"; \
-		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing >/dev/null) || \
-			echo "could not install$$missing: the tests across hosts will not run"; \
+		echo "installing for the tests across hosts and under other launchers:$$missing"; \
+		(apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null) || \
+			echo "could not install$$missing: the tests that need it will not run"; \
 	else \
-		echo "not installed (and not root with apt):$$missing; the tests across hosts will not run"; \
+		echo "not installed (and not root with apt):$$missing; the tests that need it will not run"; \
 	fi
 
 lint: $(STAMPS)/install ## Check formatting, lints, types, stubs, layers and the map.

@@ -190,7 +190,7 @@ class Job:
     # -- internals
 
     def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        drop = ("HOROVOD_", "PYTEST_", "HVD_TEST_", "OMPI_", "PMI")
+        drop = ("HOROVOD_", "PYTEST_", "HVD_TEST_", "OMPI_", "PMI", "SLURM_")
         env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
         env["PATH"] = f"{HOROVODRUN.parent}:{env.get('PATH', '')}"
         env["PYTHONPATH"] = f"{RANK_SITE}:{env.get('PYTHONPATH', '')}".rstrip(":")

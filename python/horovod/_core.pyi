@@ -13,14 +13,17 @@ __all__ = [
     "BROADCAST",
     "REDUCESCATTER",
     "Buffer",
+    "ParcelServer",
     "PlainTensors",
     "__version__",
     "add_process_set",
     "barrier",
     "cross_rank",
     "cross_size",
+    "deliver_parcel",
     "dynamic_process_sets",
     "enqueue",
+    "fetch_parcel",
     "hold_state",
     "host_updates",
     "hostname",
@@ -86,6 +89,27 @@ class PlainTensors:
         with, or if the framework lacks the interface; nothing was queued then.
         """
 
+@final
+class ParcelServer:
+    """Holds what every rank of one `horovod.run` fetches, and collects what they deliver."""
+
+    def __new__(cls, parcel: bytes, local: bool, interfaces: Sequence[str]) -> Self:
+        """Listens on the loopback only if `local`, else on these interfaces or all."""
+
+    def addresses(self) -> list[str]: ...
+    def key(self) -> str:
+        """64 hex digits; whoever has them belongs to the call."""
+
+    def take(self) -> tuple[int, bytes] | None:
+        """The next delivery, as rank and content; None if none has arrived."""
+
+    def close(self) -> None: ...
+
+# Both: RuntimeError when the process that called `horovod.run` cannot be reached or goes away.
+def fetch_parcel(addresses: Sequence[str], key: str, rank: int, patience_s: float) -> bytes: ...
+def deliver_parcel(
+    addresses: Sequence[str], key: str, rank: int, content: bytes, patience_s: float
+) -> None: ...
 def init(ranks: Sequence[int] | None = None, dynamic_process_sets: bool = False) -> None:
     """Start the runtime; when it is running, do nothing.
 

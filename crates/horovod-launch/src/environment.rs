@@ -23,7 +23,12 @@ const IDENTITY: &[&str] = &[
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_ELASTIC",
     "_HOROVOD_SECRET_KEY",
+    LEASH,
 ];
+/// Descriptor of the pipe whose end tells that whoever started this launcher has ended.
+const LEASH: &str = "HOROVODRUN_LEASH_FD";
+/// Descriptor through which an agent has the launcher's standard input.
+pub(crate) const STDIN: &str = "HOROVODRUN_STDIN_FD";
 
 /// True of this machine, this login or this terminal only; not for other hosts.
 const OF_THIS_HOST: &[&str] = &[
@@ -58,6 +63,24 @@ pub(crate) fn start_timeout() -> Option<u32> {
         .parse()
         .ok()
         .filter(|seconds| *seconds > 0)
+}
+
+/// See [`crate::leash`].
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn leash() -> Option<u32> {
+    std::env::var(LEASH).ok()?.parse().ok()
+}
+
+/// See [`crate::stdin`].
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn lent_stdin() -> Option<u32> {
+    std::env::var(STDIN).ok()?.parse().ok()
 }
 
 /// Hosts and slots that LSF has given to the batch job this runs in; `None` outside of one.

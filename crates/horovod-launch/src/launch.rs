@@ -13,7 +13,7 @@ use crate::output::Output;
 use crate::remote::{self, Ssh};
 use crate::rendezvous::Rendezvous;
 use crate::signals::Signals;
-use crate::{agent, environment, platform};
+use crate::{agent, environment, leash, platform, stdin};
 
 /// Seconds until all hosts must have answered, unless told otherwise.
 const START_TIMEOUT_S: u32 = 30;
@@ -45,6 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
     let start_timeout = Duration::from_secs(seconds.into());
     // From here on Ctrl-C ends things in order.
     let signals = Signals::watch()?;
+    leash::watch();
     let mut output = Output::new(size, options.prefix_timestamp)?;
 
     let hosts: Vec<&Host> = placements.iter().map(|placement| &placement.host).collect();
@@ -161,7 +162,7 @@ fn open_links(
     let mut keys_settled = ssh.new_host_keys_are_settled(&remote_hosts).into_iter();
     let mut links = Vec::new();
     for (placement, &is_local) in placements.into_iter().zip(are_local) {
-        let command = if is_local {
+        let mut command = if is_local {
             local_agent(&program)
         } else {
             ssh.agent(
@@ -172,6 +173,8 @@ fn open_links(
         };
         let name = placement.host.name.clone();
         let what = if is_local { "an agent" } else { "ssh" };
+        let has_rank_0 = placement.slots.iter().any(|slot| slot.rank == 0);
+        let _lent = (is_local && has_rank_0).then(|| stdin::lend(&mut command));
         let link = HostLink::open(placement, is_local, command).map_err(|error| {
             LaunchError::Other(format!("{what} for host {name} cannot be started: {error}"))
         })?;

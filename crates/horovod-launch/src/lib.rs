@@ -19,6 +19,7 @@ pub mod hosts;
 mod io;
 mod job;
 mod launch;
+mod leash;
 mod link;
 mod options;
 mod output;
@@ -30,6 +31,7 @@ mod remote;
 mod rendezvous;
 mod report;
 mod signals;
+mod stdin;
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -41,7 +41,7 @@ impl Ranks {
             .env("PWD", &job.cwd)
             .envs(spec.env.iter().map(|(name, value)| (name, value)))
             .current_dir(&job.cwd)
-            .stdin(Stdio::null())
+            .stdin(crate::stdin::of_rank(spec.rank))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()?;

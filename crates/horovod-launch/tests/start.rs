@@ -193,6 +193,33 @@ fn settings_come_from_options_the_config_file_and_the_environment_in_this_order(
     }
 }
 
+/// Of a pipe and of a file: rank 0 has it all, the others nothing, and nobody waits.
+#[test]
+fn standard_input_is_rank_0s() {
+    let scratch = Scratch::new();
+    let file = scratch.file("in");
+    fs::write(&file, "one\ntwo\n").expect("written");
+    let script = "cat; echo end of $HOROVOD_RANK";
+    let want = [
+        "[0]<stdout>:end of 0",
+        "[0]<stdout>:one",
+        "[0]<stdout>:two",
+        "[1]<stdout>:end of 1",
+        "[2]<stdout>:end of 2",
+    ];
+    let opened = fs::File::open(&file).expect("there");
+    let ended = Run::start_with(shell(3, script), opened.into()).end();
+    assert_eq!(ended.sorted(), want, "{}", ended.err);
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    writer.write_all(b"one\n").expect("room");
+    let run = Run::start_with(shell(3, script), reader.into());
+    // What comes later reaches rank 0 as well.
+    run.wait_for(&["[0]<stdout>:one", "[1]<stdout>:end", "[2]<stdout>:end"]);
+    writer.write_all(b"two\n").expect("room");
+    drop(writer);
+    assert_eq!(run.end().sorted(), want);
+}
+
 #[test]
 fn a_batch_job_of_lsf_needs_no_options() {
     let mut command = horovodrun(["sh", "-c", "echo $HOROVOD_RANK/$HOROVOD_SIZE"]);

@@ -4,6 +4,7 @@ mod buffer;
 mod dlpack;
 mod errors;
 mod log;
+mod parcels;
 mod runtime;
 mod submit;
 
@@ -16,6 +17,8 @@ mod _core {
 
     #[pymodule_export]
     use crate::buffer::Buffer;
+    #[pymodule_export]
+    use crate::parcels::{ParcelServer, deliver_parcel, fetch_parcel};
     #[pymodule_export]
     use crate::runtime::{
         add_process_set, barrier, cross_rank, cross_size, dynamic_process_sets, hold_state,

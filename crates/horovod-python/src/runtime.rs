@@ -5,8 +5,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::errors::{interrupt_or, operation_error, query_error};
 
@@ -25,7 +25,7 @@ pub(crate) fn init(
     ranks: Option<Vec<i64>>,
     dynamic_process_sets: bool,
 ) -> PyResult<()> {
-    py.detach(horovod::init).map_err(|e| query_error(py, e))?;
+    start(py)?;
     let engine = engine(py)?;
     DYNAMIC.store(
         dynamic_process_sets || engine.config().dynamic_process_sets,
@@ -41,6 +41,26 @@ pub(crate) fn init(
         }
     }
     Ok(())
+}
+
+/// Ctrl-C must work while other ranks are waited for.
+fn start(py: Python<'_>) -> PyResult<()> {
+    let raised = Arc::new(Mutex::new(None));
+    let note = Arc::clone(&raised);
+    let interrupt = horovod::Interrupt::new(move || {
+        let Err(error) = Python::attach(|py| py.check_signals()) else {
+            return false;
+        };
+        *note.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        true
+    });
+    let result = py.detach(|| horovod::init_interruptible(interrupt));
+    let raised = raised.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match (result, raised) {
+        (Ok(()), None) => Ok(()),
+        (_, Some(raised)) => Err(raised),
+        (Err(e), None) => Err(query_error(py, e)),
+    }
 }
 
 /// Stop the runtime, and with it the job.

@@ -49,13 +49,21 @@ pub(crate) enum Purpose {
     Data = 3,
     /// The first rank of a host gives away the shared memory.
     Host = 4,
+    /// A function to call, or what became of it.
+    Parcel = 5,
 }
 
 impl Purpose {
     fn from_code(code: u8) -> Option<Self> {
-        [Self::Rendezvous, Self::Control, Self::Data, Self::Host]
-            .into_iter()
-            .find(|p| *p as u8 == code)
+        [
+            Self::Rendezvous,
+            Self::Control,
+            Self::Data,
+            Self::Host,
+            Self::Parcel,
+        ]
+        .into_iter()
+        .find(|p| *p as u8 == code)
     }
 }
 
@@ -66,6 +74,7 @@ impl std::fmt::Display for Purpose {
             Self::Control => "control",
             Self::Data => "data",
             Self::Host => "local",
+            Self::Parcel => "parcel",
         })
     }
 }

@@ -27,6 +27,8 @@ mod link;
 #[cfg(not(loom))]
 mod mesh;
 #[cfg(not(loom))]
+pub mod parcel;
+#[cfg(not(loom))]
 mod patience;
 #[cfg(not(loom))]
 mod platform;
@@ -50,7 +52,7 @@ pub use self::{
     data::Data,
     key::JobKey,
     link::{Aborted, Idle, Link, LinkError},
-    mesh::{CONNECTIONS_MAX, ConnectError, Mesh, MeshConfig, connect},
+    mesh::{CONNECTIONS_MAX, ConnectError, Finder, Interrupt, Mesh, MeshConfig, Place, connect},
     platform::{WAYS, Ways, fd::fork_epoch, net::resolve_interfaces},
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},

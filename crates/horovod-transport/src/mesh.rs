@@ -3,10 +3,11 @@
 mod assemble;
 mod config;
 mod connect;
-mod dial;
+pub(crate) mod dial;
+mod register;
 
 pub(crate) use assemble::{Parts, Shared};
-pub use config::{CONNECTIONS_MAX, ConnectError, MeshConfig};
+pub use config::{CONNECTIONS_MAX, ConnectError, Finder, Interrupt, MeshConfig, Place};
 pub use connect::connect;
 
 use crate::{Control, Data, Topology, Waiter};

@@ -1,16 +1,21 @@
 //! Every `HOROVOD_*` setting of the runtime in one table; the only reader of the environment.
 
 mod algorithms;
+mod log;
 mod reader;
+mod scheduler;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use crate::bootstrap::Settings as MeetingSettings;
 use crate::error::Error;
 use crate::timeline::TimelineSetting;
 pub use algorithms::Algorithms;
+pub use log::LogSettings;
 use reader::Reader;
+pub use scheduler::Started;
 
 /// One line of the settings table: what `docs/settings.md` and the "unknown setting" warning are made from.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +74,26 @@ pub const SETTINGS: &[Setting] = &[
         "HOROVOD_JOB_KEY",
         "none",
         "64 hex digits that authenticate every connection of the job",
+    ),
+    s(
+        "HOROVOD_JOB_KEY_FILE",
+        "none",
+        "file with the 64 hex digits instead; not for jobs of horovodrun",
+    ),
+    s(
+        "HOROVOD_RANK0_ADDRESS",
+        "what the scheduler says",
+        "host:port where rank 0 listens for the others; not for jobs of horovodrun",
+    ),
+    s(
+        "HOROVOD_RENDEZVOUS_DIR",
+        "none",
+        "folder that all ranks share, where rank 0 leaves its address and a key; not for jobs of horovodrun",
+    ),
+    s(
+        "HOROVOD_UNAUTHENTICATED_JOB",
+        "none",
+        "a sentence that turns authentication off, see running.md; not for jobs of horovodrun",
     ),
     s(
         "HOROVOD_GLOO_IFACE",
@@ -297,6 +322,10 @@ pub struct Config {
     pub rendezvous: Vec<SocketAddr>,
     pub elastic: bool,
     pub job_key: Option<String>,
+    /// How to meet without a launcher.
+    pub meeting: MeetingSettings,
+    /// The scheduler that started this process as one of several, if it was none of ours.
+    pub started: Option<Started>,
     pub interfaces: Vec<String>,
     pub connect_timeout: Duration,
     pub fusion_threshold: u64,
@@ -395,8 +424,14 @@ impl Config {
     /// Read and check all settings; the error names the variable, the value and what is accepted.
     pub fn from_environment(env: &dyn Environment) -> Result<Self, Error> {
         let r = Reader { env };
-        let size = r.number("HOROVOD_SIZE", 1u32)?;
-        let rank = r.number("HOROVOD_RANK", 0u32)?;
+        let started = scheduler::detect(&r)?;
+        let (rank, size) = match &started {
+            Some(started) => (started.rank, started.size),
+            None => (
+                r.number("HOROVOD_RANK", 0u32)?,
+                r.number("HOROVOD_SIZE", 1u32)?,
+            ),
+        };
         if size == 0 || rank >= size {
             return Err(Error::Init(format!(
                 "HOROVOD_RANK={rank} and HOROVOD_SIZE={size}: the rank must be below the size"
@@ -422,7 +457,16 @@ impl Config {
                 "HOROVOD_SHM_BYTES_PER_RANK={shm_bytes_per_rank}: expected 4096 to {SHM_BYTES_PER_RANK_MAX}"
             )));
         }
-        let config = Self {
+        if size > 1
+            && r.text("HOROVOD_SIZE").is_some()
+            && started.is_none()
+            && r.text("HOROVOD_RANK").is_none()
+        {
+            return Err(Error::Init(format!(
+                "HOROVOD_SIZE={size} is set but HOROVOD_RANK is not: every process needs a rank of its own"
+            )));
+        }
+        Ok(Self {
             rank,
             size,
             local_rank: r.number("HOROVOD_LOCAL_RANK", 0)?,
@@ -433,6 +477,16 @@ impl Config {
             rendezvous: r.addresses("HOROVOD_RENDEZVOUS")?,
             elastic: r.flag("HOROVOD_ELASTIC", false)?,
             job_key: r.text("HOROVOD_JOB_KEY"),
+            meeting: MeetingSettings {
+                rank0_address: r.text("HOROVOD_RANK0_ADDRESS"),
+                directory: r.text("HOROVOD_RENDEZVOUS_DIR").map(PathBuf::from),
+                key_file: r.text("HOROVOD_JOB_KEY_FILE").map(PathBuf::from),
+                unauthenticated: r.text("HOROVOD_UNAUTHENTICATED_JOB"),
+                temporary: r
+                    .text("TMPDIR")
+                    .map_or_else(|| "/tmp".into(), PathBuf::from),
+            },
+            started,
             interfaces: r.list("HOROVOD_GLOO_IFACE"),
             connect_timeout: Duration::from_secs_f64(
                 r.not_negative("HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0)?
@@ -459,9 +513,7 @@ impl Config {
             timeline_mark_cycles: r.flag("HOROVOD_TIMELINE_MARK_CYCLES", false)?,
             algorithms: Algorithms::read(&r)?,
             autotune: AutotuneSettings::from_environment(&r)?,
-        };
-        config.refuse_a_foreign_launcher(&r)?;
-        Ok(config)
+        })
     }
 
     /// A single process, defaults everywhere; for tests and the Rust API.
@@ -478,61 +530,6 @@ impl Config {
         match Self::from_environment(&Empty) {
             Ok(config) => config,
             Err(e) => unreachable!("the defaults are valid: {e}"),
-        }
-    }
-
-    /// Started by mpirun or srun without our launcher, every process would silently train alone.
-    fn refuse_a_foreign_launcher(&self, r: &Reader<'_>) -> Result<(), Error> {
-        if !self.rendezvous.is_empty() {
-            return Ok(());
-        }
-        if self.size > 1 {
-            return Err(Error::Init(format!(
-                "HOROVOD_SIZE={} but HOROVOD_RENDEZVOUS is not set: start the job with horovodrun",
-                self.size
-            )));
-        }
-        for name in ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"] {
-            if let Some(n) = r.text(name).and_then(|v| v.trim().parse::<u32>().ok())
-                && n > 1
-            {
-                return Err(Error::Init(format!(
-                    "{name}={n}: this process was started by MPI or Slurm, which this version does not join yet; \
-                     start the job with horovodrun (unset {name} to train alone)"
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// What the log shows; read when the bindings are loaded, before any init.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogSettings {
-    /// Least severe level that is shown.
-    pub level: tracing::Level,
-    /// Leave the time out.
-    pub hide_time: bool,
-}
-
-impl LogSettings {
-    /// An unknown level means warning, as in the original.
-    pub fn from_environment(env: &dyn Environment) -> Self {
-        let r = Reader { env };
-        let level = match r
-            .text("HOROVOD_LOG_LEVEL")
-            .map(|v| v.trim().to_ascii_lowercase())
-        {
-            Some(v) if v == "trace" => tracing::Level::TRACE,
-            Some(v) if v == "debug" => tracing::Level::DEBUG,
-            Some(v) if v == "info" => tracing::Level::INFO,
-            Some(v) if v == "error" || v == "fatal" => tracing::Level::ERROR,
-            _ => tracing::Level::WARN,
-        };
-        Self {
-            level,
-            // The log itself has nobody to complain to.
-            hide_time: r.flag("HOROVOD_LOG_HIDE_TIME", false).unwrap_or(false),
         }
     }
 }

@@ -13,6 +13,9 @@ pub enum Error {
     /// This process is no longer wanted in its elastic job, and shall end.
     #[error("{0}")]
     Removed(String),
+    /// The caller of init wanted to leave before the job was up.
+    #[error("interrupted while joining the job")]
+    Interrupted,
     /// The caller's arguments are wrong; nothing was sent.
     #[error("{0}")]
     Invalid(String),

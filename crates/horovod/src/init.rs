@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use horovod_collectives::SetLayout;
 use horovod_protocol::Rank;
-use horovod_transport::{JobKey, Mesh, MeshConfig, Topology, fork_epoch};
+use horovod_transport::{ConnectError, Interrupt, Mesh, MeshConfig, Place, Topology, fork_epoch};
 
+use crate::bootstrap::{self, Standing};
 use crate::config::{self, Config, ProcessEnvironment};
 use crate::engine::Engine;
 use crate::error::Error;
@@ -32,6 +33,8 @@ struct Runtime {
     /// Held for a moment only: queries must not wait for a start, they may come with the interpreter's lock.
     engine: Mutex<Option<Arc<Engine>>>,
     held: Mutex<HeldState>,
+    /// Of a job without a launcher; kept from one init to the next.
+    standing: Mutex<Option<Standing>>,
     child: OnceLock<Box<Runtime>>,
 }
 
@@ -66,23 +69,36 @@ fn runtime() -> &'static Runtime {
 /// Start the runtime with the settings of the environment; does nothing when it runs already.
 /// Every rank of the job must call it; bounded by `HOROVOD_GLOO_TIMEOUT_SECONDS`.
 pub fn init() -> Result<(), Error> {
+    start(None)
+}
+
+/// As [`init`]; ends with [`Error::Interrupted`] as soon as the caller wants to leave.
+pub fn init_interruptible(interrupt: Interrupt) -> Result<(), Error> {
+    start(Some(interrupt))
+}
+
+fn start(interrupt: Option<Interrupt>) -> Result<(), Error> {
     if is_initialized() {
         return Ok(());
     }
     for name in config::unknown_settings(&ProcessEnvironment) {
         tracing::warn!("{name} is set, but there is no setting of that name");
     }
-    init_with(Config::from_environment(&ProcessEnvironment)?)
+    start_with(Config::from_environment(&ProcessEnvironment)?, interrupt)
 }
 
 /// As [`init`], with settings made by the caller.
-pub fn init_with(mut config: Config) -> Result<(), Error> {
+pub fn init_with(config: Config) -> Result<(), Error> {
+    start_with(config, None)
+}
+
+fn start_with(mut config: Config, interrupt: Option<Interrupt>) -> Result<(), Error> {
     let runtime = runtime();
     let _changing = runtime.changing();
     if runtime.lock().is_some() {
         return Ok(());
     }
-    let mesh = connect(&config)?;
+    let mesh = connect(&mut config, interrupt, &runtime.standing)?;
     config.algorithms.adopt(&mesh.settings)?;
     config.algorithms.check(memory_groups(&mesh.topology))?;
     let engine = Arc::new(Engine::start(config, mesh)?);
@@ -90,24 +106,24 @@ pub fn init_with(mut config: Config) -> Result<(), Error> {
     Ok(())
 }
 
-fn connect(config: &Config) -> Result<Mesh, Error> {
-    if config.rendezvous.is_empty() {
+fn connect(
+    config: &mut Config,
+    interrupt: Option<Interrupt>,
+    standing: &Mutex<Option<Standing>>,
+) -> Result<Mesh, Error> {
+    let has_launcher = !config.rendezvous.is_empty();
+    if !has_launcher && config.size == 1 {
         return Mesh::solo().map_err(|e| Error::Init(e.to_string()));
     }
-    let Some(key) = &config.job_key else {
-        return Err(Error::Init(
-            "HOROVOD_RENDEZVOUS is set but HOROVOD_JOB_KEY is not: start the job with horovodrun"
-                .into(),
-        ));
+    let mut standing = standing.lock().unwrap_or_else(PoisonError::into_inner);
+    let (place, finder) = if has_launcher {
+        (launchers_place(config)?, None)
+    } else {
+        bootstrap::prepare(config, &mut standing)?.split()?
     };
-    let key = JobKey::from_hex(key)
-        .ok_or_else(|| Error::Init("HOROVOD_JOB_KEY is not 64 hex digits".into()))?;
-    let mut mesh = MeshConfig::new(
-        Rank(config.rank),
-        config.size,
-        key,
-        config.rendezvous.clone(),
-    );
+    let mut mesh = MeshConfig::new(Rank(config.rank), config.size, place.key, place.addresses);
+    mesh.finder = finder;
+    mesh.interrupt = interrupt;
     mesh.hostname = config.hostname.clone();
     mesh.interfaces = config.interfaces.clone();
     mesh.timeout = config.connect_timeout;
@@ -116,7 +132,34 @@ fn connect(config: &Config) -> Result<Mesh, Error> {
     mesh.encrypt = config.encrypt;
     mesh.connections = config.algorithms.connections;
     mesh.settings = config.algorithms.common();
-    horovod_transport::connect(&mesh).map_err(|e| Error::Init(e.to_string()))
+    let met = horovod_transport::connect(&mesh);
+    if !has_launcher {
+        bootstrap::settle(&mut standing, met.is_ok());
+    }
+    let mesh = met.map_err(|error| match error {
+        ConnectError::Interrupted { .. } => Error::Interrupted,
+        error => Error::Init(error.to_string()),
+    })?;
+    if !has_launcher {
+        // Schedulers tell this each in its own way, or not at all; who met knows it.
+        let topology = &mesh.topology;
+        (config.local_rank, config.local_size) = (topology.local_rank(), topology.local_size());
+        (config.cross_rank, config.cross_size) = (topology.cross_rank(), topology.cross_size());
+    }
+    Ok(mesh)
+}
+
+fn launchers_place(config: &Config) -> Result<Place, Error> {
+    let Some(key) = &config.job_key else {
+        return Err(Error::Init(
+            "HOROVOD_RENDEZVOUS is set but HOROVOD_JOB_KEY is not: start the job with horovodrun"
+                .into(),
+        ));
+    };
+    Ok(Place {
+        addresses: config.rendezvous.clone(),
+        key: bootstrap::parse_key(key, "HOROVOD_JOB_KEY")?,
+    })
 }
 
 /// How many groups of ranks share memory.

@@ -4,6 +4,7 @@
 //! knows of Python or of a framework: tensors are pointers with a type, a shape and an owner.
 
 mod autotune;
+mod bootstrap;
 mod buffer;
 pub mod config;
 mod engine;
@@ -20,9 +21,10 @@ pub use error::Error;
 pub use horovod_protocol::{
     Completion, DType, Device, Generation, Op, ProcessSetId, Rank, ReduceOp, Scale, TensorMeta,
 };
+pub use horovod_transport::{Interrupt, JobKey, parcel, resolve_interfaces};
 pub use init::{
-    HeldState, engine, hold_state, init, init_with, is_elastic, is_initialized, shutdown,
-    transports, try_engine,
+    HeldState, engine, hold_state, init, init_interruptible, init_with, is_elastic, is_initialized,
+    shutdown, transports, try_engine,
 };
 pub use tensor::{Output, ReadyEvent, Tensor};
 pub use timeline::TimelineSetting;

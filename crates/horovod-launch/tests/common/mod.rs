@@ -107,7 +107,12 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 impl Run {
-    pub(crate) fn start(mut command: Command) -> Self {
+    pub(crate) fn start(command: Command) -> Self {
+        Self::start_with(command, Stdio::null())
+    }
+
+    /// With this as its standard input.
+    pub(crate) fn start_with(mut command: Command, stdin: Stdio) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let mark = format!(
             "{}-{}",
@@ -116,7 +121,7 @@ impl Run {
         );
         command
             .env(MARK, &mark)
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("horovodrun starts");

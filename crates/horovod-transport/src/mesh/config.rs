@@ -1,6 +1,6 @@
 //! What connecting needs to know, and how it can fail.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use horovod_protocol::Rank;
 
@@ -8,6 +8,59 @@ use crate::JobKey;
 
 /// Most TCP connections for data between two ranks.
 pub const CONNECTIONS_MAX: u8 = 16;
+
+/// Where the rendezvous is, and the key that it has.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Addresses; all are tried.
+    pub addresses: Vec<SocketAddr>,
+    /// The job's key.
+    pub key: JobKey,
+}
+
+type Find = dyn Fn() -> Result<Place, String> + Send + Sync;
+
+/// Asked again and again where the rendezvous is, until it answers there: rank 0 may not have started yet.
+#[derive(Clone)]
+pub struct Finder(Arc<Find>);
+
+impl Finder {
+    /// From a function; its error says what is still missing.
+    pub fn new(find: impl Fn() -> Result<Place, String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(find))
+    }
+
+    pub(crate) fn find(&self) -> Result<Place, String> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Finder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Finder(..)")
+    }
+}
+
+/// Asked several times a second whether to give up.
+#[derive(Clone)]
+pub struct Interrupt(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl Interrupt {
+    /// From a function that says whether the caller wants to leave.
+    pub fn new(wants_to_leave: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(wants_to_leave))
+    }
+
+    pub(crate) fn wants_to_leave(&self) -> bool {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Interrupt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Interrupt(..)")
+    }
+}
 
 /// How one rank joins a job.
 #[derive(Clone, Debug)]
@@ -21,6 +74,10 @@ pub struct MeshConfig {
     pub key: JobKey,
     /// Where the rendezvous may be reached; all are tried.
     pub rendezvous: Vec<SocketAddr>,
+    /// Instead of `rendezvous` and `key`, when these are not known from the start.
+    pub finder: Option<Finder>,
+    /// How the caller breaks off; `None`: not before `timeout`.
+    pub interrupt: Option<Interrupt>,
     /// This host's name, for people and as part of its identity; empty: ask the system.
     pub hostname: String,
     /// Network interfaces (names or addresses) for links between hosts; empty: all.
@@ -51,6 +108,8 @@ impl MeshConfig {
             size,
             key,
             rendezvous,
+            finder: None,
+            interrupt: None,
             hostname: String::new(),
             interfaces: Vec::new(),
             timeout: Duration::from_secs(30),
@@ -76,6 +135,12 @@ pub enum ConnectError {
         waited: Duration,
         /// Each address and what happened there.
         tried: Vec<String>,
+    },
+    /// The caller wanted to leave.
+    #[error("{rank} was interrupted while it joined the job")]
+    Interrupted {
+        /// This rank.
+        rank: Rank,
     },
     /// The rendezvous does not want this rank.
     #[error("the rendezvous refuses {rank}: {reason}")]

@@ -11,16 +11,16 @@ use std::{
 };
 
 use horovod_protocol::{Generation, Rank};
-use rustix::event::{PollFd, PollFlags};
 
 use super::{
     CONNECTIONS_MAX, ConnectError, Mesh, MeshConfig, Parts, Shared,
     dial::{Dial, Target},
+    register::{register, wait_for},
 };
 use crate::{
     Topology,
-    handshake::{Binding, Purpose, SERVER},
-    platform::{fd::Fd, identity, net},
+    handshake::{Binding, Purpose},
+    platform::{identity, net},
     rendezvous::{Client, Common, MemberEntry, ToClient, ToServer, Where},
     shm::share::{Estate, Heir},
     tcp::{
@@ -28,7 +28,6 @@ use crate::{
         stream::Stream,
     },
     topology::Member,
-    wait::poll_until,
 };
 
 /// Part of the timeout after which the rendezvous says who is missing, in percent: before this
@@ -50,7 +49,7 @@ pub fn connect(config: &MeshConfig) -> Result<Mesh, ConnectError> {
             .to_string_lossy()
             .into_owned();
     }
-    let client = register(&config, deadline)?;
+    let client = register(&mut config, deadline)?;
     let mut joining = Joining {
         config,
         started,
@@ -79,52 +78,6 @@ pub fn connect(config: &MeshConfig) -> Result<Mesh, ConnectError> {
             Err(e)
         }
     }
-}
-
-/// Connects to whichever candidate address of the rendezvous answers first.
-fn register(config: &MeshConfig, deadline: Instant) -> Result<Client, ConnectError> {
-    let binding = Binding {
-        purpose: Purpose::Rendezvous,
-        lane: 0,
-        sealed: true,
-        generation: 0,
-        from: config.rank.0,
-        to: SERVER,
-    };
-    let now = Instant::now();
-    let dial = |at: &std::net::SocketAddr| Dial::new(binding, vec![Target::Tcp(*at)], now);
-    let mut dials: Vec<Dial> = config.rendezvous.iter().map(dial).collect();
-    loop {
-        let now = Instant::now();
-        for dial in &mut dials {
-            if let Some(stream) = dial.step(now, &config.key) {
-                return Ok(Client::new(stream));
-            }
-        }
-        if now >= deadline || dials.iter().all(Dial::is_hopeless) {
-            let tried = dials.iter().flat_map(Dial::failures).collect();
-            return Err(ConnectError::Rendezvous {
-                rank: config.rank,
-                waited: config.timeout - deadline.saturating_duration_since(now),
-                tried,
-            });
-        }
-        let next = dials
-            .iter()
-            .filter_map(Dial::deadline)
-            .chain([deadline])
-            .min();
-        wait_for(dials.iter().filter_map(Dial::wait), next);
-    }
-}
-
-fn wait_for<'a>(waits: impl Iterator<Item = (&'a Fd, bool)>, until: Option<Instant>) {
-    let poll_fd = |(fd, write): (&'a Fd, bool)| {
-        let flags = if write { PollFlags::OUT } else { PollFlags::IN };
-        fd.get().ok().map(|fd| PollFd::from_borrowed_fd(fd, flags))
-    };
-    let mut fds: Vec<PollFd<'_>> = waits.filter_map(poll_fd).collect();
-    poll_until(&mut fds, until);
 }
 
 /// The first rank's share of the work for its host.
@@ -229,7 +182,7 @@ impl Joining {
                 return Err(self.lost("it did not answer in time".into()));
             }
             let wait = [(&**self.client.fd(), self.client.wants_write())];
-            wait_for(wait.into_iter(), Some(self.deadline));
+            wait_for(&self.config, wait.into_iter(), Some(self.deadline))?;
         }
     }
 
@@ -421,11 +374,11 @@ impl<'a> Links<'a> {
             if now >= self.joining.deadline {
                 return Err(self.unfinished());
             }
-            self.wait();
+            self.wait()?;
         }
     }
 
-    fn wait(&self) {
+    fn wait(&self) -> Result<(), ConnectError> {
         let client = &self.joining.client;
         let giving = self
             .giving
@@ -444,7 +397,7 @@ impl<'a> Links<'a> {
             .chain(self.gate.deadline())
             .chain([self.joining.deadline])
             .min();
-        wait_for(waits, until);
+        wait_for(&self.joining.config, waits, until)
     }
 
     fn dial(&mut self, now: Instant) {
@@ -493,8 +446,8 @@ impl<'a> Links<'a> {
                     giving.open.push((local, stream, 0));
                 }
             }
-            // Only the server expects such.
-            Purpose::Rendezvous => {}
+            // Only servers expect such.
+            Purpose::Rendezvous | Purpose::Parcel => {}
         }
     }
 

@@ -10,14 +10,22 @@ use std::{
 use crate::{
     JobKey,
     handshake::{Binding, HandshakeError, Initiator},
-    platform::{fd::Fd, net},
+    platform::{self, fd::Fd, net},
     tcp::stream::Stream,
 };
 
 /// Longest time for one candidate (connecting and handshake): a black hole must not eat it all.
 const ATTEMPT: Duration = Duration::from_secs(3);
-/// Pause before all candidates are tried again.
+/// Pause before all candidates are tried again: the first, which doubles until the last.
 const PAUSE: Duration = Duration::from_millis(50);
+const DOUBLINGS: u32 = 3;
+
+/// Longer with every round, and different for everybody: thousands of ranks may wait for the same one.
+pub(super) fn pause(rounds: u32, doublings: u32) -> Duration {
+    let pause = PAUSE * (1 << rounds.saturating_sub(1).min(doublings));
+    let chance = platform::random::<1>().map_or(128, |[byte]| u32::from(byte));
+    pause / 2 + pause * chance / 255
+}
 
 /// Where to connect to.
 #[derive(Clone, Debug)]
@@ -56,6 +64,8 @@ pub(crate) struct Dial {
     targets: Vec<Target>,
     failures: Vec<Option<String>>,
     next: usize,
+    /// How often all candidates have failed.
+    rounds: u32,
     state: State,
     /// A cause that trying again cannot change.
     hopeless: bool,
@@ -70,6 +80,7 @@ impl Dial {
             targets,
             failures,
             next: 0,
+            rounds: 0,
             state,
             hopeless: false,
         }
@@ -179,7 +190,12 @@ impl Dial {
         self.next = (self.next + 1) % self.targets.len();
         // Only a lone candidate can be hopeless: behind another address may be the right one.
         self.hopeless = for_good && self.targets.len() == 1;
-        let until = if self.next == 0 { now + PAUSE } else { now };
+        let until = if self.next == 0 {
+            self.rounds += 1;
+            now + pause(self.rounds, DOUBLINGS)
+        } else {
+            now
+        };
         self.state = State::Pausing { until };
     }
 }

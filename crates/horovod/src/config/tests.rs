@@ -96,12 +96,11 @@ fn a_timeline_has_a_file_or_waits_to_be_started() {
 }
 
 #[test]
-fn a_foreign_launcher_is_refused_rather_than_training_alone() {
-    let e = read(&[("OMPI_COMM_WORLD_SIZE", "4")])
-        .unwrap_err()
-        .to_string();
-    assert!(e.contains("horovodrun"), "{e}");
-    assert!(read(&[("OMPI_COMM_WORLD_SIZE", "1")]).is_ok());
+fn ranks_of_a_scheduler_are_its_own() {
+    let c = read(&[("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")]).unwrap();
+    assert_eq!((c.rank, c.size), (2, 4));
+    let e = read(&[("HOROVOD_SIZE", "4")]).unwrap_err().to_string();
+    assert!(e.contains("HOROVOD_RANK is not"), "{e}");
 }
 
 #[test]

@@ -1,0 +1,138 @@
+//! What `horovod.run` and its ranks exchange: one parcel for all ranks, one from each.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use horovod::parcel::{Courier, ParcelError, Server};
+use horovod::{JobKey, resolve_interfaces};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// Holds what every rank of one call fetches, and collects what they deliver.
+#[pyclass(frozen, module = "horovod._core")]
+pub(crate) struct ParcelServer {
+    /// `None` once closed.
+    server: Mutex<Option<Server>>,
+    addresses: Vec<SocketAddr>,
+    key: JobKey,
+}
+
+#[pymethods]
+impl ParcelServer {
+    /// Listens on the loopback only if all ranks run on this host.
+    #[new]
+    fn new(parcel: &[u8], local: bool, interfaces: Vec<String>) -> PyResult<Self> {
+        let key = JobKey::random()?;
+        let chosen = resolve_interfaces(&interfaces)?;
+        let bind: Vec<IpAddr> = if local {
+            vec![Ipv4Addr::LOCALHOST.into()]
+        } else if chosen.is_empty() {
+            vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
+        } else {
+            chosen
+        };
+        let server = Server::start(&bind, key.clone(), parcel.to_vec())?;
+        Ok(Self {
+            addresses: server.addrs().to_vec(),
+            server: Mutex::new(Some(server)),
+            key,
+        })
+    }
+
+    /// Where ranks can reach it, as `ip:port`.
+    fn addresses(&self) -> Vec<String> {
+        self.addresses.iter().map(ToString::to_string).collect()
+    }
+
+    /// 64 hex digits; whoever has them belongs to the call.
+    fn key(&self) -> String {
+        self.key.to_hex()
+    }
+
+    /// The next delivery that has arrived, as rank and content; None if there is none.
+    fn take<'py>(&self, py: Python<'py>) -> Option<(u32, Bound<'py, PyBytes>)> {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let (rank, content) = server.as_ref()?.wait(Duration::ZERO)?;
+        Some((rank, PyBytes::new(py, &content)))
+    }
+
+    /// Stops listening.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            let server = self
+                .server
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            drop(server);
+        });
+    }
+}
+
+fn courier(addresses: &[String], key: &str, rank: u32, patience_s: f64) -> PyResult<Courier> {
+    let addresses = addresses
+        .iter()
+        .map(|at| {
+            at.parse()
+                .map_err(|_| PyValueError::new_err(format!("{at:?} is not ip:port")))
+        })
+        .collect::<PyResult<_>>()?;
+    let key = JobKey::from_hex(key)
+        .ok_or_else(|| PyValueError::new_err("the key is not 64 hex digits"))?;
+    let patience = Duration::try_from_secs_f64(patience_s)
+        .map_err(|e| PyValueError::new_err(format!("{patience_s} s: {e}")))?;
+    Ok(Courier {
+        rank,
+        addresses,
+        key,
+        patience,
+    })
+}
+
+/// Runs what may wait, with an eye on signals.
+fn interruptible<T: Send>(
+    py: Python<'_>,
+    run: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, ParcelError> + Send,
+) -> PyResult<T> {
+    let mut raised = None;
+    let result = py.detach(|| {
+        run(&mut || {
+            raised = Python::attach(|py| py.check_signals()).err();
+            raised.is_none()
+        })
+    });
+    match raised {
+        Some(raised) => Err(raised),
+        None => result.map_err(|e| PyRuntimeError::new_err(e.to_string())),
+    }
+}
+
+/// What the caller of `horovod.run` has for every rank.
+#[pyfunction]
+pub(crate) fn fetch_parcel<'py>(
+    py: Python<'py>,
+    addresses: Vec<String>,
+    key: &str,
+    rank: u32,
+    patience_s: f64,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let courier = courier(&addresses, key, rank, patience_s)?;
+    let content = interruptible(py, |go_on| courier.fetch(go_on))?;
+    Ok(PyBytes::new(py, &content))
+}
+
+/// Brings it this rank's content; returns when it has arrived.
+#[pyfunction]
+pub(crate) fn deliver_parcel(
+    py: Python<'_>,
+    addresses: Vec<String>,
+    key: &str,
+    rank: u32,
+    content: &[u8],
+    patience_s: f64,
+) -> PyResult<()> {
+    let courier = courier(&addresses, key, rank, patience_s)?;
+    interruptible(py, |go_on| courier.deliver(content, go_on))
+}

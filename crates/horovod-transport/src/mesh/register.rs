@@ -1,0 +1,157 @@
+//! The first step of joining: a connection to the rendezvous, wherever it turns out to be.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::{
+    ConnectError, MeshConfig, Place,
+    dial::{Dial, Target, pause},
+};
+use crate::{
+    handshake::{Binding, Purpose, SERVER},
+    platform::fd::Fd,
+    rendezvous::Client,
+    wait::poll_until,
+};
+
+/// How often the pause between two questions where the rendezvous is doubles: name servers and shared file systems
+/// must bear all ranks' questions.
+const DOUBLINGS: u32 = 5;
+/// How often to ask whether the caller wants to leave.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// Connects to whichever candidate address of the rendezvous answers first; `config` says afterwards which key it
+/// has.
+pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Client, ConnectError> {
+    let mut search = Search::new(config);
+    loop {
+        let now = Instant::now();
+        search.look(config, now);
+        for dial in &mut search.dials {
+            if let Some(stream) = dial.step(now, &config.key) {
+                return Ok(Client::new(stream));
+            }
+        }
+        if now >= deadline || search.is_hopeless(config) {
+            return Err(ConnectError::Rendezvous {
+                rank: config.rank,
+                waited: config.timeout - deadline.saturating_duration_since(now),
+                tried: search.failures(),
+            });
+        }
+        let next = search
+            .dials
+            .iter()
+            .filter_map(Dial::deadline)
+            .chain(search.look_at)
+            .chain([deadline])
+            .min();
+        wait_for(config, search.dials.iter().filter_map(Dial::wait), next)?;
+    }
+}
+
+/// Where to look, and what happened there.
+struct Search {
+    binding: Binding,
+    dials: Vec<Dial>,
+    /// When to ask the finder again.
+    look_at: Option<Instant>,
+    looked: u32,
+    not_found: Option<String>,
+}
+
+impl Search {
+    fn new(config: &MeshConfig) -> Self {
+        let binding = Binding {
+            purpose: Purpose::Rendezvous,
+            lane: 0,
+            sealed: true,
+            generation: 0,
+            from: config.rank.0,
+            to: SERVER,
+        };
+        let mut search = Self {
+            binding,
+            dials: Vec::new(),
+            look_at: None,
+            looked: 0,
+            not_found: None,
+        };
+        match &config.finder {
+            Some(_) => search.look_at = Some(Instant::now()),
+            None => search.dial(config),
+        }
+        search
+    }
+
+    fn dial(&mut self, config: &MeshConfig) {
+        let now = Instant::now();
+        let dial = |at: &std::net::SocketAddr| Dial::new(self.binding, vec![Target::Tcp(*at)], now);
+        self.dials = config.rendezvous.iter().map(dial).collect();
+    }
+
+    /// Asks the finder when it is time; what it says may change until somebody answers.
+    fn look(&mut self, config: &mut MeshConfig, now: Instant) {
+        let Some(finder) = config
+            .finder
+            .clone()
+            .filter(|_| self.look_at.is_some_and(|at| now >= at))
+        else {
+            return;
+        };
+        match finder.find() {
+            Ok(Place { addresses, key }) => {
+                self.not_found = None;
+                let is_known = !self.dials.is_empty()
+                    && addresses == config.rendezvous
+                    && key.bytes() == config.key.bytes();
+                if !is_known {
+                    config.rendezvous = addresses;
+                    config.key = key;
+                    self.dial(config);
+                }
+            }
+            Err(why) => self.not_found = Some(why),
+        }
+        self.looked += 1;
+        self.look_at = Some(Instant::now() + pause(self.looked, DOUBLINGS));
+    }
+
+    /// Whether trying again cannot help.
+    fn is_hopeless(&self, config: &MeshConfig) -> bool {
+        config.finder.is_none() && self.dials.iter().all(Dial::is_hopeless)
+    }
+
+    fn failures(&self) -> Vec<String> {
+        let dials = self.dials.iter().flat_map(Dial::failures);
+        let tried: Vec<String> = self.not_found.iter().cloned().chain(dials).collect();
+        if tried.is_empty() {
+            return vec!["there is no address to try".into()];
+        }
+        tried
+    }
+}
+
+/// Waits until something can go on; an error if the caller wants to leave.
+pub(super) fn wait_for<'a>(
+    config: &MeshConfig,
+    waits: impl Iterator<Item = (&'a Fd, bool)>,
+    until: Option<Instant>,
+) -> Result<(), ConnectError> {
+    let poll_fd = |(fd, write): (&'a Fd, bool)| {
+        let flags = if write { PollFlags::OUT } else { PollFlags::IN };
+        fd.get().ok().map(|fd| PollFd::from_borrowed_fd(fd, flags))
+    };
+    let mut fds: Vec<PollFd<'_>> = waits.filter_map(poll_fd).collect();
+    let Some(interrupt) = &config.interrupt else {
+        poll_until(&mut fds, until);
+        return Ok(());
+    };
+    let ask = Instant::now() + ASK_EVERY;
+    poll_until(&mut fds, Some(until.map_or(ask, |until| until.min(ask))));
+    if interrupt.wants_to_leave() {
+        return Err(ConnectError::Interrupted { rank: config.rank });
+    }
+    Ok(())
+}

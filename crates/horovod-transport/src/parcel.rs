@@ -1,0 +1,519 @@
+//! Parcels: bytes of any length between the process that starts a function on many ranks and those ranks.
+//!
+//! One [`Server`] holds what every rank fetches and collects what each delivers. Connections are authenticated and
+//! encrypted like any other of a job; memory for what arrives grows as it arrives.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::{
+    JobKey,
+    framing::{FrameQueue, FrameReader, Incoming},
+    handshake::{Binding, Purpose, SERVER},
+    mesh::dial::{Dial, Target},
+    platform::{self, fd::Fd},
+    tcp::{
+        listener::{Gate, listen_all, reachable},
+        stream::{Got, Stream},
+    },
+    wait::poll_until,
+};
+
+/// Longest parcel.
+const PARCEL_BYTES_MAX: u64 = 1 << 40;
+/// Bytes of a parcel in one frame.
+const PIECE: usize = 256 << 10;
+/// Frames are not prepared further ahead than this.
+const AHEAD: usize = 1 << 20;
+/// Ranks that may be connected at the same time.
+const CLIENTS_MAX: usize = 4096;
+/// How often a waiting caller is asked whether to go on.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// First bytes of a connection, and what a delivery is answered with.
+const FETCH: u8 = 0;
+const DELIVER: u8 = 1;
+const TAKEN: u8 = 2;
+
+/// Why a parcel did not get through.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParcelError {
+    /// Nobody answered as who holds the key.
+    #[error("rank {rank} cannot reach the process that started it: {}", tried.join("; "))]
+    Unreachable {
+        /// This rank.
+        rank: u32,
+        /// Each address, and what happened there.
+        tried: Vec<String>,
+    },
+    /// The connection ended in the middle.
+    #[error("rank {rank} lost the process that started it: {why}")]
+    Lost {
+        /// This rank.
+        rank: u32,
+        /// Why.
+        why: String,
+    },
+    /// The caller did not want to wait any longer.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+#[derive(Default)]
+struct Inbox {
+    arrived: VecDeque<(u32, Vec<u8>)>,
+}
+
+struct Shared {
+    inbox: Mutex<Inbox>,
+    news: Condvar,
+    stop: AtomicBool,
+    bell: Arc<Fd>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives one parcel to every rank that asks, takes one from each. Dropping it stops it.
+pub struct Server {
+    addresses: Vec<SocketAddr>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens on these addresses (`0.0.0.0` and `::` mean all), on ports of the system's choice.
+    pub fn start(bind: &[IpAddr], key: JobKey, parcel: Vec<u8>) -> io::Result<Self> {
+        let bound = listen_all(bind, 0)?;
+        let addresses = reachable(&bound, true)?;
+        let mut gate = Gate::default();
+        for (fd, _) in bound {
+            gate.add(fd);
+        }
+        let (hears, bell) = platform::bell()?;
+        let shared = Arc::new(Shared {
+            inbox: Mutex::default(),
+            news: Condvar::new(),
+            stop: AtomicBool::new(false),
+            bell,
+        });
+        let worker = Worker {
+            key,
+            parcel,
+            gate,
+            hears,
+            shared: shared.clone(),
+            clients: BTreeMap::new(),
+            next_client: 0,
+        };
+        let thread = std::thread::Builder::new()
+            .name("hvd-parcels".into())
+            .spawn(move || worker.run())?;
+        Ok(Self {
+            addresses,
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Where ranks can reach it.
+    pub fn addrs(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// The next delivery, with the rank that it is from; waits for at most `timeout`.
+    pub fn wait(&self, timeout: Duration) -> Option<(u32, Vec<u8>)> {
+        let empty = |inbox: &mut Inbox| inbox.arrived.is_empty();
+        let waited = self
+            .shared
+            .news
+            .wait_timeout_while(self.shared.lock(), timeout, empty);
+        let (mut inbox, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        inbox.arrived.pop_front()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        platform::ring(&self.shared.bell);
+        if let Some(thread) = self.thread.take() {
+            // It only ends early by a panic, which has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What one connection is about.
+enum Errand {
+    Unknown,
+    /// Sent up to here.
+    Fetching(usize),
+    Delivering {
+        wanted: u64,
+        bytes: Vec<u8>,
+    },
+    Done,
+}
+
+struct Client {
+    wire: Wire,
+    rank: u32,
+    errand: Errand,
+}
+
+struct Worker {
+    key: JobKey,
+    parcel: Vec<u8>,
+    gate: Gate,
+    hears: Arc<Fd>,
+    shared: Arc<Shared>,
+    clients: BTreeMap<u64, Client>,
+    next_client: u64,
+}
+
+fn expected(binding: &Binding) -> bool {
+    binding.purpose == Purpose::Parcel
+        && binding.to == SERVER
+        && binding.generation == 0
+        && binding.sealed
+}
+
+impl Worker {
+    fn run(mut self) {
+        while !self.shared.stop.load(Ordering::Acquire) {
+            self.wait();
+            for (binding, stream) in self.gate.step(Instant::now(), &self.key, &expected) {
+                if self.clients.len() == CLIENTS_MAX {
+                    tracing::warn!(rank = binding.from, "too many connections of ranks");
+                    continue;
+                }
+                let client = Client {
+                    wire: Wire::new(stream),
+                    rank: binding.from,
+                    errand: Errand::Unknown,
+                };
+                self.clients.insert(self.next_client, client);
+                self.next_client += 1;
+            }
+            let (parcel, shared) = (&self.parcel, &self.shared);
+            self.clients
+                .retain(|_, client| match client.serve(parcel, shared) {
+                    Ok(goes_on) => goes_on,
+                    Err(why) => {
+                        tracing::debug!(rank = client.rank, %why, "a parcel was not finished");
+                        false
+                    }
+                });
+        }
+    }
+
+    fn wait(&self) {
+        let mut fds = Vec::new();
+        if let Ok(fd) = self.hears.get() {
+            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        }
+        let clients = self.clients.values().map(|c| c.wire.wait());
+        for (fd, write) in self.gate.waits().chain(clients) {
+            if let Ok(fd) = fd.get() {
+                fds.push(PollFd::from_borrowed_fd(fd, flags(write)));
+            }
+        }
+        poll_until(&mut fds, self.gate.deadline());
+        platform::silence(&self.hears);
+    }
+}
+
+fn flags(write: bool) -> PollFlags {
+    if write {
+        PollFlags::IN | PollFlags::OUT
+    } else {
+        PollFlags::IN
+    }
+}
+
+impl Client {
+    /// Goes on as far as the socket allows; false when all is done.
+    fn serve(&mut self, parcel: &[u8], shared: &Shared) -> Result<bool, String> {
+        while let Some(frame) = self.wire.next()? {
+            self.hear(&frame, parcel, shared)?;
+        }
+        if let Errand::Fetching(sent) = &mut self.errand {
+            self.wire.send_pieces(parcel, sent)?;
+        }
+        self.wire.flush()?;
+        let all_said = match &self.errand {
+            Errand::Fetching(sent) => *sent == parcel.len(),
+            Errand::Done => true,
+            _ => false,
+        };
+        Ok(!(all_said && self.wire.queue.is_empty()))
+    }
+
+    fn hear(&mut self, frame: &[u8], parcel: &[u8], shared: &Shared) -> Result<(), String> {
+        match (&mut self.errand, frame) {
+            (Errand::Unknown, [FETCH]) => {
+                self.wire.queue.push(&(parcel.len() as u64).to_le_bytes());
+                self.errand = Errand::Fetching(0);
+            }
+            (Errand::Unknown, [DELIVER, length @ ..]) => {
+                let wanted = length_of(length)?;
+                let bytes = Vec::new();
+                self.errand = Errand::Delivering { wanted, bytes };
+                self.finish_if_whole(shared);
+            }
+            (Errand::Delivering { wanted, bytes }, piece) => {
+                add(bytes, piece, *wanted)?;
+                self.finish_if_whole(shared);
+            }
+            _ => return Err("it says what it must not".into()),
+        }
+        Ok(())
+    }
+
+    fn finish_if_whole(&mut self, shared: &Shared) {
+        if let Errand::Delivering { wanted, bytes } = &mut self.errand
+            && bytes.len() as u64 == *wanted
+        {
+            let bytes = std::mem::take(bytes);
+            shared.lock().arrived.push_back((self.rank, bytes));
+            shared.news.notify_all();
+            self.wire.queue.push(&[TAKEN]);
+            self.errand = Errand::Done;
+        }
+    }
+}
+
+fn length_of(bytes: &[u8]) -> Result<u64, String> {
+    let length = bytes.try_into().map(u64::from_le_bytes);
+    length
+        .ok()
+        .filter(|length| *length <= PARCEL_BYTES_MAX)
+        .ok_or_else(|| "a parcel without a proper length".into())
+}
+
+fn add(bytes: &mut Vec<u8>, piece: &[u8], wanted: u64) -> Result<(), String> {
+    if piece.is_empty() || bytes.len() as u64 + piece.len() as u64 > wanted {
+        return Err("a parcel of another length than announced".into());
+    }
+    bytes.extend_from_slice(piece);
+    Ok(())
+}
+
+/// Frames on an authenticated connection.
+struct Wire {
+    stream: Stream,
+    reader: FrameReader,
+    queue: FrameQueue,
+}
+
+impl Wire {
+    fn new(stream: Stream) -> Self {
+        Self {
+            stream,
+            reader: FrameReader::new(PIECE),
+            queue: FrameQueue::default(),
+        }
+    }
+
+    fn wait(&self) -> (&Fd, bool) {
+        (self.stream.fd(), !self.queue.is_empty())
+    }
+
+    fn next(&mut self) -> Result<Option<Vec<u8>>, String> {
+        loop {
+            match self
+                .reader
+                .pop()
+                .map_err(|e| format!("a message of {} bytes", e.0))?
+            {
+                Some(Incoming::Frame(bytes)) => return Ok(Some(bytes)),
+                Some(_) => return Err("a message of an unknown kind".into()),
+                None => {}
+            }
+            let got = self.stream.try_recv(self.reader.space());
+            match got.map_err(|e| e.to_string())? {
+                Got::Bytes(n) => self.reader.filled(n),
+                Got::Nothing => return Ok(None),
+                Got::End => return Err("it closed the connection".into()),
+            }
+        }
+    }
+
+    /// Sends as much of `bytes` as the socket takes now.
+    fn send_pieces(&mut self, bytes: &[u8], sent: &mut usize) -> Result<(), String> {
+        loop {
+            while *sent < bytes.len() && self.queue.len() < AHEAD {
+                let piece = &bytes[*sent..(*sent + PIECE).min(bytes.len())];
+                self.queue.push(piece);
+                *sent += piece.len();
+            }
+            if !self.flush()? || *sent == bytes.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn flush(&mut self) -> Result<bool, String> {
+        let stream = &mut self.stream;
+        self.queue
+            .flush(|b| stream.try_send(b))
+            .map_err(|e| e.to_string())
+    }
+}
+
+/// A rank's way to the server.
+#[derive(Clone, Debug)]
+pub struct Courier {
+    /// This rank.
+    pub rank: u32,
+    /// Where the server may be reached; all are tried.
+    pub addresses: Vec<SocketAddr>,
+    /// The key that the server has.
+    pub key: JobKey,
+    /// How long to try to reach it.
+    pub patience: Duration,
+}
+
+impl Courier {
+    /// What the server has for every rank. `go_on` is asked several times a second.
+    pub fn fetch(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<u8>, ParcelError> {
+        let mut wire = self.connect(go_on)?;
+        wire.queue.push(&[FETCH]);
+        let header = self.next(&mut wire, go_on)?;
+        let wanted = length_of(&header).map_err(|why| self.lost(why))?;
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < wanted {
+            let piece = self.next(&mut wire, go_on)?;
+            add(&mut bytes, &piece, wanted).map_err(|why| self.lost(why))?;
+        }
+        Ok(bytes)
+    }
+
+    /// Brings the server this rank's parcel; returns when it is there.
+    pub fn deliver(
+        &self,
+        bytes: &[u8],
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<(), ParcelError> {
+        let mut wire = self.connect(go_on)?;
+        let mut header = vec![DELIVER];
+        header.extend((bytes.len() as u64).to_le_bytes());
+        wire.queue.push(&header);
+        let mut sent = 0;
+        loop {
+            wire.send_pieces(bytes, &mut sent)
+                .map_err(|why| self.lost(why))?;
+            if sent == bytes.len() && wire.queue.is_empty() {
+                break;
+            }
+            pause([wire.wait()].into_iter(), None, go_on)?;
+        }
+        match *self.next(&mut wire, go_on)? {
+            [TAKEN] => Ok(()),
+            _ => Err(self.lost("it did not take the parcel".into())),
+        }
+    }
+
+    fn lost(&self, why: String) -> ParcelError {
+        ParcelError::Lost {
+            rank: self.rank,
+            why,
+        }
+    }
+
+    fn connect(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Wire, ParcelError> {
+        let binding = Binding {
+            purpose: Purpose::Parcel,
+            lane: 0,
+            sealed: true,
+            generation: 0,
+            from: self.rank,
+            to: SERVER,
+        };
+        let deadline = Instant::now() + self.patience;
+        let dial = |at: &SocketAddr| Dial::new(binding, vec![Target::Tcp(*at)], Instant::now());
+        let mut dials: Vec<Dial> = self.addresses.iter().map(dial).collect();
+        loop {
+            let now = Instant::now();
+            for dial in &mut dials {
+                if let Some(stream) = dial.step(now, &self.key) {
+                    return Ok(Wire::new(stream));
+                }
+            }
+            if now >= deadline || dials.iter().all(Dial::is_hopeless) {
+                let tried = dials.iter().flat_map(Dial::failures).collect();
+                return Err(ParcelError::Unreachable {
+                    rank: self.rank,
+                    tried,
+                });
+            }
+            let next = dials
+                .iter()
+                .filter_map(Dial::deadline)
+                .chain([deadline])
+                .min();
+            pause(dials.iter().filter_map(Dial::wait), next, go_on)?;
+        }
+    }
+
+    fn next(
+        &self,
+        wire: &mut Wire,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<u8>, ParcelError> {
+        loop {
+            wire.flush().map_err(|why| self.lost(why))?;
+            if let Some(frame) = wire.next().map_err(|why| self.lost(why))? {
+                return Ok(frame);
+            }
+            pause([wire.wait()].into_iter(), None, go_on)?;
+        }
+    }
+}
+
+/// Waits until something can go on, but not longer than until the caller is to be asked again.
+fn pause<'a>(
+    waits: impl Iterator<Item = (&'a Fd, bool)>,
+    until: Option<Instant>,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<(), ParcelError> {
+    let poll_fd = |(fd, write): (&'a Fd, bool)| {
+        let fd = fd.get().ok()?;
+        Some(PollFd::from_borrowed_fd(fd, flags(write)))
+    };
+    let mut fds: Vec<PollFd<'_>> = waits.filter_map(poll_fd).collect();
+    let ask = Instant::now() + ASK_EVERY;
+    poll_until(&mut fds, Some(until.map_or(ask, |until| until.min(ask))));
+    if go_on() {
+        Ok(())
+    } else {
+        Err(ParcelError::Interrupted)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,410 @@
+//! Jobs that `horovodrun` did not start: rank 0 serves the rendezvous in its own process, and all agree on where
+//! it is and on the job's key.
+//!
+//! Nothing is guessed about trust. The key comes from the user, from a secret that the scheduler gives to this
+//! job's ranks only, or through a file that only this user can read; without any of these init refuses.
+
+mod file;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use horovod_transport::rendezvous::{Server, ServerConfig};
+use horovod_transport::{Finder, JobKey, Place, resolve_interfaces};
+
+use crate::config::{Config, Started};
+use crate::error::Error;
+
+/// What [`Settings::unauthenticated`] must say, word for word.
+const OPT_OUT: &str = "anybody-who-reaches-my-ports-may-join";
+/// What a scheduler's 128-bit secret is completed with.
+const SECRET_LABEL: &str = "686f726f766f642d72733a6a6f622d31";
+
+/// The settings about all this.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// `host:port` where rank 0 listens.
+    pub rank0_address: Option<String>,
+    /// A folder that all ranks see and only this user can write to.
+    pub directory: Option<PathBuf>,
+    /// A file with the key.
+    pub key_file: Option<PathBuf>,
+    /// The explicit wish to have no authentication.
+    pub unauthenticated: Option<String>,
+    /// Where this host's private files go.
+    pub temporary: PathBuf,
+}
+
+/// How the ranks find rank 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Way {
+    /// It listens there.
+    Address { host: String, port: u16 },
+    /// It says so in a file, which also carries the key.
+    File { path: PathBuf, on_this_host: bool },
+}
+
+/// How this job meets.
+#[derive(Debug)]
+struct Plan {
+    way: Way,
+    /// `None`: rank 0 makes one and leaves it in the file.
+    key: Option<JobKey>,
+    size: u32,
+}
+
+/// What is kept between two inits of one process.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    way: Way,
+    size: u32,
+    /// Rank 0's.
+    server: Option<Server>,
+    /// Where they met last.
+    last: Arc<Mutex<Option<Place>>>,
+    has_met: bool,
+}
+
+/// How to reach the rendezvous; for rank 0 it runs from now on.
+pub(crate) enum Meeting {
+    /// Rank 0's own server.
+    Served(Place),
+    /// Rank 0 is somewhere else.
+    Found(Finder),
+}
+
+impl Meeting {
+    /// The place, if it is known; what finds it, if not.
+    pub(crate) fn split(self) -> Result<(Place, Option<Finder>), Error> {
+        match self {
+            Self::Served(place) => Ok((place, None)),
+            Self::Found(finder) => {
+                // Nobody has this key; the finder brings the right one.
+                let key = JobKey::random().map_err(|e| Error::Init(e.to_string()))?;
+                let addresses = Vec::new();
+                Ok((Place { addresses, key }, Some(finder)))
+            }
+        }
+    }
+}
+
+/// Prepares the meeting of a job without a launcher.
+pub(crate) fn prepare(config: &Config, standing: &mut Option<Standing>) -> Result<Meeting, Error> {
+    let plan = plan(config)?;
+    if !standing
+        .as_ref()
+        .is_some_and(|s| s.way == plan.way && s.size == plan.size)
+    {
+        *standing = None;
+    }
+    if config.rank == 0 {
+        return serve(config, plan, standing).map(Meeting::Served);
+    }
+    let kept = standing.get_or_insert_with(|| Standing {
+        way: plan.way.clone(),
+        size: plan.size,
+        server: None,
+        last: Arc::default(),
+        has_met: false,
+    });
+    Ok(Meeting::Found(finder(plan, Arc::clone(&kept.last))))
+}
+
+/// After an attempt to meet. When all have met nobody will look for the file any more; when they never have, the next
+/// attempt begins anew, with another key.
+pub(crate) fn settle(standing: &mut Option<Standing>, has_met: bool) {
+    let Some(kept) = standing else { return };
+    if let (Way::File { path, .. }, Some(_)) = (&kept.way, &kept.server)
+        && (has_met || !kept.has_met)
+    {
+        file::remove(path);
+    }
+    kept.has_met |= has_met;
+    if !kept.has_met {
+        *standing = None;
+    }
+}
+
+fn serve(config: &Config, plan: Plan, standing: &mut Option<Standing>) -> Result<Place, Error> {
+    let init = Error::Init;
+    if let Some(Standing {
+        server: Some(_),
+        last,
+        ..
+    }) = standing
+        && let Some(place) = last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    {
+        return Ok(place);
+    }
+    let key = match plan.key {
+        Some(key) => key,
+        None => JobKey::random().map_err(|e| init(format!("no random numbers for a key: {e}")))?,
+    };
+    let interfaces = resolve_interfaces(&config.interfaces)
+        .map_err(|e| init(format!("HOROVOD_GLOO_IFACE: {e}")))?;
+    let (bind, port): (Vec<IpAddr>, u16) = match &plan.way {
+        Way::File {
+            on_this_host: true, ..
+        } => (vec![Ipv4Addr::LOCALHOST.into()], 0),
+        way => {
+            let port = match way {
+                Way::Address { port, .. } => *port,
+                Way::File { .. } => 0,
+            };
+            let all = vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+            (
+                if interfaces.is_empty() {
+                    all
+                } else {
+                    interfaces
+                },
+                port,
+            )
+        }
+    };
+    let mut wanted = ServerConfig::new(bind, key.clone(), config.size);
+    wanted.port = port;
+    let server = Server::start(wanted).map_err(|e| {
+        init(format!(
+            "rank 0 cannot listen where the other ranks look for it: {e}; \
+             HOROVOD_RANK0_ADDRESS=host:port names another place"
+        ))
+    })?;
+    let mut addresses = server.addrs().to_vec();
+    if let Way::File { path, on_this_host } = &plan.way {
+        if !on_this_host {
+            // To another host the loopback is itself.
+            addresses.retain(|at| !at.ip().is_loopback());
+        }
+        file::write(path, *on_this_host, &addresses, &key).map_err(init)?;
+        addresses = server.addrs().to_vec();
+    }
+    let place = Place { addresses, key };
+    *standing = Some(Standing {
+        way: plan.way,
+        size: plan.size,
+        server: Some(server),
+        last: Arc::new(Mutex::new(Some(place.clone()))),
+        has_met: false,
+    });
+    Ok(place)
+}
+
+fn finder(plan: Plan, last: Arc<Mutex<Option<Place>>>) -> Finder {
+    Finder::new(move || {
+        let found = match &plan.way {
+            Way::File { path, .. } => file::read(path).map(|(addresses, key)| Place {
+                addresses,
+                key: plan.key.clone().unwrap_or(key),
+            }),
+            Way::Address { host, port } => {
+                let key = plan.key.clone().ok_or("there is no key")?;
+                resolve(host, *port).map(|addresses| Place { addresses, key })
+            }
+        };
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        match found {
+            Ok(place) => {
+                *last = Some(place.clone());
+                Ok(place)
+            }
+            // Rank 0 has removed its file after the first meeting, and is still there.
+            Err(why) => last.clone().ok_or(why),
+        }
+    })
+}
+
+fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
+    match (host, port).to_socket_addrs() {
+        Ok(found) => Ok(found.collect()),
+        Err(e) => Err(format!(
+            "the name {host} of rank 0's host does not resolve: {e}"
+        )),
+    }
+}
+
+/// Decides how to meet; the error says what to set.
+fn plan(config: &Config) -> Result<Plan, Error> {
+    let settings = &config.meeting;
+    let started = config.started.as_ref();
+    let user_key = user_key(config)?;
+    let key = || -> Result<Option<JobKey>, Error> {
+        if user_key.is_some() {
+            return Ok(user_key.clone());
+        }
+        let secret = started
+            .and_then(|s| s.secret.as_deref())
+            .and_then(of_secret);
+        Ok(secret.or(no_key(settings)?))
+    };
+    let with = |way, key| Plan {
+        way,
+        key,
+        size: config.size,
+    };
+    if let Some(text) = &settings.rank0_address {
+        let (host, port) = host_and_port(text)?;
+        let Some(key) = key()? else {
+            return Err(Error::Init(format!(
+                "HOROVOD_RANK0_ADDRESS={text} says where the ranks meet, but they have no common key: {}",
+                how_to_give_a_key()
+            )));
+        };
+        return Ok(with(Way::Address { host, port }, Some(key)));
+    }
+    if let Some(directory) = &settings.directory {
+        let path = directory.join(
+            file_name(started, config.size)
+                .unwrap_or_else(|| format!("horovod-meeting-{}", config.size)),
+        );
+        let way = Way::File {
+            path,
+            on_this_host: false,
+        };
+        return Ok(with(way, user_key));
+    }
+    if let Some(started) = started {
+        if started.one_host
+            && let Some(name) = file_name(Some(started), config.size)
+        {
+            let way = Way::File {
+                path: private_folder(&settings.temporary).join(name),
+                on_this_host: true,
+            };
+            return Ok(with(way, user_key));
+        }
+        if let Some((host, port)) = started.rank0.clone()
+            && let Some(key) = key()?
+        {
+            return Ok(with(Way::Address { host, port }, Some(key)));
+        }
+    }
+    Err(Error::Init(cannot_meet(config)))
+}
+
+/// What a person must do, in full.
+fn cannot_meet(config: &Config) -> String {
+    let by = config.started.as_ref().map_or("no launcher", |s| s.by);
+    let knows_rank0 = config.started.as_ref().is_some_and(|s| s.rank0.is_some());
+    let has_secret = config
+        .started
+        .as_ref()
+        .and_then(|s| s.secret.as_deref())
+        .and_then(of_secret)
+        .is_some();
+    let address = if knows_rank0 {
+        String::new()
+    } else {
+        "HOROVOD_RANK0_ADDRESS=host:port (where rank 0 can listen)".to_owned()
+    };
+    let key = if has_secret {
+        String::new()
+    } else {
+        how_to_give_a_key()
+    };
+    let and = if address.is_empty() || key.is_empty() {
+        ""
+    } else {
+        ", and "
+    };
+    format!(
+        "this is rank {} of {} started by {by}, and the ranks cannot find each other safely: set, on all of them, \
+         either HOROVOD_RENDEZVOUS_DIR to a folder that all hosts share (rank 0 leaves its address and a fresh key \
+         in a file there that only you can read), or {address}{and}{key}. `horovodrun` needs none of this",
+        config.rank, config.size
+    )
+}
+
+fn how_to_give_a_key() -> String {
+    "HOROVOD_JOB_KEY to 64 hex digits (`openssl rand -hex 32`), or HOROVOD_JOB_KEY_FILE to a file that holds them"
+        .to_owned()
+}
+
+fn user_key(config: &Config) -> Result<Option<JobKey>, Error> {
+    if let Some(text) = &config.job_key {
+        return parse_key(text, "HOROVOD_JOB_KEY").map(Some);
+    }
+    let Some(path) = &config.meeting.key_file else {
+        return Ok(None);
+    };
+    let text = file::read_key(path)
+        .map_err(|why| Error::Init(format!("HOROVOD_JOB_KEY_FILE={}: {why}", path.display())))?;
+    parse_key(text.trim(), "the content of HOROVOD_JOB_KEY_FILE").map(Some)
+}
+
+/// Reads the key; the error does not repeat it.
+pub(crate) fn parse_key(text: &str, what: &str) -> Result<JobKey, Error> {
+    JobKey::from_hex(text.trim()).ok_or_else(|| {
+        Error::Init(format!(
+            "{what} is not 64 hex digits (`openssl rand -hex 32`)"
+        ))
+    })
+}
+
+/// The key that follows from a scheduler's secret; `None` if it is too short to be one.
+fn of_secret(text: &str) -> Option<JobKey> {
+    let digits: String = text
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(32)
+        .collect();
+    JobKey::from_hex(&format!("{digits}{SECRET_LABEL}"))
+}
+
+fn no_key(settings: &Settings) -> Result<Option<JobKey>, Error> {
+    match settings.unauthenticated.as_deref() {
+        None => Ok(None),
+        Some(OPT_OUT) => {
+            tracing::warn!(
+                "HOROVOD_UNAUTHENTICATED_JOB is set: whoever reaches the ports of this job can join it, read its \
+                 tensors and run code in its processes"
+            );
+            // A key that everybody knows.
+            Ok(JobKey::from_hex(&"00".repeat(32)))
+        }
+        Some(other) => Err(Error::Init(format!(
+            "HOROVOD_UNAUTHENTICATED_JOB={other:?}: to run without any authentication it must be {OPT_OUT:?}"
+        ))),
+    }
+}
+
+fn host_and_port(text: &str) -> Result<(String, u16), Error> {
+    let parts = text.rsplit_once(':').and_then(|(host, port)| {
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        (!host.is_empty()).then(|| (host.to_owned(), port))
+    });
+    parts.ok_or_else(|| {
+        Error::Init(format!(
+            "HOROVOD_RANK0_ADDRESS={text}: expected host:port, such as train-0.train:29600"
+        ))
+    })
+}
+
+/// A name that only this job has, on this host or in this folder; `None` if nothing tells jobs apart.
+fn file_name(started: Option<&Started>, size: u32) -> Option<String> {
+    let started = started?;
+    let mut parts = started.job.clone();
+    parts.extend(started.ancestor.and_then(file::ancestor));
+    if parts.is_empty() {
+        return None;
+    }
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    let name: String = parts.join("_").chars().map(plain).take(150).collect();
+    let by: String = started
+        .by
+        .chars()
+        .filter(char::is_ascii_alphabetic)
+        .take(12)
+        .collect();
+    Some(format!("horovod-{by}-{name}-{size}"))
+}
+
+/// This user's own, made by rank 0.
+fn private_folder(temporary: &Path) -> PathBuf {
+    temporary.join(format!("horovod-{}", rustix::process::geteuid().as_raw()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! Who meets how, and what is refused.
+
+use super::*;
+
+const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+fn started(by: &'static str) -> Started {
+    Started {
+        by,
+        rank: 1,
+        size: 4,
+        one_host: false,
+        job: vec!["tcp://a:1".to_owned(), "7".to_owned()],
+        ancestor: None,
+        secret: None,
+        rank0: None,
+    }
+}
+
+fn config(started: Option<Started>) -> Config {
+    let mut config = Config::solo();
+    (config.rank, config.size) = (1, 4);
+    config.started = started;
+    config.meeting.temporary = "/tmp".into();
+    config
+}
+
+#[track_caller]
+fn way(config: &Config) -> (Way, bool) {
+    let plan = plan(config).unwrap();
+    (plan.way, plan.key.is_some())
+}
+
+#[track_caller]
+fn refused(config: &Config, with: &[&str]) {
+    let error = plan(config).unwrap_err().to_string();
+    for text in with {
+        assert!(error.contains(text), "{text}: {error}");
+    }
+}
+
+#[test]
+fn ranks_of_one_host_meet_through_a_private_file() {
+    let config = config(Some(Started {
+        one_host: true,
+        ..started("Open MPI")
+    }));
+    let uid = rustix::process::geteuid().as_raw();
+    let path = format!("/tmp/horovod-{uid}/horovod-OpenMPI-tcp---a-1-7-4");
+    let file = Way::File {
+        path: path.into(),
+        on_this_host: true,
+    };
+    assert_eq!(way(&config), (file, false));
+}
+
+#[test]
+fn several_hosts_need_a_shared_folder_or_address_and_key() {
+    let mut config = config(Some(started("Slurm")));
+    refused(
+        &config,
+        &[
+            "rank 1 of 4 started by Slurm",
+            "HOROVOD_RENDEZVOUS_DIR",
+            "HOROVOD_RANK0_ADDRESS=host:port (where rank 0 can listen), and HOROVOD_JOB_KEY",
+        ],
+    );
+    config.meeting.directory = Some("/shared".into());
+    let file = Way::File {
+        path: "/shared/horovod-Slurm-tcp---a-1-7-4".into(),
+        on_this_host: false,
+    };
+    assert_eq!(way(&config), (file, false));
+    config.meeting.directory = None;
+    config.meeting.rank0_address = Some("[fe80::1]:99".into());
+    refused(&config, &["they have no common key", "openssl rand"]);
+    config.job_key = Some(KEY.into());
+    let address = Way::Address {
+        host: "fe80::1".into(),
+        port: 99,
+    };
+    assert_eq!(way(&config), (address, true));
+    config.meeting.rank0_address = Some("n1".into());
+    refused(&config, &["HOROVOD_RANK0_ADDRESS=n1: expected host:port"]);
+    config.job_key = Some("short".into());
+    refused(&config, &["HOROVOD_JOB_KEY is not 64 hex digits"]);
+}
+
+#[test]
+fn what_the_scheduler_knows_need_not_be_said() {
+    let mut config = config(Some(Started {
+        rank0: Some(("n1".into(), 29_501)),
+        ..started("torchrun")
+    }));
+    let error = plan(&config).unwrap_err().to_string();
+    assert!(!error.contains("HOROVOD_RANK0_ADDRESS"), "{error}");
+    assert!(error.contains("HOROVOD_JOB_KEY"), "{error}");
+    config.job_key = Some(KEY.into());
+    let address = Way::Address {
+        host: "n1".into(),
+        port: 29_501,
+    };
+    assert_eq!(way(&config), (address, true));
+
+    let mut config = self::config(Some(Started {
+        secret: Some("e408a1fc79e43123-321a39edb652c409".into()),
+        ..started("Open MPI")
+    }));
+    let error = plan(&config).unwrap_err().to_string();
+    assert!(!error.contains("HOROVOD_JOB_KEY "), "{error}");
+    config.meeting.rank0_address = Some("n1:7".into());
+    let plan = plan(&config).unwrap();
+    assert!(
+        plan.key
+            .unwrap()
+            .to_hex()
+            .starts_with("e408a1fc79e43123321a39edb652c409")
+    );
+}
+
+#[test]
+fn a_secret_that_is_too_short_is_none() {
+    assert!(of_secret("e408a1fc79e43123").is_none());
+    assert!(of_secret("").is_none());
+}
+
+#[test]
+fn no_authentication_takes_the_whole_sentence() {
+    let mut config = config(None);
+    config.meeting.rank0_address = Some("n1:7".into());
+    config.meeting.unauthenticated = Some("1".into());
+    refused(
+        &config,
+        &["it must be \"anybody-who-reaches-my-ports-may-join\""],
+    );
+    config.meeting.unauthenticated = Some(OPT_OUT.into());
+    assert!(way(&config).1);
+}
+
+#[test]
+fn without_anything_that_tells_jobs_apart_a_folder_is_needed() {
+    // Kubernetes: every pod is a host.
+    let mut config = config(Some(Started {
+        job: Vec::new(),
+        one_host: true,
+        ..started("a Kubernetes indexed job")
+    }));
+    refused(
+        &config,
+        &["HOROVOD_RENDEZVOUS_DIR", "HOROVOD_RANK0_ADDRESS"],
+    );
+    config.meeting.directory = Some("/shared".into());
+    let file = Way::File {
+        path: "/shared/horovod-meeting-4".into(),
+        on_this_host: false,
+    };
+    assert_eq!(way(&config), (file, false));
+}

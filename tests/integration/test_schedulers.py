@@ -1,0 +1,240 @@
+"""Jobs that other launchers start: Open MPI, MPICH, torchrun, Slurm, and pods that nobody starts together."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+import harness
+
+# Without a framework: importing one takes longer than all the rest.
+WORK = """
+import os
+from horovod import _core as hvd
+for again in range(2):
+    hvd.init()
+    hvd.barrier(0)
+    numbers = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    os.write(1, f"rank {' '.join(map(str, numbers))}\\n".encode())  # in one piece
+    hvd.shutdown()
+"""
+RANKS = {f"rank {rank} 3 {rank} 3 0 1" for rank in range(3)}
+
+
+def needs(*programs: str) -> str:
+    """The path of the first program that is installed; skips, saying so, if none is."""
+    for program in programs:
+        if path := shutil.which(program):
+            return path
+    pytest.skip(f"not installed: {' or '.join(programs)}")
+
+
+def said(text: str) -> list[str]:
+    """The lines that ranks printed, without what launchers put before them."""
+    return [line[line.index("rank ") :] for line in text.splitlines() if "rank " in line]
+
+
+def check(job: harness.Job) -> None:
+    """All three ranks met twice, and nothing is left."""
+    job.succeed()
+    lines = said(job.stdout)
+    assert sorted(lines) == sorted([*RANKS, *RANKS]), job.report()
+    # The file through which they met is gone, its folder empty and private.
+    for folder in job.folder.glob("horovod-*"):
+        assert list(folder.iterdir()) == []
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def open_mpi() -> list[str]:
+    path = needs("mpirun.openmpi", "mpirun")
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    if "Open MPI" not in version.stdout and "OpenRTE" not in version.stdout:
+        pytest.skip(f"{path} is not Open MPI")
+    return [path, "--allow-run-as-root", "--oversubscribe", "-np"]
+
+
+def test_open_mpi(script, jobs) -> None:
+    check(jobs(harness.Job([*open_mpi(), "3", sys.executable, script(WORK)])))
+
+
+def test_mpich(script, jobs) -> None:
+    path = needs("mpiexec.hydra")
+    # A shell between the proxy and the rank, as in many job scripts.
+    check(
+        jobs(
+            harness.Job([path, "-np", "3", "sh", "-c", f"{sys.executable} {script(WORK)}; exit $?"])
+        )
+    )
+
+
+def test_torchrun(script, jobs) -> None:
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
+    check(jobs(harness.Job([*words, script(WORK)])))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def pods(jobs, path: Path, env: dict[str, str], **each: list[str]) -> list[harness.Job]:
+    """Three processes started apart from each other; the last first."""
+    started = []
+    for rank in reversed(range(3)):
+        own = {name: values[rank] for name, values in each.items()}
+        started.append(jobs(harness.Job([sys.executable, path], env={**env, **own})))
+    return started
+
+
+def check_pods(started: list[harness.Job]) -> None:
+    text = "\n".join(job.succeed().stdout for job in started)
+    assert sorted(said(text)) == sorted([*RANKS, *RANKS])
+
+
+INDEXES = ["0", "1", "2"]
+
+
+def test_a_kubernetes_indexed_job_with_a_key_file(script, jobs, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(uuid.uuid4().hex * 2 + "\n")
+    key.chmod(0o440)
+    env = {
+        "HOROVOD_SIZE": "3",
+        # A name, as a headless service gives one to pod 0.
+        "HOROVOD_RANK0_ADDRESS": f"localhost:{free_port()}",
+        "HOROVOD_JOB_KEY_FILE": str(key),
+    }
+    check_pods(pods(jobs, script(WORK), env, JOB_COMPLETION_INDEX=INDEXES))
+
+
+def test_ranks_that_only_share_a_folder(script, jobs, tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    # What an earlier job left is no hindrance: nobody listens there, or somebody else does.
+    old = folder / "horovod-meeting-3"
+    old.write_text(f"horovod-rs meeting 1\nkey {'ab' * 32}\naddress 127.0.0.1:9\n")
+    old.chmod(0o600)
+    env = {"HOROVOD_RENDEZVOUS_DIR": str(folder), "HOROVOD_SIZE": "3"}
+    check_pods(pods(jobs, script(WORK), env, HOROVOD_RANK=INDEXES))
+    assert list(folder.iterdir()) == []
+
+
+INIT = "from horovod import _core; _core.init(); print('rank', _core.rank())"
+
+
+def test_refuses_what_is_not_safe_and_says_what_to_set(script, jobs, tmp_path: Path) -> None:
+    path = script(INIT)
+
+    def refuses(env: dict[str, str], *texts: str) -> None:
+        job = jobs(harness.Job([sys.executable, path], env=env))
+        job.fail()
+        for text in texts:
+            assert text in job.stderr, job.report()
+
+    two = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}
+    refuses(
+        two, "rank 1 of 2", "HOROVOD_RENDEZVOUS_DIR", "HOROVOD_RANK0_ADDRESS", "HOROVOD_JOB_KEY"
+    )
+    refuses(
+        {**two, "HOROVOD_RANK0_ADDRESS": "localhost:1"}, "no common key", "openssl rand -hex 32"
+    )
+    public = tmp_path / "key"
+    public.write_text("ab" * 32)
+    public.chmod(0o644)
+    address = {**two, "HOROVOD_RANK0_ADDRESS": "localhost:1"}
+    refuses(
+        {**address, "HOROVOD_JOB_KEY_FILE": str(public)}, "everybody on this machine may read it"
+    )
+    refuses(
+        {**address, "HOROVOD_UNAUTHENTICATED_JOB": "1"}, "anybody-who-reaches-my-ports-may-join"
+    )
+    # Nobody comes: the address and what happened there are named.
+    refuses(
+        {**address, "HOROVOD_JOB_KEY": "ab" * 32, "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"},
+        "cannot register with the rendezvous within 1 s: ",
+        "127.0.0.1:1: Connection refused",
+    )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refuses(
+        {**two, "HOROVOD_RENDEZVOUS_DIR": str(empty), "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"},
+        "horovod-meeting-2: rank 0 writes it in its hvd.init()",
+    )
+
+
+def test_another_key_does_not_get_in(script, jobs) -> None:
+    address = f"localhost:{free_port()}"
+    env = {
+        "HOROVOD_SIZE": "2",
+        "HOROVOD_RANK0_ADDRESS": address,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "3",
+    }
+    path = script(INIT)
+    jobs_of_both = [
+        jobs(
+            harness.Job(
+                [sys.executable, path],
+                env={**env, "HOROVOD_RANK": str(rank), "HOROVOD_JOB_KEY": key * 32},
+            )
+        )
+        for rank, key in enumerate(("ab", "cd"))
+    ]
+    for job in jobs_of_both:
+        job.fail()
+    assert "1 of 2 ranks did not register" in jobs_of_both[0].stderr
+    assert "key" in jobs_of_both[1].stderr
+
+
+def slurm() -> list[str]:
+    """`srun` of a running cluster."""
+    path = needs("srun")
+    probe = subprocess.run(
+        ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, timeout=20, check=False
+    )
+    if probe.returncode or not any(state in probe.stdout for state in ("idle", "mixed")):
+        pytest.skip(
+            f"no Slurm cluster with an idle node here: {(probe.stderr or probe.stdout).strip()}"
+        )
+    return [path, "--overcommit", "--mpi=none", "-n"]
+
+
+def test_slurm(script, jobs) -> None:
+    check(jobs(harness.Job([*slurm(), "3", sys.executable, script(WORK)])))
+
+
+WAITS = """
+import os
+from horovod import _core
+os.environ.update(HOROVOD_SIZE="2", HOROVOD_RENDEZVOUS_DIR=os.environ["TMPDIR"])
+try:
+    print("waits", flush=True)
+    _core.init()
+except KeyboardInterrupt:
+    print("interrupted", _core.is_initialized(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("rank", ["0", "1"], ids=["serving", "searching"])
+def test_init_can_be_interrupted(rank, script, jobs) -> None:
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600", "HOROVOD_RANK": rank}
+    job = jobs(harness.Job([sys.executable, script(WAITS)], env=env))
+    job.wait_for("waits")
+    if rank == "0":
+        meeting = job.folder / "horovod-meeting-2"
+        deadline = time.monotonic() + 60
+        while not meeting.exists():
+            assert time.monotonic() < deadline, job.report()
+            time.sleep(0.01)
+    job.process.send_signal(signal.SIGINT)
+    job.succeed()
+    assert "interrupted False" in job.stdout
+    assert not list(job.folder.glob("horovod-meeting*"))
