@@ -1,5 +1,6 @@
 """Horovod: data-parallel training on many processes; import a framework's module, such as `horovod.torch`."""
 
 from horovod._core import __version__
+from horovod.runner import run
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "run"]

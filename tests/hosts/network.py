@@ -55,7 +55,13 @@ class Network:
         # Addresses from the block reserved for tests between networks; each run takes its own corner.
         corner = os.getpid() % 250
         self.hosts = [
-            Host(self, f"host-{chr(97 + i)}", f"198.18.{corner}.{i + 1}", f"{self.bridge}-{i}")
+            Host(
+                self,
+                f"host-{chr(97 + i)}",
+                f"198.18.{corner}.{i + 1}",
+                f"fd12:3456:{corner:x}::{i + 1}",
+                f"{self.bridge}-{i}",
+            )
             for i in range(count)
         ]
         try:
@@ -70,11 +76,15 @@ class Network:
         for key in ("user", "wrong", "server"):
             run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / key))
         shutil.copy(self.folder / "user.pub", self.folder / "authorized_keys")
-        names = "".join(f"{host.address} {host.name}\n" for host in self.hosts)
+        names = "".join(
+            f"{host.address} {host.name}\n{host.address6} {host.name6}\n" for host in self.hosts
+        )
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n" + names)
         server = (self.folder / "server.pub").read_text().split()
         known = "".join(
-            f"[{host.name}]:{SSH_PORT} {server[0]} {server[1]}\n" for host in self.hosts
+            f"[{name}]:{SSH_PORT} {server[0]} {server[1]}\n"
+            for host in self.hosts
+            for name in (host.name, host.name6, host.address6)
         )
         (self.folder / "known_hosts").write_text(known)
         (self.folder / "ssh_config").write_text(
@@ -100,10 +110,15 @@ class Network:
 class Host:
     """One host: a network namespace, and a shell command line that enters it under its name."""
 
-    def __init__(self, network: Network, name: str, address: str, namespace: str) -> None:
+    def __init__(
+        self, network: Network, name: str, address: str, address6: str, namespace: str
+    ) -> None:
         self.network = network
         self.name = name
+        # Means the second address, which is of IP version 6.
+        self.name6 = f"{name}-six"
         self.address = address
+        self.address6 = address6
         self.namespace = namespace
         # Its interface as seen from outside: all that enters and leaves the host passes here.
         self.outside = f"{PREFIX}{namespace.removeprefix(PREFIX)}"[:15]
@@ -127,7 +142,10 @@ class Host:
             self.namespace,
         )
         run("ip", "link", "set", self.outside, "master", self.network.bridge, "up")
-        run("ip", "-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        self.add_address4()
+        run(
+            "ip", "-n", self.namespace, "addr", "add", f"{self.address6}/64", "dev", "eth0", "nodad"
+        )
         run("ip", "-n", self.namespace, "link", "set", "eth0", "up")
         # sshd keeps its empty folder under /run; a /run of its own leaves the machine's alone.
         daemon = (
@@ -146,6 +164,20 @@ class Host:
             if b"Server listening" in line:
                 return
         raise RuntimeError(f"sshd did not start on {self.name}")
+
+    def add_address4(self) -> None:
+        """Give it its address of IP version 4."""
+        run("ip", "-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
+
+    def remove_address4(self) -> None:
+        """Leave it with IP version 6 only."""
+        run("ip", "-n", self.namespace, "addr", "del", f"{self.address}/24", "dev", "eth0")
+
+    def add_black_hole(self, address: str) -> None:
+        """Make an address that swallows every packet: on the wire, but of no host. It goes with this host."""
+        nobody = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+        run("ip", "-n", self.namespace, "route", "add", f"{address}/32", "dev", "eth0")
+        run("ip", "-n", self.namespace, "neigh", "add", address, *nobody)
 
     def enter(self, command: Sequence[str | os.PathLike[str]]) -> list[str]:
         """The command, to be run on this host."""

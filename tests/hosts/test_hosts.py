@@ -168,6 +168,90 @@ def test_unknown_host_key_is_refused_where_the_user_demands_it(launch, net) -> N
     assert "a rank ran" not in job.stdout
 
 
+def test_a_host_that_never_answers_is_named_within_the_start_timeout(launch, net) -> None:
+    # Of the block for documentation; ssh gets no answer at all, not even a refusal.
+    for address in ("203.0.113.7", "203.0.113.8"):
+        net.hosts[0].add_black_hole(address)
+    job = launch(
+        [sys.executable, "-c", "print('a rank ran')"],
+        "--start-timeout",
+        "3",
+        hosts="host-a:1,203.0.113.7:1,host-b:1,203.0.113.8:1",
+        np=4,
+    )
+    job.fail()
+    # Both, though the first takes all the time there is: they were tried at the same time.
+    assert "203.0.113.7" in job.stderr, job.report()
+    assert "203.0.113.8" in job.stderr, job.report()
+    assert "a rank ran" not in job.stdout
+
+
+def test_hosts_with_ip_version_6_only(launch, net, script) -> None:
+    for host in net.hosts:
+        host.remove_address4()
+    try:
+        first, second = net.hosts
+        path = script(TOPOLOGY)
+        job = launch(
+            [sys.executable, path], hosts=f"{first.name6}:2,[{second.address6}]:2"
+        ).succeed()
+    finally:
+        for host in net.hosts:
+            host.add_address4()
+    assert "('host-b', 3, 1, 2, 1, 2)" in job.stdout
+
+
+WITHOUT_LAUNCHER = """
+import os
+import torch
+import horovod.torch as hvd
+hvd.init()
+total = hvd.allreduce(torch.arange(100_000.0), op=hvd.Sum)
+assert torch.equal(total, torch.arange(100_000.0) * 4)
+numbers = (hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+os.write(1, f"rank {' '.join(map(str, numbers))}\\n".encode())  # in one piece
+"""
+
+
+@pytest.mark.parametrize("way", ["address", "folder"])
+def test_ranks_on_two_hosts_meet_without_a_launcher(way, net, jobs, script, tmp_path) -> None:
+    path = script(WITHOUT_LAUNCHER)
+    env = {
+        "address": {"HOROVOD_RANK0_ADDRESS": "host-a:29600", "HOROVOD_JOB_KEY": "ab" * 32},
+        "folder": {"HOROVOD_RENDEZVOUS_DIR": str(tmp_path)},
+    }[way]
+    # Both ranks of a host in one set of namespaces: else they were hosts of their own, as containers are.
+    both = 'HOROVOD_RANK=$1 "$3" "$4" & HOROVOD_RANK=$2 "$3" "$4"; wait'
+    started = []
+    # Rank 0 last: the others have to wait for it.
+    for host, ranks in reversed(list(zip(net.hosts, (("0", "1"), ("2", "3")), strict=True))):
+        command = host.enter(["sh", "-c", both, "sh", *ranks, sys.executable, path])
+        started.append(jobs(harness.Job(command, env={**env, "HOROVOD_SIZE": "4"})))
+    lines = [line for job in started for line in job.succeed().stdout.splitlines()]
+    assert sorted(lines) == ["rank 0 0 2 0 2", "rank 1 1 2 0 2", "rank 2 0 2 1 2", "rank 3 1 2 1 2"]
+
+
+CALL = """
+import os, sys
+import horovod
+def work(block):
+    return os.uname().nodename, int(os.environ["HOROVOD_RANK"]), len(block), block[::1_000_000]
+results = horovod.run(work, (bytes(range(256)) * 20_000,), num_proc=4, hosts="host-a:2,host-b:2",
+                      ssh_port=int(sys.argv[1]), ssh_identity_file=sys.argv[2])
+print([(host, rank, size) for host, rank, size, _ in results], len({part for *_, part in results}))
+"""
+
+
+def test_functions_are_called_on_two_hosts(net, jobs, script) -> None:
+    words = [sys.executable, script(CALL), str(network.SSH_PORT), net.folder / "user"]
+    job = jobs(harness.Job(net.hosts[0].enter(words))).succeed()
+    size = 256 * 20_000
+    places = [
+        (host, 2 * at + i, size) for at, host in enumerate(("host-a", "host-b")) for i in (0, 1)
+    ]
+    assert job.stdout.strip() == f"{places} 1"
+
+
 REDUCE_FOR_EVER = """
 import os, signal, socket, sys, time
 import torch

@@ -1,0 +1,59 @@
+"""What `horovod.run` and its ranks exchange, and where."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+_ADDRESSES = "HOROVOD_RUN_ADDRESSES"
+_KEY = "HOROVOD_RUN_KEY"
+
+
+@dataclasses.dataclass
+class Place:
+    """Where the caller of `horovod.run` can be reached, and the key that proves who is who."""
+
+    addresses: list[str]
+    key: str
+
+    def to_environment(self) -> Mapping[str, str]:
+        """As variables; the launcher passes them on over its agents' standard input."""
+        return {_ADDRESSES: ",".join(self.addresses), _KEY: self.key}
+
+    @staticmethod
+    def from_environment() -> Place:
+        """As the launcher has set them."""
+        try:
+            return Place(os.environ[_ADDRESSES].split(","), os.environ[_KEY])
+        except KeyError as missing:
+            raise RuntimeError(
+                f"{missing} is not set: this module is started by horovod.run() only"
+            ) from None
+
+    @staticmethod
+    def remove_from_environment() -> None:
+        """Forget them."""
+        for name in (_ADDRESSES, _KEY):
+            os.environ.pop(name, None)
+
+
+@dataclasses.dataclass
+class Job:
+    """What every rank gets: the pickled function with its arguments, and where modules are searched."""
+
+    function: bytes
+    sys_path: list[str]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of the function on one rank."""
+
+    host: str
+    # "result", "error", "exit" or "unpicklable"
+    kind: str
+    # the pickled result or exception
+    content: bytes
+    text: str
+    exit_status: int

@@ -1,0 +1,77 @@
+"""A rank of `horovod.run`: fetches the function, calls it, brings back what it returned or raised.
+
+Started as `python -m horovod.runner.run_task` by `horovodrun`, never by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import traceback
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from horovod import _core
+from horovod.runner import _parcels
+
+# How long to look for the process that called `horovod.run`.
+_PATIENCE_S = 60.0
+
+
+def main() -> int:
+    """Do all of it; the exit status."""
+    parcels = _parcels.Place.from_environment()
+    # Neither children nor the function need the key.
+    _parcels.Place.remove_from_environment()
+    rank = int(os.environ["HOROVOD_RANK"])
+    content = _core.fetch_parcel(parcels.addresses, parcels.key, rank, _PATIENCE_S)
+    job = pickle.loads(content)
+    outcome = _call(job)
+    rank = _core.rank() if _core.is_initialized() else int(os.environ["HOROVOD_RANK"])
+    _core.deliver_parcel(
+        parcels.addresses, parcels.key, rank, pickle.dumps(outcome, protocol=5), _PATIENCE_S
+    )
+    return outcome.exit_status
+
+
+def _call(job: _parcels.Job) -> _parcels.Outcome:
+    host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+    try:
+        # Modules that the caller could import can be imported here, too, where they exist.
+        sys.path.extend(place for place in job.sys_path if place not in sys.path)
+        func, args, kwargs = cloudpickle.loads(job.function)
+        value = func(*args, **kwargs)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        text = f"the function called sys.exit({error.code!r})"
+        return _parcels.Outcome(host, "exit", b"", text, status)
+    except BaseException as error:
+        text = "".join(traceback.format_exception(error))
+        sys.stderr.write(f"User function raise error: {error}\n{text}")
+        return _parcels.Outcome(host, "error", _pickled_exception(error), text, 1)
+    try:
+        content = cloudpickle.dumps(value, protocol=5)
+    except Exception as error:
+        text = f"the result, of type {type(value).__qualname__}, cannot be pickled: {error!r}"
+        sys.stderr.write(text + "\n")
+        return _parcels.Outcome(host, "unpicklable", b"", text, 1)
+    return _parcels.Outcome(host, "result", content, "", 0)
+
+
+def _pickled_exception(error: BaseException) -> bytes:
+    """The exception, if it survives the way there and back: many with arguments of their own do not."""
+    if not isinstance(error, Exception):
+        return b""
+    try:
+        content: bytes = cloudpickle.dumps(error, protocol=5)
+        copy: Any = cloudpickle.loads(content)
+    except Exception:
+        return b""
+    return content if type(copy) is type(error) else b""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Modules below `horovod.runner` that launchers of others import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from horovod import _core
+from horovod.runner.common.util import codec, env, host_hash, hosts, secret, timeout
+
+
+def test_lists_of_hosts() -> None:
+    assert hosts.parse_hosts("a:2, u@b.c-d:0,[::1]:3") == [
+        hosts.HostInfo("a", 2),
+        hosts.HostInfo("u@b.c-d", 0),
+        hosts.HostInfo("[::1]", 3),
+    ]
+    assert hosts.HostInfo.from_string("h:2") == hosts.HostInfo("h", 2)
+    assert hosts.parse_hosts_and_slots("a:2,b:1,a:1") == (["a", "b"], {"a": 3, "b": 1})
+    for bad in ("a", "a:x", "", "a:1,", "a b:1"):
+        with pytest.raises(ValueError, match="Invalid host input"):
+            hosts.parse_hosts(bad)
+
+
+def test_hostfiles(tmp_path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# mine\n\na slots=2 max-slots=4\nb:3\nc  # one\nd slots = 5\n")
+    assert hosts.parse_host_files(file) == "a:2,b:3,c:1,d:5"
+    file.write_text("a slots=2\nb slots\n")
+    with pytest.raises(ValueError, match="line 2"):
+        hosts.parse_host_files(file)
+
+
+def test_slots_are_filled_host_by_host() -> None:
+    found = hosts.get_host_assignments(hosts.parse_hosts("a:2,b:4,c:1"), 7)
+    assert [slot.to_response_string() for slot in found] == [
+        "0,7,0,2,0,3",
+        "1,7,1,2,0,2",
+        "2,7,0,4,1,3",
+        "3,7,1,4,1,2",
+        "4,7,2,4,0,1",
+        "5,7,3,4,0,1",
+        "6,7,0,1,2,3",
+    ]
+    assert [slot.hostname for slot in found] == ["a", "a", "b", "b", "b", "b", "c"]
+    # Without a largest number all slots are used; callers of others rely on it.
+    assert len(hosts.get_host_assignments(hosts.parse_hosts("a:4"), 1)) == 4
+    capped = hosts.get_host_assignments(hosts.parse_hosts("a:4"), 1, 2)
+    assert [(slot.size, slot.local_size) for slot in capped] == [(2, 2), (2, 2)]
+    twice = hosts.get_host_assignments(hosts.parse_hosts("a:1,a:1"), 2)
+    assert [slot.local_rank for slot in twice] == [0, 1]
+    with pytest.raises(
+        ValueError, match=r"more processes \(3\) than there are available slots \(2\)"
+    ):
+        hosts.get_host_assignments(hosts.parse_hosts("a:2"), 3)
+    assert hosts.INVALID_SLOT_INFO.rank == -1
+
+
+def test_rank_and_size_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOROVOD_RANK", "HOROVOD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert env.get_env_rank_and_size() == (0, 1)
+    monkeypatch.setenv("PMI_RANK", "2")
+    with pytest.raises(RuntimeError, match="only one of PMI_RANK and PMI_SIZE"):
+        env.get_env_rank_and_size()
+    monkeypatch.setenv("PMI_SIZE", "3")
+    assert env.get_env_rank_and_size() == (2, 3)
+    assert env.is_exportable("PATH")
+    assert not env.is_exportable("BASH_FUNC_module%%")
+    assert not env.is_exportable("CUDA_VISIBLE_DEVICES")
+
+
+def test_small_helpers() -> None:
+    key = secret.make_secret_key()
+    digest = secret.compute_digest(key, b"x")
+    assert secret.check_digest(key, b"x", digest)
+    assert not secret.check_digest(key, b"y", digest)
+    assert codec.loads_base64(codec.dumps_base64(lambda: 5))() == 5
+    assert isinstance(codec.dumps_base64(1, to_ascii=False), bytes)
+    ample = timeout.Timeout(3600, "{activity} took {timeout}")
+    assert 0 < ample.remaining() <= 3600
+    ample.check_time_out_for("it")
+    over = timeout.Timeout(-1, "{activity} took {timeout}")
+    with pytest.raises(timeout.TimeoutException, match="it took -1"):
+        over.check_time_out_for("it")
+    assert over.remaining() == 0
+    assert host_hash.host_hash() == host_hash.host_hash()
+    assert host_hash.host_hash("salt") != host_hash.host_hash()
+
+
+def test_the_module_runs_the_launcher() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "horovod.runner.launch", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == _core.__version__
