@@ -275,9 +275,14 @@ except hvd.HorovodInternalError as error:
 """
 
 
-@pytest.mark.parametrize("victim", [3, 0], ids=["on the other host", "the coordinator"])
-def test_killed_rank_is_named_with_its_host_everywhere(victim, launch, script) -> None:
-    job = launch([sys.executable, script(REDUCE_FOR_EVER)])
+@pytest.mark.parametrize(
+    ("victim", "fan_out"),
+    [(3, "16"), (0, "16"), (2, "2")],
+    ids=["on the other host", "the coordinator", "through whom another one negotiates"],
+)
+def test_killed_rank_is_named_with_its_host_everywhere(victim, fan_out, launch, script) -> None:
+    env = {"HOROVOD_CONTROL_FAN_OUT": fan_out}
+    job = launch([sys.executable, script(REDUCE_FOR_EVER)], env=env)
     found = [
         re.search(r"rank (\d) is process (\d+)", x) for x in job.wait_for(" is process ", count=4)
     ]
@@ -290,7 +295,7 @@ def test_killed_rank_is_named_with_its_host_everywhere(victim, launch, script) -
     code = job.fail()
 
     assert code == 137
-    host = "host-b" if victim == 3 else "host-a"
+    host = "host-b" if victim > 1 else "host-a"
     for line in caught:
         assert float(re.search(r"caught at ([\d.]+)", line)[1]) - killed_at < 5.0
         said = line.split("caught at")[1]

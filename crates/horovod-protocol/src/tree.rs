@@ -20,8 +20,10 @@ impl Tree {
     }
 
     /// A star as long as rank 0 has at most `fan_out` others to listen to. Else the ranks of a host
-    /// speak through its first rank, and the first ranks through each other, each of them for at
-    /// most `fan_out` others. `hosts[rank]` is any number that the ranks of one host share.
+    /// speak through its first rank, and the first ranks through each other. Nobody listens to more
+    /// than `fan_out` ranks of its host and `fan_out` of others; who is too many speaks through the
+    /// earliest that has room. A parent is always lower than its children. `hosts[rank]` is any
+    /// number that the ranks of one host share.
     pub fn new(hosts: &[u32], fan_out: u32) -> Self {
         let fan_out = (fan_out as usize).max(2);
         if hosts.len() <= fan_out + 1 {
@@ -36,8 +38,8 @@ impl Tree {
         groups.sort_unstable_by_key(|ranks| ranks[0]);
         let mut parents = vec![Rank(0); hosts.len()];
         for (at, group) in groups.iter().enumerate() {
-            for rank in &group[1..] {
-                parents[rank.index()] = group[0];
+            for (local, rank) in group.iter().enumerate().skip(1) {
+                parents[rank.index()] = group[(local - 1) / fan_out];
             }
             if at > 0 {
                 parents[group[0].index()] = groups[(at - 1) / fan_out][0];
@@ -85,6 +87,19 @@ impl Tree {
     /// Whether a rank needs an [`crate::Aggregator`].
     pub fn aggregates(&self, rank: Rank) -> bool {
         rank.0 != 0 && !self.children(rank).is_empty()
+    }
+
+    /// The child of `node` through which `rank` speaks, or `rank` itself if it is that child; `None`
+    /// for those who do not speak through `node`.
+    pub fn child_towards(&self, node: Rank, rank: Rank) -> Option<Rank> {
+        let mut rank = rank;
+        loop {
+            let parent = self.parent(rank)?;
+            if parent == node {
+                return Some(rank);
+            }
+            rank = parent;
+        }
     }
 
     /// A rank and everybody who speaks through it.
@@ -218,8 +233,17 @@ mod tests {
     }
 
     #[test]
+    fn many_ranks_of_one_host_speak_through_each_other_too() {
+        let tree = Tree::new(&[0; 8], 2);
+        assert_eq!(parents(&tree), [0, 0, 1, 1, 2, 2, 3]);
+        let towards = |rank| tree.child_towards(Rank(1), Rank(rank));
+        assert_eq!((towards(7), towards(4)), (Some(Rank(3)), Some(Rank(4))));
+        assert_eq!((towards(1), towards(0), towards(6)), (None, None, None));
+    }
+
+    #[test]
     fn nobody_listens_to_more_than_its_share() {
-        for (size, per_host) in [(1u32, 1u32), (70, 1), (70, 10), (1000, 8), (1001, 7)] {
+        for (size, per_host) in [(1u32, 1u32), (64, 64), (70, 1), (1000, 100), (1001, 7)] {
             let hosts: Vec<u32> = (0..size).map(|rank| rank / per_host).collect();
             let tree = Tree::new(&hosts, 16);
             let mut reached = 0;
@@ -228,6 +252,7 @@ mod tests {
                 reached += tree.children(rank).len();
                 let links = Links::of(&tree, rank);
                 for child in tree.children(rank) {
+                    assert!(*child > rank);
                     let link = links.find(*child).unwrap();
                     assert_eq!(links.get(link).rank, *child);
                 }

@@ -1,4 +1,4 @@
-//! Small ordered messages between rank 0 and the others, and news of who is gone.
+//! Small ordered messages between a rank and its neighbours in the tree of control links, and news of who is gone.
 
 use std::{
     sync::Arc,
@@ -184,7 +184,7 @@ impl Control {
     }
 
     /// Queues a frame and sends what can be sent at once; later [`Self::poll`]s send the rest.
-    /// Frames of a pair of ranks arrive in order. Links exist between rank 0 and each other rank.
+    /// Frames of a pair of ranks arrive in order. Links exist where the mesh's tree has them.
     pub fn send(&mut self, to: Rank, frame: &[u8]) -> Result<(), LinkError> {
         if frame.len() > CONTROL_FRAME_MAX {
             let (len, limit) = (frame.len(), CONTROL_FRAME_MAX);
@@ -213,10 +213,11 @@ impl Control {
     }
 
     /// Sends a frame that can wait: only when nothing else waits for this peer, so that it holds nothing up
-    /// but what comes while it is written. `false`: not now.
-    pub fn send_aside(&mut self, to: Rank, frame: &[u8]) -> Result<bool, LinkError> {
-        if frame.len() > CONTROL_FRAME_MAX {
-            let (len, limit) = (frame.len(), CONTROL_FRAME_MAX);
+    /// but what comes while it is written. It is made of `parts`. `false`: not now.
+    pub fn send_aside(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<bool, LinkError> {
+        let len = parts[0].len() + parts[1].len();
+        if len > CONTROL_FRAME_MAX {
+            let limit = CONTROL_FRAME_MAX;
             return Err(LinkError::FrameTooLong {
                 rank: to,
                 len,
@@ -230,7 +231,7 @@ impl Control {
         if !peer.queue.is_empty() {
             return Ok(false);
         }
-        peer.queue.push_aside(frame);
+        peer.queue.push_aside(parts);
         peer.flush().map(|_| true)
     }
 

@@ -107,19 +107,22 @@ pub(crate) struct FrameQueue {
 impl FrameQueue {
     /// Appends a frame; the caller has checked its length against the receiver's limit.
     pub(crate) fn push(&mut self, frame: &[u8]) {
-        self.push_with(0, frame);
+        self.push_with(0, [&[], frame]);
     }
 
-    /// As [`Self::push`], for what is no part of the main conversation.
-    pub(crate) fn push_aside(&mut self, frame: &[u8]) {
-        self.push_with(ASIDE, frame);
+    /// As [`Self::push`], for what is no part of the main conversation; its parts follow each other.
+    pub(crate) fn push_aside(&mut self, parts: [&[u8]; 2]) {
+        self.push_with(ASIDE, parts);
     }
 
-    fn push_with(&mut self, mark: u32, frame: &[u8]) {
-        debug_assert!(frame.len() < ASIDE as usize);
-        let header = frame.len() as u32 | mark;
+    fn push_with(&mut self, mark: u32, parts: [&[u8]; 2]) {
+        let len = parts[0].len() + parts[1].len();
+        debug_assert!(len < ASIDE as usize);
+        let header = len as u32 | mark;
         self.bytes.extend(header.to_le_bytes());
-        self.bytes.extend(frame);
+        for part in parts {
+            self.bytes.extend(part);
+        }
     }
 
     pub(crate) fn push_goodbye(&mut self) {
@@ -189,7 +192,7 @@ mod tests {
             let mut queue = FrameQueue::default();
             for (i, frame) in frames.iter().enumerate() {
                 if i % 3 == 1 {
-                    queue.push_aside(frame);
+                    queue.push_aside(frame.split_at(frame.len() / 2).into());
                 } else {
                     queue.push(frame);
                 }

@@ -52,7 +52,9 @@ pub use self::{
     data::Data,
     key::JobKey,
     link::{Aborted, Idle, Link, LinkError},
-    mesh::{CONNECTIONS_MAX, ConnectError, Finder, Interrupt, Mesh, MeshConfig, Place, connect},
+    mesh::{
+        CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, Interrupt, Mesh, MeshConfig, Place, connect,
+    },
     platform::{WAYS, Ways, fd::fork_epoch, net::resolve_interfaces},
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},

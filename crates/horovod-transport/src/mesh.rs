@@ -7,8 +7,10 @@ pub(crate) mod dial;
 mod register;
 
 pub(crate) use assemble::{Parts, Shared};
-pub use config::{CONNECTIONS_MAX, ConnectError, Finder, Interrupt, MeshConfig, Place};
+pub use config::{CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, Interrupt, MeshConfig, Place};
 pub use connect::connect;
+
+use horovod_protocol::Tree;
 
 use crate::{Control, Data, Topology, Waiter};
 
@@ -18,7 +20,9 @@ use crate::{Control, Data, Topology, Waiter};
 pub struct Mesh {
     /// Who takes part, and where.
     pub topology: Topology,
-    /// Small messages to and from rank 0.
+    /// Who exchanges control messages with whom.
+    pub tree: Tree,
+    /// Small messages to and from the parent and the children in the tree.
     pub control: Control,
     /// Links for tensor data.
     pub data: Data,

@@ -28,14 +28,13 @@ pub mod parsers;
 
 use std::sync::Arc;
 
-use horovod_protocol::{Generation, Rank};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use horovod_protocol::{Generation, Rank, Tree};
 
 use crate::{
     Arena, Link, LinkError, Mesh, Topology,
-    mesh::{Parts, Shared},
-    platform::{self, fd::Fd, region::Region},
-    shm::layout::Layout,
+    mesh::{FAN_OUT, Parts, Shared},
+    platform::{self, fd::Fd, net, region::Region},
+    shm::{layout::Layout, share},
     tcp::stream::Stream,
     topology::Member,
 };
@@ -64,6 +63,7 @@ pub struct Cluster {
     staging: usize,
     drip: Option<usize>,
     connections: u8,
+    fan_out: u32,
 }
 
 impl Cluster {
@@ -76,6 +76,7 @@ impl Cluster {
             staging: 1 << 20,
             drip: None,
             connections: 1,
+            fan_out: FAN_OUT,
         }
     }
 
@@ -104,6 +105,12 @@ impl Cluster {
         self
     }
 
+    /// Ranks that one of them listens to for control (default as in a real job).
+    pub fn fan_out(mut self, count: u32) -> Self {
+        self.fan_out = count;
+        self
+    }
+
     /// Makes data links move at most `most` bytes per call.
     pub fn drip(mut self, most: usize) -> Self {
         self.drip = Some(most);
@@ -120,9 +127,12 @@ impl Cluster {
             shm: self.shm,
         };
         let members: Vec<Member> = self.hosts.iter().map(member).collect();
+        let topology = |rank| Topology::new(Rank(rank), Generation(1), &members);
+        let tree = Tree::new(&topology(0).host_numbers(), self.fan_out);
         let mut parts: Vec<Parts> = (0..n)
             .map(|rank| Parts {
-                topology: Topology::new(Rank(rank as u32), Generation(1), &members),
+                topology: topology(rank as u32),
+                tree: tree.clone(),
                 shared: None,
                 detectors: Vec::new(),
                 control: Vec::new(),
@@ -154,10 +164,16 @@ impl Cluster {
                 let arena = Arena::new(region.clone(), layout, members.clone(), local, &rings);
                 parts[rank.index()].shared = Some(Shared { arena, hears });
             }
-            for &rank in &ranks[1..] {
-                let (a, b) = local_pair();
-                parts[ranks[0].index()].detectors.push((rank, a));
-                parts[rank.index()].detectors.push((ranks[0], b));
+            for (local, &rank) in ranks.iter().enumerate() {
+                let tree = &parts[0].tree;
+                let watched = share::watched(tree, &ranks, local);
+                let first = (local > 0).then_some(ranks[0]);
+                let lower = watched.into_iter().filter(|other| *other < rank);
+                for other in lower.chain(first).collect::<Vec<_>>() {
+                    let [a, b] = net::socket_pair().expect("a socket pair");
+                    parts[other.index()].detectors.push((rank, a));
+                    parts[rank.index()].detectors.push((other, b));
+                }
             }
         }
     }
@@ -173,7 +189,8 @@ impl Cluster {
                     parts[low].data.push((Rank(high as u32), lane, a));
                     parts[high].data.push((Rank(low as u32), lane, b));
                 }
-                if low == 0 {
+                let [l, h] = [low, high].map(|rank| Rank(rank as u32));
+                if parts[0].tree.parent(h) == Some(l) {
                     let (a, b) = tcp_pair();
                     parts[low].control.push((Rank(high as u32), a));
                     parts[high].control.push((Rank(low as u32), b));
@@ -189,17 +206,6 @@ impl Cluster {
         }
         mesh
     }
-}
-
-fn local_pair() -> (Arc<Fd>, Arc<Fd>) {
-    let ((), fds) = Fd::open_all(|| {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-            .map(|(a, b)| ((), vec![a, b]))
-    })
-    .expect("a socket pair");
-    let mut fds = fds.into_iter().map(Arc::new);
-    (fds.next().expect("one end"), fds.next().expect("two ends"))
 }
 
 /// Two connected TCP sockets; who connected to whom is known, so nobody needs to prove anything.

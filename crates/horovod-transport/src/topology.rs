@@ -104,6 +104,11 @@ impl Topology {
         self.peers.iter().map(|p| p.host.0 + 1).max().unwrap_or(0)
     }
 
+    /// The number of each rank's host.
+    pub(crate) fn host_numbers(&self) -> Vec<u32> {
+        self.peers.iter().map(|p| p.host.0).collect()
+    }
+
     /// The ranks of a host, ascending.
     pub fn ranks_on(&self, host: HostId) -> Vec<Rank> {
         self.peers

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{PATIENCE, Rig, on_all};
+use common::{PATIENCE, Rig, on_all, rigs};
 use horovod_protocol::{Generation, Rank};
 use horovod_transport::{
     ConnectError, ControlEvent, JobKey, Mesh, MeshConfig, connect,
@@ -115,6 +115,38 @@ fn without_shared_memory_they_use_tcp() {
         });
         assert!(meshes.iter().all(|m| m.data.arena().is_none()));
         check(if encrypt { "sealed" } else { "tcp" }, meshes);
+    }
+}
+
+#[test]
+fn control_links_and_news_of_ends_follow_the_tree() {
+    for shm in [true, false] {
+        let job = Job::new(6);
+        let meshes = job.connect(|rank, config| {
+            config.shm = shm;
+            // Rank 0 decides: the others' word does not count.
+            config.fan_out = if rank == 0 { 2 } else { 300 };
+        });
+        let tree = meshes[3].tree.clone();
+        assert_eq!(tree.parent(Rank(4)), Some(Rank(1)));
+        assert!(meshes.iter().all(|mesh| mesh.tree == tree));
+        let mut rigs = rigs(meshes);
+        for child in 1..6 {
+            let (from, to) = (Rank(child), tree.parent(Rank(child)).unwrap());
+            for (from, to) in [(from, to), (to, from)] {
+                rigs[from.index()].control.send(to, b"hello").unwrap();
+                assert_eq!(rigs[to.index()].frame(), (from, b"hello".to_vec()));
+            }
+        }
+        assert!(rigs[0].control.send(Rank(4), b"no link").is_err());
+        // Rank 1 ends: its parent and its children notice.
+        drop(rigs.remove(1));
+        for at in [0, 2, 3] {
+            match rigs[at].event() {
+                ControlEvent::Lost(lost) => assert_eq!(lost.rank, Rank(1)),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }
 

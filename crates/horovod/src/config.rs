@@ -206,6 +206,11 @@ pub const SETTINGS: &[Setting] = &[
         "TCP connections for data between two ranks, 1 to 16; rank 0's value counts",
     ),
     s(
+        "HOROVOD_CONTROL_FAN_OUT",
+        "16",
+        "ranks of its host, and as many of others, that a rank listens to in the negotiation, 2 to 65536; larger jobs negotiate through a tree; see scaling.md; rank 0's value counts",
+    ),
+    s(
         "HOROVOD_ENCRYPT",
         "0",
         "1 encrypts the data that travels between hosts",
@@ -298,6 +303,18 @@ const KNOWN_PREFIXES: &[&str] = &[
     "HOROVOD_MPI_",
 ];
 
+fn fan_out(r: &Reader<'_>) -> Result<u32, Error> {
+    const NAME: &str = "HOROVOD_CONTROL_FAN_OUT";
+    let fan_out = r.number(NAME, horovod_transport::FAN_OUT)?;
+    if (2..=1 << 16).contains(&fan_out) {
+        Ok(fan_out)
+    } else {
+        Err(Error::Init(format!(
+            "{NAME}={fan_out}: expected 2 to 65536"
+        )))
+    }
+}
+
 const fn s(name: &'static str, default: &'static str, doc: &'static str) -> Setting {
     Setting { name, default, doc }
 }
@@ -337,6 +354,7 @@ pub struct Config {
     pub dynamic_process_sets: bool,
     pub shm: bool,
     pub shm_bytes_per_rank: usize,
+    pub control_fan_out: u32,
     pub encrypt: bool,
     pub timeline: Option<TimelineSetting>,
     pub timeline_mark_cycles: bool,
@@ -505,6 +523,7 @@ impl Config {
             dynamic_process_sets: r.flag("HOROVOD_DYNAMIC_PROCESS_SETS", false)?,
             shm: r.flag("HOROVOD_SHM", true)?,
             shm_bytes_per_rank,
+            control_fan_out: fan_out(&r)?,
             encrypt: r.flag("HOROVOD_ENCRYPT", false)?,
             timeline: r.text("HOROVOD_TIMELINE").map(|v| match v.as_str() {
                 "DYNAMIC" => TimelineSetting::Dynamic,

@@ -131,6 +131,7 @@ fn connect(
     mesh.staging = config.shm_bytes_per_rank;
     mesh.encrypt = config.encrypt;
     mesh.connections = config.algorithms.connections;
+    mesh.fan_out = config.control_fan_out;
     mesh.settings = config.algorithms.common();
     let met = horovod_transport::connect(&mesh);
     if !has_launcher {

@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc};
 
-use horovod_protocol::{Generation, Rank};
+use horovod_protocol::{Generation, Rank, Tree};
 
 use super::Mesh;
 use crate::{
@@ -29,6 +29,7 @@ pub(crate) struct Shared {
 /// What connecting has produced.
 pub(crate) struct Parts {
     pub(crate) topology: Topology,
+    pub(crate) tree: Tree,
     pub(crate) shared: Option<Shared>,
     pub(crate) detectors: Vec<(Rank, Arc<Fd>)>,
     pub(crate) control: Vec<(Rank, Stream)>,
@@ -63,6 +64,7 @@ impl Mesh {
         };
         Self::assemble(Parts {
             topology: Topology::new(Rank(0), Generation(0), &[member]),
+            tree: Tree::star(1),
             shared: None,
             detectors: Vec::new(),
             control: Vec::new(),
@@ -75,6 +77,7 @@ impl Mesh {
     pub(crate) fn assemble(parts: Parts) -> io::Result<Self> {
         let Parts {
             topology,
+            tree,
             shared,
             detectors,
             control,
@@ -137,7 +140,7 @@ impl Mesh {
             links[rank.index()] = Some(Box::new(StreamLink::new(name(rank), streams)));
         }
         if let Some(arena) = &arena {
-            add_shared(arena, &name, &mut links, &mut peers);
+            add_shared(arena, &tree, &name, &mut links, &mut peers);
         }
         peers.sort_by_key(Peer::rank);
 
@@ -154,6 +157,7 @@ impl Mesh {
         let waiter = Waiter::new(bell, poller, crowded, has_sockets);
         Ok(Self {
             topology,
+            tree,
             control,
             data,
             waiter,
@@ -180,9 +184,10 @@ fn own_bell(shared: Option<Shared>) -> io::Result<(Bell, Arc<Fd>, Option<Arena>)
     ))
 }
 
-/// Links through shared memory to all ranks of the host.
+/// Links through shared memory: for data to all ranks of the host, for control where the tree has them.
 fn add_shared(
     arena: &Arena,
+    tree: &Tree,
     name: &dyn Fn(Rank) -> PeerName,
     links: &mut [Option<Box<dyn Link>>],
     peers: &mut Vec<Peer>,
@@ -197,15 +202,18 @@ fn add_shared(
         let (out, inn) = (arena.data_ring(me, local), arena.data_ring(local, me));
         let bell = || arena.bell(local).clone();
         links[rank.index()] = Some(Box::new(ShmLink::new(name(rank), out, inn, bell())));
-        // Control goes between rank 0, always the first of its host, and the others.
-        let (out, inn) = match (arena.members()[me], rank) {
-            (Rank(0), _) => (
-                arena.control_ring(local, false),
-                arena.control_ring(local, true),
-            ),
-            (_, Rank(0)) => (arena.control_ring(me, true), arena.control_ring(me, false)),
-            _ => continue,
+        let mine = arena.members()[me];
+        let (child, up) = if tree.parent(rank) == Some(mine) {
+            (local, false)
+        } else if tree.parent(mine) == Some(rank) {
+            (me, true)
+        } else {
+            continue;
         };
+        let (out, inn) = (
+            arena.control_ring(child, up),
+            arena.control_ring(child, !up),
+        );
         peers.push(Peer::new(
             name(rank),
             Box::new(ShmLink::new(name(rank), out, inn, bell())),

@@ -3,11 +3,16 @@
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use horovod_protocol::Rank;
+#[cfg(doc)]
+use horovod_protocol::Tree;
 
 use crate::JobKey;
 
 /// Most TCP connections for data between two ranks.
 pub const CONNECTIONS_MAX: u8 = 16;
+
+/// Default of [`MeshConfig::fan_out`]: about the best at any number of ranks (docs/scaling.md).
+pub const FAN_OUT: u32 = 16;
 
 /// Where the rendezvous is, and the key that it has.
 #[derive(Clone, Debug)]
@@ -91,6 +96,8 @@ pub struct MeshConfig {
     pub staging: usize,
     /// TCP connections between two ranks for data, 1 to [`CONNECTIONS_MAX`] (rank 0 decides).
     pub connections: u8,
+    /// Ranks that one of them listens to for control, see [`Tree::new`] (rank 0 decides).
+    pub fan_out: u32,
     /// Anything, up to 4 KiB, that the layers above want to be equal everywhere: all ranks get what
     /// rank 0 has here, as [`crate::Mesh::settings`].
     pub settings: Vec<u8>,
@@ -116,6 +123,7 @@ impl MeshConfig {
             shm: true,
             staging: 8 << 20,
             connections: 1,
+            fan_out: FAN_OUT,
             settings: Vec::new(),
             encrypt: false,
         }

@@ -2,7 +2,8 @@
 //!
 //! The higher rank of a pair connects to the lower one. Between ranks that share memory there is no
 //! connection of their own: each connects to the first rank of its host, gets the arena from it, and
-//! keeps the local socket to notice its death.
+//! keeps the local socket to notice its death. With the arena come sockets between those whose
+//! control links are in it, for the same purpose.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -10,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use horovod_protocol::{Generation, Rank};
+use horovod_protocol::{Generation, Rank, Tree};
 
 use super::{
     CONNECTIONS_MAX, ConnectError, Mesh, MeshConfig, Parts, Shared,
@@ -108,12 +109,13 @@ impl Joining {
             })
             .collect();
         let topology = Topology::new(self.config.rank, generation, &members);
+        let tree = Tree::new(&topology.host_numbers(), common.fan_out);
         let mates = mates(&topology);
         let mut gate = Gate::default();
-        let (place, giving, _local_listener) = self.open(&topology, &mates, &mut gate)?;
+        let (place, giving, _local_listener) = self.open(&topology, &tree, &mates, &mut gate)?;
         self.tell(&ToServer::Ready(place))?;
         let places = self.table()?;
-        let mut links = Links::new(self, topology, mates, gate, giving);
+        let mut links = Links::new(self, (topology, tree), mates, gate, giving);
         links.plan(&places, common.connections.clamp(1, CONNECTIONS_MAX));
         links.parts.settings = common.settings;
         links.run()
@@ -136,6 +138,7 @@ impl Joining {
             member,
             common: Common {
                 connections: config.connections.clamp(1, CONNECTIONS_MAX),
+                fan_out: config.fan_out,
                 settings: config.settings.clone(),
             },
         };
@@ -210,6 +213,7 @@ impl Joining {
     fn open(
         &self,
         topology: &Topology,
+        tree: &Tree,
         mates: &Arc<[Rank]>,
         gate: &mut Gate,
     ) -> Result<(Where, Option<Giving>, Option<net::UnixListener>), ConnectError> {
@@ -227,7 +231,8 @@ impl Joining {
             host: self.config.hostname.clone(),
             source,
         };
-        let estate = Estate::new(mates.clone(), self.config.staging).map_err(shared_memory)?;
+        let estate =
+            Estate::new(mates.clone(), self.config.staging, tree).map_err(shared_memory)?;
         let listener = net::unix_listen().map_err(shared_memory)?;
         place.local = Some(listener.name.clone());
         gate.add(listener.fd.clone());
@@ -294,13 +299,14 @@ struct Links<'a> {
 impl<'a> Links<'a> {
     fn new(
         joining: &'a mut Joining,
-        topology: Topology,
+        (topology, tree): (Topology, Tree),
         mates: Arc<[Rank]>,
         gate: Gate,
         giving: Option<Giving>,
     ) -> Self {
         let parts = Parts {
             topology,
+            tree,
             shared: None,
             detectors: Vec::new(),
             control: Vec::new(),
@@ -322,14 +328,14 @@ impl<'a> Links<'a> {
 
     /// Works out which connections there must be, and which of them this rank makes.
     fn plan(&mut self, places: &[Where], connections: u8) {
-        let topology = &self.parts.topology;
+        let (topology, tree) = (&self.parts.topology, &self.parts.tree);
         let (me, first, now) = (topology.rank, self.mates[0], Instant::now());
         for peer in topology.peers.iter().map(|p| p.rank).filter(|r| *r != me) {
             let place = &places[peer.index()];
             let mut purposes = Vec::new();
             let targets: Vec<Target> = if !self.mates.contains(&peer) {
                 purposes.extend((0..connections).map(|lane| (Purpose::Data, lane)));
-                if me.0 == 0 || peer.0 == 0 {
+                if tree.parent(me) == Some(peer) || tree.parent(peer) == Some(me) {
                     purposes.push((Purpose::Control, 0));
                 }
                 place.addresses.iter().copied().map(Target::Tcp).collect()
@@ -479,10 +485,12 @@ impl<'a> Links<'a> {
         }
         if let Some((stream, heir)) = &mut self.heir {
             let local = self.mates.iter().position(|m| *m == rank).unwrap_or(0);
-            if let Some(shared) = heir
-                .receive(stream.fd(), &self.mates, local)
+            let tree = &self.parts.tree;
+            if let Some((shared, watched)) = heir
+                .receive(stream.fd(), &self.mates, tree, local)
                 .map_err(&failed)?
             {
+                self.parts.detectors.extend(watched);
                 self.parts
                     .detectors
                     .push((self.mates[0], stream.fd().clone()));

@@ -41,6 +41,24 @@ fn prepare(fd: &Fd) -> io::Result<()> {
     Ok(())
 }
 
+/// Two connected local sockets.
+pub(crate) fn socket_pair() -> io::Result<[Arc<Fd>; 2]> {
+    let ((), ends) = Fd::open_all(|| -> rustix::io::Result<_> {
+        #[cfg(not(target_vendor = "apple"))]
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        #[cfg(target_vendor = "apple")]
+        let flags = SocketFlags::empty();
+        let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        Ok(((), vec![a, b]))
+    })?;
+    for end in &ends {
+        prepare(end)?;
+    }
+    <[Fd; 2]>::try_from(ends)
+        .map(|ends| ends.map(Arc::new))
+        .map_err(|_| io::Error::other("a socket pair without two ends"))
+}
+
 /// Small frames leave at once; dead peers are noticed even when nothing is sent.
 pub(crate) fn tune_tcp(fd: &Fd) -> io::Result<()> {
     use rustix::net::sockopt;

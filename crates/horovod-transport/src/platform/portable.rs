@@ -54,32 +54,10 @@ fn file_in(directory: &std::path::Path, len: usize) -> io::Result<Fd> {
     Ok(fd)
 }
 
-fn nonblocking(fd: &Fd) -> io::Result<()> {
-    rustix::io::ioctl_fionbio(fd.get()?, true)?;
-    #[cfg(target_vendor = "apple")]
-    rustix::io::fcntl_setfd(fd.get()?, rustix::io::FdFlags::CLOEXEC)?;
-    Ok(())
-}
-
 /// A doorbell's (receiving, sending) end.
 pub(crate) fn bell() -> io::Result<(Arc<Fd>, Arc<Fd>)> {
-    let ((), fds) = Fd::open_all(|| -> rustix::io::Result<_> {
-        #[cfg(not(target_vendor = "apple"))]
-        let flags = SocketFlags::CLOEXEC;
-        #[cfg(target_vendor = "apple")]
-        let flags = SocketFlags::empty();
-        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        Ok(((), vec![a, b]))
-    })?;
-    let mut ends = fds.into_iter();
-    match (ends.next(), ends.next()) {
-        (Some(receiving), Some(sending)) => {
-            nonblocking(&receiving)?;
-            nonblocking(&sending)?;
-            Ok((Arc::new(receiving), Arc::new(sending)))
-        }
-        _ => Err(io::Error::other("a socket pair without two ends")),
-    }
+    let [receiving, sending] = super::net::socket_pair()?;
+    Ok((receiving, sending))
 }
 
 /// Wakes whoever waits at the receiving end.

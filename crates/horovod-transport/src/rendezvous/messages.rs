@@ -25,6 +25,8 @@ const SETTINGS_MAX: usize = 4 << 10;
 pub(crate) struct Common {
     /// TCP connections for data between two ranks.
     pub(crate) connections: u8,
+    /// Ranks that one of them listens to, see `Tree`.
+    pub(crate) fan_out: u32,
     /// What the layers above agree on; only they know what it means.
     pub(crate) settings: Vec<u8>,
 }
@@ -150,12 +152,14 @@ fn read_member(r: &mut Reader<'_>) -> Result<MemberEntry, DecodeError> {
 
 fn write_common(w: &mut Writer<'_>, common: &Common) {
     w.u8(common.connections);
+    w.varint(u64::from(common.fan_out));
     w.bytes(&common.settings[..common.settings.len().min(SETTINGS_MAX)]);
 }
 
 fn read_common(r: &mut Reader<'_>) -> Result<Common, DecodeError> {
     Ok(Common {
         connections: r.u8("connections")?,
+        fan_out: r.varint_u32("fan-out")?,
         settings: r.bytes(SETTINGS_MAX, "settings")?.to_vec(),
     })
 }
@@ -354,6 +358,7 @@ mod tests {
     fn common() -> Common {
         Common {
             connections: 4,
+            fan_out: 300,
             settings: vec![1, 2, 255],
         }
     }

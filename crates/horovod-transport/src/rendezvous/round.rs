@@ -239,6 +239,7 @@ mod tests {
     fn registration(pid: u32) -> (MemberEntry, Common) {
         let common = Common {
             connections: pid as u8,
+            fan_out: pid,
             settings: vec![pid as u8],
         };
         (member(pid), common)
@@ -267,7 +268,8 @@ mod tests {
                         },
                     ) => {
                         assert_eq!((g, members[1].pid), (generation, 1));
-                        assert_eq!((common.connections, &common.settings[..]), (2, &[2][..]));
+                        assert_eq!((common.connections, common.fan_out), (2, 2));
+                        assert_eq!(common.settings, [2]);
                     }
                     other => panic!("{other:?}"),
                 }

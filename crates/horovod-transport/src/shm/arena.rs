@@ -142,9 +142,9 @@ impl Arena {
         self.ring(self.layout.data(from, to), self.layout.data_ring)
     }
 
-    pub(crate) fn control_ring(&self, local: usize, to_first: bool) -> RingMemory {
+    pub(crate) fn control_ring(&self, local: usize, to_parent: bool) -> RingMemory {
         self.ring(
-            self.layout.control(local, to_first),
+            self.layout.control(local, to_parent),
             self.layout.control_ring,
         )
     }

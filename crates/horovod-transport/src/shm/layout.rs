@@ -98,10 +98,11 @@ impl Layout {
         end.next_multiple_of(PAGE)
     }
 
-    /// The control ring from a rank to the host's first rank, or back.
-    pub(crate) fn control(&self, local: usize, to_first: bool) -> usize {
+    /// The control ring from a rank to its parent in the tree of control links, or back; unused if
+    /// that is elsewhere.
+    pub(crate) fn control(&self, local: usize, to_parent: bool) -> usize {
         debug_assert!(local < self.ranks);
-        let index = 2 * local + usize::from(!to_first);
+        let index = 2 * local + usize::from(!to_parent);
         self.control_start() + index * (RING_HEADER + self.control_ring)
     }
 

@@ -1,5 +1,5 @@
-//! How the first rank of a host gives the arena and the doorbells to the others: descriptors over
-//! the local socket.
+//! How the first rank of a host gives the arena, the doorbells, and sockets that tell of each other's
+//! death to the others: descriptors over the local socket.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use horovod_protocol::Rank;
+use horovod_protocol::{Rank, Tree};
 use rustix::{
     io::Errno,
     net::{
@@ -20,7 +20,7 @@ use rustix::{
 use super::{arena::Arena, layout::Layout};
 use crate::{
     mesh::Shared,
-    platform::{self, fd::Fd, region::Region},
+    platform::{self, fd::Fd, net, region::Region},
     tcp::stream::SEND_FLAGS,
 };
 
@@ -35,10 +35,25 @@ pub(crate) struct Estate {
     members: Arc<[Rank]>,
     file: Fd,
     bells: Vec<(Arc<Fd>, Arc<Fd>)>,
+    /// Members that notice each other's end, child and parent, by child; and what both get for it.
+    /// The first rank keeps none of it.
+    pairs: Vec<([usize; 2], [Arc<Fd>; 2])>,
+}
+
+/// A rank and the socket that ends with it.
+pub(crate) type Watched = (Rank, Arc<Fd>);
+
+/// The ranks whose end a member must notice though it has no connection of its own to them: its
+/// neighbours in the tree of control links, where neither is the first of the host. Ascending.
+pub(crate) fn watched(tree: &Tree, members: &[Rank], local: usize) -> Vec<Rank> {
+    let mine = members[local];
+    let linked = |rank: &Rank| tree.parent(*rank) == Some(mine) || tree.parent(mine) == Some(*rank);
+    let others = members.iter().skip(1).copied();
+    others.filter(|rank| local > 0 && linked(rank)).collect()
 }
 
 impl Estate {
-    pub(crate) fn new(members: Arc<[Rank]>, staging: usize) -> io::Result<Self> {
+    pub(crate) fn new(members: Arc<[Rank]>, staging: usize, tree: &Tree) -> io::Result<Self> {
         let layout = Layout::new(members.len(), staging);
         if !layout.is_sane() {
             return Err(io::Error::other(format!(
@@ -51,11 +66,22 @@ impl Estate {
             .iter()
             .map(|_| platform::bell())
             .collect::<io::Result<_>>()?;
+        let mut pairs = Vec::new();
+        for child in 0..members.len() {
+            for parent in watched(tree, &members, child) {
+                if let Ok(parent) = members.binary_search(&parent)
+                    && parent < child
+                {
+                    pairs.push(([child, parent], net::socket_pair()?));
+                }
+            }
+        }
         Ok(Self {
             layout,
             members,
             file,
             bells,
+            pairs,
         })
     }
 
@@ -75,6 +101,11 @@ impl Estate {
         let mut fds = vec![self.file.get()?, self.bells[local].0.get()?];
         for (_, rings) in &self.bells {
             fds.push(rings.get()?);
+        }
+        for (pair, ends) in &self.pairs {
+            if let Some(mine) = pair.iter().position(|member| *member == local) {
+                fds.push(ends[mine].get()?);
+            }
         }
         while *sent < fds.len() {
             let batch = &fds[*sent..fds.len().min(*sent + BATCH)];
@@ -126,14 +157,16 @@ pub(crate) struct Heir {
 }
 
 impl Heir {
-    /// Reads what is there; `Some` when all has come.
+    /// Reads what is there; `Some` when all has come: the arena, and sockets to those who are [`watched`].
     pub(crate) fn receive(
         &mut self,
         from: &Fd,
         members: &Arc<[Rank]>,
+        tree: &Tree,
         local: usize,
-    ) -> io::Result<Option<Shared>> {
-        let want = members.len() + 2;
+    ) -> io::Result<Option<(Shared, Vec<Watched>)>> {
+        let watched = watched(tree, members, local);
+        let want = 2 + members.len() + watched.len();
         while self.fds.len() < want {
             let (layout, fds) = match recv_fds(from) {
                 Ok(received) => received,
@@ -158,7 +191,8 @@ impl Heir {
         let (Some(file), Some(hears)) = (fds.next(), fds.next()) else {
             return Ok(None);
         };
-        let rings: Vec<_> = fds.map(Arc::new).collect();
+        let rings: Vec<_> = fds.by_ref().take(members.len()).map(Arc::new).collect();
+        let watched = watched.into_iter().zip(fds.map(Arc::new)).collect();
         let size = rustix::fs::fstat(file.get()?)?.st_size;
         if u64::try_from(size).unwrap_or(0) < layout.total() as u64 {
             return Err(io::Error::other(
@@ -167,10 +201,11 @@ impl Heir {
         }
         let region = Arc::new(Region::map(&file, layout.total())?);
         let arena = Arena::new(region, layout, members.clone(), local, &rings);
-        Ok(Some(Shared {
+        let shared = Shared {
             arena,
             hears: Arc::new(hears),
-        }))
+        };
+        Ok(Some((shared, watched)))
     }
 }
 

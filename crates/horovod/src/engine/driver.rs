@@ -1,5 +1,6 @@
 //! What drives a rank: turns the control plane, runs executions in order, ends the generation when it must.
 
+mod node;
 mod pump;
 
 use std::sync::Arc;
@@ -57,6 +58,7 @@ impl Driver {
     pub(super) fn new(config: &Config, mesh: Mesh, shared: Arc<Shared>) -> Self {
         let Mesh {
             topology,
+            tree,
             control,
             data,
             mut waiter,
@@ -69,7 +71,7 @@ impl Driver {
             tuned: Tuned::new(config, &topology),
             scratch: Scratch::default(),
             data,
-            pump: Pump::new(config, control, waiter, topology, shared),
+            pump: Pump::new(config, control, waiter, (topology, tree), shared),
             parked: None,
             broken: false,
             engine_looks_at: 0,
@@ -271,7 +273,7 @@ impl Driver {
             Ok(results) => {
                 self.pump.running = None;
                 let now = self.pump.shared.now();
-                let coordinator = self.pump.coordinator.as_mut();
+                let coordinator = self.pump.node.coordinator();
                 self.tuned.observe(now, &execution, coordinator);
                 let stages = &self.scratch.stages;
                 // First: who learns of the end may stop the recording.

@@ -4,6 +4,7 @@ mod driver;
 mod execute;
 mod handles;
 mod recording;
+mod relay;
 mod seat;
 mod submit;
 mod tuning;

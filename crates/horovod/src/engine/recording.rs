@@ -5,17 +5,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use horovod_collectives::Stages;
-use horovod_protocol::{EntryId, ExecItem, Execution, Op, OpError, Seq, StallReport, Time};
+use horovod_protocol::{
+    EntryId, ExecItem, Execution, Op, OpError, Rank, Seq, StallReport, Time, Tree,
+};
 use horovod_transport::{Control, ControlEvent};
 
 use super::Entry;
 use super::handles::OpResult;
+use super::relay::Relay;
 use crate::error::Error;
 use crate::timeline::{Executed, Nanos, Stage, Stamp, Text, Timeline};
 
 /// The engine's side of the timeline. Costs one load per operation when nothing is recorded.
 pub(super) struct Recording {
     timeline: Arc<Timeline>,
+    relay: Relay,
     /// When executions that wait were ordered; only while something is recorded.
     ordered: VecDeque<(Seq, Nanos)>,
     running: Option<Running>,
@@ -29,9 +33,10 @@ struct Running {
 }
 
 impl Recording {
-    pub(super) fn new(timeline: Arc<Timeline>) -> Self {
+    pub(super) fn new(timeline: Arc<Timeline>, me: Rank, tree: Tree) -> Self {
         Self {
             timeline,
+            relay: Relay::new(me, tree),
             ordered: VecDeque::new(),
             running: None,
         }
@@ -129,22 +134,37 @@ impl Recording {
     }
 
     /// News of the control plane: some are messages of timelines, or say that there will be none.
-    pub(super) fn hears(&self, event: &ControlEvent) {
+    pub(super) fn hears(&mut self, event: &ControlEvent, control: &mut Control) {
         match event {
-            ControlEvent::Aside { from, bytes } => self.timeline.heard(*from, bytes),
-            ControlEvent::Lost(lost) => self.timeline.gone(lost.rank),
-            ControlEvent::Left { rank } => self.timeline.gone(*rank),
+            ControlEvent::Aside { from, bytes } => {
+                if let Some(letter) = self.relay.receive(control, *from, bytes) {
+                    self.timeline.heard(letter.from, letter.message);
+                }
+            }
+            ControlEvent::Lost(lost) => {
+                self.timeline.gone(lost.rank);
+                self.neighbour_gone(lost.rank);
+            }
+            // Who leaves in good order may have told things that are still on their way, unless it told them here.
+            ControlEvent::Left { rank } => self.neighbour_gone(*rank),
             _ => {}
         }
     }
 
+    fn neighbour_gone(&mut self, neighbour: Rank) {
+        for rank in self.relay.gone(neighbour) {
+            self.timeline.gone(rank);
+        }
+    }
+
     /// Whether all events are where they belong, or it was tried for long enough. Asked when nothing is left to run.
-    pub(super) fn is_settled(&self, stopped: bool) -> bool {
+    pub(super) fn is_settled(&mut self, stopped: bool) -> bool {
         if !stopped {
             return true;
         }
         self.timeline.job_stopped();
-        self.timeline.is_settled()
+        let relayed = self.relay.is_settled();
+        self.timeline.is_settled() && relayed
     }
 
     /// Nothing can be sent or received any more.
@@ -154,15 +174,15 @@ impl Recording {
 
     /// Sends what the timeline has to say, where nothing more important waits. `true`: something was sent.
     pub(super) fn carry_mail(&mut self, control: &mut Control) -> bool {
+        let mut sent = self.relay.carry(control);
         if !self.timeline.has_mail() {
-            return false;
+            return sent;
         }
-        let mut sent = false;
         for _ in 0..self.timeline.mail_limit() {
             let Some(mail) = self.timeline.next_mail() else {
                 break;
             };
-            match control.send_aside(mail.0, &mail.1) {
+            match self.relay.send(control, mail.0, &mail.1) {
                 Ok(true) => sent = true,
                 Ok(false) => self.timeline.put_back(mail),
                 // Who is gone is noticed elsewhere; here only events are missing.

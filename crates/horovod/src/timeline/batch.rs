@@ -32,13 +32,46 @@ pub(super) enum Message {
     End { epoch: u64 },
 }
 
+const START: u8 = 0;
+const END: u8 = 5;
+
+/// What somebody needs to know of a message who only passes it on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MailKind {
+    /// The addressee begins to record.
+    Start,
+    /// The sender has told everything.
+    End,
+    Other,
+}
+
+/// The kind of a message.
+pub(crate) fn kind_of(message: &[u8]) -> MailKind {
+    match message.first() {
+        Some(&START) => MailKind::Start,
+        Some(&END) => MailKind::End,
+        _ => MailKind::Other,
+    }
+}
+
+/// What remains of a batch for which there is no room: how many events it had. `None` for other messages.
+pub(crate) fn emptied(message: &[u8]) -> Option<Vec<u8>> {
+    let Ok(Message::Batch { epoch, batch }) = Message::decode(message) else {
+        return None;
+    };
+    let batch = Batch::decode(&batch).ok()?;
+    let dropped = batch.dropped.saturating_add(batch.events.len() as u64);
+    let batch = Encoder::default().finish(dropped, |_| None);
+    Some(Message::Batch { epoch, batch }.encode())
+}
+
 impl Message {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut w = Writer::new(&mut out);
         match self {
             Self::Start { epoch } => {
-                w.u8(0);
+                w.u8(START);
                 w.varint(*epoch);
             }
             Self::Stop { epoch } => {
@@ -61,7 +94,7 @@ impl Message {
                 w.raw(batch);
             }
             Self::End { epoch } => {
-                w.u8(5);
+                w.u8(END);
                 w.varint(*epoch);
             }
         }
@@ -74,7 +107,7 @@ impl Message {
         let kind = r.u8(what)?;
         let first = r.varint(what)?;
         Ok(match kind {
-            0 => Self::Start { epoch: first },
+            START => Self::Start { epoch: first },
             1 => Self::Stop { epoch: first },
             2 => Self::Ping { sent: first },
             3 => Self::Pong {
@@ -86,7 +119,7 @@ impl Message {
                 epoch: first,
                 batch: r.raw(r.remaining(), what)?.to_vec(),
             },
-            5 => Self::End { epoch: first },
+            END => Self::End { epoch: first },
             value => {
                 let value = u64::from(value);
                 return Err(DecodeError::BadValue { what, value });
@@ -510,6 +543,18 @@ mod tests {
             let _ = Batch::decode(&bytes);
             let _ = Message::decode(&bytes);
         }
+    }
+
+    #[test]
+    fn of_a_batch_without_room_the_number_of_events_remains() {
+        let batch = crate::timeline::sample_batch(30);
+        let empty = emptied(&batch).unwrap();
+        let Ok(Message::Batch { epoch: 7, batch }) = Message::decode(&empty) else {
+            panic!("{empty:?}");
+        };
+        let batch = Batch::decode(&batch).unwrap();
+        assert_eq!((batch.dropped, batch.events.len()), (31, 0));
+        assert_eq!(emptied(&Message::End { epoch: 7 }.encode()), None);
     }
 
     #[test]

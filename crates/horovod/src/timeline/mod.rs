@@ -33,7 +33,10 @@ use layout::{Cast, Member as CastMember};
 use queue::{Queue, Record};
 use threads::Threads;
 
+pub(crate) use batch::{MailKind, emptied, kind_of};
 pub(crate) use report::{Executed, Nanos, Span, Stage, Stamp, Text, ThreadId, op_name};
+#[cfg(test)]
+pub(crate) use temporary::batch as sample_batch;
 
 /// Where rank 0 writes to when the job starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +49,8 @@ pub enum TimelineSetting {
 
 /// How long events gather before they are written or sent.
 const GATHER: Duration = Duration::from_millis(50);
-/// How long rank 0 waits for the last events of the others.
-const LAST_EVENTS_PATIENCE: Duration = Duration::from_secs(2);
+/// How long rank 0, and who passes them on to it, waits for the last events of the others.
+pub(crate) const LAST_EVENTS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The timeline of one rank and one generation.
 pub(crate) struct Timeline {

@@ -1,7 +1,27 @@
-//! Files for tests that go away with them.
+//! For tests: files that go away with them, a message.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The message of a batch with so many events, and one that was dropped.
+#[cfg(test)]
+pub(crate) fn batch(events: usize) -> Vec<u8> {
+    use super::batch::{Encoder, Message};
+    use super::report::{Event, Span, Text};
+
+    let mut encoder = Encoder::default();
+    for at in 0..events as u64 {
+        encoder.add(Event::Span(Span {
+            name: Text::Static("something"),
+            thread: 1,
+            begin: at,
+            end: at + 1,
+            detail: "for some reason".into(),
+        }));
+    }
+    let batch = encoder.finish(1, |_| None);
+    Message::Batch { epoch: 7, batch }.encode()
+}
 
 /// A path of its own, removed at the end.
 pub(super) struct TempFile(PathBuf);

@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    CACHE_EVICTION_TEXT, Completion, Coordinator, CoordinatorAction, CoordinatorConfig, Execution,
-    OpError, PeerLost, Rank, StallConfig, ToCoordinator, ToWorker, WorkerAction,
+    CACHE_EVICTION_TEXT, Completion, DecodeError, Execution, OpError, PeerLost, Rank,
+    ToCoordinator, ToWorker, Tree, WorkerAction,
 };
 use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
 
+use super::node::{Node, NodeAction, unheard};
 use crate::config::Config;
 use crate::engine::execute::Failure;
 use crate::engine::handles::{Handle, OpResult};
@@ -26,15 +27,14 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// Executions that may wait for the one that runs.
 const READY_MAX: usize = 1 << 16;
 
-const COORDINATOR: Rank = Rank(0);
-
 /// The control plane: what turns while a collective waits for its peers.
 pub(super) struct Pump {
     pub(super) shared: Arc<Shared>,
     pub(super) control: Control,
     pub(super) waiter: Waiter,
     pub(super) topology: Topology,
-    pub(super) coordinator: Option<Coordinator>,
+    pub(super) tree: Tree,
+    pub(super) node: Node,
     pub(super) ready: VecDeque<Execution>,
     pub(super) announced: Announced,
     /// A peer that is gone, until the launcher's word or the deadline.
@@ -67,30 +67,18 @@ impl Pump {
         config: &Config,
         control: Control,
         waiter: Waiter,
-        topology: Topology,
+        (topology, tree): (Topology, Tree),
         shared: Arc<Shared>,
     ) -> Self {
-        let coordinator = (topology.rank == COORDINATOR).then(|| {
-            Coordinator::new(CoordinatorConfig {
-                size: topology.size,
-                generation: topology.generation,
-                fusion_threshold_bytes: config.fusion_threshold,
-                cache_capacity: config.cache_capacity,
-                batch_delay_ns: nanos(config.cycle_time),
-                disable_group_fusion: config.disable_group_fusion,
-                stall: config.stall_check.map(|warning| StallConfig {
-                    warning_ns: nanos(warning),
-                    shutdown_ns: config.stall_shutdown.map(nanos),
-                }),
-            })
-        });
+        let node = Node::new(config, &topology, &tree);
         Self {
-            recording: Recording::new(shared.timeline.clone()),
+            recording: Recording::new(shared.timeline.clone(), topology.rank, tree.clone()),
             shared,
             control,
             waiter,
             topology,
-            coordinator,
+            tree,
+            node,
             ready: VecDeque::new(),
             announced: Announced::new(),
             lost: None,
@@ -116,10 +104,10 @@ impl Pump {
                 }
             }
             self.settle_lost_peer();
-            if let Some(coordinator) = &mut self.coordinator {
+            if let Some(deadline) = self.node.next_deadline() {
                 let now = self.shared.now();
-                if coordinator.next_deadline().is_some_and(|d| d <= now) {
-                    coordinator.handle_timeout(now);
+                if deadline <= now {
+                    self.node.handle_timeout(now);
                     progress = true;
                 }
             }
@@ -132,7 +120,7 @@ impl Pump {
     }
 
     pub(super) fn handle_control(&mut self, event: ControlEvent) {
-        self.recording.hears(&event);
+        self.recording.hears(&event, &mut self.control);
         match event {
             ControlEvent::Frame { from, bytes } => self.handle_frame(from, &bytes),
             ControlEvent::Aside { .. } => {}
@@ -151,13 +139,7 @@ impl Pump {
     }
 
     fn handle_frame(&mut self, from: Rank, bytes: &[u8]) {
-        let now = self.shared.now();
-        let decoded = if let Some(coordinator) = &mut self.coordinator {
-            ToCoordinator::decode(bytes).map(|m| coordinator.handle_message(now, from, &m))
-        } else {
-            ToWorker::decode(bytes).map(|m| self.shared.lock().worker.handle_message(now, &m))
-        };
-        if let Err(e) = decoded {
+        if let Err(e) = self.hear(from, bytes) {
             let cause = format!("sent a message that cannot be read: {e}");
             self.end_generation(&PeerLost {
                 rank: from,
@@ -165,6 +147,24 @@ impl Pump {
                 cause,
             });
         }
+    }
+
+    fn hear(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
+        let now = self.shared.now();
+        if self.parent() == Some(from) {
+            let message = ToWorker::decode(bytes)?;
+            if !self.node.hear_from_above(now, &message) {
+                self.shared.lock().worker.handle_message(now, &message);
+            }
+        } else {
+            let message = ToCoordinator::decode(bytes)?;
+            self.node.hear_from_below(now, from, &message);
+        }
+        Ok(())
+    }
+
+    fn parent(&self) -> Option<Rank> {
+        self.tree.parent(self.topology.rank)
     }
 
     /// Carry out what the state machines ask for until they are quiet.
@@ -177,11 +177,11 @@ impl Pump {
                 self.worker_action(action);
                 continue;
             }
-            let Some(action) = self.coordinator.as_mut().and_then(Coordinator::poll_action) else {
+            let Some(action) = self.node.poll_action() else {
                 return progress;
             };
             progress = true;
-            self.coordinator_action(action);
+            self.node_action(action);
         }
     }
 
@@ -189,12 +189,9 @@ impl Pump {
         match action {
             WorkerAction::Send(message) => {
                 let now = self.shared.now();
-                if let Some(coordinator) = &mut self.coordinator {
-                    coordinator.handle_message(now, COORDINATOR, &message);
-                } else {
-                    self.frame.clear();
-                    message.encode(&mut self.frame);
-                    self.send_frame(COORDINATOR);
+                let me = self.topology.rank;
+                if !self.node.hear_from_below(now, me, &message) {
+                    self.send_up(&message);
                 }
             }
             WorkerAction::Execute(execution) => {
@@ -232,14 +229,17 @@ impl Pump {
         }
     }
 
-    fn coordinator_action(&mut self, action: CoordinatorAction) {
+    fn node_action(&mut self, action: NodeAction) {
         match action {
-            CoordinatorAction::Send(to, message) => {
+            NodeAction::Up(message) => self.send_up(&message),
+            NodeAction::Down(to, message) => {
                 self.frame.clear();
                 message.encode(&mut self.frame);
                 for rank in to.iter() {
                     if *rank == self.topology.rank {
-                        self.recording.cycle();
+                        if matches!(self.node, Node::Root(_)) {
+                            self.recording.cycle();
+                        }
                         let now = self.shared.now();
                         self.shared.lock().worker.handle_message(now, &message);
                     } else {
@@ -247,22 +247,31 @@ impl Pump {
                     }
                 }
             }
-            CoordinatorAction::Stall(report) => {
+            NodeAction::Stall(report) => {
                 self.recording.stalled(&report);
+                let unheard = unheard(&report, &self.tree);
                 if report.shutdown {
-                    tracing::error!("{report}");
+                    tracing::error!("{report}{unheard}");
                 } else {
-                    tracing::warn!("{report}");
+                    tracing::warn!("{report}{unheard}");
                 }
             }
-            CoordinatorAction::CacheEvicts(set) => {
+            NodeAction::CacheEvicts(set) => {
                 tracing::warn!(
                     "{CACHE_EVICTION_TEXT} Process set {}: raise HOROVOD_CACHE_CAPACITY if the names of its \
                      tensors repeat.",
                     set.0
                 );
             }
-            CoordinatorAction::Abort(lost) => self.end_generation(&lost),
+            NodeAction::Abort(lost) => self.end_generation(&lost),
+        }
+    }
+
+    fn send_up(&mut self, message: &ToCoordinator) {
+        if let Some(parent) = self.parent() {
+            self.frame.clear();
+            message.encode(&mut self.frame);
+            self.send_frame(parent);
         }
     }
 
@@ -274,7 +283,7 @@ impl Pump {
 
     /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
     pub(super) fn note_lost(&mut self, rank: Rank, cause: String, said_goodbye: bool) {
-        if !self.needs(rank) {
+        if self.dead.is_some() || !self.needs(rank) {
             return;
         }
         let lost = PeerLost {
@@ -332,8 +341,8 @@ impl Pump {
         }
     }
 
-    /// Everything pending and later fails with this cause. The coordinator tells its peers why; any other rank
-    /// takes leave, which ends the generation for the peers, too, if they do not know better.
+    /// Everything pending and later fails with this cause. Each rank tells those it has control links to why, and
+    /// so it goes round; any but rank 0 then takes leave, which ends the generation for who has not heard it.
     pub(super) fn end_generation(&mut self, lost: &PeerLost) {
         if self.dead.is_some() {
             return;
@@ -350,17 +359,12 @@ impl Pump {
         let now = self.shared.now();
         let error = public_error(&lost.to_error());
         self.dead = Some(Aborted(Arc::from(error.to_string())));
-        if let Some(coordinator) = &mut self.coordinator {
-            coordinator.handle_peer_lost(now, lost.clone());
-        }
-        self.shared
-            .lock()
-            .worker
-            .handle_peer_lost(now, lost.clone());
+        self.node.lose_peer(now, lost);
+        self.shared.lock().worker.report_lost(now, lost.clone());
         self.lost = None;
         self.ready.clear();
         self.drain_actions();
-        if self.coordinator.is_none() {
+        if self.parent().is_some() {
             self.control.goodbye(Duration::ZERO);
         }
         let entries = std::mem::take(&mut self.shared.lock().entries);
@@ -390,9 +394,6 @@ impl Pump {
                     cause: text,
                 };
                 tracing::error!("this rank cannot go on: {}", lost.cause);
-                // The peers would otherwise only see that this rank left.
-                let now = self.shared.now();
-                self.shared.lock().worker.report_lost(now, lost.clone());
                 self.end_generation(&lost);
                 public_error(&lost.to_error())
             }
@@ -430,12 +431,11 @@ impl Pump {
 
     /// When something is to be done that no event announces.
     pub(super) fn deadline(&self) -> Option<u64> {
-        let coordinator = self.coordinator.as_ref();
-        let coordinator = coordinator.and_then(Coordinator::next_deadline);
+        let node = self.node.next_deadline();
         let ends = self.lost.iter().map(|suspect| suspect.deadline);
         let ends = ends.chain(self.shutdown_deadline).min();
         let ends = ends.map(|at| nanos(at.saturating_duration_since(self.shared.started)));
-        coordinator.map(|at| at.0).into_iter().chain(ends).min()
+        node.map(|at| at.0).into_iter().chain(ends).min()
     }
 
     pub(super) fn sleep_limit(&self) -> Duration {
@@ -448,11 +448,7 @@ impl Pump {
         {
             limit = limit.min(deadline.saturating_duration_since(Instant::now()));
         }
-        if let Some(deadline) = self
-            .coordinator
-            .as_ref()
-            .and_then(Coordinator::next_deadline)
-        {
+        if let Some(deadline) = self.node.next_deadline() {
             let now = self.shared.now();
             limit = limit.min(Duration::from_nanos(deadline.0.saturating_sub(now.0)));
         }

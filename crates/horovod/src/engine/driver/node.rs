@@ -1,0 +1,202 @@
+//! This rank's place in the negotiation's tree: the coordinator at its root, an aggregator where others speak
+//! through this rank, nothing at a leaf.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use horovod_protocol::{
+    Aggregator, AggregatorAction, AggregatorConfig, Coordinator, CoordinatorAction,
+    CoordinatorConfig, PeerLost, ProcessSetId, Rank, StallConfig, StallReport, Time, ToCoordinator,
+    ToWorker, Tree,
+};
+use horovod_transport::Topology;
+
+use crate::config::Config;
+use crate::engine::nanos;
+
+/// How long an aggregator may keep to itself what only some below it have asked for. Stragglers are named later
+/// by so much per level; it is far from any warning time, and rare in a job whose ranks go in step.
+const HOLD: Duration = Duration::from_millis(100);
+
+/// What stands between the workers and the order that they all follow.
+pub(super) enum Node {
+    Root(Box<Coordinator>),
+    Inner(Box<Aggregator>),
+    Leaf,
+}
+
+/// What the engine shall do for it.
+pub(super) enum NodeAction {
+    /// Send to the parent.
+    Up(ToCoordinator),
+    /// Send to these children; this rank may be among them, for its own worker.
+    Down(Arc<[Rank]>, ToWorker),
+    /// Say who is late.
+    Stall(StallReport),
+    /// Say that the response cache of this set is too small.
+    CacheEvicts(ProcessSetId),
+    /// The generation is over.
+    Abort(PeerLost),
+}
+
+impl Node {
+    pub(super) fn new(config: &Config, topology: &Topology, tree: &Tree) -> Self {
+        let (rank, generation) = (topology.rank, topology.generation);
+        if rank == Rank(0) {
+            let config = CoordinatorConfig {
+                size: topology.size,
+                generation,
+                fusion_threshold_bytes: config.fusion_threshold,
+                cache_capacity: config.cache_capacity,
+                batch_delay_ns: nanos(config.cycle_time),
+                disable_group_fusion: config.disable_group_fusion,
+                stall: config.stall_check.map(|warning| StallConfig {
+                    warning_ns: nanos(warning),
+                    shutdown_ns: config.stall_shutdown.map(nanos),
+                }),
+            };
+            return Self::Root(Box::new(Coordinator::with_tree(config, tree)));
+        }
+        let config = AggregatorConfig {
+            rank,
+            generation,
+            hold_ns: nanos(HOLD),
+        };
+        let aggregator = Aggregator::new(config, tree);
+        aggregator.map_or(Self::Leaf, |aggregator| Self::Inner(Box::new(aggregator)))
+    }
+
+    pub(super) fn coordinator(&mut self) -> Option<&mut Coordinator> {
+        match self {
+            Self::Root(coordinator) => Some(coordinator),
+            Self::Inner(_) | Self::Leaf => None,
+        }
+    }
+
+    /// A child or this rank's worker said something to the coordinator. `false` at a leaf, which only passes it on.
+    pub(super) fn hear_from_below(
+        &mut self,
+        now: Time,
+        from: Rank,
+        message: &ToCoordinator,
+    ) -> bool {
+        match self {
+            Self::Root(coordinator) => coordinator.handle_message(now, from, message),
+            Self::Inner(aggregator) => aggregator.handle_up(now, from, message),
+            Self::Leaf => return false,
+        }
+        true
+    }
+
+    /// The parent said something to the workers. `false`: it goes to this rank's worker as it is.
+    pub(super) fn hear_from_above(&mut self, now: Time, message: &ToWorker) -> bool {
+        match self {
+            Self::Inner(aggregator) => aggregator.handle_down(now, message),
+            Self::Root(_) | Self::Leaf => return false,
+        }
+        true
+    }
+
+    pub(super) fn lose_peer(&mut self, now: Time, lost: &PeerLost) {
+        match self {
+            Self::Root(coordinator) => coordinator.handle_peer_lost(now, lost.clone()),
+            Self::Inner(aggregator) => aggregator.handle_peer_lost(now, lost),
+            Self::Leaf => {}
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Time> {
+        match self {
+            Self::Root(coordinator) => coordinator.next_deadline(),
+            Self::Inner(aggregator) => aggregator.next_deadline(),
+            Self::Leaf => None,
+        }
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Time) {
+        match self {
+            Self::Root(coordinator) => coordinator.handle_timeout(now),
+            Self::Inner(aggregator) => aggregator.handle_timeout(now),
+            Self::Leaf => {}
+        }
+    }
+
+    pub(super) fn poll_action(&mut self) -> Option<NodeAction> {
+        match self {
+            Self::Root(coordinator) => Some(match coordinator.poll_action()? {
+                CoordinatorAction::Send(to, message) => NodeAction::Down(to, message),
+                CoordinatorAction::Stall(report) => NodeAction::Stall(report),
+                CoordinatorAction::CacheEvicts(set) => NodeAction::CacheEvicts(set),
+                CoordinatorAction::Abort(lost) => NodeAction::Abort(lost),
+            }),
+            Self::Inner(aggregator) => Some(match aggregator.poll_action()? {
+                AggregatorAction::Up(message) => NodeAction::Up(message),
+                AggregatorAction::Down(to, message) => NodeAction::Down(to, message),
+                AggregatorAction::Abort(lost) => NodeAction::Abort(lost),
+            }),
+            Self::Leaf => None,
+        }
+    }
+}
+
+/// What a report cannot know: behind a rank that is silent altogether, nobody is heard. One sentence for each such
+/// rank, empty in most reports.
+pub(super) fn unheard(report: &StallReport, tree: &Tree) -> String {
+    let mut text = String::new();
+    let Some(first) = report.stalled.first() else {
+        return text;
+    };
+    let missing_everywhere = |rank: &Rank| {
+        let mut requests = report.stalled.iter();
+        requests.all(|request| !request.waiting.contains(rank))
+    };
+    for silent in first.missing.iter().filter(|rank| tree.aggregates(**rank)) {
+        let behind: Vec<Rank> = (silent.0 + 1..tree.size())
+            .map(Rank)
+            .filter(|rank| tree.child_towards(*silent, *rank).is_some())
+            .collect();
+        if missing_everywhere(silent) && behind.iter().all(missing_everywhere) {
+            let behind: Vec<String> = behind.iter().map(ToString::to_string).collect();
+            text += &format!(
+                "\nWhat {} said comes through {silent}: if that process is stopped, look there first.",
+                behind.join(", ")
+            );
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use horovod_protocol::StalledRequest;
+
+    use super::*;
+
+    #[test]
+    fn a_report_says_whom_a_silent_rank_hides() {
+        let tree = Tree::new(&[0; 6], 2); // 1 and 2 below 0; 3 and 4 below 1; 5 below 2
+        let report = |waiting: &[u32], missing: &[u32]| {
+            let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect();
+            StallReport {
+                warning_ns: 1,
+                shutdown_ns: None,
+                shutdown: false,
+                stalled: vec![StalledRequest {
+                    set: ProcessSetId::GLOBAL,
+                    name: "x".into(),
+                    waiting: ranks(waiting),
+                    missing: ranks(missing),
+                    waited_ns: 2,
+                }],
+            }
+        };
+        let text = unheard(&report(&[0, 2, 5], &[1, 3, 4]), &tree);
+        assert_eq!(
+            text,
+            "\nWhat rank 3, rank 4 said comes through rank 1: if that process is stopped, look there first."
+        );
+        assert_eq!(unheard(&report(&[0, 2, 4, 5], &[1, 3]), &tree), "");
+        assert_eq!(unheard(&report(&[0, 1, 2, 5], &[3, 4]), &tree), "");
+        assert_eq!(unheard(&report(&[0, 2], &[1]), &Tree::star(3)), "");
+    }
+}
