@@ -187,7 +187,7 @@ pub fn framing(bytes: &[u8]) {
             match apart.pop() {
                 Ok(None) => break,
                 Ok(Some(Incoming::Frame(frame))) => queue.push(&frame),
-                Ok(Some(Incoming::Aside(frame))) => queue.push_aside(&frame),
+                Ok(Some(Incoming::Aside(frame))) => queue.push_aside([&frame, &[]]),
                 Ok(Some(Incoming::Goodbye)) => queue.push_goodbye(),
                 Err(too_long) => {
                     assert!(too_long.0 > FRAME_MAX);
