@@ -11,7 +11,9 @@ __all__ = [
     "ALLREDUCE",
     "ALLTOALL",
     "BROADCAST",
+    "FRAMES_MAX",
     "REDUCESCATTER",
+    "THREADS_MAX",
     "Buffer",
     "ParcelServer",
     "PlainTensors",
@@ -56,6 +58,10 @@ ALLTOALL: Final = 3
 REDUCESCATTER: Final = 4
 
 __version__: str
+FRAMES_MAX: int
+"""Most frames of one thread in a report about a standstill."""
+THREADS_MAX: int
+"""Most threads of one process in such a report."""
 
 @final
 class Buffer:

@@ -4,7 +4,7 @@ use crate::agreement;
 use crate::board::Board;
 use crate::cache::Cache;
 use crate::content::Content;
-use crate::error::{OpError, PeerLost, asked_by, clip};
+use crate::error::{OpError, OpErrorKind, PeerLost, asked_by};
 use crate::fusion::FusionKey;
 use crate::join::Joins;
 use crate::limits::{PENDING_MAX, TUNED_VALUES_MAX};
@@ -12,7 +12,7 @@ use crate::lookup::Slab;
 use crate::message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
 use crate::process_sets::SetTable;
 use crate::rank_set::RankSet;
-use crate::stall::{StallClock, StallReport};
+use crate::stall::{StallClock, StallReport, StalledRequest, Waiting};
 use crate::tree::{Links, Tree};
 use crate::types::{Generation, Op, ProcessSetId, Rank, Time};
 use std::collections::VecDeque;
@@ -263,6 +263,28 @@ impl Coordinator {
         self.end(&lost, Some(lost.rank));
     }
 
+    /// Ends the job with this text because it can never go on; `by` is to blame.
+    pub fn give_up(&mut self, now: Time, by: Rank, text: &str) {
+        self.now = self.now.max(now);
+        if matches!(self.phase, Phase::Running) {
+            self.stop(by, OpError::new(OpErrorKind::Stalled, text));
+        }
+    }
+
+    /// Requests that some members have asked for since `before` or earlier while others have not, by set and name.
+    pub fn late(&mut self, now: Time, before: Time) -> Vec<StalledRequest> {
+        self.now = self.now.max(now);
+        if !matches!(self.phase, Phase::Running) {
+            return Vec::new();
+        }
+        self.pend_waiting(|since| since <= before);
+        let waiting = waiting(&mut self.entries, &self.sets, &self.joins);
+        let late = waiting.filter(|request| request.since <= before);
+        let mut late: Vec<_> = late.map(|request| request.describe(self.now)).collect();
+        late.sort_by(|a, b| (a.set, &a.name).cmp(&(b.set, &b.name)));
+        late
+    }
+
     /// Time has passed; call at [`Coordinator::next_deadline`] at the latest.
     pub fn handle_timeout(&mut self, now: Time) {
         self.now = self.now.max(now);
@@ -331,11 +353,10 @@ impl Coordinator {
     }
 
     /// Everybody stops. What was agreed before is still carried out.
-    fn stop(&mut self, by: Rank, reason: &str) {
-        let reason = clip(reason.to_owned()).into();
+    fn stop(&mut self, by: Rank, error: OpError) {
         self.answer(
             Arc::clone(&self.everybody),
-            Response::Shutdown { by, reason },
+            Response::Shutdown { by, error },
         );
         self.phase = Phase::Stopping(RankSet::default());
     }
@@ -382,27 +403,33 @@ impl Coordinator {
         });
         self.actions.push_back(CoordinatorAction::Stall(report));
         if let Some((rank, reason)) = blame {
-            self.stop(rank, &reason);
+            self.stop(rank, OpError::shutdown(&reason));
         }
     }
 
     fn stall_report(&mut self) -> Option<StallReport> {
-        let (now, joins, sets) = (self.now, &self.joins, &self.sets);
-        self.stall.inspect(
-            now,
-            self.entries.iter_mut().filter_map(|(_, entry)| {
-                let pending = entry.pending.as_mut()?;
-                let set = sets.get(entry.set)?;
-                Some(crate::stall::Waiting {
-                    set: set.id,
-                    name: &entry.name,
-                    members: &set.members,
-                    arrived: &pending.arrived,
-                    joins,
-                    since: pending.since,
-                    report_at: &mut pending.report_at,
-                })
-            }),
-        )
+        let waiting = waiting(&mut self.entries, &self.sets, &self.joins);
+        self.stall.inspect(self.now, waiting)
     }
+}
+
+/// What some members have asked for and others have not, as far as it is kept rank by rank.
+fn waiting<'a>(
+    entries: &'a mut Slab<Entry>,
+    sets: &'a SetTable,
+    joins: &'a Joins,
+) -> impl Iterator<Item = Waiting<'a>> {
+    entries.iter_mut().filter_map(move |(_, entry)| {
+        let pending = entry.pending.as_mut()?;
+        let set = sets.get(entry.set)?;
+        Some(Waiting {
+            set: set.id,
+            name: &entry.name,
+            members: &set.members,
+            arrived: &pending.arrived,
+            joins,
+            since: pending.since,
+            report_at: &mut pending.report_at,
+        })
+    })
 }

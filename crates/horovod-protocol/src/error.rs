@@ -17,6 +17,8 @@ pub enum OpErrorKind {
     Shutdown,
     /// A member of the job was lost; this generation is over.
     PeerLost,
+    /// The ranks wait for each other in a circle: none of them can ever go on.
+    Stalled,
 }
 
 /// One failed operation.

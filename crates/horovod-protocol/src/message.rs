@@ -201,8 +201,8 @@ pub enum Response {
     Shutdown {
         /// The rank that asked for it or is to blame.
         by: Rank,
-        /// Text for the user.
-        reason: Arc<str>,
+        /// What every pending and later operation ends with.
+        error: OpError,
     },
     /// Everybody has confirmed the shutdown; links may be closed.
     Stopped,

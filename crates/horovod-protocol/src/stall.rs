@@ -123,7 +123,7 @@ impl StallClock {
             report.shutdown |= past_shutdown;
             if now >= *request.report_at || past_shutdown {
                 *request.report_at = after(now, warning_ns);
-                report.stalled.push(request.describe(waited_ns));
+                report.stalled.push(request.describe(now));
             }
             let shutdown_at = shutdown_ns.map(|limit| after(request.since, limit));
             let due = shutdown_at.map_or(*request.report_at, |at| at.min(*request.report_at));
@@ -138,14 +138,14 @@ impl StallClock {
 }
 
 impl Waiting<'_> {
-    fn describe(&self, waited_ns: u64) -> StalledRequest {
+    pub(crate) fn describe(&self, now: Time) -> StalledRequest {
         let missing = |r: &&Rank| !self.arrived.contains(**r) && !self.joins.contains(**r);
         StalledRequest {
             set: self.set,
             name: Arc::clone(self.name),
             waiting: self.arrived.iter().collect(),
             missing: self.members.iter().filter(missing).copied().collect(),
-            waited_ns,
+            waited_ns: now.0.saturating_sub(self.since.0),
         }
     }
 }

@@ -53,7 +53,6 @@ enum State {
     /// Told to stop; waits for all others to have been told.
     Stopping {
         by: Rank,
-        reason: Arc<str>,
         error: OpError,
     },
     /// Nothing more happens.
@@ -214,6 +213,13 @@ impl Worker {
     pub fn recycle(&mut self, execution: Execution) {
         self.spare = execution.items;
         self.spare.clear();
+    }
+
+    /// Set and name of what is pending under this id and not agreed on yet.
+    pub fn name_of(&self, id: EntryId) -> Option<(ProcessSetId, Arc<str>)> {
+        let mut entries = self.entries.iter().map(|(_, entry)| entry);
+        let entry = entries.find(|e| e.pending.as_ref().is_some_and(|p| p.id == id))?;
+        Some((entry.set, entry.name.clone()))
     }
 
     /// Members of a set, ascending; `None` for an unknown one.

@@ -145,6 +145,7 @@ fn error() -> impl Strategy<Value = OpError> {
         OpErrorKind::Aborted,
         OpErrorKind::Shutdown,
         OpErrorKind::PeerLost,
+        OpErrorKind::Stalled,
     ];
     (select(kinds.to_vec()), "\\PC{0,30}").prop_map(|(kind, text)| OpError::new(kind, text))
 }
@@ -186,7 +187,7 @@ fn response() -> impl Strategy<Value = Response> {
         }),
         (name(), prop::option::of(set()))
             .prop_map(|(name, key)| Response::SetRemoved { name, key }),
-        (rank(), name()).prop_map(|(by, reason)| Response::Shutdown { by, reason }),
+        (rank(), error()).prop_map(|(by, error)| Response::Shutdown { by, error }),
         Just(Response::Stopped),
         (any::<u64>(), prop::collection::vec(any::<u64>(), 0..5)).prop_map(|(seq, values)| {
             Response::Tuned {

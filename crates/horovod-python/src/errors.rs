@@ -7,6 +7,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
 static INTERNAL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+static STALLED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static REMOVED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 /// Queries and lifecycle calls: not initialised is a `ValueError`, which users probe for.
@@ -25,6 +26,7 @@ pub(crate) fn query_error(py: Python<'_>, e: Error) -> PyErr {
 pub(crate) fn operation_error(py: Python<'_>, e: Error) -> PyErr {
     match e {
         Error::Invalid(text) => PyValueError::new_err(text),
+        Error::Stalled(text) => raise(py, &STALLED, "HorovodStalledError", text),
         other => internal(py, other.to_string()),
     }
 }

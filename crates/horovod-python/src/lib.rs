@@ -6,6 +6,7 @@ mod errors;
 mod log;
 mod parcels;
 mod runtime;
+mod stacks;
 mod submit;
 
 use pyo3::prelude::*;
@@ -32,6 +33,9 @@ mod _core {
     #[pymodule_init]
     fn init_module(m: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::log::install();
+        crate::stacks::install();
+        m.add("FRAMES_MAX", horovod::FRAMES_MAX)?;
+        m.add("THREADS_MAX", horovod::THREADS_MAX)?;
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (code, name) in crate::submit::KINDS.iter().enumerate() {
             m.add(*name, code)?;

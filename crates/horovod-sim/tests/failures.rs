@@ -158,6 +158,42 @@ fn a_long_stall_shuts_the_job_down_and_says_so() {
 }
 
 #[test]
+fn what_is_late_is_listed_and_giving_up_ends_everything_with_its_own_kind_of_error() {
+    let mut job = Job::new(3);
+    // Once for all, so that the next round is counted by its slots alone.
+    job.submit_all(&sum("a", &[1]));
+    job.settle();
+    let a = job.submit(0, sum("a", &[1]));
+    let b = job.submit(1, sum("b", &[1]));
+    job.settle();
+    assert_eq!(job.coordinator.late(Time(0), Time(0)).len(), 2);
+    let late = job.coordinator.late(Time(7), Time(0));
+    let told: Vec<_> = late
+        .iter()
+        .map(|r| (&*r.name, r.waiting.clone(), r.missing.clone(), r.waited_ns))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("a", vec![Rank(0)], vec![Rank(1), Rank(2)], 7),
+            ("b", vec![Rank(1)], vec![Rank(0), Rank(2)], 7)
+        ]
+    );
+    job.coordinator.give_up(Time(7), Rank(1), "a circle");
+    job.settle();
+    for (rank, id) in [(0, a), (1, b)] {
+        let error = job.error(rank, id);
+        assert_eq!(
+            (error.kind, &*error.message),
+            (OpErrorKind::Stalled, "a circle")
+        );
+    }
+    let refused = job.try_submit(2, sum("c", &[1])).unwrap_err();
+    assert_eq!(refused.kind, OpErrorKind::Stalled);
+    assert_eq!(job.coordinator.late(Time(9), Time(9)), []);
+}
+
+#[test]
 fn a_shutdown_time_below_the_warning_time_is_ignored() {
     let mut job = Job::with(stalling(Some(1_000_000_000)));
     job.submit(0, sum("x", &[1]));

@@ -1,6 +1,7 @@
 //! Every `HOROVOD_*` setting of the runtime in one table; the only reader of the environment.
 
 mod algorithms;
+mod autotune;
 mod log;
 mod reader;
 mod scheduler;
@@ -13,6 +14,7 @@ pub use crate::bootstrap::Settings as MeetingSettings;
 use crate::error::Error;
 use crate::timeline::TimelineSetting;
 pub use algorithms::Algorithms;
+pub use autotune::AutotuneSettings;
 pub use log::LogSettings;
 use reader::Reader;
 pub use scheduler::Started;
@@ -139,6 +141,21 @@ pub const SETTINGS: &[Setting] = &[
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         "0",
         "seconds after which such a tensor ends the job; 0 means never",
+    ),
+    s(
+        "HOROVOD_STALL_DIAGNOSIS_SECONDS",
+        "10",
+        "seconds of standstill after which rank 0 asks all concerned where they stand and reports; 0 means never",
+    ),
+    s(
+        "HOROVOD_STALL_REPORT",
+        "a new temporary file",
+        "file to which rank 0 appends reports of standstills",
+    ),
+    s(
+        "HOROVOD_DEADLOCK_ERROR",
+        "1",
+        "0 only reports when ranks wait for each other in a circle, instead of ending the job with an error",
     ),
     s(
         "HOROVOD_DYNAMIC_PROCESS_SETS",
@@ -351,6 +368,10 @@ pub struct Config {
     pub disable_group_fusion: bool,
     pub stall_check: Option<Duration>,
     pub stall_shutdown: Option<Duration>,
+    /// `None`: never.
+    pub stall_diagnosis: Option<Duration>,
+    pub stall_report: Option<PathBuf>,
+    pub deadlock_error: bool,
     pub dynamic_process_sets: bool,
     pub shm: bool,
     pub shm_bytes_per_rank: usize,
@@ -361,53 +382,6 @@ pub struct Config {
     pub algorithms: Algorithms,
     /// `None`: off.
     pub autotune: Option<AutotuneSettings>,
-}
-
-/// How to tune; the fields are the settings of the same names.
-#[derive(Clone, Debug, PartialEq)]
-#[expect(
-    missing_docs,
-    reason = "each field is the setting of the same name in SETTINGS"
-)]
-pub struct AutotuneSettings {
-    pub log: Option<PathBuf>,
-    pub warmup_samples: u32,
-    pub steps_per_sample: u32,
-    pub bayes_opt_max_samples: u32,
-    pub gaussian_process_noise: Option<f64>,
-    /// Variables that the user has set: what they decide is not tuned.
-    pub explicit: Vec<&'static str>,
-}
-
-impl AutotuneSettings {
-    fn from_environment(r: &Reader<'_>) -> Result<Option<Self>, Error> {
-        const NOISE: &str = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE";
-        let noise = match r.text(NOISE) {
-            None => None,
-            Some(_) => Some(r.not_negative(NOISE, 0.0)?),
-        };
-        if let Some(noise) = noise.filter(|n| *n > 1.0) {
-            return Err(Error::Init(format!(
-                "{NOISE}={noise}: expected a number from 0 to 1"
-            )));
-        }
-        let steps_per_sample = r.number("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10u32)?;
-        if steps_per_sample == 0 {
-            return Err(Error::Init(
-                "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE=0: expected at least 1".into(),
-            ));
-        }
-        let names = SETTINGS.iter().map(|s| s.name);
-        let settings = Self {
-            log: r.text("HOROVOD_AUTOTUNE_LOG").map(PathBuf::from),
-            warmup_samples: r.number("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 3)?,
-            steps_per_sample,
-            bayes_opt_max_samples: r.number("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20)?,
-            gaussian_process_noise: noise,
-            explicit: names.filter(|name| r.text(name).is_some()).collect(),
-        };
-        Ok(r.flag("HOROVOD_AUTOTUNE", false)?.then_some(settings))
-    }
 }
 
 /// How the variables are looked up; tests pass a map.
@@ -469,6 +443,9 @@ impl Config {
         } else {
             Some(stall_shutdown)
         };
+        let is_stall_checked = !r.flag("HOROVOD_STALL_CHECK_DISABLE", false)?;
+        let diagnosis =
+            Duration::from_secs_f64(r.not_negative("HOROVOD_STALL_DIAGNOSIS_SECONDS", 10.0)?);
         let shm_bytes_per_rank = r.number("HOROVOD_SHM_BYTES_PER_RANK", 8usize << 20)?;
         if !(4096..=SHM_BYTES_PER_RANK_MAX).contains(&shm_bytes_per_rank) {
             return Err(Error::Init(format!(
@@ -516,10 +493,11 @@ impl Config {
             ),
             cache_capacity: r.number("HOROVOD_CACHE_CAPACITY", 1024usize)?,
             disable_group_fusion: r.flag("HOROVOD_DISABLE_GROUP_FUSION", false)?,
-            stall_check: (!r.flag("HOROVOD_STALL_CHECK_DISABLE", false)?
-                && !stall_warning.is_zero())
-            .then_some(stall_warning),
+            stall_check: (is_stall_checked && !stall_warning.is_zero()).then_some(stall_warning),
             stall_shutdown,
+            stall_diagnosis: (is_stall_checked && !diagnosis.is_zero()).then_some(diagnosis),
+            stall_report: r.text("HOROVOD_STALL_REPORT").map(PathBuf::from),
+            deadlock_error: r.flag("HOROVOD_DEADLOCK_ERROR", true)?,
             dynamic_process_sets: r.flag("HOROVOD_DYNAMIC_PROCESS_SETS", false)?,
             shm: r.flag("HOROVOD_SHM", true)?,
             shm_bytes_per_rank,

@@ -19,6 +19,9 @@ pub enum Error {
     /// The caller's arguments are wrong; nothing was sent.
     #[error("{0}")]
     Invalid(String),
+    /// The ranks wait for each other and none can ever go on; the text is the whole report.
+    #[error("{0}")]
+    Stalled(String),
     /// The collective failed on all its members: ranks disagree, a peer was lost, the job was shut down.
     #[error("{0}")]
     Internal(String),

@@ -9,6 +9,7 @@ mod buffer;
 pub mod config;
 mod engine;
 mod error;
+mod hang;
 mod init;
 mod tensor;
 #[cfg(feature = "testing")]
@@ -18,6 +19,7 @@ mod timeline;
 pub use buffer::{Buffer, BufferPool};
 pub use engine::{Engine, Handle, OpResult, Submission, Waited};
 pub use error::Error;
+pub use hang::{FRAMES_MAX, Frame, THREADS_MAX, ThreadStack, tell_stacks};
 pub use horovod_protocol::{
     Completion, DType, Device, Generation, Op, ProcessSetId, Rank, ReduceOp, Scale, TensorMeta,
 };

@@ -18,6 +18,7 @@ from horovod import _core
 from horovod.common import _agreement
 from horovod.common.exceptions import (
     HorovodInternalError,
+    HorovodStalledError,
     HostsUpdatedInterrupt,
     WorkerRemovedError,
 )
@@ -251,6 +252,8 @@ class _Run:
         try:
             self._agree_and_sync()
             result = func()
+        except HorovodStalledError:
+            raise  # the same calls would lead to the same place
         except HorovodInternalError as error:
             self._raise_if_fruitless(error)
             self._state.restore()

@@ -9,6 +9,15 @@ class HorovodInternalError(RuntimeError):
     """
 
 
+class HorovodStalledError(HorovodInternalError):
+    """The ranks wait for each other in a circle, so that none of them can ever go on: a mistake in the script.
+
+    The message is the report: which rank waits for which tensor, where its threads stand, and what usually helps.
+    Every rank gets it. Starting again from a checkpoint would only lead to the same place, so elastic training
+    does not catch it.
+    """
+
+
 class HostsUpdatedInterrupt(RuntimeError):
     """The set of hosts of an elastic job changed; training state is intact.
 

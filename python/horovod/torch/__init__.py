@@ -1,6 +1,6 @@
 """Data-parallel training with PyTorch: `import horovod.torch as hvd`."""
 
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
 from horovod.common.util import check_extension
 from horovod.torch import elastic
 from horovod.torch.compression import Compression
@@ -82,6 +82,7 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "HorovodStalledError",
     "Max",
     "Min",
     "ProcessSet",

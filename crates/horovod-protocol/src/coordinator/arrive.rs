@@ -1,7 +1,7 @@
 //! What a link says, and who it says it for.
 
 use super::{Arc, Content, Coordinator, Entry, Op, PENDING_MAX, Pending, Rank, Violation};
-use super::{SetKey, Slot, SlotRun, Submission, asked_by};
+use super::{OpError, SetKey, Slot, SlotRun, Submission, asked_by};
 use crate::process_sets::RegisteredSet;
 use crate::rank_set::RankSet;
 use crate::slots::{blocks_of, slots_of};
@@ -65,7 +65,7 @@ impl Coordinator {
                     Submission::Join => ranks.iter().try_for_each(|rank| self.joined(*rank)),
                     Submission::Shutdown => {
                         let by = *ranks.first().ok_or("spoke for nobody")?;
-                        self.stop(by, &asked_by(by));
+                        self.stop(by, OpError::shutdown(&asked_by(by)));
                         Ok(())
                     }
                     item => self.asked_or_gathered(link, &who, item),
@@ -73,7 +73,7 @@ impl Coordinator {
             }
             Submission::Join => self.joined(rank),
             Submission::Shutdown => {
-                self.stop(rank, &asked_by(rank));
+                self.stop(rank, OpError::shutdown(&asked_by(rank)));
                 Ok(())
             }
             item => self.asked_or_gathered(link, &who, item),
@@ -377,7 +377,7 @@ impl Coordinator {
     }
 
     /// Pends the known requests that have waited since a time that `chosen` picks.
-    fn pend_waiting(&mut self, chosen: impl Fn(Time) -> bool) {
+    pub(super) fn pend_waiting(&mut self, chosen: impl Fn(Time) -> bool) {
         let mut waiting: Vec<(Time, Slot)> = Vec::new();
         for block in self.board.waiting() {
             for slot in slots_of(block.number, block.waiting_slots()) {

@@ -363,7 +363,7 @@ fn answer_bytes(response: &Response) -> usize {
         Response::BarrierDone { name, absent, .. } => name.len() + 5 * absent.len(),
         Response::SetAdded { name, ranks, .. } => name.len() + 5 * ranks.len(),
         Response::SetRemoved { name, .. } => name.len(),
-        Response::Shutdown { reason, .. } => reason.len(),
+        Response::Shutdown { error, .. } => error.message.len(),
         Response::Tuned { values, .. } => 10 * values.len(),
         _ => 0,
     }

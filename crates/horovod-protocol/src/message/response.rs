@@ -70,10 +70,11 @@ pub(super) fn put_response(w: &mut Writer<'_>, response: &Response, delta: &mut 
             w.str(name);
             put::option(w, key.map(|k| k.0));
         }
-        Response::Shutdown { by, reason } => {
+        Response::Shutdown { by, error } => {
             w.u8(6);
             w.varint(u64::from(by.0));
-            w.str(reason);
+            w.u8(error.kind as u8);
+            w.str(&error.message);
         }
         Response::Stopped => w.u8(7),
         Response::Lost(lost) => {
@@ -124,10 +125,7 @@ pub(super) fn get_response(
             set: SetKey(r.varint("process set")?),
             name: get::name(r)?,
             absent: get::ranks(r)?,
-            error: OpError {
-                kind: get_kind(r)?,
-                message: r.str(TEXT_BYTES_MAX, "error text")?.to_owned(),
-            },
+            error: get_error(r)?,
         },
         2 => Response::BarrierDone {
             set: SetKey(r.varint("process set")?),
@@ -149,7 +147,7 @@ pub(super) fn get_response(
         },
         6 => Response::Shutdown {
             by: get::rank(r)?,
-            reason: r.str(TEXT_BYTES_MAX, "shutdown reason")?.into(),
+            error: get_error(r)?,
         },
         7 => Response::Stopped,
         8 => Response::Lost(get_lost(r)?),
@@ -214,13 +212,16 @@ fn get_item(r: &mut Reader<'_>, delta: &mut SlotDelta) -> Result<Item, DecodeErr
     })
 }
 
-fn get_kind(r: &mut Reader<'_>) -> Result<OpErrorKind, DecodeError> {
-    Ok(match r.u8("error kind")? {
+fn get_error(r: &mut Reader<'_>) -> Result<OpError, DecodeError> {
+    let kind = match r.u8("error kind")? {
         0 => OpErrorKind::InvalidArgument,
         1 => OpErrorKind::Precondition,
         2 => OpErrorKind::Aborted,
         3 => OpErrorKind::Shutdown,
         4 => OpErrorKind::PeerLost,
+        5 => OpErrorKind::Stalled,
         tag => return Err(bad_tag("error kind", tag)),
-    })
+    };
+    let message = r.str(TEXT_BYTES_MAX, "error text")?.to_owned();
+    Ok(OpError { kind, message })
 }

@@ -82,8 +82,8 @@ impl Worker {
                     Ok(Completion::SetRemoved(key.is_some())),
                 )
             }
-            Response::Shutdown { by, reason } => {
-                self.on_shutdown(*by, reason);
+            Response::Shutdown { by, error } => {
+                self.on_shutdown(*by, error);
                 Ok(())
             }
             Response::Stopped => match &self.state {
@@ -375,26 +375,24 @@ impl Worker {
         Ok(())
     }
 
-    fn on_shutdown(&mut self, by: Rank, reason: &Arc<str>) {
+    fn on_shutdown(&mut self, by: Rank, error: &OpError) {
         if matches!(self.state, State::Stopping { .. } | State::Over(_)) {
             return;
         }
-        let error = OpError::shutdown(reason);
-        self.fail_pending(&error, None);
+        self.fail_pending(error, None);
         self.outbox.clear();
         self.outbox.push(Submission::ShutdownAck, 1);
         self.state = State::Stopping {
             by,
-            reason: Arc::clone(reason),
-            error,
+            error: error.clone(),
         };
     }
 
     fn stop(&mut self) {
-        if let State::Stopping { by, reason, error } = &self.state {
+        if let State::Stopping { by, error } = &self.state {
             self.actions.push_back(WorkerAction::ShutDown {
                 by: *by,
-                reason: Arc::clone(reason),
+                reason: error.message.as_str().into(),
             });
             self.state = State::Over(error.clone());
         }

@@ -1,5 +1,6 @@
 //! What drives a rank: turns the control plane, runs executions in order, ends the generation when it must.
 
+mod inspect;
 mod node;
 mod pump;
 
@@ -243,6 +244,7 @@ impl Driver {
         let entries = self.pump.take_entries(&execution);
         let stages = &mut self.scratch.stages;
         self.pump.recording.begins(&execution, &entries, stages);
+        self.pump.begins(&execution);
         Some(Job { execution, entries })
     }
 
@@ -272,6 +274,7 @@ impl Driver {
         match result {
             Ok(results) => {
                 self.pump.running = None;
+                self.pump.runs = None;
                 let now = self.pump.shared.now();
                 let coordinator = self.pump.node.coordinator();
                 self.tuned.observe(now, &execution, coordinator);
@@ -286,6 +289,7 @@ impl Driver {
             Err(failure) => {
                 let error = self.pump.failure(failure);
                 self.pump.running = None;
+                self.pump.runs = None;
                 // Nothing touches the tensors any more.
                 self.pump.shared.handles.fail_pending(&error);
             }

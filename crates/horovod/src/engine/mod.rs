@@ -1,8 +1,10 @@
 //! The engine of one generation: takes submissions from any thread, agrees with the peers, runs, completes.
 
+mod callers;
 mod driver;
 mod execute;
 mod handles;
+mod inspection;
 mod recording;
 mod relay;
 mod seat;
@@ -63,6 +65,7 @@ pub(crate) struct Shared {
     /// Newest change of members announced by the launcher, and the kinds of all.
     host_updates: Mutex<(u64, u8)>,
     timeline: Arc<Timeline>,
+    callers: callers::Callers,
     /// Calls under way that will be in the timeline when they return.
     recorded_calls: AtomicUsize,
 }
@@ -130,6 +133,7 @@ impl Shared {
             ended: AtomicBool::new(false),
             host_updates: Mutex::new((0, 0)),
             timeline: Arc::new(timeline),
+            callers: callers::Callers::new(),
             recorded_calls: AtomicUsize::new(0),
         }
     }
@@ -171,6 +175,7 @@ impl Drop for LastWords {
 pub(crate) fn public_error(e: &OpError) -> Error {
     match e.kind {
         OpErrorKind::InvalidArgument => Error::Invalid(e.message.clone()),
+        OpErrorKind::Stalled => Error::Stalled(e.message.clone()),
         _ => Error::Internal(e.message.clone()),
     }
 }
@@ -258,7 +263,11 @@ impl Engine {
     }
 
     fn wait_unrecorded(&self, handle: Handle, timeout: Duration) -> Waited {
-        self.seat.wait(handle, timeout)
+        self.shared.callers.waits(handle);
+        let waited = self.seat.wait(handle, timeout);
+        let has_result = !matches!(waited, Waited::Pending);
+        self.shared.callers.returns(has_result, self.shared.now().0);
+        waited
     }
 
     /// Record a timeline of all ranks into this file, which is emptied. Rank 0 decides for all: on other ranks

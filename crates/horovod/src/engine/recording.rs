@@ -5,21 +5,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use horovod_collectives::Stages;
-use horovod_protocol::{
-    EntryId, ExecItem, Execution, Op, OpError, Rank, Seq, StallReport, Time, Tree,
-};
-use horovod_transport::{Control, ControlEvent};
+use horovod_protocol::{EntryId, ExecItem, Execution, Op, OpError, Rank, Seq, StallReport, Time};
+use horovod_transport::Control;
 
 use super::Entry;
 use super::handles::OpResult;
-use super::relay::Relay;
+use super::relay::{Letter, Relay};
 use crate::error::Error;
 use crate::timeline::{Executed, Nanos, Stage, Stamp, Text, Timeline};
 
 /// The engine's side of the timeline. Costs one load per operation when nothing is recorded.
 pub(super) struct Recording {
     timeline: Arc<Timeline>,
-    relay: Relay,
     /// When executions that wait were ordered; only while something is recorded.
     ordered: VecDeque<(Seq, Nanos)>,
     running: Option<Running>,
@@ -33,10 +30,9 @@ struct Running {
 }
 
 impl Recording {
-    pub(super) fn new(timeline: Arc<Timeline>, me: Rank, tree: Tree) -> Self {
+    pub(super) fn new(timeline: Arc<Timeline>) -> Self {
         Self {
             timeline,
-            relay: Relay::new(me, tree),
             ordered: VecDeque::new(),
             running: None,
         }
@@ -133,38 +129,21 @@ impl Recording {
         self.timeline.cycle();
     }
 
-    /// News of the control plane: some are messages of timelines, or say that there will be none.
-    pub(super) fn hears(&mut self, event: &ControlEvent, control: &mut Control) {
-        match event {
-            ControlEvent::Aside { from, bytes } => {
-                if let Some(letter) = self.relay.receive(control, *from, bytes) {
-                    self.timeline.heard(letter.from, letter.message);
-                }
-            }
-            ControlEvent::Lost(lost) => {
-                self.timeline.gone(lost.rank);
-                self.neighbour_gone(lost.rank);
-            }
-            // Who leaves in good order may have told things that are still on their way, unless it told them here.
-            ControlEvent::Left { rank } => self.neighbour_gone(*rank),
-            _ => {}
-        }
+    /// Another rank's timeline has said something.
+    pub(super) fn hears(&self, letter: &Letter<'_>) {
+        self.timeline.heard(letter.from, letter.message);
     }
 
-    fn neighbour_gone(&mut self, neighbour: Rank) {
-        for rank in self.relay.gone(neighbour) {
-            self.timeline.gone(rank);
-        }
+    /// Nothing more can come from this rank.
+    pub(super) fn gone(&self, rank: Rank) {
+        self.timeline.gone(rank);
     }
 
-    /// Whether all events are where they belong, or it was tried for long enough. Asked when nothing is left to run.
-    pub(super) fn is_settled(&mut self, stopped: bool) -> bool {
-        if !stopped {
-            return true;
-        }
+    /// Whether all events are where they belong, or it was tried for long enough. Asked when the job has stopped and
+    /// nothing is left to run.
+    pub(super) fn is_settled(&self) -> bool {
         self.timeline.job_stopped();
-        let relayed = self.relay.is_settled();
-        self.timeline.is_settled() && relayed
+        self.timeline.is_settled()
     }
 
     /// Nothing can be sent or received any more.
@@ -173,16 +152,16 @@ impl Recording {
     }
 
     /// Sends what the timeline has to say, where nothing more important waits. `true`: something was sent.
-    pub(super) fn carry_mail(&mut self, control: &mut Control) -> bool {
-        let mut sent = self.relay.carry(control);
+    pub(super) fn carry_mail(&self, relay: &Relay, control: &mut Control) -> bool {
         if !self.timeline.has_mail() {
-            return sent;
+            return false;
         }
+        let mut sent = false;
         for _ in 0..self.timeline.mail_limit() {
             let Some(mail) = self.timeline.next_mail() else {
                 break;
             };
-            match self.relay.send(control, mail.0, &mail.1) {
+            match relay.send(control, mail.0, &mail.1) {
                 Ok(true) => sent = true,
                 Ok(false) => self.timeline.put_back(mail),
                 // Who is gone is noticed elsewhere; here only events are missing.

@@ -1,4 +1,4 @@
-//! Carries the timeline's messages between rank 0 and the others, from one rank of the tree to the next.
+//! Carries messages of timeline and inspection between rank 0 and the others, from one rank of the tree to the next.
 //!
 //! They are asides: sent only where nothing of the negotiation waits. So they may pile up where many pass through
 //! one rank; then what they hold is thrown away, and counted.

@@ -78,6 +78,7 @@ impl Engine {
             device: Device::Cpu,
             tensors: tensors.iter().map(|t| t.meta.clone()).collect(),
         };
+        self.shared.callers.submits();
         let handle = self.shared.handles.create();
         let id = EntryId(handle.0);
         let now = self.shared.now();

@@ -11,11 +11,14 @@ use horovod_protocol::{
 };
 use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
 
+use super::inspect::Runs;
 use super::node::{Node, NodeAction, unheard};
 use crate::config::Config;
 use crate::engine::execute::Failure;
 use crate::engine::handles::{Handle, OpResult};
+use crate::engine::inspection::Inspection;
 use crate::engine::recording::Recording;
+use crate::engine::relay::Relay;
 use crate::engine::tuning::Announced;
 use crate::engine::{Entry, SHUTDOWN_GRACE, Shared, nanos, public_error};
 use crate::error::Error;
@@ -52,6 +55,10 @@ pub(super) struct Pump {
     pub(super) broken_off: bool,
     pub(super) frame: Vec<u8>,
     pub(super) recording: Recording,
+    pub(super) relay: Relay,
+    pub(super) inspection: Inspection,
+    /// What rank 0 must know of the collective that is on its way in order to tell of it.
+    pub(super) runs: Option<Runs>,
 }
 
 /// A peer that is gone, while the reason may still come.
@@ -72,7 +79,10 @@ impl Pump {
     ) -> Self {
         let node = Node::new(config, &topology, &tree);
         Self {
-            recording: Recording::new(shared.timeline.clone(), topology.rank, tree.clone()),
+            recording: Recording::new(shared.timeline.clone()),
+            relay: Relay::new(topology.rank, tree.clone()),
+            inspection: Inspection::new(config, &topology),
+            runs: None,
             shared,
             control,
             waiter,
@@ -104,29 +114,38 @@ impl Pump {
                 }
             }
             self.settle_lost_peer();
-            if let Some(deadline) = self.node.next_deadline() {
-                let now = self.shared.now();
-                if deadline <= now {
+            let mut time = None;
+            let deadline = self.node.next_deadline();
+            if deadline.is_some() || self.inspection.leads() {
+                let now = *time.insert(self.shared.now());
+                if deadline.is_some_and(|deadline| deadline <= now) {
                     self.node.handle_timeout(now);
                     progress = true;
                 }
             }
+            progress |= self.dead.is_none() && self.inspect(time);
         } else {
             // What was said last may still wait for space; news no longer matter.
             while self.control.poll().is_some() {}
         }
-        progress |= self.recording.carry_mail(&mut self.control);
+        progress |= self.relay.carry(&mut self.control);
+        progress |= self.recording.carry_mail(&self.relay, &mut self.control);
         progress | self.drain_actions()
     }
 
     pub(super) fn handle_control(&mut self, event: ControlEvent) {
-        self.recording.hears(&event, &mut self.control);
         match event {
             ControlEvent::Frame { from, bytes } => self.handle_frame(from, &bytes),
-            ControlEvent::Aside { .. } => {}
-            ControlEvent::Lost(lost) => self.note_lost(lost.rank, lost.cause, false),
-            // Good order is to leave after a shutdown that all agreed to; then this does nothing.
+            ControlEvent::Aside { from, bytes } => self.handle_aside(from, &bytes),
+            ControlEvent::Lost(lost) => {
+                self.recording.gone(lost.rank);
+                self.nothing_more_from(lost.rank);
+                self.note_lost(lost.rank, lost.cause, false);
+            }
+            // Good order is to leave after a shutdown that all agreed to; then this does nothing but that what
+            // the rank has told may still be on its way, unless it told it here.
             ControlEvent::Left { rank } => {
+                self.nothing_more_from(rank);
                 self.note_lost(rank, "left while the job was running".into(), true);
             }
             ControlEvent::Notice(notice) => {
@@ -136,6 +155,34 @@ impl Pump {
             }
             other => tracing::debug!("unexpected event of the control plane: {other:?}"),
         }
+    }
+
+    /// A message that is no part of the negotiation.
+    fn handle_aside(&mut self, neighbour: Rank, bytes: &[u8]) {
+        let executes = self.executes();
+        let letter = self.relay.receive(&mut self.control, neighbour, bytes);
+        let Some(letter) = letter else { return };
+        if Inspection::is_meant(&letter) {
+            self.inspection.hears(&letter, &self.shared, executes);
+        } else {
+            self.recording.hears(&letter);
+        }
+    }
+
+    /// A neighbour passes nothing on any more.
+    fn nothing_more_from(&mut self, neighbour: Rank) {
+        for rank in self.relay.gone(neighbour) {
+            self.recording.gone(rank);
+        }
+    }
+
+    /// Whether the timeline's events are where they belong, also those that pass through here.
+    fn is_recording_settled(&mut self) -> bool {
+        if !self.stopped {
+            return true;
+        }
+        let relayed = self.relay.is_settled();
+        self.recording.is_settled() && relayed
     }
 
     fn handle_frame(&mut self, from: Rank, bytes: &[u8]) {
@@ -435,7 +482,9 @@ impl Pump {
         let ends = self.lost.iter().map(|suspect| suspect.deadline);
         let ends = ends.chain(self.shutdown_deadline).min();
         let ends = ends.map(|at| nanos(at.saturating_duration_since(self.shared.started)));
-        node.map(|at| at.0).into_iter().chain(ends).min()
+        let inspection = self.inspection.deadline(self.shared.now());
+        let times = node.into_iter().chain(inspection).map(|at| at.0);
+        times.chain(ends).min()
     }
 
     pub(super) fn sleep_limit(&self) -> Duration {
@@ -452,6 +501,10 @@ impl Pump {
             let now = self.shared.now();
             limit = limit.min(Duration::from_nanos(deadline.0.saturating_sub(now.0)));
         }
+        let now = self.shared.now();
+        if let Some(deadline) = self.inspection.deadline(now) {
+            limit = limit.min(Duration::from_nanos(deadline.0.saturating_sub(now.0)));
+        }
         limit
     }
 
@@ -460,8 +513,7 @@ impl Pump {
         let overdue = self.shutdown_overdue();
         // What a caller still has to tell of itself must not come too late.
         let telling = self.stopped && self.shared.recorded_calls.load(Ordering::SeqCst) > 0;
-        let unsent =
-            self.control.has_unsent() || telling || !self.recording.is_settled(self.stopped);
+        let unsent = self.control.has_unsent() || telling || !self.is_recording_settled();
         self.shared.shutdown_requested.load(Ordering::Acquire)
             && (self.dead.is_some() || (self.stopped && !unsent) || overdue)
     }

@@ -1,0 +1,31 @@
+//! Where the Python threads stand, for reports of standstills.
+
+use horovod::{Frame, ThreadStack};
+use pyo3::prelude::*;
+
+type Told = Vec<(String, Vec<(String, u32, String)>)>;
+
+/// Let the runtime know how to find stacks.
+pub(crate) fn install() {
+    horovod::tell_stacks(|| {
+        // Not during the interpreter's end, when there is nothing to tell any more.
+        Python::try_attach(|py| find(py).unwrap_or_default()).unwrap_or_default()
+    });
+}
+
+fn find(py: Python<'_>) -> PyResult<Vec<ThreadStack>> {
+    let told: Told = py
+        .import("horovod.common._stacks")?
+        .call_method0("thread_stacks")?
+        .extract()?;
+    let frame = |(file, line, function)| Frame {
+        file,
+        line,
+        function,
+    };
+    let thread = |(name, frames): (String, Vec<_>)| ThreadStack {
+        name,
+        frames: frames.into_iter().map(frame).collect(),
+    };
+    Ok(told.into_iter().map(thread).collect())
+}

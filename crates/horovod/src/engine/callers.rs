@@ -1,0 +1,185 @@
+//! Which threads call, and what each waits for: so that a stall can be told from slowness.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::Handle;
+
+/// A wait in slices is still the same wait when the next slice begins within this time.
+const BETWEEN_SLICES: Duration = Duration::from_secs(1);
+/// The thread is in the call that waits.
+const INSIDE: u64 = u64::MAX;
+/// It waits for nothing.
+const NOTHING: u64 = 0;
+
+/// The threads that have called operations of one engine.
+#[derive(Debug)]
+pub(super) struct Callers {
+    engine: u64,
+    threads: Mutex<Vec<Arc<Caller>>>,
+    submitted: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Caller {
+    /// A handle, or [`NOTHING`].
+    waits_for: AtomicU64,
+    /// When it left the wait without a result, in nanoseconds; [`INSIDE`] while it has not.
+    left_at: AtomicU64,
+    gone: AtomicBool,
+}
+
+/// This thread's entries, one per engine that it has called.
+struct Mine(Vec<(u64, Arc<Caller>)>);
+
+impl Drop for Mine {
+    fn drop(&mut self) {
+        for (_, caller) in &self.0 {
+            caller.gone.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+thread_local! {
+    static MINE: RefCell<Mine> = const { RefCell::new(Mine(Vec::new())) };
+}
+
+static ENGINES: AtomicU64 = AtomicU64::new(0);
+
+/// What the threads that call are doing.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Waits {
+    /// All of them wait, and there is at least one.
+    pub(super) all: bool,
+    /// For what.
+    pub(super) handles: Vec<Handle>,
+}
+
+impl Callers {
+    pub(super) fn new() -> Self {
+        Self {
+            engine: ENGINES.fetch_add(1, Ordering::Relaxed),
+            threads: Mutex::default(),
+            submitted: AtomicU64::new(0),
+        }
+    }
+
+    /// Run with this thread's entry; not at all while the thread is being taken down.
+    fn with_mine(&self, then: impl FnOnce(&Caller)) {
+        let _ = MINE.try_with(|mine| {
+            let Ok(mut mine) = mine.try_borrow_mut() else {
+                return;
+            };
+            if let Some((_, caller)) = mine.0.iter().find(|(engine, _)| *engine == self.engine) {
+                then(caller);
+                return;
+            }
+            // Engines come and go with each init; those that nobody else knows have ended.
+            mine.0.retain(|(_, caller)| Arc::strong_count(caller) > 1);
+            let caller = Arc::new(Caller::default());
+            then(&caller);
+            let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+            threads.retain(|caller| !caller.gone.load(Ordering::Relaxed));
+            threads.push(caller.clone());
+            mine.0.push((self.engine, caller));
+        });
+    }
+
+    /// This thread has submitted an operation.
+    pub(super) fn submits(&self) {
+        self.submitted.fetch_add(1, Ordering::Relaxed);
+        self.with_mine(|caller| caller.waits_for.store(NOTHING, Ordering::Relaxed));
+    }
+
+    /// This thread begins to wait.
+    pub(super) fn waits(&self, handle: Handle) {
+        self.with_mine(|caller| {
+            caller.left_at.store(INSIDE, Ordering::Relaxed);
+            caller.waits_for.store(handle.0, Ordering::Relaxed);
+        });
+    }
+
+    /// Its wait is over, with or without a result.
+    pub(super) fn returns(&self, has_result: bool, now_ns: u64) {
+        self.with_mine(|caller| {
+            if has_result {
+                caller.waits_for.store(NOTHING, Ordering::Relaxed);
+            }
+            caller.left_at.store(now_ns, Ordering::Relaxed);
+        });
+    }
+
+    /// Operations submitted so far.
+    pub(super) fn submitted(&self) -> u64 {
+        self.submitted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn look(&self, now_ns: u64) -> Waits {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut alive = 0;
+        let mut handles = Vec::new();
+        for caller in threads.iter().filter(|c| !c.gone.load(Ordering::Relaxed)) {
+            alive += 1;
+            let handle = caller.waits_for.load(Ordering::Relaxed);
+            let left_at = caller.left_at.load(Ordering::Relaxed);
+            let recent = Duration::from_nanos(now_ns.saturating_sub(left_at)) < BETWEEN_SLICES;
+            if handle != NOTHING && (left_at == INSIDE || recent) {
+                handles.push(Handle(handle));
+            }
+        }
+        Waits {
+            all: alive > 0 && handles.len() == alive,
+            handles,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_thread_waits_from_the_call_on_until_it_has_a_result_or_does_something_else() {
+        let callers = Callers::new();
+        assert!(!callers.look(0).all, "nobody has called");
+        callers.submits();
+        assert!(!callers.look(0).all);
+        callers.waits(Handle(7));
+        let waits = callers.look(50 * SECOND);
+        assert!(waits.all && waits.handles == [Handle(7)]);
+        callers.returns(false, 50 * SECOND);
+        assert!(callers.look(50 * SECOND + 1).all, "between two slices");
+        assert!(!callers.look(52 * SECOND).all, "it has gone elsewhere");
+        callers.waits(Handle(7));
+        callers.returns(true, 53 * SECOND);
+        assert!(!callers.look(53 * SECOND).all);
+        assert_eq!(callers.submitted(), 1);
+    }
+
+    #[test]
+    fn all_threads_count_until_they_end() {
+        let callers = Callers::new();
+        callers.waits(Handle(1));
+        std::thread::scope(|s| {
+            let other = s.spawn(|| {
+                callers.submits();
+                assert!(!callers.look(0).all, "the other waits, this one does not");
+            });
+            // The end of a scope does not wait for what a thread drops last, this does.
+            other.join().unwrap();
+        });
+        assert!(callers.look(0).all);
+    }
+
+    #[test]
+    fn engines_do_not_mix() {
+        let (a, b) = (Callers::new(), Callers::new());
+        a.waits(Handle(1));
+        b.submits();
+        assert!(a.look(0).all && !b.look(0).all);
+    }
+}

@@ -1,0 +1,71 @@
+//! Where the control plane looks for the reason of a standstill.
+
+use std::sync::Arc;
+
+use horovod_protocol::{Execution, ProcessSetId, Rank, StalledRequest, Time};
+
+use super::pump::Pump;
+use crate::engine::inspection::Hopeless;
+
+/// A collective on its way.
+pub(super) struct Runs {
+    /// Since when, as [`horovod_protocol::Time`].
+    since: u64,
+    set: ProcessSetId,
+    name: Arc<str>,
+    members: Arc<[Rank]>,
+}
+
+impl Pump {
+    /// A collective begins; it may be broken off and taken up again.
+    pub(super) fn begins(&mut self, execution: &Execution) {
+        if !self.inspection.leads() {
+            return;
+        }
+        self.runs = execution.items.first().map(|item| Runs {
+            since: self.shared.now().0,
+            set: execution.set,
+            name: item.name.clone(),
+            members: execution.members.clone(),
+        });
+    }
+
+    /// Whether a collective is on its way or about to be.
+    pub(super) fn executes(&self) -> bool {
+        self.running.is_some() || !self.ready.is_empty()
+    }
+
+    /// Ask, answer and tell. `true`: something was sent. The time is given on rank 0, which has it at hand.
+    pub(super) fn inspect(&mut self, now: Option<Time>) -> bool {
+        if self.stopped || !self.inspection.is_due(now) {
+            return false;
+        }
+        let now = self.shared.now();
+        let me = self.topology.rank;
+        let running = self.runs.as_ref().map(|runs| StalledRequest {
+            set: runs.set,
+            name: runs.name.clone(),
+            waiting: vec![me],
+            missing: runs
+                .members
+                .iter()
+                .copied()
+                .filter(|rank| *rank != me)
+                .collect(),
+            waited_ns: now.0.saturating_sub(runs.since),
+        });
+        let (sent, found) = self.inspection.turn(
+            now,
+            self.node.coordinator(),
+            (&self.shared, &self.relay, &mut self.control),
+            running,
+        );
+        let Some(found) = found else { return sent };
+        if let Some(Hopeless { by, report }) = self.inspection.tell(&found, &self.topology)
+            && let Some(coordinator) = self.node.coordinator()
+        {
+            coordinator.give_up(now, by, &report);
+        }
+        true
+    }
+}

@@ -1,0 +1,284 @@
+//! The engine's part in finding out why a job stands still: asks, answers, carries the mail, tells the users.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::time::{Duration, Instant};
+
+use horovod_protocol::{Coordinator, EntryId, Rank, StalledRequest, Time};
+use horovod_transport::{Control, Topology};
+
+use super::Shared;
+use super::relay::{Letter, Relay};
+use crate::config::Config;
+use crate::hang::{
+    self, Diagnosis, Late, Leader, Message, ReportFile, Standing, Step, ThreadStack,
+};
+
+const COORDINATOR: Rank = Rank(0);
+/// How long the stacks of this process may take.
+const STACKS_PATIENCE: Duration = Duration::from_secs(1);
+/// Questions and answers that wait to be sent; more are dropped.
+const MAIL_MAX: usize = 256;
+const NS_PER_MS: u64 = 1_000_000;
+
+/// What one rank does about stalls.
+pub(super) struct Inspection {
+    me: Rank,
+    /// On rank 0, unless switched off.
+    leader: Option<Leader>,
+    gives_up: bool,
+    file: ReportFile,
+    answering: Option<Answering>,
+    /// A thread that has not found the stacks yet: no second one is sent.
+    searching: Option<Receiver<Vec<ThreadStack>>>,
+    mail: VecDeque<(Rank, Vec<u8>)>,
+}
+
+/// An answer that only lacks the stacks.
+struct Answering {
+    question: u64,
+    standing: Standing,
+    deadline: Instant,
+}
+
+/// Why a job can never go on: who is to blame, and the report.
+pub(super) struct Hopeless {
+    pub(super) by: Rank,
+    pub(super) report: String,
+}
+
+impl Inspection {
+    pub(super) fn new(config: &Config, topology: &Topology) -> Self {
+        let leads = topology.rank == COORDINATOR && topology.size > 1;
+        let after = config.stall_diagnosis.filter(|_| leads);
+        let after_ms = after.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+        Self {
+            me: topology.rank,
+            leader: after_ms.map(Leader::new),
+            gives_up: config.deadlock_error,
+            file: ReportFile::new(config.stall_report.clone()),
+            answering: None,
+            searching: None,
+            mail: VecDeque::new(),
+        }
+    }
+
+    /// Whether this is rank 0 and it looks for stalls.
+    pub(super) fn leads(&self) -> bool {
+        self.leader.is_some()
+    }
+
+    /// Whether [`Self::turn`] has something to do. `now` is given on rank 0.
+    pub(super) fn is_due(&self, now: Option<Time>) -> bool {
+        let leader = self.leader.as_ref().zip(now);
+        !self.mail.is_empty()
+            || self.answering.is_some()
+            || leader.is_some_and(|(l, now)| l.is_due(now.0 / NS_PER_MS))
+    }
+
+    /// When something is to be done that no event announces.
+    pub(super) fn deadline(&self, now: Time) -> Option<Time> {
+        let leader = self.leader.as_ref().map(|l| l.deadline() * NS_PER_MS);
+        let answer = self.answering.as_ref().map(|answering| {
+            let left = answering.deadline.saturating_duration_since(Instant::now());
+            now.0.saturating_add(super::nanos(left))
+        });
+        leader.into_iter().chain(answer).min().map(Time)
+    }
+
+    /// Whether this is for it.
+    pub(super) fn is_meant(letter: &Letter<'_>) -> bool {
+        hang::is_message(letter.message)
+    }
+
+    /// Somebody asks, or answers.
+    pub(super) fn hears(&mut self, letter: &Letter<'_>, shared: &Arc<Shared>, executes: bool) {
+        let from = letter.from;
+        match Message::decode(letter.message) {
+            Ok(Message::Ask { question }) if from == COORDINATOR => {
+                self.begin_answer(question, shared, executes);
+            }
+            Ok(Message::Answer { question, standing }) => {
+                if let Some(leader) = &mut self.leader {
+                    leader.answered(question, from, standing);
+                }
+            }
+            Ok(Message::Ask { .. }) => tracing::debug!("{from} asked, but only rank 0 does"),
+            Err(e) => tracing::warn!("{from} sent what cannot be read about a stall: {e}"),
+        }
+    }
+
+    fn begin_answer(&mut self, question: u64, shared: &Arc<Shared>, executes: bool) {
+        let mut standing = standing(shared, executes);
+        if self.searching.is_none() {
+            match search_stacks(shared) {
+                Ok(search) => self.searching = search,
+                Err(e) => standing.without_stacks = e.to_string(),
+            }
+        }
+        self.answering = Some(Answering {
+            question,
+            standing,
+            deadline: Instant::now() + STACKS_PATIENCE,
+        });
+    }
+
+    /// Send the answer when it is complete, or late.
+    fn finish_answer(&mut self) {
+        let Some(answering) = &mut self.answering else {
+            return;
+        };
+        if let Some(search) = &self.searching {
+            match search.try_recv() {
+                Ok(threads) => answering.standing.threads = threads,
+                Err(TryRecvError::Disconnected) => {
+                    answering.standing.without_stacks = "they could not be found".into();
+                }
+                Err(TryRecvError::Empty) if Instant::now() < answering.deadline => return,
+                Err(TryRecvError::Empty) => {
+                    answering.standing.without_stacks =
+                        "some native code keeps the interpreter's lock".into();
+                }
+            }
+            if answering.standing.without_stacks.is_empty() {
+                self.searching = None;
+            }
+        } else if answering.standing.without_stacks.is_empty() {
+            answering.standing.without_stacks = "this program does not tell them".into();
+        }
+        let Some(Answering {
+            question, standing, ..
+        }) = self.answering.take()
+        else {
+            return;
+        };
+        let standing = standing.bounded();
+        if self.me != COORDINATOR {
+            let answer = Message::Answer { question, standing };
+            self.post(COORDINATOR, &answer);
+        } else if let Some(leader) = &mut self.leader {
+            leader.answered(question, self.me, standing);
+        }
+    }
+
+    fn post(&mut self, to: Rank, message: &Message) {
+        if self.mail.len() < MAIL_MAX {
+            self.mail.push_back((to, message.encode()));
+        }
+    }
+
+    /// Do what is to be done now. `true`: something was sent.
+    pub(super) fn turn(
+        &mut self,
+        now: Time,
+        coordinator: Option<&mut Coordinator>,
+        (shared, relay, control): (&Arc<Shared>, &Relay, &mut Control),
+        running: Option<StalledRequest>,
+    ) -> (bool, Option<Box<Diagnosis>>) {
+        self.finish_answer();
+        let mut found = None;
+        if let (Some(leader), Some(coordinator)) = (&mut self.leader, coordinator) {
+            let executes = running.is_some();
+            let late = |before_ms: u64| {
+                let before = before_ms * NS_PER_MS;
+                Late {
+                    requests: coordinator.late(now, Time(before)),
+                    running: running.filter(|r| now.0.saturating_sub(r.waited_ns) <= before),
+                }
+            };
+            match leader.poll(now.0 / NS_PER_MS, late) {
+                Some(Step::Ask { question, ranks }) => {
+                    for rank in ranks {
+                        if rank == self.me {
+                            self.begin_answer(question, shared, executes);
+                        } else {
+                            self.post(rank, &Message::Ask { question });
+                        }
+                    }
+                }
+                Some(Step::Report(diagnosis)) => found = Some(Box::new(diagnosis)),
+                None => {}
+            }
+        }
+        (self.carry_mail(relay, control), found)
+    }
+
+    fn carry_mail(&mut self, relay: &Relay, control: &mut Control) -> bool {
+        let mut sent = false;
+        for _ in 0..self.mail.len() {
+            let Some((to, bytes)) = self.mail.pop_front() else {
+                break;
+            };
+            match relay.send(control, to, &bytes) {
+                Ok(true) => sent = true,
+                Ok(false) => self.mail.push_back((to, bytes)),
+                // Who is gone is noticed elsewhere.
+                Err(e) => tracing::debug!("stall: {e}"),
+            }
+        }
+        sent
+    }
+
+    /// Tell the users; whether the job has to end because of it.
+    pub(super) fn tell(&mut self, diagnosis: &Diagnosis, topology: &Topology) -> Option<Hopeless> {
+        let host_of = |rank: Rank| {
+            let peer = topology.peers.get(rank.index());
+            peer.map(|peer| peer.hostname.to_string())
+                .unwrap_or_default()
+        };
+        let mut report = hang::render(diagnosis, topology.size, &host_of);
+        match self.file.write(&report) {
+            Ok(path) => report.push_str(&format!("\nThis report is also in {}.", path.display())),
+            Err(e) => tracing::warn!("the report of a stall could not be written to a file: {e}"),
+        }
+        let by = diagnosis.culprits.first().map(|culprit| culprit.rank);
+        match by.filter(|_| self.gives_up && !diagnosis.hopeless.is_empty()) {
+            Some(by) => {
+                tracing::error!("{report}");
+                Some(Hopeless { by, report })
+            }
+            None => {
+                tracing::warn!("{report}");
+                None
+            }
+        }
+    }
+}
+
+/// What this rank can say of itself at once.
+fn standing(shared: &Shared, executes: bool) -> Standing {
+    let waits = shared.callers.look(shared.now().0);
+    let state = shared.lock();
+    let waits_for: Vec<_> = (waits.handles.iter())
+        .filter_map(|handle| state.worker.name_of(EntryId(handle.0)))
+        .map(|(set, name)| (set.0, name))
+        .collect();
+    Standing {
+        pid: std::process::id(),
+        submitted: shared.callers.submitted(),
+        cpu_ms: hang::cpu_ms(),
+        executes,
+        // What has been agreed on, or has ended, is not stuck.
+        blocked: waits.all && waits_for.len() == waits.handles.len(),
+        waits_for,
+        ..Standing::default()
+    }
+}
+
+/// Sends a thread for the stacks; `None` if nobody knows them.
+fn search_stacks(shared: &Arc<Shared>) -> std::io::Result<Option<Receiver<Vec<ThreadStack>>>> {
+    let Some(stacks) = hang::stacks() else {
+        return Ok(None);
+    };
+    let (found, search) = sync_channel(1);
+    let shared = shared.clone();
+    std::thread::Builder::new()
+        .name("horovod-stacks".into())
+        .spawn(move || {
+            // Whoever asked may have given up.
+            let _ = found.send(stacks());
+            shared.doorbell.ring();
+        })?;
+    Ok(Some(search))
+}

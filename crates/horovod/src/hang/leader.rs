@@ -1,0 +1,264 @@
+//! When rank 0 looks, whom it asks, and when it has something to say. Pure: the time is passed in.
+
+use std::collections::BTreeSet;
+
+use horovod_protocol::Rank;
+
+use super::verdict::{Diagnosis, Kind, Late, Look, conclude};
+use super::{Key, Standing};
+
+/// Ranks asked at a time. Every rank that is asked stops nobody, but a report of hundreds helps nobody either.
+const ASKED_MAX: usize = 64;
+/// How long answers may take.
+const PATIENCE_MS: u64 = 2000;
+/// The same stall is told again after this time, then after twice as long, and so on.
+const REPEAT_MS: u64 = 60_000;
+/// Looks at one stall until the first report.
+const LOOKS: u64 = 3;
+
+/// What is to be done now.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Ask these ranks, and pass on what they say.
+    Ask { question: u64, ranks: Vec<Rank> },
+    /// Tell the users.
+    Report(Diagnosis),
+}
+
+/// Rank 0's part of the diagnosis.
+#[derive(Debug)]
+pub(crate) struct Leader {
+    /// A stall is told when it has lasted for about so long.
+    after_ms: u64,
+    look_at: u64,
+    first: Option<Look>,
+    asked: Option<Asked>,
+    question: u64,
+    told: Option<Told>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    look: Look,
+    deadline: u64,
+}
+
+impl Asked {
+    fn is_complete(&self) -> bool {
+        self.look.answers.values().all(Option::is_some)
+    }
+}
+
+#[derive(Debug)]
+struct Told {
+    what: BTreeSet<(Key, Vec<(Rank, Kind)>)>,
+    again_at: u64,
+    pause: u64,
+}
+
+impl Leader {
+    pub(crate) fn new(after_ms: u64) -> Self {
+        let after_ms = after_ms.max(LOOKS);
+        Self {
+            after_ms,
+            look_at: after_ms / LOOKS,
+            first: None,
+            asked: None,
+            question: 0,
+            told: None,
+        }
+    }
+
+    /// When to call [`Self::poll`] at the latest, in milliseconds.
+    pub(crate) fn deadline(&self) -> u64 {
+        self.asked.as_ref().map_or(self.look_at, |a| a.deadline)
+    }
+
+    /// Whether [`Self::poll`] has something to do.
+    pub(crate) fn is_due(&self, now: u64) -> bool {
+        match &self.asked {
+            Some(asked) => asked.is_complete() || now >= asked.deadline,
+            None => now >= self.look_at,
+        }
+    }
+
+    /// A rank has answered.
+    pub(crate) fn answered(&mut self, question: u64, rank: Rank, standing: Standing) {
+        if let Some(asked) = &mut self.asked
+            && question == self.question
+            && let Some(answer) = asked.look.answers.get_mut(&rank)
+        {
+            *answer = Some(standing);
+        }
+    }
+
+    /// Time has passed. `late` lists what has waited since this time or longer.
+    pub(crate) fn poll(&mut self, now: u64, late: impl FnOnce(u64) -> Late) -> Option<Step> {
+        if let Some(asked) = &self.asked {
+            if !asked.is_complete() && now < asked.deadline {
+                return None;
+            }
+            let look = self.asked.take()?.look;
+            return self.looked(now, look).map(Step::Report);
+        }
+        if now < self.look_at {
+            return None;
+        }
+        self.look_at = now + self.after_ms / LOOKS;
+        let late = late(now.saturating_sub(self.after_ms / LOOKS));
+        if late.is_empty() {
+            self.first = None;
+            self.told = None;
+            return None;
+        }
+        let ranks = whom_to_ask(&late);
+        self.question += 1;
+        self.asked = Some(Asked {
+            look: Look {
+                at_ms: now,
+                late,
+                answers: ranks.iter().map(|rank| (*rank, None)).collect(),
+            },
+            deadline: now + PATIENCE_MS,
+        });
+        let question = self.question;
+        Some(Step::Ask { question, ranks })
+    }
+
+    fn looked(&mut self, now: u64, look: Look) -> Option<Diagnosis> {
+        let Some(first) = self.first.replace(look.clone()) else {
+            return None;
+        };
+        let mut diagnosis = conclude(&first, look);
+        let patience_ns = (self.after_ms - self.after_ms / LOOKS) * 1_000_000;
+        diagnosis.late.retain(|r| r.waited_ns >= patience_ns);
+        let is_stall = !diagnosis.late.is_empty() && !diagnosis.culprits.is_empty();
+        (is_stall && self.is_news(now, &diagnosis)).then_some(diagnosis)
+    }
+
+    /// Whether users should hear of it, now or again.
+    fn is_news(&mut self, now: u64, diagnosis: &Diagnosis) -> bool {
+        if !diagnosis.hopeless.is_empty() {
+            return true;
+        }
+        let kinds: Vec<_> = (diagnosis.culprits.iter())
+            .map(|c| (c.rank, c.kind))
+            .collect();
+        let keys = diagnosis.late.all().map(super::verdict::key);
+        let what: BTreeSet<_> = keys.map(|key| (key, kinds.clone())).collect();
+        let pause = match &self.told {
+            Some(told) if told.what == what && now < told.again_at => return false,
+            Some(told) => told.pause.saturating_mul(2),
+            None => REPEAT_MS,
+        };
+        self.told = Some(Told {
+            what,
+            again_at: now.saturating_add(pause),
+            pause,
+        });
+        true
+    }
+}
+
+/// Those that are waited for, and one that waits.
+fn whom_to_ask(late: &Late) -> Vec<Rank> {
+    let missing: BTreeSet<Rank> = late.all().flat_map(|r| r.missing.clone()).collect();
+    let waiting: BTreeSet<Rank> = late.all().flat_map(|r| r.waiting.clone()).collect();
+    let witness = waiting.difference(&missing).next().copied();
+    let asked: BTreeSet<Rank> = (missing.iter().copied().take(ASKED_MAX))
+        .chain(witness)
+        .collect();
+    asked.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use horovod_protocol::{ProcessSetId, StalledRequest};
+
+    use super::*;
+
+    fn request(name: &str, waited_ms: u64) -> Late {
+        let request = StalledRequest {
+            set: ProcessSetId(0),
+            name: Arc::from(name),
+            waiting: vec![Rank(0)],
+            missing: vec![Rank(1)],
+            waited_ns: waited_ms * 1_000_000,
+        };
+        Late {
+            requests: vec![request],
+            running: None,
+        }
+    }
+
+    fn standing() -> Standing {
+        Standing::default()
+    }
+
+    /// Let `a` wait from the start; when reports came, in milliseconds, until `end`.
+    fn reports(leader: &mut Leader, end: u64, answers: bool) -> Vec<u64> {
+        let mut told = Vec::new();
+        let mut now = 0;
+        while now < end {
+            now = leader.deadline().max(now);
+            match leader.poll(now, |_| request("a", now)) {
+                Some(Step::Ask { question, ranks }) => {
+                    assert_eq!(ranks, [Rank(0), Rank(1)]);
+                    for rank in ranks.into_iter().filter(|_| answers) {
+                        leader.answered(question, rank, standing());
+                    }
+                }
+                Some(Step::Report(_)) => told.push(now),
+                None => {}
+            }
+            if answers && let Some(Step::Report(_)) = leader.poll(now, |_| Late::default()) {
+                told.push(now);
+            }
+        }
+        told
+    }
+
+    #[test]
+    fn a_stall_is_told_in_time_and_then_less_and_less_often() {
+        let told = reports(&mut Leader::new(9000), 600_000, true);
+        assert_eq!(
+            told[0], 6000,
+            "two looks, 3000 apart, the first when it has waited for 3000"
+        );
+        assert_eq!(told.len(), 4, "{told:?}");
+    }
+
+    #[test]
+    fn ranks_that_do_not_answer_do_not_hold_up_the_report() {
+        let told = reports(&mut Leader::new(9000), 60_000, false);
+        assert!(told[0] <= 9000 + PATIENCE_MS, "{told:?}");
+    }
+
+    #[test]
+    fn nothing_is_asked_while_nothing_waits_and_answers_to_old_questions_are_ignored() {
+        let mut leader = Leader::new(9000);
+        assert_eq!(leader.poll(3000, |_| Late::default()), None);
+        assert_eq!(leader.poll(5999, |_| request("a", 5999)), None);
+        let Some(Step::Ask { question, .. }) = leader.poll(6000, |_| request("a", 6000)) else {
+            panic!()
+        };
+        leader.answered(question - 1, Rank(0), standing());
+        leader.answered(question, Rank(1), standing());
+        assert_eq!(
+            leader.poll(7000, |_| Late::default()),
+            None,
+            "one is still awaited"
+        );
+    }
+
+    #[test]
+    fn of_many_only_some_are_asked() {
+        let mut all = request("a", 1);
+        all.requests[0].missing = (1..1000).map(Rank).collect();
+        let asked = whom_to_ask(&all);
+        assert_eq!(asked.len(), ASKED_MAX + 1);
+        assert_eq!(asked[0], Rank(0));
+    }
+}

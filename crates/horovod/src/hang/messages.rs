@@ -1,0 +1,228 @@
+//! Question and answer between rank 0 and the others, as asides of the control plane; every length is bounded.
+
+use std::sync::Arc;
+
+use horovod_protocol::DecodeError;
+use horovod_protocol::wire::{Reader, Writer};
+
+use super::{FRAMES_MAX, Frame, NAMES_MAX, STACK_TEXT_MAX, Standing, THREADS_MAX, ThreadStack};
+
+/// First bytes, which no message of a timeline has.
+const ASK: u8 = 0xA0;
+const ANSWER: u8 = 0xA1;
+/// Longest name of an operation in an answer.
+const NAME_MAX: usize = 4096;
+
+/// What ranks say to each other about a stall.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// Rank 0 wants to know.
+    Ask { question: u64 },
+    /// A rank tells.
+    Answer { question: u64, standing: Standing },
+}
+
+/// Whether these bytes are meant to be a [`Message`].
+pub(crate) fn is_message(bytes: &[u8]) -> bool {
+    matches!(bytes.first(), Some(&(ASK | ANSWER)))
+}
+
+/// At most `max` bytes, cut at a character.
+fn cut(text: &str, max: usize) -> &str {
+    let mut end = text.len().min(max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+impl Message {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let w = &mut Writer::new(&mut out);
+        match self {
+            Self::Ask { question } => {
+                w.u8(ASK);
+                w.varint(*question);
+            }
+            Self::Answer { question, standing } => {
+                w.u8(ANSWER);
+                w.varint(*question);
+                put(w, standing);
+            }
+        }
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader::new(bytes);
+        let message = match r.u8("question or answer")? {
+            ASK => Self::Ask {
+                question: r.varint("question")?,
+            },
+            ANSWER => Self::Answer {
+                question: r.varint("question")?,
+                standing: get(&mut r)?,
+            },
+            other => {
+                return Err(DecodeError::BadValue {
+                    what: "question or answer",
+                    value: u64::from(other),
+                });
+            }
+        };
+        match r.remaining() {
+            0 => Ok(message),
+            len => Err(DecodeError::Trailing { len }),
+        }
+    }
+}
+
+fn put(w: &mut Writer<'_>, standing: &Standing) {
+    w.varint(u64::from(standing.pid));
+    w.varint(standing.submitted);
+    w.varint(standing.cpu_ms);
+    w.u8(u8::from(standing.executes));
+    w.u8(u8::from(standing.blocked));
+    let names = &standing.waits_for[..standing.waits_for.len().min(NAMES_MAX)];
+    w.varint(names.len() as u64);
+    for (set, name) in names {
+        w.varint(u64::from(*set));
+        w.str(cut(name, NAME_MAX));
+    }
+    w.str(cut(&standing.without_stacks, STACK_TEXT_MAX));
+    let threads = &standing.threads[..standing.threads.len().min(THREADS_MAX)];
+    w.varint(threads.len() as u64);
+    for thread in threads {
+        w.str(cut(&thread.name, STACK_TEXT_MAX));
+        let frames = &thread.frames[..thread.frames.len().min(FRAMES_MAX)];
+        w.varint(frames.len() as u64);
+        for frame in frames {
+            w.str(cut(&frame.file, STACK_TEXT_MAX));
+            w.varint(u64::from(frame.line));
+            w.str(cut(&frame.function, STACK_TEXT_MAX));
+        }
+    }
+}
+
+fn get(r: &mut Reader<'_>) -> Result<Standing, DecodeError> {
+    let mut standing = Standing {
+        pid: r.varint_u32("process id")?,
+        submitted: r.varint("operations submitted")?,
+        cpu_ms: r.varint("processor time")?,
+        executes: r.u8("whether a collective runs")? != 0,
+        blocked: r.u8("whether all threads wait")? != 0,
+        ..Standing::default()
+    };
+    for _ in 0..r.count(NAMES_MAX, 2, "names")? {
+        let set = r.varint_u32("process set")?;
+        let name: Arc<str> = r.str(NAME_MAX, "name")?.into();
+        standing.waits_for.push((set, name));
+    }
+    standing.without_stacks = r.str(STACK_TEXT_MAX, "note")?.to_owned();
+    for _ in 0..r.count(THREADS_MAX, 2, "threads")? {
+        let mut thread = ThreadStack {
+            name: r.str(STACK_TEXT_MAX, "thread name")?.to_owned(),
+            frames: Vec::new(),
+        };
+        for _ in 0..r.count(FRAMES_MAX, 3, "frames")? {
+            thread.frames.push(Frame {
+                file: r.str(STACK_TEXT_MAX, "file")?.to_owned(),
+                line: r.varint_u32("line")?,
+                function: r.str(STACK_TEXT_MAX, "function")?.to_owned(),
+            });
+        }
+        standing.threads.push(thread);
+    }
+    Ok(standing)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn standing() -> impl Strategy<Value = Standing> {
+        let text = || "\\PC{0,20}";
+        let frame = (text(), any::<u32>(), text()).prop_map(|(file, line, function)| Frame {
+            file,
+            line,
+            function,
+        });
+        let frames = prop::collection::vec(frame, 0..FRAMES_MAX);
+        let thread = (text(), frames).prop_map(|(name, frames)| ThreadStack { name, frames });
+        let name = (any::<u32>(), text()).prop_map(|(set, name)| (set, Arc::from(name)));
+        (
+            (any::<u32>(), any::<u64>(), any::<u64>()),
+            (any::<bool>(), any::<bool>()),
+            prop::collection::vec(name, 0..NAMES_MAX),
+            text(),
+            prop::collection::vec(thread, 0..4),
+        )
+            .prop_map(
+                |((pid, submitted, cpu_ms), (executes, blocked), waits_for, note, threads)| {
+                    Standing {
+                        pid,
+                        submitted,
+                        cpu_ms,
+                        executes,
+                        blocked,
+                        waits_for,
+                        without_stacks: note,
+                        threads,
+                    }
+                },
+            )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_said_is_heard(question: u64, standing in standing()) {
+            for message in [Message::Ask { question }, Message::Answer { question, standing }] {
+                let bytes = message.encode();
+                prop_assert!(is_message(&bytes));
+                prop_assert_eq!(Message::decode(&bytes).unwrap(), message);
+            }
+        }
+
+        #[test]
+        fn garbage_is_an_error_and_no_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..200), ask: bool) {
+            bytes[0] = if ask { ASK } else { ANSWER };
+            let _ = Message::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut_before_it_is_sent() {
+        let long = "ä".repeat(STACK_TEXT_MAX);
+        let thread = ThreadStack {
+            name: long.clone(),
+            frames: vec![
+                Frame {
+                    file: long.clone(),
+                    line: 1,
+                    function: long.clone(),
+                };
+                2 * FRAMES_MAX
+            ],
+        };
+        let standing = Standing {
+            waits_for: vec![(0, Arc::from(long.as_str())); 2 * NAMES_MAX],
+            without_stacks: long,
+            threads: vec![thread; 2 * THREADS_MAX],
+            ..Standing::default()
+        };
+        let bytes = Message::Answer {
+            question: 1,
+            standing,
+        }
+        .encode();
+        let Message::Answer { standing, .. } = Message::decode(&bytes).unwrap() else {
+            panic!()
+        };
+        assert_eq!(standing.threads.len(), THREADS_MAX);
+        assert_eq!(standing.threads[0].frames.len(), FRAMES_MAX);
+        assert_eq!(standing.waits_for.len(), NAMES_MAX);
+    }
+}

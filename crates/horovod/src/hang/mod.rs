@@ -1,0 +1,97 @@
+//! What to say when a job stands still: each rank describes itself twice, rank 0 concludes who holds up whom.
+//!
+//! A rank is asked only while some tensor waits for it. What it answers is cheap to find out, and never needs the
+//! threads that may be stuck: names from the engine, processor time from the system, and stacks from whoever
+//! registered a [`Stacks`].
+
+mod leader;
+mod messages;
+mod place;
+mod report;
+mod verdict;
+
+use std::sync::{Arc, OnceLock};
+
+pub(crate) use leader::{Leader, Step};
+pub(crate) use messages::{Message, is_message};
+pub(crate) use place::{ReportFile, cpu_ms};
+pub(crate) use report::render;
+pub(crate) use verdict::{Diagnosis, Late};
+
+/// Frames kept of one thread; the innermost count.
+pub const FRAMES_MAX: usize = 12;
+/// Threads told of one process.
+pub const THREADS_MAX: usize = 32;
+/// Bytes of one name or path in a description.
+pub(crate) const STACK_TEXT_MAX: usize = 512;
+/// Names of operations told of one rank.
+const NAMES_MAX: usize = 32;
+
+/// One line of a stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Frame {
+    /// Source file.
+    pub file: String,
+    /// Line in it, from 1.
+    pub line: u32,
+    /// Function.
+    pub function: String,
+}
+
+/// Where one thread of the script stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThreadStack {
+    /// Its name.
+    pub name: String,
+    /// Innermost first, at most [`FRAMES_MAX`].
+    pub frames: Vec<Frame>,
+}
+
+/// Finds out where the threads of the script stand. Called on a thread of its own, and may block: what needs an
+/// interpreter's lock comes late when somebody keeps that.
+pub(crate) type Stacks = dyn Fn() -> Vec<ThreadStack> + Send + Sync;
+
+static STACKS: OnceLock<Arc<Stacks>> = OnceLock::new();
+
+/// Registers how to find stacks; the first counts.
+pub fn tell_stacks(stacks: impl Fn() -> Vec<ThreadStack> + Send + Sync + 'static) {
+    let _ = STACKS.set(Arc::new(stacks));
+}
+
+pub(crate) fn stacks() -> Option<Arc<Stacks>> {
+    STACKS.get().cloned()
+}
+
+/// A pending operation by the number of its process set and its name.
+pub(crate) type Key = (u32, Arc<str>);
+
+/// What one rank says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) pid: u32,
+    /// Operations submitted since the start.
+    pub(crate) submitted: u64,
+    /// Processor time used, in milliseconds.
+    pub(crate) cpu_ms: u64,
+    /// A collective is on its way.
+    pub(crate) executes: bool,
+    /// Every thread that has ever called an operation now waits for one.
+    pub(crate) blocked: bool,
+    /// What its threads wait for.
+    pub(crate) waits_for: Vec<Key>,
+    /// Why there are no stacks; else empty.
+    pub(crate) without_stacks: String,
+    pub(crate) threads: Vec<ThreadStack>,
+}
+
+impl Standing {
+    /// Keep what a message may hold.
+    pub(crate) fn bounded(mut self) -> Self {
+        self.waits_for.truncate(NAMES_MAX);
+        self.threads.truncate(THREADS_MAX);
+        for thread in &mut self.threads {
+            thread.frames.truncate(FRAMES_MAX);
+        }
+        self
+    }
+}

@@ -1,0 +1,258 @@
+//! A diagnosis as text: what waits, who does not come and where that rank stands, and what usually helps.
+
+use std::fmt::Write;
+
+use horovod_protocol::{Rank, StalledRequest};
+
+use super::verdict::{Culprit, Diagnosis, Kind, key};
+use super::{Key, Standing};
+
+/// Requests, culprits and names told; of more only the number.
+const SHOWN_MAX: usize = 8;
+/// Ranks of a list told one by one.
+const RANKS_SHOWN_MAX: usize = 12;
+
+/// The whole report. `host_of` names the host of a rank.
+pub(crate) fn render(d: &Diagnosis, size: u32, host_of: &dyn Fn(Rank) -> String) -> String {
+    let mut out = String::new();
+    let t = &mut out;
+    let waited_ns = d.late.all().map(|r| r.waited_ns).max().unwrap_or(0);
+    let seconds = waited_ns / 1_000_000_000;
+    let never = if d.hopeless.is_empty() {
+        String::new()
+    } else {
+        " and will never end: the ranks wait for each other in a circle".into()
+    };
+    line(
+        t,
+        format!("Horovod: this job of {size} ranks has stood still for {seconds} s{never}."),
+    );
+    line(t, "What waits:".into());
+    for request in d.late.requests.iter().take(SHOWN_MAX) {
+        line(t, format!("  {}", wait_of(request)));
+    }
+    more(t, d.late.requests.len(), "such operations");
+    if let Some(running) = &d.late.running {
+        let name = name_of(&key(running));
+        line(
+            t,
+            format!("  {name}: on its way among all its ranks, but it does not end"),
+        );
+    }
+    line(t, "Who does not come:".into());
+    for culprit in d.culprits.iter().take(SHOWN_MAX) {
+        let (rank, host) = (culprit.rank, host_of(culprit.rank));
+        let pid = culprit
+            .standing
+            .as_ref()
+            .map(|s| format!(", process {}", s.pid));
+        let pid = pid.unwrap_or_default();
+        line(t, format!("  {rank} on {host}{pid}: {}", state_of(culprit)));
+        if let Some(standing) = &culprit.standing {
+            stacks(t, standing);
+        }
+    }
+    more(t, d.culprits.len() + d.unasked, "such ranks");
+    if let Some((rank, standing)) = &d.witness {
+        line(
+            t,
+            format!("For comparison, {rank} on {}, which waits:", host_of(*rank)),
+        );
+        stacks(t, standing);
+    }
+    let mut kinds: Vec<Kind> = d.culprits.iter().map(|c| c.kind).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    for kind in kinds {
+        line(t, advice(kind).into());
+    }
+    out.truncate(out.trim_end().len());
+    out
+}
+
+fn line(out: &mut String, text: String) {
+    let _ = writeln!(out, "{text}");
+}
+
+fn more(out: &mut String, all: usize, what: &str) {
+    if all > SHOWN_MAX {
+        line(out, format!("  ... {} more {what}", all - SHOWN_MAX));
+    }
+}
+
+fn name_of((set, name): &Key) -> String {
+    match set {
+        0 => name.to_string(),
+        _ => format!("{name} (process set {set})"),
+    }
+}
+
+fn names_of(keys: &[Key]) -> String {
+    let mut text: Vec<String> = keys.iter().take(SHOWN_MAX).map(name_of).collect();
+    if keys.len() > SHOWN_MAX {
+        text.push(format!("and {} more", keys.len() - SHOWN_MAX));
+    }
+    text.join(", ")
+}
+
+fn ranks_of(ranks: &[Rank]) -> String {
+    let shown = ranks.iter().take(RANKS_SHOWN_MAX);
+    let mut text: Vec<String> = shown.map(|rank| rank.0.to_string()).collect();
+    if ranks.len() > RANKS_SHOWN_MAX {
+        text.push(format!("... ({} in all)", ranks.len()));
+    }
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{word} {}", text.join(", "))
+}
+
+fn wait_of(request: &StalledRequest) -> String {
+    format!(
+        "{}: asked for by {}, not by {}",
+        name_of(&key(request)),
+        ranks_of(&request.waiting),
+        ranks_of(&request.missing)
+    )
+}
+
+fn state_of(culprit: &Culprit) -> String {
+    let lacks = match &*culprit.lacks {
+        [] => "has not come".into(),
+        lacks => format!("has not asked for {}", names_of(lacks)),
+    };
+    let waits = culprit.standing.as_ref().map(|s| names_of(&s.waits_for));
+    let waits = waits.unwrap_or_default();
+    match culprit.kind {
+        Kind::Diverged => format!("{lacks}; it waits for {waits}"),
+        Kind::Elsewhere => format!("{lacks}; it waits for something else"),
+        Kind::Busy => format!("{lacks} yet; it is at work"),
+        Kind::Silent => format!("{lacks}, and does not answer"),
+    }
+}
+
+/// One thread a paragraph, its innermost frame first.
+fn stacks(out: &mut String, standing: &Standing) {
+    if !standing.without_stacks.is_empty() {
+        line(
+            out,
+            format!("      (no stacks: {})", standing.without_stacks),
+        );
+    }
+    for thread in &standing.threads {
+        line(out, format!("      thread {}:", thread.name));
+        for frame in &thread.frames {
+            let (file, at, function) = (&frame.file, frame.line, &frame.function);
+            line(out, format!("        {file}:{at} in {function}"));
+        }
+    }
+}
+
+fn advice(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Diverged => {
+            "Diverged: the ranks make different calls, or the same in a different order. Usual causes: a \
+             collective inside a branch on the rank, an order taken from a set or an unordered directory listing, \
+             models that differ between ranks, different numbers of batches. Let every rank make the same calls in the same \
+             order; for uneven data use hvd.join()."
+        }
+        Kind::Elsewhere => {
+            "Missing call: a rank neither computes nor waits for an operation of Horovod. Usual causes: it skips a call that \
+             the others make, its data loader or its storage hangs, it waits for a lock, for input or in another \
+             library's barrier. Its stack above shows where."
+        }
+        Kind::Busy => {
+            "Slow rank: it is at work and will probably come. Usual causes: rank 0 alone evaluates or saves a \
+             checkpoint, uneven data, other processes on its cores. If that is meant, nothing is to be done."
+        }
+        Kind::Silent => {
+            "Silent rank: its process is stopped (Ctrl-Z, a debugger, SIGSTOP), its machine is out of memory or \
+             cannot be reached. Look at the state of the process on its host with ps; fg or kill -CONT lets a stopped one go on."
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use horovod_protocol::ProcessSetId;
+
+    use super::super::verdict::Late;
+    use super::*;
+    use crate::hang::{Frame, ThreadStack};
+
+    fn diagnosis(kind: Kind) -> Diagnosis {
+        let thread = ThreadStack {
+            name: "MainThread".into(),
+            frames: vec![Frame {
+                file: "train.py".into(),
+                line: 31,
+                function: "evaluate".into(),
+            }],
+        };
+        let standing = Standing {
+            pid: 4711,
+            blocked: true,
+            waits_for: vec![(0, Arc::from("allreduce.b"))],
+            threads: vec![thread],
+            ..Standing::default()
+        };
+        Diagnosis {
+            late: Late {
+                running: None,
+                requests: vec![StalledRequest {
+                    set: ProcessSetId(2),
+                    name: Arc::from("allreduce.a"),
+                    waiting: vec![Rank(0)],
+                    missing: (1..20).map(Rank).collect(),
+                    waited_ns: 10_500_000_000,
+                }],
+            },
+            culprits: vec![Culprit {
+                rank: Rank(1),
+                kind,
+                lacks: vec![(2, Arc::from("allreduce.a"))],
+                standing: Some(standing.clone()),
+            }],
+            unasked: 18,
+            witness: Some((Rank(0), standing)),
+            hopeless: if kind == Kind::Diverged {
+                vec![(2, Arc::from("allreduce.a"))]
+            } else {
+                Vec::new()
+            },
+        }
+    }
+
+    #[test]
+    fn a_report_names_tensor_ranks_host_process_line_cause_and_remedy() {
+        let text = render(&diagnosis(Kind::Diverged), 20, &|rank| {
+            format!("host{}", rank.0)
+        });
+        for part in [
+            "20 ranks has stood still for 10 s and will never end",
+            "allreduce.a (process set 2): asked for by rank 0, not by ranks 1, 2, 3",
+            "... (19 in all)",
+            "rank 1 on host1, process 4711: has not asked for allreduce.a (process set 2); it waits for allreduce.b",
+            "thread MainThread:",
+            "train.py:31 in evaluate",
+            "... 11 more such ranks",
+            "rank 0 on host0, which waits",
+            "Diverged:",
+            "hvd.join()",
+        ] {
+            assert!(text.contains(part), "{part}\nis not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn every_kind_has_its_words() {
+        for (kind, word) in [
+            (Kind::Elsewhere, "Missing call:"),
+            (Kind::Busy, "Slow rank:"),
+            (Kind::Silent, "Silent rank:"),
+        ] {
+            let text = render(&diagnosis(kind), 20, &|_| "h".into());
+            assert!(text.contains(word) && !text.contains("never end"), "{text}");
+        }
+    }
+}

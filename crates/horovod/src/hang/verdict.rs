@@ -1,0 +1,392 @@
+//! From two looks at the ranks to who holds up whom, and whether that can ever end. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use horovod_protocol::{Rank, StalledRequest};
+
+use super::{Key, Standing};
+
+/// A rank computes if it used at least one part in this many of the time between the looks.
+const BUSY_PART: u64 = 5;
+
+/// What was seen at one time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Look {
+    /// In milliseconds, of any clock.
+    pub(crate) at_ms: u64,
+    /// What some ranks wait for.
+    pub(crate) late: Late,
+    /// Who was asked, and what it said in time.
+    pub(crate) answers: BTreeMap<Rank, Option<Standing>>,
+}
+
+/// What has taken long.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Late {
+    /// What some members have asked for and others have not.
+    pub(crate) requests: Vec<StalledRequest>,
+    /// A collective of rank 0 that all have agreed on and that does not end; `missing` are its other members.
+    pub(crate) running: Option<StalledRequest>,
+}
+
+impl Late {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.requests.is_empty() && self.running.is_none()
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &StalledRequest> {
+        self.requests.iter().chain(&self.running)
+    }
+
+    /// Keep those for which this holds.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&StalledRequest) -> bool) {
+        self.requests.retain(&keep);
+        self.running = self.running.take().filter(keep);
+    }
+}
+
+/// Why a rank does not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// It waits for another operation, which others have not asked for.
+    Diverged,
+    /// It neither computes nor waits for an operation of ours.
+    Elsewhere,
+    /// It computes, or has moved on since the first look.
+    Busy,
+    /// It does not answer.
+    Silent,
+}
+
+/// A rank for which others wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Culprit {
+    pub(crate) rank: Rank,
+    pub(crate) kind: Kind,
+    /// What the others wait for.
+    pub(crate) lacks: Vec<Key>,
+    pub(crate) standing: Option<Standing>,
+}
+
+/// What two looks tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Diagnosis {
+    pub(crate) late: Late,
+    /// Those that hold the others up, of those that were asked; by rank.
+    pub(crate) culprits: Vec<Culprit>,
+    /// Ranks that others wait for, but that were not asked because there are so many.
+    pub(crate) unasked: usize,
+    /// One of those that wait.
+    pub(crate) witness: Option<(Rank, Standing)>,
+    /// What can never complete: every rank it lacks waits, in the end, for it.
+    pub(crate) hopeless: Vec<Key>,
+}
+
+/// The key of a request.
+pub(crate) fn key(request: &StalledRequest) -> Key {
+    (request.set.0, request.name.clone())
+}
+
+/// Compare what was seen twice. Only what stood still in between counts.
+pub(crate) fn conclude(first: &Look, second: Look) -> Diagnosis {
+    let before: BTreeSet<Key> = first.late.all().map(key).collect();
+    let mut late = second.late;
+    late.retain(|request| before.contains(&key(request)));
+    let missing: BTreeSet<Rank> = late.all().flat_map(|r| r.missing.clone()).collect();
+    let elapsed_ms = second.at_ms.saturating_sub(first.at_ms);
+    let mut culprits = Vec::new();
+    let mut witness = None;
+    let mut asked = 0;
+    for (rank, standing) in second.answers {
+        let lacks: Vec<Key> = (late.requests.iter())
+            .filter(|r| r.missing.contains(&rank))
+            .map(key)
+            .collect();
+        // In the collective that does not end, all that carry it out wait alike.
+        let takes_part = standing.as_ref().is_some_and(|s| s.executes) && lacks.is_empty();
+        asked += usize::from(missing.contains(&rank));
+        if !missing.contains(&rank) || takes_part {
+            witness = witness.or_else(|| standing.map(|standing| (rank, standing)));
+            continue;
+        }
+        let earlier = first.answers.get(&rank).and_then(Option::as_ref);
+        culprits.push(Culprit {
+            rank,
+            kind: kind(earlier, standing.as_ref(), elapsed_ms),
+            lacks,
+            standing,
+        });
+    }
+    let hopeless = hopeless(&late.requests, &culprits);
+    Diagnosis {
+        late,
+        culprits,
+        unasked: missing.len() - asked,
+        witness,
+        hopeless,
+    }
+}
+
+fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) -> Kind {
+    let Some(now) = second else {
+        return Kind::Silent;
+    };
+    let Some(before) = first else {
+        return Kind::Busy;
+    };
+    let cpu_ms = now.cpu_ms.saturating_sub(before.cpu_ms);
+    if now.submitted != before.submitted || now.executes || before.executes {
+        Kind::Busy
+    } else if now.blocked && before.blocked && now.waits_for == before.waits_for {
+        Kind::Diverged
+    } else if cpu_ms.saturating_mul(BUSY_PART) >= elapsed_ms {
+        Kind::Busy
+    } else {
+        Kind::Elsewhere
+    }
+}
+
+/// A request can complete if every rank that it lacks can come, and a rank can come if nothing says that it
+/// waits, or if something that it waits for can complete: the least set with that property. The rest waits in a circle.
+fn hopeless(requests: &[StalledRequest], culprits: &[Culprit]) -> Vec<Key> {
+    let waits_for: BTreeMap<Rank, &[Key]> = (culprits.iter())
+        .filter(|culprit| culprit.kind == Kind::Diverged)
+        .filter_map(|culprit| Some((culprit.rank, &*culprit.standing.as_ref()?.waits_for)))
+        .collect();
+    let mut stuck: BTreeSet<Key> = requests.iter().map(key).collect();
+    loop {
+        let can_come = |rank: &Rank| {
+            waits_for.get(rank).is_none_or(|keys| {
+                // What is not known to stand still may complete any moment.
+                keys.is_empty() || keys.iter().any(|key| !stuck.contains(key))
+            })
+        };
+        let freed = requests
+            .iter()
+            .filter(|request| stuck.contains(&key(request)))
+            .find(|request| request.missing.iter().all(can_come))
+            .map(key);
+        match freed {
+            Some(freed) => stuck.remove(&freed),
+            None => return stuck.into_iter().collect(),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use horovod_protocol::ProcessSetId;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn request(name: &str, waiting: &[u32], missing: &[u32]) -> StalledRequest {
+        StalledRequest {
+            set: ProcessSetId(0),
+            name: Arc::from(name),
+            waiting: waiting.iter().copied().map(Rank).collect(),
+            missing: missing.iter().copied().map(Rank).collect(),
+            waited_ns: 1,
+        }
+    }
+
+    fn waits_for(names: &[&str]) -> Option<Standing> {
+        Some(Standing {
+            blocked: true,
+            waits_for: names.iter().map(|n| (0, Arc::from(*n))).collect(),
+            ..Standing::default()
+        })
+    }
+
+    fn computes(cpu_ms: u64) -> Option<Standing> {
+        Some(Standing {
+            cpu_ms,
+            ..Standing::default()
+        })
+    }
+
+    fn look(
+        at_ms: u64,
+        requests: &[StalledRequest],
+        answers: Vec<(u32, Option<Standing>)>,
+    ) -> Look {
+        Look {
+            at_ms,
+            late: Late {
+                requests: requests.to_vec(),
+                running: None,
+            },
+            answers: answers.into_iter().map(|(r, s)| (Rank(r), s)).collect(),
+        }
+    }
+
+    fn twice(requests: &[StalledRequest], answers: Vec<(u32, Option<Standing>)>) -> Diagnosis {
+        conclude(
+            &look(0, requests, answers.clone()),
+            look(5000, requests, answers),
+        )
+    }
+
+    fn kinds(diagnosis: &Diagnosis) -> Vec<(u32, Kind)> {
+        (diagnosis.culprits.iter())
+            .map(|c| (c.rank.0, c.kind))
+            .collect()
+    }
+
+    #[test]
+    fn two_orders_never_resolve() {
+        let requests = [request("a", &[0], &[1]), request("b", &[1], &[0])];
+        let d = twice(
+            &requests,
+            vec![(0, waits_for(&["a"])), (1, waits_for(&["b"]))],
+        );
+        assert_eq!(kinds(&d), [(0, Kind::Diverged), (1, Kind::Diverged)]);
+        assert_eq!(d.hopeless.len(), 2);
+        assert_eq!(d.culprits[1].lacks, [(0, Arc::from("a"))]);
+    }
+
+    #[test]
+    fn who_has_submitted_something_else_too_may_still_come() {
+        // Rank 1 waits for b only after it has asked for a: a runs, then all goes on.
+        let requests = [request("b", &[1], &[0])];
+        let d = twice(
+            &requests,
+            vec![(0, waits_for(&["a"])), (1, waits_for(&["b"]))],
+        );
+        assert_eq!(d.hopeless, []);
+    }
+
+    #[test]
+    fn one_rank_that_moves_gives_hope_to_all_that_wait_for_it_in_turn() {
+        let requests = [
+            request("a", &[0], &[1]),
+            request("b", &[1], &[2]),
+            request("c", &[3], &[0]),
+        ];
+        let standing = |two| {
+            vec![
+                (0, waits_for(&["a"])),
+                (1, waits_for(&["b"])),
+                (2, two),
+                (3, waits_for(&["c"])),
+            ]
+        };
+        assert_eq!(twice(&requests, standing(computes(3))).hopeless, []);
+        assert_eq!(twice(&requests, standing(None)).hopeless, []);
+        let d = twice(&requests, standing(waits_for(&["c"])));
+        assert_eq!(d.hopeless.len(), 3);
+    }
+
+    #[test]
+    fn several_threads_of_a_rank_are_stuck_only_together() {
+        let requests = [request("a", &[0], &[1]), request("b", &[1], &[0])];
+        let one = waits_for(&["b", "elsewhere"]);
+        let d = twice(&requests, vec![(0, waits_for(&["a"])), (1, one)]);
+        assert_eq!(d.hopeless, []);
+    }
+
+    #[test]
+    fn ranks_that_compute_wait_elsewhere_or_do_not_answer_are_told_apart() {
+        let requests = [request("a", &[3], &[0, 1, 2, 4])];
+        let first = vec![
+            (0, computes(0)),
+            (1, computes(10)),
+            (2, computes(0)),
+            (4, computes(7)),
+        ];
+        let second = vec![
+            (0, computes(4000)),
+            (1, computes(11)),
+            (2, None),
+            (3, waits_for(&["a"])),
+            (
+                4,
+                Some(Standing {
+                    submitted: 1,
+                    ..Standing::default()
+                }),
+            ),
+        ];
+        let d = conclude(&look(0, &requests, first), look(5000, &requests, second));
+        assert_eq!(
+            kinds(&d),
+            [
+                (0, Kind::Busy),
+                (1, Kind::Elsewhere),
+                (2, Kind::Silent),
+                (4, Kind::Busy)
+            ]
+        );
+        assert_eq!(d.witness.as_ref().map(|(rank, _)| *rank), Some(Rank(3)));
+        assert_eq!(d.hopeless, []);
+    }
+
+    #[test]
+    fn what_came_up_between_the_looks_is_no_stall_yet() {
+        let first = look(0, &[request("a", &[0], &[1])], vec![(1, waits_for(&["b"]))]);
+        let second = look(9, &[request("b", &[1], &[0])], vec![(0, waits_for(&["a"]))]);
+        let d = conclude(&first, second);
+        assert_eq!((d.late.is_empty(), d.hopeless.len()), (true, 0));
+    }
+
+    #[test]
+    fn in_a_collective_that_does_not_end_only_who_does_not_carry_it_out_is_to_blame() {
+        let takes_part = || {
+            Some(Standing {
+                executes: true,
+                ..Standing::default()
+            })
+        };
+        let answers = vec![(0, takes_part()), (1, takes_part()), (2, None)];
+        let mut first = look(0, &[], answers);
+        first.late.running = Some(request("a", &[0], &[1, 2]));
+        let mut second = first.clone();
+        second.at_ms = 5000;
+        let d = conclude(&first, second);
+        assert_eq!(kinds(&d), [(2, Kind::Silent)]);
+        assert_eq!((d.unasked, d.hopeless.len()), (0, 0));
+    }
+
+    #[test]
+    fn those_not_asked_are_counted_and_may_always_come() {
+        let requests = [request("a", &[0], &[1, 2]), request("b", &[1], &[0])];
+        let d = twice(
+            &requests,
+            vec![(0, waits_for(&["a"])), (1, waits_for(&["b"]))],
+        );
+        assert_eq!(d.unasked, 1);
+        // Whatever rank 2 does: ranks 0 and 1 wait for each other.
+        assert_eq!(d.hopeless.len(), 2);
+    }
+
+    proptest! {
+        /// Against a plain simulation: let whatever can complete complete, ranks that move submit everything.
+        #[test]
+        fn hopeless_is_what_no_run_can_complete(
+            waits in prop::collection::vec(prop::option::of(0usize..5), 2..6),
+            lacks in prop::collection::vec(prop::collection::btree_set(0u32..6, 1..4), 5),
+        ) {
+            let ranks = waits.len() as u32;
+            let names = ["a", "b", "c", "d", "e"];
+            let requests: Vec<_> = names.iter().zip(&lacks).map(|(name, lacks)| {
+                let missing: Vec<u32> = lacks.iter().copied().map(|r| r % ranks).collect::<BTreeSet<_>>().into_iter().collect();
+                request(name, &[], &missing)
+            }).collect();
+            let answers = (0..ranks).map(|r| {
+                (r, waits[r as usize].map_or(computes(0), |n| waits_for(&[names[n]])))
+            }).collect();
+            let d = twice(&requests, answers);
+            let mut done = [false; 5];
+            loop {
+                let free = |r: &Rank| waits[r.index()].is_none_or(|n| done[n]);
+                let next = (0..5).find(|i| !done[*i] && requests[*i].missing.iter().all(free));
+                let Some(i) = next else { break };
+                done[i] = true;
+            }
+            let never: Vec<Key> = (0..5).filter(|i| !done[*i]).map(|i| key(&requests[i])).collect();
+            prop_assert_eq!(d.hopeless, never);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+"""Where the threads of this process stand, for reports about jobs that have come to a standstill."""
+
+import sys
+import threading
+from itertools import islice
+from types import FrameType
+
+from horovod import _core
+
+
+def _frames(innermost: FrameType) -> list[tuple[str, int, str]]:
+    frame: FrameType | None = innermost
+    frames = []
+    while frame is not None and len(frames) < _core.FRAMES_MAX:
+        frames.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_qualname))
+        frame = frame.f_back
+    return frames
+
+
+def thread_stacks() -> list[tuple[str, list[tuple[str, int, str]]]]:
+    """Return the name and the innermost frames (file, line, function) of all Python threads but the calling one.
+
+    The main thread comes first.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, me = threading.main_thread().ident, threading.get_ident()
+    stacks = {ident: frame for ident, frame in sys._current_frames().items() if ident != me}
+    ordered = sorted(stacks, key=lambda ident: ident != main)
+    return [
+        (names.get(ident, f"number {ident}"), _frames(stacks[ident]))
+        for ident in islice(ordered, _core.THREADS_MAX)
+    ]

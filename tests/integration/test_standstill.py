@@ -1,0 +1,143 @@
+"""A job that stands still says who holds up whom and where in the script, and ends if it can never go on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import harness
+
+# Reports come soon, so that tests do not take long; nothing below depends on how soon.
+SOON = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3"}
+
+CIRCLE = """
+import sys
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+
+def evaluate(name):
+    return hvd.allreduce(torch.ones(4), name=name)
+
+for _ in range(3):
+    hvd.allreduce(torch.ones(2), name="known to all")
+try:
+    evaluate(["left", "right", "left"][hvd.rank()])
+except hvd.HorovodStalledError as error:
+    print(f"rank {hvd.rank()} caught {len(str(error).splitlines())} lines", flush=True)
+    sys.exit(3)
+"""
+
+
+def test_ranks_that_wait_for_each_other_in_a_circle_end_with_the_report(script, jobs) -> None:
+    path = script(CIRCLE)
+    job = jobs(harness.python(3, path, env=SOON))
+
+    job.wait_for("caught", count=3)
+    assert job.fail() == 3
+
+    for words in (
+        "this job of 3 ranks has stood still",
+        "will never end",
+        "allreduce.left: asked for by ranks 0, 2, not by rank 1",
+        "allreduce.right: asked for by rank 1, not by ranks 0, 2",
+        "it waits for allreduce.right",
+        "thread MainThread:",
+        f"{path}:9 in evaluate",
+        "Diverged:",
+    ):
+        assert words in job.stderr, f"{words!r} is missing\n{job.report()}"
+    file = Path(re.search(r"This report is also in (\S+\.txt)\.", job.stderr)[1])
+    assert f"{path}:9 in evaluate" in file.read_text()
+    assert file.stat().st_mode & 0o077 == 0
+
+
+HELD_UP = """
+import os, pathlib, signal, sys
+import torch
+import horovod.torch as hvd
+
+go, pipe = pathlib.Path(sys.argv[1]), sys.argv[2]
+hvd.init()
+rank = hvd.rank()
+print(f"rank {rank} is process {os.getpid()}", flush=True)
+hvd.barrier()
+
+def compute():
+    while not go.exists():
+        pass
+
+def load_data():
+    with open(pipe) as file:
+        file.read()
+
+if rank == 1:
+    compute()
+if rank == 2:
+    load_data()
+if rank == 3:
+    signal.raise_signal(signal.SIGSTOP)
+print(f"sum {hvd.allreduce(torch.ones(1), op=hvd.Sum, name='late').item()}", flush=True)
+"""
+
+
+def test_ranks_that_compute_wait_or_are_stopped_are_told_apart_and_may_still_come(
+    script, jobs, tmp_path
+) -> None:
+    go, pipe = tmp_path / "go", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    path = script(HELD_UP)
+    job = jobs(harness.python(4, path, str(go), str(pipe), env=SOON))
+    (stopped,) = job.wait_for("rank 3 is process")
+
+    job.wait_for("Silent rank:")
+    for words in (
+        r"rank 1 on \S+, process \d+: has not asked for allreduce\.late yet; it is at work",
+        r"in compute",
+        r"rank 2 on \S+, process \d+: has not asked for allreduce\.late; it waits for something else",
+        r"in load_data",
+        r"rank 3 on \S+: has not asked for allreduce\.late, and does not answer",
+        r"For comparison, rank 0 ",
+    ):
+        assert re.search(words, job.stderr), f"{words!r} is missing\n{job.report()}"
+    assert "will never end" not in job.stderr
+
+    go.touch()
+    pipe.write_text("data")
+    os.kill(int(stopped.split()[-1]), signal.SIGCONT)
+    job.succeed()
+    assert job.stdout.count("sum 4.0") == 4
+
+
+STUCK_AMID = """
+import os, sys
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+print(f"rank {hvd.rank()} is process {os.getpid()}", flush=True)
+gradient = torch.ones(1 << 22)
+step = 0
+while True:
+    hvd.allreduce_(gradient, name="gradient")
+    step += 1
+    if step == 5:
+        print("going round", flush=True)
+"""
+
+
+def test_a_rank_stopped_amid_collectives_is_named(script, jobs) -> None:
+    job = jobs(harness.python(2, script(STUCK_AMID), env=SOON))
+    job.wait_for("going round", count=2)
+    lines = job.wait_for("is process", count=2)
+    pids = {int(line.split("rank ")[1].split()[0]): int(line.split()[-1]) for line in lines}
+
+    os.kill(pids[1], signal.SIGSTOP)
+
+    job.wait_for("Silent rank:")
+    assert re.search(r"rank 1 on \S+: has not (come|asked)", job.stderr), job.report()
+    assert "allreduce.gradient" in job.stderr
+    os.kill(pids[1], signal.SIGCONT)
