@@ -108,6 +108,15 @@ pub(crate) fn batch_hosts() -> Result<Option<Vec<Host>>, String> {
     hosts::names_and_counts(&words).map(Some)
 }
 
+/// The hostfile that Kubeflow's MPI operator leaves in its launcher's pod for `mpirun`.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn default_hostfile() -> Option<std::path::PathBuf> {
+    std::env::var_os("OMPI_MCA_orte_default_hostfile").map(Into::into)
+}
+
 /// Where programs are searched.
 #[expect(
     clippy::disallowed_methods,

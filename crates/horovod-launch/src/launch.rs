@@ -93,11 +93,22 @@ fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, LaunchError> 
     if let Some(hosts) = &options.batch_hosts {
         return Ok(hosts.clone());
     }
-    let Some(file) = &options.hostfile else {
-        return Ok(vec![Host {
-            name: "localhost".to_owned(),
-            slots: size,
-        }]);
+    let found;
+    let file = match &options.hostfile {
+        Some(file) => file,
+        None => match environment::default_hostfile() {
+            Some(file) => {
+                crate::complain(&format!("note: hosts from {}", file.display()));
+                found = file;
+                &found
+            }
+            None => {
+                return Ok(vec![Host {
+                    name: "localhost".to_owned(),
+                    slots: size,
+                }]);
+            }
+        },
     };
     let content = std::fs::read_to_string(file).map_err(|error| {
         LaunchError::Other(format!(

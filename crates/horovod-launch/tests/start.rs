@@ -232,6 +232,24 @@ fn a_batch_job_of_lsf_needs_no_options() {
     );
 }
 
+/// In the launcher's pod of Kubeflow's MPI operator.
+#[test]
+fn the_hostfile_that_mpirun_would_take_is_taken() {
+    let scratch = Scratch::new();
+    let file = scratch.file("hosts");
+    fs::write(&file, "127.0.1.1 slots=1\n127.0.0.1 slots=1\n").expect("written");
+    let mut command = shell(2, "echo $HOROVOD_HOSTNAME");
+    command.env("OMPI_MCA_orte_default_hostfile", &file);
+    let ended = run(command);
+    assert_eq!(
+        ended.sorted(),
+        ["[0]<stdout>:127.0.1.1", "[1]<stdout>:127.0.0.1"],
+        "{}",
+        ended.err
+    );
+    assert!(ended.err.contains("note: hosts from "), "{}", ended.err);
+}
+
 #[test]
 fn a_bad_hostfile_line_is_quoted_with_its_number() {
     let scratch = Scratch::new();
