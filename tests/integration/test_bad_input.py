@@ -92,23 +92,6 @@ def test_missing_program_is_named(jobs) -> None:
     assert "no-such-program-here" in job.stderr
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--host-discovery-script", "./discover.sh"],
-        ["--min-np", "1"],
-        ["--mpi"],
-        ["--jsrun"],
-        ["--config-file", "c.yaml"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_option_that_is_not_there_yet_is_refused_not_ignored(words, jobs) -> None:
-    code, text = refused(jobs, ["-np", "1", *words, *TRUE])
-    assert code != 0
-    assert words[0].lstrip("-") in text
-
-
 def test_unknown_option_is_refused(jobs) -> None:
     code, text = refused(jobs, ["-np", "1", "--no-such-option", *TRUE])
     assert code == 2

@@ -10,7 +10,9 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::environment;
-use crate::frames::{FrameBuffer, FromAgent, JobSpec, MAGIC, Stop, Stream, ToAgent};
+use crate::frames::{
+    ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, RankSpec, Stop, Stream, ToAgent,
+};
 use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait};
 use crate::preflight;
 use crate::ranks::Ranks;
@@ -49,6 +51,8 @@ pub(crate) fn run() -> io::Result<()> {
         job: None,
         ranks: Ranks::default(),
         started: false,
+        is_open: false,
+        single_endings: Vec::new(),
         ending: None,
         leftovers_since: None,
         heard: Instant::now(),
@@ -82,6 +86,10 @@ struct Agent {
     job: Option<JobSpec>,
     ranks: Ranks,
     started: bool,
+    /// Ranks may still come.
+    is_open: bool,
+    /// Single ranks that were told to end, and when they are killed.
+    single_endings: Vec<(u32, Instant)>,
     ending: Option<Ending>,
     leftovers_since: Option<Instant>,
     heard: Instant,
@@ -138,7 +146,10 @@ impl Agent {
             .ending
             .filter(|e| e.how < Stop::Kill)
             .map(|e| e.harder_at);
-        let looking = self.started && !self.done && self.ranks.all_ended();
+        let may_start = self.is_open && self.ending.is_none();
+        let looking = self.started && !may_start && !self.done && self.ranks.all_ended();
+        let single = self.single_endings.iter().map(|(_, at)| *at).min();
+        let harder = earlier(harder, single);
         let killing = self.ending.is_some_and(|e| e.how == Stop::Kill) && !self.done;
         let look = (looking || killing).then(|| Instant::now() + LOOK_AGAIN);
         let silence = self.silence_max().map(|limit| self.heard + limit);
@@ -205,6 +216,13 @@ impl Agent {
             ToAgent::Start => self.start(),
             ToAgent::Stop(how) => self.stop(how, Instant::now()),
             ToAgent::Ping => {}
+            ToAgent::Spawn(spec) => self.spawn(&spec),
+            ToAgent::End(rank) => {
+                self.ranks.signal_rank(rank, Stop::Terminate);
+                let kill_at = Instant::now() + TERMINATE_GRACE;
+                self.single_endings.push((rank, kill_at));
+            }
+            ToAgent::Close => self.is_open = false,
         }
     }
 
@@ -240,11 +258,34 @@ impl Agent {
         self.job = Some(job);
     }
 
+    /// One more rank. If it cannot be started it counts as ended at once, as with a shell.
+    fn spawn(&mut self, spec: &RankSpec) {
+        let Some(job) = self.job.as_ref().filter(|_| self.started) else {
+            return;
+        };
+        let rank = spec.rank;
+        if self.ending.is_some() {
+            let status = ExitStatus::Signal(libc::SIGTERM);
+            return self.say(&FromAgent::Exited { rank, status });
+        }
+        match self.ranks.spawn(job, spec) {
+            Ok(pid) => self.say(&FromAgent::Started { rank, pid }),
+            Err(error) => {
+                self.say(&FromAgent::Note(format!(
+                    "a process could not be started: {error}"
+                )));
+                let status = ExitStatus::Code(126);
+                self.say(&FromAgent::Exited { rank, status });
+            }
+        }
+    }
+
     fn start(&mut self) {
         let Some(job) = &self.job else { return };
         if std::mem::replace(&mut self.started, true) {
             return;
         }
+        self.is_open = job.is_open;
         for spec in &job.ranks {
             match self.ranks.spawn(job, spec) {
                 Ok(pid) => {
@@ -301,6 +342,9 @@ impl Agent {
             }) => self.ranks.signal(Stop::Kill),
             _ => {}
         }
+        for (rank, _) in self.single_endings.extract_if(.., |(_, at)| *at <= now) {
+            self.ranks.signal_rank(rank, Stop::Kill);
+        }
     }
 
     fn reap(&mut self) {
@@ -311,6 +355,12 @@ impl Agent {
                 self.carry(rank, stream, bytes);
             }
             self.say(&FromAgent::Exited { rank, status });
+            self.single_endings.retain(|(known, _)| *known != rank);
+            if self.is_open {
+                // Another may start in its place, with the same devices.
+                self.ranks.end_group_of(rank);
+                self.ranks.forget_ended();
+            }
         }
     }
 
@@ -333,7 +383,8 @@ impl Agent {
 
     /// After the last rank: whatever they left running ends too.
     fn finish(&mut self, now: Instant) {
-        if !self.started || self.done || !self.ranks.all_ended() {
+        let may_start = self.is_open && self.ending.is_none();
+        if !self.started || may_start || self.done || !self.ranks.all_ended() {
             return;
         }
         let gave_up = self

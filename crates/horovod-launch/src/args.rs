@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use crate::config_file;
 use crate::environment;
 use crate::hosts::Host;
+pub use crate::options::ElasticOptions;
 use crate::options::{self, OptionSpec, TIMELINE_MARK_CYCLES};
 
 /// What the command line asks for.
@@ -47,6 +48,8 @@ pub struct Options {
     pub batch_hosts: Option<Vec<Host>>,
     /// One line for each thing that was accepted but means nothing here.
     pub notes: Vec<String>,
+    /// How the members may change.
+    pub elastic: ElasticOptions,
     /// Settings for the ranks: environment variable and value, in the order given.
     pub knobs: Vec<(&'static str, String)>,
     /// The command of every rank.
@@ -86,12 +89,6 @@ pub fn parse(words: &[OsString]) -> Result<Options, UsageError> {
             ));
         }
         seen.push(spec);
-        if !spec.is_available() {
-            return refuse(format!(
-                "option {} is not available yet in this version",
-                spec.title()
-            ));
-        }
         let value = if spec.action.value_name().is_none() {
             if let Some(value) = attached {
                 return refuse(format!(
@@ -108,6 +105,18 @@ pub fn parse(words: &[OsString]) -> Result<Options, UsageError> {
                 Some(next) if !looks_like_option(next.as_bytes()) => next.clone(),
                 _ => return refuse(format!("argument {}: expected one value", spec.title())),
             }
+        };
+        let value = match spec.action {
+            options::Action::Pair(..) => match rest.next() {
+                Some(next) if !looks_like_option(next.as_bytes()) => {
+                    let mut both = value;
+                    both.push(" ");
+                    both.push(next);
+                    both
+                }
+                _ => return refuse(format!("argument {}: expected two values", spec.title())),
+            },
+            _ => value,
         };
         spec.apply(&mut options, &value).map_err(|wrong| {
             UsageError(format!(
@@ -151,6 +160,10 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
     if options.command.is_empty() {
         return refuse("no command given: what should each process run?");
     }
+    options
+        .elastic
+        .check(options.num_proc.unwrap_or(1))
+        .map_err(UsageError)?;
     Ok(options)
 }
 
@@ -260,7 +273,7 @@ pub fn usage() -> &'static str {
 pub fn help() -> String {
     let mut text = format!("{}\n", usage());
     let mut group = "";
-    for spec in options::all().filter(|spec| !spec.hidden && spec.is_available()) {
+    for spec in options::all().filter(|spec| !spec.hidden) {
         if spec.group != group {
             group = spec.group;
             text.push_str(&format!("\n{group}:\n"));
@@ -274,15 +287,6 @@ pub fn help() -> String {
         } else {
             text.push_str(&format!("  {left:<29} {}\n", spec.help));
         }
-    }
-    let later: Vec<&str> = options::all()
-        .filter(|spec| !spec.hidden && !spec.is_available())
-        .filter_map(|spec| spec.names.last().copied())
-        .collect();
-    if !later.is_empty() {
-        text.push_str("\nnot available yet in this version:\n  ");
-        text.push_str(&later.join("\n  "));
-        text.push('\n');
     }
     text
 }

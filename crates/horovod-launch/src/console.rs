@@ -19,14 +19,14 @@ const QUEUE_BYTES_MAX: usize = 4 << 20;
 pub(crate) enum Target {
     Stdout,
     Stderr,
-    /// By position in the list given to [`Writer::set_files`].
+    /// By its number, see [`Writer::add_files`].
     File(usize),
 }
 
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<(Target, Vec<u8>)>,
-    files: Option<Vec<(PathBuf, File)>>,
+    files: Vec<(PathBuf, File)>,
     bytes: usize,
     is_closed: bool,
     is_done: bool,
@@ -76,8 +76,9 @@ impl Writer {
         Ok(Self { shared, wake })
     }
 
-    pub(crate) fn set_files(&self, files: Vec<(PathBuf, File)>) {
-        self.shared.lock().files = Some(files);
+    /// More files; they are numbered in the order in which they are added.
+    pub(crate) fn add_files(&self, files: Vec<(PathBuf, File)>) {
+        self.shared.lock().files.extend(files);
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -148,9 +149,7 @@ impl Sinks {
     fn next(&mut self) -> Option<(Target, Vec<u8>)> {
         let mut state = self.shared.lock();
         loop {
-            if let Some(files) = state.files.take() {
-                self.files = files.into_iter().map(Some).collect();
-            }
+            self.files.extend(state.files.drain(..).map(Some));
             if let Some(task) = state.queue.pop_front() {
                 return Some(task);
             }

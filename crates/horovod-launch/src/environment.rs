@@ -22,6 +22,7 @@ const IDENTITY: &[&str] = &[
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_ELASTIC",
+    "HOROVOD_ELASTIC_WORKER",
     "_HOROVOD_SECRET_KEY",
     LEASH,
 ];
@@ -115,6 +116,26 @@ pub(crate) fn batch_hosts() -> Result<Option<Vec<Host>>, String> {
 )]
 pub(crate) fn default_hostfile() -> Option<std::path::PathBuf> {
     std::env::var_os("OMPI_MCA_orte_default_hostfile").map(Into::into)
+}
+
+/// A whole number from a variable; 0 and nonsense count as not set.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+fn positive(name: &str) -> Option<u32> {
+    let value = std::env::var(name).ok()?;
+    value.trim().parse().ok().filter(|number| *number > 0)
+}
+
+/// Seconds from `HOROVOD_ELASTIC_TIMEOUT`.
+pub(crate) fn elastic_timeout() -> Option<u32> {
+    positive("HOROVOD_ELASTIC_TIMEOUT")
+}
+
+/// From `HOROVOD_ELASTIC_SLOT_FAILURES`.
+pub(crate) fn elastic_slot_failures() -> Option<u32> {
+    positive("HOROVOD_ELASTIC_SLOT_FAILURES")
 }
 
 /// Where programs are searched.
@@ -212,6 +233,33 @@ pub(crate) fn of_job(
     if !interfaces.is_empty() {
         set("HOROVOD_GLOO_IFACE", interfaces.join(","));
         set("NCCL_SOCKET_IFNAME", interfaces.join(","));
+    }
+    variables
+}
+
+/// What a worker of an elastic job gets. Its place is a guess, good until init: what counts comes with each round.
+pub(crate) fn of_worker(
+    host: &Host,
+    worker: u32,
+    (local_rank, rank): (u32, u32),
+    size: u32,
+    timeout_s: u64,
+) -> Variables {
+    let slot = Slot {
+        rank,
+        size: size.max(rank + 1),
+        local_rank,
+        local_size: host.slots.max(local_rank + 1),
+        cross_rank: 0,
+        cross_size: 1,
+    };
+    let mut variables = of_rank(host, slot);
+    for (name, value) in [
+        ("HOROVOD_ELASTIC", "1".to_owned()),
+        ("HOROVOD_ELASTIC_WORKER", worker.to_string()),
+        ("HOROVOD_ELASTIC_TIMEOUT", timeout_s.to_string()),
+    ] {
+        variables.push((name.into(), value.into()));
     }
     variables
 }

@@ -92,8 +92,10 @@ pub struct JobSpec {
     pub command: Vec<OsString>,
     /// End the ranks after this many seconds without a word from the launcher; 0 means never.
     pub silence_max_s: u32,
-    /// The ranks of this host.
+    /// The ranks of this host that start together.
     pub ranks: Vec<RankSpec>,
+    /// More may be started one by one, and ended one by one: the host is done only when told so.
+    pub is_open: bool,
 }
 
 /// Launcher to agent.
@@ -107,6 +109,12 @@ pub enum ToAgent {
     Stop(Stop),
     /// The launcher lives.
     Ping,
+    /// Start one more rank; the number is not that of any before.
+    Spawn(RankSpec),
+    /// End this rank.
+    End(u32),
+    /// No more ranks will come: done when the last has ended.
+    Close,
 }
 
 /// Agent to launcher.
@@ -182,6 +190,18 @@ fn variables(reader: &mut Reader<'_>) -> Result<Variables, DecodeError> {
         .collect()
 }
 
+fn put_rank(writer: &mut Writer<'_>, rank: &RankSpec) {
+    writer.varint(u64::from(rank.rank));
+    put_variables(writer, &rank.env);
+}
+
+fn rank(reader: &mut Reader<'_>) -> Result<RankSpec, DecodeError> {
+    Ok(RankSpec {
+        rank: reader.varint_u32("rank")?,
+        env: variables(reader)?,
+    })
+}
+
 fn text(reader: &mut Reader<'_>, what: &'static str) -> Result<String, DecodeError> {
     Ok(reader.str(FRAME_BYTES_MAX, what)?.to_owned())
 }
@@ -208,10 +228,8 @@ impl ToAgent {
                 job.command.iter().for_each(|item| put_word(w, item));
                 w.varint(u64::from(job.silence_max_s));
                 w.varint(job.ranks.len() as u64);
-                for rank in &job.ranks {
-                    w.varint(u64::from(rank.rank));
-                    put_variables(w, &rank.env);
-                }
+                job.ranks.iter().for_each(|rank| put_rank(w, rank));
+                w.u8(u8::from(job.is_open));
             }
             Self::Start => w.u8(1),
             Self::Stop(how) => {
@@ -219,6 +237,15 @@ impl ToAgent {
                 w.u8(*how as u8);
             }
             Self::Ping => w.u8(3),
+            Self::Spawn(rank) => {
+                w.u8(4);
+                put_rank(w, rank);
+            }
+            Self::End(rank) => {
+                w.u8(5);
+                w.varint(u64::from(*rank));
+            }
+            Self::Close => w.u8(6),
         });
     }
 
@@ -236,14 +263,8 @@ impl ToAgent {
                     .collect::<Result<_, _>>()?;
                 let silence_max_s = r.varint_u32("silence_max_s")?;
                 let count = r.count(HOST_RANKS_MAX, 2, "ranks")?;
-                let ranks = (0..count)
-                    .map(|_| {
-                        Ok(RankSpec {
-                            rank: r.varint_u32("rank")?,
-                            env: variables(r)?,
-                        })
-                    })
-                    .collect::<Result<_, _>>()?;
+                let ranks = (0..count).map(|_| rank(r)).collect::<Result<_, _>>()?;
+                let is_open = r.u8("is_open")? != 0;
                 Self::Job(JobSpec {
                     inherit_env,
                     env,
@@ -251,6 +272,7 @@ impl ToAgent {
                     command,
                     silence_max_s,
                     ranks,
+                    is_open,
                 })
             }
             1 => Self::Start,
@@ -266,6 +288,9 @@ impl ToAgent {
                 }
             }),
             3 => Self::Ping,
+            4 => Self::Spawn(rank(r)?),
+            5 => Self::End(r.varint_u32("rank")?),
+            6 => Self::Close,
             other => {
                 return Err(DecodeError::BadValue {
                     what: "tag",
@@ -448,12 +473,19 @@ mod tests {
                 rank: 3,
                 env: vec![pair("HOROVOD_RANK", b"3")],
             }],
+            is_open: true,
         });
         let sent = [
             job,
             ToAgent::Start,
             ToAgent::Stop(Stop::Kill),
             ToAgent::Ping,
+            ToAgent::Spawn(RankSpec {
+                rank: 70_000,
+                env: vec![pair("A", b"2")],
+            }),
+            ToAgent::End(70_000),
+            ToAgent::Close,
         ];
         let mut bytes = Vec::new();
         sent.iter().for_each(|message| message.encode(&mut bytes));

@@ -165,6 +165,39 @@ fn hostfile_line(line: &str) -> Result<Host, String> {
     })
 }
 
+/// Reads the output of a host discovery script: `name:slots` or `name`, which has `default_slots`. Order is kept.
+pub(crate) fn parse_discovered(
+    content: &str,
+    default_slots: Option<u32>,
+) -> Result<Vec<Host>, String> {
+    let mut hosts = Vec::new();
+    let lines = content.lines().map(str::trim);
+    for line in lines.filter(|line| !line.is_empty()) {
+        let host = named_slots(line).or_else(|| {
+            let name = line.to_owned();
+            (is_host_name(line)).then_some(Host {
+                name,
+                slots: default_slots?,
+            })
+        });
+        let Some(host) = host else {
+            return Err(match is_host_name(line) {
+                true => format!(
+                    "the line {line:?} gives no number of slots: print `name:slots`, or give --slots-per-host"
+                ),
+                false => format!("the line {line:?} is neither `name` nor `name:slots`"),
+            });
+        };
+        if host.slots as usize > HOST_RANKS_MAX {
+            return Err(format!(
+                "the line {line:?} has more slots than the {HOST_RANKS_MAX} that a host may have"
+            ));
+        }
+        hosts.push(host);
+    }
+    Ok(merge(hosts))
+}
+
 /// `name:slots`.
 fn named_slots(item: &str) -> Option<Host> {
     let (name, slots) = item.rsplit_once(':')?;

@@ -22,12 +22,12 @@ const FAILURE_GRACE: Duration = Duration::from_secs(3);
 /// After one host could not be started, how long to collect what is wrong with the others.
 const COLLECT_ERRORS: Duration = Duration::from_secs(2);
 /// Between two signs of life to other hosts, and how many seconds without one end the ranks there.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-const SILENCE_MAX_S: u32 = 60;
+pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const SILENCE_MAX_S: u32 = 60;
 /// What an agent may take beyond all graces to say that its ranks have ended.
 const AGENT_GRACE: Duration = Duration::from_secs(5);
 /// How long the last output may wait for a reader after a signal.
-const CONSOLE_GRACE: Duration = Duration::from_secs(2);
+pub(crate) const CONSOLE_GRACE: Duration = Duration::from_secs(2);
 
 /// A job under way.
 pub(crate) struct Job<'a> {
@@ -80,7 +80,7 @@ impl Job<'_> {
             self.step()?;
         }
         let code = self.conclude();
-        self.let_go()?;
+        let_go(&mut self.links, &mut self.signals, self.state.is_running)?;
         let patience = self.state.interrupted_by.map(|_| CONSOLE_GRACE);
         self.output.close(patience);
         Ok(code)
@@ -376,6 +376,7 @@ impl Job<'_> {
                         env: environment::of_rank(host, *slot),
                     })
                     .collect(),
+                is_open: false,
             };
             link.send(&ToAgent::Job(job));
         }
@@ -385,7 +386,8 @@ impl Job<'_> {
     fn start(&mut self) {
         if let Some(directory) = &self.options.output_filename {
             raise_file_limit();
-            if let Err(why) = self.output.open_files(directory) {
+            let size = self.options.num_proc.unwrap_or(1);
+            if let Err(why) = self.output.open_files(directory, size) {
                 self.start_error(1, why);
                 for link in &mut self.links {
                     link.hang_up();
@@ -491,43 +493,46 @@ impl Job<'_> {
             (None, None) => 0,
         }
     }
+}
 
-    /// Waits for the agents' processes; what is still there then is killed.
-    fn let_go(&mut self) -> io::Result<()> {
-        let deadline = Instant::now() + AGENT_GRACE;
-        for link in &mut self.links {
-            link.hang_up();
-        }
-        while self.links.iter_mut().any(|link| !link.has_ended()) {
-            let now = Instant::now();
-            if now >= deadline || !self.state.is_running {
-                self.links.iter_mut().for_each(HostLink::kill);
-            }
-            let _ = self.signals.take();
-            wait(
-                &[Interest::read(self.signals.as_fd())],
-                Some(now + Duration::from_millis(100)),
-            )?;
-        }
-        // An agent that was killed leaves the descendants of its ranks to us.
-        while Instant::now() < deadline + AGENT_GRACE && self.links.iter().all(|link| link.is_local)
-        {
-            while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
-            let left = platform::descendants();
-            if left.is_empty() {
-                break;
-            }
-            for pid in left {
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            }
-            wait(&[], Some(Instant::now() + Duration::from_millis(10)))?;
-        }
-        Ok(())
+/// Waits for the agents' processes; what is still there then is killed, at once if nothing was started.
+pub(crate) fn let_go(
+    links: &mut [HostLink],
+    signals: &mut Signals,
+    was_running: bool,
+) -> io::Result<()> {
+    let deadline = Instant::now() + AGENT_GRACE;
+    for link in links.iter_mut() {
+        link.hang_up();
     }
+    while links.iter_mut().any(|link| !link.has_ended()) {
+        let now = Instant::now();
+        if now >= deadline || !was_running {
+            links.iter_mut().for_each(HostLink::kill);
+        }
+        let _ = signals.take();
+        wait(
+            &[Interest::read(signals.as_fd())],
+            Some(now + Duration::from_millis(100)),
+        )?;
+    }
+    // An agent that was killed leaves the descendants of its ranks to us.
+    while Instant::now() < deadline + AGENT_GRACE && links.iter().all(|link| link.is_local) {
+        while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
+        let left = platform::descendants();
+        if left.is_empty() {
+            break;
+        }
+        for pid in left {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        wait(&[], Some(Instant::now() + Duration::from_millis(10)))?;
+    }
+    Ok(())
 }
 
 /// From a request until its agent must have said that all is over.
-fn agent_limit(how: Stop) -> Duration {
+pub(crate) fn agent_limit(how: Stop) -> Duration {
     AGENT_GRACE
         + match how {
             Stop::Interrupt => INTERRUPT_GRACE + TERMINATE_GRACE + LEFTOVER_GRACE,
@@ -537,7 +542,7 @@ fn agent_limit(how: Stop) -> Duration {
 }
 
 /// Two files per rank may be more than the usual limit; agents were started before, so ranks keep theirs.
-fn raise_file_limit() {
+pub(crate) fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(

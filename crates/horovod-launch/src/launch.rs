@@ -13,7 +13,7 @@ use crate::output::Output;
 use crate::remote::{self, Ssh};
 use crate::rendezvous::Rendezvous;
 use crate::signals::Signals;
-use crate::{agent, environment, leash, platform, stdin};
+use crate::{agent, elastic, environment, leash, platform, stdin};
 
 /// Seconds until all hosts must have answered, unless told otherwise.
 const START_TIMEOUT_S: u32 = 30;
@@ -31,18 +31,13 @@ pub(crate) enum LaunchError {
 
 /// Runs the job; the exit code.
 pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
+    if options.elastic.is_on() {
+        return elastic::run(options);
+    }
     let size = options.num_proc.unwrap_or(1);
     let placements = hosts::assign(&wanted_hosts(options, size)?, size)?;
-    if let Some(identity) = &options.ssh_identity_file {
-        std::fs::metadata(identity).map_err(|error| {
-            LaunchError::Other(format!("the ssh key {}: {error}", identity.display()))
-        })?;
-    }
-    let seconds = options.start_timeout.filter(|seconds| *seconds > 0);
-    let seconds = seconds
-        .or_else(environment::start_timeout)
-        .unwrap_or(START_TIMEOUT_S);
-    let start_timeout = Duration::from_secs(seconds.into());
+    let ssh = ssh_of(options)?;
+    let start_timeout = start_timeout_of(options);
     // From here on Ctrl-C ends things in order.
     let signals = Signals::watch()?;
     leash::watch();
@@ -61,11 +56,6 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
     if options.verbose {
         describe_plan(&mut output, options, &placements, &are_local, &rendezvous);
     }
-    let ssh = Ssh {
-        port: options.ssh_port,
-        identity: options.ssh_identity_file.clone(),
-        connect_timeout_s: seconds,
-    };
     let cwd = std::env::current_dir().map_err(|error| {
         LaunchError::Other(format!(
             "the working directory cannot be found (was it removed?): {error}"
@@ -86,7 +76,31 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
     Ok(job.run()?)
 }
 
-fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, LaunchError> {
+/// How long hosts may take to answer.
+pub(crate) fn start_timeout_of(options: &Options) -> Duration {
+    let seconds = options.start_timeout.filter(|seconds| *seconds > 0);
+    let seconds = seconds
+        .or_else(environment::start_timeout)
+        .unwrap_or(START_TIMEOUT_S);
+    Duration::from_secs(seconds.into())
+}
+
+/// How to reach other hosts; the key must be there.
+pub(crate) fn ssh_of(options: &Options) -> Result<Ssh, LaunchError> {
+    if let Some(identity) = &options.ssh_identity_file {
+        std::fs::metadata(identity).map_err(|error| {
+            LaunchError::Other(format!("the ssh key {}: {error}", identity.display()))
+        })?;
+    }
+    let seconds = start_timeout_of(options).as_secs();
+    Ok(Ssh {
+        port: options.ssh_port,
+        identity: options.ssh_identity_file.clone(),
+        connect_timeout_s: u32::try_from(seconds).unwrap_or(u32::MAX),
+    })
+}
+
+pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, LaunchError> {
     if let Some(text) = &options.hosts {
         return Ok(hosts::parse_hosts(text)?);
     }
@@ -194,7 +208,7 @@ fn open_links(
     Ok(links)
 }
 
-fn local_agent(program: &Path) -> Command {
+pub(crate) fn local_agent(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.arg(agent::SUBCOMMAND);
     command

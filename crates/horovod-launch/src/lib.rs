@@ -4,7 +4,8 @@
 //! through ssh on others. Agents start the ranks, carry their output and leave nothing behind. Everything that
 //! is secret travels over the agents' stdin, never on a command line.
 //!
-//! Deliberately absent: tensors, Python, any thread but the one that writes output (and the rendezvous server's).
+//! Deliberately absent: tensors, Python, any thread but the one that writes output, the rendezvous server's, and the one that
+//! asks for the hosts of an elastic job.
 
 #![deny(unsafe_code)]
 
@@ -13,6 +14,7 @@ pub mod args;
 mod check_build;
 mod config_file;
 mod console;
+mod elastic;
 mod environment;
 pub mod frames;
 pub mod hosts;

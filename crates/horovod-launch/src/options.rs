@@ -7,6 +7,7 @@ mod settings;
 use std::ffi::OsStr;
 
 use crate::args::{Options, text};
+pub use elastic::ElasticOptions;
 pub(crate) use settings::TIMELINE_MARK_CYCLES;
 
 /// Every option of Horovod's launcher, in the order of the help.
@@ -27,20 +28,26 @@ pub(crate) enum Action {
     Sets(&'static str, &'static str),
     /// Takes one value: its name in the help, and what to do with it.
     Value(&'static str, SetValue),
+    /// Takes two values.
+    Pair(
+        &'static str,
+        fn(&mut Options, &OsStr, &OsStr) -> Result<(), Wrong>,
+    ),
     /// A whole number of at least 0 for this variable of the ranks.
     Count(&'static str, &'static str),
     /// Text for this variable of the ranks.
     Text(&'static str, &'static str),
-    /// Known from Horovod, refused until a later version has it.
-    Later,
 }
 
 impl Action {
     /// The name of its value in the help; `None` if it takes none.
     pub(crate) fn value_name(&self) -> Option<&'static str> {
         match self {
-            Self::Value(name, _) | Self::Count(name, _) | Self::Text(name, _) => Some(name),
-            Self::Flag(_) | Self::Sets(..) | Self::Later => None,
+            Self::Value(name, _)
+            | Self::Pair(name, _)
+            | Self::Count(name, _)
+            | Self::Text(name, _) => Some(name),
+            Self::Flag(_) | Self::Sets(..) => None,
         }
     }
 }
@@ -91,10 +98,6 @@ impl OptionSpec {
         name.trim_start_matches('-').replace('-', "_")
     }
 
-    pub(crate) fn is_available(&self) -> bool {
-        !matches!(self.action, Action::Later)
-    }
-
     const fn only(mut self, set: &'static str) -> Self {
         self.exclusive = Some(set);
         self
@@ -124,12 +127,17 @@ impl OptionSpec {
             Action::Flag(set) => set(options),
             Action::Sets(variable, value) => options.knobs.push((variable, value.to_owned())),
             Action::Value(_, set) => set(options, value)?,
+            // Its two values come as one text with a space between them.
+            Action::Pair(_, set) => {
+                let value = text(value)?;
+                let (first, second) = value.trim().split_once(' ').unwrap_or((value, ""));
+                set(options, OsStr::new(first), OsStr::new(second.trim()))?;
+            }
             Action::Count(_, variable) => {
                 let count = at_least_zero(value)?.to_string();
                 options.knobs.push((variable, count));
             }
             Action::Text(_, variable) => options.knobs.push((variable, text(value)?.to_owned())),
-            Action::Later => {}
         }
         Ok(())
     }

@@ -3,11 +3,11 @@
 //! The launcher's thread cuts lines; a thread of its own writes them, so that a console or disk that does not
 //! take more never keeps the launcher from hearing a signal. Bytes are passed on as they are.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::console::{Target, Writer};
@@ -50,12 +50,25 @@ impl StreamState {
     }
 }
 
-/// The output of all ranks.
+/// The output of one process.
+#[derive(Debug, Default)]
+struct RankOutput {
+    /// What stands before its lines: its rank.
+    label: u32,
+    streams: [StreamState; 2],
+    /// Its first file in the writer's list.
+    files: Option<usize>,
+}
+
+/// The output of all ranks; processes are known by numbers, which in a job of fixed size are their ranks.
 #[derive(Debug)]
 pub(crate) struct Output {
     writer: Writer,
-    ranks: Vec<[StreamState; 2]>,
-    has_files: bool,
+    ranks: BTreeMap<u32, RankOutput>,
+    /// Where files go, and the digits of their names.
+    directory: Option<(PathBuf, usize)>,
+    /// First file of each label that has files.
+    files: BTreeMap<u32, usize>,
     timestamps: bool,
     /// Whose line is open on stdout and stderr; one entry for both if they are the same file.
     open: [Option<(u32, Stream)>; 2],
@@ -71,38 +84,89 @@ impl Output {
     }
 
     fn to(stdout: File, stderr: File, size: u32, timestamps: bool) -> io::Result<Self> {
-        let mut ranks = Vec::new();
-        ranks.resize_with(size as usize, Default::default);
+        let rank = |label| RankOutput {
+            label,
+            ..RankOutput::default()
+        };
+        let ranks = (0..size).map(|label| (label, rank(label))).collect();
         let id = |file: &File| rustix::fs::fstat(file).map(|s| (s.st_dev, s.st_ino)).ok();
         Ok(Self {
             is_one_console: id(&stdout).is_some() && id(&stdout) == id(&stderr),
             writer: Writer::start(stdout, stderr)?,
             ranks,
-            has_files: false,
+            directory: None,
+            files: BTreeMap::new(),
             timestamps,
             open: [None; 2],
         })
     }
 
-    /// Creates `directory/rank.N/stdout` and `stderr` for every rank.
-    pub(crate) fn open_files(&mut self, directory: &Path) -> Result<(), String> {
-        let size = self.ranks.len();
+    /// Creates `directory/rank.N/stdout` and `stderr` for every rank, with as many digits as `size` ranks need.
+    pub(crate) fn open_files(&mut self, directory: &Path, size: u32) -> Result<(), String> {
         let width = size.saturating_sub(1).max(1).to_string().len();
-        let mut files = Vec::new();
-        for rank in 0..size {
-            let place = directory.join(format!("rank.{rank:0width$}"));
-            std::fs::create_dir_all(&place)
-                .map_err(|error| format!("cannot create {}: {error}", place.display()))?;
-            for stream in Stream::BOTH {
-                let file = place.join(stream.name());
-                let opened = File::create(&file)
-                    .map_err(|error| format!("cannot create {}: {error}", file.display()))?;
-                files.push((file, opened));
+        self.directory = Some((directory.to_owned(), width));
+        let labels: Vec<(u32, u32)> = self.ranks.iter().map(|(id, r)| (*id, r.label)).collect();
+        for (id, label) in labels {
+            let files = self.files_of(label)?;
+            if let Some(rank) = self.ranks.get_mut(&id) {
+                rank.files = files;
             }
         }
-        self.writer.set_files(files);
-        self.has_files = true;
         Ok(())
+    }
+
+    /// The files of this label: emptied when the job uses them for the first time.
+    fn files_of(&mut self, label: u32) -> Result<Option<usize>, String> {
+        let Some((directory, width)) = &self.directory else {
+            return Ok(None);
+        };
+        if let Some(first) = self.files.get(&label) {
+            return Ok(Some(*first));
+        }
+        let place = directory.join(format!("rank.{label:0width$}"));
+        std::fs::create_dir_all(&place)
+            .map_err(|error| format!("cannot create {}: {error}", place.display()))?;
+        let mut files = Vec::new();
+        for stream in Stream::BOTH {
+            let file = place.join(stream.name());
+            let opened = File::create(&file)
+                .map_err(|error| format!("cannot create {}: {error}", file.display()))?;
+            files.push((file, opened));
+        }
+        let first = self.files.len() * files.len();
+        self.writer.add_files(files);
+        self.files.insert(label, first);
+        Ok(Some(first))
+    }
+
+    /// One more process; its lines begin with `label`.
+    pub(crate) fn add(&mut self, id: u32, label: u32) -> Result<(), String> {
+        let files = self.files_of(label)?;
+        let streams = Default::default();
+        let rank = RankOutput {
+            label,
+            streams,
+            files,
+        };
+        self.ranks.insert(id, rank);
+        Ok(())
+    }
+
+    /// From here on a process has another rank. It stays with its files.
+    pub(crate) fn relabel(&mut self, id: u32, label: u32) {
+        if let Some(rank) = self.ranks.get_mut(&id) {
+            rank.label = label;
+        }
+    }
+
+    /// The rank that stands before the lines of a process.
+    pub(crate) fn label(&self, id: u32) -> Option<u32> {
+        self.ranks.get(&id).map(|rank| rank.label)
+    }
+
+    /// Forgets a process that has ended.
+    pub(crate) fn remove(&mut self, id: u32) {
+        self.ranks.remove(&id);
     }
 
     /// Readable when there is room again or stdout is gone.
@@ -122,10 +186,10 @@ impl Output {
 
     /// Bytes that a rank wrote.
     pub(crate) fn push(&mut self, rank: u32, stream: Stream, bytes: &[u8]) {
-        let Some(state) = self.ranks.get_mut(rank as usize) else {
+        let Some(state) = self.ranks.get_mut(&rank) else {
             return;
         };
-        let mut partial = std::mem::take(&mut state[stream.index()].partial);
+        let mut partial = std::mem::take(&mut state.streams[stream.index()].partial);
         let mut batch = Batch::default();
         for segment in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
             partial.extend_from_slice(segment);
@@ -135,17 +199,19 @@ impl Output {
                 partial.clear();
             }
         }
-        self.ranks[rank as usize][stream.index()].partial = partial;
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.streams[stream.index()].partial = partial;
+        }
         self.send(rank, stream, batch);
     }
 
     /// A rank ended: its last line may have no end.
     pub(crate) fn finish(&mut self, rank: u32) {
         for stream in Stream::BOTH {
-            let Some(state) = self.ranks.get_mut(rank as usize) else {
+            let Some(state) = self.ranks.get_mut(&rank) else {
                 return;
             };
-            let partial = std::mem::take(&mut state[stream.index()].partial);
+            let partial = std::mem::take(&mut state.streams[stream.index()].partial);
             if !partial.is_empty() {
                 let mut batch = Batch::default();
                 self.pass_on(rank, stream, &partial, false, &mut batch);
@@ -165,7 +231,7 @@ impl Output {
 
     /// Last lines of a rank's stderr, or of its stdout if that is empty, and which of them it is.
     pub(crate) fn tail(&self, rank: u32) -> Option<(Stream, Vec<String>)> {
-        let state = self.ranks.get(rank as usize)?;
+        let state = &self.ranks.get(&rank)?.streams;
         [Stream::Stderr, Stream::Stdout]
             .into_iter()
             .find_map(|stream| {
@@ -183,8 +249,9 @@ impl Output {
 
     /// Whether one of the last lines of a rank contains `text`.
     pub(crate) fn tail_contains(&self, rank: u32, text: &str) -> bool {
-        self.ranks.get(rank as usize).is_some_and(|state| {
+        self.ranks.get(&rank).is_some_and(|state| {
             state
+                .streams
                 .iter()
                 .flat_map(|s| &s.tail)
                 .any(|l| String::from_utf8_lossy(l).contains(text))
@@ -214,11 +281,20 @@ impl Output {
 
     fn pass_on(&mut self, rank: u32, stream: Stream, piece: &[u8], is_line: bool, to: &mut Batch) {
         let console = self.console(stream);
-        let state = &mut self.ranks[rank as usize][stream.index()];
+        let Some(RankOutput {
+            label,
+            streams,
+            files,
+        }) = self.ranks.get_mut(&rank)
+        else {
+            return;
+        };
+        let (label, has_files) = (*label, files.is_some());
+        let state = &mut streams[stream.index()];
         state.remember(piece);
         let goes_on = std::mem::replace(&mut state.is_mid_line, !is_line);
         let prefix = format!(
-            "{}[{rank}]<{}>:",
+            "{}[{label}]<{}>:",
             if self.timestamps {
                 asctime(SystemTime::now())
             } else {
@@ -232,7 +308,7 @@ impl Output {
         }
         to.console.extend_from_slice(piece);
         self.open[console] = (!is_line).then_some((rank, stream));
-        if self.has_files {
+        if has_files {
             if !goes_on {
                 to.file.extend_from_slice(prefix.as_bytes());
             }
@@ -248,9 +324,10 @@ impl Output {
         if !batch.console.is_empty() {
             self.writer.write(console, batch.console);
         }
-        if !batch.file.is_empty() {
+        let first = self.ranks.get(&rank).and_then(|rank| rank.files);
+        if let Some(first) = first.filter(|_| !batch.file.is_empty()) {
             self.writer
-                .write(Target::File(rank as usize * 2 + stream.index()), batch.file);
+                .write(Target::File(first + stream.index()), batch.file);
         }
     }
 }
@@ -305,6 +382,21 @@ mod tests {
         ]);
         let want: &[u8] = b"[0]<stdout>:long er \n[1]<stdout>:b\n[0]<stdout>:rest\n[1]<stdout>:c\n";
         assert_eq!(seen, want);
+    }
+
+    #[test]
+    fn a_process_changes_its_rank() {
+        let mut output = output(0);
+        output.push(7, Stream::Stdout, b"of nobody\n");
+        output.add(7, 3).expect("no files");
+        let mut batch = Batch::default();
+        output.pass_on(7, Stream::Stdout, b"a\n", true, &mut batch);
+        output.relabel(7, 0);
+        assert_eq!(output.label(7), Some(0));
+        output.pass_on(7, Stream::Stdout, b"b\n", true, &mut batch);
+        assert_eq!(batch.console, b"[3]<stdout>:a\n[0]<stdout>:b\n");
+        output.remove(7);
+        assert_eq!(output.tail(7), None);
     }
 
     #[test]

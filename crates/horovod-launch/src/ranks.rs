@@ -140,25 +140,43 @@ impl Ranks {
         ended
     }
 
+    /// Drops what is known of ranks that ended and whose pipes are closed.
+    pub(crate) fn forget_ended(&mut self) {
+        let is_open = |rank: &RankProcess| rank.pipes.iter().any(Option::is_some);
+        self.all.retain(|r| r.status.is_none() || is_open(r));
+    }
+
+    /// Signals the process group of one rank, if it runs.
+    pub(crate) fn signal_rank(&self, rank: u32, how: Stop) {
+        let running = self.all.iter().filter(|r| r.status.is_none());
+        for process in running.filter(|r| r.rank == rank) {
+            process.signal(how);
+        }
+    }
+
+    /// Ends what a rank has left in its process group; the group's number cannot have been given to others while
+    /// it has members that descend from this process.
+    pub(crate) fn end_group_of(&self, rank: u32) {
+        let Some(process) = self.all.iter().find(|r| r.rank == rank) else {
+            return;
+        };
+        for pid in descendants() {
+            if rustix::process::getpgid(Some(pid)).is_ok_and(|group| group == process.pid) {
+                let _ = rustix::process::kill_process(pid, Signal::TERM);
+            }
+        }
+    }
+
     /// Signals the process group of every rank that runs; once none does, or to kill, all descendants.
     pub(crate) fn signal(&self, how: Stop) {
-        let signal = match how {
-            Stop::Interrupt => Signal::INT,
-            Stop::Terminate => Signal::TERM,
-            Stop::Kill => Signal::KILL,
-        };
+        let signal = signal_of(how);
         // An id that is not reaped, or whose group has members, cannot belong to anybody else.
         for rank in self
             .all
             .iter()
             .filter(|rank| rank.status.is_none() || !SEES_DESCENDANTS)
         {
-            if rustix::process::kill_process_group(rank.pid, signal).is_err()
-                && rank.status.is_none()
-            {
-                // It has not made its own group yet.
-                let _ = rustix::process::kill_process(rank.pid, signal);
-            }
+            rank.signal(how);
         }
         if how == Stop::Kill || self.all_ended() {
             for pid in descendants() {
@@ -168,7 +186,24 @@ impl Ranks {
     }
 }
 
+fn signal_of(how: Stop) -> Signal {
+    match how {
+        Stop::Interrupt => Signal::INT,
+        Stop::Terminate => Signal::TERM,
+        Stop::Kill => Signal::KILL,
+    }
+}
+
 impl RankProcess {
+    fn signal(&self, how: Stop) {
+        let signal = signal_of(how);
+        let is_running = self.status.is_none();
+        if rustix::process::kill_process_group(self.pid, signal).is_err() && is_running {
+            // It has not made its own group yet.
+            let _ = rustix::process::kill_process(self.pid, signal);
+        }
+    }
+
     fn read(&mut self, stream: Stream, buffer: &mut [u8]) -> Option<Vec<u8>> {
         let slot = &mut self.pipes[stream.index()];
         match read_some(slot.as_mut()?, buffer) {

@@ -22,6 +22,24 @@ impl Rendezvous {
         all_local: bool,
         wanted: &[String],
     ) -> Result<Self, std::io::Error> {
+        Self::serve(all_local, wanted, |bind, key| {
+            ServerConfig::new(bind, key, size)
+        })
+    }
+
+    /// The same for an elastic job.
+    pub(crate) fn start_elastic(
+        all_local: bool,
+        wanted: &[String],
+    ) -> Result<Self, std::io::Error> {
+        Self::serve(all_local, wanted, ServerConfig::elastic)
+    }
+
+    fn serve(
+        all_local: bool,
+        wanted: &[String],
+        config: impl FnOnce(Vec<IpAddr>, JobKey) -> ServerConfig,
+    ) -> Result<Self, std::io::Error> {
         let key = JobKey::random()?;
         // A name that does not exist is a mistake also where it would not be used.
         let chosen = resolve_interfaces(wanted)?;
@@ -32,7 +50,7 @@ impl Rendezvous {
         } else {
             chosen
         };
-        let server = Server::start(ServerConfig::new(bind, key.clone(), size))?;
+        let server = Server::start(config(bind, key.clone()))?;
         let mut addresses = server.addrs().to_vec();
         // To another host the loopback is itself.
         if addresses.iter().any(|address| !address.ip().is_loopback()) {
@@ -55,6 +73,11 @@ impl Rendezvous {
     /// Where ranks reach it.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// The server itself.
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
     }
 
     /// Tells all ranks that one of them died.

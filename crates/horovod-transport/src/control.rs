@@ -12,7 +12,7 @@ use crate::{
     link::{Link, LinkError, PeerName},
     platform::fd::Fd,
     poller::{HANGUP, Poller, READABLE},
-    rendezvous::Client,
+    rendezvous::{Client, Notice, ToServer},
     tcp::stream::{self, Got},
 };
 
@@ -54,6 +54,13 @@ pub enum ControlEvent {
     },
     /// The launcher reports a death.
     Notice(PeerLost),
+    /// The launcher of an elastic job announces a change of its members.
+    HostsUpdated {
+        /// Grows with each announcement of the job.
+        version: u64,
+        /// 1 if somebody is removed, 2 if added, 3 if both.
+        kind: u8,
+    },
     /// The connection to the launcher's rendezvous ended.
     LauncherLost {
         /// What the operating system said.
@@ -166,6 +173,10 @@ impl Control {
         launcher: Option<(usize, Client)>,
         poller: Arc<Poller>,
     ) -> Self {
+        if let Some((token, _)) = &launcher {
+            // What it has told already may lie in our buffer, of which no socket tells.
+            poller.set(*token, READABLE);
+        }
         let mut index = vec![None; size];
         for (i, peer) in peers.iter().enumerate() {
             index[peer.name.rank.index()] = Some(i);
@@ -233,6 +244,14 @@ impl Control {
         }
         peer.queue.push_aside(parts);
         peer.flush().map(|_| true)
+    }
+
+    /// Tells the launcher of an elastic job what this process holds of the training state.
+    pub fn tell_held(&mut self, held: u8) {
+        if let Some((_, client)) = &mut self.launcher {
+            // A launcher that is gone shows when it is heard.
+            let _ = client.send(&ToServer::Holds { held });
+        }
     }
 
     /// The next thing that happened, if any. Also sends what waits to be sent.
@@ -336,10 +355,15 @@ impl Control {
         self.poller.clear(*token, READABLE | HANGUP);
         match client.next_notice() {
             Ok(None) => None,
-            Ok(Some(lost)) => {
+            Ok(Some(notice)) => {
                 // There may be more.
                 self.poller.set(*token, READABLE);
-                Some(ControlEvent::Notice(lost))
+                Some(match notice {
+                    Notice::Died(lost) => ControlEvent::Notice(lost),
+                    Notice::HostsUpdated { version, kind } => {
+                        ControlEvent::HostsUpdated { version, kind }
+                    }
+                })
             }
             Err(cause) => {
                 self.launcher = None;

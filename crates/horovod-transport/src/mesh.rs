@@ -5,14 +5,17 @@ mod config;
 mod connect;
 pub(crate) mod dial;
 mod register;
+mod talk;
 
 pub(crate) use assemble::{Parts, Shared};
-pub use config::{CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, Interrupt, MeshConfig, Place};
+pub use config::{
+    CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, Interrupt, Membership, MeshConfig, Place,
+};
 pub use connect::connect;
 
 use horovod_protocol::Tree;
 
-use crate::{Control, Data, Topology, Waiter};
+use crate::{Control, Data, Topology, Waiter, rendezvous::Seat};
 
 /// Everything through which one rank reaches the others in one generation. The fields move out
 /// separately; all belong to one thread at a time.
@@ -30,4 +33,6 @@ pub struct Mesh {
     pub waiter: Waiter,
     /// What rank 0 said in [`MeshConfig::settings`].
     pub settings: Vec<u8>,
+    /// The place that the launcher of an elastic job gave this process.
+    pub seat: Option<Seat>,
 }

@@ -3,12 +3,19 @@
 //! The launcher runs a [`Server`]; [`crate::connect`] is the client. A round goes: every rank says
 //! hello, all get the roster, every rank says where it listens, all get the table. Registering
 //! again starts the next generation. The connections stay open for notices of deaths.
+//!
+//! In an elastic job processes are known by worker numbers, wait at the door, and the launcher says which of them
+//! form the next round and with which ranks.
 
 mod client;
+mod config;
+mod elastic;
 mod messages;
 mod round;
 mod server;
 
-pub(crate) use client::Client;
+pub(crate) use client::{Client, Notice};
+pub use config::{ServerConfig, ServerEvent};
+pub use messages::Seat;
 pub(crate) use messages::{Common, MemberEntry, ToClient, ToServer, Where};
-pub use server::{Server, ServerConfig, ServerEvent};
+pub use server::Server;

@@ -139,6 +139,7 @@ impl Cluster {
                 data: Vec::new(),
                 launcher: None,
                 settings: Vec::new(),
+                seat: None,
             })
             .collect();
         self.share_memory(&mut parts);

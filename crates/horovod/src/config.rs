@@ -2,6 +2,7 @@
 
 mod algorithms;
 mod autotune;
+mod elastic;
 mod log;
 mod reader;
 mod scheduler;
@@ -15,6 +16,7 @@ use crate::error::Error;
 use crate::timeline::TimelineSetting;
 pub use algorithms::Algorithms;
 pub use autotune::AutotuneSettings;
+pub use elastic::is_elastic;
 pub use log::LogSettings;
 use reader::Reader;
 pub use scheduler::Started;
@@ -287,6 +289,21 @@ pub const SETTINGS: &[Setting] = &[
         "0",
         "set to 1 by the launcher of an elastic job",
     ),
+    s(
+        "HOROVOD_ELASTIC_WORKER",
+        "none",
+        "number of this process in an elastic job; set by the launcher",
+    ),
+    s(
+        "HOROVOD_ELASTIC_TIMEOUT",
+        "600",
+        "seconds that an elastic job waits for enough processes, and for those that do not come out of a lost round",
+    ),
+    s(
+        "HOROVOD_ELASTIC_SLOT_FAILURES",
+        "3",
+        "failures of one slot within a minute after which horovodrun leaves it alone for a while",
+    ),
 ];
 
 /// Names that other programs of the family or the original read: known, so not worth a warning.
@@ -296,7 +313,6 @@ const KNOWN_ELSEWHERE: &[&str] = &[
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_START_TIMEOUT",
-    "HOROVOD_ELASTIC_TIMEOUT",
     "HOROVOD_NUM_NCCL_STREAMS",
     "HOROVOD_THREAD_AFFINITY",
 ];
@@ -355,6 +371,8 @@ pub struct Config {
     pub hostname: String,
     pub rendezvous: Vec<SocketAddr>,
     pub elastic: bool,
+    pub worker: u32,
+    pub elastic_timeout: Duration,
     pub job_key: Option<String>,
     /// How to meet without a launcher.
     pub meeting: MeetingSettings,
@@ -471,6 +489,8 @@ impl Config {
             hostname: r.text("HOROVOD_HOSTNAME").unwrap_or_else(system_hostname),
             rendezvous: r.addresses("HOROVOD_RENDEZVOUS")?,
             elastic: r.flag("HOROVOD_ELASTIC", false)?,
+            worker: r.number("HOROVOD_ELASTIC_WORKER", 0u32)?,
+            elastic_timeout: elastic::timeout(&r)?,
             job_key: r.text("HOROVOD_JOB_KEY"),
             meeting: MeetingSettings {
                 rank0_address: r.text("HOROVOD_RANK0_ADDRESS"),
@@ -529,13 +549,6 @@ impl Config {
             Err(e) => unreachable!("the defaults are valid: {e}"),
         }
     }
-}
-
-/// Whether this process belongs to an elastic job, which can be asked before init.
-pub fn is_elastic(env: &dyn Environment) -> bool {
-    Reader { env }
-        .flag("HOROVOD_ELASTIC", false)
-        .unwrap_or(false)
 }
 
 /// Names of set `HOROVOD_*` variables that nothing reads: most often a misspelling.

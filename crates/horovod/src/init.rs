@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use horovod_collectives::SetLayout;
 use horovod_protocol::Rank;
-use horovod_transport::{ConnectError, Interrupt, Mesh, MeshConfig, Place, Topology, fork_epoch};
+use horovod_transport::{
+    ConnectError, Interrupt, Membership, Mesh, MeshConfig, Place, Topology, fork_epoch,
+};
 
 use crate::bootstrap::{self, Standing};
 use crate::config::{self, Config, ProcessEnvironment};
@@ -98,7 +100,11 @@ fn start_with(mut config: Config, interrupt: Option<Interrupt>) -> Result<(), Er
     if runtime.lock().is_some() {
         return Ok(());
     }
-    let mesh = connect(&mut config, interrupt, &runtime.standing)?;
+    let held = *runtime.held.lock().unwrap_or_else(PoisonError::into_inner);
+    let mesh = connect(&mut config, interrupt, &runtime.standing, held)?;
+    if let Some(seat) = &mesh.seat {
+        config.take_seat(seat, mesh.topology.size);
+    }
     config.algorithms.adopt(&mesh.settings)?;
     config.algorithms.check(memory_groups(&mesh.topology))?;
     let engine = Arc::new(Engine::start(config, mesh)?);
@@ -110,6 +116,7 @@ fn connect(
     config: &mut Config,
     interrupt: Option<Interrupt>,
     standing: &Mutex<Option<Standing>>,
+    held: HeldState,
 ) -> Result<Mesh, Error> {
     let has_launcher = !config.rendezvous.is_empty();
     if !has_launcher && config.size == 1 {
@@ -133,12 +140,19 @@ fn connect(
     mesh.connections = config.algorithms.connections;
     mesh.fan_out = config.control_fan_out;
     mesh.settings = config.algorithms.common();
+    mesh.elastic = (has_launcher && config.elastic).then_some(Membership {
+        worker: config.worker,
+        held: held as u8,
+        // The launcher gives up earlier; it may wait once more for who hangs in the former round.
+        patience: 2 * config.elastic_timeout + config.connect_timeout,
+    });
     let met = horovod_transport::connect(&mesh);
     if !has_launcher {
         bootstrap::settle(&mut standing, met.is_ok());
     }
     let mesh = met.map_err(|error| match error {
         ConnectError::Interrupted { .. } => Error::Interrupted,
+        ConnectError::Removed(_) => Error::Removed(error.to_string()),
         error => Error::Init(error.to_string()),
     })?;
     if !has_launcher {

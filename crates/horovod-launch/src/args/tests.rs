@@ -300,3 +300,36 @@ fn helps_with_every_available_option() {
         );
     }
 }
+
+#[test]
+fn reads_the_options_of_elastic_jobs() {
+    let line = "-np 2 --min-np 1 --max-num-proc 4 --reset-limit 0 --elastic-timeout 9 \
+                --blacklist-cooldown-range 10 100 --slots-per-host 3 --host-discovery-script ./h x";
+    let elastic = run(line).expect(line).elastic;
+    let want = ElasticOptions {
+        script: Some("./h".to_owned()),
+        min_np: Some(1),
+        max_np: Some(4),
+        slots_per_host: Some(3),
+        timeout: Some(9),
+        reset_limit: Some(0),
+        cooldown: Some((10, 100)),
+    };
+    assert_eq!(elastic, want);
+    assert!(!run("-np 2 x").expect("fixed").elastic.is_on());
+    fails(
+        "-np 2 --min-np 1 --blacklist-cooldown-range 10",
+        "expected two values",
+    );
+    fails(
+        "-np 2 --min-np 1 --blacklist-cooldown-range 10 9 x",
+        "the smaller one first",
+    );
+    fails("-np 2 --min-np 0 x", "must be at least 1");
+    fails("-np 2 --min-np 3 x", "more than -np 2");
+    fails("-np 2 --reset-limit 3 x", "is for elastic jobs");
+    fails(
+        "-np 2 -H a:1 --host-discovery-script ./h x",
+        "not allowed with argument",
+    );
+}

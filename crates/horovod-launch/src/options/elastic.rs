@@ -1,17 +1,152 @@
 //! Options of elastic jobs.
 
-use super::{Action, OptionSpec, option};
+use std::ffi::OsStr;
 
-const fn later(names: &'static [&'static str]) -> OptionSpec {
-    option("later", names, Action::Later, "")
+use super::{Action, OptionSpec, Options, Wrong, at_least_zero, option, too_large, whole};
+use crate::args::text;
+
+const ELASTIC: &str = "elastic jobs (with --min-np or --host-discovery-script)";
+
+/// What the command line says about changing members.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ElasticOptions {
+    /// Shell command that prints the hosts there are now.
+    pub script: Option<String>,
+    /// Processes needed to go on.
+    pub min_np: Option<u32>,
+    /// Most processes.
+    pub max_np: Option<u32>,
+    /// Slots of a host that the script names without a number.
+    pub slots_per_host: Option<u32>,
+    /// Seconds to wait for enough processes.
+    pub timeout: Option<u32>,
+    /// Most changes of the members.
+    pub reset_limit: Option<u32>,
+    /// Seconds for which a failed host is left alone: the first time, and at most.
+    pub cooldown: Option<(u32, u32)>,
+}
+
+impl ElasticOptions {
+    /// Whether the job is elastic.
+    pub fn is_on(&self) -> bool {
+        self.script.is_some() || self.min_np.is_some()
+    }
+
+    /// Checks what no single option can know; `np` is `-np`. The error says what is wrong.
+    pub(crate) fn check(&self, np: u32) -> Result<(), String> {
+        let given = [
+            (self.max_np.is_some(), "--max-np"),
+            (self.slots_per_host.is_some(), "--slots-per-host"),
+            (self.timeout.is_some(), "--elastic-timeout"),
+            (self.reset_limit.is_some(), "--reset-limit"),
+            (self.cooldown.is_some(), "--blacklist-cooldown-range"),
+        ];
+        if !self.is_on() {
+            return match given.iter().find(|(given, _)| *given) {
+                Some((_, name)) => Err(format!(
+                    "{name} is for elastic jobs: give --min-np or --host-discovery-script, too"
+                )),
+                None => Ok(()),
+            };
+        }
+        let min = self.min_np.unwrap_or(np);
+        if min > np {
+            return Err(format!("--min-np {min} is more than -np {np}"));
+        }
+        if let Some(max) = self.max_np.filter(|max| *max < np) {
+            return Err(format!("--max-np {max} is less than -np {np}"));
+        }
+        Ok(())
+    }
+}
+
+fn at_least_one(value: &OsStr) -> Result<u32, Wrong> {
+    let number = whole(value)?;
+    if number < 1 {
+        return Err(format!("must be at least 1, got {number}").into());
+    }
+    u32::try_from(number).map_err(|_| too_large(value))
+}
+
+fn count(value: &OsStr) -> Result<u32, Wrong> {
+    u32::try_from(at_least_zero(value)?).map_err(|_| too_large(value))
+}
+
+/// Longest time for which a host may be left alone, in seconds.
+const COOLDOWN_MAX_S: u32 = 3600;
+
+fn cooldown(options: &mut Options, first: &OsStr, most: &OsStr) -> Result<(), Wrong> {
+    let (first, most) = (at_least_one(first)?, at_least_one(most)?);
+    if most > COOLDOWN_MAX_S || first > most {
+        return Err(format!(
+            "expected two numbers of seconds from 1 to {COOLDOWN_MAX_S}, the smaller one first, got {first} {most}"
+        )
+        .into());
+    }
+    options.elastic.cooldown = Some((first, most));
+    Ok(())
 }
 
 pub(super) static OPTIONS: &[OptionSpec] = &[
-    later(&["--host-discovery-script"]).only("hosts"),
-    later(&["--min-np", "--min-num-proc"]),
-    later(&["--max-np", "--max-num-proc"]),
-    later(&["--slots-per-host"]),
-    later(&["--elastic-timeout"]),
-    later(&["--reset-limit"]),
-    later(&["--blacklist-cooldown-range"]),
+    option(
+        ELASTIC,
+        &["--min-np", "--min-num-proc"],
+        Action::Value("N", |o, v| {
+            o.elastic.min_np = Some(at_least_one(v)?);
+            Ok(())
+        }),
+        "processes needed to go on when some are lost (-np: needed to begin)",
+    ),
+    option(
+        ELASTIC,
+        &["--max-np", "--max-num-proc"],
+        Action::Value("N", |o, v| {
+            o.elastic.max_np = Some(at_least_one(v)?);
+            Ok(())
+        }),
+        "most processes; without it, all slots there are",
+    ),
+    option(
+        ELASTIC,
+        &["--host-discovery-script"],
+        Action::Value("COMMAND", |o, v| {
+            o.elastic.script = Some(text(v)?.to_owned());
+            Ok(())
+        }),
+        "run every second; prints the hosts there are now, one `name` or `name:slots` a line",
+    )
+    .only("hosts"),
+    option(
+        ELASTIC,
+        &["--slots-per-host"],
+        Action::Value("N", |o, v| {
+            o.elastic.slots_per_host = Some(at_least_one(v)?);
+            Ok(())
+        }),
+        "slots of hosts that the script names without a number",
+    ),
+    option(
+        ELASTIC,
+        &["--elastic-timeout"],
+        Action::Value("SECONDS", |o, v| {
+            o.elastic.timeout = Some(count(v)?);
+            Ok(())
+        }),
+        "longest wait for enough processes (HOROVOD_ELASTIC_TIMEOUT, else 600)",
+    ),
+    option(
+        ELASTIC,
+        &["--reset-limit"],
+        Action::Value("N", |o, v| {
+            o.elastic.reset_limit = Some(count(v)?);
+            Ok(())
+        }),
+        "most changes of the members; one more ends the job",
+    ),
+    option(
+        ELASTIC,
+        &["--blacklist-cooldown-range"],
+        Action::Pair("MIN MAX", cooldown),
+        "seconds for which a failed host is left alone, first and at most; without it, for good",
+    ),
 ];

@@ -11,7 +11,7 @@ use crate::{
     link::{Link, PeerName},
     platform::{self, fd::Fd, net, region::Region},
     poller::{Poller, Source},
-    rendezvous::Client,
+    rendezvous::{Client, Seat},
     shm::{arena::Bell, link::ShmLink},
     tcp::{
         link::{PolledStream, StreamLink},
@@ -38,6 +38,7 @@ pub(crate) struct Parts {
     pub(crate) launcher: Option<Client>,
     /// Rank 0's, see [`super::MeshConfig::settings`].
     pub(crate) settings: Vec<u8>,
+    pub(crate) seat: Option<Seat>,
 }
 
 /// Hands out tokens for the poller.
@@ -71,6 +72,7 @@ impl Mesh {
             data: Vec::new(),
             launcher: None,
             settings: Vec::new(),
+            seat: None,
         })
     }
 
@@ -84,6 +86,7 @@ impl Mesh {
             mut data,
             launcher,
             settings,
+            seat,
         } = parts;
         let name = |rank: Rank| PeerName {
             rank,
@@ -162,6 +165,7 @@ impl Mesh {
             data,
             waiter,
             settings,
+            seat,
         })
     }
 }

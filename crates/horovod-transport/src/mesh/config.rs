@@ -104,6 +104,20 @@ pub struct MeshConfig {
     /// Whether TCP data links are encrypted (the connecting side, the higher rank, decides).
     /// Registration always is.
     pub encrypt: bool,
+    /// In an elastic job: who this process is. Rank and size come from the round then.
+    pub elastic: Option<Membership>,
+}
+
+/// A process of an elastic job, whose launcher gives it a place in each round.
+#[derive(Clone, Copy, Debug)]
+pub struct Membership {
+    /// The number that the launcher gave this process.
+    pub worker: u32,
+    /// What it holds of the training state: 0 nothing, 1 that of its last commit, 2 the same as all
+    /// others of its last round.
+    pub held: u8,
+    /// How long to wait for the next round; the launcher answers earlier.
+    pub patience: Duration,
 }
 
 impl MeshConfig {
@@ -126,6 +140,7 @@ impl MeshConfig {
             fan_out: FAN_OUT,
             settings: Vec::new(),
             encrypt: false,
+            elastic: None,
         }
     }
 }
@@ -168,6 +183,9 @@ pub enum ConnectError {
         /// How long this rank waited.
         waited: Duration,
     },
+    /// This process is not wanted in its elastic job any more.
+    #[error("this process is no longer part of the job: {0}")]
+    Removed(String),
     /// Another rank could not join, or died meanwhile.
     #[error("the job could not be set up: {0}")]
     Aborted(String),

@@ -11,18 +11,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use horovod_protocol::{Generation, Rank, Tree};
+use horovod_protocol::{Rank, Tree};
 
 use super::{
     CONNECTIONS_MAX, ConnectError, Mesh, MeshConfig, Parts, Shared,
     dial::{Dial, Target},
     register::{register, wait_for},
+    talk::Roster,
 };
 use crate::{
     Topology,
     handshake::{Binding, Purpose},
-    platform::{identity, net},
-    rendezvous::{Client, Common, MemberEntry, ToClient, ToServer, Where},
+    platform::net,
+    rendezvous::{Client, ToServer, Where},
     shm::share::{Estate, Heir},
     tcp::{
         listener::{Gate, listen_all, reachable},
@@ -31,19 +32,32 @@ use crate::{
     topology::Member,
 };
 
-/// Part of the timeout after which the rendezvous says who is missing, in percent: before this
-/// rank gives up by itself.
-const ANSWER_AFTER_PERCENT: u32 = 90;
-
 /// Joins the job: registers with the rendezvous, waits for all ranks and connects to them.
 ///
 /// Blocks for at most `config.timeout`. All ranks must call it; calling it again after a generation
-/// has ended joins the next one. Errors say who is missing or which connection failed, from where
-/// to where, and why.
+/// has ended joins the next one. In an elastic job it waits for the launcher to form the next round
+/// instead, and comes again when one of the others dies while their round is set up. Errors say who
+/// is missing or which connection failed, from where to where, and why.
 pub fn connect(config: &MeshConfig) -> Result<Mesh, ConnectError> {
+    loop {
+        match connect_once(config) {
+            // The others of an elastic job come to another round, with this process.
+            Err(ConnectError::Aborted(why)) if config.elastic.is_some() => {
+                tracing::debug!("the round was given up: {why}");
+            }
+            result => return result,
+        }
+    }
+}
+
+fn connect_once(config: &MeshConfig) -> Result<Mesh, ConnectError> {
     let started = Instant::now();
     let deadline = started + config.timeout;
     let mut config = config.clone();
+    if let Some(elastic) = config.elastic {
+        // Until the launcher gives it a rank, a process is known by this number.
+        config.rank = Rank(elastic.worker);
+    }
     if config.hostname.is_empty() {
         config.hostname = rustix::system::uname()
             .nodename()
@@ -88,18 +102,24 @@ struct Giving {
     open: Vec<(usize, Stream, usize)>,
 }
 
-struct Joining {
-    config: MeshConfig,
-    started: Instant,
-    deadline: Instant,
-    client: Client,
+/// A rank on its way into a generation.
+pub(super) struct Joining {
+    pub(super) config: MeshConfig,
+    pub(super) started: Instant,
+    pub(super) deadline: Instant,
+    pub(super) client: Client,
 }
 
 impl Joining {
     fn run(&mut self) -> Result<Parts, ConnectError> {
         self.hello()?;
-        let (generation, roster, common) = self.roster()?;
-        let members: Vec<Member> = roster
+        let Roster {
+            generation,
+            members,
+            common,
+            seat,
+        } = self.roster()?;
+        let members: Vec<Member> = members
             .iter()
             .map(|m| Member {
                 identity: m.identity.clone(),
@@ -118,95 +138,8 @@ impl Joining {
         let mut links = Links::new(self, (topology, tree), mates, gate, giving);
         links.plan(&places, common.connections.clamp(1, CONNECTIONS_MAX));
         links.parts.settings = common.settings;
+        links.parts.seat = seat;
         links.run()
-    }
-
-    fn hello(&mut self) -> Result<(), ConnectError> {
-        let config = &self.config;
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        let patience = left * ANSWER_AFTER_PERCENT / 100;
-        let member = MemberEntry {
-            identity: identity::host_identity(&config.hostname),
-            hostname: config.hostname.clone(),
-            pid: std::process::id(),
-            shm: config.shm,
-        };
-        let hello = ToServer::Hello {
-            rank: config.rank.0,
-            size: config.size,
-            patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
-            member,
-            common: Common {
-                connections: config.connections.clamp(1, CONNECTIONS_MAX),
-                fan_out: config.fan_out,
-                settings: config.settings.clone(),
-            },
-        };
-        self.tell(&hello)
-    }
-
-    fn tell(&mut self, message: &ToServer) -> Result<(), ConnectError> {
-        self.client.send(message).map_err(|cause| self.lost(cause))
-    }
-
-    fn lost(&self, cause: String) -> ConnectError {
-        ConnectError::RendezvousLost {
-            rank: self.config.rank,
-            cause,
-        }
-    }
-
-    /// The next message of the rendezvous; those that end the attempt become errors.
-    fn message(&mut self) -> Result<Option<ToClient>, ConnectError> {
-        self.client.flush().map_err(|cause| self.lost(cause))?;
-        let rank = self.config.rank;
-        match self.client.next().map_err(|cause| self.lost(cause))? {
-            Some(ToClient::Refused { text }) => Err(ConnectError::Refused { rank, reason: text }),
-            Some(ToClient::Aborted { text }) => Err(ConnectError::Aborted(text)),
-            Some(ToClient::PeerDied { rank, host, cause }) => Err(ConnectError::Aborted(format!(
-                "{} on {host}: {cause}",
-                Rank(rank)
-            ))),
-            Some(ToClient::Missing { ranks }) => Err(ConnectError::Missing {
-                missing: ranks.into_iter().map(Rank).collect(),
-                size: self.config.size,
-                waited: self.started.elapsed(),
-            }),
-            other => Ok(other),
-        }
-    }
-
-    fn wait_message(&mut self) -> Result<ToClient, ConnectError> {
-        loop {
-            if let Some(message) = self.message()? {
-                return Ok(message);
-            }
-            if Instant::now() >= self.deadline {
-                return Err(self.lost("it did not answer in time".into()));
-            }
-            let wait = [(&**self.client.fd(), self.client.wants_write())];
-            wait_for(&self.config, wait.into_iter(), Some(self.deadline))?;
-        }
-    }
-
-    fn roster(&mut self) -> Result<(Generation, Vec<MemberEntry>, Common), ConnectError> {
-        match self.wait_message()? {
-            ToClient::Roster {
-                generation,
-                members,
-                common,
-            } if members.len() == self.config.size as usize => {
-                Ok((Generation(generation), members, common))
-            }
-            _ => Err(self.lost("it sent no proper roster".into())),
-        }
-    }
-
-    fn table(&mut self) -> Result<Vec<Where>, ConnectError> {
-        match self.wait_message()? {
-            ToClient::Table { places } if places.len() == self.config.size as usize => Ok(places),
-            _ => Err(self.lost("it sent no proper table".into())),
-        }
     }
 
     /// Opens what others will connect to: nothing more than needed.
@@ -313,6 +246,7 @@ impl<'a> Links<'a> {
             data: Vec::new(),
             launcher: None,
             settings: Vec::new(),
+            seat: None,
         };
         Self {
             joining,

@@ -14,6 +14,17 @@ pub(crate) struct Client {
     stream: Stream,
     reader: FrameReader,
     queue: FrameQueue,
+    /// Newest version and all kinds of changes that were announced and not asked for yet.
+    updates: Option<(u64, u8)>,
+}
+
+/// What a launcher tells while a job runs.
+#[derive(Debug)]
+pub(crate) enum Notice {
+    /// A rank died.
+    Died(PeerLost),
+    /// The members of the job change.
+    HostsUpdated { version: u64, kind: u8 },
 }
 
 impl Client {
@@ -22,6 +33,7 @@ impl Client {
             stream,
             reader: FrameReader::new(TO_CLIENT_MAX),
             queue: FrameQueue::default(),
+            updates: None,
         }
     }
 
@@ -47,8 +59,21 @@ impl Client {
             .map_err(|e| e.to_string())
     }
 
-    /// The next message that is there.
+    /// The next message that is there. Announcements of changes are kept for [`Self::next_notice`]: they may
+    /// come while the links are still being made.
     pub(crate) fn next(&mut self) -> Result<Option<ToClient>, String> {
+        loop {
+            match self.next_message()? {
+                Some(ToClient::HostsUpdated { version, kind }) => {
+                    let kinds = self.updates.map_or(0, |(_, kinds)| kinds);
+                    self.updates = Some((version, kinds | kind));
+                }
+                other => return Ok(other),
+            }
+        }
+    }
+
+    fn next_message(&mut self) -> Result<Option<ToClient>, String> {
         loop {
             match self
                 .reader
@@ -76,17 +101,18 @@ impl Client {
         }
     }
 
-    /// The next notice of a death, once the mesh stands.
-    pub(crate) fn next_notice(&mut self) -> Result<Option<PeerLost>, String> {
+    /// The next thing told, once the mesh stands.
+    pub(crate) fn next_notice(&mut self) -> Result<Option<Notice>, String> {
         while let Some(message) = self.next()? {
             if let ToClient::PeerDied { rank, host, cause } = message {
-                return Ok(Some(PeerLost {
+                return Ok(Some(Notice::Died(PeerLost {
                     rank: Rank(rank),
                     host,
                     cause,
-                }));
+                })));
             }
         }
-        Ok(None)
+        let updates = self.updates.take();
+        Ok(updates.map(|(version, kind)| Notice::HostsUpdated { version, kind }))
     }
 }

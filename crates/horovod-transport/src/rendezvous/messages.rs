@@ -16,7 +16,7 @@ const TEXT_MAX: usize = 8 << 10;
 /// Most addresses of one rank.
 const ADDRESSES_MAX: usize = 64;
 /// Most ranks of a job.
-const RANKS_MAX: usize = 1 << 16;
+pub(super) const RANKS_MAX: usize = 1 << 16;
 /// Longest settings of a job, in bytes.
 const SETTINGS_MAX: usize = 4 << 10;
 
@@ -38,6 +38,43 @@ pub(crate) struct MemberEntry {
     pub(crate) hostname: String,
     pub(crate) pid: u32,
     pub(crate) shm: bool,
+}
+
+/// A rank's place in a round of an elastic job, where its launcher gives the numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Seat {
+    /// Position in the round.
+    pub rank: u32,
+    /// The slot of its host that the process was started in; it keeps it.
+    pub local_rank: u32,
+    /// Ranks on its host in this round.
+    pub local_size: u32,
+    /// Position of its host among the hosts that have this local rank.
+    pub cross_rank: u32,
+    /// Number of such hosts.
+    pub cross_size: u32,
+    /// Whether some rank of the round does not hold the current training state.
+    pub needs_sync: bool,
+}
+
+impl Seat {
+    /// The place with these numbers.
+    pub fn new(
+        rank: u32,
+        (local_rank, local_size): (u32, u32),
+        (cross_rank, cross_size): (u32, u32),
+        needs_sync: bool,
+    ) -> Self {
+        Self {
+            rank,
+            local_rank,
+            local_size,
+            cross_rank,
+            cross_size,
+            needs_sync,
+        }
+    }
 }
 
 /// Where a rank can be reached.
@@ -63,6 +100,19 @@ pub(crate) enum ToServer {
     Failed {
         text: String,
     },
+    /// In an elastic job: this worker would be part of the next round.
+    Join {
+        worker: u32,
+        held: u8,
+        /// How long all members of a round may take to be ready.
+        timeout_ms: u64,
+        member: MemberEntry,
+        common: Common,
+    },
+    /// In an elastic job: what this worker holds of the training state.
+    Holds {
+        held: u8,
+    },
 }
 
 /// To a rank.
@@ -72,6 +122,8 @@ pub(crate) enum ToClient {
         generation: u64,
         members: Vec<MemberEntry>,
         common: Common,
+        /// In an elastic job.
+        seat: Option<Seat>,
     },
     Table {
         places: Vec<Where>,
@@ -89,6 +141,15 @@ pub(crate) enum ToClient {
         rank: u32,
         host: String,
         cause: String,
+    },
+    /// The members of the job change: kind 1 if somebody is removed, 2 if added, 3 if both.
+    HostsUpdated {
+        version: u64,
+        kind: u8,
+    },
+    /// This worker is not part of the job any more.
+    Removed {
+        text: String,
     },
 }
 
@@ -183,6 +244,30 @@ fn read_place(r: &mut Reader<'_>) -> Result<Where, DecodeError> {
     Ok(Where { addresses, local })
 }
 
+fn write_seat(w: &mut Writer<'_>, seat: &Seat) {
+    for number in [
+        seat.rank,
+        seat.local_rank,
+        seat.local_size,
+        seat.cross_rank,
+        seat.cross_size,
+    ] {
+        w.varint(u64::from(number));
+    }
+    w.u8(u8::from(seat.needs_sync));
+}
+
+fn read_seat(r: &mut Reader<'_>) -> Result<Seat, DecodeError> {
+    Ok(Seat {
+        rank: r.varint_u32("rank")?,
+        local_rank: r.varint_u32("local rank")?,
+        local_size: r.varint_u32("local size")?,
+        cross_rank: r.varint_u32("cross rank")?,
+        cross_size: r.varint_u32("cross size")?,
+        needs_sync: r.u8("needs sync")? != 0,
+    })
+}
+
 fn text(r: &mut Reader<'_>) -> Result<String, DecodeError> {
     Ok(r.str(TEXT_MAX, "text")?.to_owned())
 }
@@ -214,6 +299,24 @@ impl ToServer {
                 w.u8(2);
                 w.str(cut(text));
             }
+            Self::Join {
+                worker,
+                held,
+                timeout_ms,
+                member,
+                common,
+            } => {
+                w.u8(3);
+                w.varint(u64::from(*worker));
+                w.u8(*held);
+                w.varint(*timeout_ms);
+                write_member(w, member);
+                write_common(w, common);
+            }
+            Self::Holds { held } => {
+                w.u8(4);
+                w.u8(*held);
+            }
         }
         out
     }
@@ -230,6 +333,16 @@ impl ToServer {
             },
             1 => Self::Ready(read_place(r)?),
             2 => Self::Failed { text: text(r)? },
+            3 => Self::Join {
+                worker: r.varint_u32("worker")?,
+                held: r.u8("held")?,
+                timeout_ms: r.varint("timeout")?,
+                member: read_member(r)?,
+                common: read_common(r)?,
+            },
+            4 => Self::Holds {
+                held: r.u8("held")?,
+            },
             tag => {
                 return Err(DecodeError::BadValue {
                     what: "message",
@@ -251,6 +364,7 @@ impl ToClient {
                 generation,
                 members,
                 common,
+                seat,
             } => {
                 w.u8(0);
                 w.u64(*generation);
@@ -259,6 +373,10 @@ impl ToClient {
                     write_member(w, member);
                 }
                 write_common(w, common);
+                w.u8(u8::from(seat.is_some()));
+                if let Some(seat) = seat {
+                    write_seat(w, seat);
+                }
             }
             Self::Table { places } => {
                 w.u8(1);
@@ -288,6 +406,15 @@ impl ToClient {
                 w.str(cut(host));
                 w.str(cut(cause));
             }
+            Self::HostsUpdated { version, kind } => {
+                w.u8(6);
+                w.varint(*version);
+                w.u8(*kind);
+            }
+            Self::Removed { text } => {
+                w.u8(7);
+                w.str(cut(text));
+            }
         }
         out
     }
@@ -305,6 +432,7 @@ impl ToClient {
                     generation,
                     members,
                     common: read_common(r)?,
+                    seat: (r.u8("seat")? != 0).then(|| read_seat(r)).transpose()?,
                 }
             }
             1 => {
@@ -328,6 +456,11 @@ impl ToClient {
                 host: text(r)?,
                 cause: text(r)?,
             },
+            6 => Self::HostsUpdated {
+                version: r.varint("version")?,
+                kind: r.u8("kind")?,
+            },
+            7 => Self::Removed { text: text(r)? },
             tag => {
                 return Err(DecodeError::BadValue {
                     what: "message",
@@ -388,6 +521,14 @@ mod tests {
             ToServer::Failed {
                 text: "no memory".into(),
             },
+            ToServer::Join {
+                worker: 70_000,
+                held: 2,
+                timeout_ms: 30_000,
+                member: member(),
+                common: common(),
+            },
+            ToServer::Holds { held: 1 },
         ] {
             assert_eq!(ToServer::decode(&message.encode()), Ok(message));
         }
@@ -396,6 +537,20 @@ mod tests {
                 generation: 9,
                 members: vec![member(), member()],
                 common: common(),
+                seat: None,
+            },
+            ToClient::Roster {
+                generation: 9,
+                members: vec![member()],
+                common: common(),
+                seat: Some(Seat::new(1, (2, 3), (4, 5), true)),
+            },
+            ToClient::HostsUpdated {
+                version: 1 << 40,
+                kind: 3,
+            },
+            ToClient::Removed {
+                text: "gone".into(),
             },
             ToClient::Table {
                 places: vec![place(), Where::default()],

@@ -98,6 +98,7 @@ impl Meeting {
             generation: self.generations,
             members,
             common: ranks.first().map(|r| r.common.clone()).unwrap_or_default(),
+            seat: None,
         };
         let told = ranks
             .iter()
@@ -265,6 +266,7 @@ mod tests {
                             generation: g,
                             members,
                             common,
+                            seat: None,
                         },
                     ) => {
                         assert_eq!((g, members[1].pid), (generation, 1));

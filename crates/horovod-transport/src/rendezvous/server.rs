@@ -3,7 +3,8 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
+    os::fd::BorrowedFd,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -16,11 +17,12 @@ use horovod_protocol::{Generation, Rank};
 use rustix::event::{PollFd, PollFlags};
 
 use super::{
-    messages::{TO_SERVER_MAX, ToClient, ToServer},
+    config::{ServerConfig, ServerEvent},
+    elastic::Rounds,
+    messages::{RANKS_MAX, Seat, TO_SERVER_MAX, ToClient, ToServer},
     round::{ClientId, Do, Meeting},
 };
 use crate::{
-    JobKey,
     framing::{FrameQueue, FrameReader, Incoming},
     handshake::{Binding, Purpose, SERVER},
     platform::{self, fd::Fd},
@@ -31,71 +33,42 @@ use crate::{
     wait::poll_until,
 };
 
-/// Events kept for a caller that does not ask; the oldest go first.
-const EVENTS_MAX: usize = 4096;
+/// Events kept for a caller that does not ask; the oldest go first. More than all workers of an elastic job, whose
+/// launcher needs every one and asks as soon as there is one, can cause at a time.
+const EVENTS_MAX: usize = 4 * RANKS_MAX;
 /// Most bytes that wait for one client.
 const QUEUE_MAX: usize = 128 << 20;
 /// Connected clients: each rank's last and next generation, and some that come again.
 const CLIENTS_PER_RANK: usize = 4;
 
-/// What a server needs.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ServerConfig {
-    /// Addresses to listen on. `0.0.0.0` and `::` mean all; a job on one host needs only loopback.
-    pub bind: Vec<IpAddr>,
-    /// The port on all of them; 0 lets the system choose (per address).
-    pub port: u16,
-    /// The job's key.
-    pub key: JobKey,
-    /// The number of ranks.
-    pub size: u32,
-}
-
-impl ServerConfig {
-    /// A server for `size` ranks on these addresses, on a port of the system's choice.
-    pub fn new(bind: Vec<IpAddr>, key: JobKey, size: u32) -> Self {
-        Self {
-            bind,
-            port: 0,
-            key,
-            size,
-        }
-    }
-}
-
-/// What happened at the rendezvous.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ServerEvent {
-    /// A rank registered.
-    Registered {
-        /// The rank.
-        rank: Rank,
-        /// Its host.
-        hostname: String,
-        /// Its process.
-        pid: u32,
-    },
-    /// All ranks have met.
-    Up(Generation),
-    /// A meeting failed; the ranks know.
-    Failed(String),
-    /// A registered rank closed its connection.
-    Left(Rank),
+/// What the launcher wants done.
+enum Order {
+    Died(u32, String, String),
+    Form(Vec<(u32, Seat)>),
+    Announce(u8),
+    Dismiss(u32, String),
 }
 
 #[derive(Default)]
 struct Inbox {
-    deaths: Vec<(Rank, String, String)>,
+    orders: VecDeque<Order>,
     events: VecDeque<ServerEvent>,
+}
+
+/// Fixed members, or those that the launcher names.
+enum Room {
+    Fixed(Meeting),
+    Elastic(Rounds),
 }
 
 struct Shared {
     inbox: Mutex<Inbox>,
     news: Condvar,
     stop: AtomicBool,
+    /// Wakes the server.
     bell: Arc<Fd>,
+    /// Wakes who waits for events.
+    events_bell: Arc<Fd>,
 }
 
 impl Shared {
@@ -108,6 +81,7 @@ impl Shared {
 pub struct Server {
     addresses: Vec<SocketAddr>,
     shared: Arc<Shared>,
+    hears_events: Arc<Fd>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -121,14 +95,19 @@ impl Server {
             gate.add(fd);
         }
         let (hears, bell) = platform::bell()?;
+        let (hears_events, events_bell) = platform::bell()?;
         let shared = Arc::new(Shared {
             inbox: Mutex::default(),
             news: Condvar::new(),
             stop: AtomicBool::new(false),
             bell,
+            events_bell,
         });
         let worker = Worker {
-            meeting: Meeting::new(config.size),
+            room: match config.elastic {
+                true => Room::Elastic(Rounds::default()),
+                false => Room::Fixed(Meeting::new(config.size)),
+            },
             config,
             gate,
             hears,
@@ -142,6 +121,7 @@ impl Server {
         Ok(Self {
             addresses,
             shared,
+            hears_events,
             thread: Some(thread),
         })
     }
@@ -151,18 +131,45 @@ impl Server {
         &self.addresses
     }
 
-    /// Tells all ranks that one of them died.
+    /// Tells all ranks that one of them died; in an elastic job, all of its round that this worker died.
     pub fn report_death(&self, rank: Rank, host: &str, cause: &str) {
-        self.shared
-            .lock()
-            .deaths
-            .push((rank, host.to_owned(), cause.to_owned()));
+        self.order(Order::Died(rank.0, host.to_owned(), cause.to_owned()));
+    }
+
+    /// Elastic: these workers, which wait, form the next round with these places, in the order of their ranks.
+    /// If it does not come to be, all of them that are left come again ([`ServerEvent::Joined`]).
+    pub fn form(&self, seats: Vec<(u32, Seat)>) {
+        self.order(Order::Form(seats));
+    }
+
+    /// Elastic: tells every rank of the present round that the members of the job change: kind 1 if somebody
+    /// is removed, 2 if somebody was added, 3 if both.
+    pub fn announce(&self, kind: u8) {
+        self.order(Order::Announce(kind));
+    }
+
+    /// Elastic: sends a worker that waits away for good.
+    pub fn dismiss(&self, worker: u32, why: &str) {
+        self.order(Order::Dismiss(worker, why.to_owned()));
+    }
+
+    fn order(&self, order: Order) {
+        self.shared.lock().orders.push_back(order);
         platform::ring(&self.shared.bell);
     }
 
     /// The oldest event not taken yet.
     pub fn poll_event(&self) -> Option<ServerEvent> {
-        self.shared.lock().events.pop_front()
+        let mut inbox = self.shared.lock();
+        if inbox.events.len() <= 1 {
+            platform::silence(&self.hears_events);
+        }
+        inbox.events.pop_front()
+    }
+
+    /// Readable while there are events. `None` in a forked child.
+    pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.hears_events.get().ok()
     }
 
     /// Waits for an event, at most `timeout`.
@@ -218,7 +225,7 @@ struct Client {
 
 struct Worker {
     config: ServerConfig,
-    meeting: Meeting,
+    room: Room,
     gate: Gate,
     hears: Arc<Fd>,
     shared: Arc<Shared>,
@@ -238,9 +245,9 @@ impl Worker {
         while !self.shared.stop.load(Ordering::Acquire) {
             self.wait();
             let now = Instant::now();
-            let deaths = std::mem::take(&mut self.shared.lock().deaths);
-            for (rank, host, cause) in deaths {
-                self.tell_death(rank, &host, &cause);
+            let orders = std::mem::take(&mut self.shared.lock().orders);
+            for order in orders {
+                self.obey(order, now);
             }
             for (binding, stream) in self.gate.step(now, &self.config.key, &expected) {
                 self.admit(binding.from, stream);
@@ -249,7 +256,10 @@ impl Worker {
             for id in ids {
                 self.serve(id, now);
             }
-            let todo = self.meeting.timeout(now);
+            let todo = match &mut self.room {
+                Room::Fixed(meeting) => meeting.timeout(now),
+                Room::Elastic(rounds) => rounds.timeout(now),
+            };
             self.carry_out(todo);
             self.clients
                 .retain(|_, c| !c.leaving || !c.queue.is_empty());
@@ -278,10 +288,11 @@ impl Worker {
                 );
             }
         }
-        let deadline = [self.gate.deadline(), self.meeting.deadline()]
-            .into_iter()
-            .flatten()
-            .min();
+        let room = match &self.room {
+            Room::Fixed(meeting) => meeting.deadline(),
+            Room::Elastic(rounds) => rounds.deadline(),
+        };
+        let deadline = [self.gate.deadline(), room].into_iter().flatten().min();
         poll_until(&mut fds, deadline);
         platform::silence(&self.hears);
     }
@@ -334,23 +345,24 @@ impl Worker {
         if client.leaving {
             return;
         }
-        let todo = match message {
-            ToServer::Hello {
-                rank,
-                size,
-                patience_ms,
-                member,
-                common,
-            } => {
+        let todo = match (message, &mut self.room) {
+            (
+                ToServer::Hello {
+                    rank,
+                    size,
+                    patience_ms,
+                    member,
+                    common,
+                },
+                Room::Fixed(meeting),
+            ) => {
                 if client.registered || client.rank != rank {
                     return self.remove(id, "it registered twice or for another rank");
                 }
                 client.registered = true;
                 let (hostname, pid) = (member.hostname.clone(), member.pid);
                 let patience = Duration::from_millis(patience_ms.min(1 << 40));
-                let todo = self
-                    .meeting
-                    .hello(id, (rank, size), (member, common), now + patience);
+                let todo = meeting.hello(id, (rank, size), (member, common), now + patience);
                 if !matches!(todo.first(), Some(Do::Dismiss(..))) {
                     self.event(ServerEvent::Registered {
                         rank: Rank(rank),
@@ -360,20 +372,68 @@ impl Worker {
                 }
                 todo
             }
-            ToServer::Ready(place) => self.meeting.ready(id, place),
-            ToServer::Failed { text } => self.meeting.gone(id, &text),
+            (
+                ToServer::Join {
+                    worker,
+                    held,
+                    timeout_ms,
+                    member,
+                    common,
+                },
+                Room::Elastic(rounds),
+            ) => {
+                if client.registered || client.rank != worker {
+                    return self.remove(id, "it registered twice or for another worker");
+                }
+                client.registered = true;
+                let timeout = Duration::from_millis(timeout_ms.min(1 << 32));
+                let todo = rounds.join(id, worker, (member, common), timeout);
+                self.event(ServerEvent::Joined { worker, held });
+                todo
+            }
+            (ToServer::Holds { held }, Room::Elastic(_)) => {
+                let worker = client.rank;
+                self.event(ServerEvent::Held { worker, held });
+                Vec::new()
+            }
+            (ToServer::Ready(place), Room::Fixed(meeting)) => meeting.ready(id, place),
+            (ToServer::Ready(place), Room::Elastic(rounds)) => rounds.ready(id, place),
+            (ToServer::Failed { text }, _) => self.gone(id, &text),
+            (ToServer::Hello { .. }, Room::Elastic(_)) => {
+                let text = "this job is elastic, but HOROVOD_ELASTIC is not set in this process";
+                let text = text.to_owned();
+                vec![Do::Dismiss(id, ToClient::Refused { text })]
+            }
+            (ToServer::Join { .. } | ToServer::Holds { .. }, Room::Fixed(_)) => {
+                let text = "HOROVOD_ELASTIC is set in this process, but its job is not elastic";
+                let text = text.to_owned();
+                vec![Do::Dismiss(id, ToClient::Refused { text })]
+            }
         };
         self.carry_out(todo);
+    }
+
+    fn gone(&mut self, id: ClientId, why: &str) -> Vec<Do> {
+        match &mut self.room {
+            Room::Fixed(meeting) => meeting.gone(id, why),
+            Room::Elastic(rounds) => {
+                let (todo, left) = rounds.gone(id, why);
+                if let Some(worker) = left {
+                    self.event(ServerEvent::Away { worker });
+                }
+                todo
+            }
+        }
     }
 
     fn remove(&mut self, id: ClientId, why: &str) {
         let Some(client) = self.clients.remove(&id) else {
             return;
         };
-        if client.registered && !client.leaving {
+        if client.registered && !client.leaving && matches!(self.room, Room::Fixed(_)) {
             self.event(ServerEvent::Left(Rank(client.rank)));
         }
-        let todo = self.meeting.gone(id, why);
+        let todo = self.gone(id, why);
         self.carry_out(todo);
     }
 
@@ -403,8 +463,27 @@ impl Worker {
         let _ = client.flush();
     }
 
+    fn obey(&mut self, order: Order, now: Instant) {
+        let todo = match (order, &mut self.room) {
+            (Order::Died(worker, host, cause), Room::Elastic(rounds)) => {
+                rounds.died(worker, &host, &cause)
+            }
+            (Order::Died(rank, host, cause), Room::Fixed(_)) => {
+                return self.tell_death(Rank(rank), &host, &cause);
+            }
+            (Order::Form(seats), Room::Elastic(rounds)) => rounds.form(&seats, now),
+            (Order::Announce(kind), Room::Elastic(rounds)) => rounds.announce(kind),
+            (Order::Dismiss(worker, why), Room::Elastic(rounds)) => rounds.dismiss(worker, &why),
+            (_, Room::Fixed(_)) => return,
+        };
+        self.carry_out(todo);
+    }
+
     fn tell_death(&mut self, rank: Rank, host: &str, cause: &str) {
-        let todo = self.meeting.died(&format!("{rank} on {host}: {cause}"));
+        let Room::Fixed(meeting) = &mut self.room else {
+            return;
+        };
+        let todo = meeting.died(&format!("{rank} on {host}: {cause}"));
         self.carry_out(todo);
         let message = ToClient::PeerDied {
             rank: rank.0,
@@ -423,6 +502,7 @@ impl Worker {
             inbox.events.pop_front();
         }
         inbox.events.push_back(event);
+        platform::ring(&self.shared.events_bell);
         self.shared.news.notify_all();
     }
 }

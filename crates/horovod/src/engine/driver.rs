@@ -64,6 +64,7 @@ impl Driver {
             data,
             mut waiter,
             settings: _,
+            seat: _,
         } = mesh;
         // Beside the engine's thread its process computes.
         waiter.set_has_time(false);

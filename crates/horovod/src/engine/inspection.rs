@@ -197,7 +197,7 @@ impl Inspection {
                         }
                     }
                 }
-                Some(Step::Report(diagnosis)) => found = Some(Box::new(diagnosis)),
+                Some(Step::Report(diagnosis)) => found = Some(diagnosis),
                 None => {}
             }
         }

@@ -13,7 +13,7 @@ mod tuning;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,6 +31,9 @@ use crate::timeline::{Stamp, Timeline, TimelineSetting};
 
 pub use handles::{Handle, OpResult, Waited};
 pub use submit::Submission;
+
+/// There is nothing to tell.
+const TOLD: u8 = u8::MAX;
 
 /// How long `shutdown` waits for the other ranks to hear of it before it closes the links.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
@@ -64,6 +67,10 @@ pub(crate) struct Shared {
     ended: AtomicBool,
     /// Newest change of members announced by the launcher, and the kinds of all.
     host_updates: Mutex<(u64, u8)>,
+    /// Whether some rank came to this round without the current training state.
+    needs_sync: bool,
+    /// What the launcher of an elastic job is to be told that this process holds; [`TOLD`] when it was.
+    held: AtomicU8,
     timeline: Arc<Timeline>,
     callers: callers::Callers,
     /// Calls under way that will be in the timeline when they return.
@@ -132,6 +139,8 @@ impl Shared {
             shutdown_requested: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             host_updates: Mutex::new((0, 0)),
+            needs_sync: mesh.seat.is_none_or(|seat| seat.needs_sync),
+            held: AtomicU8::new(TOLD),
             timeline: Arc::new(timeline),
             callers: callers::Callers::new(),
             recorded_calls: AtomicUsize::new(0),
@@ -232,12 +241,13 @@ impl Engine {
 
     /// Whether some rank did not hold the current training state when this round was formed.
     pub fn needs_sync(&self) -> bool {
-        true
+        self.shared.needs_sync
     }
 
     /// Tells the launcher that this process holds the training state.
     pub(crate) fn hold_state(&self, held: crate::init::HeldState) {
-        let _ = held;
+        self.shared.held.store(held as u8, Ordering::Release);
+        self.shared.doorbell.ring();
     }
 
     /// Whether the operation of this handle has ended; `None` for an unknown or cleared handle.

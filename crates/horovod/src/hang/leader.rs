@@ -22,7 +22,7 @@ pub(crate) enum Step {
     /// Ask these ranks, and pass on what they say.
     Ask { question: u64, ranks: Vec<Rank> },
     /// Tell the users.
-    Report(Diagnosis),
+    Report(Box<Diagnosis>),
 }
 
 /// Rank 0's part of the diagnosis.
@@ -99,7 +99,9 @@ impl Leader {
                 return None;
             }
             let look = self.asked.take()?.look;
-            return self.looked(now, look).map(Step::Report);
+            return self
+                .looked(now, look)
+                .map(|diagnosis| Step::Report(Box::new(diagnosis)));
         }
         if now < self.look_at {
             return None;
@@ -126,9 +128,7 @@ impl Leader {
     }
 
     fn looked(&mut self, now: u64, look: Look) -> Option<Diagnosis> {
-        let Some(first) = self.first.replace(look.clone()) else {
-            return None;
-        };
+        let first = self.first.replace(look.clone())?;
         let mut diagnosis = conclude(&first, look);
         let patience_ns = (self.after_ms - self.after_ms / LOOKS) * 1_000_000;
         diagnosis.late.retain(|r| r.waited_ns >= patience_ns);

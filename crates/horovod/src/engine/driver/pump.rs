@@ -1,8 +1,8 @@
 //! The control plane of a rank: hears, says, keeps the state machines going, ends the generation when it must.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
@@ -20,7 +20,7 @@ use crate::engine::inspection::Inspection;
 use crate::engine::recording::Recording;
 use crate::engine::relay::Relay;
 use crate::engine::tuning::Announced;
-use crate::engine::{Entry, SHUTDOWN_GRACE, Shared, nanos, public_error};
+use crate::engine::{Entry, SHUTDOWN_GRACE, Shared, TOLD, nanos, public_error};
 use crate::error::Error;
 
 /// How long a closed connection waits for the launcher to say why the process ended.
@@ -128,6 +128,10 @@ impl Pump {
             // What was said last may still wait for space; news no longer matter.
             while self.control.poll().is_some() {}
         }
+        if self.shared.held.load(Ordering::Acquire) != TOLD {
+            let held = self.shared.held.swap(TOLD, Ordering::AcqRel);
+            self.control.tell_held(held);
+        }
         progress |= self.relay.carry(&mut self.control);
         progress |= self.recording.carry_mail(&self.relay, &mut self.control);
         progress | self.drain_actions()
@@ -152,6 +156,14 @@ impl Pump {
                 if self.needs(notice.rank) {
                     self.end_generation(&notice);
                 }
+            }
+            ControlEvent::HostsUpdated { version, kind } => {
+                let mut updates = self
+                    .shared
+                    .host_updates
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
+                *updates = (version, updates.1 | kind);
             }
             other => tracing::debug!("unexpected event of the control plane: {other:?}"),
         }

@@ -1,0 +1,18 @@
+//! Elastic jobs: members come and go while the job runs.
+//!
+//! `driver` decides, without I/O (with `hosts`, `rounds`, `leaving` and `seats`); `discovery` asks which hosts there
+//! are; `job` carries out.
+
+mod discovery;
+mod driver;
+mod events;
+mod hosts;
+mod job;
+mod leaving;
+mod rounds;
+mod seats;
+#[cfg(test)]
+mod simulation;
+mod start;
+
+pub(crate) use start::run;

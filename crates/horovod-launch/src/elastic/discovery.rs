@@ -1,0 +1,346 @@
+//! Which hosts there are: asks the user's script again and again, in a thread of its own, so that a slow script, name
+//! server or ssh holds up nothing.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use crate::hosts::{self, Host};
+use crate::io::{Got, Interest, read_some, set_nonblocking, wait};
+use crate::remote::{self, Ssh};
+
+/// Between two starts of the script.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Longest run of the script.
+const SCRIPT_LIMIT: Duration = Duration::from_secs(60);
+/// Most bytes that it may print.
+const SCRIPT_BYTES_MAX: usize = 4 << 20;
+/// How long a name may take to be resolved.
+const RESOLVE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Where the list comes from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    /// It never changes.
+    Fixed(Vec<Host>),
+    /// A shell command, and the slots of hosts that it names without a number.
+    Script {
+        command: String,
+        default_slots: Option<u32>,
+    },
+}
+
+/// A host on the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Listed {
+    pub(super) host: Host,
+    /// It is this machine.
+    pub(super) is_local: bool,
+    /// The user's ssh knows how to treat unknown host keys.
+    pub(super) keys_settled: bool,
+}
+
+/// What was found.
+pub(super) type Found = Result<Vec<Listed>, String>;
+
+/// The thread's other end. Dropping it ends the thread and the script.
+#[derive(Debug)]
+pub(super) struct Discovery {
+    found: Receiver<Found>,
+    /// Rings when there is something; closing it ends the thread.
+    bell: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Discovery {
+    pub(super) fn start(source: Source, ssh: Ssh) -> std::io::Result<Self> {
+        let (bell, theirs) = UnixStream::pair()?;
+        bell.set_nonblocking(true)?;
+        theirs.set_nonblocking(true)?;
+        let (sender, found) = channel();
+        let searcher = Searcher {
+            source,
+            ssh,
+            bell: theirs,
+            sender,
+            places: BTreeMap::new(),
+            last: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("discovery".to_owned())
+            .spawn(move || searcher.run())?;
+        Ok(Self {
+            found,
+            bell: Some(bell),
+            thread: Some(thread),
+        })
+    }
+
+    /// Readable when something was found.
+    pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().map(AsFd::as_fd)
+    }
+
+    /// What was found since the last call: every change of the list, and why it could not be had.
+    pub(super) fn take(&self) -> Vec<Found> {
+        let mut bytes = [0; 64];
+        while let Some(Ok(count)) = self.bell.as_ref().map(|mut bell| bell.read(&mut bytes)) {
+            if count == 0 {
+                break;
+            }
+        }
+        self.found.try_iter().collect()
+    }
+}
+
+impl Drop for Discovery {
+    fn drop(&mut self) {
+        self.bell = None;
+        if let Some(thread) = self.thread.take() {
+            // It only ends early by a panic, which has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Searcher {
+    source: Source,
+    ssh: Ssh,
+    bell: UnixStream,
+    sender: Sender<Found>,
+    /// Of each name seen: whether it is this machine, and whether host keys are settled.
+    places: BTreeMap<String, (bool, bool)>,
+    last: Option<Found>,
+}
+
+/// The other end wants the thread to end.
+struct Dismissed;
+
+impl Searcher {
+    fn run(mut self) {
+        // Being dismissed is how it ends.
+        let _ = self.search();
+    }
+
+    fn search(&mut self) -> Result<(), Dismissed> {
+        loop {
+            let next = Instant::now() + INTERVAL;
+            let found = match self.source.clone() {
+                Source::Fixed(hosts) => Ok(hosts),
+                Source::Script {
+                    command,
+                    default_slots,
+                } => self
+                    .run_script(&command)?
+                    .and_then(|text| hosts::parse_discovered(&text, default_slots)),
+            };
+            let found = found.map(|hosts| self.place(hosts));
+            if self.last.as_ref() != Some(&found) {
+                self.last = Some(found.clone());
+                self.sender.send(found).map_err(|_| Dismissed)?;
+                // A full socket has enough wake-ups in it.
+                let _ = std::io::Write::write(&mut &self.bell, &[1]);
+            }
+            let forever = matches!(self.source, Source::Fixed(_));
+            while forever || Instant::now() < next {
+                let until = (!forever).then_some(next);
+                let _ = wait(&[Interest::read(self.bell.as_fd())], until);
+                self.look()?;
+            }
+        }
+    }
+
+    /// Whether the other end is still there.
+    fn look(&self) -> Result<(), Dismissed> {
+        match read_some(&mut &self.bell, &mut [0; 8]) {
+            Got::End => Err(Dismissed),
+            Got::Bytes(_) | Got::Nothing => Ok(()),
+        }
+    }
+
+    /// Where hosts are is looked up once for each name.
+    fn place(&mut self, hosts: Vec<Host>) -> Vec<Listed> {
+        let unknown = |host: &&Host| !self.places.contains_key(&host.name);
+        let new: Vec<&Host> = hosts.iter().filter(unknown).collect();
+        let local = remote::are_local(&new, RESOLVE_LIMIT);
+        let places: Vec<_> = new
+            .iter()
+            .zip(local)
+            .map(|(host, is_local)| {
+                let settled = !is_local && self.ssh.new_host_keys_are_settled(&[host])[0];
+                (host.name.clone(), (is_local, settled))
+            })
+            .collect();
+        self.places.extend(places);
+        hosts
+            .into_iter()
+            .map(|host| {
+                let (is_local, keys_settled) = self.places[&host.name];
+                Listed {
+                    host,
+                    is_local,
+                    keys_settled,
+                }
+            })
+            .collect()
+    }
+
+    /// What the script prints, or what is wrong with it.
+    fn run_script(&self, command: &str) -> Result<Result<String, String>, Dismissed> {
+        let script = format!("the host discovery script ({command})");
+        let child = Command::new("/bin/sh")
+            .arg("-c")
+            .arg(command)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut child = match child {
+            Ok(child) => child,
+            Err(error) => return Ok(Err(format!("{script} cannot be started: {error}"))),
+        };
+        let result = self.follow(&mut child);
+        // Whatever it has started in the background, too.
+        let group = Pid::from_child(&child);
+        if !matches!(child.try_wait(), Ok(Some(_))) {
+            let _ = rustix::process::kill_process_group(group, Signal::KILL);
+            let _ = child.wait();
+        }
+        Ok(result?.map_err(|why| format!("{script} {why}")))
+    }
+
+    fn follow(&self, child: &mut Child) -> Result<Result<String, String>, Dismissed> {
+        let deadline = Instant::now() + SCRIPT_LIMIT;
+        let Some(mut stdout) = child.stdout.take() else {
+            return Ok(Err("has no output".to_owned()));
+        };
+        if let Err(error) = set_nonblocking(&stdout) {
+            return Ok(Err(format!("cannot be read: {error}")));
+        }
+        let mut text = Vec::new();
+        let mut buffer = [0; 16 << 10];
+        loop {
+            match read_some(&mut stdout, &mut buffer) {
+                Got::Bytes(count) => text.extend_from_slice(&buffer[..count]),
+                Got::End => break,
+                Got::Nothing => {
+                    let interests =
+                        [&stdout.as_fd(), &self.bell.as_fd()].map(|fd| Interest::read(*fd));
+                    let _ = wait(&interests, Some(deadline));
+                    self.look()?;
+                }
+            }
+            if text.len() > SCRIPT_BYTES_MAX {
+                return Ok(Err(format!("printed more than {SCRIPT_BYTES_MAX} bytes")));
+            }
+            if Instant::now() >= deadline {
+                let limit = SCRIPT_LIMIT.as_secs();
+                return Ok(Err(format!("did not end within {limit} s")));
+            }
+        }
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) if status.success() => break,
+                Ok(Some(status)) => {
+                    return Ok(Err(match status.code() {
+                        Some(code) => format!("failed with exit code {code}"),
+                        None => format!("failed: {status}"),
+                    }));
+                }
+                Ok(None) if Instant::now() >= deadline => {
+                    let limit = SCRIPT_LIMIT.as_secs();
+                    return Ok(Err(format!("did not end within {limit} s")));
+                }
+                Ok(None) => {
+                    let soon = Instant::now() + Duration::from_millis(5);
+                    let _ = wait(&[Interest::read(self.bell.as_fd())], Some(soon));
+                    self.look()?;
+                }
+                Err(error) => return Ok(Err(format!("cannot be waited for: {error}"))),
+            }
+        }
+        String::from_utf8(text)
+            .map(Ok)
+            .or_else(|_| Ok(Err("printed something that is not UTF-8".to_owned())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ssh() -> Ssh {
+        Ssh {
+            port: None,
+            identity: None,
+            connect_timeout_s: 1,
+        }
+    }
+
+    fn script(command: &str) -> Discovery {
+        let source = Source::Script {
+            command: command.to_owned(),
+            default_slots: Some(3),
+        };
+        Discovery::start(source, ssh()).expect("starts")
+    }
+
+    fn next(discovery: &Discovery) -> Result<Vec<(String, u32)>, String> {
+        let found = discovery.found.recv_timeout(Duration::from_secs(60));
+        let found = found.expect("in time");
+        found.map(|hosts| {
+            let pair = |l: Listed| (l.host.name, l.host.slots);
+            hosts.into_iter().map(pair).collect()
+        })
+    }
+
+    #[test]
+    fn keeps_the_order_of_the_script() {
+        let found = next(&script("printf 'localhost:2\\n\\n 127.0.0.1 \\n'"));
+        let want = [("localhost".to_owned(), 2), ("127.0.0.1".to_owned(), 3)];
+        assert_eq!(found.expect("good"), want);
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_the_script() {
+        let failure = |command| next(&script(command)).expect_err(command);
+        assert!(failure("exit 7").contains("(exit 7) failed with exit code 7"));
+        assert!(failure("echo a b").contains("\"a b\""));
+        assert!(failure("echo localhost:x").contains("localhost:x"));
+        let none = Source::Script {
+            command: "echo localhost".to_owned(),
+            default_slots: None,
+        };
+        let discovery = Discovery::start(none, ssh()).expect("starts");
+        assert!(
+            next(&discovery)
+                .expect_err("no slots")
+                .contains("--slots-per-host")
+        );
+    }
+
+    #[test]
+    fn an_endless_script_ends_with_the_launcher() {
+        let discovery = script("sleep 1000");
+        drop(discovery);
+    }
+
+    #[test]
+    fn a_fixed_list_is_found_once() {
+        let host = Host {
+            name: "localhost".to_owned(),
+            slots: 2,
+        };
+        let discovery = Discovery::start(Source::Fixed(vec![host]), ssh()).expect("starts");
+        assert_eq!(next(&discovery).expect("good").len(), 1);
+        assert!(discovery.take().is_empty());
+    }
+}

@@ -1,0 +1,498 @@
+//! Who takes part in an elastic job and when: a state machine without I/O. Events and the time go in, actions come out.
+//!
+//! A *worker* is one process, known by a number that is never used twice. It runs in a *slot*: a host's local index.
+//! It starts, comes to the rendezvous' door and *waits*, is a *member* of a round, comes to the door again, ends.
+//! A round is over when none of its members is inside any more: each has come to the door or has ended. The next one
+//! is formed of those who wait then.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use super::events::{Action, Ending, Event, Policy, Time, WorkerId};
+use super::hosts::{Agent, Host, SLOT_MEMORY};
+use super::rounds::DOOR_WAIT;
+use crate::report::Cause;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Starting,
+    Waiting,
+    Member,
+}
+
+/// A process that has not ended.
+#[derive(Clone, Debug)]
+pub(super) struct Worker {
+    pub(super) host: String,
+    pub(super) local: u32,
+    pub(super) phase: Phase,
+    pub(super) held: u8,
+    /// What it holds is older than what the last round had.
+    pub(super) is_stale: bool,
+    /// Its slot is gone: when it is ended if it has not left by itself.
+    pub(super) leave_by: Option<Time>,
+    /// It was told to end, or sent away; how it ends does not matter.
+    pub(super) is_going: bool,
+    /// It was sent away: when it is ended if it has not ended by itself.
+    pub(super) stop_at: Option<Time>,
+    /// It was told to end because it hung.
+    pub(super) is_condemned: bool,
+}
+
+impl Worker {
+    pub(super) fn holds(&self) -> bool {
+        self.held > 0 && !self.is_stale && !self.is_going
+    }
+
+    pub(super) fn is_current(&self) -> bool {
+        self.held > 1 && !self.is_stale
+    }
+
+    pub(super) fn stays(&self) -> bool {
+        self.leave_by.is_none() && !self.is_going
+    }
+}
+
+/// A failure that decides about the job.
+#[derive(Clone, Debug)]
+pub(super) struct Failed {
+    pub(super) worker: WorkerId,
+    pub(super) code: u8,
+    pub(super) text: String,
+}
+
+/// The state of a job.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub(super) policy: Policy,
+    pub(super) hosts: Vec<Host>,
+    pub(super) workers: BTreeMap<WorkerId, Worker>,
+    pub(super) next_worker: WorkerId,
+    /// The last round formed, in the order of ranks, and how many there were.
+    pub(super) round: Vec<WorkerId>,
+    pub(super) rounds: u32,
+    pub(super) resets: u32,
+    /// The last round formed has come to stand.
+    pub(super) is_up: bool,
+    /// Enough slots were there once.
+    pub(super) is_activated: bool,
+    /// Some worker has held the training state.
+    pub(super) has_state: bool,
+    /// Since when a round is needed and cannot be formed.
+    pub(super) waiting_since: Option<Time>,
+    /// Since when the first round could be formed.
+    pub(super) enough_since: Option<Time>,
+    /// Since when newcomers wait for the present round.
+    pub(super) door_since: Option<Time>,
+    /// Of whom the present round has been told.
+    pub(super) announced: BTreeSet<WorkerId>,
+    /// A worker has ended with 0: the work is done.
+    pub(super) is_finished: bool,
+    /// First failure of a member of the present round, and of anybody.
+    pub(super) round_failure: Option<Failed>,
+    pub(super) last_failure: Option<Failed>,
+    pub(super) is_over: bool,
+    pub(super) actions: VecDeque<Action>,
+}
+
+impl Driver {
+    pub(crate) fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            hosts: Vec::new(),
+            workers: BTreeMap::new(),
+            next_worker: 0,
+            round: Vec::new(),
+            rounds: 0,
+            resets: 0,
+            is_up: false,
+            is_activated: false,
+            has_state: false,
+            waiting_since: Some(Duration::ZERO),
+            enough_since: None,
+            door_since: None,
+            announced: BTreeSet::new(),
+            is_finished: false,
+            round_failure: None,
+            last_failure: None,
+            is_over: false,
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// Something happened.
+    pub(crate) fn handle(&mut self, now: Time, event: Event) {
+        if self.is_over {
+            return;
+        }
+        match event {
+            Event::Hosts(listed) => self.on_hosts(now, listed),
+            Event::HostReady(name) => {
+                if let Some(host) = self.host(&name) {
+                    host.agent = Agent::Ready;
+                }
+            }
+            Event::HostLost { host, why, code } => self.on_host_lost(now, &host, &why, code),
+            Event::Joined { worker, held } => self.on_joined(now, worker, held),
+            Event::Away(worker) => {
+                let was_member = self.round.contains(&worker);
+                if let Some(w) = self.workers.get_mut(&worker) {
+                    // It will come again or end; until then it is where it was before.
+                    w.phase = match was_member {
+                        true => Phase::Member,
+                        false => Phase::Starting,
+                    };
+                }
+            }
+            Event::Held { worker, held } => {
+                // Also of a worker whose end came to be known first.
+                self.has_state |= held > 0;
+                if let Some(w) = self.workers.get_mut(&worker) {
+                    w.held = held;
+                }
+            }
+            Event::Up => self.is_up = true,
+            Event::Exited { worker, cause } => self.on_exit(now, worker, &cause),
+        }
+        self.settle(now);
+    }
+
+    /// The time has come that [`Driver::next_deadline`] named.
+    pub(crate) fn handle_timeout(&mut self, now: Time) {
+        if !self.is_over {
+            self.settle(now);
+        }
+    }
+
+    /// When to call [`Driver::handle_timeout`] at the latest.
+    pub(crate) fn next_deadline(&self) -> Option<Time> {
+        if self.is_over {
+            return None;
+        }
+        let patience = self.policy.patience;
+        let leaving = self.workers.values();
+        let leaving = leaving.filter(|w| !w.is_going && w.phase == Phase::Member);
+        let dismissed = self.workers.values().filter_map(|w| w.stop_at);
+        self.hosts
+            .iter()
+            .filter_map(Host::next_change)
+            .chain(leaving.filter_map(|w| w.leave_by))
+            .chain(dismissed)
+            .chain(self.waiting_since.map(|at| at + patience))
+            .chain(self.enough_since.map(|at| at + self.policy.start_grace))
+            .chain(self.door_since.map(|at| at + DOOR_WAIT))
+            .min()
+    }
+
+    /// What to do next; ask until there is nothing.
+    pub(crate) fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// A worker for people: its rank in the last round, or its place.
+    pub(crate) fn name(&self, worker: WorkerId) -> String {
+        let rank = self.round.iter().position(|w| *w == worker);
+        match (rank, self.workers.get(&worker)) {
+            (Some(rank), Some(w)) => format!("rank {rank} on host {}", w.host),
+            (Some(rank), None) => format!("rank {rank}"),
+            (None, Some(w)) => format!("a new worker on host {} (slot {})", w.host, w.local),
+            (None, None) => "a worker".to_owned(),
+        }
+    }
+
+    pub(super) fn act(&mut self, action: Action) {
+        self.actions.push_back(action);
+    }
+
+    pub(super) fn say(&mut self, text: String) {
+        self.act(Action::Say(text));
+    }
+
+    pub(super) fn host(&mut self, name: &str) -> Option<&mut Host> {
+        self.hosts.iter_mut().find(|h| h.name == name)
+    }
+
+    pub(super) fn end(&mut self, ending: Ending) {
+        self.is_over = true;
+        self.act(Action::End(ending));
+    }
+
+    pub(super) fn fail(&mut self, failure: Option<Failed>, why: String) {
+        self.end(Ending::Failure {
+            worker: failure.as_ref().map(|f| f.worker),
+            code: failure.map_or(1, |f| f.code.max(1)),
+            why,
+        });
+    }
+
+    pub(super) fn on_joined(&mut self, now: Time, worker: WorkerId, held: u8) {
+        let is_member = self.round.contains(&worker);
+        let Some(w) = self.workers.get_mut(&worker) else {
+            let why = "its process is not one of the job".to_owned();
+            self.act(Action::Dismiss(worker, why));
+            return;
+        };
+        w.phase = Phase::Waiting;
+        w.held = held;
+        self.has_state |= held > 0;
+        if is_member {
+            self.waiting_since.get_or_insert(now);
+        }
+    }
+
+    pub(super) fn on_host_lost(&mut self, now: Time, name: &str, why: &str, code: u8) {
+        let cooldown = self.policy.cooldown;
+        let Some(host) = self.host(name) else { return };
+        host.agent = Agent::None;
+        host.ban(now, why, cooldown);
+        let until = host.ban_text(now);
+        self.say(format!("host {name} is left alone {until}: {why}"));
+        let here: Vec<WorkerId> = self
+            .workers
+            .iter()
+            .filter(|(_, w)| w.host == name)
+            .map(|(id, _)| *id)
+            .collect();
+        if here.is_empty() {
+            self.last_failure = Some(Failed {
+                worker: WorkerId::MAX,
+                code,
+                text: format!("host {name}: {why}"),
+            });
+        }
+        for worker in here {
+            self.on_exit(now, worker, &Cause::HostLost(why.to_owned()));
+        }
+    }
+
+    pub(super) fn on_exit(&mut self, now: Time, worker: WorkerId, cause: &Cause) {
+        let name = self.name(worker);
+        let Some(w) = self.workers.remove(&worker) else {
+            return;
+        };
+        let is_member = self.round.contains(&worker);
+        if let Some(slot) = self
+            .host(&w.host)
+            .and_then(|h| h.slots.get_mut(w.local as usize))
+        {
+            slot.worker = None;
+        }
+        if cause.is_failure() {
+            self.act(Action::TellDeath {
+                worker,
+                cause: cause.text(),
+            });
+        }
+        if w.is_going && !w.is_condemned {
+            return;
+        }
+        if !cause.is_failure() {
+            if is_member || self.rounds == 0 {
+                self.is_finished = true;
+            } else if let Some(slot) = self
+                .host(&w.host)
+                .and_then(|h| h.slots.get_mut(w.local as usize))
+            {
+                // It has seen that there is nothing to do for it: another would see the same.
+                slot.is_retired = true;
+            }
+            return;
+        }
+        let failure = Failed {
+            worker,
+            code: cause.code(),
+            text: format!("{name} {}", cause.text()),
+        };
+        if is_member || (self.rounds == 0 && self.is_finished) {
+            self.round_failure.get_or_insert(failure.clone());
+        }
+        self.last_failure = Some(failure);
+        if is_member && !self.is_finished {
+            // The others will notice, unless they hang.
+            self.waiting_since.get_or_insert(now);
+        }
+        let rest = self.count_failure(now, &w, cause);
+        let restarts = match rest {
+            Some(text) => text,
+            None if self.is_finished => "nothing is started any more".to_owned(),
+            None if w.leave_by.is_some() => "its slot was to be removed".to_owned(),
+            None if matches!(cause, Cause::HostLost(_)) => "its host is lost".to_owned(),
+            None => "its slot gets another process".to_owned(),
+        };
+        let was = match cause {
+            Cause::Exit(crate::frames::ExitStatus::Code(_)) => "",
+            _ => "was ",
+        };
+        self.say(format!("{name} {was}{}; {restarts}", cause.text()));
+    }
+
+    /// Takes a failure down in its slot; what follows from it if the slot is not to be used for now.
+    pub(super) fn count_failure(&mut self, now: Time, w: &Worker, cause: &Cause) -> Option<String> {
+        if w.leave_by.is_some() || matches!(cause, Cause::HostLost(_)) {
+            return None;
+        }
+        let (most, cooldown) = (self.policy.slot_failures_max, self.policy.cooldown);
+        let host = self.hosts.iter_mut().find(|h| h.name == w.host)?;
+        let slot = host.slots.get_mut(w.local as usize)?;
+        let rest = slot.fail(now, most)?;
+        let text = format!(
+            "slot {} failed {most} times within {} s and rests for {} s",
+            w.local,
+            SLOT_MEMORY.as_secs(),
+            rest.as_secs()
+        );
+        if !host.all_rest(now) {
+            return Some(text);
+        }
+        let why = "all its slots failed again and again";
+        host.ban(now, why, cooldown);
+        let until = host.ban_text(now);
+        Some(format!(
+            "{text}; host {} is left alone {until}: {why}",
+            w.host
+        ))
+    }
+
+    /// Does all that follows from the present state.
+    pub(super) fn settle(&mut self, now: Time) {
+        for host in &mut self.hosts {
+            host.expire(now);
+        }
+        self.mark_leaving(now);
+        self.shed_surplus(now);
+        if self.is_finished {
+            self.wind_down(now);
+        }
+        let due = |w: &Worker| w.stop_at.is_some_and(|at| at <= now);
+        let late = self.workers.iter().filter(|(_, w)| due(w));
+        let late: Vec<WorkerId> = late.map(|(id, _)| *id).collect();
+        for id in late {
+            self.stop(id);
+        }
+        self.check_end();
+        if self.is_over {
+            return;
+        }
+        self.start_workers();
+        self.close_hosts();
+        self.form(now);
+        if self.is_over {
+            return;
+        }
+        self.announce(now);
+        self.end_waits(now);
+    }
+
+    pub(super) fn check_end(&mut self) {
+        if self.is_finished {
+            let counts = |id: &WorkerId| self.rounds == 0 || self.round.contains(id);
+            if !self.workers.keys().any(counts) {
+                match self.round_failure.take() {
+                    None => self.end(Ending::Success),
+                    Some(failure) => {
+                        let why = format!(
+                            "{} when others of its round had finished already",
+                            failure.text
+                        );
+                        self.fail(Some(failure), why);
+                    }
+                }
+            }
+            return;
+        }
+        if self.has_state && !self.workers.values().any(Worker::holds) {
+            let failure = self.round_failure.take().or(self.last_failure.take());
+            let first = failure
+                .as_ref()
+                .map_or_else(String::new, |f| format!(" (the first of them: {})", f.text));
+            let why = format!(
+                "every worker that held the training state has ended{first}: nothing is left to go on from"
+            );
+            return self.fail(failure, why);
+        }
+        let none_left = self.workers.values().all(|w| w.is_going);
+        let listed: Vec<&Host> = self.hosts.iter().filter(|h| h.listed > 0).collect();
+        let hopeless = listed.iter().all(|h| h.is_hopeless())
+            && (self.policy.has_fixed_hosts || !listed.is_empty());
+        if none_left && hopeless && !self.hosts.is_empty() {
+            let failure = self.last_failure.take();
+            let last = failure
+                .as_ref()
+                .map_or_else(String::new, |f| format!("; the last failure: {}", f.text));
+            self.fail(
+                failure,
+                format!("no host is left that could run a worker{last}"),
+            );
+        }
+    }
+
+    /// Fills the slots that there are, in the order of hosts.
+    pub(super) fn start_workers(&mut self) {
+        let limit_reached = self.rounds > 0 && self.is_limit_reached();
+        if self.is_finished || limit_reached {
+            return;
+        }
+        if !self.is_activated {
+            let usable: u64 = self.hosts.iter().map(Host::usable).sum();
+            if usable < u64::from(self.policy.first_np) {
+                return;
+            }
+            self.is_activated = true;
+        }
+        let mut there = self.workers.values().filter(|w| w.stays()).count() as u64;
+        for host in &mut self.hosts {
+            if !host.is_usable() {
+                continue;
+            }
+            for (local, slot) in (0..host.listed).zip(&mut host.slots) {
+                if !slot.is_free() || there >= u64::from(self.policy.max_np) {
+                    continue;
+                }
+                there += 1;
+                match host.agent {
+                    Agent::Opening => {}
+                    Agent::None => {
+                        host.agent = Agent::Opening;
+                        self.actions.push_back(Action::Open(host.name.clone()));
+                    }
+                    Agent::Ready => {
+                        let worker = self.next_worker;
+                        self.next_worker += 1;
+                        slot.worker = Some(worker);
+                        let new = Worker {
+                            host: host.name.clone(),
+                            local,
+                            phase: Phase::Starting,
+                            held: 0,
+                            is_stale: false,
+                            leave_by: None,
+                            is_going: false,
+                            stop_at: None,
+                            is_condemned: false,
+                        };
+                        self.workers.insert(worker, new);
+                        self.actions.push_back(Action::Start {
+                            worker,
+                            host: host.name.clone(),
+                            local,
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn close_hosts(&mut self) {
+        let workers = &self.workers;
+        for host in &mut self.hosts {
+            let in_use = workers.values().any(|w| w.host == host.name);
+            if host.listed == 0 && host.agent == Agent::Ready && !in_use {
+                host.agent = Agent::None;
+                self.actions.push_back(Action::Close(host.name.clone()));
+            }
+        }
+        self.hosts.retain(|h| {
+            h.listed > 0 || h.agent != Agent::None || workers.values().any(|w| w.host == h.name)
+        });
+    }
+}

@@ -1,0 +1,227 @@
+//! The hosts of an elastic job as its driver knows them: what is listed, what failed, what rests.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::driver::Driver;
+use super::events::{Action, Time, WorkerId};
+
+/// How long a slot's failures count.
+pub(super) const SLOT_MEMORY: Duration = Duration::from_secs(60);
+/// How long a slot rests the first time; twice as long each further time, up to the second.
+const REST: Duration = Duration::from_secs(60);
+const REST_MAX: Duration = Duration::from_secs(3600);
+
+/// Whether workers can be started on a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Agent {
+    None,
+    Opening,
+    Ready,
+}
+
+/// A host that is left alone.
+#[derive(Clone, Debug)]
+struct Ban {
+    why: String,
+    /// `None`: as long as it stays listed.
+    until: Option<Time>,
+}
+
+/// One host.
+#[derive(Clone, Debug)]
+pub(super) struct Host {
+    pub(super) name: String,
+    /// Slots that the list gives it now; 0 when it is not listed.
+    pub(super) listed: u32,
+    pub(super) agent: Agent,
+    /// At least as many as listed.
+    pub(super) slots: Vec<Slot>,
+    ban: Option<Ban>,
+    bans: u32,
+}
+
+/// One of a host's places for a worker.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Slot {
+    pub(super) worker: Option<WorkerId>,
+    /// Its worker saw that there is nothing to do.
+    pub(super) is_retired: bool,
+    failures: VecDeque<Time>,
+    rests_until: Option<Time>,
+    rests: u32,
+}
+
+impl Slot {
+    pub(super) fn is_free(&self) -> bool {
+        self.worker.is_none() && self.rests_until.is_none() && !self.is_retired
+    }
+
+    /// Takes a failure down; how long the slot rests if that was one too many.
+    pub(super) fn fail(&mut self, now: Time, most: u32) -> Option<Duration> {
+        self.failures.push_back(now);
+        while self
+            .failures
+            .front()
+            .is_some_and(|at| *at + SLOT_MEMORY < now)
+        {
+            self.failures.pop_front();
+        }
+        if self.failures.len() < most as usize {
+            return None;
+        }
+        self.failures.clear();
+        let rest = REST.saturating_mul(1 << self.rests.min(16)).min(REST_MAX);
+        self.rests += 1;
+        self.rests_until = Some(now + rest);
+        Some(rest)
+    }
+}
+
+impl Host {
+    fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            listed: 0,
+            agent: Agent::None,
+            slots: Vec::new(),
+            ban: None,
+            bans: 0,
+        }
+    }
+
+    /// Left alone: until when depends on how often it was before.
+    pub(super) fn ban(&mut self, now: Time, why: &str, cooldown: Option<(Duration, Duration)>) {
+        let until = cooldown.map(|(first, most)| {
+            now + first
+                .saturating_mul(1 << self.bans.min(16))
+                .min(most)
+                .max(first)
+        });
+        self.bans += 1;
+        self.ban = Some(Ban {
+            why: why.to_owned(),
+            until,
+        });
+    }
+
+    /// `for 20 s` or `for good ...`.
+    pub(super) fn ban_text(&self, now: Time) -> String {
+        match self.ban.as_ref().and_then(|ban| ban.until) {
+            Some(until) => format!("for {} s", (until.saturating_sub(now)).as_secs()),
+            None => "as long as it is listed (see --blacklist-cooldown-range)".to_owned(),
+        }
+    }
+
+    pub(super) fn all_rest(&self, now: Time) -> bool {
+        let listed = self.slots.iter().take(self.listed as usize);
+        listed
+            .into_iter()
+            .all(|slot| slot.rests_until.is_some_and(|until| until > now))
+    }
+
+    pub(super) fn expire(&mut self, now: Time) {
+        let has_expired = |until: Option<Time>| until.is_some_and(|until| until <= now);
+        if self.ban.as_ref().is_some_and(|ban| has_expired(ban.until)) {
+            self.ban = None;
+            self.forgive_slots();
+        }
+        for slot in &mut self.slots {
+            if has_expired(slot.rests_until) {
+                slot.rests_until = None;
+            }
+        }
+    }
+
+    fn forgive_slots(&mut self) {
+        for slot in &mut self.slots {
+            slot.rests_until = None;
+            slot.is_retired = false;
+            slot.failures.clear();
+        }
+    }
+
+    pub(super) fn next_change(&self) -> Option<Time> {
+        let ban = self.ban.as_ref().and_then(|ban| ban.until);
+        let rests = self.slots.iter().filter_map(|slot| slot.rests_until);
+        ban.into_iter().chain(rests).min()
+    }
+
+    pub(super) fn is_usable(&self) -> bool {
+        self.listed > 0 && self.ban.is_none()
+    }
+
+    /// Slots in which a worker runs or could run.
+    pub(super) fn usable(&self) -> u64 {
+        if !self.is_usable() {
+            return 0;
+        }
+        let listed = self.slots.iter().take(self.listed as usize);
+        listed.filter(|s| s.worker.is_some() || s.is_free()).count() as u64
+    }
+
+    /// Nothing will be started here unless the list changes.
+    pub(super) fn is_hopeless(&self) -> bool {
+        match &self.ban {
+            Some(ban) => ban.until.is_none(),
+            None => {
+                let listed = self.slots.iter().take(self.listed as usize);
+                listed.into_iter().all(|slot| slot.is_retired)
+            }
+        }
+    }
+
+    /// For an error: what is the matter with it.
+    pub(super) fn describe(&self) -> String {
+        let running = self.slots.iter().filter(|s| s.worker.is_some()).count();
+        let resting = self.slots.iter().filter(|s| s.rests_until.is_some());
+        let resting = resting.count();
+        let mut text = format!("{}:{} ({running} run", self.name, self.listed);
+        if resting > 0 {
+            text.push_str(&format!(", {resting} rest after failures"));
+        }
+        if let Some(ban) = &self.ban {
+            text.push_str(&format!(", left alone: {}", ban.why));
+        }
+        if self.agent == Agent::Opening {
+            text.push_str(", not reached yet");
+        }
+        text.push(')');
+        text
+    }
+}
+
+impl Driver {
+    /// Known hosts keep their places, new ones follow in the order of the list.
+    pub(super) fn on_hosts(&mut self, _now: Time, listed: Vec<(String, u32)>) {
+        for host in &mut self.hosts {
+            let now_listed = listed.iter().find(|(name, _)| *name == host.name);
+            let slots = now_listed.map_or(0, |(_, slots)| *slots);
+            if host.listed == 0 && slots > 0 {
+                // Taken off the list and put back: somebody has looked after it.
+                host.ban = None;
+                host.forgive_slots();
+            }
+            host.list(slots);
+        }
+        for (name, slots) in listed {
+            if self.hosts.iter().all(|h| h.name != name) {
+                let mut host = Host::new(&name);
+                host.list(slots);
+                self.hosts.push(host);
+            }
+        }
+        if self.rounds == 0 && self.workers.is_empty() && self.hosts.is_empty() {
+            self.act(Action::Say("no hosts are listed yet".to_owned()));
+        }
+    }
+}
+
+impl Host {
+    fn list(&mut self, slots: u32) {
+        self.listed = slots;
+        if self.slots.len() < slots as usize {
+            self.slots.resize_with(slots as usize, Slot::default);
+        }
+    }
+}

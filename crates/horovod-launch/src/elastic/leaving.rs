@@ -1,0 +1,119 @@
+//! Workers that shall go: their slots are removed, there are too many, or the work is done.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::driver::{Driver, Phase};
+use super::events::{Action, Time, WorkerId};
+
+/// How long a worker that was sent away may take to end by itself.
+const DISMISSED_GRACE: Duration = Duration::from_secs(30);
+
+impl Driver {
+    /// Sends a worker that waits at the door away.
+    pub(super) fn dismiss(&mut self, now: Time, worker: WorkerId, why: &str) {
+        if let Some(w) = self.workers.get_mut(&worker) {
+            w.is_going = true;
+            w.stop_at = Some(now + DISMISSED_GRACE);
+        }
+        self.act(Action::Dismiss(worker, why.to_owned()));
+    }
+
+    pub(super) fn stop(&mut self, worker: WorkerId) {
+        if let Some(w) = self.workers.get_mut(&worker) {
+            w.is_going = true;
+            w.stop_at = None;
+        }
+        self.act(Action::Stop(worker));
+    }
+
+    /// Workers whose slot is gone shall leave; who gets its slot back stays.
+    pub(super) fn mark_leaving(&mut self, now: Time) {
+        let patience = self.policy.patience;
+        let listed: BTreeMap<&str, u32> = self
+            .hosts
+            .iter()
+            .map(|host| (host.name.as_str(), host.listed))
+            .collect();
+        for w in self.workers.values_mut() {
+            if w.local < listed.get(w.host.as_str()).copied().unwrap_or(0) {
+                w.leave_by = None;
+            } else {
+                w.leave_by.get_or_insert(now + patience);
+            }
+        }
+        let ids: Vec<WorkerId> = self.workers.keys().copied().collect();
+        for id in ids {
+            let is_new = !self.round.contains(&id);
+            let Some(w) = self.workers.get_mut(&id) else {
+                continue;
+            };
+            let Some(leave_by) = w.leave_by.filter(|_| !w.is_going) else {
+                continue;
+            };
+            // Who has no part in a round yet goes at once; a member when its time is over.
+            let is_due = w.phase == Phase::Member && now >= leave_by;
+            if is_new && w.phase == Phase::Starting {
+                self.stop(id);
+            } else if is_new && w.phase == Phase::Waiting && !w.holds() {
+                self.dismiss(
+                    now,
+                    id,
+                    "its slot was removed before it was part of a round",
+                );
+            } else if is_due && !self.has_other_holder() {
+                // The last that holds the state cannot be spared.
+                if let Some(w) = self.workers.get_mut(&id) {
+                    w.leave_by = Some(now + patience);
+                }
+            } else if is_due {
+                let name = self.name(id);
+                self.say(format!(
+                    "{name} shall be removed and did not come to a commit within {} s; ending it",
+                    patience.as_secs()
+                ));
+                self.stop(id);
+            }
+        }
+    }
+
+    /// Ends what is more than --max-np allows: slots that were to be removed may have come back after others were
+    /// filled for them.
+    pub(super) fn shed_surplus(&mut self, now: Time) {
+        let stays = self.workers.iter().filter(|(_, w)| w.stays());
+        let mut staying: Vec<WorkerId> = stays.map(|(id, _)| *id).collect();
+        let over = staying.len().saturating_sub(self.policy.max_np as usize);
+        if over == 0 {
+            return;
+        }
+        staying.retain(|id| !self.round.contains(id));
+        staying.sort_by_key(|id| self.precedence(*id));
+        for id in staying.into_iter().rev().take(over) {
+            match self.workers[&id].phase {
+                Phase::Waiting => self.dismiss(now, id, "there are as many as --max-np allows"),
+                _ => self.stop(id),
+            }
+        }
+    }
+
+    /// Whether the state would survive if all who shall leave left now.
+    pub(super) fn has_other_holder(&self) -> bool {
+        !self.has_state || self.workers.values().any(|w| w.holds() && w.stays())
+    }
+
+    /// The work is done: no newcomer is needed.
+    pub(super) fn wind_down(&mut self, now: Time) {
+        let newcomers: Vec<(WorkerId, Phase)> = self
+            .workers
+            .iter()
+            .filter(|(id, w)| self.rounds > 0 && !self.round.contains(id) && !w.is_going)
+            .map(|(id, w)| (*id, w.phase))
+            .collect();
+        for (id, phase) in newcomers {
+            match phase {
+                Phase::Waiting => self.dismiss(now, id, "the job has finished"),
+                _ => self.stop(id),
+            }
+        }
+    }
+}

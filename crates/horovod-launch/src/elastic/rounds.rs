@@ -1,0 +1,291 @@
+//! Who forms the next round and when, who is told of changes, and which waits have been too long.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::driver::{Driver, Phase, Worker};
+use super::events::{Action, Time, WorkerId};
+use super::hosts::{Agent, Host};
+use super::seats;
+
+/// While other workers are about to come to the door, too, how long a newcomer waits before all are told of it.
+pub(super) const DOOR_WAIT: Duration = Duration::from_secs(2);
+
+/// Kinds of announced changes, as workers know them.
+const REMOVED: u8 = 1;
+const ADDED: u8 = 2;
+
+impl Driver {
+    pub(super) fn is_limit_reached(&self) -> bool {
+        self.policy.reset_limit.is_some_and(|n| self.resets >= n)
+    }
+
+    pub(super) fn need(&self) -> u32 {
+        match (self.is_finished, self.rounds) {
+            (true, _) => 1,
+            (false, 0) => self.policy.first_np,
+            (false, _) => self.policy.min_np,
+        }
+    }
+
+    /// Forms the next round, if the present one is over and there are enough.
+    pub(super) fn form(&mut self, now: Time) {
+        let is_inside = |w: &Worker| w.phase == Phase::Member;
+        if self.workers.values().any(is_inside) {
+            return;
+        }
+        let Some(chosen) = self.choose() else {
+            self.enough_since = None;
+            return;
+        };
+        if self.rounds == 0 && !self.is_finished {
+            let late = self
+                .workers
+                .values()
+                .any(|w| w.phase == Phase::Starting && w.stays());
+            let opening = self
+                .hosts
+                .iter()
+                .any(|h| h.agent == Agent::Opening && h.listed > 0);
+            let since = *self.enough_since.get_or_insert(now);
+            if (late || opening) && now < since + self.policy.start_grace {
+                return;
+            }
+        }
+        if self.rounds > 0 && self.is_up {
+            if self.is_limit_reached() {
+                let failure = self.round_failure.take().or(self.last_failure.take());
+                let limit = self.resets;
+                let why = format!(
+                    "the members of the job changed once more than --reset-limit {limit} allows"
+                );
+                return self.fail(failure, why);
+            }
+            self.resets += 1;
+        }
+        self.begin_round(now, chosen);
+    }
+
+    /// Those who would form a round now, in the order of ranks; `None` if they are too few.
+    pub(super) fn choose(&self) -> Option<Vec<WorkerId>> {
+        let waits = |w: &Worker| w.phase == Phase::Waiting && !w.is_going;
+        let was_in = |id: &WorkerId| self.round.contains(id);
+        let mut chosen: Vec<WorkerId> = self
+            .workers
+            .iter()
+            .filter(|(id, w)| {
+                waits(w)
+                    && if self.is_finished {
+                        was_in(id)
+                    } else {
+                        w.stays()
+                    }
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        if chosen.len() < self.need() as usize {
+            return None;
+        }
+        chosen.sort_by_key(|id| self.precedence(*id));
+        chosen.truncate(self.policy.max_np as usize);
+        if self.has_state && !chosen.iter().any(|id| self.workers[id].holds()) {
+            // Who shall leave but is the last to hold the state stays for one more round.
+            let mut last = self.workers.iter().filter(|(_, w)| waits(w) && w.holds());
+            let (last, _) = last.next()?;
+            chosen.truncate(self.policy.max_np as usize - 1);
+            chosen.push(*last);
+        }
+        Some(self.in_order(chosen))
+    }
+
+    /// Who holds the state comes first, then the order of the last round, then newcomers by place.
+    pub(super) fn precedence(&self, id: WorkerId) -> (bool, usize, usize, u32) {
+        let w = &self.workers[&id];
+        let before = self.round.iter().position(|m| *m == id);
+        let host = self.hosts.iter().position(|h| h.name == w.host);
+        let (last, far) = (usize::MAX, usize::MAX);
+        (
+            !w.holds(),
+            before.unwrap_or(last),
+            host.unwrap_or(far),
+            w.local,
+        )
+    }
+
+    /// The ranks of a host stay together: hosts by their first worker, then workers.
+    pub(super) fn in_order(&self, mut chosen: Vec<WorkerId>) -> Vec<WorkerId> {
+        let mut first = BTreeMap::new();
+        for id in &chosen {
+            let of_host = first.entry(self.workers[id].host.clone());
+            let mine = self.precedence(*id);
+            let best = of_host.or_insert(mine);
+            *best = mine.min(*best);
+        }
+        chosen.sort_by_key(|id| (first[&self.workers[id].host], self.precedence(*id)));
+        chosen
+    }
+
+    pub(super) fn begin_round(&mut self, now: Time, chosen: Vec<WorkerId>) {
+        let needs_sync = !chosen.iter().all(|id| self.workers[id].is_current());
+        let places: Vec<(&str, u32)> = chosen
+            .iter()
+            .map(|id| (self.workers[id].host.as_str(), self.workers[id].local))
+            .collect();
+        let seats = seats::assign(&places, needs_sync);
+        let seats: Vec<_> = chosen.iter().copied().zip(seats).collect();
+        let mut dismissed = Vec::new();
+        for (id, w) in &mut self.workers {
+            if chosen.contains(id) {
+                w.phase = Phase::Member;
+                w.is_stale = false;
+            } else if w.phase == Phase::Waiting && !w.is_going {
+                // The others go on without it: what it holds is the past.
+                w.is_stale = true;
+                if w.leave_by.is_some() {
+                    dismissed.push(*id);
+                }
+            }
+        }
+        for id in dismissed {
+            self.dismiss(now, id, "its host or slot was removed");
+        }
+        if self.rounds > 0 {
+            let new = chosen.iter().filter(|id| !self.round.contains(id)).count();
+            let mut text = format!("{} ranks go on", chosen.len());
+            if chosen.len() == 1 {
+                "1 rank goes on".clone_into(&mut text);
+            }
+            if new > 0 {
+                text.push_str(&format!(", {new} of them new"));
+            }
+            self.say(text);
+        }
+        self.rounds += 1;
+        self.round = chosen;
+        self.is_up = false;
+        self.announced.clear();
+        self.round_failure = None;
+        self.waiting_since = None;
+        self.enough_since = None;
+        self.door_since = None;
+        self.act(Action::Form(seats));
+    }
+
+    /// Tells a running round who waits for it and who shall leave it.
+    pub(super) fn announce(&mut self, now: Time) {
+        let is_inside = self.workers.values().any(|w| w.phase == Phase::Member);
+        if self.is_finished || self.rounds == 0 || !is_inside {
+            self.door_since = None;
+            return;
+        }
+        let in_round = |id: &WorkerId| self.round.contains(id);
+        let staying = self
+            .workers
+            .iter()
+            .filter(|(id, w)| in_round(id) && w.stays());
+        let has_room = (staying.count() as u32) < self.policy.max_np && !self.is_limit_reached();
+        let unknown = |id: &WorkerId| !self.announced.contains(id);
+        let newcomers: Vec<WorkerId> = self
+            .workers
+            .iter()
+            .filter(|(id, w)| {
+                !in_round(id) && w.phase == Phase::Waiting && w.stays() && unknown(id)
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        let mut kind = 0;
+        if newcomers.is_empty() || !has_room {
+            self.door_since = None;
+        } else {
+            let since = *self.door_since.get_or_insert(now);
+            let more = self
+                .workers
+                .values()
+                .any(|w| w.phase == Phase::Starting && w.stays());
+            if !more || now >= since + DOOR_WAIT {
+                kind |= ADDED;
+                self.announced.extend(newcomers);
+                self.door_since = None;
+            }
+        }
+        if self.has_other_holder() {
+            let unknown = |id: &WorkerId| !self.announced.contains(id);
+            let leaving: Vec<WorkerId> = self
+                .workers
+                .iter()
+                .filter(|(id, w)| {
+                    in_round(id) && w.leave_by.is_some() && !w.is_going && unknown(id)
+                })
+                .map(|(id, _)| *id)
+                .collect();
+            if !leaving.is_empty() {
+                kind |= REMOVED;
+                self.announced.extend(leaving);
+            }
+        }
+        if kind != 0 {
+            self.act(Action::Announce(kind));
+        }
+    }
+
+    /// What has been waited for too long.
+    pub(super) fn end_waits(&mut self, now: Time) {
+        let patience = self.policy.patience;
+        if self
+            .waiting_since
+            .is_none_or(|since| now < since + patience)
+        {
+            return;
+        }
+        let hung: Vec<WorkerId> = self
+            .workers
+            .iter()
+            .filter(|(_, w)| w.phase == Phase::Member && !w.is_going)
+            .map(|(id, _)| *id)
+            .collect();
+        if hung.is_empty() && !self.workers.values().any(|w| w.is_condemned) {
+            let failure = self.round_failure.take().or(self.last_failure.take());
+            let why = self.shortage();
+            return self.fail(failure, why);
+        }
+        // Those who wait get as long again; nobody can be ended twice.
+        self.waiting_since = Some(now);
+        for id in hung {
+            let name = self.name(id);
+            self.say(format!(
+                "{name} did not come to the new round within {} s; ending it",
+                patience.as_secs()
+            ));
+            if let Some(w) = self.workers.get_mut(&id) {
+                w.is_condemned = true;
+            }
+            self.stop(id);
+        }
+    }
+
+    /// What there is too little of, and where it went.
+    pub(super) fn shortage(&self) -> String {
+        let there = self
+            .workers
+            .values()
+            .filter(|w| w.phase == Phase::Waiting && w.stays())
+            .count();
+        let option = if self.rounds == 0 { "-np" } else { "--min-np" };
+        let mut text = format!(
+            "no round could be formed within {} s (--elastic-timeout): {} workers are needed ({option}), {there} are ready",
+            self.policy.patience.as_secs(),
+            self.need(),
+        );
+        let starting = self.workers.values().filter(|w| w.phase == Phase::Starting);
+        let starting = starting.count();
+        if starting > 0 {
+            text.push_str(&format!(", {starting} started but have not called init"));
+        }
+        let hosts: Vec<String> = self.hosts.iter().map(Host::describe).collect();
+        match hosts.is_empty() {
+            true => text.push_str("; no hosts are listed"),
+            false => text.push_str(&format!("; hosts: {}", hosts.join(", "))),
+        }
+        text
+    }
+}

@@ -1,0 +1,47 @@
+//! The numbers of a round's members, from their hosts and slots.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use horovod_transport::rendezvous::Seat;
+
+/// The places of a round in the order of ranks: host and slot of each. The local rank is the slot, so that it stays
+/// what it is as long as the process lives; scripts choose their GPU by it.
+pub(super) fn assign(places: &[(&str, u32)], needs_sync: bool) -> Vec<Seat> {
+    // The position of each host, and how many it has; of each local rank, the positions of the hosts that have it.
+    let mut hosts: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
+    let mut columns: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+    for (host, local) in places {
+        let next = hosts.len() as u32;
+        let (position, count) = hosts.entry(host).or_insert((next, 0));
+        *count += 1;
+        columns.entry(*local).or_default().insert(*position);
+    }
+    (0..)
+        .zip(places)
+        .map(|(rank, (host, local))| {
+            let (position, local_size) = hosts[host];
+            let column = &columns[local];
+            let cross_rank = column.range(..position).count() as u32;
+            let cross = (cross_rank, column.len() as u32);
+            Seat::new(rank, (*local, local_size), cross, needs_sync)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_follow_from_hosts_and_slots() {
+        let seats = assign(&[("a", 1), ("b", 0), ("b", 1)], true);
+        assert_eq!(
+            seats,
+            [
+                Seat::new(0, (1, 1), (0, 2), true),
+                Seat::new(1, (0, 2), (0, 1), true),
+                Seat::new(2, (1, 2), (1, 2), true),
+            ]
+        );
+    }
+}

@@ -1,0 +1,113 @@
+//! From options to a running elastic job.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::discovery::{Discovery, Source};
+use super::driver::Driver;
+use super::events::Policy;
+use super::job::ElasticJob;
+use crate::args::Options;
+use crate::hosts::{Host, assign};
+use crate::job::{PING_INTERVAL, raise_file_limit};
+use crate::launch::{LaunchError, ssh_of, start_timeout_of, wanted_hosts};
+use crate::output::Output;
+use crate::rendezvous::Rendezvous;
+use crate::signals::Signals;
+use crate::{environment, leash, platform, remote};
+
+/// Seconds to wait for enough workers, unless told otherwise.
+const ELASTIC_TIMEOUT_S: u32 = 600;
+/// Failures of one slot within a minute after which it rests, unless told otherwise.
+const SLOT_FAILURES: u32 = 3;
+/// Runs the job; the exit code.
+pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
+    let np = options.num_proc.unwrap_or(1);
+    let start_timeout = start_timeout_of(options);
+    let ssh = ssh_of(options)?;
+    let elastic = &options.elastic;
+    let source = match &elastic.script {
+        Some(command) => Source::Script {
+            command: command.clone(),
+            default_slots: elastic.slots_per_host,
+        },
+        None => {
+            let hosts = wanted_hosts(options, np)?;
+            // There will never be more.
+            assign(&hosts, np)?;
+            Source::Fixed(hosts)
+        }
+    };
+    let all_local = match &source {
+        // Any host may come later.
+        Source::Script { .. } => false,
+        Source::Fixed(hosts) => {
+            let hosts: Vec<&Host> = hosts.iter().collect();
+            let local = remote::are_local(&hosts, start_timeout);
+            local.iter().all(|local| *local)
+        }
+    };
+    let cwd = std::env::current_dir().map_err(|error| {
+        LaunchError::Other(format!(
+            "the working directory cannot be found (was it removed?): {error}"
+        ))
+    })?;
+    // From here on Ctrl-C ends things in order.
+    let signals = Signals::watch()?;
+    leash::watch();
+    let mut output = Output::new(0, options.prefix_timestamp)?;
+    if let Some(directory) = &options.output_filename {
+        raise_file_limit();
+        let most = elastic.max_np.unwrap_or(np);
+        output
+            .open_files(directory, most)
+            .map_err(LaunchError::Other)?;
+    }
+    platform::adopt_orphans();
+    let rendezvous = Rendezvous::start_elastic(all_local, &options.network_interfaces);
+    let rendezvous = rendezvous.map_err(|error| {
+        LaunchError::Other(format!("the ranks would have nowhere to meet: {error}"))
+    })?;
+    let patience = elastic.timeout.filter(|seconds| *seconds > 0);
+    let patience = patience
+        .or_else(environment::elastic_timeout)
+        .unwrap_or(ELASTIC_TIMEOUT_S);
+    let seconds = |s: u32| Duration::from_secs(s.into());
+    let policy = Policy {
+        first_np: np,
+        min_np: elastic.min_np.unwrap_or(np),
+        max_np: elastic.max_np.unwrap_or(u32::MAX),
+        patience: seconds(patience),
+        start_grace: start_timeout,
+        reset_limit: elastic.reset_limit,
+        cooldown: elastic.cooldown.map(|(a, b)| (seconds(a), seconds(b))),
+        slot_failures_max: environment::elastic_slot_failures().unwrap_or(SLOT_FAILURES),
+        has_fixed_hosts: elastic.script.is_none(),
+    };
+    let job = ElasticJob {
+        options,
+        output,
+        signals,
+        rendezvous,
+        discovery: Discovery::start(source, ssh.clone())?,
+        driver: Driver::new(policy),
+        started: Instant::now(),
+        start_timeout,
+        patience_s: patience.into(),
+        program: std::env::current_exe()?,
+        ssh,
+        cwd,
+        listed: BTreeMap::new(),
+        has_listed: false,
+        last_complaint: None,
+        links: Vec::new(),
+        workers: BTreeMap::new(),
+        labels: BTreeMap::new(),
+        tails: BTreeMap::new(),
+        ending: None,
+        asked: None,
+        interrupted_by: None,
+        ping_at: Instant::now() + PING_INTERVAL,
+    };
+    Ok(job.run()?)
+}

@@ -1,0 +1,143 @@
+//! What a joining rank and the rendezvous say to each other.
+
+use std::time::{Duration, Instant};
+
+use horovod_protocol::{Generation, Rank};
+
+use super::{CONNECTIONS_MAX, ConnectError, connect::Joining, register::wait_for};
+use crate::{
+    platform::identity,
+    rendezvous::{Common, MemberEntry, Seat, ToClient, ToServer, Where},
+};
+
+/// Part of the timeout after which the rendezvous says who is missing, in percent: before this
+/// rank gives up by itself.
+const ANSWER_AFTER_PERCENT: u32 = 90;
+
+/// Who takes part.
+pub(super) struct Roster {
+    pub(super) generation: Generation,
+    pub(super) members: Vec<MemberEntry>,
+    pub(super) common: Common,
+    pub(super) seat: Option<Seat>,
+}
+
+impl Joining {
+    pub(super) fn hello(&mut self) -> Result<(), ConnectError> {
+        if let Some(elastic) = self.config.elastic {
+            self.deadline = self.started + elastic.patience;
+        }
+        let config = &self.config;
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let patience = left * ANSWER_AFTER_PERCENT / 100;
+        let member = MemberEntry {
+            identity: identity::host_identity(&config.hostname),
+            hostname: config.hostname.clone(),
+            pid: std::process::id(),
+            shm: config.shm,
+        };
+        let common = Common {
+            connections: config.connections.clamp(1, CONNECTIONS_MAX),
+            fan_out: config.fan_out,
+            settings: config.settings.clone(),
+        };
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let hello = match config.elastic {
+            Some(elastic) => ToServer::Join {
+                worker: elastic.worker,
+                held: elastic.held,
+                timeout_ms: ms(config.timeout),
+                member,
+                common,
+            },
+            None => ToServer::Hello {
+                rank: config.rank.0,
+                size: config.size,
+                patience_ms: ms(patience),
+                member,
+                common,
+            },
+        };
+        self.tell(&hello)
+    }
+
+    pub(super) fn tell(&mut self, message: &ToServer) -> Result<(), ConnectError> {
+        self.client.send(message).map_err(|cause| self.lost(cause))
+    }
+
+    pub(super) fn lost(&self, cause: String) -> ConnectError {
+        ConnectError::RendezvousLost {
+            rank: self.config.rank,
+            cause,
+        }
+    }
+
+    /// The next message of the rendezvous; those that end the attempt become errors.
+    pub(super) fn message(&mut self) -> Result<Option<ToClient>, ConnectError> {
+        self.client.flush().map_err(|cause| self.lost(cause))?;
+        let rank = self.config.rank;
+        match self.client.next().map_err(|cause| self.lost(cause))? {
+            Some(ToClient::Refused { text }) => Err(ConnectError::Refused { rank, reason: text }),
+            Some(ToClient::Removed { text }) => Err(ConnectError::Removed(text)),
+            Some(ToClient::Aborted { text }) => Err(ConnectError::Aborted(text)),
+            Some(ToClient::PeerDied { rank, host, cause }) => Err(ConnectError::Aborted(format!(
+                "{} on {host}: {cause}",
+                Rank(rank)
+            ))),
+            Some(ToClient::Missing { ranks }) => Err(ConnectError::Missing {
+                missing: ranks.into_iter().map(Rank).collect(),
+                size: self.config.size,
+                waited: self.started.elapsed(),
+            }),
+            other => Ok(other),
+        }
+    }
+
+    pub(super) fn wait_message(&mut self) -> Result<ToClient, ConnectError> {
+        loop {
+            if let Some(message) = self.message()? {
+                return Ok(message);
+            }
+            if Instant::now() >= self.deadline {
+                return Err(self.lost("it did not answer in time".into()));
+            }
+            let wait = [(&**self.client.fd(), self.client.wants_write())];
+            wait_for(&self.config, wait.into_iter(), Some(self.deadline))?;
+        }
+    }
+
+    pub(super) fn roster(&mut self) -> Result<Roster, ConnectError> {
+        match self.wait_message()? {
+            ToClient::Roster {
+                generation,
+                members,
+                common,
+                seat,
+            } => {
+                let size = members.len();
+                if let (Some(seat), Some(_)) = (seat, self.config.elastic) {
+                    self.config.rank = Rank(seat.rank);
+                    self.config.size = u32::try_from(size).unwrap_or(u32::MAX);
+                    self.deadline = Instant::now() + self.config.timeout;
+                }
+                if size != self.config.size as usize || self.config.rank.index() >= size {
+                    return Err(self.lost("it sent no proper roster".into()));
+                }
+                Ok(Roster {
+                    generation: Generation(generation),
+                    members,
+                    common,
+                    seat,
+                })
+            }
+            _ => Err(self.lost("it sent no proper roster".into())),
+        }
+    }
+
+    pub(super) fn table(&mut self) -> Result<Vec<Where>, ConnectError> {
+        match self.wait_message()? {
+            ToClient::Table { places } if places.len() == self.config.size as usize => Ok(places),
+            _ => Err(self.lost("it sent no proper table".into())),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What a rendezvous server needs, and what it reports.
+
+use std::net::IpAddr;
+
+use horovod_protocol::{Generation, Rank};
+
+use super::messages::RANKS_MAX;
+use crate::JobKey;
+
+/// What a server needs.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerConfig {
+    /// Addresses to listen on. `0.0.0.0` and `::` mean all; a job on one host needs only loopback.
+    pub bind: Vec<IpAddr>,
+    /// The port on all of them; 0 lets the system choose (per address).
+    pub port: u16,
+    /// The job's key.
+    pub key: JobKey,
+    /// The number of ranks; of an elastic job the largest that is possible.
+    pub size: u32,
+    /// Whether the members change from round to round, and the launcher says who they are.
+    pub elastic: bool,
+}
+
+impl ServerConfig {
+    /// A server for `size` ranks on these addresses, on a port of the system's choice.
+    pub fn new(bind: Vec<IpAddr>, key: JobKey, size: u32) -> Self {
+        Self {
+            bind,
+            port: 0,
+            key,
+            size,
+            elastic: false,
+        }
+    }
+
+    /// A server for an elastic job.
+    pub fn elastic(bind: Vec<IpAddr>, key: JobKey) -> Self {
+        Self {
+            elastic: true,
+            ..Self::new(bind, key, RANKS_MAX as u32)
+        }
+    }
+}
+
+/// What happened at the rendezvous.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ServerEvent {
+    /// A rank registered.
+    Registered {
+        /// The rank.
+        rank: Rank,
+        /// Its host.
+        hostname: String,
+        /// Its process.
+        pid: u32,
+    },
+    /// All ranks have met.
+    Up(Generation),
+    /// A meeting failed; the ranks know.
+    Failed(String),
+    /// A registered rank closed its connection.
+    Left(Rank),
+    /// A worker of an elastic job waits for the next round; what it holds of the training state.
+    Joined {
+        /// The worker.
+        worker: u32,
+        /// 0 nothing, 1 that of its last commit, 2 the same as all others of its round.
+        held: u8,
+    },
+    /// A worker of an elastic job does not wait any more.
+    Away {
+        /// The worker.
+        worker: u32,
+    },
+    /// What a worker of an elastic job holds of the training state has changed.
+    Held {
+        /// The worker.
+        worker: u32,
+        /// As in `Joined`.
+        held: u8,
+    },
+}

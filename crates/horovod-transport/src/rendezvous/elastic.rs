@@ -1,0 +1,429 @@
+//! The state of an elastic job's rendezvous, without any I/O: who waits at the door, the round being set up, the
+//! round that stands. The launcher decides who forms a round; this carries it out.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use super::{
+    messages::{Common, MemberEntry, Seat, ToClient, Where},
+    round::{ClientId, Do},
+};
+
+/// A worker that wants to be part of the next round.
+struct Waiting {
+    client: ClientId,
+    member: MemberEntry,
+    common: Common,
+    timeout: Duration,
+}
+
+/// Told who takes part; they say where they listen.
+struct Building {
+    generation: u64,
+    workers: Vec<(u32, Waiting)>,
+    places: Vec<Option<Where>>,
+    ready_by: Instant,
+}
+
+/// The rounds of one job, one after the other.
+#[derive(Default)]
+pub(crate) struct Rounds {
+    door: BTreeMap<u32, Waiting>,
+    building: Option<Building>,
+    /// Workers of the last round that came to stand, in the order of their ranks, with their connections of then.
+    standing: Vec<(u32, ClientId)>,
+    generations: u64,
+    version: u64,
+}
+
+impl Rounds {
+    /// A worker comes to the door.
+    pub(crate) fn join(
+        &mut self,
+        client: ClientId,
+        worker: u32,
+        (member, common): (MemberEntry, Common),
+        timeout: Duration,
+    ) -> Vec<Do> {
+        let mut todo = Vec::new();
+        if self.is_building(|(known, _)| *known == worker) {
+            todo = self.abort(Some(worker), "it came again before all were ready");
+        }
+        let waiting = Waiting {
+            client,
+            member,
+            common,
+            timeout,
+        };
+        if let Some(before) = self.door.insert(worker, waiting) {
+            let text = "the same process has registered again".to_owned();
+            todo.push(Do::Dismiss(before.client, ToClient::Refused { text }));
+        }
+        todo
+    }
+
+    /// The launcher's decision: these workers with these places, in the order of their ranks. Who is not at the
+    /// door any more keeps the round from coming to be; the others come again.
+    pub(crate) fn form(&mut self, seats: &[(u32, Seat)], now: Instant) -> Vec<Do> {
+        let mut todo = self.abort(None, "the launcher forms another round");
+        let mut workers = Vec::new();
+        let mut missing = Vec::new();
+        for (worker, _) in seats {
+            match self.door.remove(worker) {
+                Some(waiting) => workers.push((*worker, waiting)),
+                None => missing.push(worker.to_string()),
+            }
+        }
+        if !missing.is_empty() || workers.is_empty() {
+            let text = format!("worker {} has left", missing.join(", "));
+            todo.extend(dismiss_all(workers, &text));
+            todo.push(Do::Failed(text));
+            return todo;
+        }
+        self.generations += 1;
+        let members: Vec<MemberEntry> = workers.iter().map(|(_, w)| w.member.clone()).collect();
+        let common = workers[0].1.common.clone();
+        for ((_, waiting), (_, seat)) in workers.iter().zip(seats) {
+            todo.push(Do::Tell(
+                waiting.client,
+                ToClient::Roster {
+                    generation: self.generations,
+                    members: members.clone(),
+                    common: common.clone(),
+                    seat: Some(*seat),
+                },
+            ));
+        }
+        let timeout = workers.iter().map(|(_, w)| w.timeout).max();
+        self.building = Some(Building {
+            generation: self.generations,
+            places: workers.iter().map(|_| None).collect(),
+            workers,
+            ready_by: now + timeout.unwrap_or_default(),
+        });
+        todo
+    }
+
+    pub(crate) fn ready(&mut self, client: ClientId, place: Where) -> Vec<Do> {
+        let Some(building) = &mut self.building else {
+            return Vec::new();
+        };
+        let Some(i) = building
+            .workers
+            .iter()
+            .position(|(_, w)| w.client == client)
+        else {
+            return Vec::new();
+        };
+        building.places[i] = Some(place);
+        if building.places.iter().any(Option::is_none) {
+            return Vec::new();
+        }
+        let Some(building) = self.building.take() else {
+            return Vec::new();
+        };
+        let places = building.places.into_iter().flatten().collect();
+        let table = ToClient::Table { places };
+        self.standing = building
+            .workers
+            .iter()
+            .map(|(worker, w)| (*worker, w.client))
+            .collect();
+        let clients = self.standing.iter().map(|(_, client)| *client);
+        let mut todo: Vec<_> = clients.map(|c| Do::Tell(c, table.clone())).collect();
+        todo.push(Do::Up(building.generation));
+        todo
+    }
+
+    /// A connection ended, or its worker says that it failed. Also says whose place at the door is empty now.
+    pub(crate) fn gone(&mut self, client: ClientId, why: &str) -> (Vec<Do>, Option<u32>) {
+        let left = self
+            .door
+            .iter()
+            .find(|(_, w)| w.client == client)
+            .map(|(worker, _)| *worker);
+        if let Some(worker) = left {
+            self.door.remove(&worker);
+        }
+        let building = self.building.iter().flat_map(|b| &b.workers);
+        let culprit = building
+            .filter(|(_, w)| w.client == client)
+            .map(|(worker, _)| *worker)
+            .next();
+        let todo = match culprit {
+            Some(worker) => self.abort(Some(worker), why),
+            None => Vec::new(),
+        };
+        (todo, left)
+    }
+
+    /// A worker's process ended: those who are together with it learn of it.
+    pub(crate) fn died(&mut self, worker: u32, host: &str, cause: &str) -> Vec<Do> {
+        self.door.remove(&worker);
+        let mut todo = Vec::new();
+        if self.is_building(|(known, _)| *known == worker) {
+            todo = self.abort(Some(worker), cause);
+        }
+        if let Some(rank) = self.standing.iter().position(|(w, _)| *w == worker) {
+            let notice = ToClient::PeerDied {
+                rank: rank as u32,
+                host: host.to_owned(),
+                cause: cause.to_owned(),
+            };
+            let others = self.standing.iter().filter(|(w, _)| *w != worker);
+            todo.extend(others.map(|(_, client)| Do::Tell(*client, notice.clone())));
+        }
+        todo
+    }
+
+    /// Tells all who are in a round that the members of the job change.
+    pub(crate) fn announce(&mut self, kind: u8) -> Vec<Do> {
+        self.version += 1;
+        let message = ToClient::HostsUpdated {
+            version: self.version,
+            kind,
+        };
+        let building = self.building.iter().flat_map(|b| &b.workers);
+        let building = building.map(|(_, w)| w.client);
+        let standing = self.standing.iter().map(|(_, client)| *client);
+        building
+            .chain(standing)
+            .map(|client| Do::Tell(client, message.clone()))
+            .collect()
+    }
+
+    /// Sends a worker away from the door.
+    pub(crate) fn dismiss(&mut self, worker: u32, text: &str) -> Vec<Do> {
+        let text = text.to_owned();
+        let waiting = self.door.remove(&worker);
+        waiting
+            .map(|w| Do::Dismiss(w.client, ToClient::Removed { text }))
+            .into_iter()
+            .collect()
+    }
+
+    /// When to call [`Self::timeout`] at the latest.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.building.as_ref().map(|b| b.ready_by)
+    }
+
+    pub(crate) fn timeout(&mut self, now: Instant) -> Vec<Do> {
+        let Some(building) = self.building.as_ref().filter(|b| b.ready_by <= now) else {
+            return Vec::new();
+        };
+        let unready: Vec<String> = building
+            .workers
+            .iter()
+            .zip(&building.places)
+            .filter(|(_, place)| place.is_none())
+            .map(|((worker, w), _)| format!("worker {worker} on {}", w.member.hostname))
+            .collect();
+        let text = format!("not ready in time: {}", unready.join(", "));
+        self.abort(None, &text)
+    }
+
+    fn is_building(&self, which: impl Fn(&(u32, Waiting)) -> bool) -> bool {
+        self.building
+            .as_ref()
+            .is_some_and(|b| b.workers.iter().any(which))
+    }
+
+    /// Ends the setting up of a round, if one is under way: all but the culprit come to the door again.
+    fn abort(&mut self, culprit: Option<u32>, why: &str) -> Vec<Do> {
+        let Some(building) = self.building.take() else {
+            return Vec::new();
+        };
+        let of = |worker: u32| {
+            let mut workers = building.workers.iter();
+            let member = workers.find(|(known, _)| *known == worker);
+            member.map_or_else(String::new, |(_, w)| w.member.hostname.clone())
+        };
+        let text = match culprit {
+            Some(worker) => format!("worker {worker} on {}: {why}", of(worker)),
+            None => why.to_owned(),
+        };
+        let mut todo = vec![Do::Failed(text.clone())];
+        let others = building.workers.into_iter();
+        let others = others.filter(|(worker, _)| Some(*worker) != culprit);
+        todo.extend(dismiss_all(others.collect(), &text));
+        todo
+    }
+}
+
+fn dismiss_all(workers: Vec<(u32, Waiting)>, text: &str) -> Vec<Do> {
+    workers
+        .into_iter()
+        .map(|(_, waiting)| {
+            let text = text.to_owned();
+            Do::Dismiss(waiting.client, ToClient::Aborted { text })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registration(pid: u32) -> (MemberEntry, Common) {
+        let member = MemberEntry {
+            identity: "x".into(),
+            hostname: "h1".into(),
+            pid,
+            shm: true,
+        };
+        let common = Common {
+            connections: pid as u8,
+            fan_out: 2,
+            settings: vec![pid as u8],
+        };
+        (member, common)
+    }
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// Worker `w` over connection `w`.
+    fn rounds(workers: &[u32]) -> Rounds {
+        let mut rounds = Rounds::default();
+        for worker in workers {
+            let client = u64::from(*worker);
+            assert_eq!(
+                rounds.join(client, *worker, registration(*worker), LIMIT),
+                []
+            );
+        }
+        rounds
+    }
+
+    fn seats(workers: &[u32]) -> Vec<(u32, Seat)> {
+        (0..)
+            .zip(workers)
+            .map(|(rank, worker)| (*worker, Seat::new(rank, (rank, 9), (0, 1), true)))
+            .collect()
+    }
+
+    /// Of each worker told: its connection, its rank, the members by process, whose settings.
+    fn rosters(todo: Vec<Do>) -> Vec<(ClientId, u32, Vec<u32>, u8)> {
+        let told = todo.into_iter().map(|item| match item {
+            Do::Tell(
+                client,
+                ToClient::Roster {
+                    members,
+                    common,
+                    seat: Some(seat),
+                    ..
+                },
+            ) => {
+                let pids = members.iter().map(|m| m.pid).collect();
+                (client, seat.rank, pids, common.connections)
+            }
+            other => panic!("{other:?}"),
+        });
+        told.collect()
+    }
+
+    fn aborted(client: ClientId, text: &str) -> Do {
+        let text = text.to_owned();
+        Do::Dismiss(client, ToClient::Aborted { text })
+    }
+
+    #[test]
+    fn the_launcher_chooses_who_and_in_which_order() {
+        let mut r = rounds(&[4, 5, 6]);
+        let told = rosters(r.form(&seats(&[6, 4]), Instant::now()));
+        assert_eq!(told, [(6, 0, vec![6, 4], 6), (4, 1, vec![6, 4], 6)]);
+        assert_eq!(r.ready(4, Where::default()), []);
+        let up = r.ready(6, Where::default());
+        assert_eq!(up.last(), Some(&Do::Up(1)));
+        // The third still waits, and those who come again form the next round with it.
+        r.join(14, 4, registration(4), LIMIT);
+        r.join(16, 6, registration(6), LIMIT);
+        let told = rosters(r.form(&seats(&[6, 4, 5]), Instant::now()));
+        assert_eq!(told.iter().map(|t| t.0).collect::<Vec<_>>(), [16, 14, 5]);
+    }
+
+    #[test]
+    fn a_worker_lost_while_a_round_is_set_up_sends_the_others_back_to_the_door() {
+        let mut r = rounds(&[1, 2, 3]);
+        r.form(&seats(&[1, 2, 3]), Instant::now());
+        let text = "worker 2 on h1: killed";
+        assert_eq!(
+            r.died(2, "h1", "killed"),
+            [Do::Failed(text.into()), aborted(1, text), aborted(3, text)]
+        );
+        assert_eq!(r.ready(1, Where::default()), []);
+        r.join(11, 1, registration(1), LIMIT);
+        r.join(13, 3, registration(3), LIMIT);
+        assert_eq!(rosters(r.form(&seats(&[1, 3]), Instant::now())).len(), 2);
+    }
+
+    #[test]
+    fn a_round_of_somebody_who_has_left_is_not_begun() {
+        let mut r = rounds(&[1, 2]);
+        assert_eq!(r.gone(2, "closed"), (vec![], Some(2)));
+        let text = "worker 2 has left";
+        let todo = r.form(&seats(&[1, 2]), Instant::now());
+        assert_eq!(todo, [aborted(1, text), Do::Failed(text.into())]);
+    }
+
+    #[test]
+    fn who_is_not_ready_in_time_is_named_and_the_round_given_up() {
+        let mut r = rounds(&[1, 2]);
+        let now = Instant::now();
+        r.form(&seats(&[1, 2]), now);
+        r.ready(1, Where::default());
+        assert_eq!(r.deadline(), Some(now + LIMIT));
+        assert_eq!(r.timeout(now), []);
+        let text = "not ready in time: worker 2 on h1";
+        assert_eq!(
+            r.timeout(now + LIMIT),
+            [Do::Failed(text.into()), aborted(1, text), aborted(2, text)]
+        );
+        assert_eq!(r.deadline(), None);
+    }
+
+    #[test]
+    fn deaths_and_changes_are_told_to_those_of_the_round_over_its_connections() {
+        let mut r = rounds(&[7, 8, 9]);
+        r.form(&seats(&[9, 8]), Instant::now());
+        r.ready(8, Where::default());
+        r.ready(9, Where::default());
+        let update = |version, kind| ToClient::HostsUpdated { version, kind };
+        assert_eq!(
+            r.announce(2),
+            [Do::Tell(9, update(1, 2)), Do::Tell(8, update(1, 2))]
+        );
+        let [Do::Tell(9, ToClient::PeerDied { rank: 1, .. })] = &r.died(8, "h1", "x")[..] else {
+            panic!("not told as rank 1 to the other alone");
+        };
+        let Do::Tell(_, ToClient::HostsUpdated { version: 2, .. }) = r.announce(1)[0] else {
+            panic!("the version grows");
+        };
+        assert_eq!(
+            r.dismiss(7, "no slot"),
+            [Do::Dismiss(
+                7,
+                ToClient::Removed {
+                    text: "no slot".into()
+                }
+            )]
+        );
+        assert_eq!(r.dismiss(7, "no slot"), []);
+    }
+
+    #[test]
+    fn a_process_that_comes_twice_is_there_once() {
+        let mut r = rounds(&[1, 2]);
+        let text = "the same process has registered again".to_owned();
+        let again = r.join(11, 1, registration(1), LIMIT);
+        assert_eq!(again, [Do::Dismiss(1, ToClient::Refused { text })]);
+        assert_eq!(r.gone(1, "closed"), (vec![], None));
+        let told = rosters(r.form(&seats(&[1, 2]), Instant::now()));
+        assert_eq!(told[0].0, 11);
+        // And in the middle of a round: that round is over.
+        let text = "worker 1 on h1: it came again before all were ready";
+        let again = r.join(21, 1, registration(1), LIMIT);
+        assert_eq!(again, [Do::Failed(text.into()), aborted(2, text)]);
+    }
+}

@@ -1,0 +1,34 @@
+//! What an elastic job changes in the settings.
+
+use std::time::Duration;
+
+use horovod_transport::rendezvous::Seat;
+
+use super::reader::Reader;
+use super::{Config, Environment};
+use crate::error::Error;
+
+impl Config {
+    /// In an elastic job the numbers come with each round.
+    pub(crate) fn take_seat(&mut self, seat: &Seat, size: u32) {
+        self.rank = seat.rank;
+        self.size = size;
+        self.local_rank = seat.local_rank;
+        self.local_size = seat.local_size;
+        self.cross_rank = seat.cross_rank;
+        self.cross_size = seat.cross_size;
+    }
+}
+
+/// How long the launcher of an elastic job waits for its processes.
+pub(super) fn timeout(r: &Reader<'_>) -> Result<Duration, Error> {
+    let seconds = r.number("HOROVOD_ELASTIC_TIMEOUT", 600u64)?;
+    Ok(Duration::from_secs(seconds.max(1)))
+}
+
+/// Whether this process belongs to an elastic job, which can be asked before init.
+pub fn is_elastic(env: &dyn Environment) -> bool {
+    Reader { env }
+        .flag("HOROVOD_ELASTIC", false)
+        .unwrap_or(false)
+}
