@@ -166,7 +166,7 @@ class ObjectState(State):
         live = {name: getattr(self, name) for name in self._saved_state}
         received = self._bcast_object(live, root_rank=self._root_rank)
         self._set_attributes(received)
-        self._saved_state = received
+        self._saved_state = copy.deepcopy(received)
 
     def _snapshot(self) -> dict[str, Any]:
         live = {name: getattr(self, name) for name in self._saved_state}
@@ -259,7 +259,7 @@ class _Run:
             self._state.restore()
             if self._held is not _Held.NOTHING:
                 self._hold(_Held.COMMITTED)
-            return f"{error}; going back to the last commit"
+            return f"{_words(error)}; going back to the last commit"
         except HostsUpdatedInterrupt as interrupt:
             self._sync_wanted = not interrupt.skip_sync
             return "members of the job come or go; state stays as it is"
@@ -268,7 +268,7 @@ class _Run:
             if _core.is_elastic():
                 _core.barrier(global_process_set.process_set_id)
         except HorovodInternalError as error:
-            return f"{error}; this rank was done, others may not be"
+            return f"{_words(error)}; this rank was done, others may not be"
         return _Done(result)
 
     def _begin_next(self, reason: str) -> None:
@@ -334,6 +334,10 @@ class _Run:
                 "members and without a commit in between, so another attempt would not help."
             )
             raise error
+
+
+def _words(error: Exception) -> str:
+    return str(error).rstrip(".")
 
 
 class _Done:

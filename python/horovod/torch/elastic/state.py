@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -272,7 +273,8 @@ class TorchState(ObjectState):
         if not self._waits_before_step:
             self._waits_before_step = True
             copier = self._copier
-            register_optimizer_step_pre_hook(lambda *_: copier.finish())
+            hook = register_optimizer_step_pre_hook(lambda *_: copier.finish())
+            weakref.finalize(self, hook.remove)
         optimizers = {
             name: handler
             for name, handler in self._handlers.items()

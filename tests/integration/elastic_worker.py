@@ -1,0 +1,152 @@
+"""A training that checks itself, for test_elastic.py: weights, samples and order of events after whatever happens.
+
+Gradients depend on the number of the step alone, and the largest of all ranks counts, so weights must be those of an
+undisturbed run with as many steps, bit by bit, whoever has died meanwhile. All samples that any rank used are in the
+state, so that they are taken back with the steps that used them.
+
+    elastic_worker.py FOLDER [MISHAP ...]
+
+FOLDER/stop, with a number of ranks, ends the training at the end of an epoch with so many. Each mishap happens once
+in the job's life.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import horovod.torch as hvd
+
+SAMPLES = 22
+FOLDER = Path(sys.argv[1])
+MISHAPS = sys.argv[2:]
+MIDDLE = 5  # a step inside the first epoch, but not at its end
+
+
+def happens(mishap: str) -> bool:
+    """Whether it is time for a mishap: it was asked for, and has not been before."""
+    if mishap not in MISHAPS:
+        return False
+    try:
+        (FOLDER / mishap.replace(" ", "-")).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    say(f"now: {mishap}")
+    return True
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
+    return sum(((step * 7 + i) % 5 - 2) * p.sum() for i, p in enumerate(model.parameters()))
+
+
+def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
+
+
+class Watched(hvd.elastic.TorchState):
+    """Says what the loop asks for."""
+
+    def sync(self) -> None:
+        is_newcomer = self.step == 0 and (FOLDER / "last-rank-dies").exists()
+        if is_newcomer and happens("newcomer dies in sync"):
+            die()
+        say(f"sync in process {os.getpid()}")
+        super().sync()
+
+    def restore(self) -> None:
+        say(f"restore in process {os.getpid()}")
+        super().restore()
+
+    def reset(self) -> None:
+        super().reset()
+        say(f"reset in process {os.getpid()}")
+
+
+hvd.init()
+torch.manual_seed(os.getpid())  # nobody begins alike
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).double()
+start = {name: value.clone() for name, value in model.state_dict().items()}
+optimizer = hvd.DistributedOptimizer(
+    make_optimizer(model), named_parameters=model.named_parameters(), op=hvd.Max
+)
+sampler = hvd.elastic.ElasticSampler(range(SAMPLES), seed=1)
+loader = torch.utils.data.DataLoader(range(SAMPLES), batch_size=2, sampler=sampler)
+
+
+def check_epoch(seen: list[int]) -> None:
+    """Each sample was used, and none twice but those that fill up the last batch."""
+    assert set(seen) == set(range(SAMPLES)), sorted(seen)
+    assert len(seen) - SAMPLES < 4, sorted(seen)
+
+
+def check_weights(state: Watched) -> None:
+    """The weights are those of as many steps in one process."""
+    again = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).double()
+    again.load_state_dict(state.start)
+    its_optimizer = make_optimizer(again)
+    for step in range(state.step):
+        its_optimizer.zero_grad()
+        loss(again, step).backward()
+        its_optimizer.step()
+    for mine, want in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(mine, want), (state.step, mine, want)
+
+
+@hvd.elastic.run
+def train(state: Watched) -> int:
+    rank, size = hvd.rank(), hvd.size()
+    say(f"generation of {size}: rank {rank} is process {os.getpid()}, step {state.step}")
+    assert (os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"]) == (str(rank), str(size))
+    fresh = state.step
+    had_its_death = (FOLDER / "rank-0-dies").exists()
+    check_weights(state)
+    while not state.is_over:
+        for index, ids in enumerate(loader):
+            optimizer.zero_grad()
+            loss(model, state.step).backward()
+            if size > 1 and rank == size - 1 and state.step >= MIDDLE and happens("last rank dies"):
+                die()
+            optimizer.step()
+            sampler.record_batch(index, len(ids))
+            state.seen.extend(hvd.allgather(ids, name="ids").tolist())
+            state.step += 1
+            time.sleep(0.002)  # a step takes time; newcomers need some seconds to be there
+            if size > 1 and rank == 0 and state.step > fresh + MIDDLE and happens("rank 0 dies"):
+                die()
+            if rank == 1 and had_its_death and happens("rank 1 raises"):
+                raise KeyError("a mistake of rank 1")
+            if state.step % 3 == 0:
+                state.commit()
+        check_epoch(state.seen)
+        state.seen = []
+        sampler.set_epoch(sampler.epoch + 1)
+        stop = FOLDER / "stop"
+        wanted = int(stop.read_text()) if stop.exists() else 0
+        state.is_over = hvd.broadcast_object(wanted) == size
+        state.commit()
+    if size > 1 and rank == 1 and happens("rank 1 dies when all is done"):
+        die()
+    return state.step
+
+
+state = Watched(model, optimizer, sampler=sampler, step=0, seen=[], is_over=False, start=start)
+state.register_reset_callbacks(
+    [lambda: say(f"first callback in process {os.getpid()}, rank {hvd.rank()} of {hvd.size()}")]
+)
+state.register_reset_callbacks([lambda: say(f"second callback in process {os.getpid()}")])
+assert train(state) == state.step
+check_weights(state)
+weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+say(f"done at step {state.step} with {hashlib.sha256(weights).hexdigest()}")

@@ -1,0 +1,150 @@
+"""`hvd.elastic.run` in real elastic jobs: whatever happens, weights and samples are those of an undisturbed run.
+
+The training checks that itself (elastic_worker.py); here things go wrong, and who did what in which order is checked.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import harness
+
+WORKER = Path(__file__).with_name("elastic_worker.py")
+# Slots that fail often would rest for a minute.
+PATIENT = {"HOROVOD_ELASTIC_SLOT_FAILURES": "100"}
+
+
+class Training:
+    """An elastic job of the worker; its hosts are in a file if they shall change."""
+
+    def __init__(self, jobs, folder, np, *options, mishaps=(), hosts=None):
+        self.folder = folder
+        self.hosts = folder / "hosts"
+        if hosts is not None:
+            self.list(*hosts)
+            options = ("--host-discovery-script", f"cat {self.hosts}", *options)
+        command = [sys.executable, WORKER, str(folder), *mishaps]
+        self.job = jobs(harness.horovodrun(np, command, *options, env=PATIENT, limit_s=150))
+
+    def list(self, *lines):
+        """From now on these are the hosts."""
+        new = self.folder / "hosts.new"
+        new.write_text("".join(f"{line}\n" for line in lines))
+        new.rename(self.hosts)
+
+    def generations(self, size, count=1):
+        """Wait for the `count`-th generation of this size; process by rank."""
+        lines = self.job.wait_for(f"generation of {size}: ", count=count * size)
+        found = [re.search(r"rank (\d+) is process (\d+)", line) for line in lines]
+        return {int(m[1]): int(m[2]) for m in found[(count - 1) * size : count * size]}
+
+    def stop(self, size):
+        """Let it end when there are so many ranks."""
+        new = self.folder / "stop.new"
+        new.write_text(str(size))
+        new.rename(self.folder / "stop")
+
+    def finish(self, size):
+        """Let it end; all ranks that are there must end with the same weights."""
+        self.stop(size)
+        self.job.succeed()
+        ends = re.findall(r"done at step (\d+) with (\w+)", self.job.stdout)
+        assert len(ends) == size, self.job.report()
+        assert len(set(ends)) == 1, self.job.report()
+        return self.job
+
+    def of(self, pid):
+        """What the loop did in one process, in order."""
+        words = "generation|sync|restore|reset|first callback|second callback"
+        return re.findall(rf"({words})\b.* process {pid}\b", self.job.stdout)
+
+
+@pytest.fixture
+def training(jobs, tmp_path):
+    return lambda np, *options, **kwargs: Training(jobs, tmp_path, np, *options, **kwargs)
+
+
+LOST = ["restore", "reset", "first callback", "second callback", "sync", "generation"]
+TOLD = ["reset", "first callback", "second callback", "sync", "generation"]
+
+
+def test_a_rank_that_dies_is_replaced_and_nothing_committed_is_lost(training) -> None:
+    run = training(
+        2, "--min-np", "1", "-H", "localhost:2", mishaps=["last rank dies", "newcomer dies in sync"]
+    )
+    run.job.wait_for("now: last rank dies")
+    first = run.generations(2)
+    # It goes on alone, lets a newcomer in that dies at the worst moment, goes on alone, lets the next one in.
+    alone = run.generations(1, count=2)
+    assert alone == {0: first[0]}
+    again = run.generations(2, count=2)
+    assert again[0] == first[0]
+    job = run.finish(2)
+
+    assert "now: newcomer dies in sync" in job.stdout
+    assert run.of(first[0]) == ["sync", "generation", *LOST, *TOLD[:4], *LOST, *TOLD]
+    assert run.of(again[1]) == ["sync", "generation"]
+    assert "was killed by signal 9" in job.stderr
+
+
+def test_any_rank_may_die_or_fail_also_rank_0_and_also_at_the_end(training) -> None:
+    run = training(
+        3, "--min-np", "1", "-H", "localhost:3",
+        mishaps=["rank 0 dies", "rank 1 raises", "rank 1 dies when all is done"],
+    )  # fmt: skip
+    first = run.generations(3)
+    run.job.wait_for("now: rank 0 dies")
+    run.job.wait_for("now: rank 1 raises")
+    run.stop(3)
+    run.job.wait_for("now: rank 1 dies when all is done")
+    run.job.succeed()
+
+    ends = re.findall(r"done at step (\d+) with (\w+)", run.job.stdout)
+    assert ends
+    assert len(set(ends)) == 1
+    assert "a mistake of rank 1" in run.job.stderr + run.job.stdout
+    assert run.of(first[0]) == ["sync", "generation"]
+
+
+def test_a_host_that_is_added_gets_the_state_and_nothing_goes_back(training) -> None:
+    run = training(1, "--min-np", "1", hosts=["localhost:1"])
+    first = run.generations(1)
+    run.list("localhost:1", "127.0.0.1:2")
+    grown = run.generations(3)
+    assert grown[0] == first[0]
+    run.finish(3)
+
+    # Those who start together are let in together, unless one takes much longer.
+    assert run.of(first[0]) in (
+        ["sync", "generation", *TOLD],
+        ["sync", "generation", *TOLD, *TOLD],
+    )
+    assert run.of(grown[2]) == ["sync", "generation"]
+
+
+def test_a_host_that_is_removed(training) -> None:
+    """Its ranks end by themselves; who stays has all there is, so nothing is sent."""
+    run = training(2, "--min-np", "1", hosts=["localhost:1", "127.0.0.1:1"])
+    first = run.generations(2)
+    run.list("127.0.0.1:1")
+    left = run.generations(1)
+    assert left == {0: first[1]}
+    job = run.finish(1)
+
+    stays = ["sync", "generation", "reset", "first callback", "second callback", "generation"]
+    assert run.of(first[1]) == stays
+    assert "This process (rank 0 of 2 before) ends" in job.stderr
+    assert "Traceback" not in job.stderr
+    assert "exited with" not in job.stderr
+
+
+def test_the_example_in_an_elastic_job(jobs) -> None:
+    example = harness.ROOT / "examples/elastic/pytorch/pytorch_mnist_elastic.py"
+    job = jobs(
+        harness.python(2, example, "--epochs", "2", options=["--min-np", "1"], limit_s=120)
+    ).succeed()
+    assert job.stdout.count("is done") == 2
