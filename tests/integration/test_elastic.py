@@ -148,3 +148,32 @@ def test_the_example_in_an_elastic_job(jobs) -> None:
         harness.python(2, example, "--epochs", "2", options=["--min-np", "1"], limit_s=120)
     ).succeed()
     assert job.stdout.count("is done") == 2
+
+
+def test_a_process_set_that_no_longer_fits_ends_the_job_and_says_what_to_do(script, jobs) -> None:
+    path = script(
+        """
+import os, signal
+import torch
+import horovod.torch as hvd
+
+both = hvd.ProcessSet([1, 2])
+hvd.init(process_sets=[both])
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 1000:
+        if both.included():
+            assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=both).item() == 2
+        state.step += 1
+        if hvd.rank() == 2 and state.step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.commit()
+
+train(hvd.elastic.TorchState(step=0))
+"""
+    )
+    job = jobs(harness.python(3, path, options=["--min-np", "1", "-H", "localhost:3"]))
+    job.fail()
+    assert "process_sets entry number 0" in job.stderr
+    assert "hvd.init(process_sets='dynamic')" in job.stderr
