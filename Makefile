@@ -13,7 +13,7 @@ export PATH := $(BIN):$(PATH)
 SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*' ! -path 'crates/horovod-fuzz/corpus/*') \
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
-.PHONY: help demo test test-rust test-python test-aarch64 test-portable sanitizers fuzz lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
+.PHONY: help demo test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -40,6 +40,10 @@ test-python: $(STAMPS)/install host-tools ## Run the Python tests: one process, 
 test-portable: ## Run the Rust tests with the ways that need no Linux (docs/portability.md).
 	RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR=target/portable cargo nextest run --locked --no-fail-fast \
 		--package horovod-transport --package horovod-collectives --package horovod --package horovod-launch
+
+test-loom: ## Try every order of events in the lock-free parts and in who drives the engine (loom).
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --lib \
+		--package horovod-transport --package horovod
 
 test-aarch64: $(STAMPS)/aarch64 ## Build and run the Rust tests for Linux on 64-bit Arm, under qemu.
 	build_backend/test-aarch64.sh

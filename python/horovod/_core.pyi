@@ -95,6 +95,21 @@ class PlainTensors:
         with, or if the framework lacks the interface; nothing was queued then.
         """
 
+    def allreduce_together(
+        self,
+        tensors: list[Any],
+        prefix: str,
+        names: list[str],
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: int | None,
+    ) -> list[int]:
+        """As `enqueue` of one ALLREDUCE for each tensor, of which the other ranks hear at once; the handles.
+
+        There are fewer where `enqueue` would return None or raise: from that tensor on nothing was queued.
+        """
+
 @final
 class ParcelServer:
     """Holds what every rank of one `horovod.run` fetches, and collects what they deliver."""

@@ -98,3 +98,24 @@ def test_a_type_whose_interface_is_something_else_is_refused():
 
     with pytest.raises(ValueError, match="is not a capsule"):
         _core.PlainTensors([Other], lambda _: False)
+
+
+def reduce_together(tensors, names, op=hvd.Sum):
+    return torch_tensors().allreduce_together(tensors, "allreduce", names, op, 1.0, 1.0, 0)
+
+
+def test_several_begin_together_up_to_one_that_is_not_plain():
+    tensors = [torch.ones(3), torch.ones(2, 2), torch.ones(4, 2).t(), torch.ones(1)]
+    handles = reduce_together(tensors, ["together.0", "together.1", "together.2", "together.3"])
+    assert [_core.wait(handle) for handle in handles] == [None, None]
+
+
+def test_several_begin_together_up_to_one_that_is_refused():
+    handles = reduce_together([torch.ones(3), torch.ones(3)], ["twice", "twice"])
+    assert len(handles) == 1
+    assert _core.wait(handles[0]) is None
+
+
+def test_an_operation_that_does_not_exist_is_an_error_for_all():
+    with pytest.raises(ValueError, match="not supported"):
+        reduce_together([torch.ones(3)], ["x"], op=99)

@@ -102,8 +102,11 @@ impl Wanted {
             tensors = 0;
         }
         let dtype = DType::ALL[usize::from(self.shape % 13)];
-        let shape = vec![u64::from(self.shape / 13), u64::from(detail / 32)];
-        let tensor = TensorMeta { dtype, shape };
+        let shape = [u64::from(self.shape / 13), u64::from(detail / 32)];
+        let tensor = TensorMeta {
+            dtype,
+            shape: shape.into(),
+        };
         Request {
             set: ProcessSetId(u32::from(self.set % 4)),
             name: format!("t{}", self.name % 12),

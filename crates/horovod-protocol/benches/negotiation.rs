@@ -21,7 +21,7 @@ fn request(number: u32) -> Request {
         device: Device::Cpu,
         tensors: vec![TensorMeta {
             dtype: DType::F32,
-            shape: vec![16, 16],
+            shape: [16, 16].into(),
         }],
     }
 }

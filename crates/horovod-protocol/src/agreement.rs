@@ -250,7 +250,7 @@ mod tests {
     fn content(op: Op, tensors: &[(DType, &[u64])]) -> Content {
         let meta = |t: &(DType, &[u64])| TensorMeta {
             dtype: t.0,
-            shape: t.1.to_vec(),
+            shape: t.1.into(),
         };
         Content {
             op,

@@ -62,47 +62,94 @@ pub(crate) struct Candidate<'a> {
     pub(crate) wire_bytes: usize,
 }
 
-/// Splits `ready` into executions of positions, in order. A request that does not fit is skipped,
-/// and later ones may still join, as long as fused and skipped bytes stay within the threshold.
-pub(crate) fn plan(ready: &[Candidate<'_>], threshold_bytes: u64) -> Vec<Vec<usize>> {
-    let mut taken = vec![false; ready.len()];
-    let mut batches = Vec::new();
-    for (start, first) in ready.iter().enumerate() {
-        if taken[start] {
-            continue;
-        }
-        let mut batch = vec![start];
-        if first.key.is_some() {
-            let mut fused_bytes = first.bytes;
-            let mut wire_bytes = first.wire_bytes;
-            let mut skipped_bytes = 0u64;
-            let mut skipped = 0;
-            for (at, next) in ready.iter().enumerate().skip(start + 1) {
-                if taken[at] {
-                    continue;
-                }
-                let fits = fused_bytes.saturating_add(next.bytes) <= threshold_bytes
-                    && wire_bytes + next.wire_bytes <= BATCH_BYTES_MAX
-                    && batch.len() < FUSED_ITEMS_MAX;
-                if fits && next.key == first.key && next.absent == first.absent {
-                    fused_bytes += next.bytes;
-                    wire_bytes += next.wire_bytes;
-                    taken[at] = true;
-                    batch.push(at);
-                    continue;
-                }
-                skipped += 1;
-                skipped_bytes = skipped_bytes.saturating_add(next.bytes);
-                if skipped > LOOK_AHEAD_MAX
-                    || fused_bytes.saturating_add(skipped_bytes) > threshold_bytes
-                {
-                    break;
-                }
+impl Candidate<'_> {
+    /// Nothing that could run.
+    pub(crate) const NONE: Self = Self {
+        key: None,
+        absent: &[],
+        bytes: 0,
+        wire_bytes: 0,
+    };
+}
+
+/// Which requests run together. Kept from one time to the next for its memory.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    taken: Vec<bool>,
+    /// Positions, one execution after the other.
+    order: Vec<usize>,
+    /// Where each execution ends in `order`.
+    ends: Vec<usize>,
+}
+
+impl Plan {
+    /// Splits `count` requests into executions, in order. A request that does not fit is skipped, and later ones
+    /// may still join, as long as fused and skipped bytes stay within the threshold.
+    pub(crate) fn make<'a>(
+        &mut self,
+        count: usize,
+        of: impl Fn(usize) -> Candidate<'a>,
+        threshold_bytes: u64,
+    ) {
+        self.order.clear();
+        self.ends.clear();
+        self.taken.clear();
+        self.taken.resize(count, false);
+        for start in 0..count {
+            if !self.taken[start] {
+                self.fuse(start, &of, threshold_bytes);
+                self.ends.push(self.order.len());
             }
         }
-        batches.push(batch);
     }
-    batches
+
+    /// The executions, each as the positions of its requests.
+    pub(crate) fn executions(&self) -> impl Iterator<Item = &[usize]> {
+        let begins = std::iter::once(&0).chain(&self.ends);
+        let spans = begins.zip(&self.ends);
+        spans.map(|(begin, end)| &self.order[*begin..*end])
+    }
+
+    fn fuse<'a>(
+        &mut self,
+        start: usize,
+        of: &impl Fn(usize) -> Candidate<'a>,
+        threshold_bytes: u64,
+    ) {
+        let begin = self.order.len();
+        self.order.push(start);
+        let first = of(start);
+        if first.key.is_none() {
+            return;
+        }
+        let mut fused_bytes = first.bytes;
+        let mut wire_bytes = first.wire_bytes;
+        let mut skipped_bytes = 0u64;
+        let mut skipped = 0;
+        for at in start + 1..self.taken.len() {
+            if self.taken[at] {
+                continue;
+            }
+            let next = of(at);
+            let fits = fused_bytes.saturating_add(next.bytes) <= threshold_bytes
+                && wire_bytes + next.wire_bytes <= BATCH_BYTES_MAX
+                && self.order.len() - begin < FUSED_ITEMS_MAX;
+            if fits && next.key == first.key && next.absent == first.absent {
+                fused_bytes += next.bytes;
+                wire_bytes += next.wire_bytes;
+                self.taken[at] = true;
+                self.order.push(at);
+                continue;
+            }
+            skipped += 1;
+            skipped_bytes = skipped_bytes.saturating_add(next.bytes);
+            if skipped > LOOK_AHEAD_MAX
+                || fused_bytes.saturating_add(skipped_bytes) > threshold_bytes
+            {
+                break;
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -117,7 +164,7 @@ mod tests {
         };
         let tensors = [TensorMeta {
             dtype,
-            shape: vec![1],
+            shape: [1].into(),
         }]
         .into();
         FusionKey::of(
@@ -141,6 +188,12 @@ mod tests {
             })
             .collect();
         plan(&ready, threshold)
+    }
+
+    fn plan(ready: &[Candidate<'_>], threshold: u64) -> Vec<Vec<usize>> {
+        let mut plan = Plan::default();
+        plan.make(ready.len(), |at| ready[at], threshold);
+        plan.executions().map(<[usize]>::to_vec).collect()
     }
 
     #[test]
@@ -193,7 +246,7 @@ mod tests {
         let of = |root: u32, dtype: DType| {
             let tensors = [TensorMeta {
                 dtype,
-                shape: vec![1],
+                shape: [1].into(),
             }]
             .into();
             let op = Op::Broadcast { root: Rank(root) };
@@ -215,7 +268,7 @@ mod tests {
     fn groups_of_several_types_run_alone() {
         let meta = |dtype| TensorMeta {
             dtype,
-            shape: vec![1],
+            shape: [1].into(),
         };
         let op = Op::Allreduce {
             op: ReduceOp::Sum,

@@ -29,6 +29,7 @@ mod message;
 mod outbox;
 mod process_sets;
 mod rank_set;
+mod shape;
 mod slots;
 mod stall;
 mod tree;
@@ -46,6 +47,7 @@ pub use error::{
 };
 pub use limits::*;
 pub use message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
+pub use shape::Shape;
 pub use stall::{StallReport, StalledRequest};
 pub use tree::Tree;
 pub use types::*;

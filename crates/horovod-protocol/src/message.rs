@@ -17,6 +17,9 @@ use codec::{SlotDelta, get};
 use response::{get_response, put_response};
 use submission::{get_submission, put_submission};
 
+/// Responses kept for the messages to come.
+const SPARE_RESPONSES_MAX: usize = 64;
+
 /// One registration of a process set. Never reused, unlike [`ProcessSetId`], so a late message for
 /// a removed set cannot be taken for its successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -346,13 +349,35 @@ impl ToWorker {
     /// # Errors
     /// Whatever [`ToWorker::encode`] cannot have written.
     pub fn decode_from(&mut self, bytes: &[u8]) -> Result<(), DecodeError> {
+        self.decode_with(bytes, &mut Vec::new())
+    }
+
+    /// As [`ToWorker::decode_from`], where messages have more and fewer responses in turn: keeps what one does
+    /// not need for the next.
+    ///
+    /// # Errors
+    /// Whatever [`ToWorker::encode`] cannot have written.
+    pub fn decode_with(
+        &mut self,
+        bytes: &[u8],
+        spare: &mut Vec<Arc<Response>>,
+    ) -> Result<(), DecodeError> {
         let r = &mut reader(bytes)?;
         self.generation = Generation(r.varint("generation")?);
         self.mark = r.varint("eviction mark")?;
         let mut delta = SlotDelta::default();
         let count = r.count(BATCH_ITEMS_MAX, 1, "responses")?;
-        self.responses.truncate(count);
+        while self.responses.len() > count {
+            if let Some(unneeded) = self.responses.pop()
+                && spare.len() < SPARE_RESPONSES_MAX
+            {
+                spare.push(unneeded);
+            }
+        }
         for at in 0..count {
+            if at == self.responses.len() {
+                self.responses.extend(spare.pop());
+            }
             match self.responses.get_mut(at).and_then(Arc::get_mut) {
                 Some(old) => get_response(r, &mut delta, old)?,
                 None => {

@@ -1,5 +1,6 @@
 //! The vocabulary every layer shares: ranks, element types, operations, requests.
 
+use crate::shape::Shape;
 use std::fmt;
 
 /// Position of a process in the whole job, from 0.
@@ -190,7 +191,7 @@ pub struct TensorMeta {
     /// Element type.
     pub dtype: DType,
     /// Dimensions; empty for a 0-d tensor.
-    pub shape: Vec<u64>,
+    pub shape: Shape,
 }
 
 impl TensorMeta {

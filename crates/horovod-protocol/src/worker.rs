@@ -15,6 +15,9 @@ use std::sync::Arc;
 
 mod apply;
 
+/// Lists of items kept for executions to come: as many as may wait for the one that runs in a burst of calls.
+const SPARE_LISTS_MAX: usize = 64;
+
 /// What a worker must know from the start.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
@@ -42,7 +45,7 @@ pub struct Worker {
     last_seq: Option<Seq>,
     outbox: Outbox,
     actions: VecDeque<WorkerAction>,
-    spare: Vec<ExecItem>,
+    spare: Vec<Vec<ExecItem>>,
 }
 
 #[derive(Debug)]
@@ -211,8 +214,11 @@ impl Worker {
 
     /// Takes back an execution that has been run, so that the next needs no allocation.
     pub fn recycle(&mut self, execution: Execution) {
-        self.spare = execution.items;
-        self.spare.clear();
+        let mut items = execution.items;
+        items.clear();
+        if self.spare.len() < SPARE_LISTS_MAX {
+            self.spare.push(items);
+        }
     }
 
     /// Set and name of what is pending under this id and not agreed on yet.

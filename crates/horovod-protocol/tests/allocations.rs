@@ -65,8 +65,9 @@ impl Job {
             },
             device: Device::Cpu,
             tensors: vec![TensorMeta {
-                dtype: DType::F32,
-                shape: vec![4, 4],
+                // Two types that take turns: what fuses is not what was asked for in a row.
+                dtype: [DType::F32, DType::F32, DType::F16][number as usize % 3],
+                shape: [4, 4].into(),
             }],
         };
         Self {

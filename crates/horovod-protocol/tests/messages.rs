@@ -15,8 +15,10 @@ fn ascending_ranks() -> impl Strategy<Value = Vec<Rank>> {
 
 fn tensors() -> impl Strategy<Value = Arc<[TensorMeta]>> {
     let shape = prop::collection::vec(any::<u64>(), 0..4);
-    let tensor =
-        (select(&DType::ALL), shape).prop_map(|(dtype, shape)| TensorMeta { dtype, shape });
+    let tensor = (select(&DType::ALL), shape).prop_map(|(dtype, shape)| TensorMeta {
+        dtype,
+        shape: Shape::from(shape),
+    });
     prop::collection::vec(tensor, 0..4).prop_map(Into::into)
 }
 
@@ -334,7 +336,7 @@ fn no_changed_byte_of_a_real_conversation_panics() {
     let requests = |rank: u32| {
         let tensor = TensorMeta {
             dtype: DType::F32,
-            shape: vec![2, u64::from(rank)],
+            shape: [2, u64::from(rank)].into(),
         };
         [
             Op::Allgather,

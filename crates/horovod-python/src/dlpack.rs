@@ -6,7 +6,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-use horovod::{DType, TensorMeta};
+use horovod::{DType, Shape, TensorMeta};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -129,7 +129,7 @@ impl Reader {
         let shape = shape
             .iter()
             .map(|&n| u64::try_from(n))
-            .collect::<Result<Vec<_>, _>>()
+            .collect::<Result<Shape, _>>()
             .ok()?;
         if raw.data.is_null() && !shape.contains(&0) {
             return None;

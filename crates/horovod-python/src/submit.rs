@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use horovod::{
     Completion, DType, Handle, Op, OpResult, Output, Rank, ReduceOp, Scale, Submission, Tensor,
-    TensorMeta, Waited,
+    TensorMeta, Tensors, Waited,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -77,7 +77,10 @@ pub(crate) fn enqueue(
                 p => Output::At(std::ptr::with_exposed_provenance_mut(p)),
             };
             Ok(Tensor {
-                meta: TensorMeta { dtype, shape },
+                meta: TensorMeta {
+                    dtype,
+                    shape: shape.into(),
+                },
                 input: std::ptr::with_exposed_provenance(input),
                 output,
                 ready: None,
@@ -99,7 +102,7 @@ pub(crate) fn enqueue(
         name,
         op,
         set,
-        tensors,
+        tensors: tensors.into(),
         splits,
     };
     engine
@@ -186,6 +189,72 @@ impl PlainTensors {
         process_set: Option<u32>,
     ) -> PyResult<Option<u64>> {
         let py = tensor.py();
+        let op = operation(kind, op, prescale, postscale, root)?;
+        let Some(tensor) = self.read(tensor, &op)? else {
+            return Ok(None);
+        };
+        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let submission = Submission {
+            prefix,
+            name,
+            op,
+            set: registered(process_set)?,
+            tensors: Tensors::One(tensor),
+            splits: None,
+        };
+        engine
+            .submit(submission)
+            .map(|h| Some(h.0))
+            .map_err(|e| operation_error(py, e))
+    }
+
+    /// Queue allreduces in place that begin together, one per tensor and name, and return their handles. There are
+    /// fewer where one is no such tensor, or was refused: neither that one nor any after it was queued.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one crossing for all operations, no builder objects"
+    )]
+    fn allreduce_together(
+        &self,
+        tensors: &Bound<'_, PyList>,
+        prefix: &str,
+        names: &Bound<'_, PyList>,
+        op: u8,
+        prescale: f64,
+        postscale: f64,
+        process_set: Option<u32>,
+    ) -> PyResult<Vec<u64>> {
+        let py = tensors.py();
+        let op = operation(0, op, prescale, postscale, -1)?;
+        let set = registered(process_set)?;
+        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let mut handles = Vec::with_capacity(tensors.len());
+        engine.submit_together(|queue| {
+            for (tensor, name) in tensors.iter().zip(names.iter()) {
+                // Whoever queues it alone learns what is the matter.
+                let (Ok(Some(tensor)), Ok(name)) = (self.read(&tensor, &op), name.extract()) else {
+                    break;
+                };
+                let submission = Submission {
+                    prefix,
+                    name: Some(name),
+                    op: op.clone(),
+                    set,
+                    tensors: Tensors::One(tensor),
+                    splits: None,
+                };
+                let Ok(handle) = queue(submission) else { break };
+                handles.push(handle.0);
+            }
+        });
+        Ok(handles)
+    }
+}
+
+impl PlainTensors {
+    /// The tensor as the engine sees it, to work on in place; `None` if it is not one that the core can read, or not
+    /// one for this operation.
+    fn read(&self, tensor: &Bound<'_, PyAny>, op: &Op) -> PyResult<Option<Tensor>> {
         let class = tensor.get_type_ptr();
         let Some((_, reader)) = self.readers.iter().find(|r| r.0.as_ptr().cast() == class) else {
             return Ok(None);
@@ -193,34 +262,21 @@ impl PlainTensors {
         let Some((memory, meta)) = reader.read(tensor) else {
             return Ok(None);
         };
-        let op = operation(kind, op, prescale, postscale, root)?;
         let meaningful = match op {
-            Op::Allreduce { op, .. } => has_meaning(op, meta.dtype),
+            Op::Allreduce { op, .. } => has_meaning(*op, meta.dtype),
             Op::Broadcast { .. } => true,
             _ => false,
         };
-        if !meaningful || self.lazy.bind(py).call1((tensor,))?.is_truthy()? {
+        if !meaningful || self.lazy.bind(tensor.py()).call1((tensor,))?.is_truthy()? {
             return Ok(None);
         }
-        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
-        let submission = Submission {
-            prefix,
-            name,
-            op,
-            set: registered(process_set)?,
-            tensors: vec![Tensor {
-                meta,
-                input: memory,
-                output: Output::At(memory),
-                ready: None,
-                owner: Some(Box::new(tensor.clone().unbind())),
-            }],
-            splits: None,
-        };
-        engine
-            .submit(submission)
-            .map(|h| Some(h.0))
-            .map_err(|e| operation_error(py, e))
+        Ok(Some(Tensor {
+            meta,
+            input: memory,
+            output: Output::At(memory),
+            ready: None,
+            owner: Some(Box::new(tensor.clone().unbind())),
+        }))
     }
 }
 
@@ -266,7 +322,7 @@ fn to_python(py: Python<'_>, result: OpResult) -> PyResult<Py<PyAny>> {
             None => outputs.append(py.None())?,
             Some((memory, shape)) => {
                 let buffer = Bound::new(py, Buffer::new(memory)?)?;
-                outputs.append((buffer, PyTuple::new(py, shape)?))?;
+                outputs.append((buffer, PyTuple::new(py, shape.iter())?))?;
             }
         }
     }

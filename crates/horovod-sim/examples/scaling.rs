@@ -385,7 +385,7 @@ fn gradient(number: u32) -> Request {
         device: Device::Cpu,
         tensors: vec![TensorMeta {
             dtype: DType::F32,
-            shape: vec![16, 16],
+            shape: [16, 16].into(),
         }],
     }
 }

@@ -132,7 +132,7 @@ impl Digest {
             let mut tensors = tensors.to_vec();
             if own_rows {
                 tensors.iter_mut().for_each(|t| {
-                    t.shape.drain(..t.shape.len().min(1));
+                    t.shape = t.shape.iter().skip(1).copied().collect();
                 });
             }
             tensors

@@ -111,7 +111,7 @@ fn groups_run_whole_and_alone_when_group_fusion_is_off() {
         tensors: vec![
             TensorMeta {
                 dtype: DType::F32,
-                shape: vec![2]
+                shape: [2].into()
             };
             3
         ],

@@ -20,6 +20,8 @@ use crate::{
 pub const CONTROL_FRAME_MAX: usize = 16 << 20;
 /// Most bytes that may wait for one peer.
 pub const CONTROL_QUEUE_MAX: usize = 64 << 20;
+/// Longest memory of a message that is kept for the next.
+const SPARE_BYTES_MAX: usize = 64 << 10;
 /// Polls without a result between two looks at the sockets, for callers that never sleep.
 const LOOK_EVERY: u32 = 64;
 /// What an orderly leaver writes to the sockets that otherwise only tell of deaths.
@@ -97,9 +99,9 @@ impl Peer {
         self.queue.flush(|bytes| self.link.try_send(bytes))
     }
 
-    fn next(&mut self) -> Result<Option<Incoming>, LinkError> {
+    fn next(&mut self, spare: &mut Vec<u8>) -> Result<Option<Incoming>, LinkError> {
         loop {
-            match self.reader.pop() {
+            match self.reader.pop(spare) {
                 Ok(None) => {}
                 Ok(message) => return Ok(message),
                 Err(_) => return Err(self.name.corrupt("a control frame over the limit")),
@@ -163,6 +165,8 @@ pub struct Control {
     gone: Vec<bool>,
     next: usize,
     empty_polls: u32,
+    /// Memory for the next message.
+    spare: Vec<u8>,
 }
 
 impl Control {
@@ -191,6 +195,14 @@ impl Control {
             gone: vec![false; size],
             next: 0,
             empty_polls: 0,
+            spare: Vec::new(),
+        }
+    }
+
+    /// Takes back the bytes of a message that has been read, so that the next needs no allocation.
+    pub fn give_back(&mut self, bytes: Vec<u8>) {
+        if bytes.capacity() <= SPARE_BYTES_MAX {
+            self.spare = bytes;
         }
     }
 
@@ -320,7 +332,7 @@ impl Control {
                 continue;
             }
             // Read first: what arrived before a failed write must not be lost.
-            let end = match peer.next() {
+            let end = match peer.next(&mut self.spare) {
                 Ok(Some(Incoming::Frame(bytes))) => {
                     let from = peer.name.rank;
                     self.next = i + 1;

@@ -70,8 +70,8 @@ impl FrameReader {
         debug_assert!(self.end <= self.buf.len());
     }
 
-    /// The next whole message, if there is one.
-    pub(crate) fn pop(&mut self) -> Result<Option<Incoming>, TooLong> {
+    /// The next whole message, if there is one; in the memory of `spare`.
+    pub(crate) fn pop(&mut self, spare: &mut Vec<u8>) -> Result<Option<Incoming>, TooLong> {
         let bytes = &self.buf[self.start..self.end];
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
             return Ok(None);
@@ -88,12 +88,14 @@ impl FrameReader {
         let Some(frame) = rest.get(..len) else {
             return Ok(None);
         };
-        let frame = frame.to_vec();
+        let mut bytes = std::mem::take(spare);
+        bytes.clear();
+        bytes.extend_from_slice(frame);
         self.start += HEADER + len;
         Ok(Some(if header & ASIDE == 0 {
-            Incoming::Frame(frame)
+            Incoming::Frame(bytes)
         } else {
-            Incoming::Aside(frame)
+            Incoming::Aside(bytes)
         }))
     }
 }
@@ -172,7 +174,7 @@ mod tests {
             space[..n].copy_from_slice(&bytes[..n]);
             reader.filled(n);
             bytes = &bytes[n..];
-            while let Some(frame) = reader.pop().unwrap() {
+            while let Some(frame) = reader.pop(&mut Vec::new()).unwrap() {
                 got.push(frame);
             }
         }
@@ -226,7 +228,7 @@ mod tests {
             for byte in bytes {
                 reader.space()[0] = byte;
                 reader.filled(1);
-                if reader.pop().is_err() {
+                if reader.pop(&mut Vec::new()).is_err() {
                     break;
                 }
             }
@@ -239,7 +241,7 @@ mod tests {
         let mut reader = FrameReader::new(100);
         reader.space()[..4].copy_from_slice(&101u32.to_le_bytes());
         reader.filled(4);
-        assert_eq!(reader.pop(), Err(TooLong(101)));
+        assert_eq!(reader.pop(&mut Vec::new()), Err(TooLong(101)));
     }
 
     #[test]

@@ -347,7 +347,7 @@ impl Wire {
         loop {
             match self
                 .reader
-                .pop()
+                .pop(&mut Vec::new())
                 .map_err(|e| format!("a message of {} bytes", e.0))?
             {
                 Some(Incoming::Frame(bytes)) => return Ok(Some(bytes)),

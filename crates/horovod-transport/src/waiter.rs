@@ -134,7 +134,7 @@ impl Waiter {
                 self.patience
                     .give_way(rustix::thread::sched_yield, Instant::now);
             }
-        } else if self.armed {
+        } else if self.armed && n > 0 {
             if !self.poller.take_news() {
                 self.poller.pump(max_sleep);
             }

@@ -85,7 +85,7 @@ impl Rank {
                 let tensor = Tensor {
                     meta: TensorMeta {
                         dtype: DType::F32,
-                        shape: vec![ELEMENTS as u64],
+                        shape: [ELEMENTS as u64].into(),
                     },
                     input: memory,
                     output: Output::At(memory),
@@ -101,7 +101,7 @@ impl Rank {
                             scale: Scale::NONE,
                         },
                         set: ProcessSetId::GLOBAL,
-                        tensors: vec![tensor],
+                        tensors: tensor.into(),
                         splits: None,
                     })
                     .expect("accepted")

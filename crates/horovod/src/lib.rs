@@ -3,30 +3,54 @@
 //! A process calls [`init`], submits operations to the [`Engine`] and waits for their [`Handle`]s. Nothing here
 //! knows of Python or of a framework: tensors are pointers with a type, a shape and an owner.
 
+// Under loom only the engine's seat is built, around a driver of its own.
+#[cfg(not(loom))]
 mod autotune;
+#[cfg(not(loom))]
 mod bootstrap;
+#[cfg(not(loom))]
 mod buffer;
+#[cfg(not(loom))]
 pub mod config;
+#[cfg(not(loom))]
 mod engine;
+#[cfg(not(loom))]
 mod error;
+#[cfg(not(loom))]
 mod hang;
+#[cfg(not(loom))]
 mod init;
+#[cfg(all(loom, test))]
+#[path = "engine/seat.rs"]
+mod seat;
+#[cfg(not(loom))]
 mod tensor;
-#[cfg(feature = "testing")]
+#[cfg(all(feature = "testing", not(loom)))]
 pub mod testing;
+#[cfg(not(loom))]
 mod timeline;
 
+#[cfg(not(loom))]
 pub use buffer::{Buffer, BufferPool};
+#[cfg(not(loom))]
 pub use engine::{Engine, Handle, OpResult, Submission, Waited};
+#[cfg(not(loom))]
 pub use error::Error;
+#[cfg(not(loom))]
 pub use hang::{FRAMES_MAX, Frame, THREADS_MAX, ThreadStack, tell_stacks};
+#[cfg(not(loom))]
 pub use horovod_protocol::{
-    Completion, DType, Device, Generation, Op, ProcessSetId, Rank, ReduceOp, Scale, TensorMeta,
+    Completion, DType, Device, Generation, Op, ProcessSetId, Rank, ReduceOp, Scale, Shape,
+    TensorMeta,
 };
+#[cfg(not(loom))]
 pub use horovod_transport::{Interrupt, JobKey, parcel, resolve_interfaces};
+#[cfg(not(loom))]
 pub use init::{
     HeldState, engine, hold_state, init, init_interruptible, init_with, is_elastic, is_initialized,
     shutdown, transports, try_engine,
 };
-pub use tensor::{Output, ReadyEvent, Tensor};
+#[cfg(not(loom))]
+pub use tensor::{Output, ReadyEvent, Tensor, Tensors};
+#[cfg(not(loom))]
 pub use timeline::TimelineSetting;

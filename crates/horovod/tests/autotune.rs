@@ -103,7 +103,7 @@ fn step(
             let tensor = Tensor {
                 meta: TensorMeta {
                     dtype: DType::F32,
-                    shape: vec![data.len() as u64],
+                    shape: [data.len() as u64].into(),
                 },
                 input: p,
                 output: Output::At(p),
@@ -117,7 +117,7 @@ fn step(
                     name: name.as_deref(),
                     op: SUM,
                     set: ProcessSetId::GLOBAL,
-                    tensors: vec![tensor],
+                    tensors: tensor.into(),
                     splits: None,
                 })
                 .expect("accepted")

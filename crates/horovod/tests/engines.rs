@@ -6,7 +6,7 @@ use std::time::Duration;
 use horovod::config::Config;
 use horovod::{
     DType, Engine, Error, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReadyEvent, ReduceOp,
-    Scale, Submission, Tensor, TensorMeta, Waited,
+    Scale, Shape, Submission, Tensor, TensorMeta, Waited,
 };
 use horovod_transport::{Mesh, testing};
 
@@ -52,7 +52,7 @@ fn tensor(dtype: DType, shape: &[u64], input: *const u8, output: Output) -> Tens
     Tensor {
         meta: TensorMeta {
             dtype,
-            shape: shape.to_vec(),
+            shape: shape.into(),
         },
         input,
         output,
@@ -72,7 +72,7 @@ fn submit(engine: &Engine, name: &str, op: Op, tensors: Vec<Tensor>) -> Result<H
         name: Some(name),
         op,
         set: ProcessSetId::GLOBAL,
-        tensors,
+        tensors: tensors.into(),
         splits: None,
     })
 }
@@ -153,7 +153,7 @@ fn gathers_uneven_rows_into_memory_of_the_engine() {
         (shape, values)
     });
     for r in results {
-        assert_eq!(r, (vec![3, 2], vec![1, 1, 2, 2, 2, 2]));
+        assert_eq!(r, (Shape::from([3, 2]), vec![1, 1, 2, 2, 2, 2]));
     }
 }
 
@@ -240,7 +240,7 @@ fn process_sets_overlap_and_run_in_any_order() {
                 name: Some("s"),
                 op: SUM,
                 set,
-                tensors: vec![in_place(some)],
+                tensors: in_place(some).into(),
                 splits: None,
             })
         };
@@ -327,7 +327,7 @@ fn a_reused_process_set_id_numbers_unnamed_operations_from_the_start() {
                 name: None,
                 op: SUM,
                 set,
-                tensors: vec![in_place(&mut data)],
+                tensors: in_place(&mut data).into(),
                 splits: None,
             });
             finish(engine, h.unwrap()).unwrap();
@@ -386,6 +386,37 @@ fn a_rank_that_cannot_go_on_ends_the_job_for_all_and_is_named() {
     }
 }
 
+/// Ready when the other end is dropped.
+struct Later(mpsc::Receiver<()>);
+
+impl ReadyEvent for Later {
+    fn wait(&self) -> Result<(), String> {
+        let _ = self.0.recv();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_caller_is_never_made_to_wait_for_the_event_of_a_tensor() {
+    for n in [1, 2] {
+        let results = on_ranks(n, |engine, _| {
+            let (ready, event) = mpsc::channel();
+            let mut data = vec![1.0f32; 3];
+            let mut tensor = in_place(&mut data);
+            tensor.ready = Some(Box::new(Later(event)));
+            let handle = submit(engine, "late", SUM, vec![tensor]).unwrap();
+            for _ in 0..3 {
+                let waited = engine.wait(handle, Duration::from_millis(20));
+                assert!(matches!(waited, Waited::Pending), "{waited:?}");
+            }
+            drop(ready);
+            finish(engine, handle).unwrap();
+            data[0]
+        });
+        assert_eq!(results, vec![n as f32; n]);
+    }
+}
+
 #[test]
 fn unnamed_calls_pair_up_again_after_a_join() {
     let results = on_ranks(2, |engine, rank| {
@@ -396,7 +427,7 @@ fn unnamed_calls_pair_up_again_after_a_join() {
                     name: None,
                     op: SUM,
                     set: ProcessSetId::GLOBAL,
-                    tensors: vec![in_place(data)],
+                    tensors: in_place(data).into(),
                     splits: None,
                 })
                 .unwrap();

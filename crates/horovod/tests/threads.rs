@@ -42,7 +42,7 @@ fn submit(engine: &Engine, name: &str, data: &mut [f32]) -> Result<Handle, Error
     let tensor = Tensor {
         meta: TensorMeta {
             dtype: DType::F32,
-            shape: vec![data.len() as u64],
+            shape: [data.len() as u64].into(),
         },
         input: p,
         output: Output::At(p),
@@ -54,7 +54,7 @@ fn submit(engine: &Engine, name: &str, data: &mut [f32]) -> Result<Handle, Error
         name: Some(name),
         op,
         set: ProcessSetId::GLOBAL,
-        tensors: vec![tensor],
+        tensors: tensor.into(),
         splits: None,
     })
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use horovod::config::Config;
 use horovod::{
     DType, Engine, Error, Op, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
-    TensorMeta, TimelineSetting, Waited,
+    TensorMeta, Tensors, TimelineSetting, Waited,
 };
 use horovod_transport::{Mesh, testing};
 use serde_json::Value;
@@ -81,16 +81,16 @@ fn sum(engine: &Engine, names: &[&str], len: usize) {
                     scale: Scale::NONE,
                 },
                 set: ProcessSetId::GLOBAL,
-                tensors: vec![Tensor {
+                tensors: Tensors::One(Tensor {
                     meta: TensorMeta {
                         dtype: DType::F32,
-                        shape: vec![len as u64],
+                        shape: [len as u64].into(),
                     },
                     input: p,
                     output: Output::At(p),
                     ready: None,
                     owner: None,
-                }],
+                }),
                 splits: None,
             };
             engine.submit(submission).expect("is queued")

@@ -38,7 +38,7 @@ fn submit_to(
     let tensor = Tensor {
         meta: TensorMeta {
             dtype: DType::F32,
-            shape: vec![data.len() as u64],
+            shape: [data.len() as u64].into(),
         },
         input: p,
         output: Output::At(p),
@@ -53,7 +53,7 @@ fn submit_to(
             scale: Scale::NONE,
         },
         set,
-        tensors: vec![tensor],
+        tensors: tensor.into(),
         splits: None,
     })
 }

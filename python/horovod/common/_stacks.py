@@ -10,7 +10,7 @@ from horovod import _core
 
 def _frames(innermost: FrameType) -> list[tuple[str, int, str]]:
     frame: FrameType | None = innermost
-    frames = []
+    frames: list[tuple[str, int, str]] = []
     while frame is not None and len(frames) < _core.FRAMES_MAX:
         frames.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_qualname))
         frame = frame.f_back

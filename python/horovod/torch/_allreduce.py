@@ -14,6 +14,7 @@ from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
 from horovod.torch._tensors import (
     Entry,
     Staged,
+    allreduce_plain_together,
     check_reducible,
     enqueue_plain,
     entry,
@@ -73,6 +74,28 @@ def allreduce_async_(
     return _start(
         Deferred(finish), "allreduce", name, (entry(wire, wire.data_ptr(), wire),), *options
     )
+
+
+def allreduce_together_(
+    tensors: list[torch.Tensor],
+    names: list[str],
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> list[int]:
+    """Start one `allreduce_async_` per tensor, of which the other ranks hear at once; return the handles.
+
+    There are fewer if some tensor needs preparation or is refused: that one and all after it were not started.
+    """
+    if is_compiling():
+        return []
+    set_id = process_set.process_set_id
+    handles = allreduce_plain_together(
+        tensors, "allreduce", names, op, prescale_factor, postscale_factor, set_id
+    )
+    _handle_map.update(zip(handles, tensors, strict=False))
+    return handles
 
 
 def allreduce_async(

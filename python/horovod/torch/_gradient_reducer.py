@@ -18,6 +18,7 @@ import torch
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet
+from horovod.torch._allreduce import allreduce_together_
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import (
     Average,
@@ -294,8 +295,20 @@ class GradientReducer:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Start to reduce the gradients that were held back."""
+        """Start to reduce the gradients that were held back, all at once where that is possible."""
         held, self._held, self._held_bytes = self._held, [], 0
+        if len(held) > 1 and self._uncompressed:
+            handles = allreduce_together_(
+                [grad for _, grad in held],
+                [slot.name for slot, _ in held],
+                self._options.op,
+                self._prescale,
+                self._postscale,
+                self._options.process_set,
+            )
+            self._in_flight.extend(partial(synchronize, handle) for handle in handles)
+            # What has to be prepared, and what was refused and shall say why.
+            held = held[len(handles) :]
         for slot, grad in held:
             self._reduce(slot, grad)
 

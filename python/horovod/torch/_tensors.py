@@ -11,7 +11,10 @@ from horovod.common._ops import Adasum, Average, Max, Min, Product, Sum
 # Queues an operation in place on one tensor that needs no preparation: contiguous host memory of a dtype that the
 # core computes with. It reads address, shape and dtype itself, which asked for in Python would cost most of a small
 # operation; None for any other tensor, or for all where torch is too old to have the interface (before 2.10).
-enqueue_plain = _core.PlainTensors([torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg).enqueue
+_plain = _core.PlainTensors([torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg)
+enqueue_plain = _plain.enqueue
+# The same for several allreduces of which the other ranks hear at once.
+allreduce_plain_together = _plain.allreduce_together
 
 # One tensor for `_core.enqueue`: input pointer, output pointer (0: the core allocates), dtype code, shape, owner.
 Entry = tuple[int, int, int, tuple[int, ...], Any]

@@ -1,6 +1,7 @@
 """DistributedOptimizer beside the rest of Horovod: join, broadcasts, failures, checkpoints, wire names."""
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -129,22 +130,29 @@ def test_the_rate_may_be_rewritten_between_any_two_calls():
     assert_same_weights(model, alone, 1e-9)
 
 
-def record(monkeypatch, function):
+def record(monkeypatch):
+    """Names of the gradients that were sent, one by one or together."""
     names = []
-    module = "horovod.torch._gradient_reducer"
-    original = getattr(__import__(module, fromlist=["x"]), function)
+    module = importlib.import_module("horovod.torch._gradient_reducer")
+    one, together = module.allreduce_async_, module.allreduce_together_
 
     def recorded(*args, **kwargs):
         names.append(kwargs["name"])
-        return original(*args, **kwargs)
+        return one(*args, **kwargs)
 
-    monkeypatch.setattr(f"{module}.{function}", recorded)
+    def recorded_together(tensors, its_names, *args):
+        handles = together(tensors, its_names, *args)
+        names.extend(its_names[: len(handles)])
+        return handles
+
+    monkeypatch.setattr(module, "allreduce_async_", recorded)
+    monkeypatch.setattr(module, "allreduce_together_", recorded_together)
     return names
 
 
 @several
 def test_large_gradients_leave_at_once_and_small_ones_together(monkeypatch):
-    sent = record(monkeypatch, "allreduce_async_")
+    sent = record(monkeypatch)
     model = torch.nn.ModuleDict(
         {
             "first": torch.nn.Linear(2, 2, bias=False),
@@ -170,7 +178,7 @@ def test_large_gradients_leave_at_once_and_small_ones_together(monkeypatch):
 
 @several
 def test_gradients_travel_under_the_names_of_their_parameters(monkeypatch):
-    names = record(monkeypatch, "allreduce_async_")
+    names = record(monkeypatch)
     model = small_model()
     optimizer = hvd.DistributedOptimizer(make_adam(model.parameters()), model.named_parameters())
     train(model, optimizer, batches(1))
@@ -182,7 +190,7 @@ def test_gradients_travel_under_the_names_of_their_parameters(monkeypatch):
 
 @several
 def test_default_names_count_groups_and_positions(monkeypatch):
-    names = record(monkeypatch, "allreduce_async_")
+    names = record(monkeypatch)
     first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([{"params": [first]}, {"params": [second]}], lr=0.1)
@@ -194,7 +202,15 @@ def test_default_names_count_groups_and_positions(monkeypatch):
 
 @several
 def test_a_group_travels_under_the_name_of_its_first_member(monkeypatch):
-    names = record(monkeypatch, "grouped_allreduce_async_")
+    names = []
+    module = importlib.import_module("horovod.torch._gradient_reducer")
+    original = module.grouped_allreduce_async_
+
+    def recorded(*args, **kwargs):
+        names.append(kwargs["name"])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(module, "grouped_allreduce_async_", recorded)
     model = small_model()
     params = list(model.parameters())
     optimizer = hvd.DistributedOptimizer(

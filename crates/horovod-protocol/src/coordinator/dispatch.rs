@@ -2,7 +2,7 @@
 
 use super::{Coordinator, CoordinatorAction};
 use crate::content::Content;
-use crate::fusion::{Candidate, FusionKey, plan};
+use crate::fusion::{Candidate, FusionKey, Plan};
 use crate::limits::{BATCH_BYTES_MAX, BATCH_ITEMS_MAX, FUSED_ITEMS_MAX};
 use crate::message::{Item, Response, SetKey, SlotRun, ToWorker};
 use crate::types::{Rank, Seq};
@@ -65,6 +65,8 @@ struct Outgoing {
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     ready: Vec<Ready>,
+    runs: Vec<Option<Run>>,
+    plan: Plan,
     outgoing: Vec<Outgoing>,
     responses: Vec<Vec<Arc<Response>>>,
     executions: Vec<Arc<Response>>,
@@ -112,14 +114,14 @@ impl Coordinator {
     pub(super) fn dispatch(&mut self) {
         self.urgent = false;
         let mut outgoing = std::mem::take(&mut self.buffers.outgoing);
-        let mut runs = Vec::new();
+        let mut runs = std::mem::take(&mut self.buffers.runs);
         let mut ready = std::mem::replace(&mut self.ready, std::mem::take(&mut self.buffers.ready));
         let sizes = std::mem::take(&mut self.sizes);
         let mut sizes_left = &sizes[..];
         let mut left = ready.drain(..).peekable();
         while let Some(next) = left.next() {
             match next {
-                Ready::Run(run) => runs.push(run),
+                Ready::Run(run) => runs.push(Some(run)),
                 Ready::Known(known) => {
                     let (sizes, rest) = sizes_left.split_at(known.run.len as usize);
                     sizes_left = rest;
@@ -128,7 +130,7 @@ impl Coordinator {
                     if alone && self.fits_one(&known) {
                         outgoing.push(self.execute_known(known));
                     } else {
-                        runs.extend(known.split(sizes, &self.nobody));
+                        runs.extend(known.split(sizes, &self.nobody).map(Some));
                     }
                 }
                 Ready::Answer { to, response } => {
@@ -161,6 +163,7 @@ impl Coordinator {
         outgoing.clear();
         self.buffers.outgoing = outgoing;
         self.buffers.ready = ready;
+        self.buffers.runs = runs;
         self.sizes = sizes;
         self.sizes.clear();
     }
@@ -192,45 +195,51 @@ impl Coordinator {
         }
     }
 
-    fn fuse(&mut self, runs: &mut Vec<Run>, outgoing: &mut Vec<Outgoing>) {
+    /// Takes all of `runs`.
+    fn fuse(&mut self, runs: &mut Vec<Option<Run>>, outgoing: &mut Vec<Outgoing>) {
         if runs.is_empty() {
             return;
         }
-        let candidates: Vec<Candidate<'_>> = runs
-            .iter()
-            .map(|run| Candidate {
+        let mut plan = std::mem::take(&mut self.buffers.plan);
+        let candidate = |at: usize| match &runs[at] {
+            Some(run) => Candidate {
                 key: run.fusion,
                 absent: &run.absent,
                 bytes: run.bytes,
                 wire_bytes: run.wire_bytes,
-            })
-            .collect();
-        let batches = plan(&candidates, self.cfg.fusion_threshold_bytes);
-        let mut runs: Vec<Option<Run>> = std::mem::take(runs).into_iter().map(Some).collect();
-        for batch in batches {
-            let mut batch = batch.into_iter().filter_map(|at| runs[at].take());
+            },
+            None => Candidate::NONE,
+        };
+        plan.make(runs.len(), candidate, self.cfg.fusion_threshold_bytes);
+        for batch in plan.executions() {
+            let mut batch = batch.iter().filter_map(|at| runs[*at].take());
             let Some(first) = batch.next() else { continue };
             let mut wire_bytes = 64 + 5 * first.absent.len() + first.wire_bytes;
-            let mut items = vec![first.item];
-            for run in batch {
-                wire_bytes += run.wire_bytes;
-                append(&mut items, run.item);
-            }
-            let response = Response::Execute {
-                seq: Seq(self.next_seq),
-                set: first.set,
-                op: first.content.op.clone(),
-                device: first.content.device,
-                absent: first.absent,
-                items,
-            };
+            let seq = Seq(self.next_seq);
             self.next_seq += 1;
+            let response = self.buffers.execute(|mut items| {
+                items.push(first.item);
+                for run in batch {
+                    wire_bytes += run.wire_bytes;
+                    append(&mut items, run.item);
+                }
+                Response::Execute {
+                    seq,
+                    set: first.set,
+                    op: first.content.op.clone(),
+                    device: first.content.device,
+                    absent: first.absent,
+                    items,
+                }
+            });
             outgoing.push(Outgoing {
                 to: first.to,
-                response: Arc::new(response),
+                response,
                 wire_bytes,
             });
         }
+        runs.clear();
+        self.buffers.plan = plan;
     }
 
     /// One or more messages per rank, equal ones only once; evictions go into the last, after

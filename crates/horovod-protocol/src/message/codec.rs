@@ -210,7 +210,7 @@ pub(super) mod get {
             let dtype = DType::from_code(code).ok_or(bad("element type", code))?;
             Ok(TensorMeta {
                 dtype,
-                shape: dims(r, DIMS_MAX)?,
+                shape: dims(r, DIMS_MAX)?.into(),
             })
         })?;
         Ok(tensors.into())

@@ -153,7 +153,7 @@ impl Worker {
             absent: self.is_absent(absent),
         };
         self.follow(*seq)?;
-        let mut exec_items = std::mem::take(&mut self.spare);
+        let mut exec_items = self.spare.pop().unwrap_or_default();
         exec_items.reserve(items.len());
         for item in items {
             match item {

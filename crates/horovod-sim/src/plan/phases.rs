@@ -3,7 +3,7 @@
 use super::requests::{has_own_rows, mistake, own_rows, random};
 use super::{Expected, Phase};
 use crate::rng::Rng;
-use horovod_protocol::{Device, Op, OpErrorKind, ProcessSetId, Rank, Request};
+use horovod_protocol::{Device, Op, OpErrorKind, ProcessSetId, Rank, Request, Shape};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Keeps track of what the ranks have agreed on so far.
@@ -127,7 +127,7 @@ impl Maker {
                 request
                     .tensors
                     .iter_mut()
-                    .for_each(|tensor| tensor.shape.clear());
+                    .for_each(|tensor| tensor.shape = Shape::default());
             }
             Expected::Fail {
                 kind: OpErrorKind::Precondition,

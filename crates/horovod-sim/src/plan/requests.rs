@@ -101,7 +101,7 @@ pub(super) fn mistake(rng: &mut Rng, request: &mut Request, members: &[Rank]) ->
         };
         request.tensors.push(TensorMeta {
             dtype: DType::F32,
-            shape: vec![1],
+            shape: [1].into(),
         });
         return "Mismatched operations";
     }
@@ -129,7 +129,8 @@ pub(super) fn mistake(rng: &mut Rng, request: &mut Request, members: &[Rank]) ->
             "Mismatched group sizes"
         }
         3 => {
-            request.tensors[at].shape.push(7);
+            let shape = &mut request.tensors[at].shape;
+            *shape = shape.iter().copied().chain([7]).collect();
             "tensor shapes"
         }
         4 => {

@@ -204,7 +204,7 @@ pub(crate) fn plain(name: &str, op: Op) -> Request {
 pub(crate) fn data(name: &str, op: Op, shape: &[u64]) -> Request {
     let tensors = vec![TensorMeta {
         dtype: DType::F32,
-        shape: shape.to_vec(),
+        shape: shape.into(),
     }];
     Request {
         tensors,

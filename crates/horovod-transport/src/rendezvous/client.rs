@@ -77,7 +77,7 @@ impl Client {
         loop {
             match self
                 .reader
-                .pop()
+                .pop(&mut Vec::new())
                 .map_err(|e| format!("a message of {} bytes", e.0))?
             {
                 Some(Incoming::Frame(bytes)) => {

@@ -8,7 +8,8 @@ use crate::sync::{AtomicU32, Ordering, fence};
 
 /// Announces that the owner of `sleeping` is about to sleep; it must check for work after this.
 pub(crate) fn arm(sleeping: &AtomicU32) {
-    sleeping.store(1, Ordering::Relaxed);
+    // Whoever is woken in the owner's place must see what the owner did before.
+    sleeping.store(1, Ordering::Release);
     fence(Ordering::SeqCst);
 }
 
@@ -20,7 +21,7 @@ pub(crate) fn disarm(sleeping: &AtomicU32) {
 /// After publishing work: whether the caller, and only it, must wake the owner of `sleeping`.
 pub(crate) fn must_ring(sleeping: &AtomicU32) -> bool {
     fence(Ordering::SeqCst);
-    sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::Relaxed) != 0
+    sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::Acquire) != 0
 }
 
 #[cfg(all(test, loom))]

@@ -184,7 +184,7 @@ pub fn framing(bytes: &[u8]) {
         apart.space()[..part.len()].copy_from_slice(part);
         apart.filled(part.len());
         loop {
-            match apart.pop() {
+            match apart.pop(&mut Vec::new()) {
                 Ok(None) => break,
                 Ok(Some(Incoming::Frame(frame))) => queue.push(&frame),
                 Ok(Some(Incoming::Aside(frame))) => queue.push_aside([&frame, &[]]),

@@ -27,7 +27,7 @@ fn allreduce(set: ProcessSetId, name: &str, elems: u64) -> Execution {
             name: Arc::from(name),
             tensors: Arc::from([TensorMeta {
                 dtype: DType::F32,
-                shape: vec![elems],
+                shape: [elems].into(),
             }]),
             first_dims: Vec::new(),
         }],

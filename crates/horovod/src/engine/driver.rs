@@ -13,7 +13,7 @@ use horovod_transport::{Data, Mesh};
 
 use pump::Pump;
 
-use super::execute::{Layouts, Means};
+use super::execute::{Failure, Layouts, Lists, Means};
 use super::tuning::Tuned;
 use super::{Entry, Shared, nanos};
 use crate::config::Config;
@@ -31,6 +31,9 @@ pub(super) struct Driver {
     layouts: Layouts,
     tuned: Tuned,
     scratch: Scratch,
+    lists: Lists,
+    /// Where the next job puts its tensors.
+    spare: Vec<Option<Entry>>,
     /// Broken off by a thread that had to leave; goes on before anything else.
     parked: Option<Job>,
     /// A panic has passed through.
@@ -45,6 +48,15 @@ pub(super) struct Driver {
 struct Job {
     execution: Execution,
     entries: Vec<Option<Entry>>,
+}
+
+impl Job {
+    /// Block until the bytes of all tensors are there; only for the engine's own thread, which nobody waits to see
+    /// return.
+    fn await_events(&mut self) -> Result<(), String> {
+        let mut entries = self.entries.iter_mut().flatten();
+        entries.try_for_each(Entry::await_events)
+    }
 }
 
 /// How the engine's thread goes on.
@@ -72,6 +84,8 @@ impl Driver {
             layouts: Layouts::new(&topology),
             tuned: Tuned::new(config, &topology),
             scratch: Scratch::default(),
+            lists: Lists::default(),
+            spare: Vec::new(),
             data,
             pump: Pump::new(config, control, waiter, (topology, tree), shared),
             parked: None,
@@ -93,9 +107,12 @@ impl Driver {
                 return Work::Finished;
             }
             let progress = self.pump.turn();
-            if let Some(job) = self.next_job() {
+            if let Some(mut job) = self.next_job() {
                 self.pump.waiter.disarm();
-                self.carry_out(job);
+                match job.await_events() {
+                    Ok(()) => self.carry_out(job),
+                    Err(cause) => self.give_up(job, Failure::Local(cause)),
+                }
                 announced = false;
                 continue;
             }
@@ -220,10 +237,12 @@ impl Driver {
     }
 
     fn next_is_small(&self) -> bool {
-        self.next()
-            .is_some_and(|e| super::execute::bytes_of_all(e) <= ALONE_AT_ONCE_MAX)
+        self.next().is_some_and(|e| {
+            super::execute::bytes_of_all(e) <= ALONE_AT_ONCE_MAX && !self.pump.awaits_event(e)
+        })
     }
 
+    /// Whether a thread may carry it out that must be able to leave.
     fn next_may_pause(&mut self) -> bool {
         if self.parked.is_some() {
             return true;
@@ -231,6 +250,9 @@ impl Driver {
         let Some(execution) = self.pump.ready.front() else {
             return false;
         };
+        if self.pump.awaits_event(execution) {
+            return false;
+        }
         self.tuned.catch_up(&mut self.pump.announced, execution.seq);
         let tuning = &self.tuned.tuning;
         super::execute::may_pause(execution, &self.data, &mut self.layouts, tuning)
@@ -242,7 +264,8 @@ impl Driver {
         }
         let execution = self.pump.ready.pop_front()?;
         self.tuned.catch_up(&mut self.pump.announced, execution.seq);
-        let entries = self.pump.take_entries(&execution);
+        let mut entries = std::mem::take(&mut self.spare);
+        self.pump.take_entries(&execution, &mut entries);
         let stages = &mut self.scratch.stages;
         self.pump.recording.begins(&execution, &entries, stages);
         self.pump.begins(&execution);
@@ -261,6 +284,7 @@ impl Driver {
                 layouts: &mut self.layouts,
                 tuning: &self.tuned.tuning,
                 scratch: &mut self.scratch,
+                lists: &mut self.lists,
                 pool: &pool,
             },
         );
@@ -269,32 +293,52 @@ impl Driver {
             self.parked = Some(job);
             return;
         }
-        // Before anybody hears of the end: the owners may give back memory that is waited for.
-        let Job { execution, entries } = job;
-        drop(entries);
         match result {
-            Ok(results) => {
-                self.pump.running = None;
-                self.pump.runs = None;
-                let now = self.pump.shared.now();
-                let coordinator = self.pump.node.coordinator();
-                self.tuned.observe(now, &execution, coordinator);
-                let stages = &self.scratch.stages;
-                // First: who learns of the end may stop the recording.
-                self.pump.recording.ends(now, execution, &results, stages);
-                self.pump
-                    .shared
-                    .handles
-                    .complete(results.into_iter().map(|(id, r)| (super::Handle(id.0), r)));
-            }
-            Err(failure) => {
-                let error = self.pump.failure(failure);
-                self.pump.running = None;
-                self.pump.runs = None;
-                // Nothing touches the tensors any more.
-                self.pump.shared.handles.fail_pending(&error);
-            }
+            Ok(()) => self.complete(job),
+            Err(failure) => self.give_up(job, failure),
         }
+    }
+
+    fn complete(&mut self, job: Job) {
+        let execution = self.let_go(job);
+        self.pump.running = None;
+        self.pump.runs = None;
+        let now = self.pump.shared.now();
+        let coordinator = self.pump.node.coordinator();
+        self.tuned.observe(now, &execution, coordinator);
+        let stages = &self.scratch.stages;
+        let results = self.lists.results();
+        // First: who learns of the end may stop the recording.
+        let execution = self.pump.recording.ends(now, execution, results, stages);
+        self.pump.shared.handles.complete(
+            results
+                .drain(..)
+                .map(|(id, result)| (super::Handle(id.0), result)),
+        );
+        if let Some(mut execution) = execution {
+            execution.items.clear();
+            self.pump.shared.lock().worker.recycle(execution);
+        }
+    }
+
+    fn give_up(&mut self, job: Job, failure: Failure) {
+        self.let_go(job);
+        let error = self.pump.failure(failure);
+        self.pump.running = None;
+        self.pump.runs = None;
+        // Nothing touches the tensors any more.
+        self.pump.shared.handles.fail_pending(&error);
+    }
+
+    /// Before anybody hears of the end: the owners may give back memory that is waited for.
+    fn let_go(&mut self, job: Job) -> Execution {
+        let Job {
+            execution,
+            mut entries,
+        } = job;
+        entries.clear();
+        self.spare = entries;
+        execution
     }
 }
 

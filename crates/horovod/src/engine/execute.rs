@@ -8,7 +8,7 @@ use horovod_collectives::{
 };
 use horovod_protocol::{
     Completion, DType, EntryId, ExecItem, Execution, Op, ProcessSetId, Rank, ReduceOp, Scale,
-    TensorMeta,
+    Shape, TensorMeta,
 };
 use horovod_transport::{Aborted, Data, Idle, Topology};
 use std::sync::Arc;
@@ -99,6 +99,51 @@ pub(super) fn bytes_of_all(execution: &Execution) -> usize {
 
 type Results = Vec<(EntryId, Result<OpResult, Error>)>;
 
+/// What an execution is put together in, and its results; kept for the memory.
+#[derive(Default)]
+pub(super) struct Lists {
+    /// Segments by element type, in the order in which the types first appear: mixed groups run once per type.
+    by_type: Vec<(DType, Vec<Segment>)>,
+    /// How many of these are in use.
+    types: usize,
+    bytes: Vec<ByteSegment>,
+    stand_ins: Vec<Buffer>,
+    results: Results,
+}
+
+// SAFETY: the pointers in the segments are only followed inside `run`, which fills in all that it uses.
+unsafe impl Send for Lists {}
+
+impl Lists {
+    fn clear(&mut self) {
+        self.types = 0;
+        self.bytes.clear();
+        self.stand_ins.clear();
+        self.results.clear();
+    }
+
+    fn push(&mut self, dtype: DType, segment: Segment) {
+        let known = self.by_type[..self.types].iter_mut();
+        if let Some((_, segments)) = known.into_iter().find(|(of, _)| *of == dtype) {
+            return segments.push(segment);
+        }
+        match self.by_type.get_mut(self.types) {
+            Some((of, segments)) => {
+                *of = dtype;
+                segments.clear();
+                segments.push(segment);
+            }
+            None => self.by_type.push((dtype, vec![segment])),
+        }
+        self.types += 1;
+    }
+
+    /// One per item that this rank submitted, after [`run`].
+    pub(super) fn results(&mut self) -> &mut Results {
+        &mut self.results
+    }
+}
+
 /// What an execution runs with.
 pub(super) struct Means<'a> {
     pub(super) data: &'a mut Data,
@@ -106,23 +151,27 @@ pub(super) struct Means<'a> {
     pub(super) layouts: &'a mut Layouts,
     pub(super) tuning: &'a Tuning,
     pub(super) scratch: &'a mut Scratch,
+    pub(super) lists: &'a mut Lists,
     pub(super) pool: &'a Arc<BufferPool>,
 }
 
-/// Run it. `Ok` holds one result per submitted item.
+/// Run it; the results are in the lists then. All tensors are ready: nobody may be made to wait for an event here,
+/// for it may be a caller who has to leave.
 pub(super) fn run(
     execution: &Execution,
     entries: &[Option<Entry>],
     means: Means<'_>,
-) -> Result<Results, Failure> {
+) -> Result<(), Failure> {
     let Means {
         data,
         idle,
         layouts,
         tuning,
         scratch,
+        lists,
         pool,
     } = means;
+    lists.clear();
     let me = layouts.topology.rank;
     let index = execution
         .members
@@ -131,10 +180,10 @@ pub(super) fn run(
         .ok_or_else(|| {
             Failure::Local("asked to run an operation of a foreign process set".into())
         })?;
-    for tensor in entries.iter().flatten().flat_map(|e| &e.tensors) {
-        if let Some(ready) = &tensor.ready {
-            ready.wait().map_err(Failure::Local)?;
-        }
+    if entries.iter().flatten().any(Entry::has_event) {
+        return Err(Failure::Local(
+            "asked to run an operation before its tensors are ready".into(),
+        ));
     }
     let layout = layouts.of(execution.set, &execution.members);
     let mut ctx = Ctx {
@@ -153,32 +202,36 @@ pub(super) fn run(
         pool,
     };
     let outputs = match &execution.op {
-        Op::Allreduce { op, scale } => run.allreduce(&mut ctx, *op, *scale)?,
+        Op::Allreduce { op, scale } => {
+            run.allreduce(&mut ctx, lists, *op, *scale)?;
+            return run.done(lists);
+        }
         Op::Allgather => run.allgather(&mut ctx)?,
-        Op::Broadcast { root } => run.broadcast(&mut ctx, *root)?,
-        Op::Alltoall => return run.alltoall(&mut ctx),
+        Op::Broadcast { root } => {
+            run.broadcast(&mut ctx, lists, *root)?;
+            return run.done(lists);
+        }
+        Op::Alltoall => return run.alltoall(&mut ctx, lists),
         Op::Reducescatter { op, scale } => run.reduce_scatter(&mut ctx, *op, *scale)?,
         Op::Barrier | Op::Join | Op::AddProcessSet { .. } | Op::RemoveProcessSet { .. } => {
             collectives::barrier(&mut ctx)?;
-            execution.items.iter().map(|_| Vec::new()).collect()
+            return run.done(lists);
         }
     };
-    Ok(execution
-        .items
-        .iter()
-        .zip(outputs)
-        .filter_map(|(item, outputs)| {
-            let result = OpResult {
-                outputs,
-                received_splits: None,
-                completion: Completion::Done,
-            };
-            Some((item.entry?, Ok(result)))
-        })
-        .collect())
+    let items = execution.items.iter().zip(outputs);
+    let results = items.filter_map(|(item, outputs)| {
+        let result = OpResult {
+            outputs,
+            received_splits: None,
+            completion: Completion::Done,
+        };
+        Some((item.entry?, Ok(result)))
+    });
+    lists.results.extend(results);
+    Ok(())
 }
 
-type ItemOutputs = Vec<Option<(Buffer, Vec<u64>)>>;
+type ItemOutputs = Vec<Option<(Buffer, Shape)>>;
 
 struct Run<'a> {
     execution: &'a Execution,
@@ -200,16 +253,21 @@ impl Run<'_> {
             .ok_or_else(|| Failure::Local(format!("cannot allocate {bytes} bytes for a result")))
     }
 
+    /// Everything ended well, and what was submitted holds the results.
+    fn done(&self, lists: &mut Lists) -> Result<(), Failure> {
+        let ids = self.execution.items.iter().filter_map(|item| item.entry);
+        let results = ids.map(|id| (id, Ok(OpResult::plain(Completion::Done))));
+        lists.results.extend(results);
+        Ok(())
+    }
+
     fn allreduce(
         &self,
         ctx: &mut Ctx<'_>,
+        lists: &mut Lists,
         op: ReduceOp,
         scale: Scale,
-    ) -> Result<Vec<ItemOutputs>, Failure> {
-        // Mixed groups run once per element type, in the order the types first appear.
-        let mut by_type: Vec<(DType, Vec<Segment>)> = Vec::new();
-        let mut stand_ins = Vec::new();
-        let mut outputs = Vec::new();
+    ) -> Result<(), Failure> {
         for (item, entry) in self.items() {
             for (i, meta) in item.tensors.iter().enumerate() {
                 let elems = elems_of(meta)?;
@@ -220,7 +278,7 @@ impl Run<'_> {
                         let bytes = elems.checked_mul(meta.dtype.size()).ok_or_else(too_large)?;
                         let buffer = self.buffer(bytes)?;
                         let output = buffer.as_mut_ptr();
-                        stand_ins.push(buffer);
+                        lists.stand_ins.push(buffer);
                         (std::ptr::null(), output)
                     }
                 };
@@ -229,20 +287,18 @@ impl Run<'_> {
                     output,
                     elems,
                 };
-                match by_type.iter_mut().find(|(d, _)| *d == meta.dtype) {
-                    Some((_, segments)) => segments.push(segment),
-                    None => by_type.push((meta.dtype, vec![segment])),
-                }
+                lists.push(meta.dtype, segment);
             }
-            outputs.push(item.tensors.iter().map(|_| None).collect());
         }
-        for (dtype, segments) in by_type {
-            let reduction = self.reduction(dtype, op, scale);
+        for (dtype, segments) in &lists.by_type[..lists.types] {
+            let reduction = self.reduction(*dtype, op, scale);
             // SAFETY: the submitter promised that its memory stays valid and untouched until completion, the lengths
             // come from the tensors' own shapes, and allocated outputs are sized for what was agreed.
-            unsafe { collectives::allreduce(ctx, &reduction, &segments) }?;
+            unsafe { collectives::allreduce(ctx, &reduction, segments) }?;
         }
-        Ok(outputs)
+        // What stood in for tensors goes back to the pool.
+        lists.stand_ins.clear();
+        Ok(())
     }
 
     fn reduction(&self, dtype: DType, op: ReduceOp, scale: Scale) -> Reduction {
@@ -266,7 +322,7 @@ impl Run<'_> {
         for (item, entry) in self.items() {
             let entry = entry.ok_or_else(joined_cannot)?;
             let mut mine = ItemOutputs::new();
-            for (meta, tensor) in item.tensors.iter().zip(&entry.tensors) {
+            for (meta, tensor) in item.tensors.iter().zip(entry.tensors.iter()) {
                 let rows = usize_of(tensor.rows())?;
                 let row_bytes = row_bytes_of(tensor)?;
                 let share = rows / n + usize::from(me < rows % n);
@@ -330,32 +386,28 @@ impl Run<'_> {
         Ok(outputs)
     }
 
-    fn broadcast(&self, ctx: &mut Ctx<'_>, root: Rank) -> Result<Vec<ItemOutputs>, Failure> {
+    fn broadcast(&self, ctx: &mut Ctx<'_>, lists: &mut Lists, root: Rank) -> Result<(), Failure> {
         let root = ctx
             .members
             .iter()
             .position(|r| *r == root)
             .ok_or_else(|| Failure::Local(format!("{root} is not in the process set")))?;
-        let mut segments = Vec::new();
-        let mut outputs = Vec::new();
-        for (item, entry) in self.items() {
+        for (_, entry) in self.items() {
             let entry = entry.ok_or_else(joined_cannot)?;
-            for tensor in &entry.tensors {
-                segments.push(ByteSegment {
+            for tensor in entry.tensors.iter() {
+                lists.bytes.push(ByteSegment {
                     input: tensor.input,
                     output: output_of(tensor)?,
                     bytes: bytes_of(tensor)?,
                 });
             }
-            outputs.push(item.tensors.iter().map(|_| None).collect());
         }
         // SAFETY: as in `allreduce`.
-        unsafe { collectives::broadcast(ctx, root, &segments) }?;
-        Ok(outputs)
+        unsafe { collectives::broadcast(ctx, root, &lists.bytes) }?;
+        Ok(())
     }
 
-    fn alltoall(&self, ctx: &mut Ctx<'_>) -> Result<Results, Failure> {
-        let mut results = Results::new();
+    fn alltoall(&self, ctx: &mut Ctx<'_>, lists: &mut Lists) -> Result<(), Failure> {
         for (item, entry) in self.items() {
             let entry = entry.ok_or_else(joined_cannot)?;
             let id = item.entry.ok_or_else(joined_cannot)?;
@@ -394,9 +446,9 @@ impl Run<'_> {
                 received_splits: Some(received),
                 completion: Completion::Done,
             };
-            results.push((id, Ok(result)));
+            lists.results.push((id, Ok(result)));
         }
-        Ok(results)
+        Ok(())
     }
 }
 
@@ -423,8 +475,8 @@ fn output_of(t: &Tensor) -> Result<*mut u8, Failure> {
         .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))
 }
 
-fn with_rows(shape: &[u64], rows: u64) -> Vec<u64> {
-    let mut shape = shape.to_vec();
+fn with_rows(shape: &[u64], rows: u64) -> Shape {
+    let mut shape = Shape::from(shape);
     if let Some(first) = shape.first_mut() {
         *first = rows;
     }

@@ -1,13 +1,13 @@
 //! Completion of submissions: results and errors by handle, and the threads that wait for them.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use horovod_protocol::Completion;
+use horovod_protocol::{Completion, Shape};
 
+use super::by_number::ByNumber;
 use crate::buffer::Buffer;
 use crate::error::Error;
 
@@ -19,8 +19,8 @@ pub struct Handle(pub u64);
 /// What a successful operation gives back.
 #[derive(Debug)]
 pub struct OpResult {
-    /// One per tensor: memory and shape where the engine allocated the output.
-    pub outputs: Vec<Option<(Buffer, Vec<u64>)>>,
+    /// One per tensor: memory and shape where the engine allocated the output; empty where it allocated none.
+    pub outputs: Vec<Option<(Buffer, Shape)>>,
     /// Alltoall: rows received from each member.
     pub received_splits: Option<Vec<u64>>,
     /// What ended, for join and process-set changes.
@@ -47,7 +47,7 @@ enum Slot {
 
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    slots: HashMap<u64, Slot>,
+    slots: ByNumber<Slot>,
     waiters: usize,
 }
 

@@ -1,5 +1,6 @@
 //! The engine of one generation: takes submissions from any thread, agrees with the peers, runs, completes.
 
+mod by_number;
 mod callers;
 mod driver;
 mod execute;
@@ -11,7 +12,7 @@ mod seat;
 mod submit;
 mod tuning;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,14 +20,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    EntryId, OpError, OpErrorKind, ProcessSetId, Rank, Time, Worker, WorkerConfig,
+    Device, EntryId, ExecItem, Op, OpError, OpErrorKind, ProcessSetId, Rank, Request, Time, Worker,
+    WorkerConfig,
 };
 use horovod_transport::{Doorbell, Mesh, Topology};
+
+use by_number::ByNumber;
 
 use crate::buffer::BufferPool;
 use crate::config::Config;
 use crate::error::Error;
-use crate::tensor::Tensor;
+use crate::tensor::Tensors;
 use crate::timeline::{Stamp, Timeline, TimelineSetting};
 
 pub use handles::{Handle, OpResult, Waited};
@@ -59,8 +63,7 @@ pub(crate) struct Shared {
     started: Instant,
     /// The only rank of the job.
     alone: bool,
-    /// The engine's own thread has to drive next.
-    wanted: AtomicBool,
+    engine_rest: seat::EngineRest,
     /// This process wants to leave.
     shutdown_requested: AtomicBool,
     /// Set by the engine thread when it has left its loop.
@@ -97,16 +100,75 @@ impl Drop for RecordedCall<'_> {
 /// The negotiation state machine and the tensors that wait for it.
 pub(crate) struct State {
     worker: Worker,
-    entries: HashMap<EntryId, Entry>,
-    unnamed: HashMap<(ProcessSetId, String), u64>,
+    /// By [`EntryId`].
+    entries: ByNumber<Entry>,
+    /// How many of these have a ready event.
+    with_event: usize,
+    /// Calls without a name, by their prefix.
+    unnamed: BTreeMap<ProcessSetId, Vec<(Box<str>, u64)>>,
+    /// The last request; the next is put together in its memory.
+    request: Request,
+}
+
+impl State {
+    fn new(worker: Worker) -> Self {
+        Self {
+            worker,
+            entries: ByNumber::default(),
+            with_event: 0,
+            unnamed: BTreeMap::new(),
+            request: Request {
+                set: ProcessSetId::GLOBAL,
+                name: String::new(),
+                op: Op::Barrier,
+                device: Device::Cpu,
+                tensors: Vec::new(),
+            },
+        }
+    }
+
+    fn insert(&mut self, id: EntryId, entry: Entry) {
+        self.with_event += usize::from(entry.has_event());
+        self.entries.insert(id.0, entry);
+    }
+
+    fn remove(&mut self, id: EntryId) -> Option<Entry> {
+        let entry = self.entries.remove(&id.0)?;
+        self.with_event -= usize::from(entry.has_event());
+        Some(entry)
+    }
+
+    fn remove_all(&mut self) -> ByNumber<Entry> {
+        self.with_event = 0;
+        std::mem::take(&mut self.entries)
+    }
+
+    /// Whether the bytes of any of these tensors may not be there yet.
+    fn awaits_event(&self, items: &[ExecItem]) -> bool {
+        let mut entries = items.iter().filter_map(|item| item.entry);
+        self.with_event > 0
+            && entries.any(|id| self.entries.get(&id.0).is_some_and(Entry::has_event))
+    }
 }
 
 /// One pending submission.
 pub(crate) struct Entry {
-    tensors: Vec<Tensor>,
+    tensors: Tensors,
     /// Alltoall: rows for each member.
     splits: Option<Vec<u64>>,
     submitted: Stamp,
+}
+
+impl Entry {
+    fn has_event(&self) -> bool {
+        self.tensors.iter().any(|tensor| tensor.ready.is_some())
+    }
+
+    /// Block until the bytes are there; why they never will be.
+    fn await_events(&mut self) -> Result<(), String> {
+        let mut events = self.tensors.iter_mut().filter_map(|t| t.ready.take());
+        events.try_for_each(|ready| ready.wait())
+    }
 }
 
 impl Shared {
@@ -125,17 +187,13 @@ impl Shared {
             mesh.waiter.doorbell(),
         );
         Self {
-            state: Mutex::new(State {
-                worker,
-                entries: HashMap::new(),
-                unnamed: HashMap::new(),
-            }),
+            state: Mutex::new(State::new(worker)),
             handles: handles::Handles::default(),
             doorbell: mesh.waiter.doorbell(),
             pool: Arc::new(BufferPool::default()),
             started,
             alone: mesh.topology.size == 1,
-            wanted: AtomicBool::new(false),
+            engine_rest: seat::EngineRest::new(),
             shutdown_requested: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             host_updates: Mutex::new((0, 0)),
@@ -153,7 +211,7 @@ impl Shared {
 
     /// Whether threads other than the engine's must leave the seat, and not take it.
     fn wanted(&self) -> bool {
-        self.wanted.load(Ordering::SeqCst) || self.shutdown_requested.load(Ordering::Acquire)
+        self.engine_rest.is_wanted() || self.shutdown_requested.load(Ordering::Acquire)
     }
 
     fn now(&self) -> Time {

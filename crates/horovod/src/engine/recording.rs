@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use horovod_collectives::Stages;
-use horovod_protocol::{EntryId, ExecItem, Execution, Op, OpError, Rank, Seq, StallReport, Time};
+use horovod_protocol::{
+    EntryId, ExecItem, Execution, Op, OpError, Rank, Seq, Shape, StallReport, Time,
+};
 use horovod_transport::Control;
 
 use super::Entry;
@@ -80,16 +82,16 @@ impl Recording {
         }
     }
 
-    /// It has run: the results are there, but nobody has been told.
+    /// It has run: the results are there, but nobody has been told. Gives it back if it is not recorded.
     pub(super) fn ends(
         &mut self,
         now: Time,
         execution: Execution,
         results: &[(EntryId, Result<OpResult, Error>)],
         stages: &Stages,
-    ) {
+    ) -> Option<Execution> {
         let Some(running) = self.running.take() else {
-            return;
+            return Some(execution);
         };
         let timeline = &self.timeline;
         let stages = stages.recorded().iter().map(|stage| Stage {
@@ -107,6 +109,7 @@ impl Recording {
             end: now.0,
             stages: stages.collect(),
         });
+        None
     }
 
     /// An operation without data has ended, or one that the ranks could not agree on.
@@ -176,7 +179,7 @@ impl Recording {
 fn output_shapes(
     execution: &Execution,
     results: &[(EntryId, Result<OpResult, Error>)],
-) -> Vec<Vec<Vec<u64>>> {
+) -> Vec<Vec<Shape>> {
     if !matches!(
         execution.op,
         Op::Allgather | Op::Alltoall | Op::Reducescatter { .. }

@@ -8,18 +8,36 @@
 //! While calls come thick and fast even that costs too much: each message of a peer would wake the engine's thread
 //! between two calls of this rank. So then it *ticks*: it sleeps by the clock, nobody arms the doorbell, and what
 //! a burst of submissions left unsaid is said at the next wait, the next glance or the next tick.
+//!
+//! That no wake-up is lost in this is checked by `make test-loom`, which runs this very file in every order that the
+//! engine's thread and one caller can take, around a driver of a few lines. With a second caller loom still finds
+//! an order in which both sleep (an ignored test); a sleep of the engine ends after a second at the latest.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
+use std::sync::{OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
 
-use horovod_transport::Sleeper;
+#[cfg(loom)]
+use model::{
+    Arc, AtomicBool, AtomicU8, Driver, Handle, Instant, LastWords, Mutex, MutexGuard, Ordering,
+    Shared, Sleeper, Thread, Waited, Work, fence, thread,
+};
+#[cfg(not(loom))]
+use {
+    super::driver::{Driver, Work},
+    super::handles::{Handle, Waited},
+    super::{LastWords, Shared},
+    horovod_transport::Sleeper,
+    std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence},
+    std::sync::{Arc, Mutex, MutexGuard},
+    std::thread::{self, Thread},
+    std::time::Instant,
+};
 
-use super::driver::{Driver, Work};
-use super::handles::{Handle, Waited};
-use super::{LastWords, Shared};
+#[cfg(loom)]
+#[path = "seat/model.rs"]
+mod model;
 
 /// How long the engine's thread sleeps between two looks while calls come thick and fast.
 const TICK: Duration = Duration::from_micros(500);
@@ -29,6 +47,51 @@ const BURST_NS: u64 = 100_000;
 /// from one of them.
 const CROWDED_BURST_NS: u64 = 1_000_000;
 
+/// What the engine's own thread does when nobody drives, and what is asked of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Rest {
+    /// It listens to the doorbell, or will: who leaves the seat must arm that.
+    Listens,
+    /// Calls come thick and fast: it shall sleep by the clock. What is asked for is not enough for others to leave
+    /// the doorbell unarmed: somebody may have heard that call in its place.
+    ShallTick,
+    /// It sleeps by the clock, and will take the seat before it listens to the doorbell again.
+    Ticks,
+    /// It has to drive next: others leave the seat, and do not take it.
+    Wanted,
+}
+
+/// A [`Rest`] that all threads see. It becomes `Listens` only by the engine's thread.
+pub(super) struct EngineRest(AtomicU8);
+
+impl EngineRest {
+    pub(super) fn new() -> Self {
+        Self(AtomicU8::new(Rest::Listens as u8))
+    }
+
+    /// Whether threads other than the engine's must leave the seat, and not take it.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is(Rest::Wanted)
+    }
+
+    fn is(&self, rest: Rest) -> bool {
+        self.0.load(Ordering::SeqCst) == rest as u8
+    }
+
+    fn set(&self, rest: Rest) {
+        self.0.store(rest as u8, Ordering::SeqCst);
+    }
+
+    /// Whether it was `from`, and now is `to`.
+    fn change(&self, from: Rest, to: Rest) -> bool {
+        let changed =
+            self.0
+                .compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::SeqCst);
+        changed.is_ok()
+    }
+}
+
 /// The driver, and who may drive.
 pub(super) struct Seat {
     shared: Arc<Shared>,
@@ -37,13 +100,7 @@ pub(super) struct Seat {
     sleeper: Sleeper,
     /// The engine's own thread.
     engine: OnceLock<Thread>,
-    /// Calls come thick and fast: it shall sleep by the clock. Cleared only with the seat.
-    burst: AtomicBool,
-    /// It does sleep by the clock, and will take the seat before it listens to the doorbell again. What was
-    /// asked for is not enough for others to leave the doorbell unarmed: somebody may have heard that call in
-    /// its place.
-    ticking: AtomicBool,
-    /// A caller drives, perhaps for long.
+    /// A caller drives, perhaps for long: wake-ups that the engine's thread gets may be meant for it.
     caller_drives: AtomicBool,
     /// Calls so far, to see whether any came.
     calls: AtomicU64,
@@ -65,8 +122,6 @@ impl Seat {
             driver: Mutex::new(Some(driver)),
             sleeper,
             engine: OnceLock::new(),
-            burst: AtomicBool::new(false),
-            ticking: AtomicBool::new(false),
             caller_drives: AtomicBool::new(false),
             calls: AtomicU64::new(0),
             last_glance: AtomicU64::new(0),
@@ -93,17 +148,17 @@ impl Seat {
         // Nobody else sets it.
         let _ = self.engine.set(thread::current());
         while let Some(nap) = self.work() {
-            if !self.burst.load(Ordering::SeqCst) {
+            let rest = &self.shared.engine_rest;
+            if !rest.is(Rest::ShallTick) {
                 self.sleeper.sleep(nap);
+                // Pairs with the one that a caller passes when it arms the doorbell.
+                fence(Ordering::SeqCst);
                 if self.caller_drives.load(Ordering::SeqCst) {
-                    // What woke this thread may have been meant for that one.
                     self.sleeper.wake();
                 }
             }
-            if self.burst.load(Ordering::SeqCst) {
-                self.ticking.store(true, Ordering::SeqCst);
+            if rest.change(Rest::ShallTick, Rest::Ticks) {
                 self.tick();
-                self.ticking.store(false, Ordering::SeqCst);
             }
         }
         let driver = self.lock().take();
@@ -121,8 +176,8 @@ impl Seat {
     fn work(&self) -> Option<Duration> {
         let mut seat = self.lock();
         let driver = seat.as_mut()?;
-        self.shared.wanted.store(false, Ordering::SeqCst);
-        self.burst.store(false, Ordering::SeqCst);
+        // With the seat: whoever leaves it sees what was true while he had it.
+        self.shared.engine_rest.set(Rest::Listens);
         let next = guarded(driver, Driver::work).unwrap_or(Work::Finished);
         drop(seat);
         self.shared.handles.seat_is_free();
@@ -207,13 +262,13 @@ impl Seat {
 
     /// Hand over to whoever comes next; nobody may, so the engine's thread must be able to hear.
     fn leave(&self, mut seat: MutexGuard<'_, Option<Driver>>) {
-        let ticking = self.ticking.load(Ordering::SeqCst);
+        let ticking = self.shared.engine_rest.is(Rest::Ticks);
         let call = match seat.as_mut() {
             Some(driver) => guarded(driver, |d| d.leave(ticking)).unwrap_or(true),
             None => false,
         };
         if call {
-            self.shared.wanted.store(true, Ordering::SeqCst);
+            self.shared.engine_rest.set(Rest::Wanted);
         }
         drop(seat);
         self.shared.handles.seat_is_free();
@@ -224,7 +279,7 @@ impl Seat {
 
     /// Make the engine's thread take the seat, wherever it sleeps and whoever has it.
     pub(super) fn call_engine(&self) {
-        self.shared.wanted.store(true, Ordering::SeqCst);
+        self.shared.engine_rest.set(Rest::Wanted);
         self.sleeper.wake();
         if let Some(engine) = self.engine.get() {
             engine.unpark();
@@ -237,7 +292,8 @@ impl Seat {
         let now = self.shared.now().0;
         let since = now.saturating_sub(self.last_glance.load(Ordering::Relaxed));
         if since < self.burst_ns && !self.shared.alone {
-            self.burst.store(true, Ordering::SeqCst);
+            let rest = &self.shared.engine_rest;
+            rest.change(Rest::Listens, Rest::ShallTick);
             // The engine's thread in its bed, or a caller that drives and sleeps.
             self.shared.doorbell.ring();
             return;

@@ -1,12 +1,12 @@
 //! From a caller's arguments to a pending entry: names, local checks, hand-over to the engine.
 
-use horovod_protocol::{
-    Completion, DType, Device, EntryId, Op, ProcessSetId, Rank, ReduceOp, Request, Scale,
-};
+use std::fmt::Write;
 
-use super::{Engine, Entry, Handle, RecordedCall, Waited, public_error};
+use horovod_protocol::{Completion, DType, EntryId, Op, ProcessSetId, Rank, ReduceOp, Scale};
+
+use super::{Engine, Entry, Handle, RecordedCall, State, Waited, public_error};
 use crate::error::Error;
-use crate::tensor::{Output, Tensor};
+use crate::tensor::{Output, Tensor, Tensors};
 use crate::timeline::op_name;
 
 /// Longest single wait of the blocking calls between two looks at whether the caller wants to stop.
@@ -23,7 +23,7 @@ pub struct Submission<'a> {
     /// The set whose members take part.
     pub set: ProcessSetId,
     /// What it works on.
-    pub tensors: Vec<Tensor>,
+    pub tensors: Tensors,
     /// Alltoall: rows for each member; `None`: even.
     pub splits: Option<Vec<i64>>,
 }
@@ -34,6 +34,30 @@ impl Engine {
     /// The memory of the tensors must stay valid, and must not be written (input) or touched (output)
     /// by others, until the operation has ended.
     pub fn submit(&self, submission: Submission<'_>) -> Result<Handle, Error> {
+        let handle = self.queue(submission)?;
+        self.seat.submitted();
+        Ok(handle)
+    }
+
+    /// As [`Engine::submit`], for several operations that begin together: `queue` submits one each time it is called.
+    /// The other ranks hear of all at once.
+    pub fn submit_together<T>(
+        &self,
+        body: impl FnOnce(&mut dyn FnMut(Submission<'_>) -> Result<Handle, Error>) -> T,
+    ) -> T {
+        let mut any = false;
+        let outcome = body(&mut |submission| {
+            let handle = self.queue(submission)?;
+            any = true;
+            Ok(handle)
+        });
+        if any {
+            self.seat.submitted();
+        }
+        outcome
+    }
+
+    fn queue(&self, submission: Submission<'_>) -> Result<Handle, Error> {
         let Submission {
             prefix,
             name,
@@ -43,7 +67,7 @@ impl Engine {
             splits,
         } = submission;
         check_arithmetic(&op, &tensors)?;
-        for t in &tensors {
+        for t in tensors.iter() {
             if t.bytes().is_none() || t.row_bytes().is_none() {
                 return Err(Error::Invalid(format!(
                     "shape {:?} is too large for this machine",
@@ -63,32 +87,23 @@ impl Engine {
             }
             _ => None,
         };
-        let (key, counter) = match named {
-            Some(n) => (format!("{prefix}.{n}"), None),
-            None => {
-                let slot = (set, prefix.to_owned());
-                let n = state.unnamed.get(&slot).copied().unwrap_or(0) + 1;
-                (format!("{prefix}.noname.{n}"), Some((slot, n)))
-            }
-        };
-        let request = Request {
-            set,
-            name: key,
-            op,
-            device: Device::Cpu,
-            tensors: tensors.iter().map(|t| t.meta.clone()).collect(),
-        };
+        state.describe(set, prefix, named, op, &tensors);
         self.shared.callers.submits();
         let handle = self.shared.handles.create();
         let id = EntryId(handle.0);
         let now = self.shared.now();
-        if let Err(e) = state.worker.submit(now, id, &request) {
+        let State {
+            worker, request, ..
+        } = &mut *state;
+        if let Err(e) = worker.submit(now, id, request) {
+            // It may be of any length.
+            request.name = String::new();
             drop(state);
             self.shared.handles.cancel(handle);
             return Err(public_error(&e));
         }
-        if let Some((slot, n)) = counter {
-            state.unnamed.insert(slot, n);
+        if named.is_none() {
+            state.count_unnamed(set, prefix);
         }
         let submitted = self.shared.timeline.stamp(now.0);
         let entry = Entry {
@@ -96,9 +111,7 @@ impl Engine {
             splits,
             submitted,
         };
-        state.entries.insert(id, entry);
-        drop(state);
-        self.seat.submitted();
+        state.insert(id, entry);
         Ok(handle)
     }
 
@@ -174,7 +187,7 @@ impl Engine {
             name,
             op,
             set,
-            tensors: Vec::new(),
+            tensors: Tensors::default(),
             splits: None,
         })?;
         loop {
@@ -195,6 +208,54 @@ impl Engine {
                         return Err(stop);
                     }
                 }
+            }
+        }
+    }
+}
+
+impl State {
+    /// Put the request together.
+    fn describe(
+        &mut self,
+        set: ProcessSetId,
+        prefix: &str,
+        name: Option<&str>,
+        op: Op,
+        tensors: &[Tensor],
+    ) {
+        let number = match name {
+            Some(_) => 0,
+            None => self.unnamed(set, prefix).map_or(0, |n| *n) + 1,
+        };
+        let request = &mut self.request;
+        request.set = set;
+        request.op = op;
+        request.name.clear();
+        request.name.push_str(prefix);
+        match name {
+            Some(name) => {
+                request.name.push('.');
+                request.name.push_str(name);
+            }
+            // Writing to a string cannot fail.
+            None => drop(write!(request.name, ".noname.{number}")),
+        }
+        let metas = tensors.iter().map(|t| t.meta.clone());
+        request.tensors.clear();
+        request.tensors.extend(metas);
+    }
+
+    fn unnamed(&mut self, set: ProcessSetId, prefix: &str) -> Option<&mut u64> {
+        let mut counters = self.unnamed.get_mut(&set)?.iter_mut();
+        counters.find_map(|(of, n)| (**of == *prefix).then_some(n))
+    }
+
+    fn count_unnamed(&mut self, set: ProcessSetId, prefix: &str) {
+        match self.unnamed(set, prefix) {
+            Some(n) => *n += 1,
+            None => {
+                let counters = self.unnamed.entry(set).or_default();
+                counters.push((prefix.into(), 1));
             }
         }
     }
@@ -287,7 +348,7 @@ mod tests {
         Tensor {
             meta: TensorMeta {
                 dtype,
-                shape: shape.to_vec(),
+                shape: shape.into(),
             },
             input: std::ptr::null(),
             output: Output::Allocate,

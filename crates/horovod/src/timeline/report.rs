@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use horovod_protocol::{DType, Execution, Op, ProcessSetId, Rank, ReduceOp, TensorMeta};
+use horovod_protocol::{DType, Execution, Op, ProcessSetId, Rank, ReduceOp, Shape, TensorMeta};
 
 /// Longest text made from the shapes of a group.
 const SHAPES_BYTES_MAX: usize = 256;
@@ -113,7 +113,7 @@ pub(crate) struct Executed {
     /// One per item.
     pub(crate) submitted: Vec<Option<Stamp>>,
     /// Shapes of allocated outputs, item by item; empty if all are as submitted.
-    pub(crate) output_shapes: Vec<Vec<Vec<u64>>>,
+    pub(crate) output_shapes: Vec<Vec<Shape>>,
     pub(crate) thread: ThreadId,
     pub(crate) scheduled: Nanos,
     pub(crate) begin: Nanos,
@@ -189,7 +189,7 @@ fn bytes_of(meta: &TensorMeta) -> u64 {
         .saturating_mul(meta.dtype.size() as u64)
 }
 
-fn outcome(tensors: &[TensorMeta], shapes: Option<&[Vec<u64>]>, bytes: u64) -> Outcome {
+fn outcome(tensors: &[TensorMeta], shapes: Option<&[Shape]>, bytes: u64) -> Outcome {
     let mut shape = String::new();
     for (i, meta) in tensors.iter().enumerate() {
         if shape.len() > SHAPES_BYTES_MAX {

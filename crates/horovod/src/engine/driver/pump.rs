@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    CACHE_EVICTION_TEXT, Completion, DecodeError, Execution, OpError, PeerLost, Rank,
+    CACHE_EVICTION_TEXT, Completion, DecodeError, Execution, OpError, PeerLost, Rank, Response,
     ToCoordinator, ToWorker, Tree, WorkerAction,
 };
 use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
@@ -54,6 +54,10 @@ pub(super) struct Pump {
     /// It did leave in the middle of one.
     pub(super) broken_off: bool,
     pub(super) frame: Vec<u8>,
+    /// The last messages; the next are read into their memory.
+    heard_from_below: ToCoordinator,
+    heard_from_above: ToWorker,
+    spare_responses: Vec<Arc<Response>>,
     pub(super) recording: Recording,
     pub(super) relay: Relay,
     pub(super) inspection: Inspection,
@@ -99,6 +103,9 @@ impl Pump {
             leave_by: None,
             broken_off: false,
             frame: Vec::new(),
+            heard_from_below: ToCoordinator::empty(),
+            heard_from_above: ToWorker::empty(),
+            spare_responses: Vec::new(),
         }
     }
 
@@ -139,8 +146,11 @@ impl Pump {
 
     pub(super) fn handle_control(&mut self, event: ControlEvent) {
         match event {
-            ControlEvent::Frame { from, bytes } => self.handle_frame(from, &bytes),
-            ControlEvent::Aside { from, bytes } => self.handle_aside(from, &bytes),
+            ControlEvent::Frame { from, bytes } => self.handle_frame(from, bytes),
+            ControlEvent::Aside { from, bytes } => {
+                self.handle_aside(from, &bytes);
+                self.control.give_back(bytes);
+            }
             ControlEvent::Lost(lost) => {
                 self.recording.gone(lost.rank);
                 self.nothing_more_from(lost.rank);
@@ -197,8 +207,10 @@ impl Pump {
         self.recording.is_settled() && relayed
     }
 
-    fn handle_frame(&mut self, from: Rank, bytes: &[u8]) {
-        if let Err(e) = self.hear(from, bytes) {
+    fn handle_frame(&mut self, from: Rank, bytes: Vec<u8>) {
+        let heard = self.hear(from, &bytes);
+        self.control.give_back(bytes);
+        if let Err(e) = heard {
             let cause = format!("sent a message that cannot be read: {e}");
             self.end_generation(&PeerLost {
                 rank: from,
@@ -211,13 +223,15 @@ impl Pump {
     fn hear(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
         let now = self.shared.now();
         if self.parent() == Some(from) {
-            let message = ToWorker::decode(bytes)?;
-            if !self.node.hear_from_above(now, &message) {
-                self.shared.lock().worker.handle_message(now, &message);
+            let message = &mut self.heard_from_above;
+            message.decode_with(bytes, &mut self.spare_responses)?;
+            if !self.node.hear_from_above(now, message) {
+                self.shared.lock().worker.handle_message(now, message);
             }
         } else {
-            let message = ToCoordinator::decode(bytes)?;
-            self.node.hear_from_below(now, from, &message);
+            let message = &mut self.heard_from_below;
+            message.decode_from(bytes)?;
+            self.node.hear_from_below(now, from, message);
         }
         Ok(())
     }
@@ -252,6 +266,7 @@ impl Pump {
                 if !self.node.hear_from_below(now, me, &message) {
                     self.send_up(&message);
                 }
+                self.shared.lock().worker.recycle_message(message);
             }
             WorkerAction::Execute(execution) => {
                 self.recording.ordered(&execution);
@@ -263,11 +278,11 @@ impl Pump {
             }
             WorkerAction::Complete(id, result) => {
                 let mut state = self.shared.lock();
-                let entry = state.entries.remove(&id);
+                let entry = state.remove(id);
                 match result {
                     // Ids are reused: what a former set counted is not known to all new members.
                     Ok(Completion::SetAdded(set)) => {
-                        state.unnamed.retain(|(of, _), _| *of != set);
+                        state.unnamed.remove(&set);
                     }
                     // The ranks that joined early have issued fewer calls: count anew from where all are.
                     Ok(Completion::Joined { .. }) => state.unnamed.clear(),
@@ -304,6 +319,9 @@ impl Pump {
                     } else {
                         self.send_frame(*rank);
                     }
+                }
+                if let Some(coordinator) = self.node.coordinator() {
+                    coordinator.recycle(message);
                 }
             }
             NodeAction::Stall(report) => {
@@ -426,7 +444,7 @@ impl Pump {
         if self.parent().is_some() {
             self.control.goodbye(Duration::ZERO);
         }
-        let entries = std::mem::take(&mut self.shared.lock().entries);
+        let entries = self.shared.lock().remove_all();
         drop(entries);
         if self.running.is_none() {
             self.shared.handles.fail_pending(&error);
@@ -479,13 +497,15 @@ impl Pump {
     }
 
     /// Tensors of the execution's items that this rank submitted, in item order.
-    pub(super) fn take_entries(&mut self, execution: &Execution) -> Vec<Option<Entry>> {
+    pub(super) fn take_entries(&mut self, execution: &Execution, entries: &mut Vec<Option<Entry>>) {
         let mut state = self.shared.lock();
-        execution
-            .items
-            .iter()
-            .map(|item| item.entry.and_then(|id| state.entries.remove(&id)))
-            .collect()
+        let ids = execution.items.iter().map(|item| item.entry);
+        entries.extend(ids.map(|id| state.remove(id?)));
+    }
+
+    /// Whether the bytes of any tensor of it may not be there yet.
+    pub(super) fn awaits_event(&self, execution: &Execution) -> bool {
+        self.shared.lock().awaits_event(&execution.items)
     }
 
     /// When something is to be done that no event announces.

