@@ -309,16 +309,13 @@ impl Driver {
         let stages = &self.scratch.stages;
         let results = self.lists.results();
         // First: who learns of the end may stop the recording.
-        let execution = self.pump.recording.ends(now, execution, results, stages);
+        self.pump.recording.ends(now, &execution, results, stages);
         self.pump.shared.handles.complete(
             results
                 .drain(..)
                 .map(|(id, result)| (super::Handle(id.0), result)),
         );
-        if let Some(mut execution) = execution {
-            execution.items.clear();
-            self.pump.shared.lock().worker.recycle(execution);
-        }
+        self.pump.shared.lock().worker.recycle(execution);
     }
 
     fn give_up(&mut self, job: Job, failure: Failure) {

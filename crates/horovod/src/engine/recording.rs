@@ -14,7 +14,7 @@ use super::Entry;
 use super::handles::OpResult;
 use super::relay::{Letter, Relay};
 use crate::error::Error;
-use crate::timeline::{Executed, Nanos, Stage, Stamp, Text, Timeline};
+use crate::timeline::{Catalog, Executed, Nanos, Stage, Stamp, Text, Timeline, op_name};
 
 /// The engine's side of the timeline. Costs one load per operation when nothing is recorded.
 pub(super) struct Recording {
@@ -22,11 +22,14 @@ pub(super) struct Recording {
     /// When executions that wait were ordered; only while something is recorded.
     ordered: VecDeque<(Seq, Nanos)>,
     running: Option<Running>,
+    catalog: Catalog,
 }
 
 /// The execution that runs.
 struct Running {
-    submitted: Vec<Option<Stamp>>,
+    session: u64,
+    /// Number and submission of each item; `None` if there was no room to tell what a number means.
+    items: Option<Vec<(u32, Option<Stamp>)>>,
     ordered: Nanos,
     begin: Instant,
 }
@@ -37,6 +40,7 @@ impl Recording {
             timeline,
             ordered: VecDeque::new(),
             running: None,
+            catalog: Catalog::default(),
         }
     }
 
@@ -68,11 +72,16 @@ impl Recording {
                 }
                 self.ordered.pop_front();
             }
+            let session = self.timeline.session();
+            self.catalog.enter(session);
+            let number = |(item, entry): (&ExecItem, &Option<Entry>)| {
+                let tell = |number, what| self.timeline.describe(session, number, what);
+                let number = self.catalog.number(item, tell)?;
+                Some((number, entry.as_ref().map(|e| e.submitted)))
+            };
             Running {
-                submitted: entries
-                    .iter()
-                    .map(|entry| entry.as_ref().map(|e| e.submitted))
-                    .collect(),
+                session,
+                items: execution.items.iter().zip(entries).map(number).collect(),
                 ordered,
                 begin,
             }
@@ -82,34 +91,41 @@ impl Recording {
         }
     }
 
-    /// It has run: the results are there, but nobody has been told. Gives it back if it is not recorded.
+    /// It has run: the results are there, but nobody has been told.
     pub(super) fn ends(
         &mut self,
         now: Time,
-        execution: Execution,
+        execution: &Execution,
         results: &[(EntryId, Result<OpResult, Error>)],
         stages: &Stages,
-    ) -> Option<Execution> {
+    ) {
         let Some(running) = self.running.take() else {
-            return Some(execution);
+            return;
         };
         let timeline = &self.timeline;
+        let Some(items) = running.items else {
+            timeline.missed(execution.items.len());
+            return;
+        };
         let stages = stages.recorded().iter().map(|stage| Stage {
             name: Text::Static(stage.name),
             begin: timeline.at(stage.begin),
             end: timeline.at(stage.end),
         });
         timeline.executed(Executed {
-            output_shapes: output_shapes(&execution, results),
-            execution,
-            submitted: running.submitted,
+            session: running.session,
+            seq: execution.seq.0,
+            set: execution.set,
+            members: execution.members.clone(),
+            op: op_name(&execution.op),
+            items,
+            output_shapes: output_shapes(execution, results),
             thread: 0,
             scheduled: running.ordered,
             begin: timeline.at(running.begin),
             end: now.0,
             stages: stages.collect(),
         });
-        None
     }
 
     /// An operation without data has ended, or one that the ranks could not agree on.

@@ -401,7 +401,7 @@ impl Decoder<'_> {
             0 => None,
             _ => Some(Outcome {
                 dtype: self.text()?,
-                shape: text(&mut self.r)?.to_string(),
+                shape: Text::Shared(text(&mut self.r)?),
                 bytes: self.r.varint("bytes")?,
             }),
         };
@@ -448,7 +448,7 @@ mod tests {
         let result =
             (names(), any::<String>(), any::<u64>()).prop_map(|(dtype, shape, bytes)| Outcome {
                 dtype,
-                shape,
+                shape: Text::Shared(shape.into()),
                 bytes,
             });
         (

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use horovod_protocol::{ProcessSetId, Rank};
 
 use super::batch::Batch;
+use super::object::Object;
 use super::report::{Event, Nanos, Report, Span, Stage, Stamp, Text, ThreadId};
-use super::trace::{Trace, push_micros, push_number, push_string};
+use super::trace::Trace;
 
 /// The process of rank `r` is this number plus `r`: far above those of the tensors.
 const RANK_PIDS: u64 = 1_000_000_000;
@@ -24,6 +25,8 @@ const TRACKS_MAX: usize = 1 << 16;
 const WAITING_ITEMS_MAX: usize = 1 << 18;
 /// Names of tensors that a fused operation shows.
 const NAMES_SHOWN_MAX: usize = 8;
+/// Events after which others get their turn: some 50 us.
+const AT_A_STRETCH: u32 = 512;
 /// A queue this short is no news.
 const QUEUE_SHOWN_FROM: Nanos = 1_000;
 
@@ -47,18 +50,23 @@ pub(super) struct Layout {
     path: PathBuf,
     trace: Trace,
     cast: Cast,
-    tracks: HashMap<(ProcessSetId, Arc<str>), Track>,
+    tracks: Vec<Track>,
+    by_name: HashMap<(ProcessSetId, Arc<str>), usize>,
+    /// Steps repeat, so this comes next.
+    next_track: usize,
     last_pid: u64,
     ranks: HashSet<u32>,
     threads: HashSet<(u32, ThreadId)>,
     /// By place in the job's order: executions that some members have reported.
     waiting: BTreeMap<u64, Waiting>,
     waiting_items: usize,
-    line: Vec<u8>,
+    /// Events since others had their turn.
+    written: u32,
 }
 
-#[derive(Clone, Copy)]
 struct Track {
+    set: ProcessSetId,
+    name: Arc<str>,
     pid: u64,
     /// End of what was written last; later events begin no earlier, whatever other clocks say.
     end: Nanos,
@@ -83,17 +91,20 @@ impl Layout {
             path: path.to_owned(),
             trace: Trace::create(path)?,
             cast,
-            tracks: HashMap::new(),
+            tracks: Vec::new(),
+            by_name: HashMap::new(),
+            next_track: 0,
             last_pid: 0,
             ranks: HashSet::new(),
             threads: HashSet::new(),
             waiting: BTreeMap::new(),
             waiting_items: 0,
-            line: Vec::new(),
+            written: 0,
         };
-        let mut args = b"\"start_time_since_epoch_in_micros\":".to_vec();
-        push_number(&mut args, layout.cast.epoch_micros);
-        layout.metadata("process_name", 0, None, &args)?;
+        let began = layout.cast.epoch_micros;
+        layout.metadata("process_name", 0, None, |args| {
+            args.number("start_time_since_epoch_in_micros", began);
+        })?;
         layout.sort_index(0, 0)?;
         layout.trace.flush()?;
         Ok(layout)
@@ -123,9 +134,9 @@ impl Layout {
             return Ok(());
         }
         let pid = self.rank(rank)?;
-        let mut args = b"\"name\":".to_vec();
-        push_string(&mut args, name);
-        self.metadata("thread_name", pid, Some(thread), &args)
+        self.metadata("thread_name", pid, Some(thread), |args| {
+            args.text("name", name);
+        })
     }
 
     /// Events that another rank has sent.
@@ -162,40 +173,31 @@ impl Layout {
 
     /// A batch of answers of the coordinator was about to be carried out.
     pub(super) fn cycle(&mut self, at: Nanos) -> io::Result<()> {
-        let mut line = self.open("i");
-        line.extend_from_slice(b",\"name\":\"CYCLE_START\",\"ts\":");
-        push_micros(&mut line, at);
-        line.extend_from_slice(b",\"s\":\"g\"}");
-        self.put(line)
+        self.put(|e| {
+            e.text("ph", "i").text("name", "CYCLE_START");
+            e.micros("ts", at).text("s", "g");
+        })
     }
 
     /// Says that events of a rank are missing.
     pub(super) fn dropped(&mut self, rank: Rank, count: u64, at: Nanos) -> io::Result<()> {
-        let mut args = b"\"count\":".to_vec();
-        push_number(&mut args, count);
-        self.note(rank, "EVENTS_DROPPED", at, &args)
+        let pid = self.rank(rank)?;
+        self.put(|e| {
+            e.text("ph", "i").text("name", "EVENTS_DROPPED");
+            e.micros("ts", at).number("pid", pid).text("s", "p");
+            e.object("args", |args| {
+                args.number("count", count);
+            });
+        })
     }
 
     /// How well the clock of a rank is known.
     pub(super) fn clock(&mut self, rank: Rank, shift: i64, error: Nanos) -> io::Result<()> {
         let pid = self.rank(rank)?;
-        let args = format!("\"shift_ns\":{shift},\"error_at_most_ns\":{error}");
-        self.metadata("clock_of_rank", pid, None, args.as_bytes())
-    }
-
-    fn note(&mut self, rank: Rank, name: &str, at: Nanos, args: &[u8]) -> io::Result<()> {
-        let pid = self.rank(rank)?;
-        let mut line = self.open("i");
-        line.extend_from_slice(b",\"name\":");
-        push_string(&mut line, name);
-        line.extend_from_slice(b",\"ts\":");
-        push_micros(&mut line, at);
-        line.extend_from_slice(b",\"pid\":");
-        push_number(&mut line, pid);
-        line.extend_from_slice(b",\"s\":\"p\",\"args\":{");
-        line.extend_from_slice(args);
-        line.extend_from_slice(b"}}");
-        self.put(line)
+        self.metadata("clock_of_rank", pid, None, |args| {
+            args.signed("shift_ns", shift);
+            args.number("error_at_most_ns", error);
+        })
     }
 
     /// The process of a rank, introduced when it is first needed.
@@ -206,44 +208,56 @@ impl Layout {
                 Some(member) => (member.hostname.clone(), member.pid),
                 None => ("".into(), 0),
             };
-            let mut args = b"\"name\":".to_vec();
-            push_string(&mut args, &format!("rank {} on {host}", rank.0));
-            self.metadata("process_name", pid, None, &args)?;
-            let labels = format!("\"labels\":\"process {process}\"");
-            self.metadata("process_labels", pid, None, labels.as_bytes())?;
+            self.metadata("process_name", pid, None, |args| {
+                args.text("name", &format!("rank {} on {host}", rank.0));
+            })?;
+            self.metadata("process_labels", pid, None, |args| {
+                args.text("labels", &format!("process {process}"));
+            })?;
             self.sort_index(pid, RANK_SORT + i64::from(rank.0))?;
         }
         Ok(pid)
     }
 
-    /// The track of a tensor, introduced when it is first needed.
-    fn track(&mut self, set: ProcessSetId, name: &Text) -> io::Result<Track> {
+    /// The place in `tracks` of a tensor's, introduced when it is first needed.
+    fn track(&mut self, set: ProcessSetId, name: &Text) -> io::Result<usize> {
+        let same = |track: &Track| track.set == set && *track.name == **name;
+        if self.tracks.get(self.next_track).is_some_and(same) {
+            self.next_track += 1;
+            return Ok(self.next_track - 1);
+        }
         let name: Arc<str> = match name {
             Text::Shared(name) => name.clone(),
             Text::Static(name) => (*name).into(),
         };
         let key = (set, name);
-        if let Some(track) = self.tracks.get(&key) {
-            return Ok(*track);
+        if let Some(&index) = self.by_name.get(&key) {
+            self.next_track = index + 1;
+            return Ok(index);
         }
         if self.tracks.len() >= TRACKS_MAX {
             self.tracks.clear();
+            self.by_name.clear();
         }
         self.last_pid += 1;
-        let track = Track {
-            pid: self.last_pid,
+        let (index, pid, name) = (self.tracks.len(), self.last_pid, key.1.clone());
+        self.by_name.insert(key, index);
+        self.tracks.push(Track {
+            set,
+            name: name.clone(),
+            pid,
             end: 0,
-        };
-        let mut args = b"\"name\":".to_vec();
-        if set == ProcessSetId::GLOBAL {
-            push_string(&mut args, &key.1);
-        } else {
-            push_string(&mut args, &format!("{} (process set {})", key.1, set.0));
-        }
-        self.tracks.insert(key, track);
-        self.metadata("process_name", track.pid, None, &args)?;
-        self.sort_index(track.pid, track.pid.cast_signed())?;
-        Ok(track)
+        });
+        self.next_track = index + 1;
+        self.metadata("process_name", pid, None, |args| {
+            if set == ProcessSetId::GLOBAL {
+                args.text("name", &name);
+            } else {
+                args.text("name", &format!("{name} (process set {})", set.0));
+            }
+        })?;
+        self.sort_index(pid, pid.cast_signed())?;
+        Ok(index)
     }
 
     /// What a rank's threads did for one execution.
@@ -251,30 +265,14 @@ impl Layout {
         let pid = self.rank(rank)?;
         for item in &report.items {
             if let Some(Stamp { at, thread }) = item.submitted {
-                let mut line = self.open("i");
-                line.extend_from_slice(b",\"name\":");
-                push_string(&mut line, &item.name);
-                line.extend_from_slice(b",\"cat\":\"submit\",\"ts\":");
-                push_micros(&mut line, at);
-                push_place(&mut line, pid, thread);
-                line.extend_from_slice(b",\"s\":\"t\"}");
-                self.put(line)?;
+                self.put(|e| {
+                    e.text("ph", "i").text("name", &item.name);
+                    e.text("cat", "submit").micros("ts", at);
+                    place(e, pid, thread);
+                    e.text("s", "t");
+                })?;
             }
         }
-        let mut line = self.complete(&report.op, "operation", report.begin, report.end);
-        push_place(&mut line, pid, report.thread);
-        line.extend_from_slice(b",\"args\":{\"seq\":");
-        push_number(&mut line, report.seq);
-        line.extend_from_slice(b",\"process_set\":");
-        push_number(&mut line, u64::from(report.set.0));
-        line.extend_from_slice(b",\"tensors\":");
-        push_number(&mut line, report.items.len() as u64);
-        line.extend_from_slice(b",\"bytes\":");
-        push_number(&mut line, report.bytes);
-        line.extend_from_slice(b",\"queued_us\":");
-        push_micros(&mut line, report.begin.saturating_sub(report.scheduled));
-        push_algorithm(&mut line, &report.stages);
-        line.extend_from_slice(b",\"names\":");
         let mut names = String::new();
         for (i, item) in report.items.iter().take(NAMES_SHOWN_MAX).enumerate() {
             names.push_str(if i == 0 { "" } else { ", " });
@@ -283,14 +281,25 @@ impl Layout {
         if report.items.len() > NAMES_SHOWN_MAX {
             names.push_str(", ...");
         }
-        push_string(&mut line, &names);
-        line.extend_from_slice(b"}}");
-        self.put(line)?;
+        self.put(|e| {
+            complete(e, &report.op, "operation", report.begin, report.end);
+            place(e, pid, report.thread);
+            e.object("args", |args| {
+                args.number("seq", report.seq);
+                args.number("process_set", u64::from(report.set.0));
+                args.number("tensors", report.items.len() as u64);
+                args.number("bytes", report.bytes);
+                let queued = report.begin.saturating_sub(report.scheduled);
+                args.micros("queued_us", queued);
+                algorithm(args, &report.stages);
+                args.text("names", &names);
+            });
+        })?;
         for stage in &report.stages {
-            let mut line = self.complete(&stage.name, "stage", stage.begin, stage.end);
-            push_place(&mut line, pid, report.thread);
-            line.push(b'}');
-            self.put(line)?;
+            self.put(|e| {
+                complete(e, &stage.name, "stage", stage.begin, stage.end);
+                place(e, pid, report.thread);
+            })?;
         }
         Ok(())
     }
@@ -298,30 +307,29 @@ impl Layout {
     fn span(&mut self, rank: Rank, span: &Span, shift: i64) -> io::Result<()> {
         let pid = self.rank(rank)?;
         let (begin, end) = (shifted(span.begin, shift), shifted(span.end, shift));
-        let mut line = if begin == end {
-            let mut line = self.open("i");
-            line.extend_from_slice(b",\"name\":");
-            push_string(&mut line, &span.name);
-            line.extend_from_slice(b",\"s\":\"t\",\"ts\":");
-            push_micros(&mut line, begin);
-            line
-        } else {
-            self.complete(&span.name, "wait", begin, end)
-        };
-        push_place(&mut line, pid, span.thread);
-        if !span.detail.is_empty() {
-            line.extend_from_slice(b",\"args\":{\"detail\":");
-            push_string(&mut line, &span.detail);
-            line.push(b'}');
-        }
-        line.push(b'}');
-        self.put(line)?;
+        self.put(|e| {
+            if begin == end {
+                e.text("ph", "i").text("name", &span.name);
+                e.text("s", "t").micros("ts", begin);
+            } else {
+                complete(e, &span.name, "wait", begin, end);
+            }
+            place(e, pid, span.thread);
+            if !span.detail.is_empty() {
+                e.object("args", |args| {
+                    args.text("detail", &span.detail);
+                });
+            }
+        })?;
         if rank == Rank(0) && &*span.name == "BARRIER" {
-            let name = Text::Static("barrier.noname");
-            let track = self.track(ProcessSetId::GLOBAL, &name)?;
-            self.begin("NEGOTIATE_BARRIER", begin.max(track.end), track.pid)?;
-            self.end(end.max(track.end), track.pid)?;
-            self.set_end(ProcessSetId::GLOBAL, &name, end);
+            let index = self.track(ProcessSetId::GLOBAL, &Text::Static("barrier.noname"))?;
+            let Track {
+                pid, end: floor, ..
+            } = self.tracks[index];
+            let (begin, end) = (begin.max(floor), end.max(floor));
+            self.mark(&Mark::begin("NEGOTIATE_BARRIER", begin), 0, pid)?;
+            self.mark(&Mark::end(end), 0, pid)?;
+            self.tracks[index].end = end;
         }
         Ok(())
     }
@@ -364,113 +372,85 @@ impl Layout {
             return Ok(());
         };
         let negotiate = format!("NEGOTIATE_{}", &*report.op);
+        let scheduled = Mark::end(report.scheduled);
+        let life = life(&report);
+        let members: Vec<(u64, &[Option<Nanos>])> = waiting
+            .ready
+            .iter()
+            .map(|(rank, items)| (place_of(&report, *rank) as u64, &items[..]))
+            .collect();
+        let mut ready: Vec<(u64, Nanos)> = Vec::new();
         for (index, item) in report.items.iter().enumerate() {
-            let Track { pid, end: floor } = self.track(report.set, &item.name)?;
-            let ready = waiting.ready.iter().filter_map(|(rank, items)| {
-                let at = items.get(index).copied().flatten()?;
-                Some((place_of(&report, *rank), at))
-            });
-            let scheduled = report.scheduled.max(floor);
-            let mut ready: Vec<(usize, Nanos)> = ready
-                .map(|(place, at)| (place, at.clamp(floor, scheduled)))
-                .collect();
+            let track = self.track(report.set, &item.name)?;
+            let Track {
+                pid, end: floor, ..
+            } = self.tracks[track];
+            let order = report.scheduled.max(floor);
+            let at = |items: &[Option<Nanos>]| items.get(index).copied().flatten();
+            let submitted = |(place, items): &(u64, &[Option<Nanos>])| {
+                at(items).map(|at| (*place, at.clamp(floor, order)))
+            };
+            ready.clear();
+            ready.extend(members.iter().filter_map(submitted));
             ready.sort_unstable_by_key(|(place, at)| (*at, *place));
-            let first = ready.first().map_or(scheduled, |(_, at)| *at);
-            self.begin(&negotiate, first, pid)?;
-            for (place, at) in ready {
-                self.ready(place, at, pid)?;
+            let first = ready.first().map_or(order, |(_, at)| *at);
+            self.put(|e| {
+                e.text("ph", "B").text("name", &negotiate);
+                e.micros("ts", first).number("pid", pid);
+            })?;
+            for (place, at) in &ready {
+                self.put(|e| {
+                    e.text("ph", "X").decimal("name", *place);
+                    e.micros("ts", *at).number("pid", pid).number("dur", 0);
+                })?;
             }
-            self.end(scheduled, pid)?;
-
-            self.begin(&report.op, scheduled, pid)?;
-            let mut at = report.begin.max(scheduled);
-            if at - scheduled >= QUEUE_SHOWN_FROM {
-                self.begin("QUEUE", scheduled, pid)?;
-                self.end(at, pid)?;
+            self.mark(&scheduled, floor, pid)?;
+            for mark in &life {
+                self.mark(mark, floor, pid)?;
             }
-            let mut open: Vec<Nanos> = Vec::new();
-            for stage in &report.stages {
-                while let Some(end) = open.pop_if(|end| *end <= stage.begin) {
-                    at = at.max(end);
-                    self.end(at, pid)?;
+            let end = life
+                .last()
+                .map_or(order, |last| last.at)
+                .max(report.end)
+                .max(floor);
+            self.put(|e| {
+                e.text("ph", "E").micros("ts", end).number("pid", pid);
+                if let Some(result) = &item.result {
+                    e.object("args", |args| {
+                        args.text("dtype", &result.dtype);
+                        args.text("shape", &result.shape);
+                        args.number("bytes", result.bytes);
+                        algorithm(args, &report.stages);
+                        args.number("fused_tensors", report.items.len() as u64);
+                        args.number("seq", report.seq);
+                    });
                 }
-                at = at.max(stage.begin);
-                self.begin(&stage.name, at, pid)?;
-                open.push(stage.end);
-            }
-            while let Some(end) = open.pop() {
-                at = at.max(end);
-                self.end(at, pid)?;
-            }
-            at = at.max(report.end);
-            let mut line = self.open("E");
-            line.extend_from_slice(b",\"ts\":");
-            push_micros(&mut line, at);
-            line.extend_from_slice(b",\"pid\":");
-            push_number(&mut line, pid);
-            if let Some(result) = &item.result {
-                line.extend_from_slice(b",\"args\":{\"dtype\":");
-                push_string(&mut line, &result.dtype);
-                line.extend_from_slice(b",\"shape\":");
-                push_string(&mut line, &result.shape);
-                line.extend_from_slice(b",\"bytes\":");
-                push_number(&mut line, result.bytes);
-                push_algorithm(&mut line, &report.stages);
-                line.extend_from_slice(b",\"fused_tensors\":");
-                push_number(&mut line, report.items.len() as u64);
-                line.extend_from_slice(b",\"seq\":");
-                push_number(&mut line, report.seq);
-                line.push(b'}');
-            }
-            line.push(b'}');
-            self.put(line)?;
-            self.set_end(report.set, &item.name, at);
+            })?;
+            self.tracks[track].end = end;
         }
         Ok(())
     }
 
-    fn set_end(&mut self, set: ProcessSetId, name: &Text, end: Nanos) {
-        let name: Arc<str> = match name {
-            Text::Shared(name) => name.clone(),
-            Text::Static(name) => (*name).into(),
-        };
-        if let Some(track) = self.tracks.get_mut(&(set, name)) {
-            track.end = track.end.max(end);
+    /// Puts a mark on a tensor's track, no earlier than what is there already.
+    fn mark(&mut self, mark: &Mark<'_>, floor: Nanos, pid: u64) -> io::Result<()> {
+        self.put(|e| {
+            if mark.at >= floor {
+                e.fields(&mark.text);
+            } else {
+                mark.fields(e, floor);
+            }
+            e.number("pid", pid);
+        })
+    }
+
+    fn put(&mut self, fields: impl FnOnce(&mut Object<'_>)) -> io::Result<()> {
+        self.written += 1;
+        if self.written == AT_A_STRETCH {
+            self.written = 0;
+            // A low priority alone does not help those who wake up: what runs may go on for milliseconds.
+            std::thread::yield_now();
         }
-    }
-
-    fn begin(&mut self, name: &str, at: Nanos, pid: u64) -> io::Result<()> {
-        let mut line = self.open("B");
-        line.extend_from_slice(b",\"name\":");
-        push_string(&mut line, name);
-        line.extend_from_slice(b",\"ts\":");
-        push_micros(&mut line, at);
-        line.extend_from_slice(b",\"pid\":");
-        push_number(&mut line, pid);
-        line.push(b'}');
-        self.put(line)
-    }
-
-    fn end(&mut self, at: Nanos, pid: u64) -> io::Result<()> {
-        let mut line = self.open("E");
-        line.extend_from_slice(b",\"ts\":");
-        push_micros(&mut line, at);
-        line.extend_from_slice(b",\"pid\":");
-        push_number(&mut line, pid);
-        line.push(b'}');
-        self.put(line)
-    }
-
-    fn ready(&mut self, place: usize, at: Nanos, pid: u64) -> io::Result<()> {
-        let mut line = self.open("X");
-        line.extend_from_slice(b",\"name\":\"");
-        push_number(&mut line, place as u64);
-        line.extend_from_slice(b"\",\"ts\":");
-        push_micros(&mut line, at);
-        line.extend_from_slice(b",\"pid\":");
-        push_number(&mut line, pid);
-        line.extend_from_slice(b",\"dur\":0}");
-        self.put(line)
+        self.trace.event(fields)
     }
 
     fn metadata(
@@ -478,57 +458,85 @@ impl Layout {
         name: &str,
         pid: u64,
         thread: Option<ThreadId>,
-        args: &[u8],
+        args: impl FnOnce(&mut Object<'_>),
     ) -> io::Result<()> {
-        let mut line = std::mem::take(&mut self.line);
-        line.clear();
-        line.extend_from_slice(b"{\"name\":");
-        push_string(&mut line, name);
-        line.extend_from_slice(b",\"ph\":\"M\",\"pid\":");
-        push_number(&mut line, pid);
-        if let Some(thread) = thread {
-            line.extend_from_slice(b",\"tid\":");
-            push_number(&mut line, u64::from(thread));
-        }
-        line.extend_from_slice(b",\"args\":{");
-        line.extend_from_slice(args);
-        line.extend_from_slice(b"}}");
-        self.put(line)
+        self.put(|e| {
+            e.text("name", name).text("ph", "M").number("pid", pid);
+            if let Some(thread) = thread {
+                e.number("tid", u64::from(thread));
+            }
+            e.object("args", args);
+        })
     }
 
     fn sort_index(&mut self, pid: u64, index: i64) -> io::Result<()> {
-        let args = format!("\"sort_index\":{index}");
-        self.metadata("process_sort_index", pid, None, args.as_bytes())
+        self.metadata("process_sort_index", pid, None, |args| {
+            args.signed("sort_index", index);
+        })
+    }
+}
+
+/// A beginning or an end that many tracks have in common, so it is made once.
+struct Mark<'a> {
+    /// What begins; `None`: the end of what began last.
+    name: Option<&'a str>,
+    at: Nanos,
+    /// All of it but the track.
+    text: Vec<u8>,
+}
+
+impl<'a> Mark<'a> {
+    fn begin(name: &'a str, at: Nanos) -> Self {
+        Self::new(Some(name), at)
     }
 
-    /// A complete event: `X` with a beginning and a duration.
-    fn complete(&mut self, name: &str, category: &str, begin: Nanos, end: Nanos) -> Vec<u8> {
-        let mut line = self.open("X");
-        line.extend_from_slice(b",\"name\":");
-        push_string(&mut line, name);
-        line.extend_from_slice(b",\"cat\":\"");
-        line.extend_from_slice(category.as_bytes());
-        line.extend_from_slice(b"\",\"ts\":");
-        push_micros(&mut line, begin);
-        line.extend_from_slice(b",\"dur\":");
-        push_micros(&mut line, end.saturating_sub(begin));
-        line
+    fn end(at: Nanos) -> Self {
+        Self::new(None, at)
     }
 
-    fn open(&mut self, phase: &str) -> Vec<u8> {
-        let mut line = std::mem::take(&mut self.line);
-        line.clear();
-        line.extend_from_slice(b"{\"ph\":\"");
-        line.extend_from_slice(phase.as_bytes());
-        line.push(b'"');
-        line
+    fn new(name: Option<&'a str>, at: Nanos) -> Self {
+        let mut mark = Self {
+            name,
+            at,
+            text: Vec::new(),
+        };
+        mark.text = Object::part(|e| mark.fields(e, at));
+        mark
     }
 
-    fn put(&mut self, line: Vec<u8>) -> io::Result<()> {
-        let put = self.trace.event(&line);
-        self.line = line;
-        put
+    fn fields(&self, e: &mut Object<'_>, at: Nanos) {
+        match self.name {
+            Some(name) => e.text("ph", "B").text("name", name),
+            None => e.text("ph", "E"),
+        };
+        e.micros("ts", at);
     }
+}
+
+/// What every tensor of an execution goes through from the order to run it on, but for the last end.
+fn life(report: &Report) -> Vec<Mark<'_>> {
+    let scheduled = report.scheduled;
+    let mut marks = vec![Mark::begin(&report.op, scheduled)];
+    let mut at = report.begin.max(scheduled);
+    if at - scheduled >= QUEUE_SHOWN_FROM {
+        marks.push(Mark::begin("QUEUE", scheduled));
+        marks.push(Mark::end(at));
+    }
+    let mut open: Vec<Nanos> = Vec::new();
+    for stage in &report.stages {
+        while let Some(end) = open.pop_if(|end| *end <= stage.begin) {
+            at = at.max(end);
+            marks.push(Mark::end(at));
+        }
+        at = at.max(stage.begin);
+        marks.push(Mark::begin(&stage.name, at));
+        open.push(stage.end);
+    }
+    while let Some(end) = open.pop() {
+        at = at.max(end);
+        marks.push(Mark::end(at));
+    }
+    marks
 }
 
 impl Report {
@@ -554,18 +562,21 @@ fn place_of(report: &Report, rank: Rank) -> usize {
     }
 }
 
-fn push_place(line: &mut Vec<u8>, pid: u64, thread: ThreadId) {
-    line.extend_from_slice(b",\"pid\":");
-    push_number(line, pid);
-    line.extend_from_slice(b",\"tid\":");
-    push_number(line, u64::from(thread));
+/// A complete event: `X` with a beginning and a duration.
+fn complete(e: &mut Object<'_>, name: &str, category: &str, begin: Nanos, end: Nanos) {
+    e.text("ph", "X").text("name", name).text("cat", category);
+    e.micros("ts", begin);
+    e.micros("dur", end.saturating_sub(begin));
+}
+
+fn place(e: &mut Object<'_>, pid: u64, thread: ThreadId) {
+    e.number("pid", pid).number("tid", u64::from(thread));
 }
 
 /// The algorithm is the outermost stage that says so: the first.
-fn push_algorithm(line: &mut Vec<u8>, stages: &[Stage]) {
+fn algorithm(args: &mut Object<'_>, stages: &[Stage]) {
     if let Some(stage) = stages.first() {
-        line.extend_from_slice(b",\"algorithm\":");
-        push_string(line, &stage.name);
+        args.text("algorithm", &stage.name);
     }
 }
 

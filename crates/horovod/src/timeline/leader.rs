@@ -12,7 +12,7 @@ use horovod_protocol::Rank;
 use super::batch::{Batch, Message};
 use super::clock::Clock;
 use super::layout::{Cast, Layout};
-use super::queue::Record;
+use super::queue::{News, Record};
 use super::report::{Event, ThreadId};
 use super::{GATHER, LAST_EVENTS_PATIENCE, Timeline, threads};
 
@@ -95,9 +95,7 @@ impl Leader {
                 return;
             }
         };
-        let queue = timeline.queue();
-        while queue.reader().next().is_some() {}
-        queue.take_dropped();
+        timeline.enter();
         *lock(&self.file) = Some(layout);
         let quit = Arc::new(AtomicBool::new(false));
         let body = {
@@ -131,7 +129,7 @@ impl Leader {
             timeline.mail_to(rank, &Message::Start { epoch });
             self.ask_for_time(timeline, rank);
         }
-        timeline.on.store(true, Ordering::Relaxed);
+        timeline.on.store(true, Ordering::Release);
         timeline.doorbell.ring();
     }
 
@@ -237,7 +235,7 @@ impl Leader {
                 tracing::error!("the timeline's thread ended by a panic");
             }
         }
-        while self.write_some(timeline) {}
+        while self.write_some(timeline, || false) {}
         let Some(mut layout) = lock(&self.file).take() else {
             return true;
         };
@@ -290,42 +288,45 @@ impl Leader {
     /// The body of the writing thread.
     fn work(&self, timeline: &Timeline, quit: &AtomicBool) {
         threads::give_way();
+        let ends = || quit.load(Ordering::Acquire);
         loop {
             let Some(first) = timeline.queue().reader().wait() else {
                 return;
             };
             self.write(timeline, [first]);
-            if !quit.load(Ordering::Acquire) {
+            if !ends() {
                 // Let some more gather: one wake-up for many events.
                 std::thread::park_timeout(GATHER);
             }
-            while !quit.load(Ordering::Acquire) && self.write_some(timeline) {}
-            if quit.load(Ordering::Acquire) {
+            while self.write_some(timeline, ends) {}
+            if ends() {
                 return;
             }
         }
     }
 
-    /// Whether there was anything to write.
-    fn write_some(&self, timeline: &Timeline) -> bool {
-        let reader = timeline.queue().reader();
-        let mut some = std::iter::from_fn(|| reader.next())
-            .take(WRITTEN_AT_ONCE)
-            .peekable();
-        let any = some.peek().is_some();
-        self.write(timeline, some);
+    /// Whether there was anything to write. Leaves off when it `ends`.
+    fn write_some(&self, timeline: &Timeline, ends: impl Fn() -> bool) -> bool {
+        let mut reader = timeline.queue().reader();
+        let mut any = false;
+        let some = std::iter::from_fn(|| {
+            let next = (!ends()).then(|| reader.next()).flatten();
+            any |= next.is_some();
+            next
+        });
+        self.write(timeline, some.take(WRITTEN_AT_ONCE));
         any
     }
 
-    fn write(&self, timeline: &Timeline, records: impl IntoIterator<Item = Record>) {
+    fn write(&self, timeline: &Timeline, news: impl IntoIterator<Item = News>) {
         let mut file = lock(&self.file);
         let mut written = Ok(());
-        for record in records {
+        for news in news {
             // Without a file they are only taken out of the way.
             if let Some(layout) = &mut *file
                 && written.is_ok()
             {
-                written = self.write_one(timeline, layout, record);
+                written = self.write_one(timeline, layout, news);
             }
         }
         if let Some(layout) = &mut *file {
@@ -355,26 +356,18 @@ impl Leader {
         }
     }
 
-    fn write_one(
-        &self,
-        timeline: &Timeline,
-        layout: &mut Layout,
-        record: Record,
-    ) -> io::Result<()> {
-        match record {
-            Record::Cycle(at) => layout.cycle(at),
-            Record::Batch { from, shift, bytes } => match Batch::decode(&bytes) {
+    fn write_one(&self, timeline: &Timeline, layout: &mut Layout, news: News) -> io::Result<()> {
+        match news {
+            News::Nothing => Ok(()),
+            News::Cycle(at) => layout.cycle(at),
+            News::Batch { from, shift, bytes } => match Batch::decode(&bytes) {
                 Ok(batch) => layout.batch(from, batch, shift),
                 Err(e) => {
                     tracing::warn!("timeline: {from} sent a batch that cannot be read: {e}");
                     Ok(())
                 }
             },
-            other => {
-                let size = u32::try_from(self.neighbours.len()).unwrap_or(0);
-                let Some(event) = other.into_event(Rank(0), size) else {
-                    return Ok(());
-                };
+            News::Event(event) => {
                 introduce(timeline, layout, &event)?;
                 layout.event(Rank(0), event, 0)
             }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use horovod_protocol::Rank;
 
 use super::batch::{Encoder, Message};
-use super::queue::{Queue, Reader};
+use super::queue::{News, Queue, Reader};
 use super::{GATHER, LAST_EVENTS_PATIENCE, Timeline, threads};
 
 /// A batch is sent when it has this many bytes.
@@ -19,8 +19,6 @@ const BATCHES_MAX: usize = 8;
 
 /// State of a rank that reports to rank 0.
 pub(super) struct Member {
-    me: Rank,
-    size: u32,
     zero: u64,
     /// The recording that batches belong to.
     epoch: AtomicU64,
@@ -41,10 +39,8 @@ struct Worker {
 }
 
 impl Member {
-    pub(super) fn new(me: Rank, size: u32, zero: u64) -> Self {
+    pub(super) fn new(zero: u64) -> Self {
         Self {
-            me,
-            size,
             zero,
             epoch: AtomicU64::new(0),
             finishing: AtomicBool::new(false),
@@ -106,9 +102,9 @@ impl Member {
         }
         // The worker has ended: the engine packs the rest, a batch at a time.
         let queue = timeline.queue();
-        let mut packer = Packer::new(self.me, self.size);
+        let mut packer = Packer::default();
         if let Some(batch) = packer
-            .fill(&queue.reader(), || false)
+            .fill(&mut queue.reader(), || false)
             .then(|| packer.take(timeline))
         {
             return Some(Message::Batch { epoch, batch }.encode());
@@ -145,15 +141,12 @@ impl Member {
         if timeline.is_on() {
             return;
         }
-        let queue = timeline.queue();
-        while queue.reader().next().is_some() {}
-        queue.take_dropped();
+        timeline.enter();
         let (sender, batches) = sync_channel(BATCHES_MAX);
         let quit = Arc::new(AtomicBool::new(false));
         let body = {
             let (timeline, quit) = (timeline.clone(), quit.clone());
-            let packer = Packer::new(self.me, self.size);
-            move || pack(&timeline, &quit, packer, sender)
+            move || pack(&timeline, &quit, sender)
         };
         let thread = std::thread::Builder::new().name("horovod-timeline".into());
         match thread.spawn(body) {
@@ -165,7 +158,7 @@ impl Member {
                 });
                 self.epoch.store(epoch, Ordering::Relaxed);
                 *lock(&self.deadline) = None;
-                timeline.on.store(true, Ordering::Relaxed);
+                timeline.on.store(true, Ordering::Release);
             }
             Err(e) => {
                 tracing::warn!("timeline: this rank is missing, its thread did not start: {e}");
@@ -184,17 +177,18 @@ impl Worker {
 }
 
 /// The body of the packing thread.
-fn pack(timeline: &Timeline, quit: &AtomicBool, mut packer: Packer, batches: SyncSender<Vec<u8>>) {
+fn pack(timeline: &Timeline, quit: &AtomicBool, batches: SyncSender<Vec<u8>>) {
     threads::give_way();
+    let mut packer = Packer::default();
     let ends = || quit.load(Ordering::Acquire);
-    let reader = timeline.queue().reader();
+    let mut reader = timeline.queue().reader();
     while let Some(first) = reader.wait() {
         packer.add(first);
         if !ends() {
             // Let some more gather: one wake-up and one message for many events.
             std::thread::park_timeout(GATHER);
         }
-        while packer.fill(&reader, ends) {
+        while packer.fill(&mut reader, ends) {
             if batches.send(packer.take(timeline)).is_err() {
                 return;
             }
@@ -213,29 +207,25 @@ fn pack(timeline: &Timeline, quit: &AtomicBool, mut packer: Packer, batches: Syn
 }
 
 /// Makes batches of records.
+#[derive(Default)]
 struct Packer {
-    me: Rank,
-    size: u32,
     encoder: Encoder,
 }
 
 impl Packer {
-    fn new(me: Rank, size: u32) -> Self {
-        let encoder = Encoder::default();
-        Self { me, size, encoder }
-    }
-
-    fn add(&mut self, record: super::Record) {
-        if let Some(event) = record.into_event(self.me, self.size) {
+    fn add(&mut self, news: News) {
+        if let News::Event(event) = news {
             self.encoder.add(event);
         }
     }
 
     /// Takes records until there are no more or the batch is full; whether there is something to send.
-    fn fill(&mut self, reader: &Reader<'_>, ends: impl Fn() -> bool) -> bool {
+    fn fill(&mut self, reader: &mut Reader<'_>, ends: impl Fn() -> bool) -> bool {
         while self.encoder.len() < BATCH_BYTES && !ends() {
-            let Some(record) = reader.next() else { break };
-            self.add(record);
+            let Some(news) = reader.next() else { break };
+            self.add(news);
+            // As in `Layout::put`.
+            std::thread::yield_now();
         }
         !self.encoder.is_empty()
     }

@@ -6,10 +6,12 @@
 //! rank 0 when nothing of the negotiation waits to be sent. Rank 0 says when recording starts and stops.
 
 mod batch;
+mod catalog;
 mod clock;
 mod layout;
 mod leader;
 mod member;
+mod object;
 #[cfg(feature = "testing")]
 pub(crate) mod probe;
 mod queue;
@@ -21,7 +23,7 @@ mod trace;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -34,6 +36,7 @@ use queue::{Queue, Record};
 use threads::Threads;
 
 pub(crate) use batch::{MailKind, emptied, kind_of};
+pub(crate) use catalog::{Catalog, Description};
 pub(crate) use report::{Executed, Nanos, Span, Stage, Stamp, Text, ThreadId, op_name};
 #[cfg(test)]
 pub(crate) use temporary::batch as sample_batch;
@@ -56,6 +59,10 @@ pub(crate) const LAST_EVENTS_PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct Timeline {
     /// Something is recorded.
     on: AtomicBool,
+    /// Counts recordings of this process.
+    session: AtomicU64,
+    me: Rank,
+    size: u32,
     /// The engine shall send something, or make something to send.
     mail: AtomicBool,
     mark_cycles: AtomicBool,
@@ -112,10 +119,13 @@ impl Timeline {
                 .collect();
             Role::Leader(Box::new(leader::Leader::new(cast, neighbours, zero)))
         } else {
-            Role::Member(member::Member::new(topology.rank, topology.size, zero))
+            Role::Member(member::Member::new(zero))
         };
         Self {
             on: AtomicBool::new(false),
+            session: AtomicU64::new(0),
+            me: topology.rank,
+            size: topology.size,
             mail: AtomicBool::new(false),
             mark_cycles: AtomicBool::new(mark_cycles),
             armed: setting.is_some(),
@@ -132,7 +142,7 @@ impl Timeline {
 
     /// Whether something is recorded.
     pub(crate) fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+        self.on.load(Ordering::Acquire)
     }
 
     /// The mark of a submission made now by this thread.
@@ -154,6 +164,29 @@ impl Timeline {
     pub(crate) fn at(&self, moment: Instant) -> Nanos {
         let since = moment.saturating_duration_since(self.started);
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The recording that goes on, or the last one.
+    pub(crate) fn session(&self) -> u64 {
+        self.session.load(Ordering::Acquire)
+    }
+
+    /// What a number in executions of this recording stands for. `false`: there is no room to tell.
+    pub(crate) fn describe(&self, session: u64, number: u32, description: Description) -> bool {
+        self.queue.get().is_some_and(|queue| {
+            queue.push(Record::Described {
+                session,
+                number,
+                description,
+            })
+        })
+    }
+
+    /// Nothing can be told of an execution of so many tensors.
+    pub(crate) fn missed(&self, items: usize) {
+        if let Some(queue) = self.queue.get() {
+            queue.miss(items as u64);
+        }
     }
 
     /// An execution was carried out by the calling thread.
@@ -293,7 +326,14 @@ impl Timeline {
     }
 
     fn queue(&self) -> &Queue {
-        self.queue.get_or_init(Queue::new)
+        self.queue.get_or_init(|| Queue::new(self.me, self.size))
+    }
+
+    /// Another recording is about to begin: nothing of a former one is left in the queue, nor taken for its own.
+    fn enter(&self) {
+        let session = self.session.load(Ordering::Relaxed) + 1;
+        self.queue().reader().enter(session);
+        self.session.store(session, Ordering::Release);
     }
 
     fn mail_to(&self, rank: Rank, message: &Message) {

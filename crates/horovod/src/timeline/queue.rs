@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use horovod_protocol::Rank;
 
+use super::catalog::{Description, Directory};
 use super::report::{Event, Executed, Nanos, Span, Text, ThreadId};
 
 /// Records that may wait.
@@ -17,6 +18,12 @@ const WEIGHT_BYTES: usize = 64;
 /// One thing to tell.
 #[derive(Debug)]
 pub(super) enum Record {
+    /// What a number in later executions of this recording stands for.
+    Described {
+        session: u64,
+        number: u32,
+        description: Description,
+    },
     Executed(Box<Executed>),
     Span(Box<Span>),
     /// The commonest span.
@@ -37,60 +44,81 @@ pub(super) enum Record {
 }
 
 impl Record {
-    /// What it tells of rank `me` of `size`; nothing if it is no event of a rank.
-    pub(super) fn into_event(self, me: Rank, size: u32) -> Option<Event> {
-        match self {
-            Self::Executed(executed) => Some(Event::Report(executed.into_report(me, size))),
-            Self::Span(span) => Some(Event::Span(*span)),
-            Self::Wait { thread, begin, end } => Some(Event::Span(Span {
-                name: Text::Static("WAIT"),
-                thread,
-                begin,
-                end,
-                detail: String::new(),
-            })),
-            Self::Cycle(_) | Self::Batch { .. } | Self::Nudge => None,
-        }
-    }
-
     fn weight(&self) -> usize {
         match self {
-            Self::Executed(executed) => 1 + executed.submitted.len(),
+            Self::Executed(executed) => 1 + executed.items.len(),
             Self::Batch { bytes, .. } => 1 + bytes.len() / WEIGHT_BYTES,
             _ => 1,
         }
     }
 }
 
+/// A record as its reader wants it.
+#[derive(Debug)]
+pub(super) enum News {
+    Event(Event),
+    Cycle(Nanos),
+    Batch {
+        from: Rank,
+        shift: i64,
+        bytes: Vec<u8>,
+    },
+    /// Nothing to write.
+    Nothing,
+}
+
+/// What only one reader at a time may have.
+#[derive(Debug)]
+struct Out {
+    receiver: Receiver<Record>,
+    directory: Directory,
+}
+
 /// Records on their way to the writer.
 #[derive(Debug)]
 pub(super) struct Queue {
+    /// Whose it is, of how many.
+    me: Rank,
+    size: u32,
     sender: SyncSender<Record>,
-    receiver: Mutex<Receiver<Record>>,
+    out: Mutex<Out>,
     weight: AtomicUsize,
     /// Weight of what was not kept, since somebody asked.
     dropped: AtomicU64,
 }
 
 impl Queue {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(me: Rank, size: u32) -> Self {
         let (sender, receiver) = sync_channel(RECORDS_MAX);
+        let directory = Directory::default();
         Self {
+            me,
+            size,
             sender,
-            receiver: Mutex::new(receiver),
+            out: Mutex::new(Out {
+                receiver,
+                directory,
+            }),
             weight: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
         }
     }
 
-    /// Never waits: what does not fit is counted and dropped.
-    pub(super) fn push(&self, record: Record) {
+    /// Never waits: what does not fit is counted and dropped. Whether it did fit.
+    pub(super) fn push(&self, record: Record) -> bool {
         let weight = record.weight();
         let before = self.weight.fetch_add(weight, Ordering::Relaxed);
-        if before + weight > WEIGHT_MAX || self.sender.try_send(record).is_err() {
+        let fits = before + weight <= WEIGHT_MAX && self.sender.try_send(record).is_ok();
+        if !fits {
             self.weight.fetch_sub(weight, Ordering::Relaxed);
-            self.dropped.fetch_add(weight as u64, Ordering::Relaxed);
+            self.miss(weight as u64);
         }
+        fits
+    }
+
+    /// Counts what was not even pushed.
+    pub(super) fn miss(&self, weight: u64) {
+        self.dropped.fetch_add(weight, Ordering::Relaxed);
     }
 
     /// Wakes the reader if it sleeps.
@@ -105,7 +133,7 @@ impl Queue {
     /// The other end; one reader at a time.
     pub(super) fn reader(&self) -> Reader<'_> {
         Reader {
-            receiver: self.receiver.lock().unwrap_or_else(PoisonError::into_inner),
+            out: self.out.lock().unwrap_or_else(PoisonError::into_inner),
             queue: self,
         }
     }
@@ -118,28 +146,60 @@ impl Queue {
 
 /// Takes records out.
 pub(super) struct Reader<'a> {
-    receiver: MutexGuard<'a, Receiver<Record>>,
+    out: MutexGuard<'a, Out>,
     queue: &'a Queue,
 }
 
 impl Reader<'_> {
+    /// A recording begins: what was told before does not belong to it.
+    pub(super) fn enter(&mut self, session: u64) {
+        while self.next().is_some() {}
+        self.out.directory = Directory::new(session);
+        self.queue.take_dropped();
+    }
+
     /// The next record, if there is one.
-    pub(super) fn next(&self) -> Option<Record> {
-        match self.receiver.try_recv() {
+    pub(super) fn next(&mut self) -> Option<News> {
+        match self.out.receiver.try_recv() {
             Ok(record) => Some(self.taken(record)),
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
         }
     }
 
     /// The next record, however long it takes to come.
-    pub(super) fn wait(&self) -> Option<Record> {
-        self.receiver.recv().ok().map(|record| self.taken(record))
+    pub(super) fn wait(&mut self) -> Option<News> {
+        let record = self.out.receiver.recv().ok()?;
+        Some(self.taken(record))
     }
 
-    fn taken(&self, record: Record) -> Record {
-        self.queue
-            .weight
-            .fetch_sub(record.weight(), Ordering::Relaxed);
-        record
+    fn taken(&mut self, record: Record) -> News {
+        let weight = record.weight();
+        self.queue.weight.fetch_sub(weight, Ordering::Relaxed);
+        match record {
+            Record::Described {
+                session,
+                number,
+                description,
+            } => {
+                self.out.directory.learn(session, number, &description);
+                News::Nothing
+            }
+            Record::Executed(executed) => {
+                let (me, size) = (self.queue.me, self.queue.size);
+                let report = executed.into_report(me, size, &self.out.directory);
+                report.map_or(News::Nothing, |report| News::Event(Event::Report(report)))
+            }
+            Record::Span(span) => News::Event(Event::Span(*span)),
+            Record::Wait { thread, begin, end } => News::Event(Event::Span(Span {
+                name: Text::Static("WAIT"),
+                thread,
+                begin,
+                end,
+                detail: String::new(),
+            })),
+            Record::Cycle(at) => News::Cycle(at),
+            Record::Batch { from, shift, bytes } => News::Batch { from, shift, bytes },
+            Record::Nudge => News::Nothing,
+        }
     }
 }

@@ -3,7 +3,9 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use horovod_protocol::{DType, Execution, Op, ProcessSetId, Rank, ReduceOp, Shape, TensorMeta};
+use horovod_protocol::{DType, Op, ProcessSetId, Rank, ReduceOp, Shape, TensorMeta};
+
+use super::catalog::Directory;
 
 /// Longest text made from the shapes of a group.
 const SHAPES_BYTES_MAX: usize = 256;
@@ -66,7 +68,7 @@ pub(crate) struct Item {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) dtype: Text,
-    pub(crate) shape: String,
+    pub(crate) shape: Text,
     pub(crate) bytes: u64,
 }
 
@@ -106,12 +108,17 @@ pub(crate) enum Event {
     Span(Span),
 }
 
-/// An execution that was carried out, as the engine has it in hand.
+/// An execution that was carried out, as the engine tells of it.
 #[derive(Debug)]
 pub(crate) struct Executed {
-    pub(crate) execution: Execution,
-    /// One per item.
-    pub(crate) submitted: Vec<Option<Stamp>>,
+    /// The recording in which its numbers mean something.
+    pub(crate) session: u64,
+    pub(crate) seq: u64,
+    pub(crate) set: ProcessSetId,
+    pub(crate) members: Arc<[Rank]>,
+    pub(crate) op: &'static str,
+    /// The number of each tensor or group, and when it was submitted.
+    pub(crate) items: Vec<(u32, Option<Stamp>)>,
     /// Shapes of allocated outputs, item by item; empty if all are as submitted.
     pub(crate) output_shapes: Vec<Vec<Shape>>,
     pub(crate) thread: ThreadId,
@@ -122,37 +129,34 @@ pub(crate) struct Executed {
 }
 
 impl Executed {
-    /// As `me` of `size` ranks reports it.
-    pub(super) fn into_report(self, me: Rank, size: u32) -> Report {
-        let Self {
-            execution,
-            submitted,
-            output_shapes,
-            ..
-        } = self;
-        let describes = execution.members.first() == Some(&me);
+    /// As `me` of `size` ranks reports it; nothing if it belongs to another recording.
+    pub(super) fn into_report(self, me: Rank, size: u32, known: &Directory) -> Option<Report> {
+        if self.session != known.session {
+            return None;
+        }
+        let describes = self.members.first() == Some(&me);
         let mut total = 0u64;
-        let mut submitted = submitted.into_iter();
-        let mut shapes = output_shapes.into_iter();
-        let items = execution
-            .items
-            .iter()
-            .map(|item| {
-                let bytes = item.tensors.iter().map(bytes_of).fold(0, u64::wrapping_add);
-                total = total.wrapping_add(bytes);
-                let shapes = shapes.next();
-                Item {
-                    name: Text::Shared(item.name.clone()),
-                    submitted: submitted.next().flatten(),
-                    result: describes.then(|| outcome(&item.tensors, shapes.as_deref(), bytes)),
-                }
+        let mut shapes = self.output_shapes.into_iter();
+        let item = |(number, submitted)| {
+            let entry = known.get(number)?;
+            total = total.wrapping_add(entry.outcome.bytes);
+            let result = match shapes.next() {
+                _ if !describes => None,
+                Some(shapes) => Some(outcome(&entry.tensors, Some(&shapes))),
+                None => Some(entry.outcome.clone()),
+            };
+            Some(Item {
+                name: entry.name.clone(),
+                submitted,
+                result,
             })
-            .collect();
-        Report {
-            seq: execution.seq.0,
-            set: execution.set,
-            members: (execution.members.len() != size as usize).then_some(execution.members),
-            op: Text::Static(op_name(&execution.op)),
+        };
+        let items = self.items.into_iter().map(item).collect::<Option<_>>()?;
+        Some(Report {
+            seq: self.seq,
+            set: self.set,
+            members: (self.members.len() != size as usize).then_some(self.members),
+            op: Text::Static(self.op),
             thread: self.thread,
             scheduled: self.scheduled,
             begin: self.begin,
@@ -160,7 +164,7 @@ impl Executed {
             bytes: total,
             stages: self.stages,
             items,
-        }
+        })
     }
 }
 
@@ -189,7 +193,8 @@ fn bytes_of(meta: &TensorMeta) -> u64 {
         .saturating_mul(meta.dtype.size() as u64)
 }
 
-fn outcome(tensors: &[TensorMeta], shapes: Option<&[Shape]>, bytes: u64) -> Outcome {
+/// What an operation on these gives; the shapes are theirs if there are no others.
+pub(super) fn outcome(tensors: &[TensorMeta], shapes: Option<&[Shape]>) -> Outcome {
     let mut shape = String::new();
     for (i, meta) in tensors.iter().enumerate() {
         if shape.len() > SHAPES_BYTES_MAX {
@@ -204,8 +209,8 @@ fn outcome(tensors: &[TensorMeta], shapes: Option<&[Shape]>, bytes: u64) -> Outc
     }
     Outcome {
         dtype: dtype_of(tensors),
-        shape,
-        bytes,
+        shape: Text::Shared(shape.into()),
+        bytes: tensors.iter().map(bytes_of).fold(0, u64::wrapping_add),
     }
 }
 

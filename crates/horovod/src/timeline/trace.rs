@@ -9,6 +9,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use super::object::Object;
+
 /// Granularity in which the system copies a write into a file.
 const PAGE: u64 = 4096;
 /// What closes the array.
@@ -22,6 +24,8 @@ pub(super) struct Trace {
     at: u64,
     /// Events not written yet, separators included.
     pending: Vec<u8>,
+    /// Takes the last of them while the others are written.
+    spare: Vec<u8>,
     any: bool,
 }
 
@@ -33,23 +37,30 @@ impl Trace {
             file,
             at: 0,
             pending: b"[".to_vec(),
+            spare: Vec::new(),
             any: false,
         };
         trace.flush()?;
         Ok(trace)
     }
 
-    /// Adds one event, a whole JSON object. On an error the file holds what it held before.
-    pub(super) fn event(&mut self, object: &[u8]) -> io::Result<()> {
+    /// Adds one event, an object of these fields. On an error the file holds what it held before.
+    pub(super) fn event(&mut self, fields: impl FnOnce(&mut Object<'_>)) -> io::Result<()> {
+        let start = self.pending.len();
         let separator: &[u8] = if self.any { b",\n" } else { b"\n" };
-        let added = (separator.len() + object.len() + CLOSING.len()) as u64;
-        if !self.pending.is_empty() && self.crosses(self.pending.len() as u64 + added) {
-            self.flush()?;
-        }
         self.pending.extend_from_slice(separator);
-        self.pending.extend_from_slice(object);
+        Object::write(&mut self.pending, fields);
         self.any = true;
-        if self.crosses((self.pending.len() + CLOSING.len()) as u64) {
+        if start > 0 && self.is_over() {
+            // The page ends with the events before this one.
+            self.spare.clear();
+            self.spare.extend_from_slice(&self.pending[start..]);
+            self.pending.truncate(start);
+            let written = self.flush();
+            std::mem::swap(&mut self.pending, &mut self.spare);
+            written?;
+        }
+        if self.is_over() {
             // Does not fit into the page: the next one begins a page of its own.
             self.flush()?;
         }
@@ -80,64 +91,11 @@ impl Trace {
         }
     }
 
-    /// Whether a write of this many bytes would cross from one page to the next.
-    fn crosses(&self, len: u64) -> bool {
-        len > 0 && self.at / PAGE != (self.at + len - 1) / PAGE
+    /// Whether a write of what is pending would cross from one page to the next.
+    fn is_over(&self) -> bool {
+        let len = (self.pending.len() + CLOSING.len()) as u64;
+        self.at / PAGE != (self.at + len - 1) / PAGE
     }
-}
-
-/// Appends text as a JSON string, quotes included.
-pub(super) fn push_string(out: &mut Vec<u8>, text: &str) {
-    out.push(b'"');
-    let mut rest = 0;
-    let bytes = text.as_bytes();
-    for (i, &b) in bytes.iter().enumerate() {
-        if b >= 0x20 && b != b'"' && b != b'\\' {
-            continue;
-        }
-        out.extend_from_slice(&bytes[rest..i]);
-        rest = i + 1;
-        match b {
-            b'"' | b'\\' => out.extend_from_slice(&[b'\\', b]),
-            b'\n' => out.extend_from_slice(b"\\n"),
-            b'\t' => out.extend_from_slice(b"\\t"),
-            _ => {
-                const HEX: &[u8; 16] = b"0123456789abcdef";
-                out.extend_from_slice(b"\\u00");
-                out.push(HEX[usize::from(b >> 4)]);
-                out.push(HEX[usize::from(b & 15)]);
-            }
-        }
-    }
-    out.extend_from_slice(&bytes[rest..]);
-    out.push(b'"');
-}
-
-/// Appends a whole number.
-pub(super) fn push_number(out: &mut Vec<u8>, mut n: u64) {
-    let mut digits = [0u8; 20];
-    let mut start = digits.len();
-    loop {
-        start -= 1;
-        digits[start] = b'0' + (n % 10) as u8;
-        n /= 10;
-        if n == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&digits[start..]);
-}
-
-/// Appends nanoseconds as microseconds with three decimals, the unit of the format.
-pub(super) fn push_micros(out: &mut Vec<u8>, ns: u64) {
-    push_number(out, ns / 1000);
-    let rest = (ns % 1000) as u32;
-    out.extend_from_slice(&[
-        b'.',
-        b'0' + (rest / 100) as u8,
-        b'0' + (rest / 10 % 10) as u8,
-        b'0' + (rest % 10) as u8,
-    ]);
 }
 
 #[cfg(test)]
@@ -156,11 +114,11 @@ mod tests {
         }
     }
 
-    fn event(name: &str) -> Vec<u8> {
-        let mut out = b"{\"name\":".to_vec();
-        push_string(&mut out, name);
-        out.push(b'}');
-        out
+    fn add(trace: &mut Trace, name: &str) {
+        let added = trace.event(|o| {
+            o.text("name", name);
+        });
+        added.unwrap();
     }
 
     #[test]
@@ -171,7 +129,7 @@ mod tests {
         for i in 0..200 {
             // Some longer than a page.
             let name = "x".repeat(i * 37 % 5000);
-            trace.event(&event(&name)).unwrap();
+            add(&mut trace, &name);
             trace.flush().unwrap();
             let events = read(file.path());
             assert_eq!(events.len(), i + 1);
@@ -184,7 +142,7 @@ mod tests {
         let file = TempFile::new();
         let mut trace = Trace::create(file.path()).unwrap();
         for i in 0..2000 {
-            trace.event(&event(&format!("event {i}"))).unwrap();
+            add(&mut trace, &format!("event {i}"));
             // Only what filled a page is there, and that is whole.
             assert!(read(file.path()).len() <= i + 1);
         }
@@ -205,11 +163,11 @@ mod tests {
         // A file that may be written but not grow stands for a full disk.
         let file = TempFile::new();
         let mut trace = Trace::create(file.path()).unwrap();
-        trace.event(&event("kept")).unwrap();
+        add(&mut trace, "kept");
         trace.flush().unwrap();
         let full = File::options().write(true).open("/dev/full").unwrap();
         let real = std::mem::replace(&mut trace.file, full);
-        trace.event(&event("lost")).unwrap();
+        add(&mut trace, "lost");
         let error = trace.flush().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         // What a write that was carried out in part leaves behind.
@@ -220,21 +178,9 @@ mod tests {
             .unwrap();
         trace.take_back();
         assert_eq!(read(file.path()).len(), 1);
-        trace.event(&event("after")).unwrap();
+        add(&mut trace, "after");
         trace.flush().unwrap();
         assert_eq!(read(file.path())[1]["name"], "after");
-    }
-
-    #[test]
-    fn numbers_and_times_have_their_usual_form() {
-        for n in [0, 9, 10, 12_345, u64::MAX] {
-            let mut out = Vec::new();
-            push_number(&mut out, n);
-            assert_eq!(out, n.to_string().into_bytes());
-        }
-        let mut out = Vec::new();
-        push_micros(&mut out, 1_234_056);
-        assert_eq!(out, b"1234.056");
     }
 
     proptest! {
@@ -243,7 +189,7 @@ mod tests {
             let file = TempFile::new();
             let mut trace = Trace::create(file.path()).unwrap();
             for name in &names {
-                trace.event(&event(name)).unwrap();
+                add(&mut trace, name);
             }
             trace.flush().unwrap();
             let read: Vec<String> = read(file.path())

@@ -36,9 +36,9 @@ fn report(seq: u64, names: &[&str], ready: u64, at: u64, describes: bool) -> Rep
             at: ready,
             thread: 11,
         }),
-        result: describes.then(|| Outcome {
+        result: describes.then_some(Outcome {
             dtype: Text::Static("float32"),
-            shape: "[2, 3]".into(),
+            shape: Text::Static("[2, 3]"),
             bytes: 24,
         }),
     };
