@@ -19,6 +19,40 @@ pub struct Algorithms {
     pub connections: u8,
 }
 
+/// A number that all ranks must have equal, and its place.
+struct Number {
+    /// What sets it, and the least that may be; `None`: nothing does.
+    setting: Option<(&'static str, usize)>,
+    place: fn(&mut Tuning) -> &mut usize,
+}
+
+const fn set_by(name: &'static str, least: usize, place: fn(&mut Tuning) -> &mut usize) -> Number {
+    let setting = Some((name, least));
+    Number { setting, place }
+}
+
+const fn fixed(place: fn(&mut Tuning) -> &mut usize) -> Number {
+    let setting = None;
+    Number { setting, place }
+}
+
+/// In the order in which rank 0 tells them.
+const NUMBERS: [Number; 7] = [
+    set_by("HOROVOD_CHUNK_BYTES", 1 << 10, |t| &mut t.chunk_bytes),
+    set_by("HOROVOD_WIRE_CHUNK_BYTES", 1 << 10, |t| {
+        &mut t.wire_chunk_bytes
+    }),
+    set_by("HOROVOD_DIRECT_MAX_BYTES", 0, |t| &mut t.direct_max_bytes),
+    set_by("HOROVOD_EXCHANGE_MAX_BYTES", 0, |t| {
+        &mut t.exchange_max_bytes
+    }),
+    set_by("HOROVOD_PAIRWISE_MAX_HOSTS", 1, |t| {
+        &mut t.pairwise_max_hosts
+    }),
+    fixed(|t| &mut t.chunk_min_bytes),
+    fixed(|t| &mut t.chain_min_bytes),
+];
+
 impl Algorithms {
     pub(super) fn read(r: &Reader<'_>) -> Result<Self, Error> {
         let mut tuning = Tuning::default();
@@ -26,8 +60,11 @@ impl Algorithms {
         tuning.hierarchical_allreduce = r.flag("HOROVOD_HIERARCHICAL_ALLREDUCE", true)?
             || r.flag("HOROVOD_TORUS_ALLREDUCE", false)?;
         tuning.hierarchical_allgather = r.flag("HOROVOD_HIERARCHICAL_ALLGATHER", true)?;
-        for (name, least, size) in limited(&mut tuning) {
-            *size = between(r, name, *size, least, SIZE_MAX)?;
+        for number in &NUMBERS {
+            if let Some((name, least)) = number.setting {
+                let size = (number.place)(&mut tuning);
+                *size = between(r, name, *size, least, SIZE_MAX)?;
+            }
         }
         let most = usize::from(CONNECTIONS_MAX);
         let connections = between(r, "HOROVOD_CONNECTIONS_PER_PEER", 1, 1, most)?;
@@ -39,35 +76,17 @@ impl Algorithms {
 
     /// What the ranks must have equal, as bytes for [`Self::adopt`].
     pub(crate) fn common(&self) -> Vec<u8> {
-        let Tuning {
-            chunk_bytes,
-            chunk_min_bytes,
-            direct_max_bytes,
-            exchange_max_bytes,
-            pairwise_max_hosts,
-            wire_chunk_bytes,
-            chain_min_bytes,
-            allreduce,
-            hierarchical_allreduce,
-            hierarchical_allgather,
-            ..
-        } = self.tuning;
+        let mut tuning = self.tuning.clone();
         let wish = Wish::NAMES
             .iter()
-            .position(|(_, wish)| allreduce == Some(*wish))
+            .position(|(_, wish)| tuning.allreduce == Some(*wish))
             .map_or(0, |index| index + 1);
-        let numbers = [
-            chunk_bytes,
-            chunk_min_bytes,
-            direct_max_bytes,
-            exchange_max_bytes,
-            pairwise_max_hosts,
-            wire_chunk_bytes,
-            chain_min_bytes,
+        let mut numbers: Vec<usize> = NUMBERS.iter().map(|n| *(n.place)(&mut tuning)).collect();
+        numbers.extend([
             wish,
-            usize::from(hierarchical_allreduce),
-            usize::from(hierarchical_allgather),
-        ];
+            usize::from(tuning.hierarchical_allreduce),
+            usize::from(tuning.hierarchical_allgather),
+        ]);
         let bytes = numbers.iter().flat_map(|n| (*n as u64).to_le_bytes());
         bytes.collect()
     }
@@ -82,45 +101,30 @@ impl Algorithms {
             .filter_map(|bytes| bytes.try_into().ok().map(u64::from_le_bytes))
             .filter_map(|number| usize::try_from(number).ok())
             .collect();
-        let &[
-            chunk_bytes,
-            chunk_min_bytes,
-            direct_max_bytes,
-            exchange_max_bytes,
-            pairwise_max_hosts,
-            wire_chunk_bytes,
-            chain_min_bytes,
-            wish,
-            hierarchical_allreduce,
-            hierarchical_allgather,
-        ] = &numbers[..]
-        else {
+        let split = numbers.split_at_checked(NUMBERS.len());
+        let Some((sizes, &[wish, hierarchical_allreduce, hierarchical_allgather])) = split else {
             return Err(Error::Init(format!(
                 "rank 0 sent {} bytes of settings: is it the same version?",
                 common.len()
             )));
         };
         let mut tuning = self.tuning.clone();
-        tuning.chunk_bytes = chunk_bytes;
-        tuning.chunk_min_bytes = chunk_min_bytes;
-        tuning.direct_max_bytes = direct_max_bytes;
-        tuning.exchange_max_bytes = exchange_max_bytes;
-        tuning.pairwise_max_hosts = pairwise_max_hosts;
-        tuning.wire_chunk_bytes = wire_chunk_bytes;
-        tuning.chain_min_bytes = chain_min_bytes;
+        for (number, size) in NUMBERS.iter().zip(sizes) {
+            if let Some((name, least)) = number.setting
+                && !(least..=SIZE_MAX).contains(size)
+            {
+                return Err(Error::Init(format!(
+                    "rank 0 sent {name}={size}: expected {least} to {SIZE_MAX}; is it the same version?"
+                )));
+            }
+            *(number.place)(&mut tuning) = *size;
+        }
         tuning.allreduce = wish
             .checked_sub(1)
             .and_then(|index| Wish::NAMES.get(index))
             .map(|(_, wish)| *wish);
         tuning.hierarchical_allreduce = hierarchical_allreduce != 0;
         tuning.hierarchical_allgather = hierarchical_allgather != 0;
-        for (name, least, size) in limited(&mut tuning) {
-            if !(least..=SIZE_MAX).contains(size) {
-                return Err(Error::Init(format!(
-                    "rank 0 sent {name}={size}: expected {least} to {SIZE_MAX}; is it the same version?"
-                )));
-            }
-        }
         self.tuning = tuning;
         Ok(())
     }
@@ -136,29 +140,6 @@ impl Algorithms {
         }
         Ok(())
     }
-}
-
-/// The sizes that have limits: their names, the least value, and where they are.
-fn limited(tuning: &mut Tuning) -> [(&'static str, usize, &mut usize); 5] {
-    [
-        ("HOROVOD_CHUNK_BYTES", 1 << 10, &mut tuning.chunk_bytes),
-        (
-            "HOROVOD_WIRE_CHUNK_BYTES",
-            1 << 10,
-            &mut tuning.wire_chunk_bytes,
-        ),
-        ("HOROVOD_DIRECT_MAX_BYTES", 0, &mut tuning.direct_max_bytes),
-        (
-            "HOROVOD_EXCHANGE_MAX_BYTES",
-            0,
-            &mut tuning.exchange_max_bytes,
-        ),
-        (
-            "HOROVOD_PAIRWISE_MAX_HOSTS",
-            1,
-            &mut tuning.pairwise_max_hosts,
-        ),
-    ]
 }
 
 fn wish(r: &Reader<'_>) -> Result<Option<Wish>, Error> {
