@@ -137,7 +137,7 @@ mod tests {
     fn item(name: &str, rows: u64) -> ExecItem {
         let meta = TensorMeta {
             dtype: DType::F32,
-            shape: vec![rows, 3],
+            shape: [rows, 3].into(),
         };
         ExecItem {
             entry: None,
