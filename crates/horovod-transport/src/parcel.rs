@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
+    iter::once,
     net::{IpAddr, SocketAddr},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -14,8 +15,6 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-
-use rustix::event::{PollFd, PollFlags};
 
 use crate::{
     JobKey,
@@ -27,7 +26,7 @@ use crate::{
         listener::{Gate, listen_all, reachable},
         stream::{Got, Stream},
     },
-    wait::poll_until,
+    wait::wait_for_any,
 };
 
 /// Longest parcel.
@@ -232,26 +231,10 @@ impl Worker {
     }
 
     fn wait(&self) {
-        let mut fds = Vec::new();
-        if let Ok(fd) = self.hears.get() {
-            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        }
         let clients = self.clients.values().map(|c| c.wire.wait());
-        for (fd, write) in self.gate.waits().chain(clients) {
-            if let Ok(fd) = fd.get() {
-                fds.push(PollFd::from_borrowed_fd(fd, flags(write)));
-            }
-        }
-        poll_until(&mut fds, self.gate.deadline());
+        let sockets = once((&*self.hears, false)).chain(self.gate.waits());
+        wait_for_any(sockets.chain(clients), self.gate.deadline());
         platform::silence(&self.hears);
-    }
-}
-
-fn flags(write: bool) -> PollFlags {
-    if write {
-        PollFlags::IN | PollFlags::OUT
-    } else {
-        PollFlags::IN
     }
 }
 
@@ -501,13 +484,8 @@ fn pause<'a>(
     until: Option<Instant>,
     go_on: &mut dyn FnMut() -> bool,
 ) -> Result<(), ParcelError> {
-    let poll_fd = |(fd, write): (&'a Fd, bool)| {
-        let fd = fd.get().ok()?;
-        Some(PollFd::from_borrowed_fd(fd, flags(write)))
-    };
-    let mut fds: Vec<PollFd<'_>> = waits.filter_map(poll_fd).collect();
     let ask = Instant::now() + ASK_EVERY;
-    poll_until(&mut fds, Some(until.map_or(ask, |until| until.min(ask))));
+    wait_for_any(waits, Some(until.map_or(ask, |until| until.min(ask))));
     if go_on() {
         Ok(())
     } else {

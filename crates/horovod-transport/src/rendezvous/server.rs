@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
+    iter::once,
     net::SocketAddr,
     os::fd::BorrowedFd,
     sync::{
@@ -14,7 +15,6 @@ use std::{
 };
 
 use horovod_protocol::{Generation, Rank};
-use rustix::event::{PollFd, PollFlags};
 
 use super::{
     config::{ServerConfig, ServerEvent},
@@ -30,7 +30,7 @@ use crate::{
         listener::{Gate, listen_all, reachable},
         stream::{Got, Stream},
     },
-    wait::poll_until,
+    wait::wait_for_any,
 };
 
 /// Events kept for a caller that does not ask; the oldest go first. More than all workers of an elastic job, whose
@@ -267,33 +267,15 @@ impl Worker {
     }
 
     fn wait(&self) {
-        let mut fds = Vec::new();
-        let mut add = |fd, flags| fds.push(PollFd::from_borrowed_fd(fd, flags));
-        if let Ok(fd) = self.hears.get() {
-            add(fd, PollFlags::IN);
-        }
-        let clients = self
-            .clients
-            .values()
-            .map(|c| (&**c.stream.fd(), !c.queue.is_empty()));
-        for (fd, write) in self.gate.waits().chain(clients) {
-            if let Ok(fd) = fd.get() {
-                add(
-                    fd,
-                    if write {
-                        PollFlags::IN | PollFlags::OUT
-                    } else {
-                        PollFlags::IN
-                    },
-                );
-            }
-        }
+        let clients = self.clients.values();
+        let clients = clients.map(|c| (&**c.stream.fd(), !c.queue.is_empty()));
+        let sockets = once((&*self.hears, false)).chain(self.gate.waits());
         let room = match &self.room {
             Room::Fixed(meeting) => meeting.deadline(),
             Room::Elastic(rounds) => rounds.deadline(),
         };
         let deadline = [self.gate.deadline(), room].into_iter().flatten().min();
-        poll_until(&mut fds, deadline);
+        wait_for_any(sockets.chain(clients), deadline);
         platform::silence(&self.hears);
     }
 
