@@ -10,8 +10,7 @@
 //! a burst of submissions left unsaid is said at the next wait, the next glance or the next tick.
 //!
 //! That no wake-up is lost in this is checked by `make test-loom`, which runs this very file in every order that the
-//! engine's thread and one caller can take, around a driver of a few lines. With a second caller loom still finds
-//! an order in which both sleep (an ignored test); a sleep of the engine ends after a second at the latest.
+//! engine's thread and one or two callers can take, around a driver of a few lines.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
