@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use horovod_launch::args;
 use horovod_launch::frames::{FrameBuffer, FromAgent, ToAgent};
-use horovod_launch::hosts::{assign, parse_hostfile, parse_hosts};
+use horovod_launch::hosts::{assign, parse_discovered, parse_hostfile, parse_hosts};
 
 /// A stream of frames, in pieces: the first byte says from whom, the second how long the pieces are.
 pub(crate) fn frames(bytes: &[u8]) {
@@ -46,7 +46,7 @@ fn from_agent(frame: &[u8]) {
 }
 
 /// What users write: the first byte chooses between a command line (words between zero bytes), a list of hosts, a
-/// file of settings and a file of hosts.
+/// file of settings, what a discovery script prints, and a file of hosts.
 pub(crate) fn words(bytes: &[u8]) {
     let Some((kind, rest)) = bytes.split_first() else {
         return;
@@ -68,6 +68,8 @@ pub(crate) fn words(bytes: &[u8]) {
         }
         1 => parse_hosts(&text).ok(),
         2 => return config_file(rest),
+        4 => parse_discovered(&text, None).ok(),
+        5 => parse_discovered(&text, Some(3)).ok(),
         _ => parse_hostfile("hosts", &text).ok(),
     };
     let Some(hosts) = hosts else { return };
@@ -90,7 +92,8 @@ pub(crate) fn words(bytes: &[u8]) {
     assert_eq!(ranks, (0..count).collect::<Vec<_>>());
 }
 
-fn config_file(content: &[u8]) {
+/// A file of settings: understood, or refused with a text that names it.
+pub(crate) fn config_file(content: &[u8]) {
     let file = std::env::temp_dir().join(format!("horovod-fuzz-{}.yaml", std::process::id()));
     std::fs::write(&file, content).expect("a temporary file");
     let words: [OsString; 5] = [
@@ -101,7 +104,7 @@ fn config_file(content: &[u8]) {
         "true".into(),
     ];
     if let Err(error) = args::parse(&words) {
-        assert!(!error.to_string().is_empty());
+        assert!(error.to_string().contains(".yaml"), "{error}");
     }
     let _ = std::fs::remove_file(file);
 }

@@ -20,11 +20,16 @@ pub const TARGETS: &[Target] = &[
     ("handshake", parsers::handshake),
     ("framing", parsers::framing),
     ("rendezvous", parsers::rendezvous),
+    ("meetings", parsers::meetings),
+    ("parcels", parsers::parcels),
     ("control", control::messages),
     ("negotiation", negotiation::steps),
     ("launcher_frames", launcher::frames),
     ("launcher_words", launcher::words),
+    ("config_file", launcher::config_file),
     ("runtime", runtime::messages),
+    ("meeting_file", horovod::testing::meeting_file),
+    ("standstill", horovod::testing::standstill),
 ];
 
 /// Runs one target.

@@ -166,10 +166,7 @@ fn hostfile_line(line: &str) -> Result<Host, String> {
 }
 
 /// Reads the output of a host discovery script: `name:slots` or `name`, which has `default_slots`. Order is kept.
-pub(crate) fn parse_discovered(
-    content: &str,
-    default_slots: Option<u32>,
-) -> Result<Vec<Host>, String> {
+pub fn parse_discovered(content: &str, default_slots: Option<u32>) -> Result<Vec<Host>, String> {
     let mut hosts = Vec::new();
     let lines = content.lines().map(str::trim);
     for line in lines.filter(|line| !line.is_empty()) {

@@ -384,7 +384,14 @@ pub struct Courier {
 impl Courier {
     /// What the server has for every rank. `go_on` is asked several times a second.
     pub fn fetch(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<u8>, ParcelError> {
-        let mut wire = self.connect(go_on)?;
+        self.fetch_over(self.connect(go_on)?, go_on)
+    }
+
+    fn fetch_over(
+        &self,
+        mut wire: Wire,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<u8>, ParcelError> {
         wire.queue.push(&[FETCH]);
         let header = self.next(&mut wire, go_on)?;
         let wanted = length_of(&header).map_err(|why| self.lost(why))?;
@@ -402,7 +409,15 @@ impl Courier {
         bytes: &[u8],
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<(), ParcelError> {
-        let mut wire = self.connect(go_on)?;
+        self.deliver_over(self.connect(go_on)?, bytes, go_on)
+    }
+
+    fn deliver_over(
+        &self,
+        mut wire: Wire,
+        bytes: &[u8],
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<(), ParcelError> {
         let mut header = vec![DELIVER];
         header.extend((bytes.len() as u64).to_le_bytes());
         wire.queue.push(&header);
@@ -493,5 +508,7 @@ fn pause<'a>(
     }
 }
 
+#[cfg(feature = "testing")]
+pub(crate) mod probe;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,8 @@ mod client;
 mod config;
 mod elastic;
 mod messages;
+#[cfg(feature = "testing")]
+pub(crate) mod probe;
 mod round;
 mod server;
 

@@ -25,6 +25,7 @@
 )]
 
 pub mod parsers;
+pub use crate::rendezvous::probe::{Done, Door, Heard, Saying};
 
 use std::sync::Arc;
 

@@ -5,6 +5,8 @@
 //! job's ranks only, or through a file that only this user can read; without any of these init refuses.
 
 mod file;
+#[cfg(feature = "testing")]
+pub(crate) mod probe;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};

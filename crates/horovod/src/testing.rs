@@ -5,6 +5,8 @@ use horovod_collectives::Tuning;
 
 use crate::config::Algorithms;
 
+pub use crate::bootstrap::probe::meeting_file;
+pub use crate::hang::probe::standstill;
 pub use crate::timeline::probe::timeline;
 
 /// Settings as rank 0 sends them: what is taken over can be passed on.

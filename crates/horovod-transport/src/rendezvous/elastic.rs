@@ -7,7 +7,8 @@ use std::{
 };
 
 use super::{
-    messages::{Common, MemberEntry, Seat, ToClient, Where},
+    config::ServerEvent,
+    messages::{Common, MemberEntry, Seat, ToClient, ToServer, Where},
     round::{ClientId, Do},
 };
 
@@ -39,6 +40,45 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
+    /// A worker says something over a connection, over which it may have registered already. An error says why the
+    /// connection is to be closed.
+    pub(crate) fn hear(
+        &mut self,
+        client: ClientId,
+        (from, registered): (u32, &mut bool),
+        message: ToServer,
+    ) -> Result<Vec<Do>, &'static str> {
+        Ok(match message {
+            ToServer::Join {
+                worker,
+                held,
+                timeout_ms,
+                member,
+                common,
+            } => {
+                if *registered || from != worker {
+                    return Err("it registered twice or for another worker");
+                }
+                *registered = true;
+                let timeout = Duration::from_millis(timeout_ms.min(1 << 32));
+                let mut todo = vec![Do::Report(ServerEvent::Joined { worker, held })];
+                todo.extend(self.join(client, worker, (member, common), timeout));
+                todo
+            }
+            ToServer::Holds { held } => {
+                let worker = from;
+                vec![Do::Report(ServerEvent::Held { worker, held })]
+            }
+            ToServer::Ready(place) => self.ready(client, place),
+            ToServer::Failed { text } => self.gone(client, &text),
+            ToServer::Hello { .. } => {
+                let text = "this job is elastic, but HOROVOD_ELASTIC is not set in this process";
+                let text = text.to_owned();
+                vec![Do::Dismiss(client, ToClient::Refused { text })]
+            }
+        })
+    }
+
     /// A worker comes to the door.
     pub(crate) fn join(
         &mut self,
@@ -137,26 +177,27 @@ impl Rounds {
         todo
     }
 
-    /// A connection ended, or its worker says that it failed. Also says whose place at the door is empty now.
-    pub(crate) fn gone(&mut self, client: ClientId, why: &str) -> (Vec<Do>, Option<u32>) {
+    /// A connection ended, or its worker says that it failed.
+    pub(crate) fn gone(&mut self, client: ClientId, why: &str) -> Vec<Do> {
         let left = self
             .door
             .iter()
             .find(|(_, w)| w.client == client)
             .map(|(worker, _)| *worker);
+        let mut todo = Vec::new();
         if let Some(worker) = left {
             self.door.remove(&worker);
+            todo.push(Do::Report(ServerEvent::Away { worker }));
         }
         let building = self.building.iter().flat_map(|b| &b.workers);
         let culprit = building
             .filter(|(_, w)| w.client == client)
             .map(|(worker, _)| *worker)
             .next();
-        let todo = match culprit {
-            Some(worker) => self.abort(Some(worker), why),
-            None => Vec::new(),
-        };
-        (todo, left)
+        if let Some(worker) = culprit {
+            todo.extend(self.abort(Some(worker), why));
+        }
+        todo
     }
 
     /// A worker's process ended: those who are together with it learn of it.
@@ -361,7 +402,8 @@ mod tests {
     #[test]
     fn a_round_of_somebody_who_has_left_is_not_begun() {
         let mut r = rounds(&[1, 2]);
-        assert_eq!(r.gone(2, "closed"), (vec![], Some(2)));
+        let away = ServerEvent::Away { worker: 2 };
+        assert_eq!(r.gone(2, "closed"), [Do::Report(away)]);
         let text = "worker 2 has left";
         let todo = r.form(&seats(&[1, 2]), Instant::now());
         assert_eq!(todo, [aborted(1, text), Do::Failed(text.into())]);
@@ -418,7 +460,7 @@ mod tests {
         let text = "the same process has registered again".to_owned();
         let again = r.join(11, 1, registration(1), LIMIT);
         assert_eq!(again, [Do::Dismiss(1, ToClient::Refused { text })]);
-        assert_eq!(r.gone(1, "closed"), (vec![], None));
+        assert_eq!(r.gone(1, "closed"), []);
         let told = rosters(r.form(&seats(&[1, 2]), Instant::now()));
         assert_eq!(told[0].0, 11);
         // And in the middle of a round: that round is over.

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use super::messages::{Common, MemberEntry, ToClient, Where};
+use super::{
+    config::ServerEvent,
+    messages::{Common, MemberEntry, ToClient, Where},
+};
 
 /// A connection of the server.
 pub(crate) type ClientId = u64;
@@ -32,6 +35,8 @@ pub(crate) enum Do {
     Up(u64),
     /// The generation will not come to be.
     Failed(String),
+    /// Report what happened.
+    Report(ServerEvent),
 }
 
 /// The meetings of one job, one after the other.

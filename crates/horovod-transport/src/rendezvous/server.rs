@@ -354,38 +354,15 @@ impl Worker {
                 }
                 todo
             }
-            (
-                ToServer::Join {
-                    worker,
-                    held,
-                    timeout_ms,
-                    member,
-                    common,
-                },
-                Room::Elastic(rounds),
-            ) => {
-                if client.registered || client.rank != worker {
-                    return self.remove(id, "it registered twice or for another worker");
+            (message, Room::Elastic(rounds)) => {
+                let known = (client.rank, &mut client.registered);
+                match rounds.hear(id, known, message) {
+                    Ok(todo) => todo,
+                    Err(why) => return self.remove(id, why),
                 }
-                client.registered = true;
-                let timeout = Duration::from_millis(timeout_ms.min(1 << 32));
-                let todo = rounds.join(id, worker, (member, common), timeout);
-                self.event(ServerEvent::Joined { worker, held });
-                todo
-            }
-            (ToServer::Holds { held }, Room::Elastic(_)) => {
-                let worker = client.rank;
-                self.event(ServerEvent::Held { worker, held });
-                Vec::new()
             }
             (ToServer::Ready(place), Room::Fixed(meeting)) => meeting.ready(id, place),
-            (ToServer::Ready(place), Room::Elastic(rounds)) => rounds.ready(id, place),
-            (ToServer::Failed { text }, _) => self.gone(id, &text),
-            (ToServer::Hello { .. }, Room::Elastic(_)) => {
-                let text = "this job is elastic, but HOROVOD_ELASTIC is not set in this process";
-                let text = text.to_owned();
-                vec![Do::Dismiss(id, ToClient::Refused { text })]
-            }
+            (ToServer::Failed { text }, Room::Fixed(meeting)) => meeting.gone(id, &text),
             (ToServer::Join { .. } | ToServer::Holds { .. }, Room::Fixed(_)) => {
                 let text = "HOROVOD_ELASTIC is set in this process, but its job is not elastic";
                 let text = text.to_owned();
@@ -398,13 +375,7 @@ impl Worker {
     fn gone(&mut self, id: ClientId, why: &str) -> Vec<Do> {
         match &mut self.room {
             Room::Fixed(meeting) => meeting.gone(id, why),
-            Room::Elastic(rounds) => {
-                let (todo, left) = rounds.gone(id, why);
-                if let Some(worker) = left {
-                    self.event(ServerEvent::Away { worker });
-                }
-                todo
-            }
+            Room::Elastic(rounds) => rounds.gone(id, why),
         }
     }
 
@@ -426,6 +397,7 @@ impl Worker {
                 Do::Dismiss(id, message) => self.tell(id, &message, true),
                 Do::Up(generation) => self.event(ServerEvent::Up(Generation(generation))),
                 Do::Failed(text) => self.event(ServerEvent::Failed(text)),
+                Do::Report(event) => self.event(event),
             }
         }
     }

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+pub use crate::parcel::probe::parcels;
+pub use crate::rendezvous::probe::meetings;
+
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::{
@@ -27,7 +30,8 @@ const BINDING: Binding = Binding {
     to: 1,
 };
 
-fn pair() -> (Arc<Fd>, Arc<Fd>) {
+/// Two ends of a local connection.
+pub(crate) fn pair() -> (Arc<Fd>, Arc<Fd>) {
     let ((), mut fds) = Fd::open_all(|| {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)

@@ -12,7 +12,7 @@ const TITLE: &str = "horovod-rs meeting 1";
 /// Longest file that is read.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 /// Most addresses that are taken from it.
-const ADDRESSES_MAX: usize = 64;
+pub(super) const ADDRESSES_MAX: usize = 64;
 
 /// Writes it whole or not at all; `private` if its folder is to be this user's alone.
 pub(super) fn write(
@@ -31,10 +31,7 @@ pub(super) fn write(
             _ => check_private(folder)?,
         }
     }
-    let mut text = format!("{TITLE}\nkey {}\n", key.to_hex());
-    for address in addresses {
-        text.push_str(&format!("address {address}\n"));
-    }
+    let text = text_of(addresses, key);
     // Another host's rank 0 of another job may have the same process id.
     let unfinished = path.with_extension(format!("{}.{}", std::process::id(), nonce()?));
     let written = (|| {
@@ -51,6 +48,15 @@ pub(super) fn write(
         let _ = std::fs::remove_file(&unfinished);
         fails("rank 0 cannot leave its address in", &e)
     })
+}
+
+/// What stands in the file; [`parse`] reads it.
+pub(super) fn text_of(addresses: &[SocketAddr], key: &JobKey) -> String {
+    let mut text = format!("{TITLE}\nkey {}\n", key.to_hex());
+    for address in addresses {
+        text.push_str(&format!("address {address}\n"));
+    }
+    text
 }
 
 fn nonce() -> Result<String, String> {
@@ -110,7 +116,7 @@ fn limited(file: File) -> io::Result<String> {
     Ok(text)
 }
 
-fn parse(text: &str) -> Option<(Vec<SocketAddr>, JobKey)> {
+pub(super) fn parse(text: &str) -> Option<(Vec<SocketAddr>, JobKey)> {
     let mut lines = text.lines();
     (lines.next()? == TITLE).then_some(())?;
     let key = JobKey::from_hex(lines.next()?.strip_prefix("key ")?)?;

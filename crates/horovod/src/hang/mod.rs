@@ -7,6 +7,8 @@
 mod leader;
 mod messages;
 mod place;
+#[cfg(feature = "testing")]
+pub(crate) mod probe;
 mod report;
 mod verdict;
 

@@ -1,0 +1,177 @@
+//! Both ends of a parcel's way, of which the other says anything, for fuzzing.
+
+use std::{
+    sync::Arc,
+    sync::atomic::AtomicBool,
+    sync::{Condvar, Mutex},
+    time::Duration,
+};
+
+use super::{Client, Courier, DELIVER, Errand, FETCH, PIECE, Shared, TAKEN, Wire};
+use crate::{
+    JobKey,
+    framing::{FrameReader, Incoming},
+    platform::{self, fd::Fd},
+    tcp::stream::{Got, Stream, recv, send},
+    testing::parsers::pair,
+};
+
+/// A stream of frames to the server (first byte 0) or to a rank that fetches (1) or delivers: what arrives is what
+/// was announced, once; all else ends the connection. The second byte says how long the pieces are.
+pub fn parcels(bytes: &[u8]) {
+    match bytes {
+        [0, piece, stream @ ..] => server(usize::from(*piece) + 1, stream),
+        [1, stream @ ..] => fetching(stream),
+        [_, stream @ ..] => delivering(stream),
+        [] => {}
+    }
+}
+
+/// The frames that stand in a stream, as far as they are whole and of a kind that belongs there.
+fn frames(stream: &[u8]) -> Vec<Vec<u8>> {
+    let mut reader = FrameReader::new(PIECE);
+    let mut frames = Vec::new();
+    for part in stream.chunks(100) {
+        reader.space()[..part.len()].copy_from_slice(part);
+        reader.filled(part.len());
+        while let Ok(Some(Incoming::Frame(frame))) = reader.pop(&mut Vec::new()) {
+            frames.push(frame);
+        }
+    }
+    frames
+}
+
+/// A parcel's header and pieces: what it brings, if it is whole.
+fn whole(header: &[u8], pieces: &[Vec<u8>]) -> Option<Vec<u8>> {
+    let wanted = u64::from_le_bytes(header.try_into().ok()?);
+    let mut bytes = Vec::new();
+    for piece in pieces {
+        if bytes.len() as u64 >= wanted || piece.is_empty() {
+            break;
+        }
+        bytes.extend_from_slice(piece);
+    }
+    (bytes.len() as u64 == wanted).then_some(bytes)
+}
+
+fn wire(fd: Arc<Fd>) -> Wire {
+    Wire::new(Stream::authenticated(fd, None))
+}
+
+fn server(piece: usize, stream: &[u8]) {
+    let (ours, theirs) = pair();
+    let (_hears, bell) = platform::bell().expect("a doorbell");
+    let shared = Shared {
+        inbox: Mutex::default(),
+        news: Condvar::new(),
+        stop: AtomicBool::new(false),
+        bell,
+    };
+    let parcel: Vec<u8> = (0..300_u16).map(|n| n as u8).collect();
+    let mut client = Client {
+        wire: wire(ours),
+        rank: 3,
+        errand: Errand::Unknown,
+    };
+    for part in stream.chunks(piece) {
+        assert_eq!(send(&theirs, part).ok(), Some(part.len()));
+        if !matches!(client.serve(&parcel, &shared), Ok(true)) {
+            break;
+        }
+    }
+    let mut reply = Vec::new();
+    let mut buf = [0; 1000];
+    while let Ok(Got::Bytes(n)) = recv(&theirs, &mut buf) {
+        reply.extend_from_slice(&buf[..n]);
+    }
+    let said = frames(stream);
+    let arrived: Vec<_> = shared.lock().arrived.drain(..).collect();
+    match said.split_first() {
+        Some((first, pieces)) if first.first() == Some(&DELIVER) => {
+            let expected = whole(&first[1..], pieces);
+            assert!(arrived.len() <= 1, "one parcel arrived twice");
+            for (rank, bytes) in arrived {
+                assert_eq!((rank, Some(bytes)), (3, expected.clone()));
+                assert_eq!(frames(&reply), [[TAKEN]]);
+            }
+        }
+        first => {
+            assert!(arrived.is_empty(), "a parcel out of nothing");
+            if first.is_some_and(|(first, rest)| *first == [FETCH] && rest.is_empty())
+                && let [header, pieces @ ..] = &frames(&reply)[..]
+            {
+                assert_eq!(whole(header, pieces), Some(parcel));
+            }
+        }
+    }
+}
+
+/// Says all of this to a rank, and that nothing follows.
+fn said(stream: &[u8]) -> (Wire, Arc<Fd>) {
+    let (ours, theirs) = pair();
+    let mut queue: &[u8] = stream;
+    while !queue.is_empty() {
+        match send(&theirs, queue) {
+            Ok(n) if n > 0 => queue = &queue[n..],
+            _ => break,
+        }
+    }
+    let fd = theirs.get().expect("open");
+    rustix::net::shutdown(fd, rustix::net::Shutdown::Write).expect("a connected socket");
+    (wire(ours), theirs)
+}
+
+fn courier() -> Courier {
+    Courier {
+        rank: 3,
+        addresses: Vec::new(),
+        key: JobKey::from_hex(&"5a".repeat(32)).expect("a key"),
+        patience: Duration::ZERO,
+    }
+}
+
+fn fetching(stream: &[u8]) {
+    let (wire, _theirs) = said(stream);
+    let fetched = courier().fetch_over(wire, &mut || true);
+    let frames = frames(stream);
+    let expected = frames.split_first();
+    let expected = expected.and_then(|(header, pieces)| whole(header, pieces));
+    assert_eq!(fetched.ok(), expected);
+}
+
+fn delivering(stream: &[u8]) {
+    let (wire, _theirs) = said(stream);
+    let delivered = courier().deliver_over(wire, b"a parcel", &mut || true);
+    let first = frames(stream).into_iter().next();
+    assert_eq!(delivered.is_ok(), first.as_deref() == Some(&[TAKEN]));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framing::FrameQueue;
+
+    fn stream(frames: &[&[u8]]) -> Vec<u8> {
+        let mut queue = FrameQueue::default();
+        frames.iter().for_each(|frame| queue.push(frame));
+        let mut bytes = Vec::new();
+        let flushed = queue.flush(|b| {
+            bytes.extend_from_slice(b);
+            Ok::<_, ()>(b.len())
+        });
+        assert_eq!(flushed, Ok(true));
+        bytes
+    }
+
+    #[test]
+    fn honest_ends_keep_the_promise() {
+        let header = [&[DELIVER][..], &5_u64.to_le_bytes()].concat();
+        for piece in [0, 3, 255] {
+            let honest = stream(&[&header, b"ab", b"cde"]);
+            parcels(&[&[0, piece][..], &honest].concat());
+            parcels(&[&[0, piece][..], &stream(&[&[FETCH]])].concat());
+        }
+        parcels(&[&[1][..], &stream(&[&header[1..], b"ab", b"cde"])].concat());
+        parcels(&[&[2][..], &stream(&[&[TAKEN]])].concat());
+    }
+}

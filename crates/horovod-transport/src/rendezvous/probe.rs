@@ -1,0 +1,490 @@
+//! The rendezvous of an elastic job without sockets, for simulation; and with any bytes, for fuzzing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use super::{
+    config::ServerEvent,
+    elastic::Rounds,
+    messages::{Common, MemberEntry, Seat, ToClient, ToServer, Where},
+    round::{ClientId, Do, Meeting},
+};
+
+/// What the rendezvous does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// Sends a message; closes the connection after it if it is the last.
+    Send {
+        /// The connection.
+        client: u64,
+        /// The message.
+        bytes: Vec<u8>,
+        /// Whether nothing follows.
+        is_last: bool,
+    },
+    /// Closes a connection.
+    Close(u64),
+    /// Reports to the launcher.
+    Report(ServerEvent),
+}
+
+/// What a worker says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Saying {
+    /// It wants to be part of the next round.
+    Join {
+        /// Its number.
+        worker: u32,
+        /// What it holds of the training state.
+        held: u8,
+        /// How long all members may take to be ready.
+        timeout_ms: u64,
+        /// Its host.
+        host: String,
+        /// Ranks that one listens to.
+        fan_out: u32,
+    },
+    /// It can be reached.
+    Ready,
+    /// It could not take part.
+    Failed,
+    /// What it holds of the training state has changed.
+    Holds(u8),
+}
+
+impl Saying {
+    /// The message.
+    pub fn encode(&self) -> Vec<u8> {
+        match self.clone() {
+            Self::Join {
+                worker,
+                held,
+                timeout_ms,
+                host,
+                fan_out,
+            } => ToServer::Join {
+                worker,
+                held,
+                timeout_ms,
+                member: MemberEntry {
+                    identity: host.clone(),
+                    hostname: host,
+                    pid: worker,
+                    shm: true,
+                },
+                common: Common {
+                    connections: 1,
+                    fan_out,
+                    settings: Vec::new(),
+                },
+            }
+            .encode(),
+            Self::Ready => ToServer::Ready(Where::default()).encode(),
+            Self::Failed => ToServer::Failed {
+                text: "a link could not be made".to_owned(),
+            }
+            .encode(),
+            Self::Holds(held) => ToServer::Holds { held }.encode(),
+        }
+    }
+}
+
+/// What a worker hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// It is part of a round.
+    Roster {
+        /// The round's number.
+        generation: u64,
+        /// Workers in the order of ranks, with their hosts.
+        members: Vec<(u32, String)>,
+        /// Ranks that one listens to, of rank 0.
+        fan_out: u32,
+        /// Its own place.
+        seat: Option<Seat>,
+    },
+    /// All of this many members can be reached.
+    Table(usize),
+    /// A member died.
+    PeerDied(u32),
+    /// The members of the job change.
+    HostsUpdated {
+        /// Grows with every change.
+        version: u64,
+        /// 1 removed, 2 added, 3 both.
+        kind: u8,
+    },
+    /// The round did not come to be: it may come again.
+    Aborted,
+    /// It is not part of the job any more.
+    Removed,
+    /// It did something wrong.
+    Refused,
+}
+
+impl Heard {
+    /// The meaning of a message.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        Some(match ToClient::decode(bytes).ok()? {
+            ToClient::Roster {
+                generation,
+                members,
+                common,
+                seat,
+            } => Self::Roster {
+                generation,
+                members: members.into_iter().map(|m| (m.pid, m.hostname)).collect(),
+                fan_out: common.fan_out,
+                seat,
+            },
+            ToClient::Table { places } => Self::Table(places.len()),
+            ToClient::PeerDied { rank, .. } => Self::PeerDied(rank),
+            ToClient::HostsUpdated { version, kind } => Self::HostsUpdated { version, kind },
+            ToClient::Aborted { .. } => Self::Aborted,
+            ToClient::Removed { .. } => Self::Removed,
+            ToClient::Refused { .. } | ToClient::Missing { .. } => Self::Refused,
+        })
+    }
+}
+
+/// The rendezvous of an elastic job; time is told as what has passed since its start.
+pub struct Door {
+    rounds: Rounds,
+    start: Instant,
+    /// Open connections: the worker that each authenticated as, and whether it has registered.
+    clients: BTreeMap<ClientId, (u32, bool)>,
+}
+
+impl Default for Door {
+    fn default() -> Self {
+        Self {
+            rounds: Rounds::default(),
+            start: Instant::now(),
+            clients: BTreeMap::new(),
+        }
+    }
+}
+
+impl Door {
+    /// A worker has connected.
+    pub fn connected(&mut self, client: u64, worker: u32) {
+        self.clients.insert(client, (worker, false));
+    }
+
+    /// A message arrived over a connection.
+    pub fn hear(&mut self, client: u64, bytes: &[u8]) -> Vec<Done> {
+        let Some((worker, registered)) = self.clients.get_mut(&client) else {
+            return Vec::new();
+        };
+        let message = ToServer::decode(bytes).map_err(|error| error.to_string());
+        let heard = message.and_then(|message| {
+            let known = (*worker, registered);
+            let heard = self.rounds.hear(client, known, message);
+            heard.map_err(str::to_owned)
+        });
+        match heard {
+            Ok(todo) => self.carry_out(todo),
+            Err(why) => {
+                let mut done = self.gone(client, &why);
+                done.push(Done::Close(client));
+                done
+            }
+        }
+    }
+
+    /// A connection has ended.
+    pub fn gone(&mut self, client: u64, why: &str) -> Vec<Done> {
+        if self.clients.remove(&client).is_none() {
+            return Vec::new();
+        }
+        let todo = self.rounds.gone(client, why);
+        self.carry_out(todo)
+    }
+
+    /// The launcher's decision.
+    pub fn form(&mut self, seats: &[(u32, Seat)], now: Duration) -> Vec<Done> {
+        let todo = self.rounds.form(seats, self.start + now);
+        self.carry_out(todo)
+    }
+
+    /// The launcher announces a change.
+    pub fn announce(&mut self, kind: u8) -> Vec<Done> {
+        let todo = self.rounds.announce(kind);
+        self.carry_out(todo)
+    }
+
+    /// The launcher sends a worker away.
+    pub fn dismiss(&mut self, worker: u32, why: &str) -> Vec<Done> {
+        let todo = self.rounds.dismiss(worker, why);
+        self.carry_out(todo)
+    }
+
+    /// The launcher knows that a worker died.
+    pub fn died(&mut self, worker: u32, host: &str, cause: &str) -> Vec<Done> {
+        let todo = self.rounds.died(worker, host, cause);
+        self.carry_out(todo)
+    }
+
+    /// When to call [`Self::timeout`] at the latest.
+    pub fn deadline(&self) -> Option<Duration> {
+        let deadline = self.rounds.deadline()?;
+        Some(deadline.saturating_duration_since(self.start))
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: Duration) -> Vec<Done> {
+        let todo = self.rounds.timeout(self.start + now);
+        self.carry_out(todo)
+    }
+
+    /// As the server does: what is said to a connection that is gone is not sent.
+    fn carry_out(&mut self, todo: Vec<Do>) -> Vec<Done> {
+        let mut done = Vec::new();
+        for item in todo {
+            match item {
+                Do::Tell(client, message) | Do::Dismiss(client, message)
+                    if !self.clients.contains_key(&client) =>
+                {
+                    drop(message);
+                }
+                Do::Tell(client, message) => done.push(Done::Send {
+                    client,
+                    bytes: message.encode(),
+                    is_last: false,
+                }),
+                Do::Dismiss(client, message) => {
+                    self.clients.remove(&client);
+                    done.push(Done::Send {
+                        client,
+                        bytes: message.encode(),
+                        is_last: true,
+                    });
+                }
+                Do::Up(generation) => {
+                    let generation = horovod_protocol::Generation(generation);
+                    done.push(Done::Report(ServerEvent::Up(generation)));
+                }
+                Do::Failed(text) => done.push(Done::Report(ServerEvent::Failed(text))),
+                Do::Report(event) => done.push(Done::Report(event)),
+            }
+        }
+        done
+    }
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Door").finish_non_exhaustive()
+    }
+}
+
+/// A whole rendezvous, elastic if the first byte is odd: members that say anything, connections that end, orders of
+/// the launcher, time that passes. Generations grow, a table goes to whom its roster went to, nobody is in a round
+/// twice, and nothing is said to a connection after its last message.
+pub fn meetings(bytes: &[u8]) {
+    let [kind, rest @ ..] = bytes else { return };
+    if kind % 2 == 1 {
+        elastic(rest);
+    } else {
+        fixed(rest);
+    }
+}
+
+/// The next message of a plan: its length and its bytes.
+fn message<'a>(plan: &mut &'a [u8]) -> &'a [u8] {
+    let [length, rest @ ..] = *plan else {
+        return &[];
+    };
+    let (message, rest) = rest.split_at(rest.len().min(usize::from(*length)));
+    *plan = rest;
+    message
+}
+
+/// What may be sent, checked step by step.
+#[derive(Default)]
+struct Judge {
+    generation: u64,
+    invited: BTreeSet<u64>,
+    closed: BTreeSet<u64>,
+}
+
+impl Judge {
+    fn see(&mut self, done: &[Done]) {
+        for item in done {
+            match item {
+                Done::Send {
+                    client,
+                    bytes,
+                    is_last,
+                } => {
+                    assert!(!self.closed.contains(client), "said after the last word");
+                    self.hear(*client, bytes);
+                    if *is_last {
+                        self.closed.insert(*client);
+                    }
+                }
+                Done::Close(client) => {
+                    self.closed.insert(*client);
+                }
+                Done::Report(ServerEvent::Up(generation)) => {
+                    assert_eq!(generation.0, self.generation, "another generation is up");
+                }
+                Done::Report(_) => {}
+            }
+        }
+    }
+
+    fn hear(&mut self, client: u64, bytes: &[u8]) {
+        match Heard::decode(bytes).expect("what it says can be understood") {
+            Heard::Roster {
+                generation,
+                members,
+                seat,
+                ..
+            } => {
+                assert!(generation >= self.generation, "an old generation");
+                if generation > self.generation {
+                    self.generation = generation;
+                    self.invited.clear();
+                }
+                assert!(self.invited.insert(client), "twice in a round");
+                assert!(self.invited.len() <= members.len(), "more than its members");
+                if let Some(seat) = seat {
+                    assert!((seat.rank as usize) < members.len(), "no such rank");
+                }
+            }
+            Heard::Table(_) => assert!(self.invited.contains(&client), "a table for nobody"),
+            _ => {}
+        }
+    }
+}
+
+fn elastic(mut plan: &[u8]) {
+    let mut door = Door::default();
+    let mut judge = Judge::default();
+    let mut now = Duration::ZERO;
+    let mut next = 0;
+    while let [what, who, rest @ ..] = plan {
+        plan = rest;
+        let worker = u32::from(who % 8);
+        let client = u64::from(*who);
+        let done = match what % 10 {
+            0 | 1 => {
+                // A new connection, of a worker of that number, with an honest or any first message.
+                next += 1;
+                let client = 256 + next;
+                door.connected(client, worker);
+                let honest = Saying::Join {
+                    worker,
+                    held: who >> 6,
+                    timeout_ms: 1000,
+                    host: "h".to_owned(),
+                    fan_out: 2,
+                };
+                match what % 10 {
+                    0 => door.hear(client, &honest.encode()),
+                    _ => door.hear(client, message(&mut plan)),
+                }
+            }
+            2 => door.hear(256 + client % (next + 1), &Saying::Ready.encode()),
+            3 => door.hear(256 + client % (next + 1), message(&mut plan)),
+            4 => door.gone(256 + client % (next + 1), "closed"),
+            5 => {
+                let mut seats = Vec::new();
+                for worker in (0..8).filter(|worker| who >> worker & 1 == 1) {
+                    seats.push((worker, Seat::new(seats.len() as u32, (0, 1), (0, 1), true)));
+                }
+                door.form(&seats, now)
+            }
+            6 => door.announce(who % 4),
+            7 => door.dismiss(worker, "not needed"),
+            8 => door.died(worker, "h", "killed"),
+            _ => {
+                now += Duration::from_millis(u64::from(*who) * 10);
+                door.timeout(now)
+            }
+        };
+        judge.see(&done);
+        assert!(
+            door.deadline().is_none_or(|at| at > now) || what % 10 != 9,
+            "a deadline stays"
+        );
+    }
+}
+
+fn fixed(mut plan: &[u8]) {
+    let [size, rest @ ..] = plan else { return };
+    plan = rest;
+    let start = Instant::now();
+    let mut meeting = Meeting::new(u32::from(size % 8) + 1);
+    let mut now = start;
+    let mut next = 0;
+    let mut generation = 0;
+    let mut invited = BTreeSet::new();
+    while let [what, who, rest @ ..] = plan {
+        plan = rest;
+        let client = u64::from(*who) % (next + 1);
+        let todo = match what % 5 {
+            0 | 1 => {
+                next += 1;
+                let said = ToServer::decode(message(&mut plan));
+                let (id, told) = match said {
+                    Ok(ToServer::Hello {
+                        rank,
+                        size,
+                        member,
+                        common,
+                        ..
+                    }) => ((rank, size), (member, common)),
+                    _ => {
+                        let member = MemberEntry {
+                            identity: String::new(),
+                            hostname: String::new(),
+                            pid: 1,
+                            shm: false,
+                        };
+                        let size = u32::from(size % 8) + 1;
+                        ((u32::from(*who), size), (member, Common::default()))
+                    }
+                };
+                let answer_by = now + Duration::from_millis(u64::from(*who));
+                meeting.hello(next, id, told, answer_by)
+            }
+            2 => meeting.ready(client, Where::default()),
+            3 => meeting.gone(client, "closed"),
+            _ => {
+                now += Duration::from_millis(u64::from(*who));
+                let todo = meeting.timeout(now);
+                assert!(
+                    meeting.deadline().is_none_or(|at| at > now),
+                    "a deadline stays"
+                );
+                todo
+            }
+        };
+        for item in todo {
+            match item {
+                Do::Tell(client, ToClient::Roster { generation: g, .. }) => {
+                    if g > generation {
+                        generation = g;
+                        invited.clear();
+                    }
+                    assert!(
+                        g == generation && invited.insert(client),
+                        "twice in a round"
+                    );
+                }
+                Do::Tell(client, ToClient::Table { .. }) => {
+                    assert!(
+                        generation > 0 && client <= next,
+                        "a table without a meeting"
+                    );
+                }
+                Do::Up(g) => assert!(g == generation || g + 1 == generation, "another is up"),
+                _ => {}
+            }
+        }
+    }
+}

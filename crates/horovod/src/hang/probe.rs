@@ -1,0 +1,82 @@
+//! A standstill of which other ranks say anything, for fuzzing.
+
+use std::sync::Arc;
+
+use horovod_protocol::{ProcessSetId, Rank, StalledRequest};
+
+use super::leader::{Leader, Step};
+use super::{
+    FRAMES_MAX, Late, Message, NAMES_MAX, STACK_TEXT_MAX, THREADS_MAX, is_message, render,
+};
+
+const SIZE: u32 = 4;
+/// More than any report of so few ranks.
+const REPORT_BYTES_MAX: usize = 1 << 20;
+
+/// Answers to rank 0's questions, each with its length in front: they are bounded, survive being written and read
+/// again, and whatever they say becomes a bounded report.
+///
+/// # Panics
+/// If not.
+pub fn standstill(bytes: &[u8]) {
+    let [who, rest @ ..] = bytes else { return };
+    let mut plan = rest;
+    let mut leader = Leader::new(9000);
+    // Who waits for whom is what rank 0 itself has counted.
+    let request = |name: &str, missing: u8, now: u64| StalledRequest {
+        set: ProcessSetId(0),
+        name: Arc::from(name),
+        waiting: (0..SIZE)
+            .filter(|r| missing >> r & 1 == 0)
+            .map(Rank)
+            .collect(),
+        missing: (0..SIZE)
+            .filter(|r| missing >> r & 1 == 1)
+            .map(Rank)
+            .collect(),
+        waited_ns: now * 1_000_000,
+    };
+    let mut now = 0;
+    for _ in 0..8 {
+        now = leader.deadline().max(now);
+        let late = |_| Late {
+            requests: vec![request("a", who & 15, now), request("b", who >> 4, now)],
+            running: (who % 3 == 0).then(|| request("c", 14, now)),
+        };
+        match leader.poll(now, late) {
+            Some(Step::Ask { question, ranks }) => {
+                let ask = Message::Ask { question };
+                assert_eq!(Message::decode(&ask.encode()), Ok(ask));
+                for rank in ranks {
+                    if let Some(Message::Answer { question, standing }) = next(&mut plan) {
+                        leader.answered(question, rank, standing);
+                    }
+                }
+            }
+            Some(Step::Report(diagnosis)) => {
+                let report = render(&diagnosis, SIZE, &|rank| format!("h{rank}"));
+                assert!(report.contains("What waits"), "{report}");
+                assert!(report.len() < REPORT_BYTES_MAX);
+            }
+            None => {}
+        }
+    }
+}
+
+fn next(plan: &mut &[u8]) -> Option<Message> {
+    let [length, rest @ ..] = *plan else {
+        return None;
+    };
+    let (message, rest) = rest.split_at(rest.len().min(usize::from(*length)));
+    *plan = rest;
+    let decoded = Message::decode(message).ok()?;
+    assert!(is_message(message));
+    assert_eq!(Message::decode(&decoded.encode()), Ok(decoded.clone()));
+    if let Message::Answer { standing, .. } = &decoded {
+        assert!(standing.waits_for.len() <= NAMES_MAX && standing.threads.len() <= THREADS_MAX);
+        assert!(standing.without_stacks.len() <= STACK_TEXT_MAX);
+        let frames = standing.threads.iter().map(|thread| thread.frames.len());
+        assert!(frames.max().unwrap_or(0) <= FRAMES_MAX);
+    }
+    Some(decoded)
+}
