@@ -32,18 +32,29 @@ use crate::{
     topology::Member,
 };
 
+/// How often a process of an elastic job comes again after connections failed that nobody's death explains: a link may
+/// be cut for a while, but not every end of a cut link can be the one that stays.
+const FAILED_MAX: u32 = 3;
+
 /// Joins the job: registers with the rendezvous, waits for all ranks and connects to them.
 ///
 /// Blocks for at most `config.timeout`. All ranks must call it; calling it again after a generation
 /// has ended joins the next one. In an elastic job it waits for the launcher to form the next round
-/// instead, and comes again when one of the others dies while their round is set up. Errors say who
-/// is missing or which connection failed, from where to where, and why.
+/// instead, and comes again when one of the others dies while their round is set up, or cannot be
+/// reached. Errors say who is missing or which connection failed, from where to where, and why.
 pub fn connect(config: &MeshConfig) -> Result<Mesh, ConnectError> {
+    let mut failed = 0;
     loop {
         match connect_once(config) {
             // The others of an elastic job come to another round, with this process.
             Err(ConnectError::Aborted(why)) if config.elastic.is_some() => {
                 tracing::debug!("the round was given up: {why}");
+            }
+            Err(error @ (ConnectError::Links { .. } | ConnectError::RendezvousLost { .. }))
+                if config.elastic.is_some() && failed < FAILED_MAX =>
+            {
+                failed += 1;
+                tracing::warn!("the round was given up, trying again: {error}");
             }
             result => return result,
         }
@@ -314,7 +325,23 @@ impl<'a> Links<'a> {
             if now >= self.joining.deadline {
                 return Err(self.unfinished());
             }
+            self.check_supplies()?;
             self.wait()?;
+        }
+    }
+
+    /// Without descriptors there is nothing to wait for, and others wait for this rank.
+    fn check_supplies(&mut self) -> Result<(), ConnectError> {
+        let rank = self.parts.topology.rank;
+        let error = |what, source| Err(ConnectError::System { rank, what, source });
+        if let Some(source) = self.dials.iter_mut().find_map(Dial::take_exhausted) {
+            return error("cannot connect to other ranks", source);
+        }
+        match self.gate.take_refused() {
+            Some(source) if net::is_exhausted(&source) => {
+                error("cannot take connections of other ranks", source)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -69,6 +69,8 @@ pub(crate) struct Dial {
     state: State,
     /// A cause that trying again cannot change.
     hopeless: bool,
+    /// What this process has run out of.
+    exhausted: Option<io::Error>,
 }
 
 impl Dial {
@@ -83,7 +85,13 @@ impl Dial {
             rounds: 0,
             state,
             hopeless: false,
+            exhausted: None,
         }
+    }
+
+    /// What this process has run out of, when that is why it cannot connect.
+    pub(super) fn take_exhausted(&mut self) -> Option<io::Error> {
+        self.exhausted.take()
     }
 
     /// What to wait for.
@@ -146,7 +154,12 @@ impl Dial {
                                 until: now + ATTEMPT,
                             }
                         }
-                        Err(e) => self.fail(now, &e, false),
+                        Err(e) => {
+                            self.fail(now, &e, false);
+                            if net::is_exhausted(&e) {
+                                self.exhausted = Some(e);
+                            }
+                        }
                     }
                 }
                 State::Connecting { fd, until } => match net::connected(&fd) {

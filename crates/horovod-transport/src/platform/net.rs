@@ -148,6 +148,15 @@ fn round_trip(fd: &Fd) -> Option<std::time::Duration> {
     Some(std::time::Duration::from_micros(micros.into()))
 }
 
+/// Whether an error says that this process or machine has no more descriptors or memory for sockets.
+pub(crate) fn is_exhausted(error: &io::Error) -> bool {
+    let number = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(
+        number,
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+    )
+}
+
 /// Starts to connect; the socket becomes writable when that has ended one way or the other.
 pub(crate) fn tcp_connect(to: SocketAddr) -> io::Result<Arc<Fd>> {
     let family = if to.is_ipv4() {

@@ -28,13 +28,20 @@ struct Building {
     ready_by: Instant,
 }
 
+/// A worker of the round that stands, with its connection of when it came.
+struct Standing {
+    worker: u32,
+    client: ClientId,
+    hostname: String,
+}
+
 /// The rounds of one job, one after the other.
 #[derive(Default)]
 pub(crate) struct Rounds {
     door: BTreeMap<u32, Waiting>,
     building: Option<Building>,
-    /// Workers of the last round that came to stand, in the order of their ranks, with their connections of then.
-    standing: Vec<(u32, ClientId)>,
+    /// Workers of the last round that came to stand, in the order of their ranks.
+    standing: Vec<Standing>,
     generations: u64,
     version: u64,
 }
@@ -70,7 +77,7 @@ impl Rounds {
                 vec![Do::Report(ServerEvent::Held { worker, held })]
             }
             ToServer::Ready(place) => self.ready(client, place),
-            ToServer::Failed { text } => self.gone(client, &text),
+            ToServer::Failed { text } => self.failed(client, &text),
             ToServer::Hello { .. } => {
                 let text = "this job is elastic, but HOROVOD_ELASTIC is not set in this process";
                 let text = text.to_owned();
@@ -169,9 +176,13 @@ impl Rounds {
         self.standing = building
             .workers
             .iter()
-            .map(|(worker, w)| (*worker, w.client))
+            .map(|(worker, w)| Standing {
+                worker: *worker,
+                client: w.client,
+                hostname: w.member.hostname.clone(),
+            })
             .collect();
-        let clients = self.standing.iter().map(|(_, client)| *client);
+        let clients = self.standing.iter().map(|s| s.client);
         let mut todo: Vec<_> = clients.map(|c| Do::Tell(c, table.clone())).collect();
         todo.push(Do::Up(building.generation));
         todo
@@ -207,16 +218,33 @@ impl Rounds {
         if self.is_building(|(known, _)| *known == worker) {
             todo = self.abort(Some(worker), cause);
         }
-        if let Some(rank) = self.standing.iter().position(|(w, _)| *w == worker) {
-            let notice = ToClient::PeerDied {
-                rank: rank as u32,
-                host: host.to_owned(),
-                cause: cause.to_owned(),
-            };
-            let others = self.standing.iter().filter(|(w, _)| *w != worker);
-            todo.extend(others.map(|(_, client)| Do::Tell(*client, notice.clone())));
+        if let Some(rank) = self.standing.iter().position(|s| s.worker == worker) {
+            todo.extend(self.tell_of_loss(rank, host, cause));
         }
         todo
+    }
+
+    /// A worker says that it could not join. Of a round that stands it has told nobody yet, and others may wait for it.
+    pub(crate) fn failed(&mut self, client: ClientId, why: &str) -> Vec<Do> {
+        let mut todo = self.gone(client, why);
+        if let Some(rank) = self.standing.iter().position(|s| s.client == client) {
+            let host = self.standing[rank].hostname.clone();
+            todo.extend(self.tell_of_loss(rank, &host, &format!("could not join: {why}")));
+        }
+        todo
+    }
+
+    fn tell_of_loss(&self, rank: usize, host: &str, cause: &str) -> Vec<Do> {
+        let notice = ToClient::PeerDied {
+            rank: rank as u32,
+            host: host.to_owned(),
+            cause: cause.to_owned(),
+        };
+        let others = self.standing.iter().enumerate();
+        others
+            .filter(|(other, _)| *other != rank)
+            .map(|(_, s)| Do::Tell(s.client, notice.clone()))
+            .collect()
     }
 
     /// Tells all who are in a round that the members of the job change.
@@ -228,7 +256,7 @@ impl Rounds {
         };
         let building = self.building.iter().flat_map(|b| &b.workers);
         let building = building.map(|(_, w)| w.client);
-        let standing = self.standing.iter().map(|(_, client)| *client);
+        let standing = self.standing.iter().map(|s| s.client);
         building
             .chain(standing)
             .map(|client| Do::Tell(client, message.clone()))
@@ -452,6 +480,21 @@ mod tests {
             )]
         );
         assert_eq!(r.dismiss(7, "no slot"), []);
+    }
+
+    #[test]
+    fn a_worker_that_cannot_connect_in_the_end_is_told_to_those_who_wait_for_it() {
+        let mut r = rounds(&[8, 9]);
+        r.form(&seats(&[9, 8]), Instant::now());
+        r.ready(8, Where::default());
+        r.ready(9, Where::default());
+        let notice = ToClient::PeerDied {
+            rank: 1,
+            host: "h1".into(),
+            cause: "could not join: no way".into(),
+        };
+        assert_eq!(r.failed(8, "no way"), [Do::Tell(9, notice)]);
+        assert_eq!(r.gone(9, "closed"), [], "ends are told by others");
     }
 
     #[test]

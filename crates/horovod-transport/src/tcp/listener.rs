@@ -45,6 +45,8 @@ pub(crate) struct Gate {
     reports: Reports,
     /// Until when not to accept, after the system refused to.
     rest: Option<Instant>,
+    /// What it said.
+    refused: Option<io::Error>,
 }
 
 impl Gate {
@@ -99,6 +101,11 @@ impl Gate {
         done
     }
 
+    /// Why the system would not accept a connection, if it would not since the last call.
+    pub(crate) fn take_refused(&mut self) -> Option<io::Error> {
+        self.refused.take()
+    }
+
     fn accept(&mut self, now: Instant) {
         if self.rest.is_some_and(|until| now < until) {
             return;
@@ -130,6 +137,7 @@ impl Gate {
                         // Out of descriptors, say: leave it in the backlog and go on.
                         self.report(now, "the network", &e);
                         self.rest = Some(now + REST);
+                        self.refused = Some(e);
                         break;
                     }
                 }

@@ -1,0 +1,73 @@
+"""Runs the whole plan, or part of it, and prints what became of each cell: `make chaos`.
+
+python tests/chaos/matrix.py [--fault TEXT] [--phase TEXT] [--kind elastic|static] [--jobs N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import cells
+import faults
+import plan
+
+
+def attempt(cell: plan.Cell) -> dict[str, object]:
+    """Run one cell; what became of it."""
+    row = {"cell": cell.name, "fault": cell.fault, "phase": cell.phase, "promise": cell.promise}
+    row["kind"] = "elastic" if cell.elastic else "static"
+    if reason := faults.why_not(faults.FAULTS[cell.fault]):
+        return {**row, "result": "not run", "text": reason, "seconds": 0.0}
+    begin = time.monotonic()
+    result, text = "kept", ""
+    with tempfile.TemporaryDirectory(prefix="hvd-chaos-") as folder:
+        run = cells.Run(cell, Path(folder))
+        try:
+            run.check()
+        except AssertionError as error:
+            result, text = "BROKEN", str(error)
+        finally:
+            run.close()
+    return {**row, "result": result, "text": text, "seconds": round(time.monotonic() - begin, 2)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fault", default="", help="only faults whose name contains this")
+    parser.add_argument("--phase", default="", help="only phases whose name contains this")
+    parser.add_argument("--kind", choices=("elastic", "static"))
+    parser.add_argument("--jobs", type=int, default=1, help="cells that run at the same time")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    args = parser.parse_args()
+    wanted = [
+        cell
+        for cell in plan.cells()
+        if args.fault in cell.fault
+        and args.phase in cell.phase
+        and args.kind in (None, "elastic" if cell.elastic else "static")
+    ]
+    rows = []
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for row in pool.map(attempt, wanted):
+            rows.append(row)
+            print(f"{row['result']:8} {row['seconds']:6.2f} s  {row['cell']}: {row['promise']}")
+            if row["text"]:
+                print("    " + str(row["text"]).replace("\n", "\n    "))
+            sys.stdout.flush()
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    broken = [row for row in rows if row["result"] == "BROKEN"]
+    print(f"{len(rows)} cells, {len(broken)} broken: {[row['cell'] for row in broken]}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
