@@ -20,6 +20,8 @@ from pathlib import Path
 SSHD = "/usr/sbin/sshd"
 SSH_PORT = 2222
 PREFIX = "hvdt"
+# A routing table of the namespaces that leads nowhere.
+MISROUTED = "77"
 
 
 def why_not() -> str | None:
@@ -178,6 +180,41 @@ class Host:
         nobody = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
         run("ip", "-n", self.namespace, "route", "add", f"{address}/32", "dev", "eth0")
         run("ip", "-n", self.namespace, "neigh", "add", address, *nobody)
+
+    def swallow(self, other: Host) -> None:
+        """Make what goes from here to the other host vanish on the way, all but ssh."""
+        self._misroute(other)
+
+    def refuse(self, other: Host) -> None:
+        """Leave no route from here to the other host, but for ssh."""
+        self._misroute(other, "unreachable")
+
+    def _misroute(self, other: Host, *way: str) -> None:
+        # Routes decide, not a firewall: every kernel has these. Ports of ssh are below those that programs get.
+        for family, address, nobody in (
+            ("-4", other.address, f"{other.address.rpartition('.')[0]}.250"),
+            ("-6", other.address6, f"{other.address6.rpartition(':')[0]}:fa"),
+        ):
+            ip = ("ip", "-n", self.namespace, family)
+            if not way:
+                # To a neighbour that does not exist, but whose address on the wire is known.
+                silent = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
+                run(*ip, "neigh", "replace", nobody, *silent)
+                route = (address, "via", nobody, "dev", "eth0")
+            else:
+                route = (*way, address)
+            run(*ip, "route", "replace", *route, "table", MISROUTED)
+            # By the other side's port: its own a connection has only after the way is chosen.
+            to = ("to", address, "ipproto", "tcp")
+            run(*ip, "rule", "add", "pref", "50", *to, "sport", str(SSH_PORT), "table", "main")
+            run(*ip, "rule", "add", "pref", "51", *to, "dport", "10000-65534", "table", MISROUTED)
+
+    def restore_routes(self) -> None:
+        """Undo `swallow` and `refuse`."""
+        for family in ("-4", "-6"):
+            for preference in ("50", "51"):
+                ip = ("ip", "-n", self.namespace, family)
+                run(*ip, "rule", "del", "pref", preference)
 
     def enter(self, command: Sequence[str | os.PathLike[str]]) -> list[str]:
         """The command, to be run on this host."""

@@ -9,9 +9,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use crate::doctor::examiner::Examiner;
 use crate::environment;
 use crate::frames::{
-    ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, RankSpec, Stop, Stream, ToAgent,
+    ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Stop, Stream, ToAgent,
 };
 use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait};
 use crate::preflight;
@@ -57,6 +58,7 @@ pub(crate) fn run() -> io::Result<()> {
         leftovers_since: None,
         heard: Instant::now(),
         done: false,
+        questions: Vec::new(),
     };
     agent.outbox.buffer().extend_from_slice(MAGIC);
     agent.say(&FromAgent::Hello {
@@ -65,6 +67,9 @@ pub(crate) fn run() -> io::Result<()> {
     });
     while !agent.is_over() {
         agent.step()?;
+        if !agent.questions.is_empty() {
+            return agent.examine();
+        }
     }
     Ok(())
 }
@@ -94,9 +99,20 @@ struct Agent {
     leftovers_since: Option<Instant>,
     heard: Instant,
     done: bool,
+    /// What the doctor wants to know; then there is no job.
+    questions: Vec<Question>,
 }
 
 impl Agent {
+    /// From here on there are only questions.
+    fn examine(self) -> io::Result<()> {
+        let Some(stdin) = self.stdin else {
+            return Ok(());
+        };
+        Examiner::new(stdin, self.stdout, self.signals, self.inbox, self.outbox)?
+            .run(self.questions)
+    }
+
     fn say(&mut self, message: &FromAgent) {
         if self.stdin.is_some() {
             message.encode(self.outbox.buffer());
@@ -223,6 +239,7 @@ impl Agent {
                 self.single_endings.push((rank, kill_at));
             }
             ToAgent::Close => self.is_open = false,
+            ToAgent::Examine(question) => self.questions.push(question),
         }
     }
 

@@ -8,6 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use crate::config_file;
+pub use crate::doctor::Form as DoctorForm;
 use crate::environment;
 use crate::hosts::Host;
 pub use crate::options::ElasticOptions;
@@ -36,6 +37,8 @@ pub struct Options {
     pub verbose: bool,
     /// Seconds until all hosts must have answered.
     pub start_timeout: Option<u32>,
+    /// Only look at the hosts, and say so in this form.
+    pub doctor: Option<DoctorForm>,
     /// Only report what this installation can do.
     pub check_build: bool,
     /// Only print the version.
@@ -89,7 +92,9 @@ pub fn parse(words: &[OsString]) -> Result<Options, UsageError> {
             ));
         }
         seen.push(spec);
-        let value = if spec.action.value_name().is_none() {
+        let value = if let options::Action::Either(_, _) = spec.action {
+            attached.unwrap_or_default()
+        } else if spec.action.value_name().is_none() {
             if let Some(value) = attached {
                 return refuse(format!(
                     "argument {}: takes no value, got {:?}",
@@ -153,6 +158,9 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
             .batch_hosts
             .as_ref()
             .map(|hosts| hosts.iter().map(|host| host.slots).sum());
+    }
+    if options.doctor.is_some() {
+        return Ok(options);
     }
     if options.num_proc.is_none() {
         return refuse("the following arguments are required: -np/--num-proc");
@@ -266,6 +274,7 @@ fn edit_distance(a: &str, b: &str) -> usize {
 /// One line for usage errors.
 pub fn usage() -> &'static str {
     "usage: horovodrun -np NUM_PROC [-H HOST:SLOTS,... | --hostfile FILE] [options] command [args ...]\n       \
+     horovodrun --doctor [-H HOST:SLOTS,... | --hostfile FILE] [options] [command [args ...]]\n       \
      horovodrun --check-build | --version | --help"
 }
 
@@ -281,6 +290,9 @@ pub fn help() -> String {
         let mut left = spec.names.join(", ");
         if let Some(value) = spec.action.value_name() {
             left = format!("{left} {value}");
+        }
+        if let options::Action::Either(value, _) = spec.action {
+            left = format!("{left}[={value}]");
         }
         if left.len() > 28 {
             text.push_str(&format!("  {left}\n{:32}{}\n", "", spec.help));

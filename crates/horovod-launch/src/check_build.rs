@@ -135,7 +135,7 @@ fn checked(extension: &str, with: &str, is_built: bool) -> String {
 }
 
 /// The interpreter beside this program (they are installed together), else the first on the PATH.
-fn python() -> PathBuf {
+pub(crate) fn python() -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|own| {
         let folder = own.parent()?.to_owned();
         ["python3", "python"]

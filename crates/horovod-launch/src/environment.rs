@@ -128,6 +128,28 @@ fn positive(name: &str) -> Option<u32> {
     value.trim().parse().ok().filter(|number| *number > 0)
 }
 
+/// Settings of the ranks by which the doctor judges hosts.
+pub(crate) struct DataPlane {
+    /// Bytes of shared memory of each rank.
+    pub(crate) staging: u64,
+    /// TCP connections between two ranks.
+    pub(crate) connections: u32,
+    /// Data between hosts is encrypted.
+    pub(crate) encrypt: bool,
+}
+
+/// From the launcher's environment, as ranks get it.
+pub(crate) fn of_data_plane() -> DataPlane {
+    const STAGING: u32 = 8 << 20;
+    DataPlane {
+        staging: positive("HOROVOD_SHM_BYTES_PER_RANK")
+            .unwrap_or(STAGING)
+            .into(),
+        connections: positive("HOROVOD_CONNECTIONS_PER_PEER").unwrap_or(1),
+        encrypt: is_on("HOROVOD_ENCRYPT"),
+    }
+}
+
 /// Seconds from `HOROVOD_ELASTIC_TIMEOUT`.
 pub(crate) fn elastic_timeout() -> Option<u32> {
     positive("HOROVOD_ELASTIC_TIMEOUT")
@@ -183,13 +205,13 @@ pub(crate) fn lay_over_own(forwarded: &Variables) -> Variables {
     own.chain(forwarded.iter().cloned()).collect()
 }
 
-/// Whether the user's environment turns autotuning on.
+/// Whether the user's environment turns a setting on.
 #[expect(
     clippy::disallowed_methods,
     reason = "this is the launcher's environment module"
 )]
-fn autotune_is_on() -> bool {
-    let value = std::env::var("HOROVOD_AUTOTUNE").unwrap_or_default();
+fn is_on(name: &str) -> bool {
+    let value = std::env::var(name).unwrap_or_default();
     let word = value.trim().to_ascii_lowercase();
     matches!(word.as_str(), "true" | "yes" | "on") || word.parse::<i64>().is_ok_and(|n| n > 0)
 }
@@ -216,7 +238,7 @@ pub(crate) fn of_job(
 ) -> Variables {
     let mut variables: Variables = Vec::new();
     let mut set = |name: &str, value: String| variables.push((name.into(), value.into()));
-    for (name, value) in acting(knobs, autotune_is_on()) {
+    for (name, value) in acting(knobs, is_on("HOROVOD_AUTOTUNE")) {
         set(name, value.clone());
     }
     set("PYTHONUNBUFFERED", "1".to_owned());

@@ -9,6 +9,9 @@ use std::path::PathBuf;
 
 use horovod_protocol::wire::{DecodeError, Reader, Writer};
 
+pub use crate::doctor::talk::{Answer, Question};
+use crate::doctor::wire::Wire;
+
 /// First bytes of an agent's output.
 pub const MAGIC: &[u8; 16] = b"\0horovod-agent1\n";
 /// Bytes of one frame; a job's environment and command are far below.
@@ -115,10 +118,12 @@ pub enum ToAgent {
     End(u32),
     /// No more ranks will come: done when the last has ended.
     Close,
+    /// There is no job: this host is looked over, see `horovodrun --doctor`.
+    Examine(Question),
 }
 
 /// Agent to launcher.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum FromAgent {
     /// The agent runs.
     Hello {
@@ -163,6 +168,8 @@ pub enum FromAgent {
     },
     /// All ranks and all that descends from them have ended.
     Done,
+    /// The answer to [`ToAgent::Examine`].
+    Found(Answer),
 }
 
 fn put_word(writer: &mut Writer<'_>, word: &OsStr) {
@@ -246,6 +253,10 @@ impl ToAgent {
                 w.varint(u64::from(*rank));
             }
             Self::Close => w.u8(6),
+            Self::Examine(question) => {
+                w.u8(7);
+                question.put(w);
+            }
         });
     }
 
@@ -291,6 +302,7 @@ impl ToAgent {
             4 => Self::Spawn(rank(r)?),
             5 => Self::End(r.varint_u32("rank")?),
             6 => Self::Close,
+            7 => Self::Examine(Question::get(r)?),
             other => {
                 return Err(DecodeError::BadValue {
                     what: "tag",
@@ -348,6 +360,10 @@ impl FromAgent {
                 w.signed(i64::from(*number));
             }
             Self::Done => w.u8(7),
+            Self::Found(answer) => {
+                w.u8(8);
+                answer.put(w);
+            }
         });
     }
 
@@ -400,6 +416,7 @@ impl FromAgent {
                 Self::Exited { rank, status }
             }
             7 => Self::Done,
+            8 => Self::Found(Answer::get(r)?),
             other => {
                 return Err(DecodeError::BadValue {
                     what: "tag",

@@ -270,11 +270,7 @@ impl Job<'_> {
         let name = self.links[index].name().to_owned();
         match message {
             FromAgent::Hello { version, hostname } => {
-                if version != env!("CARGO_PKG_VERSION") {
-                    let own = env!("CARGO_PKG_VERSION");
-                    let text = format!(
-                        "has horovod-rs {version}, this host {own}: install the same there"
-                    );
+                if let Some(text) = remote::other_version(&version) {
                     self.refuse(index, 1, &text);
                     return;
                 }
@@ -321,6 +317,8 @@ impl Job<'_> {
                 self.links[index].stage = Stage::Done;
                 self.links[index].hang_up();
             }
+            // Nobody asked.
+            FromAgent::Found(_) => {}
         }
     }
 
@@ -415,10 +413,11 @@ impl Job<'_> {
             format!(" ({words})")
         };
         if !self.state.is_running {
-            let text = if self.links[index].is_local {
-                format!("the agent on this host did not start{detail}")
-            } else {
-                format!("host {name}: {}{detail}", remote::explain_ssh(&words))
+            let is_local = self.links[index].is_local;
+            let why = remote::why_not_started(is_local, &words);
+            let text = match is_local {
+                true => why,
+                false => format!("host {name}: {why}"),
             };
             self.links[index].kill();
             self.start_error(1, text);

@@ -172,7 +172,7 @@ fn describe_plan(
     output.say(&format!("horovodrun: each rank runs: {}", words.join(" ")));
 }
 
-fn open_links(
+pub(crate) fn open_links(
     placements: Vec<Placement>,
     are_local: &[bool],
     ssh: &Ssh,

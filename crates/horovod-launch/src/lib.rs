@@ -14,6 +14,7 @@ pub mod args;
 mod check_build;
 mod config_file;
 mod console;
+mod doctor;
 mod elastic;
 mod environment;
 pub mod frames;
@@ -67,6 +68,9 @@ pub fn run(words: &[OsString]) -> u8 {
     }
     if options.check_build {
         return show(&check_build::report(options.verbose));
+    }
+    if let Some(form) = options.doctor {
+        return finish(doctor::run(&options, form));
     }
     finish(launch::run(&options))
 }

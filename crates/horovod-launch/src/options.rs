@@ -26,6 +26,8 @@ pub(crate) enum Action {
     Flag(fn(&mut Options)),
     /// Takes no value: sets this variable of the ranks to this.
     Sets(&'static str, &'static str),
+    /// Takes a value or none; the value only with `=`.
+    Either(&'static str, SetValue),
     /// Takes one value: its name in the help, and what to do with it.
     Value(&'static str, SetValue),
     /// Takes two values.
@@ -47,7 +49,7 @@ impl Action {
             | Self::Pair(name, _)
             | Self::Count(name, _)
             | Self::Text(name, _) => Some(name),
-            Self::Flag(_) | Self::Sets(..) => None,
+            Self::Flag(_) | Self::Sets(..) | Self::Either(..) => None,
         }
     }
 }
@@ -126,7 +128,7 @@ impl OptionSpec {
         match self.action {
             Action::Flag(set) => set(options),
             Action::Sets(variable, value) => options.knobs.push((variable, value.to_owned())),
-            Action::Value(_, set) => set(options, value)?,
+            Action::Value(_, set) | Action::Either(_, set) => set(options, value)?,
             // Its two values come as one text with a space between them.
             Action::Pair(_, set) => {
                 let value = text(value)?;

@@ -148,8 +148,27 @@ fn remote_command(program: &Path) -> OsString {
     line
 }
 
+/// What is wrong with an agent of this version.
+pub(crate) fn other_version(version: &str) -> Option<String> {
+    let own = env!("CARGO_PKG_VERSION");
+    (version != own)
+        .then(|| format!("has horovod-rs {version}, this host {own}: install the same there"))
+}
+
+/// Why a host's agent did not start; `words` is what ssh or the agent itself said.
+pub(crate) fn why_not_started(is_local: bool, words: &str) -> String {
+    let meaning = match is_local {
+        true => "the agent on this host did not start",
+        false => explain_ssh(words),
+    };
+    match words {
+        "" => meaning.to_owned(),
+        words => format!("{meaning} ({words})"),
+    }
+}
+
 /// What ssh's own words mean.
-pub(crate) fn explain_ssh(words: &str) -> &'static str {
+fn explain_ssh(words: &str) -> &'static str {
     const MEANINGS: &[(&str, &str)] = &[
         ("Could not resolve hostname", "its name does not resolve"),
         (

@@ -51,6 +51,8 @@ pub(crate) enum Purpose {
     Host = 4,
     /// A function to call, or what became of it.
     Parcel = 5,
+    /// Before a job: whether and how fast hosts reach each other.
+    Probe = 6,
 }
 
 impl Purpose {
@@ -61,6 +63,7 @@ impl Purpose {
             Self::Data,
             Self::Host,
             Self::Parcel,
+            Self::Probe,
         ]
         .into_iter()
         .find(|p| *p as u8 == code)
@@ -75,6 +78,7 @@ impl std::fmt::Display for Purpose {
             Self::Data => "data",
             Self::Host => "local",
             Self::Parcel => "parcel",
+            Self::Probe => "probe",
         })
     }
 }

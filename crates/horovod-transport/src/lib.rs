@@ -34,6 +34,8 @@ mod patience;
 mod platform;
 mod poller;
 #[cfg(not(loom))]
+pub mod probe;
+#[cfg(not(loom))]
 pub mod rendezvous;
 #[cfg(not(loom))]
 mod tcp;

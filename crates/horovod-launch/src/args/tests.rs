@@ -46,6 +46,17 @@ fn refuses_what_argparse_refuses() {
 }
 
 #[test]
+fn the_doctor_needs_neither_a_count_nor_a_command() {
+    let form = |line: &str| run(line).expect(line).doctor;
+    assert_eq!(form("--doctor"), Some(DoctorForm::Text));
+    assert_eq!(form("--doctor=json -H a:1"), Some(DoctorForm::Json));
+    assert_eq!(form("--doct -np 2 python x.py"), Some(DoctorForm::Text));
+    assert_eq!(form("-np 2 python --doctor"), None);
+    assert_eq!(run("--doctor json").expect("a command").command, ["json"]);
+    fails("--doctor=xml", "must be `json` or nothing, got \"xml\"");
+}
+
+#[test]
 fn refuses_counts_below_one() {
     fails(
         "-np 0 x",

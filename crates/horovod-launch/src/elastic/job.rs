@@ -282,16 +282,12 @@ impl ElasticJob<'_> {
         let name = self.links[index].link.name().to_owned();
         match message {
             FromAgent::Hello { version, .. } => {
-                let own = env!("CARGO_PKG_VERSION");
-                if version == own {
-                    self.links[index].link.stage = Stage::Greeted;
-                    self.send_job(index);
-                } else {
-                    let why = format!(
-                        "has horovod-rs {version}, this host {own}: install the same there"
-                    );
+                if let Some(why) = remote::other_version(&version) {
                     self.links[index].link.hang_up();
                     self.lose(index, why, 1);
+                } else {
+                    self.links[index].link.stage = Stage::Greeted;
+                    self.send_job(index);
                 }
             }
             FromAgent::Ready => {
@@ -330,6 +326,8 @@ impl ElasticJob<'_> {
                     self.forget(rank);
                 }
             }
+            // Nobody asked.
+            FromAgent::Found(_) => {}
             FromAgent::Done => {
                 let link = &mut self.links[index];
                 link.link.stage = Stage::Done;
@@ -379,16 +377,10 @@ impl ElasticJob<'_> {
         }
         let link = &mut self.links[index].link;
         let words = link.words();
-        let detail = match words.is_empty() {
-            true => String::new(),
-            false => format!(" ({words})"),
-        };
-        let why = if link.stage >= Stage::Ready {
-            format!("{why}{detail}")
-        } else if link.is_local {
-            format!("the agent did not start{detail}")
-        } else {
-            format!("{}{detail}", remote::explain_ssh(&words))
+        let why = match link.stage >= Stage::Ready {
+            true if words.is_empty() => why.to_owned(),
+            true => format!("{why} ({words})"),
+            false => remote::why_not_started(link.is_local, &words),
         };
         link.kill();
         self.lose(index, why, 1);

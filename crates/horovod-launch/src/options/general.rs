@@ -6,6 +6,7 @@ use super::{
     Action, Form, OptionSpec, Options, Wrong, at_least_zero, not_whole, option, too_large, whole,
 };
 use crate::args::text;
+use crate::doctor::Form as DoctorForm;
 
 const GENERAL: &str = "general";
 const HOSTS: &str = "hosts";
@@ -43,6 +44,19 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         &["-cb", "--check-build"],
         Action::Flag(|o| o.check_build = true),
         "show which frameworks and transports were found",
+    ),
+    option(
+        GENERAL,
+        &["--doctor"],
+        Action::Either("json", |o, v| {
+            o.doctor = Some(match text(v)? {
+                "" => DoctorForm::Text,
+                "json" => DoctorForm::Json,
+                other => return Err(format!("must be `json` or nothing, got {other:?}").into()),
+            });
+            Ok(())
+        }),
+        "start nothing: look at hosts and network for 15 s at most, say what to mend",
     ),
     option(
         GENERAL,

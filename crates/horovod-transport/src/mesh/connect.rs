@@ -414,7 +414,7 @@ impl<'a> Links<'a> {
                 }
             }
             // Only servers expect such.
-            Purpose::Rendezvous | Purpose::Parcel => {}
+            Purpose::Rendezvous | Purpose::Parcel | Purpose::Probe => {}
         }
     }
 

@@ -1,0 +1,146 @@
+//! What an agent finds on its host. Plain data: looked up in `gather`, judged in `findings`.
+
+use std::net::IpAddr;
+
+use super::wire::wired;
+
+wired! {
+    /// A file system, in bytes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Space {
+        /// All of it.
+        pub size: u64,
+        /// What this user may still fill.
+        pub free: u64,
+    }
+}
+
+wired! {
+    /// Limits that ranks inherit (`ulimit`); `None` means unlimited.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Limits {
+        /// Open files.
+        pub nofile: Option<u64>,
+        /// Open files, as far as a process may raise them itself.
+        pub nofile_hard: Option<u64>,
+        /// Locked memory, bytes.
+        pub memlock: Option<u64>,
+        /// Processes and threads of the user.
+        pub nproc: Option<u64>,
+        /// Bytes of a core file.
+        pub core: Option<u64>,
+    }
+}
+
+wired! {
+    /// The Python that ranks will run.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Python {
+        /// Its program.
+        pub program: String,
+        /// Its version.
+        pub version: String,
+        /// The C library's version, as Python sees it.
+        pub libc: String,
+        /// Version of this package there, or why it cannot be imported.
+        pub horovod: Result<String, String>,
+        /// Version of PyTorch, if it is installed.
+        pub torch: Option<String>,
+    }
+}
+
+wired! {
+    /// One host.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct HostFacts {
+        /// `Debian GNU/Linux 12`.
+        pub os: String,
+        /// `Linux 6.1.0`.
+        pub kernel: String,
+        /// Processors that ranks may use.
+        pub cpus: u32,
+        /// Processes that wanted a processor, on average over a minute.
+        pub load: Option<f64>,
+        /// Bytes of memory, and how many of them are to be had.
+        pub memory: Option<Space>,
+        /// The control group's limit of memory, and what of it is free.
+        pub memory_limit: Option<Space>,
+        /// `/dev/shm`.
+        pub shm: Option<Space>,
+        /// Why shared memory (a memfd) cannot be made.
+        pub memfd_problem: Option<String>,
+        /// The folder for temporary files.
+        pub tmp_folder: String,
+        /// Its file system, or why it cannot be used.
+        pub tmp: Result<Space, String>,
+        /// What ranks inherit.
+        pub limits: Limits,
+        /// First and last port that listeners get.
+        pub ports: Option<(u32, u32)>,
+        /// `OMP_NUM_THREADS` of ranks.
+        pub omp_threads: Option<String>,
+        /// The Python of the ranks, or why it does not answer.
+        pub python: Result<Python, String>,
+        /// One line per GPU that `nvidia-smi` knows.
+        pub gpus: Vec<String>,
+        /// What `nvidia-smi` complains about.
+        pub gpu_problem: Option<String>,
+        /// What this host calls itself.
+        pub hostname: String,
+        /// Each name, this host's own first, and what it resolves to here.
+        pub names: Vec<(String, Result<Vec<IpAddr>, String>)>,
+        /// The working directory exists.
+        pub has_cwd: bool,
+        /// Why the command of the job cannot be run.
+        pub command_problem: Option<String>,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A host that nothing is wrong with.
+    pub(crate) fn healthy() -> HostFacts {
+        let half = |size| Space {
+            size,
+            free: size / 2,
+        };
+        HostFacts {
+            os: "Debian GNU/Linux 12".into(),
+            kernel: "Linux 6.1.0".into(),
+            cpus: 8,
+            load: Some(0.5),
+            memory: Some(half(64 * GIB)),
+            memory_limit: None,
+            shm: Some(half(32 * GIB)),
+            memfd_problem: None,
+            tmp_folder: "/tmp".into(),
+            tmp: Ok(half(100 * GIB)),
+            limits: Limits {
+                nofile: Some(1024),
+                nofile_hard: None,
+                memlock: Some(8 << 20),
+                nproc: None,
+                core: Some(0),
+            },
+            ports: Some((32768, 60999)),
+            omp_threads: Some("2".into()),
+            python: Ok(Python {
+                program: "/opt/bin/python3".into(),
+                version: "3.11.2".into(),
+                libc: "glibc 2.36".into(),
+                horovod: Ok("0.1.0".into()),
+                torch: Some("2.9.1+cpu".into()),
+            }),
+            gpus: Vec::new(),
+            gpu_problem: None,
+            hostname: "node".into(),
+            names: vec![("node".into(), Ok(vec![IpAddr::from([10, 0, 0, 1])]))],
+            has_cwd: true,
+            command_problem: None,
+        }
+    }
+}
