@@ -13,7 +13,7 @@ export PATH := $(BIN):$(PATH)
 SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*' ! -path 'crates/horovod-fuzz/corpus/*') \
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
-.PHONY: help demo test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
+.PHONY: help demo test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -58,6 +58,9 @@ fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs
 
 chaos: $(STAMPS)/install ## Every fault in every phase of real jobs (ARGS="--fault reset --phase init": some), into chaos.json.
 	python tests/chaos/matrix.py --json chaos.json $(ARGS)
+
+soak: $(STAMPS)/install ## Half an hour of random faults between two hosts (ARGS="--minutes 5 --where local"), into soak.json.
+	python tests/chaos/soak.py --where hosts --json soak.json $(ARGS)
 
 # Tests across hosts run real sshd in network namespaces, those of other launchers real ones. Without these tools they say so and are not run.
 host-tools:

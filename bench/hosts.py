@@ -29,8 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "bench")]
 
-import delayed_link  # noqa: E402  (both made importable just above)
-import network  # noqa: E402
+import network  # noqa: E402  (both made importable just above)
+import wire  # noqa: E402
 
 # One job or one run of iperf3; far above what either takes.
 LIMIT_S = 110
@@ -49,7 +49,7 @@ class Link:
     repeats: int
     cases: tuple[str, ...]
     delay_s: float = 0
-    """Packets take another way, see delayed_link.py."""
+    """Packets take another way, see tests/hosts/wire.py."""
     connections: tuple[int, ...] = (1,)
     """Between two ranks."""
 
@@ -116,7 +116,7 @@ def launch(
     """Every case over this link with so many ranks on each host, so many connections between two."""
     settings = {"OMP_NUM_THREADS": "1", "HOROVOD_CONNECTIONS_PER_PEER": str(connections)}
     if link.delay_s:
-        settings["HOROVOD_GLOO_IFACE"] = delayed_link.NAME
+        settings["HOROVOD_GLOO_IFACE"] = wire.NAME
     words = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(2 * ranks)]
     words += ["-H", ",".join(f"{host.name}:{ranks}" for host in net.hosts)]
     words += ["-p", str(network.SSH_PORT), "-i", str(net.folder / "user")]
@@ -168,7 +168,7 @@ def iperf3(net: network.Network, address: str, connections: int, seconds: float)
 def shape(net: network.Network, link: Link) -> tuple[str, Callable[[], None]]:
     """Make the link what it shall be; returns the second host's address on it, and what undoes it."""
     if link.delay_s:
-        delayed = delayed_link.DelayedLink(net.hosts, link.delay_s)
+        delayed = wire.Wire(net.hosts, delay_s=link.delay_s)
         return delayed.addresses[1], delayed.close
     device = ("dev", "eth0", "root")
     for host in net.hosts if link.qdisc else []:

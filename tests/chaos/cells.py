@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import faults
-import model
+import ground
 import plan
+from history import faults_in, said
 
 import harness
 
@@ -24,38 +22,15 @@ VICTIM = 1
 # Seconds of silence after which a rank is given up, in jobs in which one falls silent.
 HEARTBEAT_S = 2
 
-# What worker.py prints: text, process, when.
-_LINE = re.compile(r"^\[\d+\]<stdout>:(.*) \| (\d+) ([\d.]+)$")
-
-
-@dataclass(frozen=True)
-class Said:
-    text: str
-    pid: int
-    at: float
-
-
-def said(job: harness.Job) -> list[Said]:
-    """All that ranks have said so far, in the order of time."""
-    found = [_LINE.match(line) for line in job.stdout.splitlines()]
-    return sorted((Said(m[1], int(m[2]), float(m[3])) for m in found if m), key=lambda s: s.at)
-
 
 class Run:
-    """A job for one cell; `start` turns a command line into a job (on other hosts, for example)."""
+    """A job for one cell, on this host or between others."""
 
-    def __init__(
-        self,
-        cell: plan.Cell,
-        folder: Path,
-        start: Callable[..., harness.Job] = harness.Job,
-        hosts: str = f"localhost:{NP}",
-        options: tuple[str, ...] = (),
-        wire: object = None,
-    ) -> None:
-        self.cell, self.folder, self.wire = cell, folder, wire
+    def __init__(self, cell: plan.Cell, folder: Path, between: ground.Ground | None = None) -> None:
+        self.cell, self.folder, self.ground = cell, folder, between
+        self.wire = between.wire if between else None
         self.grows = cell.phase.startswith("growth")
-        self.hosts = hosts
+        self.hosts = between.hosts if between else f"localhost:{NP}"
         (folder / "disk").mkdir()
         os.mkfifo(folder / "gate")
         # Open for reading too, so that nobody who comes later waits for this end.
@@ -66,12 +41,13 @@ class Run:
                     "phase": cell.phase,
                     "elastic": cell.elastic,
                     "victim": self._victim(),
-                    "length": 20_000 if wire else 1 << 20,
+                    "length": 20_000 if between else 1 << 20,
+                    "pause_s": 0.002,
                 }
             )
         )
-        self.job = start(self._command(options), limit_s=LIMIT_S, env=self._environment())
-        self.started_at = time.monotonic()
+        start = between.start if between else harness.Job
+        self.job = start(self._command(), limit_s=LIMIT_S, env=self._environment())
 
     def _victim(self) -> int:
         if self.wire:
@@ -79,9 +55,9 @@ class Run:
         # The first rank of a host makes the memory that all share.
         return 0 if self.cell.fault == "memory refused" else VICTIM
 
-    def _command(self, options: tuple[str, ...]) -> list[str]:
+    def _command(self) -> list[str]:
         np = NP - 1 if self.grows else NP
-        words = [str(harness.HOROVODRUN), "-np", str(np), *options]
+        words = [str(harness.HOROVODRUN), "-np", str(np)]
         if self.cell.elastic:
             words += ["--min-np", "1", "--host-discovery-script", f"cat {self.folder}/hosts"]
             self.list_hosts(self._before_growth() if self.grows else self.hosts)
@@ -145,10 +121,16 @@ class Run:
             plan.BLAMED: self._is_blamed,
         }[self.cell.promise](scene, fault, struck_at)
         self.job.assert_nothing_left()
-        self._check_history()
+        if self.ground:
+            self.ground.assert_nothing_left()
+        wrong = faults_in(said(self.job))
+        assert not wrong, "\n".join([*wrong, self.job.report()])
 
     def close(self) -> None:
+        self.job.close()
         os.close(self.gate)
+        if self.wire:
+            self.wire.last_host()
 
     def _scene(self) -> faults.Scene:
         """Wait until the victim stands where it shall be struck."""
@@ -194,9 +176,12 @@ class Run:
 
     def _is_untouched(self, scene: faults.Scene, fault: faults.Fault, struck_at: float) -> None:
         if fault.undo:
+            time.sleep(1.5 * HEARTBEAT_S)
             fault.undo(scene)
         if self.cell.phase == "reset" or self.grows:
             self._round_since(struck_at)
+        if self.cell.phase != "shutdown":
+            self._some_commits_since(struck_at)
         self._let_it_end()
         self.job.succeed()
         ends = [s.pid for s in said(self.job) if s.text == "shut down"]
@@ -210,6 +195,15 @@ class Run:
         self._round_since(struck_at)
         self._let_it_end()
         self.job.succeed()
+
+    def _some_commits_since(self, at: float) -> None:
+        count = 2 * NP
+        while True:
+            count = max(count, len(self.job.wait_for("committed ", count=count)))
+            since = [s for s in said(self.job) if s.at > at and s.text.startswith("committed ")]
+            if len(since) >= 2 * NP:
+                return
+            count += 2 * NP - len(since)
 
     def _goes_on_without(self, scene: faults.Scene, struck_at: float) -> None:
         """Wait for commits of others after the fault."""
@@ -249,26 +243,3 @@ class Run:
         ends = {s.pid for s in said(self.job) if s.text.startswith("done at step")}
         assert ends >= {scene.pid}, self.job.report()
         assert len(ends) == NP, self.job.report()
-
-    def _check_history(self) -> None:
-        """No committed step is lost or repeated, and everywhere are the weights of an undisturbed run."""
-        committed = 0
-        undisturbed: dict[int, str] = {}
-        states = []
-        for entry in said(self.job):
-            if match := re.match(r"committed (\d+)", entry.text):
-                committed = max(committed, int(match[1]))
-            elif match := re.match(r"round of \d+: rank \d+, step (\d+), (\w+)", entry.text):
-                step = int(match[1])
-                assert step >= committed, (
-                    f"step {committed} was committed, a later round began with step {step}\n{self.job.report()}"
-                )
-                states.append((step, match[2]))
-            elif match := re.match(r"done at step (\d+) with (\w+)", entry.text):
-                assert int(match[1]) >= committed, self.job.report()
-                states.append((int(match[1]), match[2]))
-        reference = model.Undisturbed()
-        for step in sorted({step for step, _ in states}):
-            undisturbed[step] = reference.digest(step)
-        for step, digest in states:
-            assert digest == undisturbed[step], f"other weights at step {step}\n{self.job.report()}"

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import ground
+
 HERE = Path(__file__).resolve().parent
 
 # Of the small disks of a job that shall run out of space.
@@ -32,7 +34,7 @@ class Scene:
     bystanders: list[int]
     """The other ranks."""
     launcher: int
-    wire: object | None = None
+    wire: ground.wire.Wire | None = None
     """Between hosts, see wire.py; the victim is on the last one."""
 
     @property
@@ -74,8 +76,16 @@ def reset(scene: Scene) -> None:
             _reset_all(pid)
 
 
+def reset_launcher(scene: Scene) -> None:
+    """Every rank loses its connection to the launcher; among themselves they share memory."""
+    for pid in (scene.pid, *scene.bystanders):
+        _reset_all(pid)
+
+
 def _reset_all(pid: int) -> int:
     """Cuts the connections of a process; how many there were."""
+    if not os.path.exists(f"/proc/{pid}/ns/net"):
+        return 0  # it has ended
     enter = ["nsenter", "--target", str(pid), "--net"]
     listed = _run(*enter, "ss", "--tcp", "--numeric", "--processes", "--no-header")
     cut = 0
@@ -189,6 +199,9 @@ FAULTS = {
     "SIGKILL": Fault(kill),
     "SIGSTOP": Fault(stop, go_on),
     "connection reset": Fault(reset, programs=("ss", "nsenter"), needs_root=True),
+    "launcher's connections reset": Fault(
+        reset_launcher, programs=("ss", "nsenter"), needs_root=True
+    ),
     "slow rank": Fault(slow),
     "full disk": Fault(fill_disk, programs=("unshare", "mount"), needs_root=True),
     "/dev/shm full": Fault(fill_shm, programs=("unshare", "mount"), needs_root=True),
@@ -196,9 +209,10 @@ FAULTS = {
     "no descriptors": Fault(refuse_descriptors),
     "clock jump": Fault(jump, programs=("gcc",)),
     "black hole": Fault(black_hole, heal_link, needs_root=True, between_hosts=True),
-    "one-way partition": Fault(one_way, heal_link, needs_root=True, between_hosts=True),
-    "5 % loss": Fault(loss, heal_link, needs_root=True, between_hosts=True),
-    "200 ms delay": Fault(delay, heal_link, needs_root=True, between_hosts=True),
+    "one-way partition, out": Fault(one_way, heal_link, needs_root=True, between_hosts=True),
+    "one-way partition, in": Fault(other_way, heal_link, needs_root=True, between_hosts=True),
+    "5 % loss": Fault(loss, needs_root=True, between_hosts=True),
+    "200 ms delay": Fault(delay, needs_root=True, between_hosts=True),
 }
 
 
@@ -206,6 +220,8 @@ def why_not(fault: Fault) -> str | None:
     """Why it cannot be done here; None when it can."""
     if fault.needs_root and os.geteuid() != 0:
         return "needs root"
+    if fault.between_hosts and (reason := ground.why_not()):
+        return reason
     missing = [name for name in fault.programs if not shutil.which(name)]
     return f"not installed: {', '.join(missing)}" if missing else None
 

@@ -1,12 +1,13 @@
 """Runs the whole plan, or part of it, and prints what became of each cell: `make chaos`.
 
-python tests/chaos/matrix.py [--fault TEXT] [--phase TEXT] [--kind elastic|static] [--jobs N] [--json FILE]
+python tests/chaos/matrix.py [--fault TEXT] [--phase TEXT] [--kind elastic|static] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
+import atexit
+import functools
 import json
 import sys
 import tempfile
@@ -17,7 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cells
 import faults
+import ground
 import plan
+
+
+@functools.cache
+def made_ground() -> ground.Ground:
+    made = ground.Ground()
+    atexit.register(made.close)
+    return made
 
 
 def attempt(cell: plan.Cell) -> dict[str, object]:
@@ -28,8 +37,9 @@ def attempt(cell: plan.Cell) -> dict[str, object]:
         return {**row, "result": "not run", "text": reason, "seconds": 0.0}
     begin = time.monotonic()
     result, text = "kept", ""
+    between = made_ground() if faults.FAULTS[cell.fault].between_hosts else None
     with tempfile.TemporaryDirectory(prefix="hvd-chaos-") as folder:
-        run = cells.Run(cell, Path(folder))
+        run = cells.Run(cell, Path(folder), between)
         try:
             run.check()
         except AssertionError as error:
@@ -44,7 +54,6 @@ def main() -> int:
     parser.add_argument("--fault", default="", help="only faults whose name contains this")
     parser.add_argument("--phase", default="", help="only phases whose name contains this")
     parser.add_argument("--kind", choices=("elastic", "static"))
-    parser.add_argument("--jobs", type=int, default=1, help="cells that run at the same time")
     parser.add_argument("--json", type=Path, help="file for the results")
     args = parser.parse_args()
     wanted = [
@@ -55,13 +64,13 @@ def main() -> int:
         and args.kind in (None, "elastic" if cell.elastic else "static")
     ]
     rows = []
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for row in pool.map(attempt, wanted):
-            rows.append(row)
-            print(f"{row['result']:8} {row['seconds']:6.2f} s  {row['cell']}: {row['promise']}")
-            if row["text"]:
-                print("    " + str(row["text"]).replace("\n", "\n    "))
-            sys.stdout.flush()
+    for cell in wanted:
+        row = attempt(cell)
+        rows.append(row)
+        print(f"{row['result']:8} {row['seconds']:6.2f} s  {row['cell']}: {row['promise']}")
+        if row["text"]:
+            print("    " + str(row["text"]).replace("\n", "\n    "))
+        sys.stdout.flush()
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     broken = [row for row in rows if row["result"] == "BROKEN"]

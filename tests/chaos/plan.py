@@ -26,13 +26,13 @@ COLLECTIVES = (
 CHANGES = ("commit", "reset", "growth", "growth, sender")
 PHASES = ("init", "negotiation", *COLLECTIVES, *CHANGES, "shutdown")
 
-# Who has no part in anything yet, or no more, is waited for rather than missed.
-ALONE = ("init", "growth", "shutdown")
 # Where connections, memory and descriptors are new.
 CONNECTING = ("init", "reset")
 
-LOSES_A_RANK = ("SIGKILL", "connection reset")
-HARMLESS = ("slow rank", "full disk", "/dev/shm full", "clock jump")
+PARTITIONS = ("black hole", "one-way partition, out", "one-way partition, in")
+LOSES_A_RANK = ("SIGKILL", "SIGSTOP", "connection reset", *PARTITIONS)
+NO_LAUNCHER = "launcher's connections reset"
+HARMLESS = ("slow rank", "full disk", "/dev/shm full", "clock jump", "5 % loss", "200 ms delay")
 REFUSES = ("memory refused", "no descriptors")
 
 
@@ -59,9 +59,12 @@ def promise(fault: str, phase: str, elastic: bool) -> str:
     if fault in REFUSES:
         # What a rank has it keeps; it fails when it needs more.
         return lost if phase in CONNECTING else UNTOUCHED
+    if fault == NO_LAUNCHER:
+        # The ranks of a static job need the launcher only to meet; those of another meet anew.
+        return lost if phase == "init" or (elastic and phase != "shutdown") else UNTOUCHED
     if phase == "shutdown":
         return BLAMED if fault == "SIGKILL" else UNTOUCHED
-    if fault == "SIGSTOP" and phase == "init":
+    if phase == "init" and (fault == "SIGSTOP" or fault in PARTITIONS):
         return UNTOUCHED
     return lost
 
@@ -69,7 +72,7 @@ def promise(fault: str, phase: str, elastic: bool) -> str:
 def cells() -> list[Cell]:
     """All there are."""
     found = []
-    for fault in (*LOSES_A_RANK, *HARMLESS, *REFUSES):
+    for fault in (*LOSES_A_RANK, NO_LAUNCHER, *HARMLESS, *REFUSES):
         for phase in PHASES:
             for elastic in (True, False):
                 if phase in CHANGES and not elastic:
@@ -99,6 +102,13 @@ _CHOSEN = {
     ("memory refused", "reset", True),
     ("no descriptors", "init", False),
     ("no descriptors", "reset", True),
+    ("launcher's connections reset", "negotiation", True),
+    ("SIGSTOP", "init", True),
+    ("black hole", "shutdown", False),
+    ("one-way partition, out", "init", False),
+    ("one-way partition, in", "init", True),
+    ("5 % loss", "growth", True),
+    ("200 ms delay", "barrier", False),
 }
 
 

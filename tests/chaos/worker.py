@@ -189,24 +189,25 @@ def begin_again() -> None:
 
 def train(state: State) -> None:
     rank, size = _core.rank(), _core.size()
-    say(f"round of {size}: rank {rank}, step {state.step}, {model.digest(state.weights)}")
+    say(f"round of {size}: rank {rank}, step {state.step} with {model.digest(state.weights)}")
     while True:
         if state.step == MIDDLE:
-            middle(state)
+            middle()
+        if PHASE == "everything":
+            list(COLLECTIVES.values())[state.step % len(COLLECTIVES)](CELL["length"])
         total = allreduce(model.gradient(state.step, rank, size), "gradient")
         state.weights = model.advance(state.weights, total)
         state.step += 1
-        time.sleep(0.002)  # a step takes time; newcomers need some of it to be there
+        time.sleep(CELL["pause_s"])  # a step takes time; newcomers need some of it to be there
         if state.step % COMMIT_EVERY == 0:
             state.commit()
-            say(f"committed {state.step}")
+            say(f"committed {state.step} with {model.digest(state.weights)}")
             if agreed(is_there("stop"), "is over"):
                 return
 
 
-def middle(state: State) -> None:
+def middle() -> None:
     """Every rank comes here once in each generation that begins before this step."""
-    del state
     if agreed(is_there("happened"), "has happened"):
         return
     wait_here("negotiation", victim=is_victim())

@@ -70,6 +70,8 @@ pub(crate) struct Shared {
     ended: AtomicBool,
     /// Newest change of members announced by the launcher, and the kinds of all.
     host_updates: Mutex<(u64, u8)>,
+    /// The launcher may change the members of the job.
+    is_elastic: bool,
     /// Whether some rank came to this round without the current training state.
     needs_sync: bool,
     /// What the launcher of an elastic job is to be told that this process holds; [`TOLD`] when it was.
@@ -197,6 +199,7 @@ impl Shared {
             shutdown_requested: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             host_updates: Mutex::new((0, 0)),
+            is_elastic: mesh.seat.is_some(),
             needs_sync: mesh.seat.is_none_or(|seat| seat.needs_sync),
             held: AtomicU8::new(TOLD),
             timeline: Arc::new(timeline),
@@ -207,6 +210,13 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes down a change of the job's members.
+    fn update_hosts(&self, version: impl Fn(u64) -> u64, kind: u8) {
+        let updates = self.host_updates.lock();
+        let mut updates = updates.unwrap_or_else(PoisonError::into_inner);
+        *updates = (version(updates.0), updates.1 | kind);
     }
 
     /// Whether threads other than the engine's must leave the seat, and not take it.

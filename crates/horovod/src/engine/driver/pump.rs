@@ -23,6 +23,8 @@ use crate::engine::tuning::Announced;
 use crate::engine::{Entry, SHUTDOWN_GRACE, Shared, TOLD, nanos, public_error};
 use crate::error::Error;
 
+/// The kind of a change of members in which somebody comes, as workers know it.
+const HOSTS_ADDED: u8 = 2;
 /// How long a closed connection waits for the launcher to say why the process ended.
 const CAUSE_GRACE: Duration = Duration::from_millis(300);
 /// Longest sleep without looking around; only a safety net, events end a sleep at once.
@@ -168,12 +170,15 @@ impl Pump {
                 }
             }
             ControlEvent::HostsUpdated { version, kind } => {
-                let mut updates = self
-                    .shared
-                    .host_updates
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner);
-                *updates = (version, updates.1 | kind);
+                self.shared.update_hosts(|_| version, kind);
+            }
+            // It would never hear of changes again, and the launcher nothing of it: in the next round it has a new
+            // connection. If the launcher is gone, this process will soon be, too.
+            ControlEvent::LauncherLost { cause } if self.shared.is_elastic => {
+                tracing::warn!(
+                    "lost the connection to the launcher, asking for a new round: {cause}"
+                );
+                self.shared.update_hosts(|version| version + 1, HOSTS_ADDED);
             }
             other => tracing::debug!("unexpected event of the control plane: {other:?}"),
         }
