@@ -1,8 +1,8 @@
 //! The control plane of a rank: hears, says, keeps the state machines going, ends the generation when it must.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
