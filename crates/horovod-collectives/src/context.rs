@@ -1,6 +1,6 @@
 //! What every collective is given: where it runs, in whose company, and how it is tuned.
 
-use horovod_protocol::{Rank, Seq};
+use horovod_protocol::{Rank, Seq, Ticket};
 use horovod_transport::{Data, Idle};
 
 use crate::layout::SetLayout;
@@ -24,6 +24,9 @@ pub struct Ctx<'a> {
     pub layout: &'a SetLayout,
     /// Sizes and overrides; the same on all members.
     pub tuning: &'a Tuning,
+    /// Under which the members may have staged the operand of [`crate::allreduce`] beforehand; see
+    /// [`crate::stage_early`].
+    pub ticket: Option<Ticket>,
     /// What lasts from one operation to the next; one per generation.
     pub scratch: &'a mut Scratch,
 }

@@ -30,7 +30,7 @@ mod slices;
 mod stages;
 
 pub use allgather::{GatherItem, allgather};
-pub use allreduce::{Reduction, allreduce, may_pause};
+pub use allreduce::{Reduction, allreduce, may_pause, stage_early};
 pub use alltoall::alltoall;
 pub use barrier::barrier;
 pub use broadcast::{ByteSegment, broadcast};

@@ -10,12 +10,13 @@
 //! staged bytes writes that memory next, wherever the scheme allows: results go back to where the
 //! operands lay, and where what a member stages has one reader, the two swap places each time round.
 
-use horovod_protocol::Seq;
-use horovod_transport::{Arena, Idle};
+use horovod_protocol::{Seq, Ticket};
+use horovod_transport::{Arena, Data, Idle};
 
 use crate::context::Ctx;
 use crate::error::CollectiveError;
-use crate::scratch::{LastUse, SMALL_AREAS, TRACKS};
+use crate::layout::SetLayout;
+use crate::scratch::{EARLY_AREAS, LastUse, SMALL_AREAS, Scratch, TRACKS};
 
 /// "I have staged my chunks up to this step."
 const STAGED: usize = 0;
@@ -29,12 +30,17 @@ const STEP_BITS: u32 = 24;
 
 /// Flags of one track: the three above.
 const TRACK_FLAGS: usize = 3;
+/// Behind the flags of both tracks: the ticket of what lies in each early area.
+const EARLY: usize = TRACKS * TRACK_FLAGS;
+const _: () = assert!(EARLY + EARLY_AREAS <= Arena::FLAGS);
 
 /// Slots of a track, if they are as long as can be. Two would let a rank stage while its peers read;
 /// with four, ranks that share a core seldom wait for each other.
 const SLOTS: usize = 4;
 /// Most bytes of an area for small operations.
 const SMALL_BYTES_MAX: usize = 32 << 10;
+/// Most bytes of an area for operands that are staged early.
+pub(crate) const EARLY_BYTES_MAX: usize = 64 << 10;
 /// Everything is cut at cache lines.
 pub(crate) const LINE: usize = 64;
 
@@ -42,6 +48,7 @@ pub(crate) const LINE: usize = 64;
 #[derive(Clone, Copy, Debug)]
 struct Areas {
     small: usize,
+    early: usize,
     slot: usize,
 }
 
@@ -58,14 +65,21 @@ impl Areas {
     fn of(staging: usize, ranks: usize) -> Result<Self, CollectiveError> {
         let down = |bytes: usize| bytes - bytes % LINE;
         let small = down((staging / 4 / SMALL_AREAS).min(SMALL_BYTES_MAX));
-        let slot = down((staging - SMALL_AREAS * small) / (TRACKS * SLOTS));
+        let early = down((staging / 8 / EARLY_AREAS).min(EARLY_BYTES_MAX));
+        let rest = staging - SMALL_AREAS * small - EARLY_AREAS * early;
+        let slot = down(rest / (TRACKS * SLOTS));
         if slot / LINE < ranks {
             return Err(CollectiveError::StagingTooSmall {
                 have: staging,
                 ranks,
             });
         }
-        Ok(Self { small, slot })
+        Ok(Self { small, early, slot })
+    }
+
+    /// Where the slots of the first track begin.
+    fn before_slots(&self) -> usize {
+        SMALL_AREAS * self.small + EARLY_AREAS * self.early
     }
 }
 
@@ -173,8 +187,13 @@ fn check_steps(steps: u64) -> Result<(), CollectiveError> {
 impl<'a> Local<'a> {
     /// `None` when this rank has no other member on its host.
     pub(crate) fn new(ctx: &Ctx<'a>) -> Result<Option<Self>, CollectiveError> {
-        let index = ctx.layout.arena();
-        let Some(arena) = ctx.data.arena().filter(|_| index.len() > 1) else {
+        Self::of(ctx.data, ctx.layout)
+    }
+
+    /// As [`Self::new`].
+    pub(crate) fn of(data: &Data, layout: &'a SetLayout) -> Result<Option<Self>, CollectiveError> {
+        let index = layout.arena();
+        let Some(arena) = data.arena().filter(|_| index.len() > 1) else {
             return Ok(None);
         };
         let areas = Areas::of(arena.staging_len(), arena.members().len())?;
@@ -182,7 +201,7 @@ impl<'a> Local<'a> {
             arena: arena.clone(),
             areas,
             index,
-            me: ctx.layout.my_local(),
+            me: layout.my_local(),
         }))
     }
 
@@ -226,6 +245,61 @@ impl<'a> Local<'a> {
 
     fn publish(&self, flag: usize, value: u64) {
         self.arena.publish(flag, value, self.index);
+    }
+
+    /// Lets `stage` write `bytes` for the operation that will have this ticket, if there is room; whether it did. To
+    /// be called before anybody can know that this rank is ready for it, and while no other ticket waits for its
+    /// operation.
+    pub(crate) fn stage_early(
+        &self,
+        scratch: &Scratch,
+        ticket: Ticket,
+        bytes: usize,
+        stage: impl FnOnce(*mut u8),
+    ) -> bool {
+        let free = scratch.early.iter().position(|last| self.is_free(last));
+        let Some(area) = free.filter(|_| bytes <= self.areas.early) else {
+            return false;
+        };
+        let me = self.index[self.me];
+        stage(self.early_area(me, area));
+        self.arena.publish(EARLY + area, ticket.0, &[]);
+        true
+    }
+
+    /// Carries out the whole operation if all members have staged under this ticket; whether they have. Whoever asks
+    /// gets the same answer: it stood before the operation was agreed on, and stands until all have said that they
+    /// are through.
+    pub(crate) fn run_early(
+        &self,
+        ctx: &mut Ctx<'_>,
+        ticket: Ticket,
+        finish: impl FnOnce(&dyn Fn(usize) -> *const u8),
+    ) -> Result<bool, CollectiveError> {
+        let area_of = |arena: usize| {
+            (0..EARLY_AREAS).find(|area| self.arena.peek(arena, EARLY + area) == ticket.0)
+        };
+        let Some(mine) = area_of(self.index[self.me]) else {
+            return Ok(false);
+        };
+        if !self.peers().all(|peer| area_of(peer).is_some()) {
+            return Ok(false);
+        }
+        let step = ctx.scratch.claim(ctx.seq, 1) + 1;
+        check_steps(step)?;
+        finish(&|position| {
+            let arena = self.index[position];
+            self.early_area(arena, area_of(arena).unwrap_or_default())
+        });
+        let value = flag_value(ctx.seq, step);
+        self.publish(DONE, value);
+        ctx.scratch.early[mine].set(value, self.index);
+        Ok(true)
+    }
+
+    fn early_area(&self, arena: usize, area: usize) -> *mut u8 {
+        let offset = SMALL_AREAS * self.areas.small + area * self.areas.early;
+        self.arena.staging(arena).wrapping_add(offset)
     }
 
     /// One step through the small area: `stage` writes this rank's, `finish` reads all of them.
@@ -351,7 +425,7 @@ impl Pipeline {
         let (count, slot_len) = (self.slot_count(local), self.plan.slot_len);
         Slots {
             local,
-            offset: SMALL_AREAS * local.areas.small + track + step % count * slot_len,
+            offset: local.areas.before_slots() + track + step % count * slot_len,
             swapped: self.swaps(local) && step / count % 2 == 1,
         }
     }

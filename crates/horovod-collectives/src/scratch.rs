@@ -10,6 +10,8 @@ use crate::stages::Stages;
 
 /// Staging areas for small operations; which one is used follows from the sequence number.
 pub(crate) const SMALL_AREAS: usize = 4;
+/// Staging areas for operands that are staged before their operation begins.
+pub(crate) const EARLY_AREAS: usize = 2;
 /// Pipelines that one operation may have under way at the same time.
 pub(crate) const TRACKS: usize = 2;
 
@@ -28,6 +30,7 @@ pub struct Scratch {
     /// Pipelines of this operation that have run.
     paused: Vec<Pipeline>,
     pub(crate) small: [LastUse; SMALL_AREAS],
+    pub(crate) early: [LastUse; EARLY_AREAS],
     pub(crate) bulk: [LastUse; TRACKS],
     pub(crate) sources: Vec<Source>,
     vectors: Vec<Vector>,

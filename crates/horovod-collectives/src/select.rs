@@ -4,8 +4,11 @@
 //! order (see [`crate::allreduce`]). What would change it (a ring rounds halves more often, a flat
 //! algorithm knows no hosts) is chosen by the layout and the settings alone.
 
+use horovod_protocol::ReduceOp;
+
 use crate::context::Tuning;
 use crate::layout::SetLayout;
+use crate::local::EARLY_BYTES_MAX;
 
 /// How an allreduce (other than Adasum) is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,6 +54,9 @@ pub enum Across {
     /// Partial results pass from the first to the last, results on around. Two connections per member.
     Ring,
 }
+
+/// Bytes of its peers that a rank of a crowded host reads at most, rather than share the work.
+const EARLY_READ_MAX: usize = 192 << 10;
 
 /// An algorithm that a user asks for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -113,6 +119,21 @@ pub fn allreduce_at_once(bytes: usize, layout: &SetLayout, tuning: &Tuning) -> A
         }
         possible => possible,
     }
+}
+
+/// Most bytes of an allreduce for which a rank stages its operand before it says that it is ready; so it is done with
+/// the direct algorithm, if all do. Each rank may go by numbers of its own.
+pub fn early_max_bytes(op: ReduceOp, crowded: bool, layout: &SetLayout, tuning: &Tuning) -> usize {
+    if op == ReduceOp::Adasum || layout.hosts() > 1 || tuning.allreduce.is_some() {
+        return 0;
+    }
+    // Where ranks share cores, each hand-over that is saved saves several switches between them.
+    let most = if crowded {
+        EARLY_READ_MAX / (layout.members() - 1).max(1)
+    } else {
+        0
+    };
+    tuning.direct_max_bytes.max(most).min(EARLY_BYTES_MAX)
 }
 
 /// How `bytes` pass between so many ends.

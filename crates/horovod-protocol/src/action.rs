@@ -2,7 +2,7 @@
 
 use crate::error::{OpError, PeerLost};
 use crate::message::ToCoordinator;
-use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, Seq, TensorMeta};
+use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, Seq, TensorMeta, Ticket};
 use std::sync::Arc;
 
 /// What the engine shall do; drain with [`crate::Worker::poll_action`].
@@ -67,6 +67,8 @@ pub struct Execution {
     pub contributors: u32,
     /// In the same order on every member.
     pub items: Vec<ExecItem>,
+    /// What [`crate::Worker::submit`] returned on every member, where this is one known request and all contribute.
+    pub ticket: Option<Ticket>,
 }
 
 /// One request of an execution.

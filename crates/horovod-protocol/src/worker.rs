@@ -9,7 +9,7 @@ use crate::lookup::{Lookup, Slab};
 use crate::message::{SetKey, Slot, Submission, ToCoordinator, ToWorker};
 use crate::outbox::Outbox;
 use crate::slots::SlotMap;
-use crate::types::{EntryId, Generation, Op, ProcessSetId, Rank, Request, Seq, Time};
+use crate::types::{EntryId, Generation, Op, ProcessSetId, Rank, Request, Seq, Ticket, Time};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -82,6 +82,14 @@ struct Entry {
 struct Cached {
     slot: Slot,
     content: Arc<Content>,
+    /// Where it ran last; `None` if it has failed since. The same on all members when they have heard the same.
+    last: Option<Seq>,
+}
+
+impl Cached {
+    fn ticket(&self) -> Option<Ticket> {
+        Ticket::new(self.slot.0, self.last?)
+    }
 }
 
 #[derive(Debug)]
@@ -118,11 +126,17 @@ impl Worker {
     }
 
     /// Queues a request; its end is an [`WorkerAction::Execute`] or [`WorkerAction::Complete`] with
-    /// this `id`. The name may be used again from then on.
+    /// this `id`. The name may be used again from then on. A known request gets the ticket that its execution will
+    /// have if it is the only one in it.
     ///
     /// # Errors
     /// Local mistakes, with Horovod's texts; then nothing is queued.
-    pub fn submit(&mut self, _now: Time, id: EntryId, req: &Request) -> Result<(), OpError> {
+    pub fn submit(
+        &mut self,
+        _now: Time,
+        id: EntryId,
+        req: &Request,
+    ) -> Result<Option<Ticket>, OpError> {
         let Some(set) = self.sets.get(&req.set) else {
             return Err(local::unknown_set(&req.op));
         };
@@ -139,7 +153,7 @@ impl Worker {
             )));
         }
         if req.op == Op::Join {
-            return self.submit_join(id, req);
+            return self.submit_join(id, req).map(|()| None);
         }
         let index = set.names.get(req.name.as_str()).copied();
         match index.and_then(|i| Some((i, self.entries.get_mut(i)?))) {
@@ -155,11 +169,16 @@ impl Worker {
                 }
                 self.pending += 1;
                 entry.submit_hit(id, req, &mut self.outbox);
-                Ok(())
+                Ok(entry.cached.as_ref().and_then(Cached::ticket))
             }
-            Some((index, _)) => self.submit_new(id, req, Some(index)),
-            None => self.submit_new(id, req, None),
+            Some((index, _)) => self.submit_new(id, req, Some(index)).map(|()| None),
+            None => self.submit_new(id, req, None).map(|()| None),
         }
+    }
+
+    /// Requests that are queued and not agreed on yet.
+    pub fn pending(&self) -> usize {
+        self.pending
     }
 
     /// The coordinator said something.

@@ -2,7 +2,7 @@
 
 use crate::plan::{Ending, Expected, Plan};
 use crate::trace::{Digest, End, Event, Trace};
-use horovod_protocol::{Completion, EntryId, OpError, OpErrorKind, Rank, Seq};
+use horovod_protocol::{Completion, EntryId, OpError, OpErrorKind, Rank, Seq, Ticket};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -168,6 +168,7 @@ fn expect_refusal(
 fn executions_are_alike_and_in_order(trace: &Trace) -> Result<(), Failure> {
     let mut last: BTreeMap<Rank, Seq> = BTreeMap::new();
     let mut runs: BTreeMap<Seq, (Digest, Vec<Rank>, Vec<u32>)> = BTreeMap::new();
+    let mut tickets: BTreeMap<Ticket, Seq> = BTreeMap::new();
     for event in &trace.events {
         let Event::Executed { rank, digest } = event else {
             continue;
@@ -181,7 +182,25 @@ fn executions_are_alike_and_in_order(trace: &Trace) -> Result<(), Failure> {
                 digest.seq
             )));
         }
+        if let Some(ticket) = digest.ticket {
+            let told = digest.items.iter().map(|item| item.ticket);
+            if told.clone().any(|told| told != Some(ticket)) {
+                return Err(Failure::new(format!(
+                    "{rank} ran {:?} with {ticket:?}, and had been told {:?}",
+                    digest.seq,
+                    told.collect::<Vec<_>>()
+                )));
+            }
+            let first = *tickets.entry(ticket).or_insert(digest.seq);
+            if first != digest.seq {
+                return Err(Failure::new(format!(
+                    "{ticket:?} is of {first:?} and of {:?}",
+                    digest.seq
+                )));
+            }
+        }
         let mut common = digest.clone();
+        common.items.iter_mut().for_each(|item| item.ticket = None);
         let present: Vec<u32> = common
             .items
             .iter_mut()

@@ -5,7 +5,7 @@ use crate::rng::Rng;
 use crate::trace::{Digest, End, Event, Trace};
 use horovod_protocol::{
     Aggregator, AggregatorAction, AggregatorConfig, Coordinator, CoordinatorAction, EntryId,
-    PeerLost, Rank, Submission, Time, ToCoordinator, ToWorker, Tree, Worker, WorkerAction,
+    PeerLost, Rank, Submission, Ticket, Time, ToCoordinator, ToWorker, Tree, Worker, WorkerAction,
     WorkerConfig,
 };
 use std::collections::BTreeMap;
@@ -55,7 +55,7 @@ struct Node {
     stopping: bool,
     phase: usize,
     step: usize,
-    open: BTreeMap<EntryId, ()>,
+    open: BTreeMap<EntryId, Option<Ticket>>,
     next_entry: u64,
 }
 
@@ -326,8 +326,8 @@ impl<'a> Cluster<'a> {
             node.next_entry += 1;
             let item = (node.phase, *item);
             match node.worker.submit(Time(self.now), entry, request) {
-                Ok(()) => {
-                    node.open.insert(entry, ());
+                Ok(ticket) => {
+                    node.open.insert(entry, ticket);
                     self.trace
                         .events
                         .push(Event::Submitted { rank, entry, item });
@@ -395,7 +395,8 @@ impl<'a> Cluster<'a> {
                 self.send_up(to, rank, bytes);
             }
             WorkerAction::Execute(execution) => {
-                let digest = Digest::of(&execution);
+                let open = &self.nodes[rank.index()].open;
+                let digest = Digest::of(&execution, |entry| *open.get(&entry)?);
                 self.trace.events.push(Event::Executed { rank, digest });
                 for item in &execution.items {
                     if let Some(entry) = item.entry {

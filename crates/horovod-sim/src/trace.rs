@@ -2,7 +2,7 @@
 
 use horovod_protocol::{
     Completion, Device, EntryId, Execution, Op, OpError, ProcessSetId, Rank, Seq, StallReport,
-    TensorMeta,
+    TensorMeta, Ticket,
 };
 
 /// Everything that happened, in order.
@@ -109,6 +109,8 @@ pub struct Digest {
     pub contributors: u32,
     /// The requests.
     pub items: Vec<ItemDigest>,
+    /// Its ticket.
+    pub ticket: Option<Ticket>,
 }
 
 /// One request of an execution.
@@ -120,13 +122,15 @@ pub struct ItemDigest {
     pub tensors: Vec<TensorMeta>,
     /// Rows of all members.
     pub first_dims: Vec<Vec<u64>>,
-    /// Whether this rank contributes; the only thing that may differ.
+    /// Whether this rank contributes; this and the next may differ.
     pub present: bool,
+    /// The ticket that this rank got for it.
+    pub ticket: Option<Ticket>,
 }
 
 impl Digest {
-    /// What matters of an execution.
-    pub fn of(execution: &Execution) -> Self {
+    /// What matters of an execution; `tickets` are those that this rank got when it submitted.
+    pub fn of(execution: &Execution, tickets: impl Fn(EntryId) -> Option<Ticket>) -> Self {
         let own_rows = matches!(execution.op, Op::Allgather | Op::Alltoall);
         let tensors = |tensors: &[TensorMeta]| -> Vec<TensorMeta> {
             let mut tensors = tensors.to_vec();
@@ -152,8 +156,10 @@ impl Digest {
                     tensors: tensors(&item.tensors),
                     first_dims: item.first_dims.clone(),
                     present: item.entry.is_some(),
+                    ticket: item.entry.and_then(&tickets),
                 })
                 .collect(),
+            ticket: execution.ticket,
         }
     }
 }

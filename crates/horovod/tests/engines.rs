@@ -178,6 +178,43 @@ fn a_mismatch_is_an_error_on_every_rank_and_the_job_goes_on() {
 }
 
 #[test]
+fn an_operand_of_an_operation_that_failed_is_not_that_of_the_next() {
+    on_ranks(2, |engine, rank| {
+        let sum_of = |value: usize| {
+            let mut data = vec![value as f32; 4];
+            let handle = submit(engine, "x", SUM, vec![in_place(&mut data)]).unwrap();
+            finish(engine, handle).map(|_| data[0])
+        };
+        for round in 0..20 {
+            for step in 0..3 {
+                assert_eq!(
+                    sum_of(round + step + rank).unwrap(),
+                    (2 * (round + step) + 1) as f32
+                );
+            }
+            // Known to one rank, which may have staged it, and wrong on the other.
+            if rank == 0 {
+                sum_of(1000).unwrap_err();
+            } else {
+                let mut data = vec![1.0f32; 5];
+                let handle = submit(engine, "x", SUM, vec![in_place(&mut data)]).unwrap();
+                finish(engine, handle).unwrap_err();
+            }
+            // Beside another, so that this time it is not staged early.
+            let (mut other, mut data) = (vec![1.0f32; 4], vec![rank as f32 + 1.0; 4]);
+            let y =
+                (rank == 0).then(|| submit(engine, "y", SUM, vec![in_place(&mut other)]).unwrap());
+            let x = submit(engine, "x", SUM, vec![in_place(&mut data)]).unwrap();
+            finish(engine, x).unwrap();
+            assert_eq!(data[0], 3.0);
+            let y =
+                y.unwrap_or_else(|| submit(engine, "y", SUM, vec![in_place(&mut other)]).unwrap());
+            finish(engine, y).unwrap();
+        }
+    });
+}
+
+#[test]
 fn a_duplicate_name_is_refused_and_leaves_nothing_behind() {
     on_ranks(2, |engine, rank| {
         let (mut a, mut b) = (vec![1.0f32; 8], vec![1.0f32; 8]);

@@ -3,6 +3,7 @@
 mod across;
 mod adasum;
 mod direct;
+mod early;
 mod exchange;
 mod hierarchical;
 mod pairwise;
@@ -20,6 +21,8 @@ use crate::error::CollectiveError;
 use crate::layout::SetLayout;
 use crate::select::{self, AllreduceAlgorithm};
 use crate::slices::{Piece, Segment, Vector};
+
+pub use early::stage_early;
 
 /// How values combine.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +81,12 @@ pub unsafe fn allreduce(
         };
         let algorithm = choose(bytes, ctx.layout, ctx.tuning);
         let stage = ctx.scratch.stages.begin(algorithm.stage_name());
+        let early = match ctx.ticket {
+            Some(ticket) => early::run(ctx, ticket, &reducer, &vector)?,
+            None => false,
+        };
         match algorithm {
+            _ if early => {}
             AllreduceAlgorithm::Alone => alone(&reducer, &vector),
             AllreduceAlgorithm::Direct => direct::run(ctx, &reducer, &vector)?,
             AllreduceAlgorithm::Staged => staged::run(ctx, &reducer, &vector)?,

@@ -202,6 +202,7 @@ impl Node {
                 me: self.rank,
                 seq: Seq(self.seq),
                 layout: &layout,
+                ticket: None,
                 tuning: &self.tuning,
                 scratch: &mut self.scratch,
             });
@@ -225,6 +226,7 @@ impl Node {
             me,
             seq: Seq(self.seq),
             layout: &layout,
+            ticket: None,
             tuning: &self.tuning,
             scratch: &mut self.scratch,
         }))

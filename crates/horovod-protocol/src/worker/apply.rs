@@ -6,7 +6,7 @@ use crate::error::{OpError, OpErrorKind, PeerLost, SET_REMOVED_TEXT};
 use crate::limits::FUSED_ITEMS_MAX;
 use crate::lookup::Lookup;
 use crate::message::{Item, Response, SetKey, Slot, Submission, ToWorker};
-use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, Seq, TensorMeta};
+use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, Seq, TensorMeta, Ticket};
 use std::sync::Arc;
 
 impl Worker {
@@ -42,6 +42,10 @@ impl Worker {
                 absent,
                 error,
             } => {
+                // Also where this rank did not ask: the others have used up their tickets.
+                if let Some(cached) = self.cached_of(*set, name) {
+                    cached.last = None;
+                }
                 if self.is_absent(absent) {
                     return Ok(());
                 }
@@ -154,17 +158,20 @@ impl Worker {
         };
         self.follow(*seq)?;
         let mut exec_items = self.spare.pop().unwrap_or_default();
+        let mut ticket = None;
         exec_items.reserve(items.len());
         for item in items {
             match item {
                 Item::Slots(slots) => {
                     exec_items.reserve(FUSED_ITEMS_MAX.min(slots.len as usize));
                     for slot in slots.slots() {
-                        exec_items.push(self.run_slot(&run, slot, &[])?);
+                        let (item, own) = self.run_slot(&run, *seq, slot, &[])?;
+                        exec_items.push(item);
+                        ticket = own;
                     }
                 }
                 Item::GatherSlot { slot, first_dims } => {
-                    exec_items.push(self.run_slot(&run, *slot, first_dims)?);
+                    exec_items.push(self.run_slot(&run, *seq, *slot, first_dims)?.0);
                 }
                 Item::New {
                     name,
@@ -172,10 +179,11 @@ impl Worker {
                     slot,
                     first_dims,
                 } => {
-                    exec_items.push(self.run_new(&run, name, tensors, *slot, first_dims)?);
+                    exec_items.push(self.run_new(&run, *seq, name, tensors, *slot, first_dims)?);
                 }
             }
         }
+        let ticket = ticket.filter(|_| exec_items.len() == 1 && absent.is_empty());
         self.actions.push_back(WorkerAction::Execute(Execution {
             seq: *seq,
             set: id,
@@ -184,16 +192,19 @@ impl Worker {
             device: *device,
             contributors: contributors as u32,
             items: exec_items,
+            ticket,
         }));
         Ok(())
     }
 
+    /// The item, and its ticket before this.
     fn run_slot(
         &mut self,
         run: &Run<'_>,
+        seq: Seq,
         slot: Slot,
         first_dims: &[u64],
-    ) -> Result<ExecItem, Violation> {
+    ) -> Result<(ExecItem, Option<Ticket>), Violation> {
         let index = *self
             .slots
             .get_mut(slot)
@@ -202,11 +213,13 @@ impl Worker {
             .entries
             .get_mut(index)
             .ok_or("used a slot that is not in use")?;
-        let cached = entry.cached.as_ref().filter(|c| c.slot == slot);
+        let cached = entry.cached.as_mut().filter(|c| c.slot == slot);
         let cached = cached.ok_or("used a slot that was replaced")?;
         if entry.set != run.set {
             return Err("used a slot of another process set");
         }
+        let ticket = cached.ticket();
+        cached.last = Some(seq);
         let (id, content) = if run.absent {
             (None, &cached.content)
         } else {
@@ -226,18 +239,22 @@ impl Worker {
             entry.pending = None;
             self.pending -= 1;
         }
-        Ok(item)
+        Ok((item, ticket))
     }
 
     fn run_new(
         &mut self,
         run: &Run<'_>,
+        seq: Seq,
         name: &Arc<str>,
         tensors: &Arc<[TensorMeta]>,
         slot: Option<Slot>,
         first_dims: &[u64],
     ) -> Result<ExecItem, Violation> {
         let first_dims = run.rows(tensors.len(), first_dims)?;
+        if let Some(cached) = self.cached_in(run.set, name) {
+            cached.last = None;
+        }
         if run.absent {
             return Ok(ExecItem {
                 entry: None,
@@ -280,11 +297,23 @@ impl Worker {
                 entry.cached = Some(Cached {
                     slot,
                     content: pending.content,
+                    last: Some(seq),
                 });
             }
             None => self.forget_if_unused(index),
         }
         Ok(item)
+    }
+
+    /// What is known of a name.
+    fn cached_of(&mut self, set: SetKey, name: &str) -> Option<&mut Cached> {
+        let id = *self.ids.get(&set)?;
+        self.cached_in(id, name)
+    }
+
+    fn cached_in(&mut self, set: ProcessSetId, name: &str) -> Option<&mut Cached> {
+        let index = *self.sets.get(&set)?.names.get(name)?;
+        self.entries.get_mut(index)?.cached.as_mut()
     }
 
     fn complete(

@@ -21,6 +21,7 @@ fn allreduce(set: ProcessSetId, name: &str, elems: u64) -> Execution {
             scale: Scale::NONE,
         },
         device: Device::Cpu,
+        ticket: None,
         contributors: 2,
         items: vec![ExecItem {
             entry: None,

@@ -7,8 +7,8 @@ mod pump;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use horovod_collectives::Scratch;
-use horovod_protocol::{Execution, PeerLost};
+use horovod_collectives::{Reduction, Scratch, Segment};
+use horovod_protocol::{EntryId, Execution, Op, PeerLost};
 use horovod_transport::{Data, Mesh};
 
 use pump::Pump;
@@ -34,6 +34,8 @@ pub(super) struct Driver {
     lists: Lists,
     /// Where the next job puts its tensors.
     spare: Vec<Option<Entry>>,
+    /// The submission whose operand was staged early last.
+    staged: Option<EntryId>,
     /// Broken off by a thread that had to leave; goes on before anything else.
     parked: Option<Job>,
     /// A panic has passed through.
@@ -86,6 +88,7 @@ impl Driver {
             scratch: Scratch::default(),
             lists: Lists::default(),
             spare: Vec::new(),
+            staged: None,
             data,
             pump: Pump::new(config, control, waiter, (topology, tree), shared),
             parked: None,
@@ -106,6 +109,7 @@ impl Driver {
             if self.broken {
                 return Work::Finished;
             }
+            self.stage_early();
             let progress = self.pump.turn();
             if let Some(mut job) = self.next_job() {
                 self.pump.waiter.disarm();
@@ -134,6 +138,7 @@ impl Driver {
         self.pump.waiter.disarm();
         self.pump.leave_by = Some(deadline);
         self.pump.waiter.set_has_time(true);
+        self.stage_early();
         let mut spins = 0;
         loop {
             let progress = self.pump.turn();
@@ -175,11 +180,62 @@ impl Driver {
     /// Say and hear what can be said and heard now. In a job of one rank, also carry out what is small: there
     /// is nobody to wait for.
     pub(super) fn glance(&mut self) {
+        self.stage_early();
         self.pump.turn();
         while self.pump.shared.alone && self.next_is_small() {
             let Some(job) = self.next_job() else { break };
             self.carry_out(job);
             self.pump.turn();
+        }
+    }
+
+    /// If a known request is about to be told of, and the only one: put its operand where the peers will look for it
+    /// when it is decided to run it.
+    fn stage_early(&mut self) {
+        let mut state = self.pump.shared.lock();
+        let Some((id, ticket)) = state.early.take() else {
+            return;
+        };
+        let (request, worker) = (&state.request, &state.worker);
+        let before = self.staged.filter(|id| state.entries.contains_key(&id.0));
+        let known = worker.members(request.set);
+        let known = known.and_then(|members| self.layouts.known(request.set, members));
+        let (Some(entry), Some(layout), Op::Allreduce { op, scale }, None) =
+            (state.entries.get(&id.0), known, &request.op, before)
+        else {
+            return;
+        };
+        let [tensor] = &*entry.tensors else { return };
+        let elems = tensor.meta.elems().and_then(|n| usize::try_from(n).ok());
+        let (Some(elems), false) = (elems, entry.has_event()) else {
+            return;
+        };
+        let segment = Segment {
+            input: tensor.input,
+            output: std::ptr::null_mut(),
+            elems,
+        };
+        let reduction = Reduction {
+            dtype: tensor.meta.dtype,
+            op: *op,
+            scale: *scale,
+            divisor: 1,
+        };
+        let crowded = self.pump.waiter.is_crowded();
+        // SAFETY: the submitter promised that its memory stays valid and untouched until completion, which is later,
+        // for the entry is still pending.
+        let staged = unsafe {
+            horovod_collectives::stage_early(
+                &self.data,
+                layout,
+                &self.tuned.tuning,
+                (&mut self.scratch, crowded),
+                ticket,
+                (&reduction, segment),
+            )
+        };
+        if staged {
+            self.staged = Some(id);
         }
     }
 

@@ -57,6 +57,12 @@ impl Layouts {
         }
     }
 
+    /// The layout of a set that has been used.
+    pub(super) fn known(&self, set: ProcessSetId, members: &[Rank]) -> Option<&SetLayout> {
+        let (known, layout) = self.sets.get(&set)?;
+        (known[..] == *members).then_some(layout)
+    }
+
     /// Ids are reused after a removal, so the members decide whether a kept layout still fits.
     fn of(&mut self, set: ProcessSetId, members: &Arc<[Rank]>) -> Arc<SetLayout> {
         if let Some((known, layout)) = self.sets.get(&set)
@@ -192,6 +198,7 @@ pub(super) fn run(
         members: &execution.members,
         me: index,
         seq: execution.seq,
+        ticket: execution.ticket,
         layout: &layout,
         tuning,
         scratch,

@@ -20,8 +20,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    Device, EntryId, ExecItem, Op, OpError, OpErrorKind, ProcessSetId, Rank, Request, Time, Worker,
-    WorkerConfig,
+    Device, EntryId, ExecItem, Op, OpError, OpErrorKind, ProcessSetId, Rank, Request, Ticket, Time,
+    Worker, WorkerConfig,
 };
 use horovod_transport::{Doorbell, Mesh, Topology};
 
@@ -108,8 +108,10 @@ pub(crate) struct State {
     with_event: usize,
     /// Calls without a name, by their prefix.
     unnamed: BTreeMap<ProcessSetId, Vec<(Box<str>, u64)>>,
-    /// The last request; the next is put together in its memory.
+    /// The last request; the next is put together in its memory. With [`Self::early`] that one.
     request: Request,
+    /// A known request that nobody has been told of, the only one.
+    early: Option<(EntryId, Ticket)>,
 }
 
 impl State {
@@ -126,6 +128,7 @@ impl State {
                 device: Device::Cpu,
                 tensors: Vec::new(),
             },
+            early: None,
         }
     }
 

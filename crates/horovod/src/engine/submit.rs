@@ -92,16 +92,25 @@ impl Engine {
         let handle = self.shared.handles.create();
         let id = EntryId(handle.0);
         let now = self.shared.now();
+        state.early = None;
         let State {
             worker, request, ..
         } = &mut *state;
-        if let Err(e) = worker.submit(now, id, request) {
+        let submitted = worker.submit(now, id, request);
+        if let Err(e) = &submitted {
             // It may be of any length.
             request.name = String::new();
             drop(state);
             self.shared.handles.cancel(handle);
-            return Err(public_error(&e));
+            return Err(public_error(e));
         }
+        // With others on their way it is likely to be fused with them.
+        let alone = worker.pending() == 1;
+        state.early = submitted
+            .ok()
+            .flatten()
+            .filter(|_| alone)
+            .map(|ticket| (id, ticket));
         if named.is_none() {
             state.count_unnamed(set, prefix);
         }

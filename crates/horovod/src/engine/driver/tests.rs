@@ -43,6 +43,7 @@ fn sum_over(ranks: &[u32], entry: Option<EntryId>) -> Execution {
         },
         device: Device::Cpu,
         contributors: 1,
+        ticket: None,
         items: vec![ExecItem {
             entry,
             name: "x".into(),

@@ -1,0 +1,71 @@
+//! Small vectors on one host whose operands all members had staged when they said that they are ready: with the
+//! decision to run it everything is there, and nobody waits for anybody.
+//!
+//! It is the direct algorithm without its hand-over, so the bits are the same.
+
+use horovod_protocol::Ticket;
+use horovod_transport::Data;
+
+use super::{Reducer, Reduction, reduce_range};
+use crate::context::{Ctx, Tuning};
+use crate::error::CollectiveError;
+use crate::layout::SetLayout;
+use crate::local::Local;
+use crate::scratch::Scratch;
+use crate::select;
+use crate::slices::{Segment, Vector};
+
+/// Stages the operand of the allreduce that will run with `ticket` as its [`Ctx::ticket`], if it is small enough for
+/// that; whether it was. For a rank that is about to say that it is ready, and has said so of nothing else that was
+/// staged early and has not run.
+///
+/// # Safety
+/// The input is readable, and nobody writes to it until the operation has ended.
+pub unsafe fn stage_early(
+    data: &Data,
+    layout: &SetLayout,
+    tuning: &Tuning,
+    (scratch, crowded): (&mut Scratch, bool),
+    ticket: Ticket,
+    (red, seg): (&Reduction, Segment),
+) -> bool {
+    let bytes = seg.elems.saturating_mul(red.dtype.size());
+    if bytes == 0 || bytes > select::early_max_bytes(red.op, crowded, layout, tuning) {
+        return false;
+    }
+    let reducer = Reducer::new(red);
+    let Ok(Some(local)) = Local::of(data, layout) else {
+        return false;
+    };
+    let vector = scratch.vector(red.dtype.size(), [seg]);
+    let staged = !reducer.prescaled
+        && local.stage_early(scratch, ticket, bytes, |to| {
+            for piece in vector.pieces(0..vector.len()) {
+                // SAFETY: the caller's promise; the vector fits the area, which nobody reads before it is published.
+                unsafe { reducer.stage(&piece, to.wrapping_add(piece.at)) };
+            }
+        });
+    scratch.put_vector(vector);
+    staged
+}
+
+/// Whether it was possible, and so is done.
+pub(super) fn run(
+    ctx: &mut Ctx<'_>,
+    ticket: Ticket,
+    reducer: &Reducer,
+    vector: &Vector,
+) -> Result<bool, CollectiveError> {
+    let Some(local) = Local::new(ctx)? else {
+        return Ok(false);
+    };
+    let mut sources = std::mem::take(&mut ctx.scratch.sources);
+    let shape = (local.me(), local.len());
+    let all = 0..vector.len();
+    let result = local.run_early(ctx, ticket, |theirs| {
+        // SAFETY: the caller of the collective vouches for the segments; all members have published their areas.
+        unsafe { reduce_range(&mut sources, reducer, vector, all, shape, theirs, None) };
+    });
+    ctx.scratch.sources = sources;
+    result
+}
