@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use horovod_protocol::{
     Device, EntryId, ExecItem, Op, OpError, OpErrorKind, ProcessSetId, Rank, Request, Ticket, Time,
-    Worker, WorkerConfig,
+    Worker, WorkerAction, WorkerConfig,
 };
 use horovod_transport::{Doorbell, Mesh, Topology};
 
@@ -130,6 +130,14 @@ impl State {
             },
             early: None,
         }
+    }
+
+    fn poll_action(&mut self) -> Option<WorkerAction> {
+        let action = self.worker.poll_action();
+        if let Some(WorkerAction::Send(_)) = action {
+            self.early = None;
+        }
+        action
     }
 
     fn insert(&mut self, id: EntryId, entry: Entry) {

@@ -249,12 +249,7 @@ impl Pump {
     fn drain_actions(&mut self) -> bool {
         let mut progress = false;
         loop {
-            let mut state = self.shared.lock();
-            let action = state.worker.poll_action();
-            if let Some(WorkerAction::Send(_)) = action {
-                state.early = None;
-            }
-            drop(state);
+            let action = self.shared.lock().poll_action();
             if let Some(action) = action {
                 progress = true;
                 self.worker_action(action);
