@@ -139,3 +139,24 @@ def test_strangers_fill_no_log(job) -> None:
                 connection.sendall(b"horovod" if attempt % 2 else b"GET / HTTP/1.1\r\n\r\n")
     lines = job.stderr.splitlines()[before:]
     assert len(lines) < 20, lines
+    # That somebody knocks is told, with the address, by the launcher too: its rendezvous is one of the places.
+    pattern = r"horovodrun: warning: closed a connection that is not part of the job \(from=127\.0\.0\.1:\d+, why="
+    assert any(re.match(pattern, line) for line in lines), lines
+
+
+def test_how_much_the_launcher_tells_of_strangers_is_a_setting(
+    script, jobs, tmp_path: Path
+) -> None:
+    for level, is_told in (("ERROR", False), ("WARNING", True)):
+        stop = tmp_path / level
+        words = [harness.HOROVODRUN, "-np", "1", "--log-level", level, sys.executable]
+        job = jobs(harness.Job([*words, script(WORK_UNTIL_TOLD), str(stop)]))
+        job.wait_for("working")
+        [place] = strangers.listening([job.process.pid])
+        with strangers.connect(place) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            # The launcher has closed it once this returns: then it has been reported, or not.
+            assert connection.recv(1) == b""
+        stop.touch()
+        job.succeed()
+        assert ("not part of the job" in job.stderr) == is_told, job.report()

@@ -50,6 +50,7 @@ impl Shared {
 pub(crate) struct Writer {
     shared: Arc<Shared>,
     wake: UnixStream,
+    bell: UnixStream,
 }
 
 impl Writer {
@@ -58,6 +59,7 @@ impl Writer {
         let (wake, ring) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         ring.set_nonblocking(true)?;
+        let bell = ring.try_clone()?;
         let theirs = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("output".to_owned())
@@ -73,7 +75,7 @@ impl Writer {
                 }
                 .run();
             })?;
-        Ok(Self { shared, wake })
+        Ok(Self { shared, wake, bell })
     }
 
     /// More files; they are numbered in the order in which they are added.
@@ -83,6 +85,11 @@ impl Writer {
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
+    }
+
+    /// What makes [`Self::as_fd`] readable: for others who have something for the launcher's thread.
+    pub(crate) fn bell(&self) -> io::Result<UnixStream> {
+        self.bell.try_clone()
     }
 
     pub(crate) fn has_room(&self) -> bool {

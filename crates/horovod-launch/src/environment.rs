@@ -66,6 +66,15 @@ pub(crate) fn start_timeout() -> Option<u32> {
         .filter(|seconds| *seconds > 0)
 }
 
+/// `HOROVOD_LOG_LEVEL`, empty if it is not set.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn log_level() -> String {
+    std::env::var("HOROVOD_LOG_LEVEL").unwrap_or_default()
+}
+
 /// See [`crate::leash`].
 #[expect(
     clippy::disallowed_methods,

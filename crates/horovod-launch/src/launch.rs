@@ -42,6 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
     let signals = Signals::watch()?;
     leash::watch();
     let mut output = Output::new(size, options.prefix_timestamp)?;
+    output.show_log(options)?;
 
     let hosts: Vec<&Host> = placements.iter().map(|placement| &placement.host).collect();
     let are_local = remote::are_local(&hosts, start_timeout);

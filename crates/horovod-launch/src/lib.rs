@@ -24,6 +24,7 @@ mod job;
 mod launch;
 mod leash;
 mod link;
+mod log;
 mod options;
 mod output;
 mod platform;

@@ -10,8 +10,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use crate::args::Options;
 use crate::console::{Target, Writer};
 use crate::frames::Stream;
+use crate::log::Log;
 use crate::platform::asctime;
 
 /// A line longer than this is passed on in pieces.
@@ -73,6 +75,7 @@ pub(crate) struct Output {
     /// Whose line is open on stdout and stderr; one entry for both if they are the same file.
     open: [Option<(u32, Stream)>; 2],
     is_one_console: bool,
+    log: Log,
 }
 
 impl Output {
@@ -98,7 +101,20 @@ impl Output {
             files: BTreeMap::new(),
             timestamps,
             open: [None; 2],
+            log: Log::default(),
         })
+    }
+
+    /// Shows from now on what this process logs, at the level of these options.
+    pub(crate) fn show_log(&mut self, options: &Options) -> io::Result<()> {
+        self.log = Log::install(options, self.writer.bell()?);
+        Ok(())
+    }
+
+    fn say_log(&mut self) {
+        for line in self.log.take() {
+            self.say(&line);
+        }
     }
 
     /// Creates `directory/rank.N/stdout` and `stderr` for every rank, with as many digits as `size` ranks need.
@@ -174,9 +190,12 @@ impl Output {
         self.writer.as_fd()
     }
 
-    /// Whether more output should be taken from the ranks.
-    pub(crate) fn has_room(&self) -> bool {
-        self.writer.has_room()
+    /// Whether more output should be taken from the ranks. Says what was logged meanwhile.
+    pub(crate) fn has_room(&mut self) -> bool {
+        // The bell is silenced first: who rings after that is heard again.
+        let has_room = self.writer.has_room();
+        self.say_log();
+        has_room
     }
 
     /// Whether nobody reads the launcher's stdout any more.
@@ -259,7 +278,8 @@ impl Output {
     }
 
     /// Writes what is left, but does not wait for a reader that has stopped when `patience` is over.
-    pub(crate) fn close(self, patience: Option<std::time::Duration>) {
+    pub(crate) fn close(mut self, patience: Option<std::time::Duration>) {
+        self.say_log();
         self.writer.close(patience);
     }
 

@@ -56,6 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
     let signals = Signals::watch()?;
     leash::watch();
     let mut output = Output::new(0, options.prefix_timestamp)?;
+    output.show_log(options)?;
     if let Some(directory) = &options.output_filename {
         raise_file_limit();
         let most = elastic.max_np.unwrap_or(np);
