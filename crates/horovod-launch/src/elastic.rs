@@ -15,4 +15,6 @@ mod seats;
 mod simulation;
 mod start;
 
+pub use driver::Driver;
+pub use events::{Action, Cause, Ending, Event, Policy, Time, WorkerId};
 pub(crate) use start::run;

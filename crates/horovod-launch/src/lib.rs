@@ -15,7 +15,7 @@ mod check_build;
 mod config_file;
 mod console;
 mod doctor;
-mod elastic;
+pub mod elastic;
 mod environment;
 pub mod frames;
 pub mod hosts;

@@ -5,7 +5,7 @@ use crate::platform::signal_name;
 
 /// How a rank ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub enum Cause {
     /// Its process ended.
     Exit(ExitStatus),
     /// Its host was lost; why.
@@ -29,7 +29,7 @@ pub(crate) struct End {
 
 impl Cause {
     /// `exited with code 3`, `killed by signal 9 (SIGKILL)`: as other ranks are told.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         match self {
             Self::Exit(ExitStatus::Code(code)) => format!("exited with code {code}"),
             Self::Exit(ExitStatus::Signal(signal)) => {
@@ -40,12 +40,12 @@ impl Cause {
     }
 
     /// Whether this is a failure.
-    pub(crate) fn is_failure(&self) -> bool {
+    pub fn is_failure(&self) -> bool {
         *self != Self::Exit(ExitStatus::Code(0))
     }
 
     /// Exit code as a shell gives it.
-    pub(crate) fn code(&self) -> u8 {
+    pub fn code(&self) -> u8 {
         match self {
             Self::Exit(ExitStatus::Code(code)) => (*code & 0xff) as u8,
             Self::Exit(ExitStatus::Signal(signal)) => (128 + (*signal & 0x7f)) as u8,

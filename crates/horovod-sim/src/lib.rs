@@ -1,6 +1,9 @@
-//! A seeded cluster of the real negotiation state machines on one thread: a virtual clock, links
+//! A seeded cluster of the real state machines on one thread: a virtual clock, links
 //! with random delays, programs with mistakes, joins, process sets, deaths and shutdowns, and
 //! checkers of what must always hold. For development only.
+//!
+//! [`run_job_seed`] runs whole elastic jobs besides: the launcher's driver, the rendezvous and the negotiation of one
+//! generation after the other, while processes crash and are started again and hosts are cut off.
 //!
 //! One integer decides everything: [`run_seed`] with the seed of a failure repeats it exactly.
 //!
@@ -10,6 +13,7 @@
 
 mod checkers;
 mod cluster;
+mod members;
 mod plan;
 mod rng;
 mod trace;
@@ -17,6 +21,7 @@ mod trace;
 pub use checkers::{Failure, check, check_alike};
 pub use cluster::{run_plan, run_plan_in};
 use horovod_protocol::Tree;
+pub use members::{JobLimits, Outcome, run_job_seed};
 pub use plan::{Delays, Ending, Expected, Limits, Phase, Plan};
 pub use rng::Rng;
 pub use trace::{Digest, End, Event, ItemDigest, Trace};

@@ -63,7 +63,7 @@ pub(super) struct Failed {
 
 /// The state of a job.
 #[derive(Debug)]
-pub(crate) struct Driver {
+pub struct Driver {
     pub(super) policy: Policy,
     pub(super) hosts: Vec<Host>,
     pub(super) workers: BTreeMap<WorkerId, Worker>,
@@ -96,7 +96,8 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(policy: Policy) -> Self {
+    /// A job that has just begun.
+    pub fn new(policy: Policy) -> Self {
         Self {
             policy,
             hosts: Vec::new(),
@@ -121,7 +122,7 @@ impl Driver {
     }
 
     /// Something happened.
-    pub(crate) fn handle(&mut self, now: Time, event: Event) {
+    pub fn handle(&mut self, now: Time, event: Event) {
         if self.is_over {
             return;
         }
@@ -158,14 +159,14 @@ impl Driver {
     }
 
     /// The time has come that [`Driver::next_deadline`] named.
-    pub(crate) fn handle_timeout(&mut self, now: Time) {
+    pub fn handle_timeout(&mut self, now: Time) {
         if !self.is_over {
             self.settle(now);
         }
     }
 
     /// When to call [`Driver::handle_timeout`] at the latest.
-    pub(crate) fn next_deadline(&self) -> Option<Time> {
+    pub fn next_deadline(&self) -> Option<Time> {
         if self.is_over {
             return None;
         }
@@ -185,12 +186,12 @@ impl Driver {
     }
 
     /// What to do next; ask until there is nothing.
-    pub(crate) fn poll_action(&mut self) -> Option<Action> {
+    pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
     /// A worker for people: its rank in the last round, or its place.
-    pub(crate) fn name(&self, worker: WorkerId) -> String {
+    pub fn name(&self, worker: WorkerId) -> String {
         let rank = self.round.iter().position(|w| *w == worker);
         match (rank, self.workers.get(&worker)) {
             (Some(rank), Some(w)) => format!("rank {rank} on host {}", w.host),

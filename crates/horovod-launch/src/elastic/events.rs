@@ -4,75 +4,105 @@ use std::time::Duration;
 
 use horovod_transport::rendezvous::Seat;
 
-use crate::report::Cause;
+pub use crate::report::Cause;
 
 /// Number of a process; never used twice in a job.
-pub(crate) type WorkerId = u32;
+pub type WorkerId = u32;
 /// Since the job's start.
-pub(crate) type Time = Duration;
+pub type Time = Duration;
 
 /// What the job is allowed.
 #[derive(Clone, Debug)]
-pub(crate) struct Policy {
+pub struct Policy {
     /// Slots needed before anything is started, and workers for the first round.
-    pub(crate) first_np: u32,
+    pub first_np: u32,
     /// Workers needed for every later round.
-    pub(crate) min_np: u32,
+    pub min_np: u32,
     /// Most workers.
-    pub(crate) max_np: u32,
+    pub max_np: u32,
     /// How long to wait: for enough workers, for members to come out of a round that is over for another, for a
     /// worker that shall be removed to come to its next commit.
-    pub(crate) patience: Duration,
+    pub patience: Duration,
     /// How long the first round waits for those beyond `first_np`.
-    pub(crate) start_grace: Duration,
+    pub start_grace: Duration,
     /// Most rounds after the first.
-    pub(crate) reset_limit: Option<u32>,
+    pub reset_limit: Option<u32>,
     /// How long a failed host is left alone: the first time, and at most. `None`: for good.
-    pub(crate) cooldown: Option<(Duration, Duration)>,
+    pub cooldown: Option<(Duration, Duration)>,
     /// Failures of one slot within a minute after which it rests.
-    pub(crate) slot_failures_max: u32,
+    pub slot_failures_max: u32,
     /// The list of hosts will never change.
-    pub(crate) has_fixed_hosts: bool,
+    pub has_fixed_hosts: bool,
 }
 
 /// What happened.
 #[derive(Clone, Debug)]
-pub(crate) enum Event {
+pub enum Event {
     /// The hosts and slots that there are now.
     Hosts(Vec<(String, u32)>),
     /// Workers can be started there.
     HostReady(String),
     /// Nothing runs there any more, and cannot for now.
-    HostLost { host: String, why: String, code: u8 },
+    HostLost {
+        /// The host.
+        host: String,
+        /// What happened, for people.
+        why: String,
+        /// The exit code that follows from it.
+        code: u8,
+    },
     /// A worker waits at the door.
-    Joined { worker: WorkerId, held: u8 },
+    Joined {
+        /// Which.
+        worker: WorkerId,
+        /// What it holds of the training state: 0 nothing, 1 its last commit, 2 what all others of its round hold.
+        held: u8,
+    },
     /// It does not wait any more.
     Away(WorkerId),
     /// What a member holds of the training state.
-    Held { worker: WorkerId, held: u8 },
+    Held {
+        /// Which.
+        worker: WorkerId,
+        /// As in `Joined`.
+        held: u8,
+    },
     /// The last round formed has come to stand.
     Up,
     /// A worker's process ended.
-    Exited { worker: WorkerId, cause: Cause },
+    Exited {
+        /// Which.
+        worker: WorkerId,
+        /// How.
+        cause: Cause,
+    },
 }
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub enum Action {
     /// Make it possible to start workers on this host.
     Open(String),
     /// No worker will be started there.
     Close(String),
     /// Start a worker.
     Start {
+        /// Its number.
         worker: WorkerId,
+        /// Where.
         host: String,
+        /// In which slot of the host.
         local: u32,
     },
     /// End a worker.
     Stop(WorkerId),
     /// Tell the others of its round that it is dead.
-    TellDeath { worker: WorkerId, cause: String },
+    TellDeath {
+        /// Which.
+        worker: WorkerId,
+        /// How it died.
+        cause: String,
+    },
     /// Let these workers be a round.
     Form(Vec<(WorkerId, Seat)>),
     /// Tell the members of the round that the members change.
@@ -87,13 +117,16 @@ pub(crate) enum Action {
 
 /// How the job went.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub enum Ending {
     /// All workers of the last round ended with 0.
     Success,
     /// Why not, and the worker to blame if there is one.
     Failure {
+        /// Who is to blame.
         worker: Option<WorkerId>,
+        /// The exit code.
         code: u8,
+        /// For people.
         why: String,
     },
 }

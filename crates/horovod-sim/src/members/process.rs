@@ -1,0 +1,343 @@
+//! One process of the job on its way into a round, as `crates/horovod-transport/src/mesh/connect.rs` goes it.
+
+use std::rc::Rc;
+
+use horovod_launch::elastic::WorkerId;
+use horovod_protocol::Tree;
+use horovod_transport::testing::{Heard, Saying};
+
+use super::engine::Engine;
+use super::links::{LinkId, Message};
+use super::script::Script;
+use super::world::{Happening, MS, PATIENCE, SECOND, World};
+
+/// Where a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Importing,
+    /// Looks for the rendezvous, until then.
+    Dialing(u64),
+    /// Waits there, since then.
+    AtDoor(u64),
+    /// Has the roster and will say where it listens, until then.
+    Preparing(u64),
+    /// Has said so.
+    Ready(u64),
+    /// Connects to the others.
+    Linking(u64),
+    /// Its engine runs.
+    Member,
+}
+
+/// What a process knows of its round.
+#[derive(Clone, Debug)]
+pub(super) struct Roster {
+    pub(super) generation: u64,
+    pub(super) rank: u32,
+    pub(super) tree: Rc<Tree>,
+    pub(super) members: Rc<[WorkerId]>,
+    pub(super) hosts: Rc<[usize]>,
+}
+
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) host: usize,
+    pub(super) local: u32,
+    pub(super) agent: u64,
+    pub(super) stage: Stage,
+    /// Counts its stages, so that what was planned for an earlier one does not happen.
+    pub(super) epoch: u64,
+    pub(super) client: Option<u64>,
+    pub(super) roster: Option<Roster>,
+    /// What was announced over the present connection to the rendezvous: newest version, all kinds.
+    pub(super) updates: (u64, u8),
+    pub(super) engine: Option<Engine>,
+    pub(super) script: Script,
+}
+
+impl World {
+    pub(super) fn spawn(&mut self, worker: WorkerId, host: usize, local: u32, agent: u64) {
+        let mut there = self.processes.values();
+        if there.any(|p| p.host == host && p.local == local) {
+            self.fail(format!("two processes in slot {local} of h{host}"));
+        }
+        let process = Process {
+            host,
+            local,
+            agent,
+            stage: Stage::Importing,
+            epoch: 0,
+            client: None,
+            roster: None,
+            updates: (0, 0),
+            engine: None,
+            script: Script::default(),
+        };
+        self.processes.insert(worker, process);
+        self.tell(format!("worker {worker} starts on h{host}, slot {local}"));
+        let after = self.between(300 * MS, 5 * SECOND);
+        self.after(after, Happening::Goes(worker, 0));
+    }
+
+    /// Goes on after a time in the present stage.
+    pub(super) fn goes_after(&mut self, worker: WorkerId, delay: u64) {
+        if let Some(process) = self.processes.get_mut(&worker) {
+            process.epoch += 1;
+            let epoch = process.epoch;
+            self.after(delay, Happening::Goes(worker, epoch));
+        }
+    }
+
+    fn enter(&mut self, worker: WorkerId, stage: Stage, delay: u64) {
+        if let Some(process) = self.processes.get_mut(&worker) {
+            process.stage = stage;
+            self.goes_after(worker, delay);
+        }
+    }
+
+    pub(super) fn go_on(&mut self, worker: WorkerId, epoch: u64) {
+        let Some(process) = self.processes.get(&worker) else {
+            return;
+        };
+        if process.epoch != epoch {
+            return;
+        }
+        match process.stage {
+            Stage::Importing => self.dial(worker),
+            Stage::Dialing(until) => self.try_door(worker, until),
+            // It has waited there for longer than the launcher would.
+            Stage::AtDoor(_) => self.exit(worker, 1),
+            Stage::Preparing(until) => {
+                self.say(worker, &Saying::Ready);
+                let left = until.saturating_sub(self.now);
+                self.enter(worker, Stage::Ready(until), left);
+            }
+            Stage::Ready(_) => self.gives_up(worker),
+            Stage::Linking(until) => self.try_links(worker, until),
+            Stage::Member => self.script_goes_on(worker),
+        }
+    }
+
+    /// `hvd.init()`.
+    pub(super) fn dial(&mut self, worker: WorkerId) {
+        self.hang_up(worker);
+        let until = self.now + self.connect_timeout;
+        let after = self.rng.below(10 * MS);
+        self.enter(worker, Stage::Dialing(until), after);
+    }
+
+    fn hang_up(&mut self, worker: WorkerId) {
+        if let Some(process) = self.processes.get_mut(&worker)
+            && let Some(client) = process.client.take()
+        {
+            process.roster = None;
+            process.updates = (0, 0);
+            let way = (Some(process.host), None);
+            self.send(LinkId::ToDoor(client), way, Message::Closed);
+        }
+    }
+
+    fn try_door(&mut self, worker: WorkerId, until: u64) {
+        let Some(process) = self.processes.get(&worker) else {
+            return;
+        };
+        let host = process.host;
+        if !(self.is_open(None, Some(host)) && self.is_open(Some(host), None)) {
+            if self.now >= until {
+                return self.exit(worker, 1);
+            }
+            return self.goes_after(worker, SECOND);
+        }
+        let held = process.script.held;
+        self.next_client += 1;
+        let client = self.next_client;
+        self.clients.insert(client, (worker, host));
+        self.door.connected(client, worker);
+        if let Some(process) = self.processes.get_mut(&worker) {
+            process.client = Some(client);
+        }
+        let join = Saying::Join {
+            worker,
+            held: held as u8,
+            timeout_ms: self.connect_timeout / MS,
+            host: super::launcher::name_of(host),
+            fan_out: self.fan_out,
+        };
+        self.say(worker, &join);
+        let at_door = Stage::AtDoor(self.now);
+        self.enter(worker, at_door, 2 * PATIENCE + self.connect_timeout);
+    }
+
+    /// Says something to the rendezvous.
+    pub(super) fn say(&mut self, worker: WorkerId, what: &Saying) {
+        if let Some(process) = self.processes.get(&worker)
+            && let Some(client) = process.client
+        {
+            let way = (Some(process.host), None);
+            let message = Message::Bytes(what.encode());
+            self.send(LinkId::ToDoor(client), way, message);
+        }
+    }
+
+    pub(super) fn hear_from_door(&mut self, client: u64, message: Message) {
+        let Some((worker, _)) = self.clients.get(&client).copied() else {
+            return;
+        };
+        let Some(process) = self.processes.get_mut(&worker) else {
+            return;
+        };
+        if process.client != Some(client) {
+            return;
+        }
+        let is_joining = process.engine.is_none();
+        let Message::Bytes(bytes) = message else {
+            process.client = None;
+            if is_joining {
+                self.exit(worker, 1);
+            } else {
+                // A member would hear of no change any more, so it asks for a new round.
+                process.updates = (process.updates.0 + 1, process.updates.1 | 2);
+            }
+            return;
+        };
+        match Heard::decode(&bytes) {
+            None => self.fail(format!("worker {worker} cannot read what it is told")),
+            Some(Heard::Roster {
+                generation,
+                members,
+                fan_out,
+                seat,
+            }) => {
+                let rank = seat.map_or(u32::MAX, |seat| seat.rank);
+                self.enrol(worker, generation, &members, rank, fan_out);
+            }
+            Some(Heard::Table(_)) => {
+                if let Stage::Ready(until) = process.stage {
+                    self.fate_at(worker, "the table");
+                    let after = self.between(MS, 100 * MS);
+                    self.enter(worker, Stage::Linking(until), after);
+                }
+            }
+            Some(Heard::PeerDied(rank)) if !is_joining => self.told_of_death(worker, rank),
+            Some(Heard::HostsUpdated { version, kind }) => {
+                process.updates = (version, process.updates.1 | kind);
+            }
+            Some(Heard::PeerDied(_) | Heard::Aborted) if is_joining => self.dial(worker),
+            Some(Heard::Removed) if is_joining => {
+                self.tell(format!("worker {worker} is sent away"));
+                self.exit(worker, 0);
+            }
+            Some(Heard::Refused) if is_joining => self.exit(worker, 1),
+            Some(_) => {}
+        }
+    }
+
+    fn enrol(
+        &mut self,
+        worker: WorkerId,
+        generation: u64,
+        members: &[(u32, String)],
+        rank: u32,
+        fan_out: u32,
+    ) {
+        self.check_roster(worker, generation, members, rank);
+        let known = self.generations.entry(generation).or_insert_with(|| {
+            let workers: Rc<[WorkerId]> = members.iter().map(|(worker, _)| *worker).collect();
+            let hosts: Rc<[usize]> = members
+                .iter()
+                .map(|(_, host)| super::launcher::host_of(host))
+                .collect();
+            // Hosts by number, in the order in which they appear.
+            let mut seen: Vec<usize> = Vec::new();
+            let numbers: Vec<u32> = hosts
+                .iter()
+                .map(|host| {
+                    let at = seen.iter().position(|known| known == host);
+                    at.unwrap_or_else(|| {
+                        seen.push(*host);
+                        seen.len() - 1
+                    }) as u32
+                })
+                .collect();
+            let tree = Rc::new(Tree::new(&numbers, fan_out));
+            super::data::Generation::new(workers, hosts, tree)
+        });
+        let roster = Roster {
+            generation,
+            rank,
+            tree: known.tree.clone(),
+            members: known.members.clone(),
+            hosts: known.hosts.clone(),
+        };
+        if let Some(process) = self.processes.get_mut(&worker) {
+            process.roster = Some(roster);
+        }
+        self.fate_at(worker, "the roster");
+        let after = self.between(MS, 50 * MS);
+        let until = self.now + self.connect_timeout;
+        self.enter(worker, Stage::Preparing(until), after);
+    }
+
+    fn try_links(&mut self, worker: WorkerId, until: u64) {
+        let Some(process) = self.processes.get(&worker) else {
+            return;
+        };
+        let Some(roster) = process.roster.clone() else {
+            return;
+        };
+        let here = Some(process.host);
+        let listens = |other: &WorkerId| {
+            self.processes.get(other).is_some_and(|p| {
+                p.roster
+                    .as_ref()
+                    .is_some_and(|r| r.generation == roster.generation)
+            })
+        };
+        let mut hosts = roster.hosts.iter();
+        let reaches = hosts.all(|h| self.is_open(here, Some(*h)) && self.is_open(Some(*h), here));
+        if reaches && roster.members.iter().all(listens) {
+            self.fate_at(worker, "standing links");
+            self.become_member(worker, &roster);
+        } else if self.now >= until {
+            self.gives_up(worker);
+        } else {
+            self.goes_after(worker, 200 * MS);
+        }
+    }
+
+    /// The links of its round were not made in time.
+    fn gives_up(&mut self, worker: WorkerId) {
+        self.say(worker, &Saying::Failed);
+        self.exit(worker, 1);
+    }
+
+    /// The process ends by itself.
+    pub(super) fn exit(&mut self, worker: WorkerId, status: i32) {
+        if let Some(process) = self.processes.get_mut(&worker) {
+            process.epoch += 1;
+        }
+        self.after(0, Happening::Dies(worker, status));
+    }
+
+    /// A process is no more: what it had open is closed, and its agent tells.
+    pub(super) fn die(&mut self, worker: WorkerId, status: i32) {
+        let Some(process) = self.processes.get(&worker) else {
+            return;
+        };
+        let (host, agent) = (process.host, process.agent);
+        let stage = process.stage;
+        self.tell(format!(
+            "worker {worker} on h{host} ends with {status} ({stage:?}, {})",
+            process.script.describe()
+        ));
+        self.check_end_of(worker, status);
+        self.leave_generation(worker, &|| Message::Closed);
+        self.hang_up(worker);
+        self.processes.remove(&worker);
+        if self.hosts[host].agents.contains(&agent) {
+            let link = LinkId::FromAgent(host, agent);
+            let message = Message::Exited(worker, status);
+            self.send(link, (Some(host), None), message);
+        }
+    }
+}
