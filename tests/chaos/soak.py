@@ -1,7 +1,7 @@
 """An elastic job under random faults for a long time, checked against a run in which nothing went wrong: `make soak`.
 
     python tests/chaos/soak.py [--minutes 30] [--every 5] [--np 4] [--seed N] [--where local|hosts] [--only KIND]
-        [--json FILE]
+        [--torch] [--json FILE]
 
 Every so many seconds something happens to one of the ranks, or to the link between hosts: which fault, to whom and for
 how long is drawn from the seed. Every commit of every rank, and the state that each round begins with, must be that of
@@ -82,7 +82,7 @@ class Soak:
         hosts = f"host-a:{np - np // 2}\nhost-b:{np // 2}\n" if self.ground else f"localhost:{np}\n"
         (folder / "hosts").write_text(hosts)
         cell = {"phase": "everything", "elastic": True, "victim": -1}
-        cell |= {"length": args.length, "pause_s": args.pause}
+        cell |= {"length": args.length, "pause_s": args.pause, "torch": args.torch}
         (folder / "cell.json").write_text(json.dumps(cell))
         words = [
             str(harness.HOROVODRUN),
@@ -231,6 +231,7 @@ class Soak:
             "ranks": self.args.np,
             "seed": self.args.seed,
             "where": self.args.where,
+            "torch": self.args.torch,
             "faults": dict(Counter(fate.kind for fate in self.fates)),
             "faults in all": len(self.fates),
             "steps": max(steps),
@@ -267,6 +268,7 @@ def parser() -> argparse.ArgumentParser:
         "--pause", type=float, default=0.02, help="seconds that a step takes at least"
     )
     made.add_argument("--length", type=int, default=20_000, help="elements of a step's tensors")
+    made.add_argument("--torch", action="store_true", help="with PyTorch's state")
     made.add_argument("--json", type=Path, help="file for the figures")
     return made
 

@@ -26,6 +26,10 @@ from horovod.common.process_sets import global_process_set
 
 FOLDER = Path(sys.argv[1])
 CELL = json.loads((FOLDER / "cell.json").read_text())
+if CELL.get("torch"):
+    import torch
+
+    import horovod.torch as hvd
 PHASE: str = CELL["phase"]
 MIDDLE = 7  # the step at which things happen: neither the first, nor one that is committed
 COMMIT_EVERY = 3
@@ -179,6 +183,25 @@ class State(elastic.ObjectState):
         super().sync()
 
 
+def with_torch():
+    """The same training with PyTorch's state: what runs it, and the state."""
+
+    class TorchState(hvd.elastic.TorchState):
+        @property
+        def weights(self) -> np.ndarray:
+            return self.module.weight.detach().numpy().reshape(-1)
+
+        @weights.setter
+        def weights(self, new: np.ndarray) -> None:
+            self.module.weight.data.copy_(torch.from_numpy(new))
+
+    module = torch.nn.Linear(model.WIDTH, 1, bias=False, dtype=torch.float64)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    state = TorchState(module=module, optimizer=optimizer, step=0)
+    state.weights = model.start()
+    return hvd.elastic.run(train), state
+
+
 def begin_again() -> None:
     """What the elastic loop does between two generations, with a place to wait in the middle."""
     was_victim = _core.is_initialized() and is_victim()
@@ -224,8 +247,10 @@ def main() -> None:
     wait_here("init", victim=guessed == CELL["victim"])
     say("begins")
     basics.init()
-    state = State()
-    if _core.is_elastic():
+    run, state = with_torch() if CELL.get("torch") else (None, State())
+    if run:
+        run(state)
+    elif _core.is_elastic():
         elastic.run_fn(train, begin_again)(state)
     else:
         train(state)
