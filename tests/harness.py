@@ -279,12 +279,22 @@ def _listing(folder: Path) -> set[str]:
 def _socket_files(folder: Path) -> set[str]:
     """Socket files in a folder and one level below: where programs put them."""
     found = set()
-    for path in [*folder.glob("*"), *folder.glob("*/*")]:
-        with contextlib.suppress(OSError):
-            is_ours = not path.parent.name.startswith(MULTIPROCESSING)
-            if is_ours and stat.S_ISSOCK(path.lstat().st_mode):
-                found.add(str(path))
+    for place in [folder, *_entries(folder)]:
+        if place.name.startswith(MULTIPROCESSING):
+            continue
+        for path in _entries(place):
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    found.add(str(path))
     return found
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if it is none, or has just gone."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _dead_sockets(paths: set[str]) -> set[str]:

@@ -18,7 +18,6 @@ import harness
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 60.0
 NP = 3
-VICTIM = 1
 # Seconds of silence after which a rank is given up, in jobs in which one falls silent.
 HEARTBEAT_S = 2
 
@@ -41,6 +40,7 @@ class Run:
                     "phase": cell.phase,
                     "elastic": cell.elastic,
                     "victim": self._victim(),
+                    "inject": cell.inject,
                     "length": 20_000 if between else 1 << 20,
                     "pause_s": 0.002,
                 }
@@ -53,7 +53,7 @@ class Run:
         if self.wire:
             return NP - 1  # on the last host
         # The first rank of a host makes the memory that all share.
-        return 0 if self.cell.fault == "memory refused" else VICTIM
+        return 0 if self.cell.fault == "memory refused" else self.cell.victim
 
     def _command(self) -> list[str]:
         np = NP - 1 if self.grows else NP
@@ -108,6 +108,42 @@ class Run:
 
     def check(self) -> None:
         """Let it happen and see whether the promise is kept; AssertionError if not."""
+        if self.cell.inject:
+            self._check_inside()
+        else:
+            self._check_phase()
+        self.job.assert_nothing_left()
+        if self.ground:
+            self.ground.assert_nothing_left()
+        wrong = faults_in(said(self.job))
+        assert not wrong, "\n".join([*wrong, self.job.report()])
+
+    def _check_inside(self) -> None:
+        """Something happens to the victim at some point of its init, or has happened already."""
+        if self.cell.elastic:
+            self._round_since(0.0)
+            self._some_commits_since(0.0)
+            self._let_it_end()
+            self.job.succeed()
+            return
+        self._let_it_end()
+        code = self.job.wait()
+        ends = {s.pid: s.text for s in said(self.job)}
+        last = [text for text in ends.values() if text.startswith(("ended with ", "shut down"))]
+        is_killed = "signal=" in self.cell.inject
+        assert len(last) == NP - is_killed or len(last) == NP, self.job.report()
+        errors = [text for text in last if text.startswith("ended with ")]
+        assert bool(code) == bool(errors), f"exit status {code}\n{self.job.report()}"
+        assert len(errors) in (0, len(last)), self.job.report()
+        assert all(self._is_typed(text) for text in errors), self.job.report()
+        assert (self.folder / "trace").exists(), "strace has not run"
+
+    @staticmethod
+    def _is_typed(text: str) -> bool:
+        init = "ended with ValueError: Horovod initialization failed"
+        return text.startswith(("ended with HorovodInternalError: ", init))
+
+    def _check_phase(self) -> None:
         fault = faults.FAULTS[self.cell.fault]
         scene = self._scene()
         fault.do(scene)
@@ -120,11 +156,6 @@ class Run:
             plan.ERROR: self._ends_with_errors,
             plan.BLAMED: self._is_blamed,
         }[self.cell.promise](scene, fault, struck_at)
-        self.job.assert_nothing_left()
-        if self.ground:
-            self.ground.assert_nothing_left()
-        wrong = faults_in(said(self.job))
-        assert not wrong, "\n".join([*wrong, self.job.report()])
 
     def close(self) -> None:
         self.job.close()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ground
+import plan
 
 HERE = Path(__file__).resolve().parent
 
@@ -214,6 +215,13 @@ FAULTS = {
     "5 % loss": Fault(loss, needs_root=True, between_hosts=True),
     "200 ms delay": Fault(delay, needs_root=True, between_hosts=True),
 }
+
+
+def of(cell: plan.Cell) -> Fault:
+    """The fault of a cell; strace does by itself what happens at a system call."""
+    if cell.inject:
+        return Fault(lambda scene: None, programs=("strace",))
+    return FAULTS[cell.fault]
 
 
 def why_not(fault: Fault) -> str | None:

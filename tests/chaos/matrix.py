@@ -33,11 +33,12 @@ def attempt(cell: plan.Cell) -> dict[str, object]:
     """Run one cell; what became of it."""
     row = {"cell": cell.name, "fault": cell.fault, "phase": cell.phase, "promise": cell.promise}
     row["kind"] = "elastic" if cell.elastic else "static"
-    if reason := faults.why_not(faults.FAULTS[cell.fault]):
+    fault = faults.of(cell)
+    if reason := faults.why_not(fault):
         return {**row, "result": "not run", "text": reason, "seconds": 0.0}
     begin = time.monotonic()
     result, text = "kept", ""
-    between = made_ground() if faults.FAULTS[cell.fault].between_hosts else None
+    between = made_ground() if fault.between_hosts else None
     with tempfile.TemporaryDirectory(prefix="hvd-chaos-") as folder:
         run = cells.Run(cell, Path(folder), between)
         try:
@@ -58,7 +59,7 @@ def main() -> int:
     args = parser.parse_args()
     wanted = [
         cell
-        for cell in plan.cells()
+        for cell in (*plan.cells(), *plan.inside_init())
         if args.fault in cell.fault
         and args.phase in cell.phase
         and args.kind in (None, "elastic" if cell.elastic else "static")

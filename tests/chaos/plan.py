@@ -13,6 +13,9 @@ ERROR = "error"
 BLAMED = "blamed"
 """The work was done: the others end with 0, the exit status tells that one rank did not."""
 
+SETTLES = "settles"
+"""Static: all ranks end with 0, or all that live raise the typed error."""
+
 COLLECTIVES = (
     "allreduce",
     "grouped allreduce",
@@ -44,12 +47,15 @@ class Cell:
     promise: str
     tcp: bool = False
     """Ranks of one host talk over TCP."""
-    torch: bool = False
+    victim: int = 1
+    inject: str = ""
+    """What strace does to the victim at one of its system calls."""
 
     @property
     def name(self) -> str:
         kind = "elastic" if self.elastic else "static"
-        return f"{self.fault} during {self.phase} ({kind})"
+        whose = f", rank {self.victim}" if self.inject else ""
+        return f"{self.fault} during {self.phase} ({kind}{whose})"
 
 
 def promise(fault: str, phase: str, elastic: bool) -> str:
@@ -79,6 +85,53 @@ def cells() -> list[Cell]:
                     continue
                 tcp = fault == "connection reset"
                 found.append(Cell(fault, phase, elastic, promise(fault, phase, elastic), tcp))
+    return found
+
+
+# System calls of an init and how often a rank makes each at least: at each of them it may die. The first rank of a
+# host makes what all of it share, the others get it.
+CALLS = {
+    0: {
+        "socket": 2, "bind": 1, "listen": 1, "memfd_create": 1, "ftruncate": 1, "eventfd2": 3, "connect": 1,
+        "accept4": 2, "sendto": 6, "recvfrom": 10, "sendmsg": 2, "epoll_create1": 1, "clone3": 1,
+    },
+    1: {"socket": 2, "connect": 2, "sendto": 6, "recvfrom": 11, "recvmsg": 1, "epoll_create1": 1, "clone3": 1},
+}  # fmt: skip
+# And each of these it may be refused once.
+REFUSALS = (
+    ("memfd_create", "ENOMEM"),
+    ("ftruncate", "ENOSPC"),
+    ("eventfd2", "EMFILE"),
+    ("epoll_create1", "EMFILE"),
+    ("socket", "EMFILE"),
+    ("accept4", "EMFILE"),
+    ("connect", "ENETUNREACH"),
+    ("sendto", "ECONNRESET"),
+    ("recvfrom", "ECONNRESET"),
+    ("sendmsg", "ENOBUFS"),
+    ("recvmsg", "ENOBUFS"),
+    ("clone3", "EAGAIN"),
+)
+
+
+def inside_init() -> list[Cell]:
+    """One cell for each system call of an init."""
+    found = []
+    for victim, calls in CALLS.items():
+        injections = {
+            f"SIGKILL at {call} {n}": f"{call}:signal=SIGKILL:when={n}"
+            for call, count in calls.items()
+            for n in range(1, count + 1)
+        }
+        injections |= {
+            f"{error} of {call} {n}": f"{call}:error={error}:when={n}"
+            for call, error in REFUSALS
+            for n in range(1, calls.get(call, 0) + 1)
+        }
+        for fault, inject in injections.items():
+            for elastic in (True, False):
+                kept = GOES_ON if elastic else SETTLES
+                found.append(Cell(fault, "inside init", elastic, kept, False, victim, inject))
     return found
 
 
@@ -113,4 +166,6 @@ _CHOSEN = {
 
 
 def chosen() -> list[Cell]:
-    return [cell for cell in cells() if (cell.fault, cell.phase, cell.elastic) in _CHOSEN]
+    """The cells of `make test`."""
+    some = [cell for cell in cells() if (cell.fault, cell.phase, cell.elastic) in _CHOSEN]
+    return some + [cell for cell in inside_init() if cell.fault == "SIGKILL at sendmsg 1"]

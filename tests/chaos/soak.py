@@ -81,7 +81,7 @@ class Soak:
         np = args.np
         hosts = f"host-a:{np - np // 2}\nhost-b:{np // 2}\n" if self.ground else f"localhost:{np}\n"
         (folder / "hosts").write_text(hosts)
-        cell = {"phase": "everything", "elastic": True, "victim": -1}
+        cell = {"phase": "everything", "elastic": True, "victim": -1, "inject": ""}
         cell |= {"length": args.length, "pause_s": args.pause, "torch": args.torch}
         (folder / "cell.json").write_text(json.dumps(cell))
         words = [

@@ -22,7 +22,7 @@ def between() -> Iterator[ground.Ground]:
 
 @pytest.mark.parametrize("cell", plan.chosen(), ids=lambda cell: cell.name)
 def test_promise_is_kept(cell, request, tmp_path) -> None:
-    fault = faults.FAULTS[cell.fault]
+    fault = faults.of(cell)
     if reason := faults.why_not(fault):
         pytest.skip(f"NOT RUN, {cell.name}: {reason}")
     hosts = request.getfixturevalue("between") if fault.between_hosts else None
@@ -43,5 +43,5 @@ def test_half_a_minute_of_random_faults(tmp_path) -> None:
 
 def test_every_fault_and_every_phase_are_among_the_chosen_cells() -> None:
     chosen = plan.chosen()
-    assert {cell.fault for cell in chosen} == set(faults.FAULTS)
-    assert {cell.phase for cell in chosen} == set(plan.PHASES)
+    assert {cell.fault for cell in chosen} >= set(faults.FAULTS)
+    assert {cell.phase for cell in chosen} >= set(plan.PHASES)

@@ -52,6 +52,21 @@ def first_to(name: str) -> bool:
     return True
 
 
+def be_traced() -> None:
+    """Start anew under strace, which will do something at one of the system calls."""
+    if CELL["inject"] and os.environ["HOROVOD_RANK"] == str(CELL["victim"]) and first_to("traced"):
+        words = [
+            "strace",
+            "-f",
+            "-qq",
+            "-o",
+            str(FOLDER / "trace"),
+            "-e",
+            f"inject={CELL['inject']}",
+        ]
+        os.execvp("strace", [*words, sys.executable, *sys.argv])
+
+
 def wait_here(phase: str, *, victim: bool) -> None:
     """Let the test do something to this process while it stands here, once in the life of the job."""
     if phase == PHASE and victim and first_to("happened"):
@@ -243,6 +258,7 @@ def middle() -> None:
 
 
 def main() -> None:
+    be_traced()
     guessed = int(os.environ["HOROVOD_RANK"])
     wait_here("init", victim=guessed == CELL["victim"])
     say("begins")
