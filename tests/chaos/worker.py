@@ -30,6 +30,10 @@ if CELL.get("torch"):
     import torch
 
     import horovod.torch as hvd
+
+    # Before init, since making an optimizer imports half of PyTorch, and then the others would wait for it.
+    MODULE = torch.nn.Linear(model.WIDTH, 1, bias=False, dtype=torch.float64)
+    OPTIMIZER = torch.optim.SGD(MODULE.parameters(), lr=0.1, momentum=0.9)
 PHASE: str = CELL["phase"]
 MIDDLE = 7  # the step at which things happen: neither the first, nor one that is committed
 COMMIT_EVERY = 3
@@ -210,9 +214,7 @@ def with_torch():
         def weights(self, new: np.ndarray) -> None:
             self.module.weight.data.copy_(torch.from_numpy(new))
 
-    module = torch.nn.Linear(model.WIDTH, 1, bias=False, dtype=torch.float64)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    state = TorchState(module=module, optimizer=optimizer, step=0)
+    state = TorchState(module=MODULE, optimizer=OPTIMIZER, step=0)
     state.weights = model.start()
     return hvd.elastic.run(train), state
 
