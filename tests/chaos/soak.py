@@ -91,7 +91,7 @@ class Soak:
             "--min-np",
             "1",
             "--elastic-timeout",
-            "30",
+            "120",
         ]
         words += ["--host-discovery-script", f"cat {folder}/hosts"]
         words += [sys.executable, str(HERE / "worker.py"), str(folder)]
