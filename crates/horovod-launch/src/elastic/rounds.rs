@@ -89,10 +89,11 @@ impl Driver {
         chosen.sort_by_key(|id| self.precedence(*id));
         chosen.truncate(self.policy.max_np as usize);
         if self.has_state && !chosen.iter().any(|id| self.workers[id].holds()) {
-            // Who shall leave but is the last to hold the state stays for one more round.
+            // Who shall leave but is the last to hold the state stays for one more round, to hand it over: where one
+            // worker is all that is allowed, in a round of two.
             let mut last = self.workers.iter().filter(|(_, w)| waits(w) && w.holds());
             let (last, _) = last.next()?;
-            chosen.truncate(self.policy.max_np as usize - 1);
+            chosen.truncate((self.policy.max_np as usize - 1).max(1));
             chosen.push(*last);
         }
         Some(self.in_order(chosen))
@@ -287,5 +288,61 @@ impl Driver {
             false => text.push_str(&format!("; hosts: {}", hosts.join(", "))),
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::elastic::{Action, Driver, Event, Policy, WorkerId};
+
+    /// Tells the driver, and returns the rounds and announcements that follow.
+    fn tell(driver: &mut Driver, event: Event) -> (Vec<Vec<WorkerId>>, Vec<u8>) {
+        driver.handle(Duration::from_secs(1), event);
+        let (mut rounds, mut announced) = (Vec::new(), Vec::new());
+        while let Some(action) = driver.poll_action() {
+            match action {
+                Action::Form(seats) => rounds.push(seats.iter().map(|(w, _)| *w).collect()),
+                Action::Announce(kind) => announced.push(kind),
+                _ => {}
+            }
+        }
+        (rounds, announced)
+    }
+
+    fn joined(worker: WorkerId, held: u8) -> Event {
+        Event::Joined { worker, held }
+    }
+
+    #[test]
+    fn the_state_moves_to_another_host_where_only_one_worker_is_allowed() {
+        let mut driver = Driver::new(Policy {
+            first_np: 1,
+            min_np: 1,
+            max_np: 1,
+            patience: Duration::from_secs(600),
+            start_grace: Duration::from_secs(30),
+            reset_limit: None,
+            cooldown: None,
+            slot_failures_max: 3,
+            has_fixed_hosts: false,
+        });
+        let d = &mut driver;
+        tell(d, Event::Hosts(vec![("a".to_owned(), 1)]));
+        tell(d, Event::HostReady("a".to_owned()));
+        assert_eq!(tell(d, joined(0, 0)).0, [[0]]);
+        tell(d, Event::Up);
+        tell(d, Event::Held { worker: 0, held: 2 });
+        // Its host goes, another one comes.
+        tell(d, Event::Hosts(vec![("b".to_owned(), 1)]));
+        tell(d, Event::HostReady("b".to_owned()));
+        assert_eq!(tell(d, joined(1, 0)).1, [2]);
+        // It hands over what it has, in a round with its successor, and leaves.
+        assert_eq!(tell(d, joined(0, 2)).0, [[0, 1]]);
+        tell(d, Event::Up);
+        assert_eq!(tell(d, Event::Held { worker: 1, held: 2 }).1, [1]);
+        tell(d, joined(1, 2));
+        assert_eq!(tell(d, joined(0, 2)).0, [[1]]);
     }
 }

@@ -279,7 +279,8 @@ impl World {
     fn form(&mut self, members: Vec<WorkerId>, needs_sync: bool) {
         self.check(!members.is_empty(), "an empty round");
         self.check(
-            members.len() as u64 <= u64::from(self.max_np),
+            // One worker hands over to another in a round of both.
+            members.len() as u64 <= u64::from(self.max_np.max(2)),
             "at most --max-np",
         );
         let enough = members.len() as u32 >= self.min_np || self.finishing;

@@ -86,7 +86,18 @@ impl World {
             "a worker twice".to_owned()
         });
         let count = members.len() as u64;
-        let most = u64::from(self.policy.max_np);
+        let leaves = |worker: &WorkerId| {
+            let place = self.known.get(worker);
+            place.is_some_and(|(host, local)| {
+                let host = &self.hosts[*host];
+                !host.is_listed || *local >= host.slots
+            })
+        };
+        // One worker hands over to another in a round of both.
+        let most = match self.policy.max_np {
+            1 if members.iter().any(leaves) => 2,
+            most => u64::from(most),
+        };
         self.check(count <= most, || format!("{count} ranks of at most {most}"));
         let least = u64::from(match self.ledger.round.is_empty() {
             true => self.policy.first_np,

@@ -11,6 +11,9 @@ use super::links::{LinkId, Message};
 use super::script::Script;
 use super::world::{Happening, MS, PATIENCE, SECOND, World};
 
+/// Attempts that may fail before a process gives up.
+const FAILED_MAX: u32 = 3;
+
 /// Where a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -48,6 +51,8 @@ pub(super) struct Process {
     /// Counts its stages, so that what was planned for an earlier one does not happen.
     pub(super) epoch: u64,
     pub(super) client: Option<u64>,
+    /// Attempts to become a member that failed in a row.
+    failed: u32,
     pub(super) roster: Option<Roster>,
     /// What was announced over the present connection to the rendezvous: newest version, all kinds.
     pub(super) updates: (u64, u8),
@@ -68,6 +73,7 @@ impl World {
             stage: Stage::Importing,
             epoch: 0,
             client: None,
+            failed: 0,
             roster: None,
             updates: (0, 0),
             engine: None,
@@ -112,7 +118,7 @@ impl World {
                 let left = until.saturating_sub(self.now);
                 self.enter(worker, Stage::Ready(until), left);
             }
-            Stage::Ready(_) => self.gives_up(worker),
+            Stage::Ready(_) => self.tries_again(worker),
             Stage::Linking(until) => self.try_links(worker, until),
             Stage::Member => self.script_goes_on(worker),
         }
@@ -120,6 +126,13 @@ impl World {
 
     /// `hvd.init()`.
     pub(super) fn dial(&mut self, worker: WorkerId) {
+        if let Some(process) = self.processes.get_mut(&worker) {
+            process.failed = 0;
+        }
+        self.dial_again(worker);
+    }
+
+    fn dial_again(&mut self, worker: WorkerId) {
         self.hang_up(worker);
         let until = self.now + self.connect_timeout;
         let after = self.rng.below(10 * MS);
@@ -193,7 +206,7 @@ impl World {
         let Message::Bytes(bytes) = message else {
             process.client = None;
             if is_joining {
-                self.exit(worker, 1);
+                self.tries_again(worker);
             } else {
                 // A member would hear of no change any more, so it asks for a new round.
                 process.updates = (process.updates.0 + 1, process.updates.1 | 2);
@@ -222,7 +235,7 @@ impl World {
             Some(Heard::HostsUpdated { version, kind }) => {
                 process.updates = (version, process.updates.1 | kind);
             }
-            Some(Heard::PeerDied(_) | Heard::Aborted) if is_joining => self.dial(worker),
+            Some(Heard::PeerDied(_) | Heard::Aborted) if is_joining => self.dial_again(worker),
             Some(Heard::Removed) if is_joining => {
                 self.tell(format!("worker {worker} is sent away"));
                 self.exit(worker, 0);
@@ -299,16 +312,23 @@ impl World {
             self.fate_at(worker, "standing links");
             self.become_member(worker, &roster);
         } else if self.now >= until {
-            self.gives_up(worker);
+            self.tries_again(worker);
         } else {
             self.goes_after(worker, 200 * MS);
         }
     }
 
-    /// The links of its round were not made in time.
-    fn gives_up(&mut self, worker: WorkerId) {
+    /// Its round did not come to be, and no death explains it: a link may have been cut for a while.
+    fn tries_again(&mut self, worker: WorkerId) {
         self.say(worker, &Saying::Failed);
-        self.exit(worker, 1);
+        let Some(process) = self.processes.get_mut(&worker) else {
+            return;
+        };
+        process.failed += 1;
+        match process.failed > FAILED_MAX {
+            true => self.exit(worker, 1),
+            false => self.dial_again(worker),
+        }
     }
 
     /// The process ends by itself.

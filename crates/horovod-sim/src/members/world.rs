@@ -215,7 +215,7 @@ impl World {
         let crashes = *rng.pick(&per_mille) * 1000 / (1 + u64::from(slots) / 8);
         let delay = *rng.pick(&[MS / 10, MS, 20 * MS, 300 * MS]);
         let mut world = Self {
-            connect_timeout: 30 * SECOND,
+            connect_timeout: *rng.pick(&[10, 30]) * SECOND,
             fan_out: 2 + rng.below(16) as u32,
             commit_every: 1 + rng.below(4),
             compute: fault_time * SECOND / steps.max(1),
