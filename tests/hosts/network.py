@@ -216,6 +216,14 @@ class Host:
                 ip = ("ip", "-n", self.namespace, family)
                 run(*ip, "rule", "del", "pref", preference)
 
+    def cut_off(self) -> None:
+        """From now on its packets, and those for it, vanish without a word."""
+        run("ip", "link", "set", self.outside, "nomaster")
+
+    def connect_again(self) -> None:
+        """Undo `cut_off`."""
+        run("ip", "link", "set", self.outside, "master", self.network.bridge)
+
     def enter(self, command: Sequence[str | os.PathLike[str]]) -> list[str]:
         """The command, to be run on this host."""
         folder = self.network.folder

@@ -306,6 +306,29 @@ def test_killed_rank_is_named_with_its_host_everywhere(victim, fan_out, launch, 
     )
 
 
+def test_a_host_that_vanishes_without_a_word_is_given_up_on_both_sides(launch, net, script) -> None:
+    job = launch(
+        [sys.executable, script(REDUCE_FOR_EVER)], env={"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": "2"}
+    )
+    job.wait_for("reducing", count=4)
+    net.hosts[1].cut_off()
+    try:
+        job.wait_for("caught at", count=2)
+    finally:
+        net.hosts[1].connect_again()
+    # What the other side printed could not pass.
+    caught = job.wait_for("caught at", count=4)
+    job.fail()
+
+    for line in caught:
+        here = int(re.search(r"rank (\d) caught", line)[1]) // 2
+        there = ("host-b", "host-a")[here]
+        lost = re.search(r"lost a member of the job: rank (\d) on (\S+): (.*)", line)
+        assert int(lost[1]) // 2 != here
+        assert lost[2] == there
+        assert "did not answer" in lost[3] or "timed out" in lost[3].lower(), line
+
+
 def test_nothing_outlives_a_launcher_killed_with_sigkill(launch, script) -> None:
     job = launch([sys.executable, script(REDUCE_FOR_EVER)])
     job.wait_for("reducing", count=4)

@@ -1,6 +1,6 @@
 //! Elastic jobs: members come and go while the job runs.
 //!
-//! `driver` decides, without I/O (with `hosts`, `rounds`, `leaving` and `seats`); `discovery` asks which hosts there
+//! `driver` decides, without I/O (with `hosts`, `rounds`, `leaving`, `silent` and `seats`); `discovery` asks which hosts there
 //! are; `job` carries out.
 
 mod discovery;
@@ -11,6 +11,7 @@ mod job;
 mod leaving;
 mod rounds;
 mod seats;
+mod silent;
 #[cfg(test)]
 mod simulation;
 mod start;

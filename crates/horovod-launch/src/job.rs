@@ -54,6 +54,8 @@ pub(crate) struct State {
     asked: Option<(Stop, Instant)>,
     interrupted_by: Option<i32>,
     ping_at: Instant,
+    /// Ranks that do not answer the others, of which the user has been told.
+    told_silent: Vec<u32>,
 }
 
 impl State {
@@ -69,6 +71,7 @@ impl State {
             asked: None,
             interrupted_by: None,
             ping_at: now + PING_INTERVAL,
+            told_silent: Vec::new(),
         }
     }
 }
@@ -120,6 +123,7 @@ impl Job<'_> {
             Interest::read(self.signals.as_fd()),
             Interest::read(self.output.as_fd()),
         ];
+        interests.extend(self.rendezvous.server().as_fd().map(Interest::read));
         for link in &self.links {
             interests.extend(link.interests(has_room));
         }
@@ -151,6 +155,18 @@ impl Job<'_> {
                 self.output.say(&format!("horovodrun: {words}"));
             }
         }
+        // Who computes learns of it only when it asks for something again; the user shall know now.
+        for (who, by) in self.rendezvous.silent() {
+            if !self.state.told_silent.contains(who) {
+                self.state.told_silent.push(*who);
+                let host = self.links.iter().find(|link| has_rank(link, *who));
+                let host = host.map_or("?", HostLink::name);
+                self.output.say(&format!(
+                    "horovodrun: rank {who} on host {host} does not answer rank {by}: it is stopped, or cut off. The \
+                     job cannot go on."
+                ));
+            }
+        }
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -168,8 +184,15 @@ impl Job<'_> {
             .fold(start, earlier)
     }
 
-    /// Ranks that never met cannot notice each other's failure: no need to wait for it.
+    /// Ranks that never met cannot notice each other's failure: no need to wait for it. Nor will those that do not
+    /// answer the others end by themselves.
     fn grace(&self) -> Duration {
+        let ended = |rank: u32| self.state.ends.iter().any(|end| end.rank == rank);
+        let slots = self.links.iter().flat_map(|link| &link.placement.slots);
+        let mut left = slots.map(|slot| slot.rank).filter(|rank| !ended(*rank));
+        if left.all(|rank| self.rendezvous.silent().contains_key(&rank)) {
+            return Duration::ZERO;
+        }
         let noticed = self.state.ends.iter().any(|end| end.is_consequence);
         if self.rendezvous.has_met() || noticed {
             FAILURE_GRACE
@@ -323,11 +346,7 @@ impl Job<'_> {
     }
 
     fn is_of(&self, index: usize, rank: u32) -> bool {
-        self.links[index]
-            .placement
-            .slots
-            .iter()
-            .any(|slot| slot.rank == rank)
+        has_rank(&self.links[index], rank)
     }
 
     fn refuse(&mut self, index: usize, code: u8, why: &str) {
@@ -455,12 +474,22 @@ impl Job<'_> {
             self.output
                 .say(&format!("horovodrun: rank {rank} {}", cause.text()));
         }
+        // After Ctrl-C every rank ends as its script likes; none of that is news.
+        let is_interrupted = self.state.interrupted_by.is_some();
+        let mut was_asked = self.state.asked.is_some() && (stopped || is_interrupted);
+        let mut cause = cause;
+        if was_asked
+            && !is_interrupted
+            && let (Some(by), Cause::Exit(status)) = (self.rendezvous.silent().get(&rank), &cause)
+        {
+            // Then it is what the others failed for.
+            was_asked = false;
+            cause = Cause::Silent(*by, *status);
+        }
         self.state.ends.push(End {
             rank,
             host,
-            // After Ctrl-C every rank ends as its script likes; none of that is news.
-            was_asked: self.state.asked.is_some()
-                && (stopped || self.state.interrupted_by.is_some()),
+            was_asked,
             is_consequence: CONSEQUENCES
                 .iter()
                 .any(|sign| self.output.tail_contains(rank, sign)),
@@ -492,6 +521,11 @@ impl Job<'_> {
             (None, None) => 0,
         }
     }
+}
+
+fn has_rank(link: &HostLink, rank: u32) -> bool {
+    let mut slots = link.placement.slots.iter();
+    slots.any(|slot| slot.rank == rank)
 }
 
 /// Waits for the agents' processes; what is still there then is killed, at once if nothing was started.

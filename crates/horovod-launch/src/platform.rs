@@ -49,19 +49,8 @@ mod linux {
             else {
                 continue;
             };
-            // The name in parentheses may hold anything; state and parent follow the last one.
-            let Ok(stat) = std::fs::read(entry.path().join("stat")) else {
-                continue;
-            };
-            let stat = String::from_utf8_lossy(&stat);
-            let mut fields = stat
-                .rsplit(')')
-                .next()
-                .unwrap_or_default()
-                .split_whitespace();
-            let (state, parent) = (fields.next(), fields.next().and_then(|p| p.parse().ok()));
-            if let (Some(state), Some(parent)) = (state, parent)
-                && state != "Z"
+            if let Some((state, parent)) = state_and_parent(pid)
+                && state != 'Z'
             {
                 children.entry(parent).or_default().push(pid);
             }
@@ -75,6 +64,21 @@ mod linux {
             }
         }
         found
+    }
+
+    fn state_and_parent(pid: i32) -> Option<(char, i32)> {
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        let stat = String::from_utf8_lossy(&stat);
+        // The name in parentheses may hold anything; state and parent follow the last one.
+        let mut fields = stat.rsplit(')').next()?.split_whitespace();
+        let state = fields.next()?.chars().next()?;
+        Some((state, fields.next()?.parse().ok()?))
+    }
+
+    /// Whether a signal has stopped the process, so that no other but SIGKILL and SIGCONT reaches it.
+    pub(crate) fn is_stopped(pid: Pid) -> bool {
+        let found = state_and_parent(pid.as_raw_nonzero().get());
+        found.is_some_and(|(state, _)| state == 'T')
     }
 
     /// Whether whoever started this process made it ignore the signal (`nohup`, a shell's `&`).
@@ -108,6 +112,11 @@ mod portable {
     /// Not to be had without reading the process table.
     pub(crate) fn descendants() -> Vec<Pid> {
         Vec::new()
+    }
+
+    /// Not to be had without reading the process table: such a process is killed a little later.
+    pub(crate) fn is_stopped(_pid: Pid) -> bool {
+        false
     }
 
     /// Not to be had safely; `nohup` has no effect.

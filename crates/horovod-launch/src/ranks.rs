@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, WaitOptions};
 
 use crate::frames::{ExitStatus, JobSpec, OUTPUT_BYTES_MAX, RankSpec, Stop, Stream};
 use crate::io::{Got, read_some, set_nonblocking};
-use crate::platform::{SEES_DESCENDANTS, descendants};
+use crate::platform::{SEES_DESCENDANTS, descendants, is_stopped};
 use crate::rank_exec;
 
 /// Bytes taken from a dead rank's pipe at most: more than a pipe holds unless a descendant goes on writing.
@@ -196,8 +196,13 @@ fn signal_of(how: Stop) -> Signal {
 
 impl RankProcess {
     fn signal(&self, how: Stop) {
-        let signal = signal_of(how);
         let is_running = self.status.is_none();
+        // What is stopped cannot hear the request.
+        let how = match how {
+            Stop::Terminate if is_running && is_stopped(self.pid) => Stop::Kill,
+            how => how,
+        };
+        let signal = signal_of(how);
         if rustix::process::kill_process_group(self.pid, signal).is_err() && is_running {
             // It has not made its own group yet.
             let _ = rustix::process::kill_process(self.pid, signal);

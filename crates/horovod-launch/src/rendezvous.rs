@@ -1,5 +1,6 @@
 //! The job's meeting point: where it listens, what it tells about the ranks.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use horovod_protocol::Rank;
@@ -13,6 +14,8 @@ pub(crate) struct Rendezvous {
     key: JobKey,
     addresses: Vec<SocketAddr>,
     has_met: bool,
+    /// Ranks that do not answer, and who said so.
+    silent: BTreeMap<u32, u32>,
 }
 
 impl Rendezvous {
@@ -62,6 +65,7 @@ impl Rendezvous {
             key,
             addresses,
             has_met: false,
+            silent: BTreeMap::new(),
         })
     }
 
@@ -94,11 +98,19 @@ impl Rendezvous {
                     self.has_met = true;
                     words.push("all ranks have met".to_owned());
                 }
+                ServerEvent::Silent { who, by } => {
+                    self.silent.entry(who).or_insert(by);
+                }
                 ServerEvent::Failed(why) => words.push(format!("the ranks did not meet: {why}")),
                 _ => {}
             }
         }
         words
+    }
+
+    /// Ranks that others have given up because they do not answer, and who said so.
+    pub(crate) fn silent(&self) -> &BTreeMap<u32, u32> {
+        &self.silent
     }
 
     /// Whether all ranks have ever met, so that they notice when one is lost.

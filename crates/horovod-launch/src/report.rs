@@ -10,6 +10,8 @@ pub enum Cause {
     Exit(ExitStatus),
     /// Its host was lost; why.
     HostLost(String),
+    /// It did not answer this rank, and had to be ended.
+    Silent(u32, ExitStatus),
 }
 
 /// The end of one rank.
@@ -36,6 +38,10 @@ impl Cause {
                 format!("killed by signal {signal} ({})", signal_name(*signal))
             }
             Self::HostLost(why) => format!("lost: {why}"),
+            Self::Silent(by, status) => format!(
+                "did not answer rank {by} any more, as if it was stopped or cut off, and had to be ended ({})",
+                Self::Exit(*status).text()
+            ),
         }
     }
 
@@ -50,6 +56,7 @@ impl Cause {
             Self::Exit(ExitStatus::Code(code)) => (*code & 0xff) as u8,
             Self::Exit(ExitStatus::Signal(signal)) => (128 + (*signal & 0x7f)) as u8,
             Self::HostLost(_) => 1,
+            Self::Silent(_, status) => Self::Exit(*status).code(),
         }
     }
 }
@@ -79,10 +86,9 @@ pub(crate) fn describe(
     tail: Option<(Stream, Vec<String>)>,
     others: &[End],
 ) -> String {
-    let was = if matches!(culprit.cause, Cause::Exit(ExitStatus::Code(_))) {
-        ""
-    } else {
-        "was "
+    let was = match culprit.cause {
+        Cause::Exit(ExitStatus::Code(_)) | Cause::Silent(..) => "",
+        Cause::Exit(ExitStatus::Signal(_)) | Cause::HostLost(_) => "was ",
     };
     let mut text = format!(
         "horovodrun: rank {} on host {} {was}{}.",
@@ -205,6 +211,25 @@ mod tests {
             ..end(1, ExitStatus::Code(1))
         };
         blames(&[asked, victim], 1);
+    }
+
+    #[test]
+    fn blames_who_did_not_answer_rather_than_those_that_noticed() {
+        let victim = End {
+            is_consequence: true,
+            ..end(0, ExitStatus::Code(1))
+        };
+        let silent = End {
+            cause: Cause::Silent(0, ExitStatus::Signal(9)),
+            ..end(1, ExitStatus::Signal(9))
+        };
+        blames(&[victim.clone(), silent.clone()], 1);
+        assert_eq!(
+            describe(&silent, None, &[victim, silent.clone()]),
+            "horovodrun: rank 1 on host h did not answer rank 0 any more, as if it was stopped or cut off, and had to \
+             be ended (killed by signal 9 (SIGKILL)). It printed nothing.\n\
+             horovodrun: the others: rank 0 exited with code 1."
+        );
     }
 
     #[test]

@@ -5,10 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use horovod_protocol::{PeerLost, Rank};
+use horovod_protocol::{PeerLost, Rank, Time};
 
 use crate::{
     framing::{FrameQueue, FrameReader, Incoming},
+    heartbeat::Watch,
     link::{Link, LinkError, PeerName},
     platform::fd::Fd,
     poller::{HANGUP, Poller, READABLE},
@@ -54,6 +55,15 @@ pub enum ControlEvent {
         /// Who left.
         rank: Rank,
     },
+    /// A neighbour has said nothing for the time that [`Control::watch`] was given, though this rank listened:
+    /// its process or its host stands still, or nothing arrives from there. Counts as its end; comes instead of
+    /// `Lost`.
+    Silent {
+        /// Who.
+        rank: Rank,
+        /// For how long.
+        silence: Duration,
+    },
     /// The launcher reports a death.
     Notice(PeerLost),
     /// The launcher of an elastic job announces a change of its members.
@@ -76,6 +86,8 @@ pub(crate) struct Peer {
     link: Box<dyn Link>,
     reader: FrameReader,
     queue: FrameQueue,
+    /// Something came from it since [`Watch::look`] last asked.
+    spoke: bool,
     ended: bool,
 }
 
@@ -87,6 +99,7 @@ impl Peer {
             link,
             reader,
             queue,
+            spoke: false,
             ended: false,
         }
     }
@@ -103,6 +116,11 @@ impl Peer {
         loop {
             match self.reader.pop(spare) {
                 Ok(None) => {}
+                // A sign of life has done its work by coming.
+                Ok(Some(Incoming::Aside(bytes))) if bytes.is_empty() => {
+                    *spare = bytes;
+                    continue;
+                }
                 Ok(message) => return Ok(message),
                 Err(_) => return Err(self.name.corrupt("a control frame over the limit")),
             }
@@ -110,6 +128,7 @@ impl Peer {
             if n == 0 {
                 return Ok(None);
             }
+            self.spoke = true;
             self.reader.filled(n);
         }
     }
@@ -163,6 +182,8 @@ pub struct Control {
     endings: Vec<ControlEvent>,
     /// Ranks whose end was found.
     gone: Vec<bool>,
+    /// Of `peers`, by index; `None`: nobody is given up for being silent.
+    watch: Option<Watch>,
     next: usize,
     empty_polls: u32,
     /// Memory for the next message.
@@ -193,6 +214,7 @@ impl Control {
             poller,
             endings: Vec::new(),
             gone: vec![false; size],
+            watch: None,
             next: 0,
             empty_polls: 0,
             spare: Vec::new(),
@@ -266,6 +288,14 @@ impl Control {
         }
     }
 
+    /// Tells the launcher which rank this one gives up for its silence.
+    pub fn tell_silent(&mut self, rank: Rank) {
+        if let Some((_, client)) = &mut self.launcher {
+            // As above.
+            let _ = client.send(&ToServer::Silent { rank: rank.0 });
+        }
+    }
+
     /// The next thing that happened, if any. Also sends what waits to be sent.
     pub fn poll(&mut self) -> Option<ControlEvent> {
         loop {
@@ -289,6 +319,57 @@ impl Control {
             self.poller.pump(Some(Duration::ZERO));
         }
         None
+    }
+
+    /// From now on neighbours that say nothing for `timeout` are given up ([`ControlEvent::Silent`]), and are told
+    /// that this rank lives, as long as [`Self::look_after`] is called in time.
+    pub fn watch(&mut self, timeout: Duration, now: Time) {
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        self.watch = Some(Watch::new(timeout_ns, self.peers.len(), now));
+    }
+
+    /// When [`Self::look_after`] has something to do.
+    pub fn look_due(&self) -> Option<Time> {
+        self.watch.as_ref().and_then(Watch::due)
+    }
+
+    /// Sees who of the neighbours is silent, and tells them that this rank lives. To be called when it is due, after
+    /// all that has arrived was taken by [`Self::poll`]. `true`: poll again, there may be something.
+    pub fn look_after(&mut self, now: Time) -> bool {
+        let Some(watch) = self
+            .watch
+            .as_mut()
+            .filter(|w| w.due().is_some_and(|at| at <= now))
+        else {
+            return false;
+        };
+        for (i, peer) in self.peers.iter().enumerate() {
+            if peer.ended || self.gone[peer.rank().index()] {
+                watch.forget(i);
+            }
+        }
+        let peers = &mut self.peers;
+        let look = watch.look(now, |i| std::mem::take(&mut peers[i].spoke));
+        if look.speak {
+            // What waits for a peer is a sign of life, too. An error shows again when the peer is heard.
+            let idle = peers.iter_mut().filter(|p| !p.ended && p.queue.is_empty());
+            for peer in idle {
+                peer.queue.push_aside([&[], &[]]);
+                let _ = peer.flush();
+            }
+        }
+        if look.again {
+            // What has arrived while nobody looked at the sockets.
+            self.poller.pump(Some(Duration::ZERO));
+            return true;
+        }
+        for (i, silence_ns) in &look.silent {
+            self.peers[*i].ended = true;
+            let rank = self.peers[*i].rank();
+            let silence = Duration::from_nanos(*silence_ns);
+            self.end(rank, ControlEvent::Silent { rank, silence });
+        }
+        !look.silent.is_empty()
     }
 
     /// Whether frames wait to be sent to peers that are still there.

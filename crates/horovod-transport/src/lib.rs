@@ -21,6 +21,8 @@ mod framing;
 #[cfg(not(loom))]
 mod handshake;
 #[cfg(not(loom))]
+mod heartbeat;
+#[cfg(not(loom))]
 mod key;
 #[cfg(not(loom))]
 mod link;
@@ -55,8 +57,8 @@ pub use self::{
     key::JobKey,
     link::{Aborted, Idle, Link, LinkError},
     mesh::{
-        CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, Interrupt, Membership, Mesh, MeshConfig,
-        Place, connect,
+        CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership, Mesh,
+        MeshConfig, Place, connect,
     },
     platform::{WAYS, Ways, fd::fork_epoch, net::resolve_interfaces},
     shm::arena::Arena,

@@ -9,9 +9,12 @@ mod talk;
 
 pub(crate) use assemble::{Parts, Shared};
 pub use config::{
-    CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, Interrupt, Membership, MeshConfig, Place,
+    CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership, MeshConfig,
+    Place,
 };
 pub use connect::connect;
+
+use std::time::Duration;
 
 use horovod_protocol::Tree;
 
@@ -33,6 +36,9 @@ pub struct Mesh {
     pub waiter: Waiter,
     /// What rank 0 said in [`MeshConfig::settings`].
     pub settings: Vec<u8>,
+    /// How long a neighbour may be silent before it is to be given up ([`Control::watch`]), the same on all ranks;
+    /// `None`: for ever.
+    pub heartbeat: Option<Duration>,
     /// The place that the launcher of an elastic job gave this process.
     pub seat: Option<Seat>,
 }

@@ -27,7 +27,7 @@
 pub mod parsers;
 pub use crate::rendezvous::probe::{Done, Door, Heard, Saying};
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use horovod_protocol::{Generation, Rank, Tree};
 
@@ -65,6 +65,7 @@ pub struct Cluster {
     drip: Option<usize>,
     connections: u8,
     fan_out: u32,
+    heartbeat: Option<Duration>,
 }
 
 impl Cluster {
@@ -78,6 +79,7 @@ impl Cluster {
             drip: None,
             connections: 1,
             fan_out: FAN_OUT,
+            heartbeat: None,
         }
     }
 
@@ -112,6 +114,12 @@ impl Cluster {
         self
     }
 
+    /// How long a rank may be silent (default: for ever).
+    pub fn heartbeat(mut self, timeout: Duration) -> Self {
+        self.heartbeat = Some(timeout);
+        self
+    }
+
     /// Makes data links move at most `most` bytes per call.
     pub fn drip(mut self, most: usize) -> Self {
         self.drip = Some(most);
@@ -140,6 +148,7 @@ impl Cluster {
                 data: Vec::new(),
                 launcher: None,
                 settings: Vec::new(),
+                heartbeat: self.heartbeat,
                 seat: None,
             })
             .collect();

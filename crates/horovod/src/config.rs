@@ -110,6 +110,11 @@ pub const SETTINGS: &[Setting] = &[
         "seconds that init waits for the other ranks and their connections",
     ),
     s(
+        "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS",
+        "30",
+        "seconds without a word after which a rank, or a connection, is given up and the job ends with an error; 0 means never; rank 0's value counts",
+    ),
+    s(
         "HOROVOD_FUSION_THRESHOLD",
         "134217728",
         "bytes of tensors that run as one collective; 0 disables fusion; rank 0's value counts",
@@ -348,6 +353,21 @@ fn fan_out(r: &Reader<'_>) -> Result<u32, Error> {
     }
 }
 
+fn heartbeat(r: &Reader<'_>) -> Result<Option<Duration>, Error> {
+    const NAME: &str = "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS";
+    let seconds = r.not_negative(NAME, horovod_transport::HEARTBEAT.as_secs_f64())?;
+    if seconds == 0.0 {
+        return Ok(None);
+    }
+    if (1.0..=86_400.0).contains(&seconds) {
+        Ok(Some(Duration::from_secs_f64(seconds)))
+    } else {
+        Err(Error::Init(format!(
+            "{NAME}={seconds}: expected 1 to 86400, or 0 for never"
+        )))
+    }
+}
+
 const fn s(name: &'static str, default: &'static str, doc: &'static str) -> Setting {
     Setting { name, default, doc }
 }
@@ -394,6 +414,8 @@ pub struct Config {
     pub shm: bool,
     pub shm_bytes_per_rank: usize,
     pub control_fan_out: u32,
+    /// `None`: never.
+    pub heartbeat: Option<Duration>,
     pub encrypt: bool,
     pub timeline: Option<TimelineSetting>,
     pub timeline_mark_cycles: bool,
@@ -522,6 +544,7 @@ impl Config {
             shm: r.flag("HOROVOD_SHM", true)?,
             shm_bytes_per_rank,
             control_fan_out: fan_out(&r)?,
+            heartbeat: heartbeat(&r)?,
             encrypt: r.flag("HOROVOD_ENCRYPT", false)?,
             timeline: r.text("HOROVOD_TIMELINE").map(|v| match v.as_str() {
                 "DYNAMIC" => TimelineSetting::Dynamic,

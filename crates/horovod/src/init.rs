@@ -139,6 +139,7 @@ fn connect(
     mesh.encrypt = config.encrypt;
     mesh.connections = config.algorithms.connections;
     mesh.fan_out = config.control_fan_out;
+    mesh.heartbeat = config.heartbeat;
     mesh.settings = config.algorithms.common();
     mesh.elastic = (has_launcher && config.elastic).then_some(Membership {
         worker: config.worker,

@@ -35,6 +35,8 @@ pub(super) struct Worker {
     pub(super) is_going: bool,
     /// It was sent away: when it is ended if it has not ended by itself.
     pub(super) stop_at: Option<Time>,
+    /// It does not answer its neighbours: when it is ended if it shows no life.
+    pub(super) silent_until: Option<Time>,
     /// It was told to end because it hung.
     pub(super) is_condemned: bool,
 }
@@ -152,6 +154,7 @@ impl Driver {
                     w.held = held;
                 }
             }
+            Event::Silent { worker, by } => self.on_silent(now, worker, by),
             Event::Up => self.is_up = true,
             Event::Exited { worker, cause } => self.on_exit(now, worker, &cause),
         }
@@ -179,6 +182,7 @@ impl Driver {
             .filter_map(Host::next_change)
             .chain(leaving.filter_map(|w| w.leave_by))
             .chain(dismissed)
+            .chain(self.silent_deadline())
             .chain(self.waiting_since.map(|at| at + patience))
             .chain(self.enough_since.map(|at| at + self.policy.start_grace))
             .chain(self.door_since.map(|at| at + DOOR_WAIT))
@@ -234,6 +238,7 @@ impl Driver {
             return;
         };
         w.phase = Phase::Waiting;
+        w.silent_until = None;
         w.held = held;
         self.has_state |= held > 0;
         if is_member {
@@ -370,6 +375,7 @@ impl Driver {
         for id in late {
             self.stop(id);
         }
+        self.end_silent(now);
         self.check_end();
         if self.is_over {
             return;
@@ -469,6 +475,7 @@ impl Driver {
                             leave_by: None,
                             is_going: false,
                             stop_at: None,
+                            silent_until: None,
                             is_condemned: false,
                         };
                         self.workers.insert(worker, new);

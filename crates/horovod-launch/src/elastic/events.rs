@@ -67,6 +67,13 @@ pub enum Event {
         /// As in `Joined`.
         held: u8,
     },
+    /// A member of the last round says that another does not answer.
+    Silent {
+        /// Who does not.
+        worker: WorkerId,
+        /// Who says so.
+        by: WorkerId,
+    },
     /// The last round formed has come to stand.
     Up,
     /// A worker's process ended.

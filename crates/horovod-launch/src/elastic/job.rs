@@ -265,6 +265,7 @@ impl ElasticJob<'_> {
             ServerEvent::Joined { worker, held } => self.tell(Event::Joined { worker, held }),
             ServerEvent::Away { worker } => self.tell(Event::Away(worker)),
             ServerEvent::Held { worker, held } => self.tell(Event::Held { worker, held }),
+            ServerEvent::Silent { who, by } => self.tell(Event::Silent { worker: who, by }),
             ServerEvent::Up(generation) => {
                 if self.options.verbose {
                     self.say(&format!("round {} stands", generation.0));

@@ -5,35 +5,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
+mod dice;
+
+use dice::Dice;
+
 use super::driver::Driver;
 use super::events::{Action, Ending, Event, Policy, Time, WorkerId};
 use crate::frames::ExitStatus;
 use crate::report::Cause;
-
-/// SplitMix64: the same numbers everywhere.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    fn ms(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from))
-    }
-}
 
 /// Where a process is, as the world knows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,6 +47,8 @@ enum Happening {
     Leaves(u64),
     /// A member of a round notices that it is over.
     Notices(WorkerId, u64),
+    /// A member of a round gives another up.
+    GivesUp(WorkerId, WorkerId, u64),
     Fault,
     Ends(WorkerId, i32),
     Reaped(WorkerId, i32),
@@ -425,7 +406,9 @@ impl World {
             }
             Happening::Leaves(round) => {
                 let synced = self.members.iter().all(|m| self.holds(m));
-                if round == self.round && self.stands && !self.is_broken {
+                // Who has done the work comes to no commit any more.
+                let goes_on = self.stands && !self.is_broken && !self.finishing;
+                if round == self.round && goes_on {
                     self.is_broken = true;
                     for worker in self.members.clone() {
                         let after = self.dice.ms(1, 100);
@@ -445,6 +428,12 @@ impl World {
                     let lost = self.members.iter().any(|m| !self.processes.contains_key(m));
                     let held = self.processes[&worker].held;
                     self.join(worker, lost.then_some(held.min(1)));
+                }
+            }
+            Happening::GivesUp(by, worker, round) => {
+                let lives = |p: &Process| p.place != Place::Hangs && !p.is_ending;
+                if round == self.round && self.processes.get(&by).is_some_and(lives) {
+                    self.tell(Event::Silent { worker, by });
                 }
             }
             Happening::Fault => {
@@ -514,9 +503,37 @@ impl World {
             if broke {
                 self.break_round();
             }
+        } else if self.stands && !self.is_broken && !self.finishing && self.dice.one_in(3) {
+            self.fall_silent();
         } else if !ids.is_empty() {
             let worker = ids[self.dice.below(ids.len() as u64) as usize];
             self.end(worker, 9);
+        }
+    }
+
+    /// A member freezes, or it and another cannot reach each other any more; both notice it, each in its own time, and
+    /// the others hear of it.
+    fn fall_silent(&mut self) {
+        let round = self.round;
+        let [one, other] = [0, 1].map(|_| {
+            let at = self.dice.below(self.members.len() as u64) as usize;
+            self.members[at]
+        });
+        if one == other {
+            return;
+        }
+        self.is_broken = true;
+        let freezes = self.dice.one_in(2);
+        for member in self.members.clone() {
+            let after = self.dice.ms(1, 9000);
+            match self.processes.get_mut(&member) {
+                Some(p) if freezes && member == one => p.place = Place::Hangs,
+                _ => self.plan(after, Happening::Notices(member, round)),
+            }
+        }
+        for (by, who) in [(one, other), (other, one)] {
+            let after = self.dice.ms(1, 9000);
+            self.plan(after, Happening::GivesUp(by, who, round));
         }
     }
 

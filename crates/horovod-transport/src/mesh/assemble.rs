@@ -1,6 +1,6 @@
 //! From connected sockets and a mapped arena to a [`Mesh`].
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use horovod_protocol::{Generation, Rank, Tree};
 
@@ -38,6 +38,8 @@ pub(crate) struct Parts {
     pub(crate) launcher: Option<Client>,
     /// Rank 0's, see [`super::MeshConfig::settings`].
     pub(crate) settings: Vec<u8>,
+    /// Rank 0's, see [`super::MeshConfig::heartbeat`].
+    pub(crate) heartbeat: Option<Duration>,
     pub(crate) seat: Option<Seat>,
 }
 
@@ -72,6 +74,7 @@ impl Mesh {
             data: Vec::new(),
             launcher: None,
             settings: Vec::new(),
+            heartbeat: None,
             seat: None,
         })
     }
@@ -86,8 +89,16 @@ impl Mesh {
             mut data,
             launcher,
             settings,
+            heartbeat,
             seat,
         } = parts;
+        let streams = control.iter().map(|(_, stream)| stream);
+        let streams = streams.chain(data.iter().map(|(.., stream)| stream));
+        let sockets = streams.map(|stream| &**stream.fd());
+        for fd in sockets.chain(launcher.as_ref().map(|client| &**client.fd())) {
+            // Without, only the system's own time-outs are left.
+            let _ = net::set_silence_max(fd, heartbeat);
+        }
         let name = |rank: Rank| PeerName {
             rank,
             host: topology.peer(rank).hostname.clone(),
@@ -165,6 +176,7 @@ impl Mesh {
             data,
             waiter,
             settings,
+            heartbeat,
             seat,
         })
     }

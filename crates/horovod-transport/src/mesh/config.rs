@@ -23,6 +23,9 @@ pub struct Place {
     pub key: JobKey,
 }
 
+/// Default of [`MeshConfig::heartbeat`]: long against what a loaded machine or a busy network of one building takes.
+pub const HEARTBEAT: Duration = Duration::from_secs(30);
+
 type Find = dyn Fn() -> Result<Place, String> + Send + Sync;
 
 /// Asked again and again where the rendezvous is, until it answers there: rank 0 may not have started yet.
@@ -98,6 +101,9 @@ pub struct MeshConfig {
     pub connections: u8,
     /// Ranks that one of them listens to for control, see [`Tree::new`] (rank 0 decides).
     pub fan_out: u32,
+    /// How long a rank may say nothing before its neighbours give it up, and a connection may stand still before
+    /// the system does; `None`: for ever, and as the system is set up (rank 0 decides).
+    pub heartbeat: Option<Duration>,
     /// Anything, up to 4 KiB, that the layers above want to be equal everywhere: all ranks get what
     /// rank 0 has here, as [`crate::Mesh::settings`].
     pub settings: Vec<u8>,
@@ -122,7 +128,7 @@ pub struct Membership {
 
 impl MeshConfig {
     /// The defaults: shared memory with 8 MiB of staging per rank, all interfaces, no encryption
-    /// after the handshake, 30 s.
+    /// after the handshake, 30 s for everything, [`HEARTBEAT`].
     pub fn new(rank: Rank, size: u32, key: JobKey, rendezvous: Vec<SocketAddr>) -> Self {
         Self {
             rank,
@@ -138,6 +144,7 @@ impl MeshConfig {
             staging: 8 << 20,
             connections: 1,
             fan_out: FAN_OUT,
+            heartbeat: Some(HEARTBEAT),
             settings: Vec::new(),
             encrypt: false,
             elastic: None,

@@ -149,6 +149,7 @@ impl Joining {
         let mut links = Links::new(self, (topology, tree), mates, gate, giving);
         links.plan(&places, common.connections.clamp(1, CONNECTIONS_MAX));
         links.parts.settings = common.settings;
+        links.parts.heartbeat = common.heartbeat;
         links.parts.seat = seat;
         links.run()
     }
@@ -257,6 +258,7 @@ impl<'a> Links<'a> {
             data: Vec::new(),
             launcher: None,
             settings: Vec::new(),
+            heartbeat: None,
             seat: None,
         };
         Self {

@@ -39,6 +39,7 @@ impl Joining {
         let common = Common {
             connections: config.connections.clamp(1, CONNECTIONS_MAX),
             fan_out: config.fan_out,
+            heartbeat: config.heartbeat,
             settings: config.settings.clone(),
         };
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);

@@ -4,6 +4,7 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use rustix::{
@@ -59,25 +60,49 @@ pub(crate) fn socket_pair() -> io::Result<[Arc<Fd>; 2]> {
         .map_err(|_| io::Error::other("a socket pair without two ends"))
 }
 
+/// How long a connection may stand still while it is not known what the job's setting is.
+const SILENCE_MAX_AT_FIRST: Duration = Duration::from_secs(25);
+
+/// About what Linux waits of its own accord before it gives up a connection on which nothing is sent.
+#[cfg(target_os = "linux")]
+const SILENCE_MAX_OF_SYSTEM: Duration = Duration::from_secs(5 * 3600);
+
 /// Small frames leave at once; dead peers are noticed even when nothing is sent.
 pub(crate) fn tune_tcp(fd: &Fd) -> io::Result<()> {
+    rustix::net::sockopt::set_tcp_nodelay(fd.get()?, true)?;
+    rustix::net::sockopt::set_socket_keepalive(fd.get()?, true)?;
+    set_silence_max(fd, Some(SILENCE_MAX_AT_FIRST))
+}
+
+/// After how long without an answer of the other machine the system gives a connection up, whether something was
+/// sent or not; `None`: when it does so of its own accord. No other sockets than TCP's are changed.
+#[cfg(target_os = "linux")]
+pub(crate) fn set_silence_max(fd: &Fd, time: Option<Duration>) -> io::Result<()> {
     use rustix::net::sockopt;
-    sockopt::set_tcp_nodelay(fd.get()?, true)?;
-    sockopt::set_socket_keepalive(fd.get()?, true)?;
-    #[cfg(target_os = "linux")]
-    {
-        // A host that vanishes without a word (power, cable) is given up after about 25 s.
-        sockopt::set_tcp_keepidle(fd.get()?, std::time::Duration::from_secs(10))?;
-        sockopt::set_tcp_keepintvl(fd.get()?, std::time::Duration::from_secs(5))?;
-        sockopt::set_tcp_keepcnt(fd.get()?, 3)?;
-        sockopt::set_tcp_user_timeout(fd.get()?, 25_000)?;
+    let fd = fd.get()?;
+    if sockopt::socket_domain(fd)? == AddressFamily::UNIX {
+        return Ok(());
     }
+    // After a pause of two fifths the system asks three times; only whole seconds, and no more than this, can be set.
+    let asked = time.unwrap_or(SILENCE_MAX_OF_SYSTEM);
+    let seconds = |time: Duration| Duration::from_secs(time.as_secs().clamp(1, 32_767));
+    sockopt::set_tcp_keepidle(fd, seconds(asked * 2 / 5))?;
+    sockopt::set_tcp_keepintvl(fd, seconds(asked / 5))?;
+    sockopt::set_tcp_keepcnt(fd, 3)?;
+    // For what was sent and not answered; it also limits how long the questions go on. 0: the system's own limit.
+    let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    Ok(sockopt::set_tcp_user_timeout(fd, time.map_or(0, millis))?)
+}
+
+/// Elsewhere the system's own time-outs hold.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn set_silence_max(_fd: &Fd, _time: Option<Duration>) -> io::Result<()> {
     Ok(())
 }
 
 /// A round trip from which on the send buffer is what limits a connection.
 #[cfg(target_os = "linux")]
-const DELAYED_FROM: std::time::Duration = std::time::Duration::from_millis(4);
+const DELAYED_FROM: Duration = Duration::from_millis(4);
 /// Most bytes to ask for as a connection's send buffer, and as all of them together.
 #[cfg(target_os = "linux")]
 const SEND_BUFFER_MAX: usize = 16 << 20;
@@ -134,7 +159,7 @@ pub(crate) fn widen(_connections: &[&Fd]) -> io::Result<()> {
 
 /// The shortest round trip that the connection has seen; `None` if it is no TCP connection.
 #[cfg(target_os = "linux")]
-fn round_trip(fd: &Fd) -> Option<std::time::Duration> {
+fn round_trip(fd: &Fd) -> Option<Duration> {
     use std::os::fd::{AsFd, AsRawFd};
     // SAFETY: all zeros is a valid value of this struct of integers.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
@@ -145,7 +170,7 @@ fn round_trip(fd: &Fd) -> Option<std::time::Duration> {
     let done = unsafe { libc::getsockopt(fd, level, name, to, &raw mut len) } == 0;
     // An old kernel fills less; then the field is 0. `u32::MAX` is a connection without a measurement.
     let micros = Some(info.tcpi_min_rtt).filter(|rtt| done && *rtt != u32::MAX)?;
-    Some(std::time::Duration::from_micros(micros.into()))
+    Some(Duration::from_micros(micros.into()))
 }
 
 /// Whether an error says that this process or machine has no more descriptors or memory for sockets.

@@ -82,4 +82,12 @@ pub enum ServerEvent {
         /// As in `Joined`.
         held: u8,
     },
+    /// A rank gives another up for its silence: its process or its host stands still, or they cannot reach each
+    /// other. Both are ranks, and in an elastic job workers.
+    Silent {
+        /// Who does not answer.
+        who: u32,
+        /// Who says so.
+        by: u32,
+    },
 }

@@ -76,6 +76,7 @@ impl Rounds {
                 let worker = from;
                 vec![Do::Report(ServerEvent::Held { worker, held })]
             }
+            ToServer::Silent { rank } => self.silent(client, rank),
             ToServer::Ready(place) => self.ready(client, place),
             ToServer::Failed { text } => self.failed(client, &text),
             ToServer::Hello { .. } => {
@@ -247,6 +248,21 @@ impl Rounds {
             .collect()
     }
 
+    /// A member of the standing round gives another up.
+    fn silent(&self, client: ClientId, rank: u32) -> Vec<Do> {
+        let mut members = self.standing.iter();
+        let by = members.find(|s| s.client == client).map(|s| s.worker);
+        let who = usize::try_from(rank)
+            .ok()
+            .and_then(|rank| self.standing.get(rank));
+        match (who.map(|s| s.worker), by) {
+            (Some(who), Some(by)) if who != by => {
+                vec![Do::Report(ServerEvent::Silent { who, by })]
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Tells all who are in a round that the members of the job change.
     pub(crate) fn announce(&mut self, kind: u8) -> Vec<Do> {
         self.version += 1;
@@ -345,6 +361,7 @@ mod tests {
         let common = Common {
             connections: pid as u8,
             fan_out: 2,
+            heartbeat: None,
             settings: vec![pid as u8],
         };
         (member, common)
@@ -470,6 +487,13 @@ mod tests {
         let Do::Tell(_, ToClient::HostsUpdated { version: 2, .. }) = r.announce(1)[0] else {
             panic!("the version grows");
         };
+        // Who gives up whom, by rank; nobody outside of the round, and nobody itself.
+        let silent = |who, by| vec![Do::Report(ServerEvent::Silent { who, by })];
+        assert_eq!(r.silent(9, 1), silent(8, 9));
+        assert_eq!(r.silent(8, 0), silent(9, 8));
+        for (client, rank) in [(9, 0), (9, 2), (7, 0)] {
+            assert_eq!(r.silent(client, rank), []);
+        }
         assert_eq!(
             r.dismiss(7, "no slot"),
             [Do::Dismiss(

@@ -1,6 +1,7 @@
 //! What rendezvous and ranks say to each other; every length is bounded.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use horovod_protocol::{
     DecodeError,
@@ -27,6 +28,8 @@ pub(crate) struct Common {
     pub(crate) connections: u8,
     /// Ranks that one of them listens to, see `Tree`.
     pub(crate) fan_out: u32,
+    /// How long a rank or a connection may be silent, in whole milliseconds; `None`: for ever.
+    pub(crate) heartbeat: Option<Duration>,
     /// What the layers above agree on; only they know what it means.
     pub(crate) settings: Vec<u8>,
 }
@@ -112,6 +115,10 @@ pub(crate) enum ToServer {
     /// In an elastic job: what this worker holds of the training state.
     Holds {
         held: u8,
+    },
+    /// A neighbour has said nothing for so long that this rank gives it up.
+    Silent {
+        rank: u32,
     },
 }
 
@@ -214,6 +221,8 @@ fn read_member(r: &mut Reader<'_>) -> Result<MemberEntry, DecodeError> {
 fn write_common(w: &mut Writer<'_>, common: &Common) {
     w.u8(common.connections);
     w.varint(u64::from(common.fan_out));
+    let heartbeat_ms = common.heartbeat.map_or(0, |time| time.as_millis().max(1));
+    w.varint(u64::try_from(heartbeat_ms).unwrap_or(u64::MAX));
     w.bytes(&common.settings[..common.settings.len().min(SETTINGS_MAX)]);
 }
 
@@ -221,6 +230,9 @@ fn read_common(r: &mut Reader<'_>) -> Result<Common, DecodeError> {
     Ok(Common {
         connections: r.u8("connections")?,
         fan_out: r.varint_u32("fan-out")?,
+        heartbeat: Some(r.varint("heartbeat")?)
+            .filter(|ms| *ms > 0)
+            .map(Duration::from_millis),
         settings: r.bytes(SETTINGS_MAX, "settings")?.to_vec(),
     })
 }
@@ -317,6 +329,10 @@ impl ToServer {
                 w.u8(4);
                 w.u8(*held);
             }
+            Self::Silent { rank } => {
+                w.u8(5);
+                w.varint(u64::from(*rank));
+            }
         }
         out
     }
@@ -342,6 +358,9 @@ impl ToServer {
             },
             4 => Self::Holds {
                 held: r.u8("held")?,
+            },
+            5 => Self::Silent {
+                rank: r.varint_u32("rank")?,
             },
             tag => {
                 return Err(DecodeError::BadValue {
@@ -474,117 +493,4 @@ impl ToClient {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn member() -> MemberEntry {
-        MemberEntry {
-            identity: "boot|h1".into(),
-            hostname: "h1".into(),
-            pid: 77,
-            shm: true,
-        }
-    }
-
-    fn common() -> Common {
-        Common {
-            connections: 4,
-            fan_out: 300,
-            settings: vec![1, 2, 255],
-        }
-    }
-
-    fn place() -> Where {
-        Where {
-            addresses: vec![
-                "10.0.0.1:80".parse().unwrap(),
-                "[::1]:65535".parse().unwrap(),
-            ],
-            local: Some("horovod-1".into()),
-        }
-    }
-
-    #[test]
-    fn every_message_survives_the_wire() {
-        for message in [
-            ToServer::Hello {
-                rank: 3,
-                size: 4,
-                patience_ms: 30_000,
-                member: member(),
-                common: common(),
-            },
-            ToServer::Ready(place()),
-            ToServer::Ready(Where::default()),
-            ToServer::Failed {
-                text: "no memory".into(),
-            },
-            ToServer::Join {
-                worker: 70_000,
-                held: 2,
-                timeout_ms: 30_000,
-                member: member(),
-                common: common(),
-            },
-            ToServer::Holds { held: 1 },
-        ] {
-            assert_eq!(ToServer::decode(&message.encode()), Ok(message));
-        }
-        for message in [
-            ToClient::Roster {
-                generation: 9,
-                members: vec![member(), member()],
-                common: common(),
-                seat: None,
-            },
-            ToClient::Roster {
-                generation: 9,
-                members: vec![member()],
-                common: common(),
-                seat: Some(Seat::new(1, (2, 3), (4, 5), true)),
-            },
-            ToClient::HostsUpdated {
-                version: 1 << 40,
-                kind: 3,
-            },
-            ToClient::Removed {
-                text: "gone".into(),
-            },
-            ToClient::Table {
-                places: vec![place(), Where::default()],
-            },
-            ToClient::Missing {
-                ranks: vec![1, 300],
-            },
-            ToClient::Refused { text: "no".into() },
-            ToClient::Aborted { text: "no".into() },
-            ToClient::PeerDied {
-                rank: 2,
-                host: "h".into(),
-                cause: "signal 9".into(),
-            },
-        ] {
-            assert_eq!(ToClient::decode(&message.encode()), Ok(message));
-        }
-    }
-
-    #[test]
-    fn long_texts_are_cut_between_characters() {
-        let text = "é".repeat(TEXT_MAX);
-        let sent = ToServer::Failed { text }.encode();
-        let Ok(ToServer::Failed { text }) = ToServer::decode(&sent) else {
-            panic!("refused")
-        };
-        assert_eq!(text.len(), TEXT_MAX);
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let _ = ToServer::decode(&bytes);
-            let _ = ToClient::decode(&bytes);
-        }
-    }
-}
+mod tests;

@@ -77,6 +77,7 @@ impl Saying {
                 common: Common {
                     connections: 1,
                     fan_out,
+                    heartbeat: None,
                     settings: Vec::new(),
                 },
             }

@@ -246,6 +246,7 @@ mod tests {
         let common = Common {
             connections: pid as u8,
             fan_out: pid,
+            heartbeat: None,
             settings: vec![pid as u8],
         };
         (member(pid), common)

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     framing::{FrameQueue, FrameReader, Incoming},
     handshake::{Binding, Purpose, SERVER},
-    platform::{self, fd::Fd},
+    platform::{self, fd::Fd, net},
     tcp::{
         listener::{Gate, listen_all, reachable},
         stream::{Got, Stream},
@@ -327,6 +327,9 @@ impl Worker {
         if client.leaving {
             return;
         }
+        if let ToServer::Hello { common, .. } | ToServer::Join { common, .. } = &message {
+            client.keep(common.heartbeat);
+        }
         let todo = match (message, &mut self.room) {
             (
                 ToServer::Hello {
@@ -360,6 +363,12 @@ impl Worker {
                     Ok(todo) => todo,
                     Err(why) => return self.remove(id, why),
                 }
+            }
+            (ToServer::Silent { rank: who }, Room::Fixed(_)) => {
+                let by = client.rank;
+                let known = client.registered;
+                let silent = known.then(|| Do::Report(ServerEvent::Silent { who, by }));
+                silent.into_iter().collect()
             }
             (ToServer::Ready(place), Room::Fixed(meeting)) => meeting.ready(id, place),
             (ToServer::Failed { text }, Room::Fixed(meeting)) => meeting.gone(id, &text),
@@ -462,6 +471,11 @@ impl Worker {
 }
 
 impl Client {
+    /// How long its connection may stand still, as the rank has it for its others.
+    fn keep(&self, silence_max: Option<Duration>) {
+        let _ = net::set_silence_max(self.stream.fd(), silence_max);
+    }
+
     fn next(&mut self) -> Result<Option<ToServer>, String> {
         loop {
             match self

@@ -1,5 +1,6 @@
 //! What drives a rank: turns the control plane, runs executions in order, ends the generation when it must.
 
+mod ending;
 mod inspect;
 mod node;
 mod pump;
@@ -77,6 +78,7 @@ impl Driver {
             control,
             data,
             mut waiter,
+            heartbeat,
             settings: _,
             seat: _,
         } = mesh;
@@ -90,7 +92,13 @@ impl Driver {
             spare: Vec::new(),
             staged: None,
             data,
-            pump: Pump::new(config, control, waiter, (topology, tree), shared),
+            pump: Pump::new(
+                config,
+                (control, heartbeat),
+                waiter,
+                (topology, tree),
+                shared,
+            ),
             parked: None,
             broken: false,
             engine_looks_at: 0,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-use horovod_protocol::{Coordinator, EntryId, Rank, StalledRequest, Time};
+use horovod_protocol::{Coordinator, EntryId, Rank, StalledRequest, Time, Tree};
 use horovod_transport::{Control, Topology};
 
 use super::Shared;
@@ -221,13 +221,23 @@ impl Inspection {
     }
 
     /// Tell the users; whether the job has to end because of it.
-    pub(super) fn tell(&mut self, diagnosis: &Diagnosis, topology: &Topology) -> Option<Hopeless> {
+    pub(super) fn tell(
+        &mut self,
+        diagnosis: &Diagnosis,
+        topology: &Topology,
+        (tree, heartbeat): (&Tree, Option<Duration>),
+    ) -> Option<Hopeless> {
         let host_of = |rank: Rank| {
             let peer = topology.peers.get(rank.index());
             peer.map(|peer| peer.hostname.to_string())
                 .unwrap_or_default()
         };
-        let mut report = hang::render(diagnosis, topology.size, &host_of);
+        let job = hang::Job {
+            tree,
+            host_of: &host_of,
+            heartbeat,
+        };
+        let mut report = hang::render(diagnosis, &job);
         match self.file.write(&report) {
             Ok(path) => report.push_str(&format!("\nThis report is also in {}.", path.display())),
             Err(e) => tracing::warn!("the report of a stall could not be written to a file: {e}"),

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 pub(crate) use leader::{Leader, Step};
 pub(crate) use messages::{Message, is_message};
 pub(crate) use place::{ReportFile, cpu_ms};
-pub(crate) use report::render;
+pub(crate) use report::{Job, render};
 pub(crate) use verdict::{Diagnosis, Late};
 
 /// Frames kept of one thread; the innermost count.

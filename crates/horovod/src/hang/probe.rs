@@ -1,12 +1,13 @@
 //! A standstill of which other ranks say anything, for fuzzing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use horovod_protocol::{ProcessSetId, Rank, StalledRequest};
+use horovod_protocol::{ProcessSetId, Rank, StalledRequest, Tree};
 
 use super::leader::{Leader, Step};
 use super::{
-    FRAMES_MAX, Late, Message, NAMES_MAX, STACK_TEXT_MAX, THREADS_MAX, is_message, render,
+    FRAMES_MAX, Job, Late, Message, NAMES_MAX, STACK_TEXT_MAX, THREADS_MAX, is_message, render,
 };
 
 const SIZE: u32 = 4;
@@ -54,7 +55,13 @@ pub fn standstill(bytes: &[u8]) {
                 }
             }
             Some(Step::Report(diagnosis)) => {
-                let report = render(&diagnosis, SIZE, &|rank| format!("h{rank}"));
+                let job = Job {
+                    // 3 speaks through 1.
+                    tree: &Tree::new(&[0; SIZE as usize], 2),
+                    host_of: &|rank| format!("h{rank}"),
+                    heartbeat: Some(Duration::from_secs(30)),
+                };
+                let report = render(&diagnosis, &job);
                 assert!(report.contains("What waits"), "{report}");
                 assert!(report.len() < REPORT_BYTES_MAX);
             }

@@ -1,8 +1,9 @@
 //! A diagnosis as text: what waits, who does not come and where that rank stands, and what usually helps.
 
 use std::fmt::Write;
+use std::time::Duration;
 
-use horovod_protocol::{Rank, StalledRequest};
+use horovod_protocol::{Rank, StalledRequest, Tree};
 
 use super::verdict::{Culprit, Diagnosis, Kind, key};
 use super::{Key, Standing};
@@ -12,8 +13,18 @@ const SHOWN_MAX: usize = 8;
 /// Ranks of a list told one by one.
 const RANKS_SHOWN_MAX: usize = 12;
 
-/// The whole report. `host_of` names the host of a rank.
-pub(crate) fn render(d: &Diagnosis, size: u32, host_of: &dyn Fn(Rank) -> String) -> String {
+/// What a report says of the job.
+pub(crate) struct Job<'a> {
+    pub(crate) tree: &'a Tree,
+    /// The name of a rank's host.
+    pub(crate) host_of: &'a dyn Fn(Rank) -> String,
+    /// How long a rank may be silent; `None`: for ever.
+    pub(crate) heartbeat: Option<Duration>,
+}
+
+/// The whole report.
+pub(crate) fn render(d: &Diagnosis, job: &Job<'_>) -> String {
+    let (size, host_of) = (job.tree.size(), job.host_of);
     let mut out = String::new();
     let t = &mut out;
     let waited_ns = d.late.all().map(|r| r.waited_ns).max().unwrap_or(0);
@@ -47,7 +58,11 @@ pub(crate) fn render(d: &Diagnosis, size: u32, host_of: &dyn Fn(Rank) -> String)
             .as_ref()
             .map(|s| format!(", process {}", s.pid));
         let pid = pid.unwrap_or_default();
-        line(t, format!("  {rank} on {host}{pid}: {}", state_of(culprit)));
+        let mut state = state_of(culprit);
+        if culprit.kind == Kind::Silent {
+            state += &outlook(d, job, rank);
+        }
+        line(t, format!("  {rank} on {host}{pid}: {state}"));
         if let Some(standing) = &culprit.standing {
             stacks(t, standing);
         }
@@ -126,6 +141,26 @@ fn state_of(culprit: &Culprit) -> String {
         Kind::Elsewhere => format!("{lacks}; it waits for something else"),
         Kind::Busy => format!("{lacks} yet; it is at work"),
         Kind::Silent => format!("{lacks}, and does not answer"),
+    }
+}
+
+/// What comes of a silent rank.
+fn outlook(d: &Diagnosis, job: &Job<'_>, rank: Rank) -> String {
+    let is_silent = |rank: &Rank| {
+        let mut culprits = d.culprits.iter();
+        culprits.any(|c| c.rank == *rank && c.kind == Kind::Silent)
+    };
+    let above = std::iter::successors(job.tree.parent(rank), |above| job.tree.parent(*above));
+    // The one nearest to rank 0 hides all the others.
+    match (above.filter(is_silent).last(), job.heartbeat) {
+        (Some(hides), _) => {
+            format!("; but it is behind {hides}, which is silent: look there first")
+        }
+        (None, Some(time)) => format!(
+            "; it is given up when its process has given no sign of life for {} s",
+            time.as_secs_f64()
+        ),
+        (None, None) => String::new(),
     }
 }
 
@@ -223,11 +258,47 @@ mod tests {
         }
     }
 
+    fn rendered(d: &Diagnosis, tree: &Tree, heartbeat: Option<Duration>) -> String {
+        let job = Job {
+            tree,
+            host_of: &|rank| format!("host{}", rank.0),
+            heartbeat,
+        };
+        render(d, &job)
+    }
+
+    #[test]
+    fn of_a_silent_rank_is_said_whom_it_hides_and_how_long_it_is_waited_for() {
+        let tree = Tree::new(&[0; 6], 2); // 1 and 2 below 0; 3 and 4 below 1; 5 below 2
+        let mut d = diagnosis(Kind::Silent);
+        let silent = |rank| Culprit {
+            rank: Rank(rank),
+            kind: Kind::Silent,
+            lacks: Vec::new(),
+            standing: None,
+        };
+        d.culprits = [1, 3, 5].map(silent).into();
+        let text = rendered(&d, &tree, Some(Duration::from_secs(30)));
+        let line = |start: &str| {
+            let found = text
+                .lines()
+                .find(|line| line.trim_start().starts_with(start));
+            found.unwrap_or_default().to_owned()
+        };
+        for rank in [1, 5] {
+            let line = line(&format!("rank {rank} on"));
+            assert!(line.contains("no sign of life for 30 s"), "{text}");
+        }
+        assert!(
+            line("rank 3 on").contains("behind rank 1, which is silent"),
+            "{text}"
+        );
+        assert!(!rendered(&d, &tree, None).contains("sign of life"));
+    }
+
     #[test]
     fn a_report_names_tensor_ranks_host_process_line_cause_and_remedy() {
-        let text = render(&diagnosis(Kind::Diverged), 20, &|rank| {
-            format!("host{}", rank.0)
-        });
+        let text = rendered(&diagnosis(Kind::Diverged), &Tree::star(20), None);
         for part in [
             "20 ranks has stood still for 10 s and will never end",
             "allreduce.a (process set 2): asked for by rank 0, not by ranks 1, 2, 3",
@@ -251,7 +322,7 @@ mod tests {
             (Kind::Busy, "Slow rank:"),
             (Kind::Silent, "Silent rank:"),
         ] {
-            let text = render(&diagnosis(kind), 20, &|_| "h".into());
+            let text = rendered(&diagnosis(kind), &Tree::star(20), None);
             assert!(text.contains(word) && !text.contains("never end"), "{text}");
         }
     }

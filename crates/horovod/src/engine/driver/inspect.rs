@@ -61,7 +61,8 @@ impl Pump {
             running,
         );
         let Some(found) = found else { return sent };
-        if let Some(Hopeless { by, report }) = self.inspection.tell(&found, &self.topology)
+        let job = (&self.tree, self.heartbeat);
+        if let Some(Hopeless { by, report }) = self.inspection.tell(&found, &self.topology, job)
             && let Some(coordinator) = self.node.coordinator()
         {
             coordinator.give_up(now, by, &report);

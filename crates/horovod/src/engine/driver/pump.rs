@@ -7,28 +7,27 @@ use std::time::{Duration, Instant};
 
 use horovod_protocol::{
     CACHE_EVICTION_TEXT, Completion, DecodeError, Execution, OpError, PeerLost, Rank, Response,
-    ToCoordinator, ToWorker, Tree, WorkerAction,
+    Time, ToCoordinator, ToWorker, Tree, WorkerAction,
 };
 use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
 
+use super::ending::Suspect;
 use super::inspect::Runs;
 use super::node::{Node, NodeAction, unheard};
 use crate::config::Config;
-use crate::engine::execute::Failure;
 use crate::engine::handles::{Handle, OpResult};
 use crate::engine::inspection::Inspection;
 use crate::engine::recording::Recording;
 use crate::engine::relay::Relay;
 use crate::engine::tuning::Announced;
 use crate::engine::{Entry, SHUTDOWN_GRACE, Shared, TOLD, nanos, public_error};
-use crate::error::Error;
 
 /// The kind of a change of members in which somebody comes, as workers know it.
 const HOSTS_ADDED: u8 = 2;
-/// How long a closed connection waits for the launcher to say why the process ended.
-const CAUSE_GRACE: Duration = Duration::from_millis(300);
 /// Longest sleep without looking around; only a safety net, events end a sleep at once.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// Turns without a sleep after which the clock is asked whether the neighbours have been silent for too long.
+const TURNS_PER_LOOK: u32 = 64;
 /// Executions that may wait for the one that runs.
 const READY_MAX: usize = 1 << 16;
 
@@ -65,26 +64,26 @@ pub(super) struct Pump {
     pub(super) inspection: Inspection,
     /// What rank 0 must know of the collective that is on its way in order to tell of it.
     pub(super) runs: Option<Runs>,
-}
-
-/// A peer that is gone, while the reason may still come.
-pub(super) struct Suspect {
-    pub(super) lost: PeerLost,
-    /// It said goodbye; then it may itself only follow another's end.
-    pub(super) said_goodbye: bool,
-    pub(super) deadline: Instant,
+    /// How long a neighbour may be silent; `None`: for ever.
+    pub(super) heartbeat: Option<Duration>,
+    turns: u32,
 }
 
 impl Pump {
     pub(super) fn new(
         config: &Config,
-        control: Control,
+        (mut control, heartbeat): (Control, Option<Duration>),
         waiter: Waiter,
         (topology, tree): (Topology, Tree),
         shared: Arc<Shared>,
     ) -> Self {
         let node = Node::new(config, &topology, &tree);
+        if let Some(timeout) = heartbeat {
+            control.watch(timeout, shared.now());
+        }
         Self {
+            heartbeat,
+            turns: 0,
             recording: Recording::new(shared.timeline.clone()),
             relay: Relay::new(topology.rank, tree.clone()),
             inspection: Inspection::new(config, &topology),
@@ -114,6 +113,11 @@ impl Pump {
     /// One look at everything that may have happened. `true`: something did.
     pub(super) fn turn(&mut self) -> bool {
         let mut progress = false;
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(TURNS_PER_LOOK) {
+            // A thread that goes from one collective to the next never asks for its sleep.
+            self.look_after_neighbours(self.shared.now());
+        }
         if self.dead.is_none() {
             while let Some(event) = self.control.poll() {
                 progress = true;
@@ -163,6 +167,11 @@ impl Pump {
             ControlEvent::Left { rank } => {
                 self.nothing_more_from(rank);
                 self.note_lost(rank, "left while the job was running".into(), true);
+            }
+            ControlEvent::Silent { rank, silence } => {
+                self.recording.gone(rank);
+                self.nothing_more_from(rank);
+                self.give_up_silent(rank, silence);
             }
             ControlEvent::Notice(notice) => {
                 if self.needs(notice.rank) {
@@ -241,12 +250,12 @@ impl Pump {
         Ok(())
     }
 
-    fn parent(&self) -> Option<Rank> {
+    pub(super) fn parent(&self) -> Option<Rank> {
         self.tree.parent(self.topology.rank)
     }
 
     /// Carry out what the state machines ask for until they are quiet.
-    fn drain_actions(&mut self) -> bool {
+    pub(super) fn drain_actions(&mut self) -> bool {
         let mut progress = false;
         loop {
             let action = self.shared.lock().poll_action();
@@ -363,144 +372,6 @@ impl Pump {
         }
     }
 
-    /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
-    pub(super) fn note_lost(&mut self, rank: Rank, cause: String, said_goodbye: bool) {
-        if self.dead.is_some() || !self.needs(rank) {
-            return;
-        }
-        let lost = PeerLost {
-            rank,
-            host: self.host_of(rank),
-            cause,
-        };
-        if let Some(suspect) = &mut self.lost {
-            // Who left may have left because of who died, whose end is only seen later.
-            if suspect.said_goodbye && !said_goodbye && suspect.lost.rank != rank {
-                suspect.lost = lost;
-                suspect.said_goodbye = false;
-            }
-            return;
-        }
-        let grace = if self.stopped {
-            SHUTDOWN_GRACE
-        } else {
-            CAUSE_GRACE
-        };
-        self.lost = Some(Suspect {
-            lost,
-            said_goodbye,
-            deadline: Instant::now() + grace,
-        });
-    }
-
-    /// Whether this rank's end matters: always while the job runs, then only for what was agreed before the stop.
-    fn needs(&self, rank: Rank) -> bool {
-        let ready = self.ready.iter().map(|e| &e.members);
-        !self.stopped
-            || self
-                .running
-                .iter()
-                .chain(ready)
-                .any(|members| members.contains(&rank))
-    }
-
-    pub(super) fn host_of(&self, rank: Rank) -> String {
-        self.topology
-            .peers
-            .get(rank.index())
-            .map(|p| p.hostname.to_string())
-            .unwrap_or_default()
-    }
-
-    /// A lost peer ends the generation when the launcher has had its time to say why.
-    pub(super) fn settle_lost_peer(&mut self) {
-        let Some(suspect) = &self.lost else { return };
-        if !self.needs(suspect.lost.rank) {
-            self.lost = None;
-        } else if Instant::now() >= suspect.deadline {
-            let lost = suspect.lost.clone();
-            self.end_generation(&lost);
-        }
-    }
-
-    /// Everything pending and later fails with this cause. Each rank tells those it has control links to why, and
-    /// so it goes round; any but rank 0 then takes leave, which ends the generation for who has not heard it.
-    pub(super) fn end_generation(&mut self, lost: &PeerLost) {
-        if self.dead.is_some() {
-            return;
-        }
-        // The state machines know no hosts.
-        let lost = &if lost.host.is_empty() {
-            PeerLost {
-                host: self.host_of(lost.rank),
-                ..lost.clone()
-            }
-        } else {
-            lost.clone()
-        };
-        let now = self.shared.now();
-        let error = public_error(&lost.to_error());
-        self.dead = Some(Aborted(Arc::from(error.to_string())));
-        self.node.lose_peer(now, lost);
-        self.shared.lock().worker.report_lost(now, lost.clone());
-        self.lost = None;
-        self.ready.clear();
-        self.drain_actions();
-        if self.parent().is_some() {
-            self.control.goodbye(Duration::ZERO);
-        }
-        let entries = self.shared.lock().remove_all();
-        drop(entries);
-        if self.running.is_none() {
-            self.shared.handles.fail_pending(&error);
-        } // else the collective has to let go of the tensors first
-        tracing::debug!("generation ended: {lost}");
-    }
-
-    /// Map the failure of a running collective to the error of its handles, ending the generation if it stands.
-    pub(super) fn failure(&mut self, failure: Failure) -> Error {
-        match failure {
-            Failure::Aborted(cause) => Error::Internal(cause.0.to_string()),
-            Failure::Link { rank, cause } => {
-                let host = self.host_of(rank);
-                let lost = PeerLost { rank, host, cause };
-                self.await_cause(&lost);
-                let cause = self.dead.as_ref().map(|a| a.0.to_string());
-                Error::Internal(cause.unwrap_or_else(|| lost.to_string()))
-            }
-            Failure::Local(text) => {
-                let rank = self.topology.rank;
-                let lost = PeerLost {
-                    rank,
-                    host: self.host_of(rank),
-                    cause: text,
-                };
-                tracing::error!("this rank cannot go on: {}", lost.cause);
-                self.end_generation(&lost);
-                public_error(&lost.to_error())
-            }
-        }
-    }
-
-    /// Give the launcher its time to say why the peer of a broken link has ended.
-    fn await_cause(&mut self, lost: &PeerLost) {
-        self.note_lost(lost.rank, lost.cause.clone(), false);
-        if let Some(suspect) = &mut self.lost {
-            suspect.deadline = suspect.deadline.min(Instant::now() + CAUSE_GRACE);
-        }
-        let mut spins = 0;
-        while self.dead.is_none() {
-            let progress = self.turn();
-            if self.lost.is_none() {
-                // Nobody is suspected any more, yet the link is broken; no effect if the end has come.
-                self.end_generation(lost);
-            } else if !progress {
-                self.waiter.idle(spins, Some(self.sleep_limit()));
-                spins += 1;
-            }
-        }
-    }
-
     /// Tensors of the execution's items that this rank submitted, in item order.
     pub(super) fn take_entries(&mut self, execution: &Execution, entries: &mut Vec<Option<Entry>>) {
         let mut state = self.shared.lock();
@@ -515,17 +386,38 @@ impl Pump {
 
     /// When something is to be done that no event announces.
     pub(super) fn deadline(&self) -> Option<u64> {
-        let node = self.node.next_deadline();
         let ends = self.lost.iter().map(|suspect| suspect.deadline);
         let ends = ends.chain(self.shutdown_deadline).min();
         let ends = ends.map(|at| nanos(at.saturating_duration_since(self.shared.started)));
-        let inspection = self.inspection.deadline(self.shared.now());
-        let times = node.into_iter().chain(inspection).map(|at| at.0);
-        times.chain(ends).min()
+        let ours = self.timer(self.shared.now()).map(|at| at.0);
+        ours.into_iter().chain(ends).min()
     }
 
-    pub(super) fn sleep_limit(&self) -> Duration {
+    /// The same, of the state machines: none any more when the generation is over.
+    fn timer(&self, now: Time) -> Option<Time> {
+        if self.dead.is_some() {
+            return None;
+        }
+        let inspection = self.inspection.deadline(now).filter(|_| !self.stopped);
+        self.node
+            .next_deadline()
+            .into_iter()
+            .chain(inspection)
+            .min()
+    }
+
+    /// How long a thread may sleep if nothing wakes it. It is asked before every sleep, so here is also found out who
+    /// is silent.
+    pub(super) fn sleep_limit(&mut self) -> Duration {
+        let now = self.shared.now();
+        if self.look_after_neighbours(now) {
+            return Duration::ZERO;
+        }
         let mut limit = SLEEP_MAX;
+        let looks = self.control.look_due().filter(|_| self.dead.is_none());
+        if let Some(at) = looks.into_iter().chain(self.timer(now)).min() {
+            limit = limit.min(Duration::from_nanos(at.0.saturating_sub(now.0)));
+        }
         if let Some(suspect) = &self.lost {
             limit = limit.min(suspect.deadline.saturating_duration_since(Instant::now()));
         }
@@ -534,15 +426,12 @@ impl Pump {
         {
             limit = limit.min(deadline.saturating_duration_since(Instant::now()));
         }
-        if let Some(deadline) = self.node.next_deadline() {
-            let now = self.shared.now();
-            limit = limit.min(Duration::from_nanos(deadline.0.saturating_sub(now.0)));
-        }
-        let now = self.shared.now();
-        if let Some(deadline) = self.inspection.deadline(now) {
-            limit = limit.min(Duration::from_nanos(deadline.0.saturating_sub(now.0)));
-        }
         limit
+    }
+
+    /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
+    fn look_after_neighbours(&mut self, now: Time) -> bool {
+        self.dead.is_none() && self.control.look_after(now)
     }
 
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
@@ -587,11 +476,12 @@ impl Idle for Pump {
         if !self.waiter.is_patient(spins) {
             sleep = self.sleep_limit();
             if let Some(leave_by) = self.leave_by {
-                sleep = sleep.min(leave_by.saturating_duration_since(Instant::now()));
-                if sleep.is_zero() || self.shared.wanted() {
+                let left = leave_by.saturating_duration_since(Instant::now());
+                if left.is_zero() || self.shared.wanted() {
                     self.broken_off = true;
                     return Err(Aborted("its thread had to leave".into()));
                 }
+                sleep = sleep.min(left);
             }
         }
         self.waiter.idle(spins, Some(sleep));

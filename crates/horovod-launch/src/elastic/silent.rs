@@ -1,0 +1,142 @@
+//! Members of a round that their neighbours have given up because they do not answer: who is stopped or cut off
+//! hears neither of the end of its round nor a request to end, and would keep the others waiting.
+
+use std::time::Duration;
+
+use super::driver::{Driver, Phase, Worker};
+use super::events::{Time, WorkerId};
+
+/// How long such a worker may take to show that it lives after all: it may have been slow, or it is the others that
+/// are cut off.
+const SILENT_GRACE: Duration = Duration::from_secs(3);
+/// Between two looks whether it can be spared.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+impl Driver {
+    pub(super) fn on_silent(&mut self, now: Time, worker: WorkerId, by: WorkerId) {
+        // Who speaks lives.
+        if let Some(w) = self.workers.get_mut(&by) {
+            w.silent_until = None;
+        }
+        let (name, accuser) = (self.name(worker), self.name(by));
+        let is_new = |w: &&mut Worker| is_inside(w) && w.silent_until.is_none();
+        if let Some(w) = self.workers.get_mut(&worker).filter(is_new) {
+            w.silent_until = Some(now + SILENT_GRACE);
+            self.say(format!(
+                "{name} does not answer {accuser}; it is ended unless it comes to the next round within {} s",
+                SILENT_GRACE.as_secs()
+            ));
+        }
+    }
+
+    /// Ends those that have shown no life. The state must be in safe hands: with somebody who waits at the door.
+    pub(super) fn end_silent(&mut self, now: Time) {
+        let is_due = |w: &Worker| is_inside(w) && w.silent_until.is_some_and(|at| at <= now);
+        let due = self.workers.iter().filter(|(_, w)| is_due(w));
+        let due: Vec<WorkerId> = due.map(|(id, _)| *id).collect();
+        let waits = |w: &Worker| w.phase == Phase::Waiting && w.holds();
+        let is_safe = !self.has_state || self.workers.values().any(waits);
+        for id in due {
+            let Some(w) = self.workers.get_mut(&id) else {
+                continue;
+            };
+            if is_safe {
+                w.is_condemned = true;
+                self.stop(id);
+            } else {
+                w.silent_until = Some(now + LOOK_AGAIN);
+            }
+        }
+    }
+
+    /// When [`Self::end_silent`] has something to do.
+    pub(super) fn silent_deadline(&self) -> Option<Time> {
+        let silent = self.workers.values().filter(|w| is_inside(w));
+        silent.filter_map(|w| w.silent_until).min()
+    }
+}
+
+fn is_inside(w: &Worker) -> bool {
+    w.phase == Phase::Member && !w.is_going
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::events::{Action, Event, Policy};
+    use super::*;
+
+    const fn at(seconds: u64) -> Time {
+        Duration::from_secs(seconds)
+    }
+
+    /// A round of three workers that all hold the state, on one host.
+    fn round() -> Driver {
+        let mut driver = Driver::new(Policy {
+            first_np: 3,
+            min_np: 1,
+            max_np: 3,
+            patience: Duration::from_secs(600),
+            start_grace: Duration::ZERO,
+            reset_limit: None,
+            cooldown: None,
+            slot_failures_max: 3,
+            has_fixed_hosts: true,
+        });
+        driver.handle(at(0), Event::Hosts(vec![("h".into(), 3)]));
+        driver.handle(at(0), Event::HostReady("h".into()));
+        for worker in 0..3 {
+            driver.handle(at(1), Event::Joined { worker, held: 0 });
+        }
+        driver.handle(at(2), Event::Up);
+        for worker in 0..3 {
+            driver.handle(at(2), Event::Held { worker, held: 2 });
+        }
+        while driver.poll_action().is_some() {}
+        driver
+    }
+
+    fn stopped(driver: &mut Driver) -> Vec<WorkerId> {
+        let actions = std::iter::from_fn(|| driver.poll_action());
+        let stops = actions.filter_map(|action| match action {
+            Action::Stop(worker) => Some(worker),
+            _ => None,
+        });
+        stops.collect()
+    }
+
+    #[test]
+    fn who_is_silent_is_ended_when_the_others_are_at_the_door() {
+        let mut driver = round();
+        driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
+        driver.handle(at(11), Event::Joined { worker: 0, held: 1 });
+        driver.handle(at(11), Event::Joined { worker: 2, held: 1 });
+        assert_eq!(stopped(&mut driver), []);
+        assert_eq!(driver.next_deadline(), Some(at(13)));
+        driver.handle_timeout(at(13));
+        assert_eq!(stopped(&mut driver), [1]);
+    }
+
+    #[test]
+    fn who_comes_to_the_door_or_accuses_others_lives() {
+        let mut driver = round();
+        driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
+        driver.handle(at(11), Event::Joined { worker: 1, held: 1 });
+        driver.handle(at(12), Event::Silent { worker: 2, by: 0 });
+        driver.handle(at(12), Event::Joined { worker: 0, held: 1 });
+        driver.handle(at(13), Event::Silent { worker: 0, by: 2 });
+        driver.handle_timeout(at(60));
+        assert_eq!(stopped(&mut driver), []);
+    }
+
+    #[test]
+    fn nobody_is_ended_while_no_other_that_holds_the_state_has_come_out_of_the_round() {
+        let mut driver = round();
+        driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
+        driver.handle(at(11), Event::Silent { worker: 0, by: 2 });
+        driver.handle_timeout(at(20));
+        assert_eq!(stopped(&mut driver), []);
+        assert_eq!(driver.next_deadline(), Some(at(21)));
+        driver.handle(at(30), Event::Joined { worker: 2, held: 1 });
+        assert_eq!(stopped(&mut driver), [0, 1]);
+    }
+}

@@ -1,0 +1,220 @@
+//! Which neighbours have been silent for too long: a state machine that is told the time and what was heard.
+//!
+//! Every rank says something to each neighbour four times in a time-out, and looks as often who has said anything.
+//! Who was not heard for the whole time-out is given up. A rank that did not look itself, because its process was
+//! stopped or its machine slept or was overloaded, blames nobody for that time.
+
+use horovod_protocol::Time;
+
+/// Looks in a time-out: so many signs of life may be late or lost before one is missed.
+const LOOKS: u64 = 4;
+
+/// What a rank knows of its neighbours' lives.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    timeout_ns: u64,
+    /// The last look, and the next.
+    looked: Time,
+    due: Time,
+    /// Somebody seemed silent at the last look: the next follows at once, after another look at the sockets.
+    doubts: bool,
+    /// When each neighbour was last known to speak; `None` for one that is watched no more.
+    heard: Vec<Option<Time>>,
+}
+
+/// What is to be done after a look.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// Tell every neighbour that this rank lives.
+    pub(crate) speak: bool,
+    /// Somebody seems silent: see what has arrived, and look again at once.
+    pub(crate) again: bool,
+    /// These did not speak: their number, and for how many nanoseconds.
+    pub(crate) silent: Vec<(usize, u64)>,
+}
+
+impl Watch {
+    /// Of `neighbours`, all of which have just spoken.
+    pub(crate) fn new(timeout_ns: u64, neighbours: usize, now: Time) -> Self {
+        let mut watch = Self {
+            timeout_ns: timeout_ns.max(LOOKS),
+            looked: now,
+            due: now,
+            doubts: false,
+            heard: vec![Some(now); neighbours],
+        };
+        watch.due = watch.next(now);
+        watch
+    }
+
+    fn next(&self, now: Time) -> Time {
+        Time(now.0.saturating_add(self.timeout_ns / LOOKS))
+    }
+
+    /// When [`Self::look`] has something to do; `None`: never again.
+    pub(crate) fn due(&self) -> Option<Time> {
+        self.heard.iter().any(Option::is_some).then_some(self.due)
+    }
+
+    /// Nothing more is expected of this neighbour.
+    pub(crate) fn forget(&mut self, neighbour: usize) {
+        self.heard[neighbour] = None;
+    }
+
+    /// Takes note of the time and of who `spoke` since the last look.
+    pub(crate) fn look(&mut self, now: Time, mut spoke: impl FnMut(usize) -> bool) -> Look {
+        let mut look = Look::default();
+        if now < self.due {
+            return look;
+        }
+        look.speak = !self.doubts;
+        let absent = now.0.saturating_sub(self.looked.0) > self.timeout_ns / 2;
+        self.looked = now;
+        let mut silent = Vec::new();
+        for (neighbour, heard) in self.heard.iter_mut().enumerate() {
+            let Some(heard) = heard else { continue };
+            // Both must be asked: what was said before this look must not count for the next.
+            if spoke(neighbour) | absent {
+                *heard = now;
+            }
+            let silence = now.0.saturating_sub(heard.0);
+            if silence >= self.timeout_ns {
+                silent.push((neighbour, silence));
+            }
+        }
+        look.again = !silent.is_empty() && !self.doubts;
+        self.doubts = look.again;
+        if look.again {
+            self.due = now;
+            return look;
+        }
+        self.due = self.next(now);
+        for (neighbour, _) in &silent {
+            self.forget(*neighbour);
+        }
+        look.silent = silent;
+        look
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TIMEOUT: u64 = 400;
+
+    fn watch(neighbours: usize) -> Watch {
+        Watch::new(TIMEOUT, neighbours, Time(0))
+    }
+
+    /// Looks whenever it is due until `end`; who speaks is said by time. Who was given up when.
+    fn run(
+        watch: &mut Watch,
+        end: u64,
+        spoke: impl Fn(u64, usize) -> bool,
+    ) -> Vec<(u64, usize, u64)> {
+        let mut given_up = Vec::new();
+        while let Some(Time(now)) = watch.due().filter(|due| due.0 <= end) {
+            let look = watch.look(Time(now), |neighbour| spoke(now, neighbour));
+            given_up.extend(look.silent.iter().map(|(who, ns)| (now, *who, *ns)));
+        }
+        given_up
+    }
+
+    #[test]
+    fn who_speaks_is_never_given_up_and_who_does_not_is_after_the_time_out() {
+        assert_eq!(run(&mut watch(3), 100_000, |_, _| true), []);
+        // One sign of life in a time-out is enough.
+        let rarely = |now, _| now % 300 == 0;
+        assert_eq!(run(&mut watch(2), 100_000, rarely), []);
+        let never = |_, neighbour| neighbour != 1;
+        assert_eq!(run(&mut watch(3), 100_000, never), [(400, 1, 400)]);
+        let until = |now, neighbour| neighbour != 2 || now <= 1000;
+        assert_eq!(run(&mut watch(3), 100_000, until), [(1400, 2, 400)]);
+    }
+
+    #[test]
+    fn all_are_told_four_times_in_a_time_out() {
+        let mut watch = watch(1);
+        let mut spoken = 0;
+        while let Some(now) = watch.due().filter(|due| due.0 <= 10 * TIMEOUT) {
+            assert_eq!(
+                watch.look(Time(now.0 - 1), |_| panic!("too early")),
+                Look::default()
+            );
+            spoken += u64::from(watch.look(now, |_| true).speak);
+        }
+        assert_eq!(spoken, 10 * LOOKS);
+    }
+
+    #[test]
+    fn before_somebody_is_given_up_what_has_arrived_is_looked_at_once_more() {
+        let mut watch = watch(2);
+        for now in [100, 200, 300] {
+            watch.look(Time(now), |neighbour| neighbour == 0);
+        }
+        let look = watch.look(Time(400), |neighbour| neighbour == 0);
+        assert_eq!((look.speak, look.again, look.silent), (true, true, vec![]));
+        // It had spoken after all.
+        assert_eq!(watch.due(), Some(Time(400)));
+        assert_eq!(
+            watch.look(Time(401), |neighbour| neighbour == 1),
+            Look::default()
+        );
+        assert_eq!(watch.due(), Some(Time(501)));
+    }
+
+    #[test]
+    fn who_was_away_itself_blames_nobody_for_that_time() {
+        let mut watch = watch(1);
+        let look = watch.look(Time(5000), |_| false);
+        assert_eq!((look.speak, look.again, look.silent), (true, false, vec![]));
+        assert_eq!(run(&mut watch, 100_000, |_, _| false), [(5400, 0, 400)]);
+    }
+
+    #[test]
+    fn who_has_left_is_not_expected_to_speak_and_alone_there_is_nothing_to_do() {
+        let mut watch = watch(2);
+        watch.forget(0);
+        assert_eq!(run(&mut watch, 100_000, |_, _| false), [(400, 1, 400)]);
+        assert_eq!(watch.due(), None);
+        assert_eq!(super::Watch::new(TIMEOUT, 0, Time(0)).due(), None);
+    }
+
+    proptest! {
+        /// Whatever the times of looks and signs of life: nobody is given up who spoke within the time-out, and
+        /// who never speaks again is, unless the watcher itself is away again and again.
+        #[test]
+        fn only_the_silent_are_given_up(
+            gaps in prop::collection::vec(1u64..150, 200),
+            signs in prop::collection::btree_set(0u64..10_000, 0..60),
+        ) {
+            let mut watch = watch(1);
+            let (mut now, mut before) = (0, 0);
+            let mut given_up = None;
+            for gap in gaps {
+                now += gap;
+                let spoke = signs.range(before + 1..=now).next_back();
+                let due = watch.due().is_some_and(|due| due.0 <= now);
+                let look = watch.look(Time(now), |_| spoke.is_some());
+                if due {
+                    before = now;
+                }
+                if let Some((_, silence)) = look.silent.first() {
+                    let last = signs.range(..=now).next_back().copied().unwrap_or(0);
+                    prop_assert!(now - last >= TIMEOUT && *silence >= TIMEOUT);
+                    given_up = Some(now);
+                    break;
+                }
+            }
+            let longest = |until: u64| {
+                let all = signs.range(..until).copied().chain([until]);
+                all.scan(0, |last, at| Some(at - std::mem::replace(last, at))).max().unwrap_or(0)
+            };
+            // Looks are at most a quarter and one gap apart.
+            prop_assert!(given_up.is_some() || longest(now) <= 2 * TIMEOUT + 300);
+        }
+    }
+}

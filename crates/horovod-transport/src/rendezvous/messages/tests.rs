@@ -1,0 +1,116 @@
+//! Messages of the rendezvous on the wire.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn member() -> MemberEntry {
+    MemberEntry {
+        identity: "boot|h1".into(),
+        hostname: "h1".into(),
+        pid: 77,
+        shm: true,
+    }
+}
+
+fn common() -> Common {
+    Common {
+        connections: 4,
+        fan_out: 300,
+        heartbeat: Some(Duration::from_millis(70_000)),
+        settings: vec![1, 2, 255],
+    }
+}
+
+fn place() -> Where {
+    Where {
+        addresses: vec![
+            "10.0.0.1:80".parse().unwrap(),
+            "[::1]:65535".parse().unwrap(),
+        ],
+        local: Some("horovod-1".into()),
+    }
+}
+
+#[test]
+fn every_message_survives_the_wire() {
+    for message in [
+        ToServer::Hello {
+            rank: 3,
+            size: 4,
+            patience_ms: 30_000,
+            member: member(),
+            common: common(),
+        },
+        ToServer::Ready(place()),
+        ToServer::Ready(Where::default()),
+        ToServer::Failed {
+            text: "no memory".into(),
+        },
+        ToServer::Join {
+            worker: 70_000,
+            held: 2,
+            timeout_ms: 30_000,
+            member: member(),
+            common: common(),
+        },
+        ToServer::Holds { held: 1 },
+        ToServer::Silent { rank: 70_000 },
+    ] {
+        assert_eq!(ToServer::decode(&message.encode()), Ok(message));
+    }
+    for message in [
+        ToClient::Roster {
+            generation: 9,
+            members: vec![member(), member()],
+            common: common(),
+            seat: None,
+        },
+        ToClient::Roster {
+            generation: 9,
+            members: vec![member()],
+            common: common(),
+            seat: Some(Seat::new(1, (2, 3), (4, 5), true)),
+        },
+        ToClient::HostsUpdated {
+            version: 1 << 40,
+            kind: 3,
+        },
+        ToClient::Removed {
+            text: "gone".into(),
+        },
+        ToClient::Table {
+            places: vec![place(), Where::default()],
+        },
+        ToClient::Missing {
+            ranks: vec![1, 300],
+        },
+        ToClient::Refused { text: "no".into() },
+        ToClient::Aborted { text: "no".into() },
+        ToClient::PeerDied {
+            rank: 2,
+            host: "h".into(),
+            cause: "signal 9".into(),
+        },
+    ] {
+        assert_eq!(ToClient::decode(&message.encode()), Ok(message));
+    }
+}
+
+#[test]
+fn long_texts_are_cut_between_characters() {
+    let text = "é".repeat(TEXT_MAX);
+    let sent = ToServer::Failed { text }.encode();
+    let Ok(ToServer::Failed { text }) = ToServer::decode(&sent) else {
+        panic!("refused")
+    };
+    assert_eq!(text.len(), TEXT_MAX);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = ToServer::decode(&bytes);
+        let _ = ToClient::decode(&bytes);
+    }
+}
