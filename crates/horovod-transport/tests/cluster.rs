@@ -9,7 +9,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Rig, on_all, pattern, rigs};
-use horovod_protocol::Rank;
+use horovod_protocol::{Rank, Time};
 use horovod_transport::{ControlEvent, LinkError, Mesh, testing};
 
 /// Every kind of cluster that the layers above are tested on.
@@ -313,4 +313,56 @@ fn alone_there_is_nothing_to_hear() {
         });
         rig.until(|_| done.load(std::sync::atomic::Ordering::Acquire));
     });
+}
+
+#[test]
+fn who_looks_after_its_neighbours_is_heard_by_them_and_who_does_not_is_given_up() {
+    const QUARTER: u64 = 1_000_000_000;
+    for (kind, mut meshes) in kinds(3) {
+        for mesh in &mut meshes {
+            mesh.control
+                .watch(Duration::from_nanos(4 * QUARTER), Time(0));
+        }
+        // The time is only said, so whatever has been sent must have arrived: look until it has.
+        let settle = |mesh: &mut Mesh| {
+            for n in 0..3 {
+                mesh.waiter.idle(n, Some(Duration::from_millis(1)));
+                while let Some(event) = mesh.control.poll() {
+                    assert!(
+                        matches!(event, ControlEvent::Silent { .. }),
+                        "{kind}: {event:?}"
+                    );
+                    return Some(event);
+                }
+            }
+            None
+        };
+        let mut given_up = Vec::new();
+        for quarter in 1..=8 {
+            // Rank 1 has stopped.
+            for rank in [0, 2] {
+                let mesh = &mut meshes[rank];
+                let now = Time(quarter * QUARTER);
+                assert!(
+                    mesh.control.look_due().is_some_and(|due| due <= now),
+                    "{kind}"
+                );
+                while mesh.control.look_after(now) {
+                    if let Some(event) = settle(mesh) {
+                        given_up.push((quarter, rank, event));
+                    }
+                }
+            }
+            for rank in [0, 2] {
+                assert_eq!(settle(&mut meshes[rank]), None, "{kind}");
+            }
+        }
+        let silence = Duration::from_nanos(4 * QUARTER);
+        let silent = ControlEvent::Silent {
+            rank: Rank(1),
+            silence,
+        };
+        // Control links go between rank 0 and the others.
+        assert_eq!(given_up, [(4, 0, silent)], "{kind}");
+    }
 }

@@ -97,6 +97,33 @@ fn a_shutdown_is_not_held_up_for_ever_by_a_collective_with_a_stuck_peer() {
     drop(stuck);
 }
 
+#[test]
+fn after_the_end_of_a_generation_no_timer_of_it_keeps_a_rank_awake() {
+    let mut meshes = Cluster::new(2).build();
+    let peer = meshes.pop();
+    let mesh = meshes.remove(0);
+    let mut config = Config::solo();
+    config.stall_diagnosis = Some(Duration::from_millis(1));
+    let shared = Arc::new(Shared::new(&config, &mesh));
+    let mut driver = Driver::new(&config, mesh, shared);
+    let is_due = |driver: &Driver| {
+        let now = driver.pump.shared.now();
+        let at = driver.pump.inspection.deadline(now);
+        at.expect("rank 0 looks for stalls") <= now
+    };
+    while !is_due(&driver) {
+        thread::yield_now();
+    }
+    driver.pump.end_generation(&PeerLost {
+        rank: Rank(1),
+        host: "h".into(),
+        cause: "gone".into(),
+    });
+    assert!(driver.pump.sleep_limit() > Duration::from_millis(500));
+    assert_eq!(driver.pump.deadline(), None);
+    drop(peer);
+}
+
 /// Remembers, when it is let go, whether its operation had already been reported as ended.
 struct Owner(Arc<Shared>, Handle, mpsc::Sender<Option<bool>>);
 
