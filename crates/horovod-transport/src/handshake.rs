@@ -170,6 +170,18 @@ pub(crate) enum HandshakeError {
     Unexpected,
 }
 
+impl HandshakeError {
+    /// The other side only went away, having said nothing wrong.
+    pub(crate) fn is_hang_up(&self) -> bool {
+        use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
+        match self {
+            Self::Closed => true,
+            Self::Io(error) => matches!(error.kind(), BrokenPipe | ConnectionReset),
+            _ => false,
+        }
+    }
+}
+
 impl From<rustix::io::Errno> for HandshakeError {
     fn from(errno: rustix::io::Errno) -> Self {
         Self::Io(errno.into())

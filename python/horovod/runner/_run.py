@@ -26,6 +26,8 @@ from horovod.runner.launch import find_horovodrun
 _INTERRUPT_LIMIT_S = 15.0
 _KILL_LIMIT_S = 10.0
 _LEASH = "HOROVODRUN_LEASH_FD"
+# The launcher's exit status when it was called wrongly and has started nothing.
+_USAGE_ERROR = 2
 # Lines of the launcher's own that are kept for an exception's text.
 _REPORT_LINES_MAX = 40
 
@@ -106,7 +108,7 @@ def run(
         The ranks could not be started, one ended without a result (it was killed, or called `sys.exit`), or
         its result or exception cannot be pickled.
     ValueError
-        Arguments that exclude each other.
+        Arguments that exclude each other, or that the launcher refuses; nothing was started.
     """
     num_proc = _renamed("np", np, "num_proc", num_proc)
     min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
@@ -140,6 +142,11 @@ def run(
         if value is not None:
             words += [name, str(value)]
     if cooldown_range is not None:
+        if len(cooldown_range) != 2:
+            raise ValueError(
+                "cooldown_range: expected two numbers of seconds, the first and the longest time for which a host "
+                f"that failed is left alone; got {cooldown_range!r}"
+            )
         words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
     if mpi_args is not None:
         words.append(f"--mpi-args={mpi_args}")
@@ -195,6 +202,8 @@ def _launch(
         while (parcel := parcels.take()) is not None:
             # From a process that holds the key, which only this job's ranks were given.
             outcomes.append((parcel[0], pickle.loads(parcel[1])))
+        if process.returncode == _USAGE_ERROR and report.startswith("error: "):
+            raise ValueError(f"horovod.run: {report.removeprefix('error: ')}")
         if process.returncode == 0:
             report = ""
         elif not report:

@@ -321,6 +321,9 @@ impl Driver {
         let restarts = match rest {
             Some(text) => text,
             None if self.is_finished => "nothing is started any more".to_owned(),
+            None if self.rounds > 0 && self.is_limit_reached() => {
+                "--reset-limit allows no other process".to_owned()
+            }
             None if w.leave_by.is_some() => "its slot was to be removed".to_owned(),
             None if matches!(cause, Cause::HostLost(_)) => "its host is lost".to_owned(),
             None => "its slot gets another process".to_owned(),

@@ -34,6 +34,10 @@ impl Driver {
         if self.workers.values().any(is_inside) {
             return;
         }
+        // Whoever is missing would not be started any more: there is nothing to wait for.
+        if !self.is_finished && self.is_limit_exceeded() {
+            return self.fail_by_limit();
+        }
         let Some(chosen) = self.choose() else {
             self.enough_since = None;
             return;
@@ -52,18 +56,26 @@ impl Driver {
                 return;
             }
         }
+        if self.is_limit_exceeded() {
+            return self.fail_by_limit();
+        }
         if self.rounds > 0 && self.is_up {
-            if self.is_limit_reached() {
-                let failure = self.round_failure.take().or(self.last_failure.take());
-                let limit = self.resets;
-                let why = format!(
-                    "the members of the job changed once more than --reset-limit {limit} allows"
-                );
-                return self.fail(failure, why);
-            }
             self.resets += 1;
         }
         self.begin_round(now, chosen);
+    }
+
+    /// Another round would be one more than is allowed.
+    fn is_limit_exceeded(&self) -> bool {
+        self.rounds > 0 && self.is_up && self.is_limit_reached()
+    }
+
+    fn fail_by_limit(&mut self) {
+        let failure = self.round_failure.take().or(self.last_failure.take());
+        let limit = self.resets;
+        let why =
+            format!("the members of the job changed once more than --reset-limit {limit} allows");
+        self.fail(failure, why);
     }
 
     /// Those who would form a round now, in the order of ranks; `None` if they are too few.

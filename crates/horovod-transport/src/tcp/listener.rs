@@ -95,6 +95,8 @@ impl Gate {
                 Ok(Some(authenticated)) => done.push(authenticated),
                 Ok(None) if now < pending.deadline => self.pending.push_back(pending),
                 Ok(None) => self.report(now, &pending.from, &"no handshake in time"),
+                // Ranks do that, too: they try all addresses at once and leave when one has answered.
+                Err(e) if e.is_hang_up() => {}
                 Err(e) => self.report(now, &pending.from, &e),
             }
         }
