@@ -149,6 +149,10 @@ class Host:
             "ip", "-n", self.namespace, "addr", "add", f"{self.address6}/64", "dev", "eth0", "nodad"
         )
         run("ip", "-n", self.namespace, "link", "set", "eth0", "up")
+        self.start_sshd()
+
+    def start_sshd(self) -> None:
+        """Start its sshd; returns when that answers."""
         # sshd keeps its empty folder under /run; a /run of its own leaves the machine's alone.
         daemon = (
             "mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && "
@@ -241,6 +245,14 @@ class Host:
         )
         server = {self.sshd.pid} if self.sshd else set()
         return set(map(int, done.stdout.split())) - server
+
+    def crash(self) -> None:
+        """End all its processes at once, its sshd too."""
+        assert self.sshd is not None
+        for pid in self.pids() | {self.sshd.pid}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.sshd.wait(10)
 
     def down(self) -> None:
         """End all its processes and remove it."""
