@@ -92,7 +92,16 @@ impl Wire for f64 {
     }
 
     fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self::from_bits(r.u64("number")?))
+        let bits = r.u64("number")?;
+        let number = Self::from_bits(bits);
+        // Numbers are compared and sorted.
+        match number.is_finite() {
+            true => Ok(number),
+            false => Err(DecodeError::BadValue {
+                what: "number",
+                value: bits,
+            }),
+        }
     }
 }
 
