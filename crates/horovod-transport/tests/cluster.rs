@@ -327,7 +327,7 @@ fn who_looks_after_its_neighbours_is_heard_by_them_and_who_does_not_is_given_up(
         let settle = |mesh: &mut Mesh| {
             for n in 0..3 {
                 mesh.waiter.idle(n, Some(Duration::from_millis(1)));
-                while let Some(event) = mesh.control.poll() {
+                if let Some(event) = mesh.control.poll() {
                     assert!(
                         matches!(event, ControlEvent::Silent { .. }),
                         "{kind}: {event:?}"

@@ -367,7 +367,7 @@ impl Worker {
             (ToServer::Silent { rank: who }, Room::Fixed(_)) => {
                 let by = client.rank;
                 let known = client.registered;
-                let silent = known.then(|| Do::Report(ServerEvent::Silent { who, by }));
+                let silent = known.then_some(Do::Report(ServerEvent::Silent { who, by }));
                 silent.into_iter().collect()
             }
             (ToServer::Ready(place), Room::Fixed(meeting)) => meeting.ready(id, place),
