@@ -60,6 +60,11 @@ class Run:
         words = [str(harness.HOROVODRUN), "-np", str(np)]
         if self.cell.elastic:
             words += ["--min-np", "1", "--host-discovery-script", f"cat {self.folder}/hosts"]
+            # A host that was cut off is welcome when it is there again.
+            words += ["--blacklist-cooldown-range", "1", "2"]
+            if (self.cell.fault, self.cell.phase) == ("SIGSTOP", "reset"):
+                # Between two rounds nobody but the launcher waits for a rank.
+                words += ["--elastic-timeout", "8"]
             self.list_hosts(self._before_growth() if self.grows else self.hosts)
         else:
             words += ["-H", self.hosts]
@@ -252,9 +257,10 @@ class Run:
     def _ends_with_errors(self, scene: faults.Scene, fault: faults.Fault, struck_at: float) -> None:
         del struck_at
         who = [*scene.bystanders, scene.pid]
-        if self.cell.fault == "SIGKILL":
+        if self.cell.fault == "SIGKILL" or fault.between_hosts:
+            # What a rank says on a host that is cut off cannot be heard.
             who.remove(scene.pid)
-        if self.cell.fault == "SIGSTOP":
+        if fault.undo:
             self.job.wait_for("ended with ", count=NP - 1)
             fault.undo(scene)
         self.job.fail()
