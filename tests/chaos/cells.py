@@ -233,13 +233,13 @@ class Run:
         self.job.succeed()
 
     def _some_commits_since(self, at: float) -> None:
-        count = 2 * NP
+        count = NP
         while True:
             count = max(count, len(self.job.wait_for("committed ", count=count)))
             since = [s for s in said(self.job) if s.at > at and s.text.startswith("committed ")]
-            if len(since) >= 2 * NP:
+            if len(since) >= NP:
                 return
-            count += 2 * NP - len(since)
+            count += NP - len(since)
 
     def _goes_on_without(self, scene: faults.Scene, struck_at: float) -> None:
         """Wait for commits of others after the fault."""

@@ -158,7 +158,7 @@ _CHOSEN = {
     ("launcher's connections reset", "negotiation", True),
     ("SIGSTOP", "allreduce", True),
     ("black hole", "allgather", False),
-    ("one-way partition, out", "init", False),
+    ("one-way partition, out", "negotiation", False),
     ("one-way partition, in", "init", True),
     ("5 % loss", "growth", True),
     ("200 ms delay", "barrier", False),
