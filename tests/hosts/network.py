@@ -123,7 +123,7 @@ class Host:
         self.address6 = address6
         self.namespace = namespace
         # Its interface as seen from outside: all that enters and leaves the host passes here.
-        self.outside = f"{PREFIX}{namespace.removeprefix(PREFIX)}"[:15]
+        self.outside = _outside(namespace)
         self.sshd: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
@@ -286,7 +286,14 @@ def _remove_namespace(name: str) -> None:
     for pid in done.stdout.split():
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
+    # With its namespace it would go as well, but later: the next network's link of the same name would meet it.
+    subprocess.run(["ip", "link", "del", _outside(name)], capture_output=True, check=False)
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _outside(namespace: str) -> str:
+    """A host's interface as seen from outside; the kernel allows 15 characters."""
+    return namespace[:15]
 
 
 def run(*command: str) -> None:
