@@ -66,20 +66,6 @@ pub(crate) fn start_timeout() -> Option<u32> {
         .filter(|seconds| *seconds > 0)
 }
 
-/// Seconds from `HOROVOD_HEARTBEAT_TIMEOUT_SECONDS`, which the ranks take the same way; 0 and nonsense count as not set.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the launcher's environment module"
-)]
-pub(crate) fn heartbeat_timeout_s() -> Option<f64> {
-    std::env::var("HOROVOD_HEARTBEAT_TIMEOUT_SECONDS")
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
-        .filter(|seconds| *seconds > 0.0)
-}
-
 /// `HOROVOD_LOG_LEVEL`, empty if it is not set.
 #[expect(
     clippy::disallowed_methods,

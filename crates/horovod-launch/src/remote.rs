@@ -11,19 +11,8 @@ use crate::agent;
 use crate::environment;
 use crate::hosts::Host;
 
-/// Seconds between ssh's own signs of life, of which this many missing ones end the connection: at the latest when ranks
-/// that do not answer are given up, so that an elastic job need not wait for ssh.
+/// Seconds between ssh's own signs of life; three missing ones end the connection.
 const ALIVE_INTERVAL_S: u32 = 5;
-const ALIVE_COUNT: u32 = 3;
-
-/// Seconds between signs of life that go with the ranks' time-out.
-fn alive_interval_s(heartbeat_timeout_s: Option<f64>) -> u32 {
-    let wanted = heartbeat_timeout_s.map(|seconds| (seconds / f64::from(ALIVE_COUNT)).floor());
-    match wanted {
-        Some(seconds) if seconds < f64::from(ALIVE_INTERVAL_S) => (seconds as u32).max(1),
-        _ => ALIVE_INTERVAL_S,
-    }
-}
 
 /// For each host, whether it is this machine. A name that does not resolve may be an alias of ssh, so it is not.
 pub(crate) fn are_local(hosts: &[&Host], within: Duration) -> Vec<bool> {
@@ -88,11 +77,9 @@ impl Ssh {
         ]);
         ssh.arg("-o")
             .arg(format!("ConnectTimeout={}", self.connect_timeout_s));
-        let alive_interval_s = alive_interval_s(environment::heartbeat_timeout_s());
         ssh.arg("-o")
-            .arg(format!("ServerAliveInterval={alive_interval_s}"));
-        ssh.arg("-o")
-            .arg(format!("ServerAliveCountMax={ALIVE_COUNT}"));
+            .arg(format!("ServerAliveInterval={ALIVE_INTERVAL_S}"));
+        ssh.args(["-o", "ServerAliveCountMax=3"]);
         if let Some(port) = self.port {
             ssh.arg("-p").arg(port.to_string());
         }
@@ -220,19 +207,6 @@ mod tests {
             name: name.to_owned(),
             slots: 1,
         }
-    }
-
-    #[test]
-    fn ssh_gives_a_host_up_no_later_than_the_ranks_do() {
-        let timeouts = [
-            None,
-            Some(30.0),
-            Some(15.0),
-            Some(9.5),
-            Some(2.0),
-            Some(0.1),
-        ];
-        assert_eq!(timeouts.map(alive_interval_s), [5, 5, 5, 3, 1, 1]);
     }
 
     #[test]
