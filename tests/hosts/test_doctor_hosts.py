@@ -6,7 +6,6 @@ import json
 import re
 import select
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import network
@@ -15,15 +14,6 @@ import pytest
 import harness
 
 pytestmark = pytest.mark.hosts
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[network.Network]:
-    if reason := network.why_not():
-        pytest.skip(f"NOT RUN, tests across hosts: {reason}")
-    made = network.Network(2)
-    yield made
-    made.down()
 
 
 @pytest.fixture

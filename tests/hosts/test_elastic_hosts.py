@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import network
@@ -13,15 +12,6 @@ import pytest
 import harness
 
 pytestmark = pytest.mark.hosts
-
-
-@pytest.fixture
-def net() -> Iterator[network.Network]:
-    if reason := network.why_not():
-        pytest.skip(f"NOT RUN, tests across hosts: {reason}")
-    made = network.Network(2)
-    yield made
-    made.down()
 
 
 # Each step adds what is known; what was lost is done again, so the sum tells whether a committed step is missing.

@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import network
@@ -17,15 +16,6 @@ import harness
 import strangers
 
 pytestmark = pytest.mark.hosts
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[network.Network]:
-    if reason := network.why_not():
-        pytest.skip(f"NOT RUN, tests across hosts: {reason}")
-    made = network.Network(2)
-    yield made
-    made.down()
 
 
 @pytest.fixture

@@ -34,15 +34,6 @@ while not stop:
 """
 
 
-@pytest.fixture(scope="module")
-def net() -> Iterator[network.Network]:
-    if reason := network.why_not():
-        pytest.skip(f"NOT RUN, tests across hosts: {reason}")
-    made = network.Network(2)
-    yield made
-    made.down()
-
-
 @contextlib.contextmanager
 def recorded(interface: str) -> Iterator[Callable[[], bytes]]:
     """Records all that passes an interface; the function ends that and gives it."""

@@ -1,18 +1,9 @@
 //! Whole elastic jobs: what must always hold holds for thousands of seeds.
 
-use horovod_sim::{JobLimits, Outcome, run_job_seed};
+mod seeds;
 
-/// How many seeds: `HOROVOD_SIM_SEEDS=100000 cargo test -p horovod-sim --release --test membership`.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a test's own knob, not a setting of the runtime"
-)]
-fn seeds(default: u64) -> u64 {
-    std::env::var("HOROVOD_SIM_SEEDS")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(default)
-}
+use horovod_sim::{JobLimits, Outcome, run_job_seed};
+use seeds::seeds;
 
 /// Runs these seeds; the first failure is shown with its story.
 fn check(seeds: impl Iterator<Item = u64>, limits: &JobLimits) -> Vec<Outcome> {

@@ -1,6 +1,9 @@
 //! Random runs: what must always hold holds for thousands of seeds; past failures run first.
 
+mod seeds;
+
 use horovod_sim::{Failure, Limits, Trace, run_seed, run_seed_in_tree};
+use seeds::seeds;
 
 /// Seeds that once failed, or that reach something special; never removed.
 const CORPUS: &str = include_str!("corpus/seeds.txt");
@@ -23,18 +26,6 @@ fn check_with(run: Run, seeds: impl Iterator<Item = u64>, limits: &Limits) {
         "with {limits:?}:\n{}",
         failures.join("\n")
     );
-}
-
-/// How many seeds: `HOROVOD_SIM_SEEDS=100000 cargo test -p horovod-sim --release`.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a test's own knob, not a setting of the runtime"
-)]
-fn seeds(default: u64) -> u64 {
-    std::env::var("HOROVOD_SIM_SEEDS")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(default)
 }
 
 #[test]

@@ -509,6 +509,6 @@ fn pause<'a>(
 }
 
 #[cfg(feature = "testing")]
-pub(crate) mod probe;
+pub(crate) mod harness;
 #[cfg(test)]
 mod tests;

@@ -10,9 +10,9 @@
 mod client;
 mod config;
 mod elastic;
-mod messages;
 #[cfg(feature = "testing")]
-pub(crate) mod probe;
+pub(crate) mod harness;
+mod messages;
 mod round;
 mod server;
 

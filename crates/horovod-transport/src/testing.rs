@@ -25,7 +25,7 @@
 )]
 
 pub mod parsers;
-pub use crate::rendezvous::probe::{Done, Door, Heard, Saying};
+pub use crate::rendezvous::harness::{Done, Door, Heard, Saying};
 
 use std::{sync::Arc, time::Duration};
 

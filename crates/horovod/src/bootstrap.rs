@@ -6,7 +6,7 @@
 
 mod file;
 #[cfg(feature = "testing")]
-pub(crate) mod probe;
+pub(crate) mod harness;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};

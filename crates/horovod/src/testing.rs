@@ -5,9 +5,9 @@ use horovod_collectives::Tuning;
 
 use crate::config::Algorithms;
 
-pub use crate::bootstrap::probe::meeting_file;
-pub use crate::hang::probe::standstill;
-pub use crate::timeline::probe::timeline;
+pub use crate::bootstrap::harness::meeting_file;
+pub use crate::hang::harness::standstill;
+pub use crate::timeline::harness::timeline;
 
 /// Settings as rank 0 sends them: what is taken over can be passed on.
 ///

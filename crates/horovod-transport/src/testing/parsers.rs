@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-pub use crate::parcel::probe::parcels;
-pub use crate::rendezvous::probe::meetings;
+pub use crate::parcel::harness::parcels;
+pub use crate::rendezvous::harness::meetings;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 

@@ -4,11 +4,11 @@
 //! threads that may be stuck: names from the engine, processor time from the system, and stacks from whoever
 //! registered a [`Stacks`].
 
+#[cfg(feature = "testing")]
+pub(crate) mod harness;
 mod leader;
 mod messages;
 mod place;
-#[cfg(feature = "testing")]
-pub(crate) mod probe;
 mod report;
 mod verdict;
 

@@ -8,12 +8,12 @@
 mod batch;
 mod catalog;
 mod clock;
+#[cfg(feature = "testing")]
+pub(crate) mod harness;
 mod layout;
 mod leader;
 mod member;
 mod object;
-#[cfg(feature = "testing")]
-pub(crate) mod probe;
 mod queue;
 mod report;
 #[cfg(any(test, feature = "testing"))]
