@@ -132,7 +132,7 @@ impl Driver {
             Event::Hosts(listed) => self.on_hosts(now, listed),
             Event::HostReady(name) => {
                 if let Some(host) = self.host(&name) {
-                    host.agent = Agent::Ready;
+                    host.reached();
                 }
             }
             Event::HostLost { host, why, code } => self.on_host_lost(now, &host, &why, code),
@@ -249,8 +249,7 @@ impl Driver {
     pub(super) fn on_host_lost(&mut self, now: Time, name: &str, why: &str, code: u8) {
         let cooldown = self.policy.cooldown;
         let Some(host) = self.host(name) else { return };
-        host.agent = Agent::None;
-        host.ban(now, why, cooldown);
+        host.lose(now, why, cooldown);
         let until = host.ban_text(now);
         self.say(format!("host {name} is left alone {until}: {why}"));
         let here: Vec<WorkerId> = self

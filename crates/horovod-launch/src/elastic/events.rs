@@ -27,7 +27,7 @@ pub struct Policy {
     pub start_grace: Duration,
     /// Most rounds after the first.
     pub reset_limit: Option<u32>,
-    /// How long a failed host is left alone: the first time, and at most. `None`: for good.
+    /// How long a failed host is left alone: the first time, and at most. `None`: for good, unless it was merely lost.
     pub cooldown: Option<(Duration, Duration)>,
     /// Failures of one slot within a minute after which it rests.
     pub slot_failures_max: u32,

@@ -11,6 +11,9 @@ pub(super) const SLOT_MEMORY: Duration = Duration::from_secs(60);
 /// How long a slot rests the first time; twice as long each further time, up to the second.
 const REST: Duration = Duration::from_secs(60);
 const REST_MAX: Duration = Duration::from_secs(3600);
+/// How long a host that was lost is left alone when no cooldown was asked for: a link that is cut, a reboot. It costs the
+/// others nothing to try again.
+const LOSS_COOLDOWN: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 
 /// Whether workers can be started on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +41,10 @@ pub(super) struct Host {
     /// At least as many as listed.
     pub(super) slots: Vec<Slot>,
     ban: Option<Ban>,
+    /// How often it was since it was last well for as long as it would be left alone at most.
     bans: u32,
+    well_since: Option<Time>,
+    was_reached: bool,
 }
 
 /// One of a host's places for a worker.
@@ -87,12 +93,30 @@ impl Host {
             slots: Vec::new(),
             ban: None,
             bans: 0,
+            well_since: None,
+            was_reached: false,
         }
+    }
+
+    /// Workers can be started there now.
+    pub(super) fn reached(&mut self) {
+        self.agent = Agent::Ready;
+        self.was_reached = true;
+    }
+
+    /// It cannot be reached any more, or could not be. One that was fine before may be so again; of another nobody knows
+    /// whether it will ever be.
+    pub(super) fn lose(&mut self, now: Time, why: &str, cooldown: Option<(Duration, Duration)>) {
+        self.agent = Agent::None;
+        self.ban(now, why, cooldown.or(self.was_reached.then_some(LOSS_COOLDOWN)));
     }
 
     /// Left alone: until when depends on how often it was before.
     pub(super) fn ban(&mut self, now: Time, why: &str, cooldown: Option<(Duration, Duration)>) {
         let until = cooldown.map(|(first, most)| {
+            if self.well_since.is_some_and(|since| since + most <= now) {
+                self.bans = 0;
+            }
             now + first
                 .saturating_mul(1 << self.bans.min(16))
                 .min(most)
@@ -124,6 +148,7 @@ impl Host {
         let has_expired = |until: Option<Time>| until.is_some_and(|until| until <= now);
         if self.ban.as_ref().is_some_and(|ban| has_expired(ban.until)) {
             self.ban = None;
+            self.well_since = Some(now);
             self.forgive_slots();
         }
         for slot in &mut self.slots {
@@ -222,6 +247,55 @@ impl Host {
         self.listed = slots;
         if self.slots.len() < slots as usize {
             self.slots.resize_with(slots as usize, Slot::default);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(s: u64) -> Time {
+        Duration::from_secs(s)
+    }
+
+    /// Whether the host can be used after so many seconds.
+    fn is_usable(host: &mut Host, at: u64) -> bool {
+        host.expire(seconds(at));
+        host.is_usable()
+    }
+
+    #[test]
+    fn a_lost_host_is_tried_again_and_one_that_never_was_there_is_not() {
+        let mut host = Host::new("a");
+        host.list(2);
+        host.lose(seconds(0), "Permission denied", None);
+        assert!(host.is_hopeless());
+
+        let mut host = Host::new("b");
+        host.list(2);
+        host.reached();
+        for (begin, pause) in [(100, 10), (110, 20), (130, 40)] {
+            host.lose(seconds(begin), "connection lost", None);
+            assert!(!host.is_hopeless());
+            assert_eq!(host.ban_text(seconds(begin)), format!("for {pause} s"));
+            assert!(!is_usable(&mut host, begin + pause - 1));
+            assert!(is_usable(&mut host, begin + pause));
+        }
+        // Long since forgotten.
+        host.reached();
+        host.lose(seconds(1000), "connection lost", None);
+        assert_eq!(host.ban_text(seconds(1000)), "for 10 s");
+    }
+
+    #[test]
+    fn a_cooldown_that_was_asked_for_holds_for_every_host() {
+        let asked = Some((seconds(3), seconds(5)));
+        let mut host = Host::new("a");
+        host.list(1);
+        for pause in [3, 5, 5] {
+            host.lose(seconds(0), "no answer", asked);
+            assert_eq!(host.ban_text(seconds(0)), format!("for {pause} s"));
         }
     }
 }

@@ -147,6 +147,6 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         ELASTIC,
         &["--blacklist-cooldown-range"],
         Action::Pair("MIN MAX", cooldown),
-        "seconds for which a failed host is left alone, first and at most; without it, for good",
+        "seconds for which a failed host is left alone, first and at most; without it, for good (one that was lost: 10 to 300)",
     ),
 ];
