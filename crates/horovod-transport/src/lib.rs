@@ -17,6 +17,7 @@ mod control;
 #[cfg(not(loom))]
 mod data;
 #[cfg(not(loom))]
+mod frame_stream;
 mod framing;
 #[cfg(not(loom))]
 mod handshake;

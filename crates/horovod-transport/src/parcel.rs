@@ -18,14 +18,11 @@ use std::{
 
 use crate::{
     JobKey,
-    framing::{FrameQueue, FrameReader, Incoming},
+    frame_stream::FrameStream,
     handshake::{Binding, Purpose, SERVER},
     mesh::dial::{Dial, Target},
     platform::{self, fd::Fd},
-    tcp::{
-        listener::{Gate, listen_all, reachable},
-        stream::{Got, Stream},
-    },
+    tcp::listener::{Gate, listen_all, reachable},
     wait::wait_for_any,
 };
 
@@ -179,7 +176,7 @@ enum Errand {
 }
 
 struct Client {
-    wire: Wire,
+    wire: FrameStream,
     rank: u32,
     errand: Errand,
 }
@@ -211,7 +208,7 @@ impl Worker {
                     continue;
                 }
                 let client = Client {
-                    wire: Wire::new(stream),
+                    wire: FrameStream::new(stream, PIECE),
                     rank: binding.from,
                     errand: Errand::Unknown,
                 };
@@ -245,7 +242,7 @@ impl Client {
             self.hear(&frame, parcel, shared)?;
         }
         if let Errand::Fetching(sent) = &mut self.errand {
-            self.wire.send_pieces(parcel, sent)?;
+            send_pieces(&mut self.wire, parcel, sent)?;
         }
         self.wire.flush()?;
         let all_said = match &self.errand {
@@ -306,65 +303,17 @@ fn add(bytes: &mut Vec<u8>, piece: &[u8], wanted: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Frames on an authenticated connection.
-struct Wire {
-    stream: Stream,
-    reader: FrameReader,
-    queue: FrameQueue,
-}
-
-impl Wire {
-    fn new(stream: Stream) -> Self {
-        Self {
-            stream,
-            reader: FrameReader::new(PIECE),
-            queue: FrameQueue::default(),
+/// Sends as much of a parcel as the socket takes now.
+fn send_pieces(wire: &mut FrameStream, bytes: &[u8], sent: &mut usize) -> Result<(), String> {
+    loop {
+        while *sent < bytes.len() && wire.queue.len() < AHEAD {
+            let piece = &bytes[*sent..(*sent + PIECE).min(bytes.len())];
+            wire.queue.push(piece);
+            *sent += piece.len();
         }
-    }
-
-    fn wait(&self) -> (&Fd, bool) {
-        (self.stream.fd(), !self.queue.is_empty())
-    }
-
-    fn next(&mut self) -> Result<Option<Vec<u8>>, String> {
-        loop {
-            match self
-                .reader
-                .pop(&mut Vec::new())
-                .map_err(|e| format!("a message of {} bytes", e.0))?
-            {
-                Some(Incoming::Frame(bytes)) => return Ok(Some(bytes)),
-                Some(_) => return Err("a message of an unknown kind".into()),
-                None => {}
-            }
-            let got = self.stream.try_recv(self.reader.space());
-            match got.map_err(|e| e.to_string())? {
-                Got::Bytes(n) => self.reader.filled(n),
-                Got::Nothing => return Ok(None),
-                Got::End => return Err("it closed the connection".into()),
-            }
+        if !wire.flush()? || *sent == bytes.len() {
+            return Ok(());
         }
-    }
-
-    /// Sends as much of `bytes` as the socket takes now.
-    fn send_pieces(&mut self, bytes: &[u8], sent: &mut usize) -> Result<(), String> {
-        loop {
-            while *sent < bytes.len() && self.queue.len() < AHEAD {
-                let piece = &bytes[*sent..(*sent + PIECE).min(bytes.len())];
-                self.queue.push(piece);
-                *sent += piece.len();
-            }
-            if !self.flush()? || *sent == bytes.len() {
-                return Ok(());
-            }
-        }
-    }
-
-    fn flush(&mut self) -> Result<bool, String> {
-        let stream = &mut self.stream;
-        self.queue
-            .flush(|b| stream.try_send(b))
-            .map_err(|e| e.to_string())
     }
 }
 
@@ -389,7 +338,7 @@ impl Courier {
 
     fn fetch_over(
         &self,
-        mut wire: Wire,
+        mut wire: FrameStream,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<u8>, ParcelError> {
         wire.queue.push(&[FETCH]);
@@ -414,7 +363,7 @@ impl Courier {
 
     fn deliver_over(
         &self,
-        mut wire: Wire,
+        mut wire: FrameStream,
         bytes: &[u8],
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<(), ParcelError> {
@@ -423,8 +372,7 @@ impl Courier {
         wire.queue.push(&header);
         let mut sent = 0;
         loop {
-            wire.send_pieces(bytes, &mut sent)
-                .map_err(|why| self.lost(why))?;
+            send_pieces(&mut wire, bytes, &mut sent).map_err(|why| self.lost(why))?;
             if sent == bytes.len() && wire.queue.is_empty() {
                 break;
             }
@@ -443,7 +391,7 @@ impl Courier {
         }
     }
 
-    fn connect(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Wire, ParcelError> {
+    fn connect(&self, go_on: &mut dyn FnMut() -> bool) -> Result<FrameStream, ParcelError> {
         let binding = Binding {
             purpose: Purpose::Parcel,
             lane: 0,
@@ -459,7 +407,7 @@ impl Courier {
             let now = Instant::now();
             for dial in &mut dials {
                 if let Some(stream) = dial.step(now, &self.key) {
-                    return Ok(Wire::new(stream));
+                    return Ok(FrameStream::new(stream, PIECE));
                 }
             }
             if now >= deadline || dials.iter().all(Dial::is_hopeless) {
@@ -480,7 +428,7 @@ impl Courier {
 
     fn next(
         &self,
-        wire: &mut Wire,
+        wire: &mut FrameStream,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<u8>, ParcelError> {
         loop {

@@ -108,7 +108,11 @@ impl Host {
     /// whether it will ever be.
     pub(super) fn lose(&mut self, now: Time, why: &str, cooldown: Option<(Duration, Duration)>) {
         self.agent = Agent::None;
-        self.ban(now, why, cooldown.or(self.was_reached.then_some(LOSS_COOLDOWN)));
+        self.ban(
+            now,
+            why,
+            cooldown.or(self.was_reached.then_some(LOSS_COOLDOWN)),
+        );
     }
 
     /// Left alone: until when depends on how often it was before.

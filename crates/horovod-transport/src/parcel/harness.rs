@@ -7,9 +7,10 @@ use std::{
     time::Duration,
 };
 
-use super::{Client, Courier, DELIVER, Errand, FETCH, PIECE, Shared, TAKEN, Wire};
+use super::{Client, Courier, DELIVER, Errand, FETCH, PIECE, Shared, TAKEN};
 use crate::{
     JobKey,
+    frame_stream::FrameStream,
     framing::{FrameReader, Incoming},
     platform::{self, fd::Fd},
     tcp::stream::{Got, Stream, recv, send},
@@ -55,8 +56,8 @@ fn whole(header: &[u8], pieces: &[Vec<u8>]) -> Option<(Vec<u8>, usize)> {
     (bytes.len() as u64 == wanted).then_some((bytes, needed))
 }
 
-fn wire(fd: Arc<Fd>) -> Wire {
-    Wire::new(Stream::authenticated(fd, None))
+fn wire(fd: Arc<Fd>) -> FrameStream {
+    FrameStream::new(Stream::authenticated(fd, None), PIECE)
 }
 
 fn server(piece: usize, stream: &[u8]) {
@@ -112,7 +113,7 @@ fn server(piece: usize, stream: &[u8]) {
 }
 
 /// Says all of this to a rank, and that nothing follows.
-fn said(stream: &[u8]) -> (Wire, Arc<Fd>) {
+fn said(stream: &[u8]) -> (FrameStream, Arc<Fd>) {
     let (ours, theirs) = pair();
     let mut queue: &[u8] = stream;
     while !queue.is_empty() {

@@ -23,12 +23,12 @@ use super::{
     round::{ClientId, Do, Meeting},
 };
 use crate::{
-    framing::{FrameQueue, FrameReader, Incoming},
+    frame_stream::FrameStream,
     handshake::{Binding, Purpose, SERVER},
     platform::{self, fd::Fd, net},
     tcp::{
         listener::{Gate, listen_all, reachable},
-        stream::{Got, Stream},
+        stream::Stream,
     },
     wait::wait_for_any,
 };
@@ -213,9 +213,7 @@ impl std::fmt::Debug for Server {
 }
 
 struct Client {
-    stream: Stream,
-    reader: FrameReader,
-    queue: FrameQueue,
+    wire: FrameStream,
     /// From the handshake; what it registers must agree.
     rank: u32,
     registered: bool,
@@ -262,13 +260,12 @@ impl Worker {
             };
             self.carry_out(todo);
             self.clients
-                .retain(|_, c| !c.leaving || !c.queue.is_empty());
+                .retain(|_, c| !c.leaving || !c.wire.queue.is_empty());
         }
     }
 
     fn wait(&self) {
-        let clients = self.clients.values();
-        let clients = clients.map(|c| (&**c.stream.fd(), !c.queue.is_empty()));
+        let clients = self.clients.values().map(|c| c.wire.wait());
         let sockets = once((&*self.hears, false)).chain(self.gate.waits());
         let room = match &self.room {
             Room::Fixed(meeting) => meeting.deadline(),
@@ -286,11 +283,8 @@ impl Worker {
         }
         let id = self.next_client;
         self.next_client += 1;
-        let (reader, queue) = (FrameReader::new(TO_SERVER_MAX), FrameQueue::default());
         let client = Client {
-            stream,
-            reader,
-            queue,
+            wire: FrameStream::new(stream, TO_SERVER_MAX),
             rank,
             registered: false,
             leaving: false,
@@ -313,7 +307,7 @@ impl Worker {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        match client.flush() {
+        match client.wire.flush() {
             Ok(true) if client.leaving => self.remove(id, "dismissed"),
             Ok(_) => {}
             Err(why) => self.remove(id, &why),
@@ -417,13 +411,13 @@ impl Worker {
             return;
         };
         let bytes = message.encode();
-        if client.queue.len() + bytes.len() > QUEUE_MAX {
+        if client.wire.queue.len() + bytes.len() > QUEUE_MAX {
             return self.remove(id, "it does not read");
         }
-        client.queue.push(&bytes);
+        client.wire.queue.push(&bytes);
         client.leaving |= last;
         // An error shows again when it is served.
-        let _ = client.flush();
+        let _ = client.wire.flush();
     }
 
     fn obey(&mut self, order: Order, now: Instant) {
@@ -473,41 +467,15 @@ impl Worker {
 impl Client {
     /// How long its connection may stand still, as the rank has it for its others.
     fn keep(&self, silence_max: Option<Duration>) {
-        let _ = net::set_silence_max(self.stream.fd(), silence_max);
+        let _ = net::set_silence_max(self.wire.fd(), silence_max);
     }
 
     fn next(&mut self) -> Result<Option<ToServer>, String> {
-        loop {
-            match self
-                .reader
-                .pop(&mut Vec::new())
-                .map_err(|e| format!("a message of {} bytes", e.0))?
-            {
-                Some(Incoming::Frame(bytes)) => {
-                    return ToServer::decode(&bytes)
-                        .map(Some)
-                        .map_err(|e| e.to_string());
-                }
-                Some(Incoming::Aside(_)) => return Err("a message of an unknown kind".into()),
-                Some(Incoming::Goodbye) => return Err("it said goodbye".into()),
-                None => {}
-            }
-            match self
-                .stream
-                .try_recv(self.reader.space())
-                .map_err(|e| e.to_string())?
-            {
-                Got::Bytes(n) => self.reader.filled(n),
-                Got::Nothing => return Ok(None),
-                Got::End => return Err("it closed the connection".into()),
-            }
-        }
-    }
-
-    fn flush(&mut self) -> Result<bool, String> {
-        let stream = &mut self.stream;
-        self.queue
-            .flush(|b| stream.try_send(b))
+        let Some(frame) = self.wire.next()? else {
+            return Ok(None);
+        };
+        ToServer::decode(&frame)
+            .map(Some)
             .map_err(|e| e.to_string())
     }
 }

@@ -1,0 +1,65 @@
+//! Frames on an authenticated connection that is not one of the mesh: to the rendezvous, for a parcel.
+
+use crate::{
+    framing::{FrameQueue, FrameReader, Incoming},
+    platform::fd::Fd,
+    tcp::stream::{Got, Stream},
+};
+
+/// A connection, the frame that is arriving and those that wait to be sent.
+pub(crate) struct FrameStream {
+    stream: Stream,
+    reader: FrameReader,
+    /// What is still to be sent.
+    pub(crate) queue: FrameQueue,
+}
+
+impl FrameStream {
+    /// No frame of the other side may be longer than `frame_max`.
+    pub(crate) fn new(stream: Stream, frame_max: usize) -> Self {
+        Self {
+            stream,
+            reader: FrameReader::new(frame_max),
+            queue: FrameQueue::default(),
+        }
+    }
+
+    pub(crate) fn fd(&self) -> &std::sync::Arc<Fd> {
+        self.stream.fd()
+    }
+
+    /// What to wait for: its socket, and whether that must be writable.
+    pub(crate) fn wait(&self) -> (&Fd, bool) {
+        (self.stream.fd(), !self.queue.is_empty())
+    }
+
+    /// The next frame, if it is there.
+    pub(crate) fn next(&mut self) -> Result<Option<Vec<u8>>, String> {
+        loop {
+            match self
+                .reader
+                .pop(&mut Vec::new())
+                .map_err(|e| format!("a message of {} bytes", e.0))?
+            {
+                Some(Incoming::Frame(bytes)) => return Ok(Some(bytes)),
+                Some(Incoming::Aside(_)) => return Err("a message of an unknown kind".into()),
+                Some(Incoming::Goodbye) => return Err("it said goodbye".into()),
+                None => {}
+            }
+            let got = self.stream.try_recv(self.reader.space());
+            match got.map_err(|e| e.to_string())? {
+                Got::Bytes(n) => self.reader.filled(n),
+                Got::Nothing => return Ok(None),
+                Got::End => return Err("it closed the connection".into()),
+            }
+        }
+    }
+
+    /// Sends what the socket takes now; whether that was everything.
+    pub(crate) fn flush(&mut self) -> Result<bool, String> {
+        let stream = &mut self.stream;
+        self.queue
+            .flush(|b| stream.try_send(b))
+            .map_err(|e| e.to_string())
+    }
+}
