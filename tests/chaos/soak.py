@@ -77,6 +77,8 @@ class Soak:
         self.ground = ground.Ground() if args.where == "hosts" else None
         self.fates: list[Fate] = []
         self.entries: list[history.Said] = []
+        self.begun: list[history.Said] = []
+        """Of these, the beginnings of rounds, the oldest first."""
         self._read = 0
         np = args.np
         hosts = f"host-a:{np - np // 2}\nhost-b:{np // 2}\n" if self.ground else f"localhost:{np}\n"
@@ -116,6 +118,8 @@ class Soak:
                 due += self.args.every
                 if due < time.monotonic():
                     due = time.monotonic()
+            if now > due + STANDSTILL_MAX_S:
+                raise AssertionError(f"nobody to do something to\n{self.tail()}")
             time.sleep(0.05)
             self._look()
         struck = time.monotonic()
@@ -169,7 +173,11 @@ class Soak:
     def _look(self) -> None:
         with self.job._changed:
             lines, self._read = self.job._lines[self._read :], len(self.job._lines)
-        self.entries += history.parse(line for name, line in lines if name == "out")
+        new = history.parse(line for name, line in lines if name == "out")
+        self.entries += new
+        self.begun += [entry for entry in new if entry.round]
+        # By when it was said, not by when it came: lines of another host may be late.
+        self.begun.sort(key=lambda entry: entry.at)
         if self.job.process.poll() is not None and not (self.folder / "stop").exists():
             raise AssertionError(f"the job has ended\n{self.tail()}")
         last = next((e.at for e in reversed(self.entries) if e.committed), time.monotonic())
@@ -190,9 +198,7 @@ class Soak:
         """Ranks by process of the newest round that we know of."""
         found: dict[int, int] = {}
         size = None
-        for entry in reversed(self.entries):
-            if entry.round is None:
-                continue
+        for entry in reversed(self.begun):
             if size not in (None, entry.round[0]) or entry.round[1] in found.values():
                 break
             size = entry.round[0]
