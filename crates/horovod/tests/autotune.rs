@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use horovod::config::{AutotuneSettings, Config};
 use horovod::{
-    DType, Engine, Error, Op, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
+    DType, Engine, Error, Op, Output, ProcessSetId, Rank, ReduceOp, Scale, Submission, Tensor,
     TensorMeta, Waited,
 };
+use horovod_transport::testing::Cluster;
 use horovod_transport::{Mesh, testing};
 
 /// Hard bound of every wait; reached only when something hangs.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 /// With one step per sample this is more than any search takes.
 const STEPS: usize = 400;
 
@@ -142,6 +143,13 @@ fn same_names(_: usize, i: usize) -> Option<String> {
     Some(format!("gradient.{i}"))
 }
 
+/// What was tried for one parameter.
+fn values<'a>(header: &[String], rows: &'a [Vec<String>], column: &str) -> BTreeSet<&'a str> {
+    let index = header.iter().position(|name| name == column);
+    let index = index.expect(column);
+    rows.iter().map(|row| row[index].as_str()).collect()
+}
+
 #[test]
 fn results_stay_right_while_settings_change_and_the_search_ends() {
     for n in [1, 2, 3] {
@@ -196,14 +204,43 @@ fn between_hosts_their_parameters_are_searched() {
         );
         let (header, rows) = log.read();
         assert_eq!(rows.last().expect("rows")[11], "best");
-        let values = |column: &str| -> BTreeSet<String> {
-            let index = header.iter().position(|name| name == column).expect(column);
-            rows.iter().map(|row| row[index].clone()).collect()
-        };
         for column in searched {
-            assert!(values(column).len() > 1, "{column} of {hosts:?}");
+            let tried = values(&header, &rows, column);
+            assert!(tried.len() > 1, "{column} of {hosts:?}");
         }
-        assert_eq!(values("direct_max_bytes").len(), 1);
+        assert_eq!(values(&header, &rows, "direct_max_bytes").len(), 1);
+    }
+}
+
+/// New values pass through aggregators, whose ranks apply them as well, and reach leaves later than rank 0's children.
+#[test]
+fn through_a_tree_every_rank_changes_at_the_same_place() {
+    // On one host 3 and 4 speak through 1; on two hosts 4 and 5 through 3.
+    for (hosts, inner, searched) in [
+        (
+            &[0, 0, 0, 0, 0][..],
+            1,
+            &["chunk_bytes", "direct_max_bytes"][..],
+        ),
+        (
+            &[0, 0, 0, 1, 1, 1],
+            3,
+            &["hierarchical_allreduce", "wire_chunk_bytes", "chunk_bytes"],
+        ),
+    ] {
+        let n = hosts.len();
+        let meshes = Cluster::new(n).hosts(hosts).fan_out(2).build();
+        assert!(meshes[0].tree.aggregates(Rank(inner)), "{hosts:?}");
+        let log = Log::new(&format!("tree-{n}"));
+        train(meshes, &config(&log.0, &[]), same_names);
+        let (header, rows) = log.read();
+        assert_eq!(rows.last().expect("rows")[11], "best", "{hosts:?}");
+        for column in searched {
+            assert!(
+                values(&header, &rows, column).len() > 1,
+                "{column} of {hosts:?}"
+            );
+        }
     }
 }
 
