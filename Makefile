@@ -38,11 +38,11 @@ test-python: $(STAMPS)/install host-tools ## Run the Python tests: one process, 
 	python -m pytest tests
 
 test-portable: ## Run the Rust tests with the ways that need no Linux (docs/portability.md).
-	RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR=target/portable cargo nextest run --locked --no-fail-fast \
+	RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/portable" cargo nextest run --locked --no-fail-fast \
 		--package horovod-transport --package horovod-collectives --package horovod --package horovod-launch
 
 test-loom: ## Try every order of events in the lock-free parts and in who drives the engine (loom).
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release --lib \
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/loom" cargo test --locked --release --lib \
 		--package horovod-transport --package horovod
 
 test-aarch64: $(STAMPS)/aarch64 ## Build and run the Rust tests for Linux on 64-bit Arm, under qemu.
