@@ -86,10 +86,13 @@ fn operation(ctx: &mut Ctx<'_>, case: Case, data: &mut [u8], out: &mut [u8]) {
             Case::Many => {
                 let tensors: Vec<Segment> = data
                     .chunks_mut(1024)
-                    .map(|t| Segment {
-                        input: t.as_ptr(),
-                        output: t.as_mut_ptr(),
-                        elems: 256,
+                    .map(|t| {
+                        let output = t.as_mut_ptr();
+                        Segment {
+                            input: output,
+                            output,
+                            elems: 256,
+                        }
                     })
                     .collect();
                 allreduce(ctx, &red(DType::F32), &tensors)

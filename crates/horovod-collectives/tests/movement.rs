@@ -47,14 +47,17 @@ fn allgather_concatenates_uneven_and_empty_contributions() {
                         .map(|i| {
                             let bytes = lens(i);
                             let at: usize = bytes[..node.rank].iter().sum();
-                            let mut input = inputs[i].as_ptr();
                             if in_place {
                                 outputs[i][at..at + bytes[node.rank]].copy_from_slice(&inputs[i]);
-                                input = outputs[i][at..].as_ptr();
                             }
+                            let output = outputs[i].as_mut_ptr();
+                            let input = match in_place {
+                                true => output.wrapping_add(at),
+                                false => inputs[i].as_ptr(),
+                            };
                             GatherItem {
                                 input,
-                                output: outputs[i].as_mut_ptr(),
+                                output,
                                 bytes,
                             }
                         })

@@ -104,6 +104,9 @@ extern "C" fn after_fork_in_child() {
 }
 
 fn install_handlers() {
+    if cfg!(miri) {
+        return; // no forks there
+    }
     INSTALL.call_once(|| {
         // SAFETY: the three handlers are async-signal-safe and live for ever.
         let status = unsafe {
