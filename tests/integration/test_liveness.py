@@ -224,3 +224,74 @@ def test_a_frozen_worker_of_an_elastic_job_is_replaced(script, jobs, tmp_path: P
     job.succeed()
     assert job.stdout.count("done with 2") == 2
     assert "does not answer rank 0" in job.stderr
+
+
+BETWEEN_ROUNDS = """
+import os, pathlib, sys, threading
+from horovod import _core
+from horovod.common import _objects, elastic
+from horovod.common.basics import basics
+from horovod.common.process_sets import global_process_set
+
+folder = pathlib.Path(sys.argv[1])
+
+def wait_for_file(name):
+    while not (folder / name).exists():
+        threading.Event().wait(0.02)
+
+class State(elastic.ObjectState):
+    def __init__(self):
+        def send(obj, root_rank):
+            return _objects.broadcast_object(obj, root_rank, "state", global_process_set)
+        super().__init__(send, basics.rank, step=0)
+
+    def restore(self):
+        super().restore()
+        # The round is lost, and with it all neighbours; the next one waits.
+        if rank in (1, 2):
+            print(f"rank {rank} takes its time", flush=True)
+            wait_for_file(f"go {rank}")
+
+def again():
+    basics.shutdown()
+    basics.begin_again()
+
+def train(state):
+    global rank
+    rank = _core.rank()
+    print(f"round of {_core.size()}: rank {rank} is process {os.getpid()}", flush=True)
+    while True:
+        state.step += 1
+        state.commit()
+        agreed = _objects.broadcast_object((folder / "end").exists(), 0, "end", global_process_set)
+        if agreed:
+            return
+
+basics.init()
+elastic.run_fn(train, again)(State())
+"""
+
+
+def test_who_is_stopped_between_two_rounds_is_replaced_and_who_is_slow_there_is_not(
+    script, jobs, tmp_path: Path
+) -> None:
+    # As many users start their ranks: by a script of the shell, which is not stopped.
+    words = ["sh", "-c", f'"{sys.executable}" "$0" "$1"; exit $?', script(BETWEEN_ROUNDS)]
+    options = ["--min-np", "2", "-H", "localhost:4"]
+    job = jobs(harness.horovodrun(4, [*words, str(tmp_path)], *options, env=SOON))
+    job.wait_for("round of 4: ", count=4)
+    pids = pids_of(job, 4)
+    os.kill(pids[3], signal.SIGKILL)
+    job.wait_for(" takes its time", count=2)
+    os.kill(pids[1], signal.SIGSTOP)
+
+    job.wait_for("rank 1 on host localhost is wanted in a new round and has been stopped")
+    job.wait_for("rank 1 on host localhost was killed by ")
+    (tmp_path / "go 2").touch()
+    # Two are new.
+    lines = job.wait_for("round of 4: ", count=8)
+    again = {int(re.search(r"process (\d+)", line)[1]) for line in lines[4:]}
+    assert {pids[0], pids[2]} < again
+    assert not Path(f"/proc/{pids[1]}").exists(), "the stopped process is still there"
+    (tmp_path / "end").touch()
+    job.succeed()

@@ -238,6 +238,10 @@ impl Agent {
                 let kill_at = Instant::now() + TERMINATE_GRACE;
                 self.single_endings.push((rank, kill_at));
             }
+            ToAgent::Look { rank, pid } => {
+                let is_stopped = self.ranks.is_stopped(rank, pid);
+                self.say(&FromAgent::Looked { rank, is_stopped });
+            }
             ToAgent::Close => self.is_open = false,
             ToAgent::Examine(question) => self.questions.push(question),
         }

@@ -116,6 +116,13 @@ pub enum ToAgent {
     Spawn(RankSpec),
     /// End this rank.
     End(u32),
+    /// Is this rank stopped by a signal?
+    Look {
+        /// Which.
+        rank: u32,
+        /// Its process, as it calls itself.
+        pid: u32,
+    },
     /// No more ranks will come: done when the last has ended.
     Close,
     /// There is no job: this host is looked over, see `horovodrun --doctor`.
@@ -168,6 +175,13 @@ pub enum FromAgent {
     },
     /// All ranks and all that descends from them have ended.
     Done,
+    /// The answer to [`ToAgent::Look`].
+    Looked {
+        /// Which.
+        rank: u32,
+        /// It is.
+        is_stopped: bool,
+    },
     /// The answer to [`ToAgent::Examine`].
     Found(Answer),
 }
@@ -257,6 +271,11 @@ impl ToAgent {
                 w.u8(7);
                 question.put(w);
             }
+            Self::Look { rank, pid } => {
+                w.u8(8);
+                w.varint(u64::from(*rank));
+                w.varint(u64::from(*pid));
+            }
         });
     }
 
@@ -303,6 +322,10 @@ impl ToAgent {
             5 => Self::End(r.varint_u32("rank")?),
             6 => Self::Close,
             7 => Self::Examine(Question::get(r)?),
+            8 => Self::Look {
+                rank: r.varint_u32("rank")?,
+                pid: r.varint_u32("pid")?,
+            },
             other => {
                 return Err(DecodeError::BadValue {
                     what: "tag",
@@ -364,6 +387,11 @@ impl FromAgent {
                 w.u8(8);
                 answer.put(w);
             }
+            Self::Looked { rank, is_stopped } => {
+                w.u8(9);
+                w.varint(u64::from(*rank));
+                w.u8(u8::from(*is_stopped));
+            }
         });
     }
 
@@ -417,6 +445,10 @@ impl FromAgent {
             }
             7 => Self::Done,
             8 => Self::Found(Answer::get(r)?),
+            9 => Self::Looked {
+                rank: r.varint_u32("rank")?,
+                is_stopped: r.u8("is_stopped")? != 0,
+            },
             other => {
                 return Err(DecodeError::BadValue {
                     what: "tag",
@@ -471,102 +503,4 @@ impl FrameBuffer {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pair(name: &str, value: &[u8]) -> (OsString, OsString) {
-        (name.into(), OsString::from_vec(value.to_vec()))
-    }
-
-    #[test]
-    fn messages_survive_one_byte_at_a_time() {
-        let job = ToAgent::Job(JobSpec {
-            inherit_env: true,
-            env: vec![pair("A", b"1"), pair("B", b"\xff\n")],
-            cwd: "/tmp/a b".into(),
-            command: vec!["python".into(), OsString::from_vec(b"\xfe".to_vec())],
-            silence_max_s: 60,
-            ranks: vec![RankSpec {
-                rank: 3,
-                env: vec![pair("HOROVOD_RANK", b"3")],
-            }],
-            is_open: true,
-        });
-        let sent = [
-            job,
-            ToAgent::Start,
-            ToAgent::Stop(Stop::Kill),
-            ToAgent::Ping,
-            ToAgent::Spawn(RankSpec {
-                rank: 70_000,
-                env: vec![pair("A", b"2")],
-            }),
-            ToAgent::End(70_000),
-            ToAgent::Close,
-        ];
-        let mut bytes = Vec::new();
-        sent.iter().for_each(|message| message.encode(&mut bytes));
-        let mut buffer = FrameBuffer::default();
-        let mut got = Vec::new();
-        for byte in bytes {
-            buffer.push(&[byte]);
-            while let Some(frame) = buffer.next_frame().expect("short") {
-                got.push(ToAgent::decode(frame).expect("valid"));
-            }
-        }
-        assert_eq!(got, sent);
-    }
-
-    #[test]
-    fn answers_survive() {
-        let sent = [
-            FromAgent::Hello {
-                version: "1".into(),
-                hostname: "h".into(),
-            },
-            FromAgent::Ready,
-            FromAgent::Refused {
-                code: 127,
-                why: "no".into(),
-            },
-            FromAgent::Note("well".into()),
-            FromAgent::Started { rank: 1, pid: 77 },
-            FromAgent::Output {
-                rank: 2,
-                stream: Stream::Stderr,
-                bytes: vec![0xff, b'\r'],
-            },
-            FromAgent::Exited {
-                rank: 2,
-                status: ExitStatus::Code(-1),
-            },
-            FromAgent::Exited {
-                rank: 2,
-                status: ExitStatus::Signal(9),
-            },
-            FromAgent::Done,
-        ];
-        let mut bytes = Vec::new();
-        sent.iter().for_each(|message| message.encode(&mut bytes));
-        let mut buffer = FrameBuffer::default();
-        buffer.push(&bytes);
-        for want in sent {
-            let frame = buffer.next_frame().expect("short").expect("complete");
-            assert_eq!(FromAgent::decode(frame), Ok(want));
-        }
-    }
-
-    #[test]
-    fn refuses_garbage_without_believing_its_lengths() {
-        let mut buffer = FrameBuffer::default();
-        buffer.push(b"Welcome to this machine!");
-        assert!(matches!(
-            buffer.next_frame(),
-            Err(DecodeError::TooLong { .. })
-        ));
-        assert!(ToAgent::decode(&[9]).is_err());
-        assert!(FromAgent::decode(&[5, 1, 7, 0]).is_err());
-        assert!(FromAgent::decode(&[7, 7]).is_err());
-        assert!(ToAgent::decode(&[0, 0, 0xff, 0xff, 0xff, 0x7f]).is_err());
-    }
-}
+mod tests;

@@ -341,7 +341,7 @@ impl Job<'_> {
                 self.links[index].hang_up();
             }
             // Nobody asked.
-            FromAgent::Found(_) => {}
+            FromAgent::Found(_) | FromAgent::Looked { .. } => {}
         }
     }
 

@@ -154,6 +154,21 @@ impl Ranks {
         }
     }
 
+    /// Whether a signal has stopped a rank: the process that it says it is, which a script may have started, or else
+    /// the one that was started here (in a container a process does not know its number outside).
+    pub(crate) fn is_stopped(&self, rank: u32, pid: u32) -> bool {
+        let mut running = self.all.iter().filter(|r| r.status.is_none());
+        let Some(process) = running.find(|r| r.rank == rank) else {
+            return false;
+        };
+        let is_its_own = |pid: &Pid| {
+            let group = rustix::process::getpgid(Some(*pid));
+            group.is_ok_and(|group| group == process.pid) && descendants().contains(pid)
+        };
+        let named = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        is_stopped(named.filter(is_its_own).unwrap_or(process.pid))
+    }
+
     /// Ends what a rank has left in its process group; the group's number cannot have been given to others while
     /// it has members that descend from this process.
     pub(crate) fn end_group_of(&self, rank: u32) {
@@ -162,7 +177,12 @@ impl Ranks {
         };
         for pid in descendants() {
             if rustix::process::getpgid(Some(pid)).is_ok_and(|group| group == process.pid) {
-                let _ = rustix::process::kill_process(pid, Signal::TERM);
+                // What is stopped cannot hear the request.
+                let signal = match is_stopped(pid) {
+                    true => Signal::KILL,
+                    false => Signal::TERM,
+                };
+                let _ = rustix::process::kill_process(pid, signal);
             }
         }
     }

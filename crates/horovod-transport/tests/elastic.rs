@@ -14,7 +14,7 @@ use std::{
 use common::{PATIENCE, on_all, rigs};
 use horovod_protocol::{Generation, Rank};
 use horovod_transport::{
-    ConnectError, ControlEvent, JobKey, Membership, Mesh, MeshConfig, connect,
+    ConnectError, ControlEvent, HEARTBEAT, JobKey, Membership, Mesh, MeshConfig, connect,
     rendezvous::{Seat, Server, ServerConfig, ServerEvent},
 };
 
@@ -43,7 +43,7 @@ impl Job {
             patience: PATIENCE,
         });
         let thread = spawn(move || connect(&config));
-        self.expect(&ServerEvent::Joined { worker, held });
+        self.expect(&joined(worker, held));
         thread
     }
 
@@ -60,6 +60,15 @@ impl Job {
             (*worker, seat)
         };
         self.server.form((0..).zip(workers).map(seat).collect());
+    }
+}
+
+fn joined(worker: u32, held: u8) -> ServerEvent {
+    ServerEvent::Joined {
+        worker,
+        held,
+        pid: std::process::id(),
+        heartbeat: Some(HEARTBEAT),
     }
 }
 
@@ -116,8 +125,7 @@ fn a_round_that_does_not_come_to_be_brings_its_workers_back_to_the_door() {
     job.expect(&ServerEvent::Failed("worker 7 has left".into()));
     let mut back: Vec<_> = (0..2).map(|_| job.server.wait_event(PATIENCE)).collect();
     back.sort_by_key(|event| format!("{event:?}"));
-    let joined = |worker| Some(ServerEvent::Joined { worker, held: 0 });
-    assert_eq!(back, [joined(1), joined(2)]);
+    assert_eq!(back, [Some(joined(1, 0)), Some(joined(2, 0))]);
     job.form(&[2, 1]);
     let meshes = vec![mesh(two), mesh(one)];
     assert_eq!(meshes[0].topology.rank, Rank(0));

@@ -37,6 +37,8 @@ pub(super) struct Worker {
     pub(super) stop_at: Option<Time>,
     /// It does not answer its neighbours: when it is ended if it shows no life.
     pub(super) silent_until: Option<Time>,
+    /// How often in a row it was found stopped while a round waited for it.
+    pub(super) seen_stopped: u32,
     /// It was told to end because it hung.
     pub(super) is_condemned: bool,
 }
@@ -86,6 +88,10 @@ pub struct Driver {
     pub(super) enough_since: Option<Time>,
     /// Since when newcomers wait for the present round.
     pub(super) door_since: Option<Time>,
+    /// How long a worker may be silent.
+    pub(super) silence_max: Option<Duration>,
+    /// When to look next whether those that are waited for are stopped.
+    pub(super) look_at: Option<Time>,
     /// Of whom the present round has been told.
     pub(super) announced: BTreeSet<WorkerId>,
     /// A worker has ended with 0: the work is done.
@@ -114,6 +120,8 @@ impl Driver {
             waiting_since: Some(Duration::ZERO),
             enough_since: None,
             door_since: None,
+            silence_max: None,
+            look_at: None,
             announced: BTreeSet::new(),
             is_finished: false,
             round_failure: None,
@@ -155,6 +163,7 @@ impl Driver {
                 }
             }
             Event::Silent { worker, by } => self.on_silent(now, worker, by),
+            Event::Looked { worker, is_stopped } => self.on_looked(worker, is_stopped),
             Event::Up => self.is_up = true,
             Event::Exited { worker, cause } => self.on_exit(now, worker, &cause),
         }
@@ -183,6 +192,7 @@ impl Driver {
             .chain(leaving.filter_map(|w| w.leave_by))
             .chain(dismissed)
             .chain(self.silent_deadline())
+            .chain(self.look_at)
             .chain(self.waiting_since.map(|at| at + patience))
             .chain(self.enough_since.map(|at| at + self.policy.start_grace))
             .chain(self.door_since.map(|at| at + DOOR_WAIT))
@@ -239,6 +249,7 @@ impl Driver {
         };
         w.phase = Phase::Waiting;
         w.silent_until = None;
+        w.seen_stopped = 0;
         w.held = held;
         self.has_state |= held > 0;
         if is_member {
@@ -389,6 +400,7 @@ impl Driver {
             return;
         }
         self.announce(now);
+        self.look_at_members(now);
         self.end_waits(now);
     }
 
@@ -478,6 +490,7 @@ impl Driver {
                             is_going: false,
                             stop_at: None,
                             silent_until: None,
+                            seen_stopped: 0,
                             is_condemned: false,
                         };
                         self.workers.insert(worker, new);
@@ -504,5 +517,40 @@ impl Driver {
         self.hosts.retain(|h| {
             h.listed > 0 || h.agent != Agent::None || workers.values().any(|w| w.host == h.name)
         });
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    const fn at(seconds: u64) -> Time {
+        Duration::from_secs(seconds)
+    }
+
+    /// A round of three workers that all hold the state, on one host.
+    pub(in crate::elastic) fn round_of_three() -> Driver {
+        let mut driver = Driver::new(Policy {
+            first_np: 3,
+            min_np: 1,
+            max_np: 3,
+            patience: Duration::from_secs(600),
+            start_grace: Duration::ZERO,
+            reset_limit: None,
+            cooldown: None,
+            slot_failures_max: 3,
+            has_fixed_hosts: true,
+        });
+        driver.handle(at(0), Event::Hosts(vec![("h".into(), 3)]));
+        driver.handle(at(0), Event::HostReady("h".into()));
+        for worker in 0..3 {
+            driver.handle(at(1), Event::Joined { worker, held: 0 });
+        }
+        driver.handle(at(2), Event::Up);
+        for worker in 0..3 {
+            driver.handle(at(2), Event::Held { worker, held: 2 });
+        }
+        while driver.poll_action().is_some() {}
+        driver
     }
 }

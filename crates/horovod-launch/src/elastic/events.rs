@@ -74,6 +74,13 @@ pub enum Event {
         /// Who says so.
         by: WorkerId,
     },
+    /// The answer to [`Action::Look`].
+    Looked {
+        /// Of whom.
+        worker: WorkerId,
+        /// A signal has stopped its process, and none has let it go on.
+        is_stopped: bool,
+    },
     /// The last round formed has come to stand.
     Up,
     /// A worker's process ended.
@@ -103,6 +110,8 @@ pub enum Action {
     },
     /// End a worker.
     Stop(WorkerId),
+    /// Find out whether a worker is stopped.
+    Look(WorkerId),
     /// Tell the others of its round that it is dead.
     TellDeath {
         /// Which.

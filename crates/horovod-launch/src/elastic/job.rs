@@ -7,36 +7,33 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use horovod_protocol::Rank;
 use horovod_transport::rendezvous::ServerEvent;
 
 use super::discovery::{Discovery, Listed};
 use super::driver::Driver;
-use super::events::{Action, Ending, Event, WorkerId};
+use super::events::{Ending, Event, WorkerId};
 use crate::args::Options;
-use crate::frames::{FromAgent, JobSpec, RankSpec, Stop, Stream, ToAgent};
-use crate::hosts::Placement;
+use crate::frames::{FromAgent, Stop, Stream, ToAgent};
 use crate::io::{Interest, earlier, wait};
-use crate::job::{CONSOLE_GRACE, PING_INTERVAL, SILENCE_MAX_S, agent_limit, let_go};
-use crate::launch::local_agent;
+use crate::job::{CONSOLE_GRACE, PING_INTERVAL, agent_limit, let_go};
 use crate::link::{HostLink, Stage};
 use crate::output::Output;
+use crate::platform;
 use crate::remote::{self, Ssh};
 use crate::rendezvous::Rendezvous;
 use crate::report::Cause;
 use crate::signals::Signals;
-use crate::{environment, platform};
 
 /// Workers that failed whose last words are kept for the report.
 const TAILS_MAX: usize = 16;
 
 /// A host's connection.
 pub(super) struct Link {
-    link: HostLink,
+    pub(super) link: HostLink,
     /// Until when it must have answered.
-    open_by: Instant,
+    pub(super) open_by: Instant,
     /// Nothing will be started there any more.
-    is_closing: bool,
+    pub(super) is_closing: bool,
 }
 
 /// A job under way.
@@ -62,6 +59,8 @@ pub(super) struct ElasticJob<'a> {
     pub(super) links: Vec<Link>,
     /// The host and slot of every process that runs.
     pub(super) workers: BTreeMap<WorkerId, (String, u32)>,
+    /// As those who have come to the rendezvous are known on their hosts.
+    pub(super) pids: BTreeMap<WorkerId, u32>,
     /// The rank that the last process of each slot had.
     pub(super) labels: BTreeMap<(String, u32), u32>,
     /// Last words of workers that failed.
@@ -197,7 +196,7 @@ impl ElasticJob<'_> {
         });
     }
 
-    fn ask(&mut self, how: Stop) {
+    pub(super) fn ask(&mut self, how: Stop) {
         if self.asked.is_none_or(|(before, _)| before < how) {
             self.asked = Some((how, Instant::now()));
             for link in &mut self.links {
@@ -220,7 +219,7 @@ impl ElasticJob<'_> {
         self.carry_out();
     }
 
-    fn say(&mut self, text: &str) {
+    pub(super) fn say(&mut self, text: &str) {
         self.output.say(&format!("horovodrun: {text}"));
     }
 
@@ -262,7 +261,16 @@ impl ElasticJob<'_> {
 
     fn on_rendezvous(&mut self, event: ServerEvent) {
         match event {
-            ServerEvent::Joined { worker, held } => self.tell(Event::Joined { worker, held }),
+            ServerEvent::Joined {
+                worker,
+                held,
+                pid,
+                heartbeat,
+            } => {
+                self.pids.insert(worker, pid);
+                self.driver.expect_life_within(heartbeat);
+                self.tell(Event::Joined { worker, held });
+            }
             ServerEvent::Away { worker } => self.tell(Event::Away(worker)),
             ServerEvent::Held { worker, held } => self.tell(Event::Held { worker, held }),
             ServerEvent::Silent { who, by } => self.tell(Event::Silent { worker: who, by }),
@@ -327,6 +335,10 @@ impl ElasticJob<'_> {
                     self.forget(rank);
                 }
             }
+            FromAgent::Looked { rank, is_stopped } => {
+                let worker = rank;
+                self.tell(Event::Looked { worker, is_stopped });
+            }
             // Nobody asked.
             FromAgent::Found(_) => {}
             FromAgent::Done => {
@@ -369,6 +381,7 @@ impl ElasticJob<'_> {
         {
             self.labels.insert(place, label);
         }
+        self.pids.remove(&worker);
         self.output.remove(worker);
     }
 
@@ -407,162 +420,9 @@ impl ElasticJob<'_> {
         }
     }
 
-    fn link(&mut self, host: &str) -> Option<&mut Link> {
+    pub(super) fn link(&mut self, host: &str) -> Option<&mut Link> {
         let mut links = self.links.iter_mut();
         links.find(|l| !l.is_closing && l.link.name() == host)
-    }
-
-    fn carry_out(&mut self) {
-        while let Some(action) = self.driver.poll_action() {
-            self.act(action);
-        }
-    }
-
-    fn act(&mut self, action: Action) {
-        match action {
-            Action::Open(host) => self.open(&host),
-            Action::Close(host) => {
-                if let Some(link) = self.link(&host) {
-                    link.link.send(&ToAgent::Close);
-                    link.is_closing = true;
-                }
-            }
-            Action::Start {
-                worker,
-                host,
-                local,
-            } => self.start(worker, &host, local),
-            Action::Stop(worker) => {
-                if let Some((host, _)) = self.workers.get(&worker).cloned()
-                    && let Some(link) = self.link(&host)
-                {
-                    link.link.send(&ToAgent::End(worker));
-                }
-            }
-            Action::TellDeath { worker, cause } => {
-                let host = self.workers.get(&worker).map_or("", |(host, _)| host);
-                let server = self.rendezvous.server();
-                server.report_death(Rank(worker), host, &cause);
-            }
-            Action::Form(seats) => {
-                for (worker, seat) in &seats {
-                    self.relabel(*worker, seat.rank);
-                }
-                self.rendezvous.server().form(seats);
-            }
-            Action::Announce(kind) => self.rendezvous.server().announce(kind),
-            Action::Dismiss(worker, why) => self.rendezvous.server().dismiss(worker, &why),
-            Action::Say(text) => self.say(&text),
-            Action::End(ending) => self.finish(ending),
-        }
-    }
-
-    fn finish(&mut self, ending: Ending) {
-        if ending == Ending::Success {
-            for link in &mut self.links {
-                link.link.send(&ToAgent::Close);
-                link.is_closing = true;
-            }
-            // Who was told to end, and what the ranks left, has as long as after a signal.
-            self.asked.get_or_insert((Stop::Terminate, Instant::now()));
-        } else {
-            self.ask(Stop::Terminate);
-        }
-        self.ending.get_or_insert(ending);
-    }
-
-    fn open(&mut self, host: &str) {
-        let Some(listed) = self.listed.get(host).cloned() else {
-            return;
-        };
-        let command = match listed.is_local {
-            true => local_agent(&self.program),
-            false => self
-                .ssh
-                .agent(&listed.host, listed.keys_settled, &self.program),
-        };
-        let placement = Placement {
-            host: listed.host,
-            slots: Vec::new(),
-        };
-        match HostLink::open(placement, listed.is_local, command) {
-            Ok(link) => self.links.push(Link {
-                link,
-                open_by: Instant::now() + self.start_timeout,
-                is_closing: false,
-            }),
-            Err(error) => self.driver.handle(
-                self.started.elapsed(),
-                Event::HostLost {
-                    host: host.to_owned(),
-                    why: format!("its agent cannot be started: {error}"),
-                    code: 1,
-                },
-            ),
-        }
-    }
-
-    fn send_job(&mut self, index: usize) {
-        let of_job = environment::of_job(
-            self.rendezvous.addresses(),
-            &self.rendezvous.key(),
-            &self.options.network_interfaces,
-            &self.options.knobs,
-        );
-        let link = &mut self.links[index].link;
-        let mut env = environment::forwarded(link.is_local);
-        env.extend(of_job);
-        let job = JobSpec {
-            inherit_env: !link.is_local,
-            env,
-            cwd: self.cwd.clone(),
-            command: self.options.command.clone(),
-            silence_max_s: if link.is_local { 0 } else { SILENCE_MAX_S },
-            ranks: Vec::new(),
-            is_open: true,
-        };
-        link.send(&ToAgent::Job(job));
-    }
-
-    fn start(&mut self, worker: WorkerId, host: &str, local: u32) {
-        let Some(listed) = self.listed.get(host).cloned() else {
-            return;
-        };
-        let place = (host.to_owned(), local);
-        let before = self.labels.get(&place).copied();
-        let label = before.filter(|label| !self.is_taken(*label));
-        let label = label.unwrap_or_else(|| self.free_label());
-        if let Err(why) = self.output.add(worker, label) {
-            self.say(&format!("{why}; the output of rank {label} is only here"));
-        }
-        self.workers.insert(worker, place);
-        let size = self.options.num_proc.unwrap_or(1);
-        let env =
-            environment::of_worker(&listed.host, worker, (local, label), size, self.patience_s);
-        if let Some(link) = self.link(host) {
-            let rank = RankSpec { rank: worker, env };
-            link.link.send(&ToAgent::Spawn(rank));
-        }
-    }
-
-    fn is_taken(&self, label: u32) -> bool {
-        let mut workers = self.workers.keys();
-        workers.any(|worker| self.output.label(*worker) == Some(label))
-    }
-
-    fn free_label(&self) -> u32 {
-        (0..).find(|label| !self.is_taken(*label)).unwrap_or(0)
-    }
-
-    /// A worker's rank is known now; who was only guessed to get it gets another guess.
-    fn relabel(&mut self, worker: WorkerId, rank: u32) {
-        let has_it = |w: &&WorkerId| **w != worker && self.output.label(**w) == Some(rank);
-        let other = self.workers.keys().find(has_it).copied();
-        self.output.relabel(worker, rank);
-        if let Some(other) = other {
-            let label = self.free_label();
-            self.output.relabel(other, label);
-        }
     }
 
     /// Says what happened; the exit code.

@@ -62,37 +62,12 @@ fn is_inside(w: &Worker) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::events::{Action, Event, Policy};
+    use super::super::driver::tests::round_of_three;
+    use super::super::events::{Action, Event};
     use super::*;
 
     const fn at(seconds: u64) -> Time {
         Duration::from_secs(seconds)
-    }
-
-    /// A round of three workers that all hold the state, on one host.
-    fn round() -> Driver {
-        let mut driver = Driver::new(Policy {
-            first_np: 3,
-            min_np: 1,
-            max_np: 3,
-            patience: Duration::from_secs(600),
-            start_grace: Duration::ZERO,
-            reset_limit: None,
-            cooldown: None,
-            slot_failures_max: 3,
-            has_fixed_hosts: true,
-        });
-        driver.handle(at(0), Event::Hosts(vec![("h".into(), 3)]));
-        driver.handle(at(0), Event::HostReady("h".into()));
-        for worker in 0..3 {
-            driver.handle(at(1), Event::Joined { worker, held: 0 });
-        }
-        driver.handle(at(2), Event::Up);
-        for worker in 0..3 {
-            driver.handle(at(2), Event::Held { worker, held: 2 });
-        }
-        while driver.poll_action().is_some() {}
-        driver
     }
 
     fn stopped(driver: &mut Driver) -> Vec<WorkerId> {
@@ -106,7 +81,7 @@ mod tests {
 
     #[test]
     fn who_is_silent_is_ended_when_the_others_are_at_the_door() {
-        let mut driver = round();
+        let mut driver = round_of_three();
         driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
         driver.handle(at(11), Event::Joined { worker: 0, held: 1 });
         driver.handle(at(11), Event::Joined { worker: 2, held: 1 });
@@ -118,7 +93,7 @@ mod tests {
 
     #[test]
     fn who_comes_to_the_door_or_accuses_others_lives() {
-        let mut driver = round();
+        let mut driver = round_of_three();
         driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
         driver.handle(at(11), Event::Joined { worker: 1, held: 1 });
         driver.handle(at(12), Event::Silent { worker: 2, by: 0 });
@@ -130,7 +105,7 @@ mod tests {
 
     #[test]
     fn nobody_is_ended_while_no_other_that_holds_the_state_has_come_out_of_the_round() {
-        let mut driver = round();
+        let mut driver = round_of_three();
         driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
         driver.handle(at(11), Event::Silent { worker: 0, by: 2 });
         driver.handle_timeout(at(20));

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 mod dice;
+mod faults;
 
 use dice::Dice;
 
@@ -31,6 +32,8 @@ struct Process {
     local: u32,
     place: Place,
     held: u8,
+    /// By a signal.
+    is_stopped: bool,
     /// It will not be asked again: it is ending.
     is_ending: bool,
 }
@@ -49,6 +52,8 @@ enum Happening {
     Notices(WorkerId, u64),
     /// A member of a round gives another up.
     GivesUp(WorkerId, WorkerId, u64),
+    /// An agent says whether a worker is stopped.
+    Answers(WorkerId),
     Fault,
     Ends(WorkerId, i32),
     Reaped(WorkerId, i32),
@@ -138,6 +143,9 @@ impl World {
             rounds: 0,
             log: Vec::new(),
         };
+        world
+            .driver
+            .expect_life_within(Some(Duration::from_secs(30)));
         world.plan(Duration::from_secs(3), Happening::Fault);
         let end = world.calm_after + Duration::from_secs(100);
         world.plan(end, Happening::Finishes);
@@ -207,6 +215,10 @@ impl World {
                     self.plan(after, Happening::Ends(worker, 15));
                 }
             }
+            Action::Look(worker) => {
+                let after = self.dice.ms(1, 100);
+                self.plan(after, Happening::Answers(worker));
+            }
             Action::Form(seats) => {
                 let mut members = Vec::new();
                 for (rank, (worker, seat)) in (0..).zip(&seats) {
@@ -238,6 +250,7 @@ impl World {
             local,
             place: Place::Importing,
             held: 0,
+            is_stopped: false,
             is_ending: false,
         };
         let known = self.processes.insert(worker, process);
@@ -336,6 +349,7 @@ impl World {
             if p.place == Place::Round(round) {
                 if hangs {
                     p.place = Place::Hangs;
+                    p.is_stopped = after < Duration::from_millis(400);
                 } else {
                     self.plan(after, Happening::Notices(member, round));
                 }
@@ -436,6 +450,12 @@ impl World {
                     self.tell(Event::Silent { worker, by });
                 }
             }
+            Happening::Answers(worker) => {
+                if let Some(p) = self.processes.get(&worker) {
+                    let is_stopped = p.is_stopped;
+                    self.tell(Event::Looked { worker, is_stopped });
+                }
+            }
             Happening::Fault => {
                 if self.now < self.calm_after {
                     self.fault();
@@ -483,73 +503,6 @@ impl World {
                 }
             }
         }
-    }
-
-    fn fault(&mut self) {
-        let ids: Vec<WorkerId> = self.processes.keys().copied().collect();
-        if self.dice.one_in(15) && !self.opened.is_empty() {
-            let at = self.dice.below(self.opened.len() as u64) as usize;
-            let host = self.opened.iter().nth(at).cloned().unwrap_or_default();
-            self.opened.remove(&host);
-            let mut broke = false;
-            for id in ids {
-                if self.processes[&id].host == host {
-                    let p = self.processes.remove(&id);
-                    broke |= p.is_some_and(|p| p.place == Place::Round(self.round));
-                }
-            }
-            let why = "connection lost".to_owned();
-            self.tell(Event::HostLost { host, why, code: 1 });
-            if broke {
-                self.break_round();
-            }
-        } else if self.stands && !self.is_broken && !self.finishing && self.dice.one_in(3) {
-            self.fall_silent();
-        } else if !ids.is_empty() {
-            let worker = ids[self.dice.below(ids.len() as u64) as usize];
-            self.end(worker, 9);
-        }
-    }
-
-    /// A member freezes, or it and another cannot reach each other any more; both notice it, each in its own time, and
-    /// the others hear of it.
-    fn fall_silent(&mut self) {
-        let round = self.round;
-        let [one, other] = [0, 1].map(|_| {
-            let at = self.dice.below(self.members.len() as u64) as usize;
-            self.members[at]
-        });
-        if one == other {
-            return;
-        }
-        self.is_broken = true;
-        let freezes = self.dice.one_in(2);
-        for member in self.members.clone() {
-            let after = self.dice.ms(1, 9000);
-            match self.processes.get_mut(&member) {
-                Some(p) if freezes && member == one => p.place = Place::Hangs,
-                _ => self.plan(after, Happening::Notices(member, round)),
-            }
-        }
-        for (by, who) in [(one, other), (other, one)] {
-            let after = self.dice.ms(1, 9000);
-            self.plan(after, Happening::GivesUp(by, who, round));
-        }
-    }
-
-    fn change_hosts(&mut self, calm: bool) {
-        let name = format!("h{}", self.dice.below(4));
-        let slots = if calm { 3 } else { self.dice.below(4) as u32 };
-        if calm {
-            // Enough for everything at last.
-            self.hosts = (0..4).map(|n| (format!("h{n}"), slots)).collect();
-        } else if slots == 0 {
-            self.hosts.remove(&name);
-        } else {
-            self.hosts.insert(name, slots);
-        }
-        let listed = self.hosts.iter().map(|(h, n)| (h.clone(), *n)).collect();
-        self.tell(Event::Hosts(listed));
     }
 
     /// Runs to the end of the job.

@@ -103,6 +103,7 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
         last_complaint: None,
         links: Vec::new(),
         workers: BTreeMap::new(),
+        pids: BTreeMap::new(),
         labels: BTreeMap::new(),
         tails: BTreeMap::new(),
         ending: None,

@@ -125,6 +125,8 @@ impl World {
                     self.send(link, (None, Some(host)), Message::End(worker));
                 }
             }
+            // Only where the driver was told of a time-out.
+            Action::Look(_) => {}
             Action::TellDeath { worker, cause } => {
                 self.order(Order::Died { worker, cause });
             }
@@ -215,7 +217,7 @@ impl World {
 
     pub(super) fn hear_report(&mut self) {
         match self.reports.pop_front() {
-            Some(ServerEvent::Joined { worker, held }) => {
+            Some(ServerEvent::Joined { worker, held, .. }) => {
                 self.tell_driver(Event::Joined { worker, held });
             }
             Some(ServerEvent::Away { worker }) => self.tell_driver(Event::Away(worker)),

@@ -1,6 +1,6 @@
 //! What a rendezvous server needs, and what it reports.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 use horovod_protocol::{Generation, Rank};
 
@@ -69,6 +69,10 @@ pub enum ServerEvent {
         worker: u32,
         /// 0 nothing, 1 that of its last commit, 2 the same as all others of its round.
         held: u8,
+        /// Its process, as it calls itself.
+        pid: u32,
+        /// How long it allows others to be silent.
+        heartbeat: Option<Duration>,
     },
     /// A worker of an elastic job does not wait any more.
     Away {

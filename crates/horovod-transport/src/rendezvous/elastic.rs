@@ -68,7 +68,12 @@ impl Rounds {
                 }
                 *registered = true;
                 let timeout = Duration::from_millis(timeout_ms.min(1 << 32));
-                let mut todo = vec![Do::Report(ServerEvent::Joined { worker, held })];
+                let mut todo = vec![Do::Report(ServerEvent::Joined {
+                    worker,
+                    held,
+                    pid: member.pid,
+                    heartbeat: common.heartbeat,
+                })];
                 todo.extend(self.join(client, worker, (member, common), timeout));
                 todo
             }

@@ -1,0 +1,180 @@
+//! Members that a new round waits for and that a signal has stopped: between two rounds they have no neighbours that
+//! would miss them. Whoever is slow there, however slow, runs; so the agents are asked whether they are stopped.
+
+use std::time::Duration;
+
+use super::driver::{Driver, Phase, Worker};
+use super::events::{Action, Time, WorkerId};
+
+/// Looks within the time after which silence counts, as many as signs of life among ranks.
+const LOOKS: u32 = 4;
+
+impl Driver {
+    /// How long a worker may be silent, as the ranks have it; `None`: as long as it likes.
+    pub fn expect_life_within(&mut self, limit: Option<Duration>) {
+        self.silence_max = limit;
+    }
+
+    /// Asks from time to time about those that are waited for.
+    pub(super) fn look_at_members(&mut self, now: Time) {
+        let is_waiting = self.rounds > 0 && (self.waiting_since.is_some() || !self.is_up);
+        let inside = self.workers.iter().filter(|(_, w)| is_inside(w));
+        let inside: Vec<WorkerId> = inside.map(|(id, _)| *id).collect();
+        let Some(limit) = self
+            .silence_max
+            .filter(|_| is_waiting && !inside.is_empty())
+        else {
+            self.look_at = None;
+            self.workers.values_mut().for_each(|w| w.seen_stopped = 0);
+            return;
+        };
+        // Mostly they come at once, and nobody is asked.
+        let at = *self.look_at.get_or_insert(now + limit / LOOKS);
+        if at <= now {
+            self.look_at = Some(now + limit / LOOKS);
+            for id in inside {
+                self.act(Action::Look(id));
+            }
+        }
+    }
+
+    /// The answer. Time alone condemns nobody: after the launcher was stopped as well, all may go on together.
+    pub(super) fn on_looked(&mut self, worker: WorkerId, is_stopped: bool) {
+        let is_safe = self.is_state_elsewhere(worker);
+        let name = self.name(worker);
+        let Some(w) = self.workers.get_mut(&worker).filter(|w| is_inside(w)) else {
+            return;
+        };
+        w.seen_stopped = if is_stopped { w.seen_stopped + 1 } else { 0 };
+        if w.seen_stopped <= LOOKS || !is_safe {
+            return;
+        }
+        w.is_condemned = true;
+        let limit = self.silence_max.unwrap_or_default();
+        self.say(format!(
+            "{name} is wanted in a new round and has been stopped by a signal for {limit:?}; ending it"
+        ));
+        self.stop(worker);
+    }
+
+    /// Whether the state would survive without this worker: with somebody who waits at the door, or connects.
+    fn is_state_elsewhere(&self, worker: WorkerId) -> bool {
+        let has_come = |w: &Worker| w.phase == Phase::Waiting || !self.is_up;
+        let mut others = self.workers.iter().filter(|(id, _)| **id != worker);
+        !self.has_state || others.any(|(_, w)| w.holds() && w.seen_stopped == 0 && has_come(w))
+    }
+}
+
+fn is_inside(w: &Worker) -> bool {
+    w.phase == Phase::Member && !w.is_going
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::super::driver::tests::round_of_three;
+    use super::super::events::Event;
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(40);
+
+    const fn at(seconds: u64) -> Time {
+        Duration::from_secs(seconds)
+    }
+
+    fn join(driver: &mut Driver, now: Time, worker: WorkerId) {
+        driver.handle(now, Event::Joined { worker, held: 1 });
+    }
+
+    /// Lets this time pass; the workers for whom `is_stopped` holds are found so. Who was ended, and how often any was
+    /// looked at.
+    fn pass(
+        driver: &mut Driver,
+        seconds: Range<u64>,
+        is_stopped: impl Fn(WorkerId) -> bool,
+    ) -> (Vec<WorkerId>, usize) {
+        let (mut ended, mut looks) = (Vec::new(), 0);
+        let mut now = at(seconds.start);
+        loop {
+            while let Some(action) = driver.poll_action() {
+                match action {
+                    Action::Stop(worker) => ended.push(worker),
+                    Action::Look(worker) => {
+                        looks += 1;
+                        let is_stopped = is_stopped(worker);
+                        driver.handle(now, Event::Looked { worker, is_stopped });
+                    }
+                    _ => {}
+                }
+            }
+            let next = driver.next_deadline().map(|due| due.max(now));
+            match next.filter(|due| *due < at(seconds.end)) {
+                Some(due) => now = due,
+                None => return (ended, looks),
+            }
+            driver.handle_timeout(now);
+        }
+    }
+
+    #[test]
+    fn who_is_stopped_while_others_wait_is_ended_and_who_is_slow_is_not() {
+        let mut driver = round_of_three();
+        driver.expect_life_within(Some(LIMIT));
+        // Nobody is asked about while the round is used.
+        assert_eq!(pass(&mut driver, 10..1000, |_| true), (vec![], 0));
+        join(&mut driver, at(1000), 0);
+        // Found stopped four times; the fifth time the time-out has passed.
+        let (ended, looks) = pass(&mut driver, 1000..1050, |worker| worker == 1);
+        assert_eq!((ended, looks), (vec![], 8));
+        let (ended, looks) = pass(&mut driver, 1050..1100, |worker| worker == 1);
+        assert_eq!(ended, [1]);
+        assert!(looks > 2, "the slow one is still looked at");
+    }
+
+    #[test]
+    fn who_goes_on_between_two_looks_is_waited_for() {
+        let mut driver = round_of_three();
+        driver.expect_life_within(Some(LIMIT));
+        join(&mut driver, at(1000), 0);
+        for minute in 0..5 {
+            let begin = 1000 + 60 * minute;
+            let (ended, _) = pass(&mut driver, begin..begin + 30, |worker| worker == 1);
+            assert_eq!(ended, []);
+            let (ended, looks) = pass(&mut driver, begin + 30..begin + 60, |_| false);
+            assert_eq!(ended, []);
+            assert!(looks > 0);
+        }
+    }
+
+    #[test]
+    fn the_last_that_holds_the_state_is_not_ended() {
+        let mut driver = round_of_three();
+        driver.expect_life_within(Some(LIMIT));
+        driver.handle(at(1000), Event::Joined { worker: 0, held: 0 });
+        let (ended, _) = pass(&mut driver, 1000..1300, |worker| worker > 0);
+        assert_eq!(ended, []);
+        join(&mut driver, at(1300), 2);
+        let (ended, _) = pass(&mut driver, 1300..1400, |worker| worker == 1);
+        assert_eq!(ended, [1]);
+    }
+
+    #[test]
+    fn without_a_time_out_nobody_is_looked_at() {
+        let mut driver = round_of_three();
+        driver.expect_life_within(None);
+        join(&mut driver, at(1000), 0);
+        assert_eq!(pass(&mut driver, 1000..1500, |_| true), (vec![], 0));
+    }
+
+    #[test]
+    fn who_is_stopped_while_a_round_is_set_up_is_ended() {
+        let mut driver = round_of_three();
+        driver.expect_life_within(Some(LIMIT));
+        for worker in 0..3 {
+            join(&mut driver, at(1000), worker);
+        }
+        let (ended, _) = pass(&mut driver, 1000..1100, |worker| worker == 2);
+        assert_eq!(ended, [2]);
+    }
+}
