@@ -17,6 +17,8 @@ import harness
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 60.0
+# Three times the import of PyTorch, and that of its replacement, on a machine that others use as well.
+TORCH_LIMIT_S = 180.0
 NP = 3
 # Seconds of silence after which a rank is given up, in jobs in which one falls silent.
 HEARTBEAT_S = 2
@@ -41,13 +43,15 @@ class Run:
                     "elastic": cell.elastic,
                     "victim": self._victim(),
                     "inject": cell.inject,
+                    "torch": cell.torch,
                     "length": 20_000 if between else 1 << 20,
                     "pause_s": 0.002,
                 }
             )
         )
         start = between.start if between else harness.Job
-        self.job = start(self._command(), limit_s=LIMIT_S, env=self._environment())
+        limit_s = TORCH_LIMIT_S if cell.torch else LIMIT_S
+        self.job = start(self._command(), limit_s=limit_s, env=self._environment())
 
     def _victim(self) -> int:
         if self.wire:
@@ -62,9 +66,6 @@ class Run:
             words += ["--min-np", "1", "--host-discovery-script", f"cat {self.folder}/hosts"]
             # A host that was cut off is welcome when it is there again.
             words += ["--blacklist-cooldown-range", "1", "2"]
-            if (self.cell.fault, self.cell.phase) == ("SIGSTOP", "reset"):
-                # Between two rounds nobody but the launcher waits for a rank.
-                words += ["--elastic-timeout", "8"]
             self.list_hosts(self._before_growth() if self.grows else self.hosts)
         else:
             words += ["-H", self.hosts]

@@ -1,6 +1,7 @@
 """Runs the whole plan, or part of it, and prints what became of each cell: `make chaos`.
 
-python tests/chaos/matrix.py [--fault TEXT] [--phase TEXT] [--kind elastic|static] [--json FILE]
+python tests/chaos/matrix.py [--fault TEXT] [--phase TEXT] [--kind elastic|static] [--torch] [--part K/N]
+    [--json FILE]
 """
 
 from __future__ import annotations
@@ -55,17 +56,21 @@ def main() -> int:
     parser.add_argument("--fault", default="", help="only faults whose name contains this")
     parser.add_argument("--phase", default="", help="only phases whose name contains this")
     parser.add_argument("--kind", choices=("elastic", "static"))
+    parser.add_argument("--torch", action="store_true", help="only cells with PyTorch")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="the Kth of N parts of these")
     parser.add_argument("--json", type=Path, help="file for the results")
     args = parser.parse_args()
     wanted = [
         cell
-        for cell in (*plan.cells(), *plan.inside_init())
+        for cell in (*plan.cells(), *plan.inside_init(), *plan.with_torch())
         if args.fault in cell.fault
         and args.phase in cell.phase
+        and args.torch <= cell.torch
         and args.kind in (None, "elastic" if cell.elastic else "static")
     ]
+    part, parts = map(int, args.part.split("/"))
     rows = []
-    for cell in wanted:
+    for cell in wanted[part - 1 :: parts]:
         row = attempt(cell)
         rows.append(row)
         print(f"{row['result']:8} {row['seconds']:6.2f} s  {row['cell']}: {row['promise']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 UNTOUCHED = "untouched"
@@ -48,6 +49,8 @@ class Cell:
     tcp: bool = False
     """Ranks of one host talk over TCP."""
     victim: int = 1
+    torch: bool = False
+    """PyTorch's model, optimizer and state instead of numpy's."""
     inject: str = ""
     """What strace does to the victim at one of its system calls."""
 
@@ -55,6 +58,7 @@ class Cell:
     def name(self) -> str:
         kind = "elastic" if self.elastic else "static"
         whose = f", rank {self.victim}" if self.inject else ""
+        whose += ", torch" if self.torch else ""
         return f"{self.fault} during {self.phase} ({kind}{whose})"
 
 
@@ -86,6 +90,37 @@ def cells() -> list[Cell]:
                 tcp = fault == "connection reset"
                 found.append(Cell(fault, phase, elastic, promise(fault, phase, elastic), tcp))
     return found
+
+
+# Where each fault strikes an elastic job with PyTorch; one of fixed size is struck in the middle of an allreduce.
+_WITH_TORCH = {
+    "SIGKILL": "allreduce",
+    "SIGSTOP": "reset",
+    "connection reset": "commit",
+    "black hole": "negotiation",
+    "one-way partition, out": "commit",
+    "one-way partition, in": "allreduce",
+    NO_LAUNCHER: "growth",
+    "slow rank": "growth, sender",
+    "full disk": "commit",
+    "/dev/shm full": "reset",
+    "clock jump": "allreduce",
+    "5 % loss": "growth",
+    "200 ms delay": "allreduce",
+    "memory refused": "reset",
+    "no descriptors": "reset",
+}
+
+
+def with_torch() -> list[Cell]:
+    """Two cells for each fault."""
+    some = [("allreduce", False, fault) for fault in _WITH_TORCH]
+    some += [(phase, True, fault) for fault, phase in _WITH_TORCH.items()]
+    return [
+        dataclasses.replace(cell, torch=True)
+        for cell in cells()
+        if (cell.phase, cell.elastic, cell.fault) in some
+    ]
 
 
 # System calls of an init and how often a rank makes each at least: at each of them it may die. The first rank of a
@@ -131,7 +166,9 @@ def inside_init() -> list[Cell]:
         for fault, inject in injections.items():
             for elastic in (True, False):
                 kept = GOES_ON if elastic else SETTLES
-                found.append(Cell(fault, "inside init", elastic, kept, False, victim, inject))
+                found.append(
+                    Cell(fault, "inside init", elastic, kept, victim=victim, inject=inject)
+                )
     return found
 
 
@@ -168,4 +205,5 @@ _CHOSEN = {
 def chosen() -> list[Cell]:
     """The cells of `make test`."""
     some = [cell for cell in cells() if (cell.fault, cell.phase, cell.elastic) in _CHOSEN]
-    return some + [cell for cell in inside_init() if cell.fault == "SIGKILL at sendmsg 1"]
+    some += [cell for cell in inside_init() if cell.fault == "SIGKILL at sendmsg 1"]
+    return some + [cell for cell in with_torch() if cell.fault == "SIGKILL" and cell.elastic]

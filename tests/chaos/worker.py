@@ -26,14 +26,16 @@ from horovod.common.process_sets import global_process_set
 
 FOLDER = Path(sys.argv[1])
 CELL = json.loads((FOLDER / "cell.json").read_text())
-if CELL.get("torch"):
+TORCH = CELL.get("torch", False)
+if TORCH:
     import torch
 
     import horovod.torch as hvd
+    from horovod.torch._handles import forget_job
 
     # Before init, since making an optimizer imports half of PyTorch, and then the others would wait for it.
     MODULE = torch.nn.Linear(model.WIDTH, 1, bias=False, dtype=torch.float64)
-    OPTIMIZER = torch.optim.SGD(MODULE.parameters(), lr=0.1, momentum=0.9)
+    OPTIMIZER = torch.optim.SGD(MODULE.parameters(), lr=1.0)
 PHASE: str = CELL["phase"]
 MIDDLE = 7  # the step at which things happen: neither the first, nor one that is committed
 COMMIT_EVERY = 3
@@ -108,6 +110,10 @@ def agreed(mine: bool, name: str) -> bool:
 
 def one_allreduce(length: int) -> None:
     rank, size = _core.rank(), _core.size()
+    if TORCH:
+        total = hvd.allreduce(torch.full((length,), rank + 1.0), name="large", op=hvd.Sum)
+        assert (total == size * (size + 1) / 2).all()
+        return
     result = allreduce(np.full(length, rank + 1, dtype=np.float32), "large")
     assert (result == size * (size + 1) / 2).all()
 
@@ -183,12 +189,8 @@ def again_and_again(operation) -> None:
 # -- the training
 
 
-class State(elastic.ObjectState):
-    def __init__(self) -> None:
-        def send(obj, root_rank):
-            return _objects.broadcast_object(obj, root_rank, "state", global_process_set)
-
-        super().__init__(send, basics.rank, weights=model.start(), step=0)
+class Waits:
+    """A state that waits where its cell says."""
 
     def save(self) -> None:
         super().save()
@@ -202,26 +204,44 @@ class State(elastic.ObjectState):
         super().sync()
 
 
-def with_torch():
-    """The same training with PyTorch's state: what runs it, and the state."""
+class State(Waits, elastic.ObjectState):
+    def __init__(self) -> None:
+        def send(obj, root_rank):
+            return _objects.broadcast_object(obj, root_rank, "state", global_process_set)
 
-    class TorchState(hvd.elastic.TorchState):
+        super().__init__(send, basics.rank, weights=model.start(), step=0)
+
+    def advance(self, gradient: np.ndarray) -> None:
+        self.weights = model.advance(self.weights, allreduce(gradient, "gradient"))
+
+
+def with_torch():
+    """The same training with PyTorch's model, optimizer and state."""
+
+    class TorchState(Waits, hvd.elastic.TorchState):
         @property
         def weights(self) -> np.ndarray:
             return self.module.weight.detach().numpy().reshape(-1)
 
-        @weights.setter
-        def weights(self, new: np.ndarray) -> None:
-            self.module.weight.data.copy_(torch.from_numpy(new))
+        def advance(self, gradient: np.ndarray) -> None:
+            # The step of `model.advance` as one of SGD: what is taken away is -(2 * weights + total).
+            mine = gradient + 2 * self.weights if _core.rank() == 0 else gradient
+            self.optimizer.zero_grad()
+            self.module(torch.from_numpy(-mine)).sum().backward()
+            self.optimizer.step()
+            self.module.weight.data.remainder_(65521)
 
-    state = TorchState(module=MODULE, optimizer=OPTIMIZER, step=0)
-    state.weights = model.start()
-    return hvd.elastic.run(train), state
+    MODULE.weight.data.copy_(torch.from_numpy(model.start()))
+    names = MODULE.named_parameters()
+    optimizer = hvd.DistributedOptimizer(OPTIMIZER, named_parameters=names, op=hvd.Sum)
+    return TorchState(module=MODULE, optimizer=optimizer, step=0)
 
 
 def begin_again() -> None:
     """What the elastic loop does between two generations, with a place to wait in the middle."""
     was_victim = _core.is_initialized() and is_victim()
+    if TORCH:
+        forget_job()
     basics.shutdown()
     wait_here("reset", victim=was_victim)
     basics.begin_again()
@@ -235,8 +255,7 @@ def train(state: State) -> None:
             middle()
         if PHASE == "everything":
             list(COLLECTIVES.values())[state.step % len(COLLECTIVES)](CELL["length"])
-        total = allreduce(model.gradient(state.step, rank, size), "gradient")
-        state.weights = model.advance(state.weights, total)
+        state.advance(model.gradient(state.step, rank, size))
         state.step += 1
         time.sleep(CELL["pause_s"])  # a step takes time; newcomers need some of it to be there
         if state.step % COMMIT_EVERY == 0:
@@ -265,10 +284,8 @@ def main() -> None:
     wait_here("init", victim=guessed == CELL["victim"])
     say("begins")
     basics.init()
-    run, state = with_torch() if CELL.get("torch") else (None, State())
-    if run:
-        run(state)
-    elif _core.is_elastic():
+    state = with_torch() if TORCH else State()
+    if _core.is_elastic():
         elastic.run_fn(train, begin_again)(state)
     else:
         train(state)
