@@ -118,7 +118,7 @@ impl Mesh {
         data.sort_by_key(|(rank, lane, _)| (*rank, *lane));
         let wide: Vec<&Fd> = data.iter().map(|(.., stream)| &**stream.fd()).collect();
         // Without, they are only slower.
-        let _ = net::widen(&wide);
+        let _ = net::widen(&wide, data.iter().any(|(_, lane, _)| *lane > 0));
         let data: Vec<_> = data
             .into_iter()
             .map(|(rank, _, stream)| with_token((rank, stream)))

@@ -109,11 +109,18 @@ const SEND_BUFFER_MAX: usize = 16 << 20;
 #[cfg(target_os = "linux")]
 const SEND_BUFFERS_MAX: usize = 64 << 20;
 
-/// Gives authenticated connections for data larger send buffers where the way is long: one carries at most its
-/// buffer per round trip. Only where an administrator allows more (`net.core.wmem_max`, which counts twice) than the
-/// system grants by itself (`net.ipv4.tcp_wmem`); elsewhere its own tuning is left on.
+/// Most bytes that wait in a connection, not yet sent, where a link has several: so each gets as much as it sends, and
+/// all are done at about the same time. Enough for some milliseconds, which the engine may need to come back.
 #[cfg(target_os = "linux")]
-pub(crate) fn widen(connections: &[&Fd]) -> io::Result<()> {
+const UNSENT_MAX: u32 = 1 << 20;
+
+/// Prepares authenticated connections for data, `several` to each peer, for a long way: one carries at most its
+/// buffers per round trip.
+///
+/// Send buffers become larger only where an administrator allows more (`net.core.wmem_max`, which counts twice) than
+/// the system grants by itself (`net.ipv4.tcp_wmem`); elsewhere its own tuning is left on.
+#[cfg(target_os = "linux")]
+pub(crate) fn widen(connections: &[&Fd], several: bool) -> io::Result<()> {
     let delayed = |fd: &Fd| round_trip(fd).is_some_and(|time| time >= DELAYED_FROM);
     let far: Vec<&Fd> = connections
         .iter()
@@ -123,7 +130,45 @@ pub(crate) fn widen(connections: &[&Fd]) -> io::Result<()> {
     if far.is_empty() {
         return Ok(());
     }
-    enlarge(&far)
+    let share = SEND_BUFFER_MAX.min(SEND_BUFFERS_MAX / far.len());
+    for fd in &far {
+        open_window(fd, share)?;
+        if several {
+            set_unsent_max(fd, UNSENT_MAX)?;
+        }
+    }
+    enlarge(&far, share)
+}
+
+/// Lets the peer send as much as `bytes` at once from the beginning. The system would get there, too, but so slowly
+/// that a congestion control that looks for the bandwidth (bbr) takes the window for the link.
+///
+/// Asking to be woken by so many bytes only makes room for them, within `net.ipv4.tcp_rmem`, and the system goes on
+/// tuning the buffer; setting its size would end that.
+#[cfg(target_os = "linux")]
+fn open_window(fd: &Fd, bytes: usize) -> io::Result<()> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    set_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)?;
+    set_int(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1)
+}
+
+#[cfg(target_os = "linux")]
+fn set_unsent_max(fd: &Fd, bytes: u32) -> io::Result<()> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    set_int(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes)
+}
+
+#[cfg(target_os = "linux")]
+fn set_int(fd: &Fd, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    use std::os::fd::{AsFd, AsRawFd};
+    let fd = fd.get()?.as_fd().as_raw_fd();
+    let (from, len) = ((&raw const value).cast(), size_of::<libc::c_int>());
+    // SAFETY: `from` points to `len` readable bytes, an integer.
+    if unsafe { libc::setsockopt(fd, level, option, from, len as libc::socklen_t) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// The largest send buffer that the system grants by itself.
@@ -134,12 +179,11 @@ fn send_buffer_granted() -> Option<usize> {
 }
 
 #[cfg(target_os = "linux")]
-fn enlarge(far: &[&Fd]) -> io::Result<()> {
+fn enlarge(far: &[&Fd], wanted: usize) -> io::Result<()> {
     use rustix::net::sockopt;
     let Some(granted) = send_buffer_granted() else {
         return Ok(());
     };
-    let wanted = SEND_BUFFER_MAX.min(SEND_BUFFERS_MAX / far.len());
     // What it would be, on a socket that is not used: setting it ends the system's own tuning.
     let trial = socket(AddressFamily::INET)?;
     sockopt::set_socket_send_buffer_size(trial.get()?, wanted)?;
@@ -153,7 +197,7 @@ fn enlarge(far: &[&Fd]) -> io::Result<()> {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn widen(_connections: &[&Fd]) -> io::Result<()> {
+pub(crate) fn widen(_connections: &[&Fd], _several: bool) -> io::Result<()> {
     Ok(())
 }
 
@@ -429,11 +473,32 @@ mod tests {
         let fd = Fd::open(|| Ok::<_, io::Error>(stream.into())).unwrap();
         let size = || rustix::net::sockopt::socket_send_buffer_size(fd.get().unwrap()).unwrap();
         let before = size();
-        enlarge(&[&fd]).unwrap();
+        enlarge(&[&fd], SEND_BUFFER_MAX).unwrap();
         assert!(size() == before || size() > send_buffer_granted().unwrap());
         // Asked for by so many connections that a share is less than what each has.
-        enlarge(&vec![&fd; 1 << 12]).unwrap();
+        enlarge(&[&fd], SEND_BUFFERS_MAX >> 12).unwrap();
         assert!(size() == before || size() > send_buffer_granted().unwrap());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_window_opens_at_once_and_is_not_fixed() {
+        use rustix::net::sockopt;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = Fd::open(|| Ok::<_, io::Error>(stream.into())).unwrap();
+        let size = || sockopt::socket_recv_buffer_size(fd.get().unwrap()).unwrap();
+        let most = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_rmem").unwrap();
+        let most: usize = most.split_whitespace().nth(2).unwrap().parse().unwrap();
+        for wanted in [1 << 10, most / 4, most / 2] {
+            let before = size();
+            open_window(&fd, wanted).unwrap();
+            assert!(size() >= before.max(wanted), "{} of {wanted}", size());
+        }
+        // A buffer of a fixed size would stay as it is.
+        open_window(&fd, usize::MAX).unwrap();
+        assert!(size() >= most / 2, "{} of {most}", size());
+        set_unsent_max(&fd, UNSENT_MAX).unwrap();
     }
 
     #[cfg(target_os = "linux")]
@@ -445,7 +510,7 @@ mod tests {
         assert!(round_trip(&connected).is_some());
         let alone = socket(AddressFamily::UNIX).unwrap();
         assert_eq!(round_trip(&alone), None);
-        assert!(widen(&[&alone]).is_ok());
+        assert!(widen(&[&alone], true).is_ok());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::stream::{Got, Stream};
+use super::stripes::{Fault, Stripes};
 use crate::{
     link::{Link, LinkError, PeerName},
     poller::{HANGUP, Poller, READABLE, WRITABLE},
@@ -23,6 +24,8 @@ pub(crate) struct PolledStream {
     received: usize,
     /// Set for good when the stream has ended.
     ended: Option<Arc<str>>,
+    /// It has ended because the peer closed it, after everything that it had sent.
+    closed: bool,
 }
 
 impl PolledStream {
@@ -33,7 +36,25 @@ impl PolledStream {
             token,
             received: 0,
             ended: None,
+            closed: false,
         }
+    }
+
+    /// Whether there is a reason to try to send.
+    pub(super) fn may_take(&self) -> bool {
+        self.ended.is_some()
+            || self.received >= TRY_AGAIN_AFTER
+            || self.poller.is(self.token, WRITABLE)
+    }
+
+    /// Whether bytes that were offered once have to be offered again, even if none was taken.
+    pub(super) fn is_bound_by_offers(&self) -> bool {
+        self.stream.is_sealed()
+    }
+
+    /// Whether the peer closed the stream after everything that it had sent.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
     }
 
     fn end(&mut self, cause: &str) -> Arc<str> {
@@ -44,20 +65,25 @@ impl PolledStream {
 
     /// As [`Link::try_send`]; the error is the cause of the end, the same for ever after.
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> Result<usize, Arc<str>> {
+        self.try_send_both(&[], bytes)
+    }
+
+    /// As [`Self::try_send`] of `head` and then `bytes`, without a packet for the head alone.
+    pub(super) fn try_send_both(&mut self, head: &[u8], bytes: &[u8]) -> Result<usize, Arc<str>> {
         if let Some(cause) = &self.ended {
             return Err(cause.clone());
         }
-        let reason = self.received >= TRY_AGAIN_AFTER || self.poller.is(self.token, WRITABLE);
-        if bytes.is_empty() || !reason {
+        let all = head.len() + bytes.len();
+        if all == 0 || !self.may_take() {
             return Ok(0);
         }
         self.received = 0;
         self.poller.clear(self.token, WRITABLE);
-        match self.stream.try_send(bytes) {
+        match self.stream.try_send_both(head, bytes) {
             Ok(0) => Ok(0),
             Ok(n) => {
                 // What took a part is full, and room makes a new event.
-                if n == bytes.len() || self.stream.is_sealed() {
+                if n == all || self.stream.is_sealed() {
                     self.poller.set(self.token, WRITABLE);
                 }
                 Ok(n)
@@ -88,33 +114,11 @@ impl PolledStream {
                 }
                 Ok(n)
             }
-            Ok(Got::End) => Err(self.end("the connection was closed")),
+            Ok(Got::End) => {
+                self.closed = true;
+                Err(self.end("the connection was closed"))
+            }
             Err(e) => Err(self.end(&e.to_string())),
-        }
-    }
-}
-
-/// Bytes that go over one of several connections before the next has its turn. All of a small message
-/// takes one, and each connection's buffers hold much more.
-const STRIPE: usize = 128 << 10;
-
-/// One direction of a link: which connection has its turn, and how much of its stripe is left.
-struct Turn {
-    stream: usize,
-    left: usize,
-}
-
-impl Turn {
-    const FIRST: Self = Self {
-        stream: 0,
-        left: STRIPE,
-    };
-
-    fn advance(&mut self, bytes: usize, streams: usize) {
-        self.left -= bytes;
-        if self.left == 0 {
-            self.stream = (self.stream + 1) % streams;
-            self.left = STRIPE;
         }
     }
 }
@@ -122,68 +126,52 @@ impl Turn {
 /// A byte stream to another rank: over one connection, or in stripes over several.
 pub(crate) struct StreamLink {
     peer: PeerName,
-    streams: Vec<PolledStream>,
-    sending: Turn,
-    receiving: Turn,
+    way: Way,
+}
+
+enum Way {
+    One(PolledStream),
+    Several(Stripes),
 }
 
 impl StreamLink {
-    /// Both ends give the connections, at least one, in the same order.
-    pub(crate) fn new(peer: PeerName, streams: Vec<PolledStream>) -> Self {
+    /// Both ends give as many connections, at least one.
+    pub(crate) fn new(peer: PeerName, mut streams: Vec<PolledStream>) -> Self {
         debug_assert!(!streams.is_empty(), "a link without a connection");
-        Self {
-            peer,
-            streams,
-            sending: Turn::FIRST,
-            receiving: Turn::FIRST,
-        }
+        let way = match streams.pop() {
+            Some(only) if streams.is_empty() => Way::One(only),
+            last => {
+                streams.extend(last);
+                Way::Several(Stripes::new(streams))
+            }
+        };
+        Self { peer, way }
     }
 }
 
 impl Link for StreamLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize, LinkError> {
-        let lost = |cause| self.peer.lost(cause);
-        if let [only] = &mut self.streams[..] {
-            return only.try_send(bytes).map_err(lost);
-        }
-        let mut sent = 0;
-        while sent < bytes.len() {
-            let turn = &mut self.sending;
-            let stripe = &bytes[sent..bytes.len().min(sent + turn.left)];
-            let n = self.streams[turn.stream].try_send(stripe).map_err(lost)?;
-            turn.advance(n, self.streams.len());
-            sent += n;
-            if n < stripe.len() {
-                break;
-            }
-        }
-        Ok(sent)
+        let sent = match &mut self.way {
+            Way::One(only) => only.try_send(bytes),
+            Way::Several(stripes) => stripes.try_send(bytes),
+        };
+        sent.map_err(|cause| self.peer.lost(cause))
     }
 
     fn try_recv(&mut self, buf: &mut [u8]) -> Result<usize, LinkError> {
-        let lost = |cause| self.peer.lost(cause);
-        if let [only] = &mut self.streams[..] {
-            return only.try_recv(buf).map_err(lost);
+        match &mut self.way {
+            Way::One(only) => only.try_recv(buf).map_err(|cause| self.peer.lost(cause)),
+            Way::Several(stripes) => stripes.try_recv(buf).map_err(|fault| match fault {
+                Fault::Lost(cause) => self.peer.lost(cause),
+                Fault::Corrupt(what) => self.peer.corrupt(what),
+            }),
         }
-        let mut received = 0;
-        while received < buf.len() {
-            let turn = &mut self.receiving;
-            let end = buf.len().min(received + turn.left);
-            let stripe = &mut buf[received..end];
-            let n = self.streams[turn.stream].try_recv(stripe).map_err(lost)?;
-            turn.advance(n, self.streams.len());
-            received += n;
-            if n < stripe.len() {
-                break;
-            }
-        }
-        Ok(received)
     }
 }
 
 #[cfg(target_os = "linux")]
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::Duration;
 
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -193,22 +181,31 @@ mod tests {
 
     /// Both ends of a connection, each with a poller of its own.
     fn pair() -> [PolledStream; 2] {
+        sockets().map(|fd| polled(Stream::authenticated(fd, None)))
+    }
+
+    pub(in crate::tcp) fn sockets() -> [Arc<Fd>; 2] {
         let ((), fds) = Fd::open_all(|| {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
                 .map(|(a, b)| ((), vec![a, b]))
         })
         .unwrap();
-        let mut ends = fds.into_iter().map(|fd| {
-            let fd = Arc::new(fd);
-            let source = Source {
-                fd: fd.clone(),
-                is_bell: false,
-            };
-            let poller = Arc::new(Poller::new(vec![source]).unwrap());
-            PolledStream::new(Stream::authenticated(fd, None), poller, 0)
-        });
-        [ends.next().unwrap(), ends.next().unwrap()]
+        <[Fd; 2]>::try_from(fds).unwrap().map(Arc::new)
+    }
+
+    pub(in crate::tcp) fn polled(stream: Stream) -> PolledStream {
+        let source = Source {
+            fd: stream.fd().clone(),
+            is_bell: false,
+        };
+        let poller = Arc::new(Poller::new(vec![source]).unwrap());
+        PolledStream::new(stream, poller, 0)
+    }
+
+    /// Takes note of what has happened to it.
+    pub(in crate::tcp) fn pump(stream: &PolledStream) {
+        stream.poller.pump(Some(Duration::ZERO));
     }
 
     fn fill(stream: &mut PolledStream) {

@@ -4,3 +4,4 @@ pub(crate) mod link;
 pub(crate) mod listener;
 pub(crate) mod sealed;
 pub(crate) mod stream;
+mod stripes;

@@ -1,10 +1,10 @@
 //! One authenticated, non-blocking socket, plain or sealed.
 
-use std::sync::Arc;
+use std::{io::IoSlice, sync::Arc};
 
 use rustix::{
     io::Errno,
-    net::{RecvFlags, SendFlags},
+    net::{RecvFlags, SendAncillaryBuffer, SendFlags},
 };
 
 use super::sealed::Sealed;
@@ -64,6 +64,20 @@ pub(crate) fn send(fd: &Fd, bytes: &[u8]) -> Result<usize, Errno> {
     }
 }
 
+/// As [`send`] of `head` and then `bytes`.
+fn send_both(fd: &Fd, head: &[u8], bytes: &[u8]) -> Result<usize, Errno> {
+    let parts = [IoSlice::new(head), IoSlice::new(bytes)];
+    loop {
+        let mut control = SendAncillaryBuffer::default();
+        match rustix::net::sendmsg(fd.get()?, &parts, &mut control, SEND_FLAGS) {
+            Ok(n) => return Ok(n),
+            Err(Errno::AGAIN) => return Ok(0),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
 /// A socket whose other end has proved that it holds the job's key. Only [`crate::handshake`] makes
 /// one (and, for tests, `testing`), and only it can be read from.
 pub(crate) struct Stream {
@@ -97,6 +111,25 @@ impl Stream {
         match &mut self.sealed {
             None => Ok(send(&self.fd, bytes)?),
             Some(sealed) => sealed.send(bytes, |b| send(&self.fd, b)),
+        }
+    }
+
+    /// As [`Self::try_send`] of `head` and then `bytes`, of which a prefix goes.
+    pub(crate) fn try_send_both(
+        &mut self,
+        head: &[u8],
+        bytes: &[u8],
+    ) -> Result<usize, StreamError> {
+        match &mut self.sealed {
+            _ if head.is_empty() => self.try_send(bytes),
+            None => Ok(send_both(&self.fd, head, bytes)?),
+            Some(sealed) => {
+                let n = sealed.send(head, |b| send(&self.fd, b))?;
+                if n < head.len() {
+                    return Ok(n);
+                }
+                Ok(n + sealed.send(bytes, |b| send(&self.fd, b))?)
+            }
         }
     }
 
