@@ -10,8 +10,10 @@ use super::link::PolledStream;
 
 /// Bytes of a stripe. All of a small message takes one, and each connection's buffers hold much more.
 const STRIPE: usize = 128 << 10;
-/// Bytes of its number.
-const HEAD: usize = 4;
+/// Bytes of its head: the number, and zeros, so that what follows keeps its place in cache lines.
+const HEAD: usize = 64;
+/// Bytes of the number.
+const NUMBER: usize = 4;
 /// A stripe further ahead of the one that is due has a wrong number: no buffers hold so much.
 const AHEAD_MAX: u32 = 1 << 20;
 
@@ -67,10 +69,22 @@ pub(super) struct Stripes {
     heads: Vec<Head>,
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Head {
     bytes: [u8; HEAD],
     len: usize,
+}
+
+impl Head {
+    const NONE: Self = Self {
+        bytes: [0; HEAD],
+        len: 0,
+    };
+
+    fn number(&self) -> u32 {
+        let [a, b, c, d, ..] = self.bytes;
+        u32::from_le_bytes([a, b, c, d])
+    }
 }
 
 impl Stripes {
@@ -80,7 +94,7 @@ impl Stripes {
             head: [0; HEAD],
             head_left: 0,
             receiving: Stripe::NONE,
-            heads: vec![Head::default(); streams.len()],
+            heads: vec![Head::NONE; streams.len()],
             streams,
         }
     }
@@ -125,7 +139,7 @@ impl Stripes {
             }
             let before = self.sending.number;
             self.sending.begin(stream);
-            self.head = self.sending.number.to_le_bytes();
+            self.head[..NUMBER].copy_from_slice(&self.sending.number.to_le_bytes());
             self.head_left = HEAD;
             let went = self.go_on(bytes)?;
             if self.head_left < HEAD || self.streams[stream].is_bound_by_offers() {
@@ -180,7 +194,7 @@ impl Stripes {
                 open = true;
                 continue;
             }
-            let ahead = u32::from_le_bytes(head.bytes).wrapping_sub(due);
+            let ahead = head.number().wrapping_sub(due);
             if ahead == 0 {
                 head.len = 0;
                 self.receiving.begin(index);
@@ -264,7 +278,9 @@ mod tests {
     }
 
     fn head(number: u32) -> [u8; HEAD] {
-        number.to_le_bytes()
+        let mut head = [0; HEAD];
+        head[..NUMBER].copy_from_slice(&number.to_le_bytes());
+        head
     }
 
     fn write(fd: &Fd, number: u32, fill: u8, bytes: usize) {
