@@ -5,7 +5,6 @@ use std::{io, sync::Arc, time::Duration};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{Mode, OFlags},
-    net::{AddressFamily, SocketFlags, SocketType, socketpair},
 };
 
 use super::{Ways, fd::Fd};
