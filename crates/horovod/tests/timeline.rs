@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use horovod::config::Config;
 use horovod::{
-    DType, Engine, Error, Op, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
+    DType, Engine, Error, Handle, Op, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
     TensorMeta, Tensors, TimelineSetting, Waited,
 };
 use horovod_transport::{Mesh, testing};
@@ -68,9 +68,23 @@ fn on_ranks(
 
 fn sum(engine: &Engine, names: &[&str], len: usize) {
     let mut data = vec![vec![1.0f32; len]; names.len()];
-    let handles: Vec<_> = names
+    for handle in submit(engine, names, &mut data) {
+        finish(engine, handle);
+    }
+}
+
+fn finish(engine: &Engine, handle: Handle) {
+    match engine.wait(handle, LIMIT) {
+        Waited::Ended(result) => drop(result.expect("is carried out")),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The data must live until all of them have ended.
+fn submit(engine: &Engine, names: &[&str], data: &mut [Vec<f32>]) -> Vec<Handle> {
+    names
         .iter()
-        .zip(&mut data)
+        .zip(data)
         .map(|(name, data)| {
             let p = data.as_mut_ptr().cast::<u8>();
             let submission = Submission {
@@ -84,7 +98,7 @@ fn sum(engine: &Engine, names: &[&str], len: usize) {
                 tensors: Tensors::One(Tensor {
                     meta: TensorMeta {
                         dtype: DType::F32,
-                        shape: [len as u64].into(),
+                        shape: [data.len() as u64].into(),
                     },
                     input: p,
                     output: Output::At(p),
@@ -95,13 +109,7 @@ fn sum(engine: &Engine, names: &[&str], len: usize) {
             };
             engine.submit(submission).expect("is queued")
         })
-        .collect();
-    for handle in handles {
-        match engine.wait(handle, LIMIT) {
-            Waited::Ended(result) => drop(result.expect("is carried out")),
-            other => panic!("{other:?}"),
-        }
-    }
+        .collect()
 }
 
 fn read(path: &Path) -> Vec<Value> {
@@ -213,6 +221,52 @@ fn recording_starts_and_stops_on_all_ranks_when_rank_0_says_so() {
         assert_eq!(count(&first, absent, "B", "ALLREDUCE"), 0);
         assert_eq!(count(&second, absent, "B", "ALLREDUCE"), 0);
     }
+}
+
+#[test]
+fn only_what_is_waited_for_is_a_wait() {
+    let folder = Folder::new("waits");
+    let [over, late] = ["over.json", "late.json"].map(|name| folder.file(name));
+    let paths = (over.clone(), late.clone());
+    let together = Arc::new(Barrier::new(2));
+    on_ranks(
+        testing::cluster(2),
+        &TimelineSetting::Dynamic,
+        move |engine, rank| {
+            let start = |path: &Path| {
+                if rank == 0 {
+                    engine.start_timeline(path, false).unwrap();
+                }
+                engine
+                    .barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()))
+                    .unwrap();
+            };
+            let mut data = [vec![1.0; 10]];
+            start(&paths.0);
+            for handle in submit(engine, &["over"], &mut data) {
+                while engine.poll(handle) == Some(false) {
+                    std::thread::yield_now();
+                }
+                finish(engine, handle);
+            }
+            together.wait();
+            start(&paths.1);
+            if rank == 1 {
+                together.wait();
+            }
+            for handle in submit(engine, &["late"], &mut data) {
+                if rank == 0 {
+                    let waited = engine.wait(handle, Duration::from_millis(1));
+                    assert!(matches!(waited, Waited::Pending));
+                    together.wait();
+                }
+                finish(engine, handle);
+            }
+        },
+    );
+    let waits = |path| count(&read(path), "rank 0 ", "X", "WAIT");
+    assert_eq!(waits(&over), 0);
+    assert!(waits(&late) >= 1);
 }
 
 #[test]

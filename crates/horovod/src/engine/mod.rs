@@ -341,7 +341,9 @@ impl Engine {
     /// Wait at most `timeout`; clears the handle when the operation has ended.
     pub fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
         let timeline = &self.shared.timeline;
-        if timeout.is_zero() || !timeline.is_on() {
+        // What has ended already is not waited for.
+        if timeout.is_zero() || !timeline.is_on() || self.shared.handles.poll(handle) != Some(false)
+        {
             return self.wait_unrecorded(handle, timeout);
         }
         let _recorded = RecordedCall::begin(&self.shared);

@@ -14,7 +14,7 @@ use super::Entry;
 use super::handles::OpResult;
 use super::relay::{Letter, Relay};
 use crate::error::Error;
-use crate::timeline::{Catalog, Executed, Nanos, Stage, Stamp, Text, Timeline, op_name};
+use crate::timeline::{Catalog, Executed, Items, Nanos, Stage, Text, Timeline, op_name};
 
 /// The engine's side of the timeline. Costs one load per operation when nothing is recorded.
 pub(super) struct Recording {
@@ -28,8 +28,8 @@ pub(super) struct Recording {
 /// The execution that runs.
 struct Running {
     session: u64,
-    /// Number and submission of each item; `None` if there was no room to tell what a number means.
-    items: Option<Vec<(u32, Option<Stamp>)>>,
+    /// `None` if there was no room to tell what a number means.
+    items: Option<Items>,
     ordered: Nanos,
     begin: Instant,
 }
@@ -74,14 +74,18 @@ impl Recording {
             }
             let session = self.timeline.session();
             self.catalog.enter(session);
-            let number = |(item, entry): (&ExecItem, &Option<Entry>)| {
+            let mut items = Items::with_capacity(execution.items.len());
+            let mut tell = |item: &ExecItem, entry: &Option<Entry>| {
                 let tell = |number, what| self.timeline.describe(session, number, what);
                 let number = self.catalog.number(item, tell)?;
-                Some((number, entry.as_ref().map(|e| e.submitted)))
+                items.push(number, entry.as_ref().map(|e| e.submitted));
+                Some(())
             };
+            let mut all = execution.items.iter().zip(entries);
+            let told = all.try_for_each(|(item, entry)| tell(item, entry));
             Running {
                 session,
-                items: execution.items.iter().zip(entries).map(number).collect(),
+                items: told.map(|()| items),
                 ordered,
                 begin,
             }

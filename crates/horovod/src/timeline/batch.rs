@@ -59,10 +59,16 @@ pub(crate) fn emptied(message: &[u8]) -> Option<Vec<u8>> {
     let Ok(Message::Batch { epoch, batch }) = Message::decode(message) else {
         return None;
     };
-    let batch = Batch::decode(&batch).ok()?;
-    let dropped = batch.dropped.saturating_add(batch.events.len() as u64);
+    let dropped = events_of(&batch)?;
     let batch = Encoder::default().finish(dropped, |_| None);
     Some(Message::Batch { epoch, batch }.encode())
+}
+
+/// How many events a batch tells of, dropped ones included; of an execution each tensor counts.
+pub(super) fn events_of(batch: &[u8]) -> Option<u64> {
+    let mut r = Reader::new(batch);
+    let dropped = r.varint("dropped events").ok()?;
+    Some(dropped.saturating_add(r.varint("kept events").ok()?))
 }
 
 impl Message {
@@ -147,6 +153,8 @@ pub(super) struct Encoder {
     known: HashMap<(usize, usize), u64>,
     events: Vec<u8>,
     event_count: u64,
+    /// Of an execution each tensor counts.
+    told: u64,
     threads: Vec<ThreadId>,
     last: Nanos,
     /// Keeps the addresses in `known` from being used again.
@@ -166,8 +174,12 @@ impl Encoder {
     pub(super) fn add(&mut self, event: Event) {
         self.event_count += 1;
         match &event {
-            Event::Report(report) => self.report(report),
+            Event::Report(report) => {
+                self.told += report.items.len().max(1) as u64;
+                self.report(report);
+            }
             Event::Span(span) => {
+                self.told += 1;
                 self.number(1);
                 self.text(&span.name);
                 self.thread(span.thread);
@@ -188,6 +200,7 @@ impl Encoder {
         let mut out = Vec::with_capacity(self.len() + 64);
         let mut w = Writer::new(&mut out);
         w.varint(dropped);
+        w.varint(self.told);
         let names: Vec<_> = self
             .threads
             .iter()
@@ -292,6 +305,7 @@ impl Batch {
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(bytes);
         let dropped = r.varint("dropped events")?;
+        r.varint("kept events")?; // for those who do not read on
         let mut threads = Vec::new();
         for _ in 0..r.count(COUNT_MAX, 2, "threads")? {
             let id = r.varint_u32("thread")?;

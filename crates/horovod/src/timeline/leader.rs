@@ -4,22 +4,23 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Instant;
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use horovod_protocol::Rank;
 
-use super::batch::{Batch, Message};
+use super::batch::{Batch, Message, events_of};
 use super::clock::Clock;
 use super::layout::{Cast, Layout};
 use super::queue::{News, Record};
 use super::report::{Event, ThreadId};
-use super::{GATHER, LAST_EVENTS_PATIENCE, Timeline, threads};
+use super::threads::{self, Turn};
+use super::{GATHER, LAST_EVENTS_PATIENCE, Timeline};
 
 /// Questions for the time when a recording starts; later one with every batch.
 const FIRST_QUESTIONS: usize = 8;
-/// Records written between two looks at whether to end.
-const WRITTEN_AT_ONCE: usize = 256;
+/// How long to wait for others' last events before writing what has come meanwhile.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 
 /// State of the rank that writes.
 pub(super) struct Leader {
@@ -37,7 +38,7 @@ pub(super) struct Leader {
 #[derive(Default)]
 struct Session {
     path: Option<PathBuf>,
-    worker: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
+    worker: Option<(Arc<AtomicBool>, Thread)>,
 }
 
 struct Peers {
@@ -108,7 +109,7 @@ impl Leader {
         };
         let thread = std::thread::Builder::new().name("horovod-timeline".into());
         match thread.spawn(body) {
-            Ok(thread) => session.worker = Some((quit, thread)),
+            Ok(thread) => session.worker = Some((quit, thread.thread().clone())),
             Err(e) => {
                 tracing::error!(
                     "cannot start the timeline's thread, will not write a timeline: {e}"
@@ -195,6 +196,7 @@ impl Leader {
                 timeline.push(Record::Batch {
                     from,
                     shift,
+                    events: events_of(&batch).unwrap_or(1),
                     bytes: batch,
                 });
                 if self.neighbours.get(from.index()) != Some(&true) {
@@ -226,16 +228,14 @@ impl Leader {
             return false;
         }
         timeline.on.store(false, Ordering::Relaxed);
-        self.collect_last_events(timeline);
         if let Some((quit, thread)) = session.worker.take() {
+            // It is not joined: on a busy machine it may be long before a thread that gives way to all others runs.
             quit.store(true, Ordering::Release);
-            timeline.queue().nudge();
-            thread.thread().unpark();
-            if thread.join().is_err() {
-                tracing::error!("the timeline's thread ended by a panic");
-            }
+            thread.unpark();
         }
-        while self.write_some(timeline, || false) {}
+        let goes_on = AtomicBool::new(false);
+        self.collect_last_events(timeline, &goes_on);
+        while self.write_some(timeline, &goes_on) {}
         let Some(mut layout) = lock(&self.file).take() else {
             return true;
         };
@@ -246,7 +246,8 @@ impl Leader {
         true
     }
 
-    fn collect_last_events(&self, timeline: &Timeline) {
+    /// Writes meanwhile.
+    fn collect_last_events(&self, timeline: &Timeline, goes_on: &AtomicBool) {
         let mut peers = lock(&self.peers);
         if peers.all_ended() {
             return;
@@ -266,11 +267,16 @@ impl Leader {
                 tracing::warn!("timeline: ranks {late:?} did not send their last events in time");
                 return;
             }
-            peers = self
-                .peers_changed
-                .wait_timeout(peers, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            drop(peers);
+            let wrote = self.write_some(timeline, goes_on);
+            peers = lock(&self.peers);
+            if !wrote && !peers.all_ended() {
+                peers = self
+                    .peers_changed
+                    .wait_timeout(peers, left.min(BETWEEN_LOOKS))
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
+            }
         }
     }
 
@@ -288,57 +294,27 @@ impl Leader {
     /// The body of the writing thread.
     fn work(&self, timeline: &Timeline, quit: &AtomicBool) {
         threads::give_way();
-        let ends = || quit.load(Ordering::Acquire);
-        loop {
-            let Some(first) = timeline.queue().reader().wait() else {
-                return;
-            };
-            self.write(timeline, [first]);
-            if !ends() {
-                // Let some more gather: one wake-up for many events.
-                std::thread::park_timeout(GATHER);
-            }
-            while self.write_some(timeline, ends) {}
-            if ends() {
-                return;
-            }
+        while !quit.load(Ordering::Acquire) {
+            // Nobody wakes it for an event; so it also writes many at a time.
+            std::thread::park_timeout(GATHER);
+            let turn = Turn::begin();
+            while self.write_some(timeline, quit) && !turn.is_over() {}
         }
     }
 
-    /// Whether there was anything to write. Leaves off when it `ends`.
-    fn write_some(&self, timeline: &Timeline, ends: impl Fn() -> bool) -> bool {
-        let mut reader = timeline.queue().reader();
-        let mut any = false;
-        let some = std::iter::from_fn(|| {
-            let next = (!ends()).then(|| reader.next()).flatten();
-            any |= next.is_some();
-            next
-        });
-        self.write(timeline, some.take(WRITTEN_AT_ONCE));
-        any
-    }
-
-    fn write(&self, timeline: &Timeline, news: impl IntoIterator<Item = News>) {
+    /// Writes one record; `false` if there was none, or its writer shall quit. Whoever ends the recording waits for no
+    /// more than this.
+    fn write_some(&self, timeline: &Timeline, quit: &AtomicBool) -> bool {
         let mut file = lock(&self.file);
-        let mut written = Ok(());
-        for news in news {
-            // Without a file they are only taken out of the way.
-            if let Some(layout) = &mut *file
-                && written.is_ok()
-            {
-                written = self.write_one(timeline, layout, news);
-            }
+        if quit.load(Ordering::Acquire) {
+            return false;
         }
-        if let Some(layout) = &mut *file {
-            let dropped = timeline.queue().take_dropped();
-            if dropped > 0 && written.is_ok() {
-                written = layout.dropped(Rank(0), dropped, timeline.now());
-            }
-            if written.is_ok() {
-                written = layout.flush();
-            }
-        }
-        if let Err(e) = written {
+        let news = timeline.queue().reader().next();
+        let any = news.is_some();
+        // Without a file they are only taken out of the way.
+        if let Some(layout) = &mut *file
+            && let Err(e) = self.write(timeline, layout, news)
+        {
             let failed = file.take();
             drop(file);
             timeline.on.store(false, Ordering::Relaxed);
@@ -354,6 +330,24 @@ impl Leader {
             }
             timeline.doorbell.ring();
         }
+        any
+    }
+
+    /// What is known by now is in the file when there is nothing left to write.
+    fn write(
+        &self,
+        timeline: &Timeline,
+        layout: &mut Layout,
+        news: Option<News>,
+    ) -> io::Result<()> {
+        if let Some(news) = news {
+            return self.write_one(timeline, layout, news);
+        }
+        let dropped = timeline.queue().take_dropped();
+        if dropped > 0 {
+            layout.dropped(Rank(0), dropped, timeline.now())?;
+        }
+        layout.flush()
     }
 
     fn write_one(&self, timeline: &Timeline, layout: &mut Layout, news: News) -> io::Result<()> {

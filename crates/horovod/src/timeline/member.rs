@@ -1,21 +1,22 @@
 //! The timeline on every rank but 0: pack what happened, for the engine to send.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::Thread;
 use std::time::Instant;
 
 use horovod_protocol::Rank;
 
 use super::batch::{Encoder, Message};
-use super::queue::{News, Queue, Reader};
-use super::{GATHER, LAST_EVENTS_PATIENCE, Timeline, threads};
+use super::queue::{News, Reader};
+use super::threads::{self, Turn};
+use super::{GATHER, LAST_EVENTS_PATIENCE, Timeline};
 
 /// A batch is sent when it has this many bytes.
-const BATCH_BYTES: usize = 32 << 10;
+const BATCH_BYTES: usize = 16 << 10;
 /// Batches that wait for the engine to send them.
-const BATCHES_MAX: usize = 8;
+const BATCHES_MAX: usize = 16;
 
 /// State of a rank that reports to rank 0.
 pub(super) struct Member {
@@ -31,10 +32,11 @@ pub(super) struct Member {
     deadline: Mutex<Option<Instant>>,
 }
 
-/// The thread that packs, while there is one.
+/// The thread that packs, and what it has packed.
 struct Worker {
     quit: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
+    thread: Thread,
+    packer: Arc<Mutex<Packer>>,
     batches: Receiver<Vec<u8>>,
 }
 
@@ -76,7 +78,7 @@ impl Member {
         *lock(&self.deadline) = Some(Instant::now() + LAST_EVENTS_PATIENCE);
         self.finishing.store(true, Ordering::Relaxed);
         if let Some(worker) = &*lock(&self.worker) {
-            worker.end(timeline.queue());
+            worker.end();
         }
         timeline.mail.store(true, Ordering::Release);
     }
@@ -94,21 +96,20 @@ impl Member {
         let mut slot = lock(&self.worker);
         let worker = slot.as_ref()?;
         let epoch = self.epoch.load(Ordering::Relaxed);
-        match worker.batches.try_recv() {
-            Ok(batch) => return Some(Message::Batch { epoch, batch }.encode()),
-            Err(TryRecvError::Empty) => return None,
-            Err(TryRecvError::Disconnected) if !self.is_finishing() => return None,
-            Err(TryRecvError::Disconnected) => {}
-        }
-        // The worker has ended: the engine packs the rest, a batch at a time.
-        let queue = timeline.queue();
-        let mut packer = Packer::default();
-        if let Some(batch) = packer
-            .fill(&mut queue.reader(), || false)
-            .then(|| packer.take(timeline))
-        {
+        if let Ok(batch) = worker.batches.try_recv() {
             return Some(Message::Batch { epoch, batch }.encode());
         }
+        if !self.is_finishing() {
+            return None;
+        }
+        // The engine packs the rest, a batch at a time.
+        let mut packer = lock(&worker.packer);
+        // The worker may have packed one more before it heard that it ends.
+        let packed = worker.batches.try_recv().ok();
+        if let Some(batch) = packed.or_else(|| packer.rest(timeline)) {
+            return Some(Message::Batch { epoch, batch }.encode());
+        }
+        drop(packer);
         *slot = None;
         drop(slot);
         self.finishing.store(false, Ordering::Relaxed);
@@ -126,14 +127,9 @@ impl Member {
     }
 
     /// The engine has ended: nothing can be sent any more.
-    pub(super) fn close(&self, timeline: &Timeline) {
+    pub(super) fn close(&self) {
         if let Some(worker) = lock(&self.worker).take() {
-            worker.end(timeline.queue());
-            // Without it the worker cannot be kept waiting.
-            drop(worker.batches);
-            if worker.thread.join().is_err() {
-                tracing::error!("the timeline's thread ended by a panic");
-            }
+            worker.end();
         }
     }
 
@@ -143,17 +139,19 @@ impl Member {
         }
         timeline.enter();
         let (sender, batches) = sync_channel(BATCHES_MAX);
+        let packer = Arc::new(Mutex::new(Packer::new(sender)));
         let quit = Arc::new(AtomicBool::new(false));
         let body = {
-            let (timeline, quit) = (timeline.clone(), quit.clone());
-            move || pack(&timeline, &quit, sender)
+            let (timeline, quit, packer) = (timeline.clone(), quit.clone(), packer.clone());
+            move || pack(&timeline, &quit, &packer)
         };
         let thread = std::thread::Builder::new().name("horovod-timeline".into());
         match thread.spawn(body) {
             Ok(thread) => {
                 *lock(&self.worker) = Some(Worker {
                     quit,
-                    thread,
+                    thread: thread.thread().clone(),
+                    packer,
                     batches,
                 });
                 self.epoch.store(epoch, Ordering::Relaxed);
@@ -169,73 +167,115 @@ impl Member {
 }
 
 impl Worker {
-    fn end(&self, queue: &Queue) {
+    /// It is not joined: on a busy machine it may be long before a thread that gives way to all others runs.
+    fn end(&self) {
         self.quit.store(true, Ordering::Release);
-        queue.nudge();
-        self.thread.thread().unpark();
+        self.thread.unpark();
     }
 }
 
 /// The body of the packing thread.
-fn pack(timeline: &Timeline, quit: &AtomicBool, batches: SyncSender<Vec<u8>>) {
+fn pack(timeline: &Timeline, quit: &AtomicBool, packer: &Mutex<Packer>) {
     threads::give_way();
-    let mut packer = Packer::default();
-    let ends = || quit.load(Ordering::Acquire);
-    let mut reader = timeline.queue().reader();
-    while let Some(first) = reader.wait() {
-        packer.add(first);
-        if !ends() {
-            // Let some more gather: one wake-up and one message for many events.
-            std::thread::park_timeout(GATHER);
-        }
-        while packer.fill(&mut reader, ends) {
-            if batches.send(packer.take(timeline)).is_err() {
+    while !quit.load(Ordering::Acquire) {
+        // One wake-up and one message for many events.
+        std::thread::park_timeout(GATHER);
+        let turn = Turn::begin();
+        loop {
+            // The engine waits for no more than one record.
+            let mut packer = lock(packer);
+            if quit.load(Ordering::Acquire) {
                 return;
             }
-            timeline.mail.store(true, Ordering::Release);
-            timeline.doorbell.ring();
-        }
-        if ends() {
-            break;
-        }
-    }
-    drop(reader);
-    drop(batches);
-    // The engine goes on from here.
-    timeline.mail.store(true, Ordering::Release);
-    timeline.doorbell.ring();
-}
-
-/// Makes batches of records.
-#[derive(Default)]
-struct Packer {
-    encoder: Encoder,
-}
-
-impl Packer {
-    fn add(&mut self, news: News) {
-        if let News::Event(event) = news {
-            self.encoder.add(event);
-        }
-    }
-
-    /// Takes records until there are no more or the batch is full; whether there is something to send.
-    fn fill(&mut self, reader: &mut Reader<'_>, ends: impl Fn() -> bool) -> bool {
-        while self.encoder.len() < BATCH_BYTES && !ends() {
-            let Some(news) = reader.next() else { break };
-            self.add(news);
+            let step = packer.step(timeline);
+            drop(packer);
+            if step.sent {
+                timeline.mail.store(true, Ordering::Release);
+                timeline.doorbell.ring();
+            }
+            if !step.more || turn.is_over() {
+                break;
+            }
             // As in `Layout::put`.
             std::thread::yield_now();
         }
-        !self.encoder.is_empty()
+    }
+}
+
+/// Makes batches of records.
+struct Packer {
+    encoder: Encoder,
+    batches: SyncSender<Vec<u8>>,
+    /// There was no room for it.
+    unsent: Option<Vec<u8>>,
+}
+
+/// What came of packing one record.
+struct Step {
+    /// There is something for the engine.
+    sent: bool,
+    /// There may be another record, and room for it.
+    more: bool,
+}
+
+impl Packer {
+    fn new(batches: SyncSender<Vec<u8>>) -> Self {
+        Self {
+            encoder: Encoder::default(),
+            batches,
+            unsent: None,
+        }
+    }
+
+    /// Packs one record; sends the batch when it is full or there are no more.
+    fn step(&mut self, timeline: &Timeline) -> Step {
+        let any = self.unsent.is_none() && self.add_one(&mut timeline.queue().reader());
+        let ends = self.is_full() || (!any && !self.encoder.is_empty());
+        let batch = match self.unsent.take() {
+            None if ends => Some(self.take(timeline)),
+            unsent => unsent,
+        };
+        let sent = batch.is_some_and(|batch| match self.batches.try_send(batch) {
+            Ok(()) => true,
+            Err(TrySendError::Full(batch)) => {
+                self.unsent = Some(batch);
+                false
+            }
+            Err(TrySendError::Disconnected(_)) => false,
+        });
+        let more = any && self.unsent.is_none();
+        Step { sent, more }
+    }
+
+    /// The next batch of what is left; `None` when nothing is.
+    fn rest(&mut self, timeline: &Timeline) -> Option<Vec<u8>> {
+        if let Some(batch) = self.unsent.take() {
+            return Some(batch);
+        }
+        let mut reader = timeline.queue().reader();
+        while !self.is_full() && self.add_one(&mut reader) {}
+        drop(reader);
+        (!self.encoder.is_empty()).then(|| self.take(timeline))
+    }
+
+    fn is_full(&self) -> bool {
+        self.encoder.len() >= BATCH_BYTES
     }
 
     fn take(&mut self, timeline: &Timeline) -> Vec<u8> {
         let dropped = timeline.queue().take_dropped();
         self.encoder.finish(dropped, |t| timeline.threads.name(t))
     }
-}
 
+    fn add_one(&mut self, reader: &mut Reader<'_>) -> bool {
+        let news = reader.next();
+        let any = news.is_some();
+        if let Some(News::Event(event)) = news {
+            self.encoder.add(event);
+        }
+        any
+    }
+}
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,6 +10,7 @@ mod catalog;
 mod clock;
 #[cfg(feature = "testing")]
 pub(crate) mod harness;
+mod items;
 mod layout;
 mod leader;
 mod member;
@@ -37,6 +38,7 @@ use threads::Threads;
 
 pub(crate) use batch::{MailKind, emptied, kind_of};
 pub(crate) use catalog::{Catalog, Description};
+pub(crate) use items::Items;
 pub(crate) use report::{Executed, Nanos, Span, Stage, Stamp, Text, ThreadId, op_name};
 #[cfg(test)]
 pub(crate) use temporary::batch as sample_batch;
@@ -376,7 +378,7 @@ impl Timeline {
             Role::Leader(leader) => leader.close(self),
             Role::Member(member) => {
                 self.on.store(false, Ordering::Relaxed);
-                member.close(self);
+                member.close();
             }
         }
     }

@@ -11,9 +11,8 @@ use super::report::{Event, Executed, Nanos, Span, Text, ThreadId};
 
 /// Records that may wait.
 const RECORDS_MAX: usize = 1 << 15;
-/// Tensors, and pieces of this many bytes of batches, in records that may wait: some 30 MB at the very most.
-const WEIGHT_MAX: usize = 1 << 18;
-const WEIGHT_BYTES: usize = 64;
+/// Bytes of all that waits: some five million tensors whose steps repeat, which take a second or two to write.
+const BYTES_MAX: usize = 16 << 20;
 
 /// One thing to tell.
 #[derive(Debug)]
@@ -37,17 +36,28 @@ pub(super) enum Record {
     Batch {
         from: Rank,
         shift: i64,
+        /// How many events it has.
+        events: u64,
         bytes: Vec<u8>,
     },
-    /// Nothing; wakes the reader.
-    Nudge,
 }
 
 impl Record {
-    fn weight(&self) -> usize {
+    /// Bytes that it takes beside its place in the queue, roughly.
+    fn size(&self) -> usize {
         match self {
-            Self::Executed(executed) => 1 + executed.items.len(),
-            Self::Batch { bytes, .. } => 1 + bytes.len() / WEIGHT_BYTES,
+            Self::Executed(executed) => executed.size(),
+            Self::Batch { bytes, .. } => bytes.capacity(),
+            Self::Span(span) => size_of::<Span>() + span.detail.capacity(),
+            Self::Described { .. } | Self::Wait { .. } | Self::Cycle(_) => 0,
+        }
+    }
+
+    /// How many events are missing if it is.
+    fn events(&self) -> u64 {
+        match self {
+            Self::Executed(executed) => executed.items.len().max(1) as u64,
+            Self::Batch { events, .. } => *events,
             _ => 1,
         }
     }
@@ -82,8 +92,9 @@ pub(super) struct Queue {
     size: u32,
     sender: SyncSender<Record>,
     out: Mutex<Out>,
-    weight: AtomicUsize,
-    /// Weight of what was not kept, since somebody asked.
+    /// Of all records that wait.
+    size_now: AtomicUsize,
+    /// Events that were not kept, since somebody asked.
     dropped: AtomicU64,
 }
 
@@ -99,35 +110,26 @@ impl Queue {
                 receiver,
                 directory,
             }),
-            weight: AtomicUsize::new(0),
+            size_now: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
         }
     }
 
     /// Never waits: what does not fit is counted and dropped. Whether it did fit.
     pub(super) fn push(&self, record: Record) -> bool {
-        let weight = record.weight();
-        let before = self.weight.fetch_add(weight, Ordering::Relaxed);
-        let fits = before + weight <= WEIGHT_MAX && self.sender.try_send(record).is_ok();
+        let (size, events) = (record.size(), record.events());
+        let before = self.size_now.fetch_add(size, Ordering::Relaxed);
+        let fits = before + size <= BYTES_MAX && self.sender.try_send(record).is_ok();
         if !fits {
-            self.weight.fetch_sub(weight, Ordering::Relaxed);
-            self.miss(weight as u64);
+            self.size_now.fetch_sub(size, Ordering::Relaxed);
+            self.miss(events);
         }
         fits
     }
 
     /// Counts what was not even pushed.
-    pub(super) fn miss(&self, weight: u64) {
-        self.dropped.fetch_add(weight, Ordering::Relaxed);
-    }
-
-    /// Wakes the reader if it sleeps.
-    pub(super) fn nudge(&self) {
-        self.weight.fetch_add(1, Ordering::Relaxed);
-        // When there is no room the reader does not sleep.
-        if self.sender.try_send(Record::Nudge).is_err() {
-            self.weight.fetch_sub(1, Ordering::Relaxed);
-        }
+    pub(super) fn miss(&self, events: u64) {
+        self.dropped.fetch_add(events, Ordering::Relaxed);
     }
 
     /// The other end; one reader at a time.
@@ -166,15 +168,9 @@ impl Reader<'_> {
         }
     }
 
-    /// The next record, however long it takes to come.
-    pub(super) fn wait(&mut self) -> Option<News> {
-        let record = self.out.receiver.recv().ok()?;
-        Some(self.taken(record))
-    }
-
     fn taken(&mut self, record: Record) -> News {
-        let weight = record.weight();
-        self.queue.weight.fetch_sub(weight, Ordering::Relaxed);
+        let size = record.size();
+        self.queue.size_now.fetch_sub(size, Ordering::Relaxed);
         match record {
             Record::Described {
                 session,
@@ -198,8 +194,9 @@ impl Reader<'_> {
                 detail: String::new(),
             })),
             Record::Cycle(at) => News::Cycle(at),
-            Record::Batch { from, shift, bytes } => News::Batch { from, shift, bytes },
-            Record::Nudge => News::Nothing,
+            Record::Batch {
+                from, shift, bytes, ..
+            } => News::Batch { from, shift, bytes },
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use horovod_protocol::{DType, Op, ProcessSetId, Rank, ReduceOp, Shape, TensorMeta};
 
 use super::catalog::Directory;
+use super::items::Items;
 
 /// Longest text made from the shapes of a group.
 const SHAPES_BYTES_MAX: usize = 256;
@@ -117,8 +118,7 @@ pub(crate) struct Executed {
     pub(crate) set: ProcessSetId,
     pub(crate) members: Arc<[Rank]>,
     pub(crate) op: &'static str,
-    /// The number of each tensor or group, and when it was submitted.
-    pub(crate) items: Vec<(u32, Option<Stamp>)>,
+    pub(crate) items: Items,
     /// Shapes of allocated outputs, item by item; empty if all are as submitted.
     pub(crate) output_shapes: Vec<Vec<Shape>>,
     pub(crate) thread: ThreadId,
@@ -129,6 +129,16 @@ pub(crate) struct Executed {
 }
 
 impl Executed {
+    /// Bytes that it takes, roughly.
+    pub(super) fn size(&self) -> usize {
+        let shapes = self.output_shapes.iter().map(Vec::capacity).sum::<usize>();
+        size_of::<Self>()
+            + self.items.size()
+            + self.stages.capacity() * size_of::<Stage>()
+            + self.output_shapes.capacity() * size_of::<Vec<Shape>>()
+            + shapes * size_of::<Shape>()
+    }
+
     /// As `me` of `size` ranks reports it; nothing if it belongs to another recording.
     pub(super) fn into_report(self, me: Rank, size: u32, known: &Directory) -> Option<Report> {
         if self.session != known.session {
@@ -137,7 +147,7 @@ impl Executed {
         let describes = self.members.first() == Some(&me);
         let mut total = 0u64;
         let mut shapes = self.output_shapes.into_iter();
-        let item = |(number, submitted)| {
+        let mut item = |(number, submitted)| {
             let entry = known.get(number)?;
             total = total.wrapping_add(entry.outcome.bytes);
             let result = match shapes.next() {
@@ -151,7 +161,10 @@ impl Executed {
                 result,
             })
         };
-        let items = self.items.into_iter().map(item).collect::<Option<_>>()?;
+        let mut items = Vec::with_capacity(self.items.len());
+        for packed in self.items.iter() {
+            items.push(item(packed)?);
+        }
         Some(Report {
             seq: self.seq,
             set: self.set,

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::report::ThreadId;
 
@@ -12,6 +13,9 @@ const NAMED_THREADS_MAX: usize = 4096;
 /// Lowest priority: a timeline takes the time that nobody else wants.
 #[cfg(target_os = "linux")]
 const NICEST: i32 = 19;
+
+/// Processor time that a turn may take where others want it, too: with a turn every 50 ms, 2 % of one processor.
+const TURN: Duration = Duration::from_millis(1);
 
 static NEXT_TABLE: AtomicU64 = AtomicU64::new(1);
 
@@ -69,11 +73,44 @@ pub(super) fn give_way() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICEST);
 }
 
+/// Some work of a thread that gives way: it ends early where the processors are busy.
+pub(super) struct Turn {
+    began: Instant,
+    worked: Duration,
+}
+
+impl Turn {
+    pub(super) fn begin() -> Self {
+        Self {
+            began: Instant::now(),
+            worked: system::worked(),
+        }
+    }
+
+    /// Whether the rest is to wait for another turn.
+    pub(super) fn is_over(&self) -> bool {
+        let lasted = self.began.elapsed();
+        lasted > TURN && is_over(lasted, system::worked().saturating_sub(self.worked))
+    }
+}
+
+/// Who did not get the processor for a fifth of the time shares it with others.
+fn is_over(lasted: Duration, worked: Duration) -> bool {
+    worked > TURN && worked < lasted * 4 / 5
+}
+
 #[cfg(target_os = "linux")]
 mod system {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::ThreadId;
+
+    /// Processor time of the calling thread so far.
+    pub(super) fn worked() -> Duration {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Duration::try_from(time).unwrap_or_default()
+    }
 
     /// Number and name of the calling thread.
     pub(super) fn current() -> (ThreadId, Arc<str>) {
@@ -94,8 +131,14 @@ mod system {
 mod system {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
 
     use super::ThreadId;
+
+    /// Not known: it is as if others never wanted the processor.
+    pub(super) fn worked() -> Duration {
+        Duration::ZERO
+    }
 
     /// A number of our own, and the name that Rust knows.
     pub(super) fn current() -> (ThreadId, Arc<str>) {
@@ -125,6 +168,15 @@ mod tests {
         assert_eq!(id.0, id.1);
         assert_ne!(id.0, threads.current());
         assert_eq!(threads.name(id.0).as_deref(), Some("some-worker"));
+    }
+
+    #[test]
+    fn a_turn_is_over_where_others_take_the_processor() {
+        let ms = Duration::from_millis;
+        assert!(!is_over(ms(50), ms(49)));
+        assert!(!is_over(ms(50), ms(1)));
+        assert!(is_over(ms(50), ms(2)));
+        assert!(is_over(ms(4), ms(3)));
     }
 
     #[test]

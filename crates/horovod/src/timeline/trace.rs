@@ -1,8 +1,9 @@
 //! A file in Chrome's trace format that is valid JSON after every write.
 //!
 //! The file is one array. Every write starts at its closing bracket, adds whole events and ends with the bracket
-//! again, so nobody ever sees an open end. A write stays within one page of the file wherever an event allows:
-//! such a write is carried out as a whole or not at all, even if the process is killed in it.
+//! again, so nobody ever sees an open end. The system copies a write page by page, and a process that is killed may
+//! leave part of them: so a write ends with the page in which most of it lies, and crosses into that from the page
+//! before, if at all, after a few bytes.
 
 use std::fs::File;
 use std::io;
@@ -13,6 +14,8 @@ use super::object::Object;
 
 /// Granularity in which the system copies a write into a file.
 const PAGE: u64 = 4096;
+/// A page with less room than this is left with the first event of the next.
+const REST: u64 = 512;
 /// What closes the array.
 const CLOSING: &[u8] = b"\n]";
 
@@ -61,7 +64,7 @@ impl Trace {
             written?;
         }
         if self.is_over() {
-            // Does not fit into the page: the next one begins a page of its own.
+            // Longer than a page's rest.
             self.flush()?;
         }
         Ok(())
@@ -91,10 +94,10 @@ impl Trace {
         }
     }
 
-    /// Whether a write of what is pending would cross from one page to the next.
+    /// Whether a write of what is pending would go beyond the page that it is meant to fill.
     fn is_over(&self) -> bool {
         let len = (self.pending.len() + CLOSING.len()) as u64;
-        self.at / PAGE != (self.at + len - 1) / PAGE
+        self.at + len > (self.at + REST) / PAGE * PAGE + PAGE
     }
 }
 
@@ -148,6 +151,22 @@ mod tests {
         }
         trace.flush().unwrap();
         assert_eq!(read(file.path()).len(), 2000);
+    }
+
+    #[test]
+    fn a_page_costs_one_write_and_crosses_into_the_next_after_few_bytes() {
+        let file = TempFile::new();
+        let mut trace = Trace::create(file.path()).unwrap();
+        let (mut writes, mut at) = (0, trace.at);
+        for i in 0..2000 {
+            add(&mut trace, &format!("event {i}"));
+            if trace.at != at {
+                let before = at.next_multiple_of(PAGE) - at;
+                assert!(at + before + PAGE >= trace.at && (before < REST || at < PAGE));
+                (writes, at) = (writes + 1, trace.at);
+            }
+        }
+        assert_eq!(writes, at.div_ceil(PAGE));
     }
 
     #[test]
