@@ -1,202 +1,124 @@
-"""What autotuning finds: throughput before, after, and the ratio, on three workloads.
+"""What autotuning finds: step time before, after, and the ratio, on three workloads.
 
-    python bench/autotune.py                       all workloads on 2 and 4 ranks
-    python bench/autotune.py --workload many --np 2
+Usage: python bench/autotune.py [-np N ...] [--workloads W ...] [--pairs K] [--seconds S] [--json FILE]
 
-Each job tunes until it ends and then, in the same processes, runs with the defaults and with what was kept in
-alternation (A B B A ...). Before and after are medians over these runs, the ratio is the median of the pairs'.
+  resnet50     the 161 gradients of ResNet-50
+  many         1000 tensors of 1 KiB
+  transformer  gradients of a transformer with a large embedding
+
+Each job tunes until it ends and then, in the same processes, runs with what it began with and with what it kept in
+turns (before after, after before, ...), with an init for each. Shown are the medians over these runs and, of the
+pairs, the median ratio and its quartiles; beside it the same of neighbouring runs with equal settings: what the
+machine itself strays by. Where the defaults were kept, both are the same settings.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
-#: Steps after which a job that has not ended tuning gives up.
-STEPS_MAX = 20_000
-#: Which variable sets what a column of the log says.
-SETTINGS = {
-    "hierarchical_allreduce": "HOROVOD_HIERARCHICAL_ALLREDUCE",
-    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
-    "tensor_fusion_threshold": "HOROVOD_FUSION_THRESHOLD",
-    "chunk_bytes": "HOROVOD_CHUNK_BYTES",
-    "direct_max_bytes": "HOROVOD_DIRECT_MAX_BYTES",
-    "exchange_max_bytes": "HOROVOD_EXCHANGE_MAX_BYTES",
-    "wire_chunk_bytes": "HOROVOD_WIRE_CHUNK_BYTES",
-}
+import launch
+
 WORKLOADS = ("resnet50", "many", "transformer")
+LIMIT_S = 300
+#: How the settings are called in a row.
+SHORT = {
+    "hierarchical_allreduce": "hierarchical",
+    "cycle_time_ms": "cycle ms",
+    "tensor_fusion_threshold": "fusion MiB",
+    "chunk_bytes": "chunk",
+    "direct_max_bytes": "direct",
+    "exchange_max_bytes": "exchange",
+    "wire_chunk_bytes": "wire chunk",
+}
 
 
-def shapes(workload: str) -> list[tuple[int, ...]]:
-    """Shapes of the float32 gradients, in the order in which backward makes them."""
-    if workload == "many":
-        return [(256,)] * 1000
-    if workload == "transformer":
-        width, layers, vocabulary = 512, 6, 16_000
-        layer: list[tuple[int, ...]] = [(width, width)] * 4
-        layer += [(width, 4 * width), (4 * width, width), *[(width,)] * 8]
-        return [(vocabulary, width), (512, width), *(layer * layers)][::-1]
-    out: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
-    inner = 64
-    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
-        for block in range(blocks):
-            out += [
-                (width, inner, 1, 1),
-                (width,),
-                (width,),
-                (width, width, 3, 3),
-                (width,),
-                (width,),
-            ]
-            out += [(4 * width, width, 1, 1), (4 * width,), (4 * width,)]
-            if block == 0:
-                out += [(4 * width, inner, 1, 1), (4 * width,), (4 * width,)]
-            inner = 4 * width
-    return [*out, (1000, 2048), (1000,)][::-1]
+def measure(workload: str, ranks: int, pairs: int, seconds: float) -> dict:
+    """One job: what tuning kept, and the steps before and after."""
+    found: dict = {"workload": workload, "before": [], "after": []}
+    options = ("--workload", workload, "--pairs", str(pairs), "--seconds", str(seconds))
+    for record in launch.run("horovod", ranks, "autotune_rank.py", *options, limit_s=LIMIT_S):
+        if "when" in record:
+            found[record["when"]].append(record["step"])
+        else:
+            found |= record
+    return found
 
 
-def worker(workload: str, log: Path, seconds: float, pairs: int) -> None:
-    """One rank: measure, tune, measure again."""
-    import torch
+def spread(values: Sequence[float]) -> str:
+    """Median and quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
-    import horovod.torch as hvd
 
-    torch.set_num_threads(1)
-    tensors = [torch.ones(shape) for shape in shapes(workload)]
+def stray(found: dict) -> list[float]:
+    """Ratios of neighbouring runs with equal settings, either way."""
+    ratios = []
+    for when, first in (("after", 0), ("before", 1)):
+        runs = found[when]
+        for i in range(first, len(runs) - 1, 2):
+            ratios += [runs[i] / runs[i + 1], runs[i + 1] / runs[i]]
+    return ratios
 
-    def step() -> None:
-        handles = [
-            hvd.allreduce_async_(t, name=f"g.{i}", op=hvd.Average) for i, t in enumerate(tensors)
-        ]
-        for handle in handles:
-            hvd.synchronize(handle)
 
-    def median_step() -> float:
-        for _ in range(5):
-            step()
-        times: list[float] = []
-        # Every rank has to take as many steps: rank 0 says when it is enough.
-        while True:
-            for _ in range(10):
-                hvd.barrier()
-                start = time.perf_counter()
-                step()
-                times.append(time.perf_counter() - start)
-            if hvd.broadcast_object(sum(times) > seconds, name="enough"):
-                return statistics.median(times)
+def kept(found: dict) -> str:
+    """The settings that are others than before."""
+    changed = [
+        f"{SHORT[name]} {value}"
+        for name, value in found["kept"].items()
+        if value != found["defaults"][name]
+    ]
+    return ", ".join(changed) or "the defaults"
 
-    def life(settings: dict[str, str]) -> float:
-        os.environ.update(settings)
-        hvd.init()
-        result = median_step()
-        hvd.shutdown()
-        for name in settings:
-            del os.environ[name]
-        return result
 
-    os.environ["HOROVOD_AUTOTUNE"] = "1"
-    os.environ["HOROVOD_AUTOTUNE_LOG"] = str(log)
-    hvd.init()
-    started, steps = time.perf_counter(), 0
-    ended = False
-    while not ended and steps < STEPS_MAX:
-        for _ in range(50):
-            step()
-        steps += 50
-        ended = hvd.broadcast_object(log.read_text().rstrip().endswith("best"), name="ended")
-    tuning = time.perf_counter() - started
-    rows = hvd.broadcast_object(list(csv.DictReader(log.open())), name="rows")
-    row, comparisons = rows[-1], [r for r in rows if r["phase"] == "confirm"]
-    confirmed = [float(r["score"]) for r in comparisons[-2:]]
-    rank, size = hvd.rank(), hvd.size()
-    hvd.shutdown()
-    os.environ["HOROVOD_AUTOTUNE"] = "0"
+def report(found: dict) -> str:
+    """A row of the table in docs/autotune.md."""
+    ratios = [b / a for b, a in zip(found["before"], found["after"], strict=True)]
+    before, after = (statistics.median(found[when]) * 1e3 for when in ("before", "after"))
+    gains = ", ".join(f"{gain:.3f}" for gain in found["gains"]) or "none"
+    tuning = f"{found['tuning_steps']} steps, {found['tuning_s']:.0f} s"
+    cells = [
+        found["workload"],
+        str(found["ranks"]),
+        tuning if found["ended"] else f"not ended after {tuning}",
+        f"{before:.2f}",
+        f"{after:.2f}",
+        spread(ratios),
+        spread(stray(found)),
+        gains,
+        kept(found),
+    ]
+    return f"| {' | '.join(cells)} |"
 
-    before, after = [], []
-    for pair in range(pairs):
-        if pair % 2 == 0:
-            before.append(life({}))
-        after.append(life(as_settings(row)))
-        if pair % 2 == 1:
-            before.append(life({}))
-    if rank != 0:
-        return
-    print(
-        json.dumps(
-            {
-                "workload": workload,
-                "np": size,
-                "bytes": sum(t.numel() * 4 for t in tensors),
-                "ended": ended,
-                "tuning_steps": steps,
-                "tuning_s": round(tuning, 1),
-                "before_ms": round(statistics.median(before) * 1e3, 3),
-                "after_ms": round(statistics.median(after) * 1e3, 3),
-                "ratio": round(
-                    statistics.median(b / a for a, b in zip(after, before, strict=True)), 3
-                ),
-                "confirmed": round(confirmed[1] / confirmed[0], 3) if confirmed else None,
-                "kept": {name: row[name] for name in SETTINGS},
-            }
-        ),
-        flush=True,
+
+HEADER = """\
+| workload | ranks | tuning | before ms | after ms | before / after | equal settings | gains in comparisons | kept |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-def as_settings(row: dict[str, str]) -> dict[str, str]:
-    """The variables that set what a row of the log says."""
-    settings = {variable: row[column] for column, variable in SETTINGS.items()}
-    megabytes = float(row["tensor_fusion_threshold"])
-    return settings | {"HOROVOD_FUSION_THRESHOLD": str(int(megabytes * 2**20))}
-
-
-def main() -> int:
-    """Run the jobs."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--workload", choices=WORKLOADS, action="append")
-    parser.add_argument("--np", type=int, action="append")
-    parser.add_argument("--seconds", type=float, default=0.5, help="per measurement")
-    parser.add_argument(
-        "--pairs", type=int, default=5, help="runs with the defaults and with what was kept"
-    )
-    parser.add_argument("--steps-per-sample", type=int, default=10)
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.worker:
-        worker(arguments.workload[0], arguments.worker, arguments.seconds, arguments.pairs)
-        return 0
-    status = 0
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": str(arguments.steps_per_sample),
-    }
-    for np in arguments.np or (2, 4):
-        for workload in arguments.workload or WORKLOADS:
-            with tempfile.TemporaryDirectory() as folder:
-                log = Path(folder, "autotune.csv")
-                words = [
-                    "horovodrun",
-                    "-np",
-                    str(np),
-                    sys.executable,
-                    __file__,
-                    "--worker",
-                    str(log),
-                ]
-                words += ["--workload", workload, "--seconds", str(arguments.seconds)]
-                words += ["--pairs", str(arguments.pairs)]
-                done = subprocess.run(words, env=environment, check=False)
-                status = status or done.returncode
-    return status
+    parser.add_argument("-np", "--num-proc", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=0.5, help="per run")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    options = parser.parse_args()
+    found = []
+    print(HEADER, flush=True)
+    for ranks in options.num_proc:
+        for workload in options.workloads:
+            found.append(measure(workload, ranks, options.pairs, options.seconds))
+            print(report(found[-1]), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
