@@ -101,6 +101,27 @@ def test_an_exception_is_raised_again_with_the_ranks_traceback(capfd) -> None:
     assert "rank 1 on host localhost" in str(cause)
 
 
+def test_an_exception_with_arguments_of_its_own_is_raised_as_it_is() -> None:
+    class HttpError(Exception):
+        def __init__(self, code, reason):
+            super().__init__(f"{code}: {reason}")
+            self.code = code
+
+    class Prefixed(Exception):
+        def __init__(self, text):
+            super().__init__(f"sorry, {text}")
+
+    def work(error, *args):
+        raise error(*args)
+
+    with pytest.raises(HttpError, match="404: no such data") as caught:
+        run(work, HttpError, 404, "no such data")
+    assert caught.value.code == 404
+    with pytest.raises(Prefixed) as caught:
+        run(work, Prefixed, "full")
+    assert str(caught.value) == "sorry, full"
+
+
 def test_exceptions_that_cannot_be_pickled_keep_their_text() -> None:
     def work():
         class Odd(Exception):
@@ -138,6 +159,13 @@ def test_a_killed_rank_and_an_unpicklable_result_are_named() -> None:
         run(kill)
     with pytest.raises(RuntimeError, match=r"rank 0 .*the result, of type lock, cannot be pickled"):
         run(lambda: __import__("threading").Lock())
+
+    def fail_hard():
+        os.write(2, b"out of luck\n")
+        os._exit(5)
+
+    with pytest.raises(RuntimeError, match=r"exited with code 5.*stderr:\n    out of luck"):
+        run(fail_hard)
     with pytest.raises(RuntimeError, match="no result from rank 0; every rank exited with code 0"):
         run(lambda: __import__("os")._exit(0))
 
@@ -154,8 +182,20 @@ def test_arguments_are_checked_and_old_names_work() -> None:
     assert any(
         issubclass(w.category, DeprecationWarning) and "num_proc" in str(w.message) for w in caught
     )
-    with pytest.raises(RuntimeError, match=r"more processes \(2\) than there are available slots"):
-        run(os.getpid, num_proc=2, hosts="localhost:1")
+    for wrong, kind, text in [
+        (
+            {"num_proc": 2, "hosts": "localhost:1"},
+            ValueError,
+            r"more processes \(2\) than there are",
+        ),
+        ({"hosts": "localhost"}, ValueError, "run: Invalid host input"),
+        ({"network_interfaces": ["nope"]}, ValueError, 'no network interface "nope" that is up'),
+        ({"num_proc": "2"}, TypeError, "num_proc: expected a whole number, got '2'"),
+    ]:
+        with pytest.raises(kind, match=text):
+            run(os.getpid, **wrong)
+    with pytest.raises(TypeError, match="func: expected a function, got 3"):
+        run(3)
 
 
 def test_a_script_needs_no_main_guard_and_may_import_what_lies_beside_it(

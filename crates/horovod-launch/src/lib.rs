@@ -73,7 +73,16 @@ pub fn run(words: &[OsString]) -> u8 {
     if let Some(form) = options.doctor {
         return finish(doctor::run(&options, form));
     }
-    finish(launch::run(&options))
+    finish_job(launch::run(&options))
+}
+
+/// For a job: hosts that were given wrongly are a wrong call, as a wrong option is.
+fn finish_job(result: Result<u8, launch::LaunchError>) -> u8 {
+    if let Err(launch::LaunchError::Hosts(error)) = &result {
+        complain(&format!("error: {error}"));
+        return 2;
+    }
+    finish(result)
 }
 
 fn finish(result: Result<u8, impl std::fmt::Display>) -> u8 {

@@ -110,12 +110,12 @@ fn bad_input_gets_one_clear_message_and_starts_nothing() {
     refuses(&[], 2, &["required: -np/--num-proc"]);
     refuses(
         &["-np", "3", "-H", "localhost:2"],
-        1,
+        2,
         &["more processes (3)", "slots (2)"],
     );
     refuses(
         &["-np", "1", "-H", "localhost:x"],
-        1,
+        2,
         &["Invalid host input \"localhost:x\""],
     );
     refuses(
@@ -258,7 +258,7 @@ fn a_bad_hostfile_line_is_quoted_with_its_number() {
     let name = file.to_str().expect("text");
     refuses(
         &["-np", "1", "--hostfile", name],
-        1,
+        2,
         &[&format!("{name}, line 3: \"localhost slots=many\"")],
     );
 }

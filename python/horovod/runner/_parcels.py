@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from typing import Any
 
 _ADDRESSES = "HOROVOD_RUN_ADDRESSES"
 _KEY = "HOROVOD_RUN_KEY"
@@ -57,3 +58,20 @@ class Outcome:
     content: bytes
     text: str
     exit_status: int
+
+
+class PackedException:
+    """An exception that is pickled by its parts, so that its class is not called again when it is unpickled."""
+
+    def __init__(self, error: Exception) -> None:
+        self._parts = (type(error), error.args, dict(vars(error)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpack, self._parts
+
+
+def _unpack(kind: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error

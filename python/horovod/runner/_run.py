@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import operator
 import os
 import pickle
 import selectors
@@ -110,8 +111,12 @@ def run(
     ValueError
         Arguments that exclude each other, or that the launcher refuses; nothing was started.
     """
-    num_proc = _renamed("np", np, "num_proc", num_proc)
+    if not callable(func):
+        raise TypeError(f"horovod.run: func: expected a function, got {func!r}")
+    num_proc = _whole("num_proc", _renamed("np", np, "num_proc", num_proc))
     min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    if min_num_proc is not None:
+        min_num_proc = _whole("min_num_proc", min_num_proc)
     max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
     if network_interface is not None:
         split = network_interface.split(",")
@@ -168,6 +173,13 @@ def run(
     return _results(outcomes, report, min_num_proc or num_proc)
 
 
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"horovod.run: {name}: expected a whole number, got {value!r}") from None
+
+
 def _renamed(old_name: str, old: Any, name: str, value: Any) -> Any:
     if old is None:
         return value
@@ -194,7 +206,12 @@ def _launch(
     command: list[str], content: bytes, is_local: bool, interfaces: list[str]
 ) -> tuple[Outcomes, str]:
     """Run the launcher to its end: what the ranks brought, and what the launcher said if it failed."""
-    parcels = _core.ParcelServer(content, is_local, interfaces)
+    try:
+        parcels = _core.ParcelServer(content, is_local, interfaces)
+    except OSError as error:
+        if not interfaces:
+            raise
+        raise ValueError(f"horovod.run: network_interfaces: {error}") from None
     try:
         place = _parcels.Place(parcels.addresses(), parcels.key())
         process, report = _run_launcher(command, place)
@@ -266,6 +283,7 @@ class _Console:
         self._selector = selectors.DefaultSelector()
         self._lines: list[str] = []
         self._partial = ""
+        self._in_report = False
         for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
             assert stream is not None
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -294,13 +312,18 @@ class _Console:
         target.flush()
         if name == "stderr":
             *lines, self._partial = (self._partial + text).split("\n")
-            own = [line for line in lines if line.startswith("horovodrun: ")]
-            self._lines = [*self._lines, *own][-_REPORT_LINES_MAX:]
+            for line in lines:
+                # Below a line of its own the launcher shows, indented, the last lines of a rank.
+                self._in_report = line.startswith("horovodrun: ") or (
+                    self._in_report and line.startswith("    ")
+                )
+                if self._in_report and not line.startswith("horovodrun: note: "):
+                    self._lines.append(line.removeprefix("horovodrun: "))
+            del self._lines[:-_REPORT_LINES_MAX]
 
     def report(self) -> str:
-        """The launcher's own lines."""
-        lines = (line.removeprefix("horovodrun: ") for line in self._lines)
-        return "\n".join(line for line in lines if not line.startswith("note: "))
+        """The launcher's own lines, with what it quotes of a rank."""
+        return "\n".join(self._lines)
 
 
 def _results(outcomes: Outcomes, report: str, wanted: int) -> list[Any]:

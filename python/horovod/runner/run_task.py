@@ -5,6 +5,7 @@ Started as `python -m horovod.runner.run_task` by `horovodrun`, never by hand.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -65,12 +66,14 @@ def _pickled_exception(error: BaseException) -> bytes:
     """The exception, if it survives the way there and back: many with arguments of their own do not."""
     if not isinstance(error, Exception):
         return b""
-    try:
-        content: bytes = cloudpickle.dumps(error, protocol=5)
-        copy: Any = cloudpickle.loads(content)
-    except Exception:
-        return b""
-    return content if type(copy) is type(error) else b""
+    # Pickling calls the class with `args`, which fails or garbles the text where `__init__` takes something else.
+    for packed in (error, _parcels.PackedException(error)):
+        with contextlib.suppress(Exception):
+            content: bytes = cloudpickle.dumps(packed, protocol=5)
+            copy: Any = cloudpickle.loads(content)
+            if type(copy) is type(error) and str(copy) == str(error):
+                return content
+    return b""
 
 
 if __name__ == "__main__":

@@ -451,6 +451,7 @@ pub fn resolve_interfaces(wanted: &[String]) -> io::Result<Vec<IpAddr>> {
         }
         if found.len() == before {
             let mut names: Vec<&str> = known.iter().map(|i| i.name.as_str()).collect();
+            names.sort_unstable();
             names.dedup();
             return Err(io::Error::other(format!(
                 "no network interface {want:?} that is up; there are: {}",
