@@ -146,7 +146,6 @@ def test_the_reset_limit_ends_it() -> None:
         ({"min_num_proc": 1, "cooldown_range": (5, 1)}, "the smaller one first, got 5 1"),
         ({"min_num_proc": 1, "cooldown_range": (5,)}, "expected two numbers of seconds"),
         ({"min_num_proc": 1, "reset_limit": -1}, "must be >= 0"),
-        ({"slots": 2}, "--slots-per-host is for elastic jobs"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(wrong, text) -> None:

@@ -172,6 +172,11 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
         .elastic
         .check(options.num_proc.unwrap_or(1))
         .map_err(UsageError)?;
+    for name in options.elastic.idle() {
+        options.notes.push(format!(
+            "{name}: no effect, the job is not elastic without --min-np or --host-discovery-script"
+        ));
+    }
     Ok(options)
 }
 

@@ -117,10 +117,12 @@ impl Output {
         }
     }
 
-    /// Creates `directory/rank.N/stdout` and `stderr` for every rank, with as many digits as `size` ranks need.
+    /// Creates `directory/rank.N/stdout` and `stderr` for every rank there is and for rank 0, with as many digits as `size` ranks need.
     pub(crate) fn open_files(&mut self, directory: &Path, size: u32) -> Result<(), String> {
         let width = size.saturating_sub(1).max(1).to_string().len();
         self.directory = Some((directory.to_owned(), width));
+        // There is always a rank 0, so that a folder that cannot be used is noticed before anything starts.
+        self.files_of(0)?;
         let labels: Vec<(u32, u32)> = self.ranks.iter().map(|(id, r)| (*id, r.label)).collect();
         for (id, label) in labels {
             let files = self.files_of(label)?;

@@ -338,7 +338,18 @@ fn reads_the_options_of_elastic_jobs() {
     );
     fails("-np 2 --min-np 0 x", "must be at least 1");
     fails("-np 2 --min-np 3 x", "more than -np 2");
-    fails("-np 2 --reset-limit 3 x", "is for elastic jobs");
+    // Without any of the two that make a job elastic the others mean nothing, and the job runs.
+    let fixed = run("-np 2 --reset-limit 3 --max-np 1 x").expect("fixed");
+    assert!(
+        fixed.notes[0].starts_with("--max-np: no effect"),
+        "{:?}",
+        fixed.notes
+    );
+    assert!(
+        fixed.notes[1].starts_with("--reset-limit: no effect"),
+        "{:?}",
+        fixed.notes
+    );
     fails(
         "-np 2 -H a:1 --host-discovery-script ./h x",
         "not allowed with argument",

@@ -70,6 +70,8 @@ pub(super) struct Failed {
 pub struct Driver {
     pub(super) policy: Policy,
     pub(super) hosts: Vec<Host>,
+    /// A list of hosts has come, be it empty.
+    pub(super) knows_hosts: bool,
     pub(super) workers: BTreeMap<WorkerId, Worker>,
     pub(super) next_worker: WorkerId,
     /// The last round formed, in the order of ranks, and how many there were.
@@ -109,6 +111,7 @@ impl Driver {
         Self {
             policy,
             hosts: Vec::new(),
+            knows_hosts: false,
             workers: BTreeMap::new(),
             next_worker: 0,
             round: Vec::new(),

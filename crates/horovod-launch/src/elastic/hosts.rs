@@ -223,6 +223,7 @@ impl Host {
 impl Driver {
     /// Known hosts keep their places, new ones follow in the order of the list.
     pub(super) fn on_hosts(&mut self, _now: Time, listed: Vec<(String, u32)>) {
+        self.knows_hosts = true;
         for host in &mut self.hosts {
             let now_listed = listed.iter().find(|(name, _)| *name == host.name);
             let slots = now_listed.map_or(0, |(_, slots)| *slots);

@@ -295,9 +295,14 @@ impl Driver {
             text.push_str(&format!(", {starting} started but have not called init"));
         }
         let hosts: Vec<String> = self.hosts.iter().map(Host::describe).collect();
-        match hosts.is_empty() {
-            true => text.push_str("; no hosts are listed"),
-            false => text.push_str(&format!("; hosts: {}", hosts.join(", "))),
+        if !hosts.is_empty() {
+            text.push_str(&format!("; hosts: {}", hosts.join(", ")));
+        } else if self.knows_hosts {
+            text.push_str("; no hosts are listed");
+        } else if self.policy.has_fixed_hosts {
+            text.push_str("; the hosts' names have not been resolved yet");
+        } else {
+            text.push_str("; the host discovery script has not ended yet");
         }
         text
     }

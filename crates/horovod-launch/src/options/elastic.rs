@@ -32,8 +32,8 @@ impl ElasticOptions {
         self.script.is_some() || self.min_np.is_some()
     }
 
-    /// Checks what no single option can know; `np` is `-np`. The error says what is wrong.
-    pub(crate) fn check(&self, np: u32) -> Result<(), String> {
+    /// The options that have no effect because the job is not elastic; Horovod takes them, too.
+    pub(crate) fn idle(&self) -> Vec<&'static str> {
         let given = [
             (self.max_np.is_some(), "--max-np"),
             (self.slots_per_host.is_some(), "--slots-per-host"),
@@ -41,13 +41,14 @@ impl ElasticOptions {
             (self.reset_limit.is_some(), "--reset-limit"),
             (self.cooldown.is_some(), "--blacklist-cooldown-range"),
         ];
+        let idle = given.iter().filter(|(given, _)| *given && !self.is_on());
+        idle.map(|(_, name)| *name).collect()
+    }
+
+    /// Checks what no single option can know; `np` is `-np`. The error says what is wrong.
+    pub(crate) fn check(&self, np: u32) -> Result<(), String> {
         if !self.is_on() {
-            return match given.iter().find(|(given, _)| *given) {
-                Some((_, name)) => Err(format!(
-                    "{name} is for elastic jobs: give --min-np or --host-discovery-script, too"
-                )),
-                None => Ok(()),
-            };
+            return Ok(());
         }
         let min = self.min_np.unwrap_or(np);
         if min > np {
