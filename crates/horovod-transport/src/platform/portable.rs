@@ -1,6 +1,10 @@
 //! The portable way: an unlinked file, a socket pair and poll.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -79,11 +83,39 @@ pub(crate) fn silence(receiving: &Fd) {
 }
 
 /// Waits for all sources at once.
-pub(crate) struct Events;
+pub(crate) struct Events {
+    /// Memory of the lists of the last wait: a step that sleeps must not allocate.
+    lists: Mutex<Lists<'static>>,
+}
+
+/// What is asked for now: tokens of sources, and what poll is given for each.
+#[derive(Default)]
+struct Lists<'fd> {
+    tokens: Vec<usize>,
+    fds: Vec<PollFd<'fd>>,
+}
+
+impl Lists<'_> {
+    /// The memory alone, for descriptors of any lifetime: `collect` keeps it.
+    fn emptied(mut self) -> Lists<'static> {
+        self.tokens.clear();
+        self.fds.clear();
+        let none = |_: PollFd<'_>| -> PollFd<'static> { unreachable!("the list is empty") };
+        Lists {
+            tokens: self.tokens,
+            fds: self.fds.into_iter().map(none).collect(),
+        }
+    }
+}
 
 impl Events {
-    pub(crate) fn new(_sources: &[Source]) -> io::Result<Self> {
-        Ok(Self)
+    pub(crate) fn new(sources: &[Source]) -> io::Result<Self> {
+        Ok(Self {
+            lists: Mutex::new(Lists {
+                tokens: Vec::with_capacity(sources.len()),
+                fds: Vec::with_capacity(sources.len()),
+            }),
+        })
     }
 
     /// Waits until something happens, at most `timeout`, and calls `seen` for each source.
@@ -97,8 +129,7 @@ impl Events {
         known: &dyn Fn(usize) -> u8,
         mut seen: impl FnMut(usize, u8),
     ) {
-        let mut tokens = Vec::with_capacity(sources.len());
-        let mut fds = Vec::with_capacity(sources.len());
+        let mut lists: Lists<'_> = std::mem::take(&mut *self.kept());
         for (token, source) in sources.iter().enumerate() {
             let bits = if source.is_bell {
                 WRITABLE
@@ -117,8 +148,8 @@ impl Events {
                 && !flags.is_empty()
                 && let Ok(fd) = source.fd.get()
             {
-                tokens.push(token);
-                fds.push(PollFd::from_borrowed_fd(fd, flags));
+                lists.tokens.push(token);
+                lists.fds.push(PollFd::from_borrowed_fd(fd, flags));
             }
         }
         let timeout = timeout.map(|t| Timespec {
@@ -126,10 +157,8 @@ impl Events {
             tv_nsec: i64::from(t.subsec_nanos()),
         });
         // An interrupted wait is a wake-up like any other.
-        if poll(&mut fds, timeout.as_ref()).is_err() {
-            return;
-        }
-        for (token, fd) in tokens.into_iter().zip(&fds) {
+        let polled = poll(&mut lists.fds, timeout.as_ref()).is_ok();
+        for (&token, fd) in lists.tokens.iter().zip(&lists.fds).take_while(|_| polled) {
             let flags = fd.revents();
             let mut bits = 0;
             if flags.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
@@ -148,5 +177,10 @@ impl Events {
                 seen(token, bits);
             }
         }
+        *self.kept() = lists.emptied();
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Lists<'static>> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
