@@ -158,6 +158,14 @@ pub(super) fn detect(r: &Reader<'_>) -> Result<Option<Started>, Error> {
             return Ok(Some(started));
         }
     }
+    // Who says where rank 0 is means several ranks: training alone would go unnoticed for long.
+    if let Some(address) = r.text("HOROVOD_RANK0_ADDRESS") {
+        return Err(Error::Init(format!(
+            "HOROVOD_RANK0_ADDRESS={address} is set, so this is to be one of several ranks, but nothing says which of \
+             how many: set HOROVOD_RANK and HOROVOD_SIZE (in a Kubernetes indexed job HOROVOD_SIZE, to its \
+             completions), or unset HOROVOD_RANK0_ADDRESS to train alone"
+        )));
+    }
     Ok(None)
 }
 
@@ -372,6 +380,12 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("PMI_RANK=2 and PMI_SIZE=2"), "{error}");
+        let pod = [
+            ("JOB_COMPLETION_INDEX", "1"),
+            ("HOROVOD_RANK0_ADDRESS", "job-0.train:29600"),
+        ];
+        let error = found(&pod).unwrap_err().to_string();
+        assert!(error.contains("HOROVOD_SIZE, to its"), "{error}");
     }
 
     #[test]
