@@ -1,7 +1,7 @@
 //! Elastic jobs: members come and go while the job runs.
 //!
-//! `driver` decides, without I/O (with `hosts`, `rounds`, `leaving`, `silent`, `stopped` and `seats`); `discovery` asks which hosts there
-//! are; `job` tells what happens, `acting` carries out.
+//! `driver` decides, without I/O (with `hosts`, `rounds`, `leaving`, `silent`, `stopped` and `seats`); `discovery` asks
+//! which hosts there are; `job` tells what happens, `acting` carries out.
 
 mod acting;
 mod discovery;

@@ -276,6 +276,7 @@ impl Packer {
         any
     }
 }
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
