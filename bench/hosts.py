@@ -6,14 +6,24 @@ Usage (as root, with iproute2, OpenSSH's server and iperf3):
 Every rank of a host sends its part of the vector to the other host: with two hosts an allreduce of N bytes puts
 N bytes of payload on the link in each direction, however many ranks there are. `Gbit/s` is N * 8 / median time,
 one direction; `iperf3` is what it carries per direction while it sends in both (`--bidir`), with as many connections
-each way as ours has in all. `delay` adds 20 ms in each direction, so 40 ms to a round trip. There a barrier before each
-operation makes one rank begin 20 ms after the other: `in a row` is without barriers, as training runs.
-`of line` counts Ethernet, IP and TCP headers too (1514 bytes per 1448 of payload), because the shaper does.
+each way as ours has in all. `of line` counts Ethernet, IP and TCP headers too (1514 bytes per 1448 of payload), because
+the shaper does.
+
+There is a barrier before each operation, unless it is one of those `in a row`, which begin when the one before has
+ended, or `in flight`: as many as it says are submitted, and each again as soon as it has ended, so the time of one is
+that from one end to the next. Up to 128 MiB that are ready at the same time become one operation.
+
+`delay` adds 20 ms in each direction, 40 ms to a round trip. Whatever carries the bytes, one operation by itself first
+waits for the last rank's "ready" and the answer, and at its end for the last bytes: in a row 40 ms in which nothing
+passes, after a barrier 80 ms, for that leaves one rank 20 ms behind the other. `latency allows` is what of iperf3's
+rate is left then. iperf3 is a steady flow of seconds, so what is held against it there are operations in flight, as
+training has them.
 """
 
 from __future__ import annotations
 
 import argparse
+import enum
 import itertools
 import json
 import os
@@ -29,13 +39,67 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "bench")]
 
-import network  # noqa: E402  (both made importable just above)
+import network  # noqa: E402  (all made importable just above)
+import tables  # noqa: E402
 import wire  # noqa: E402
 
 # One job or one run of iperf3; far above what either takes.
 LIMIT_S = 110
 WIRE_OVER_PAYLOAD = 1514 / 1448
 MIB = 1 << 20
+
+
+class Turn(enum.Enum):
+    """When a rank submits its tensors."""
+
+    BARRIER = "all of them after a barrier"
+    IN_A_ROW = "all of them when those before have ended"
+    IN_FLIGHT = (
+        "each when it itself has ended, so that as many as there are tensors are always under way"
+    )
+
+    @property
+    def ways(self) -> int:
+        """How often a message must cross the link while nothing else is on it, whatever the ranks do."""
+        # "Ready", the answer to it, and the last bytes; a barrier leaves one rank one way behind the other.
+        return {Turn.BARRIER: 4, Turn.IN_A_ROW: 2, Turn.IN_FLIGHT: 0}[self]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is reduced, and when."""
+
+    name: str
+    bytes: int
+    """Of a tensor; 0: the gradients of ResNet-50 instead."""
+    tensors: int = 1
+    turn: Turn = Turn.BARRIER
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("4 B", 4),
+        Case("64 KiB", 64 << 10),
+        Case("1 MiB", MIB),
+        Case("8 MiB", 8 * MIB),
+        Case("64 MiB", 64 * MIB),
+        Case("64 MiB in a row", 64 * MIB, turn=Turn.IN_A_ROW),
+        Case("4 x 64 MiB in a row", 64 * MIB, 4, Turn.IN_A_ROW),
+        Case("64 MiB, 2 in flight", 64 * MIB, 2, Turn.IN_FLIGHT),
+        Case("64 MiB, 4 in flight", 64 * MIB, 4, Turn.IN_FLIGHT),
+        Case("resnet50", 0),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What shall be reached, and in which cases."""
+
+    percent: float
+    of: str  # "iperf3" or "line"
+    cases: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -48,23 +112,33 @@ class Link:
     bits_per_s: float | None
     repeats: int
     cases: tuple[str, ...]
+    goal: Goal
     delay_s: float = 0
     """Packets take another way, see tests/hosts/wire.py."""
     connections: tuple[int, ...] = (1,)
     """Between two ranks."""
 
+    def allowed(self, case: Case, bytes_: int, bits_per_s: float) -> float:
+        """The share of this rate that is left when nothing passes while messages cross the link."""
+        sending = bytes_ * 8 / bits_per_s
+        return sending / (sending + case.turn.ways * self.delay_s)
 
+
+ONE, FOUR_IN_FLIGHT = "64 MiB", "64 MiB, 4 in flight"
+IN_FLIGHT = ("64 MiB, 2 in flight", FOUR_IN_FLIGHT)
 LINKS = {
     link.name: link
     for link in (
-        Link("free", (), None, 15, ("4 B", "64 KiB", "1 MiB", "8 MiB", "64 MiB", "resnet50")),
-        Link("1gbit", ("tbf", "rate", "1gbit", "burst", "256kb", "latency", "50ms"), 1e9, 5, ("64 MiB",)),
-        Link("100mbit", ("tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"), 1e8, 2, ("64 MiB",)),
-        Link("delay", (), None, 8, ("64 MiB", "64 MiB in a row"), delay_s=0.02, connections=(1, 4)),
+        Link("free", (), None, 15, ("4 B", "64 KiB", "1 MiB", "8 MiB", ONE, FOUR_IN_FLIGHT, "resnet50"),
+             Goal(80, "iperf3", (ONE,))),
+        Link("1gbit", ("tbf", "rate", "1gbit", "burst", "256kb", "latency", "50ms"), 1e9, 5, (ONE, FOUR_IN_FLIGHT),
+             Goal(95, "line", (ONE, FOUR_IN_FLIGHT))),
+        Link("100mbit", ("tbf", "rate", "100mbit", "burst", "64kb", "latency", "50ms"), 1e8, 2, (ONE,),
+             Goal(95, "line", (ONE,))),
+        Link("delay", (), None, 8, (ONE, "64 MiB in a row", "4 x 64 MiB in a row", *IN_FLIGHT),
+             Goal(85, "iperf3", IN_FLIGHT), delay_s=0.02, connections=(1, 4)),
     )
 }  # fmt: skip
-IN_A_ROW = " in a row"
-SIZES = {"4 B": 4, "64 KiB": 64 << 10, "1 MiB": MIB, "8 MiB": 8 * MIB, "64 MiB": 64 * MIB}
 
 
 def rank_program(cases: Sequence[str], repeats: int) -> None:
@@ -78,36 +152,60 @@ def rank_program(cases: Sequence[str], repeats: int) -> None:
     torch.set_num_threads(1)
     hvd.init()
 
+    def submit(t: torch.Tensor, name: str) -> int:
+        return hvd.allreduce_async_(t, name=name, op=hvd.Sum)
+
     def reduce(tensors: list[torch.Tensor], tag: str) -> None:
-        handles = [
-            hvd.allreduce_async_(t, name=f"{tag}.{i}", op=hvd.Sum) for i, t in enumerate(tensors)
-        ]
+        handles = [submit(t, f"{tag}.{i}") for i, t in enumerate(tensors)]
         for handle in handles:
             hvd.synchronize(handle)
 
-    for case in cases:
-        if case == "resnet50":
-            tensors = [torch.ones(shape) for shape in resnet50_shapes()]
-        else:
-            tensors = [torch.ones(SIZES[case.removesuffix(IN_A_ROW)] // 4)]
-        total = sum(t.nbytes for t in tensors)
-        rounds = repeats * (10 if total <= MIB else 1)
-        reduce(tensors, case)
-        if not all(bool((t == hvd.size()).all()) for t in tensors):
-            raise SystemExit(f"rank {hvd.rank()}: {case}: wrong sums")
-        for t in tensors:
-            t.zero_()
-        for _ in range(2 if repeats < 10 else 4):
-            reduce(tensors, case)
+    def one_by_one(case: Case, tensors: list[torch.Tensor], rounds: int) -> list[float]:
+        """Seconds of each operation by itself."""
         seconds = []
         for _ in range(rounds):
-            if not case.endswith(IN_A_ROW):
+            if case.turn is Turn.BARRIER:
                 hvd.barrier()
             start = time.perf_counter()
-            reduce(tensors, case)
+            reduce(tensors, case.name)
             seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def in_flight(case: Case, tensors: list[torch.Tensor], rounds: int) -> list[float]:
+        """Seconds per operation, each the mean over as many as are in flight."""
+        names = [f"{case.name}.{i}" for i in range(len(tensors))]
+        handles = [submit(t, name) for t, name in zip(tensors, names, strict=True)]
+        ends = []
+        # The first round begins with an idle link.
+        for _ in range(rounds + 1):
+            for i, t in enumerate(tensors):
+                hvd.synchronize(handles[i])
+                handles[i] = submit(t, names[i])
+            ends.append(time.perf_counter())
+        for handle in handles:
+            hvd.synchronize(handle)
+        return [(b - a) / len(tensors) for a, b in itertools.pairwise(ends)]
+
+    for case in (CASES[name] for name in cases):
+        shapes = [(case.bytes // 4,)] * case.tensors if case.bytes else resnet50_shapes()
+        tensors = [torch.ones(shape) for shape in shapes]
+        total = sum(t.nbytes for t in tensors)
+        rounds = repeats * 10 if total <= MIB else max(repeats // case.tensors, 2)
+        reduce(tensors, case.name)
+        if not all(bool((t == hvd.size()).all()) for t in tensors):
+            raise SystemExit(f"rank {hvd.rank()}: {case.name}: wrong sums")
+        for t in tensors:
+            t.zero_()
+        if case.turn is Turn.IN_FLIGHT:
+            total //= len(tensors)
+            seconds = in_flight(case, tensors, rounds)
+        else:
+            for _ in range(2 if repeats < 10 else 4):
+                reduce(tensors, case.name)
+            seconds = one_by_one(case, tensors, rounds)
         if hvd.rank() == 0:
-            print(json.dumps({"case": case, "bytes": total, "seconds": seconds}), flush=True)
+            record = {"case": case.name, "bytes": total, "seconds": seconds}
+            print(json.dumps(record), flush=True)
 
 
 def launch(
@@ -120,7 +218,7 @@ def launch(
     words = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(2 * ranks)]
     words += ["-H", ",".join(f"{host.name}:{ranks}" for host in net.hosts)]
     words += ["-p", str(network.SSH_PORT), "-i", str(net.folder / "user")]
-    words += [sys.executable, str(Path(__file__).resolve()), "--cases", ",".join(link.cases)]
+    words += [sys.executable, str(Path(__file__).resolve()), "--cases", ";".join(link.cases)]
     words += ["--repeats", str(repeats)]
     done = subprocess.run(
         net.hosts[0].enter(words),
@@ -198,13 +296,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write JSON lines here (- for stdout)")
     parser.add_argument("--quick", action="store_true", help="few repeats")
     parser.add_argument("--connections", help="between two ranks; default: as the link has it")
-    parser.add_argument("--only", help="comma list of cases")
+    parser.add_argument("--only", help="cases, with semicolons between")
     parser.add_argument("--no-iperf", action="store_true")
     parser.add_argument("--cases", help=argparse.SUPPRESS)
     parser.add_argument("--repeats", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.cases:
-        rank_program(options.cases.split(","), options.repeats)
+        rank_program(options.cases.split(";"), options.repeats)
         return
     if reason := why_not():
         print(f"NOT RUN, between hosts: {reason}")
@@ -214,7 +312,7 @@ def main() -> None:
     try:
         for link in (LINKS[name] for name in options.links.split(",")):
             if options.only:
-                link = replace(link, cases=tuple(options.only.split(",")))
+                link = replace(link, cases=tuple(options.only.split(";")))
             repeats = max(link.repeats // 3, 2) if options.quick else link.repeats
             wanted = options.connections or ",".join(map(str, link.connections))
             for ranks, connections in itertools.product(
@@ -258,27 +356,43 @@ def table(records: list[dict[str, object]]) -> str:
     """The records for people."""
     lines = [
         "| link | ranks per host | connections | allreduce | ms: median (minimum to maximum) "
-        "| Gbit/s | of iperf3 | of line |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| Gbit/s | of iperf3 | latency allows | of line |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for record in records:
         seconds = record["seconds"]
         assert isinstance(seconds, list)
-        rate = float(str(record["bits_per_s"]))
-        big = int(str(record["bytes"])) >= MIB
-        peer, line = record["iperf3_bits_per_s"], record["line_bits_per_s"]
+        link, case = LINKS[str(record["link"])], CASES[str(record["case"])]
+        rate, nbytes = float(str(record["bits_per_s"])), int(str(record["bytes"]))
+        of_iperf3 = allows = of_line = ""
+        if peer := record["iperf3_bits_per_s"] if nbytes >= MIB else None:
+            of_iperf3 = share(rate / float(str(peer)), link.goal, "iperf3", case)
+            if case.turn.ways and link.delay_s:
+                allows = f"{link.allowed(case, nbytes, float(str(peer))):.0%}".replace("%", " %")
+        if link.bits_per_s and nbytes >= MIB:
+            of_line = share(rate * WIRE_OVER_PAYLOAD / link.bits_per_s, link.goal, "line", case)
         cells = [
-            str(record["link"]),
+            link.name,
             str(record["ranks_per_host"]),
             str(record["connections_per_peer"]),
-            str(record["case"]),
+            case.name,
             f"{statistics.median(seconds) * 1e3:.3f} ({min(seconds) * 1e3:.3f} to {max(seconds) * 1e3:.3f})",
-            f"{rate / 1e9:.2f}" if big else "",
-            f"{rate / float(str(peer)) * 100:.0f} %" if peer and big else "",
-            f"{rate * WIRE_OVER_PAYLOAD / float(str(line)) * 100:.1f} %" if line and big else "",
+            f"{rate / 1e9:.2f}" if nbytes >= MIB else "",
+            of_iperf3,
+            allows,
+            of_line,
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(tables.row(*cells))
     return "\n".join(lines)
+
+
+def share(ratio: float, goal: Goal, of: str, case: Case) -> str:
+    """A ratio in percent, and whether it is what shall be reached."""
+    text = f"{100 * ratio:.{1 if of == 'line' else 0}f} %"
+    if goal.of != of or case.name not in goal.cases:
+        return text
+    mark = tables.REACHED if 100 * ratio >= goal.percent else tables.MISSED
+    return f"{text} (≥ {goal.percent:g} {mark})"
 
 
 if __name__ == "__main__":

@@ -115,6 +115,26 @@ def test_more_ranks_than_processors_have_goals_of_their_own():
     assert goals["ResNet-50's 161 gradients"] == {"gloo": 8.0, "mpi": 1.0}
 
 
+def test_hosts_are_held_against_iperf3_only_where_both_are_a_steady_flow():
+    import hosts
+
+    def row(link, case, bits_per_s, nbytes=64 << 20):
+        record = {"link": link, "case": case, "bytes": nbytes, "bits_per_s": bits_per_s}
+        record |= {"ranks_per_host": 2, "connections_per_peer": 4, "seconds": [0.1, 0.2, 0.3]}
+        return hosts.table([record | {"iperf3_bits_per_s": 4e9}]).splitlines()[-1]
+
+    start = "| delay | 2 | 4 | {} | 200.000 (100.000 to 300.000) | {} | "
+    # 134 ms of sending at iperf3's rate, and 80 or 40 ms in which nothing can be sent.
+    assert row("delay", "64 MiB", 2e9) == start.format("64 MiB", "2.00") + "50 % | 63 % |  |"
+    assert row("delay", "64 MiB in a row", 4e9).endswith("| 100 % | 77 % |  |")
+    assert row("delay", "4 x 64 MiB in a row", 4e9, 256 << 20).endswith("| 100 % | 93 % |  |")
+    assert row("delay", "64 MiB, 4 in flight", 3.41e9).endswith("| 85 % (≥ 85 ✓) |  |  |")
+    assert row("delay", "64 MiB, 4 in flight", 3.39e9).endswith("| 85 % (≥ 85 ✗) |  |  |")
+    assert row("free", "64 MiB", 3e9).endswith("| 75 % (≥ 80 ✗) |  |  |")
+    assert row("free", "4 B", 1e3, 4).endswith(" |  |  |  |  |")
+    assert row("1gbit", "64 MiB", 0.95e9).endswith("| 24 % |  | 99.3 % (≥ 95 ✓) |")
+
+
 def test_only_what_stands_between_the_markers_is_replaced(tmp_path):
     import report
 
