@@ -107,3 +107,28 @@ def test_idle_runtime_takes_under_one_percent_of_a_core_and_changes_no_thread(sc
     print(f"processor time of 5 idle seconds: {used_ms} ms")
     assert len(used_ms) == 2
     assert max(used_ms) < 0.01 * 5000
+
+
+# Four ranks on two cores, which move between them while they wait; the last one may not.
+CROWDED = """
+import os
+import torch
+
+cores = set(sorted(os.sched_getaffinity(0))[:2])
+os.sched_setaffinity(0, cores if os.environ["HOROVOD_RANK"] != "3" else {max(cores)})
+
+import horovod.torch as hvd
+
+hvd.init()
+before = os.sched_getaffinity(0)
+for _ in range(3000):
+    hvd.allreduce_(torch.ones(16), name="small")
+assert os.sched_getaffinity(0) == before, (before, os.sched_getaffinity(0))
+print("as before", flush=True)
+"""
+
+
+def test_ranks_that_outnumber_cores_keep_the_cores_they_may_use(script, jobs) -> None:
+    job = jobs(harness.python(4, script(CROWDED))).succeed()
+
+    assert job.stdout.count("as before") == 4

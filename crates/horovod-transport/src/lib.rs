@@ -41,6 +41,8 @@ pub mod probe;
 #[cfg(not(loom))]
 pub mod rendezvous;
 #[cfg(not(loom))]
+mod spread;
+#[cfg(not(loom))]
 mod tcp;
 #[cfg(all(feature = "testing", not(loom)))]
 pub mod testing;

@@ -7,8 +7,10 @@ use std::{
 
 use crate::{
     patience::Patience,
+    platform,
     poller::Poller,
     shm::{arena::Bell, bell},
+    spread::Spread,
 };
 
 /// Wakes a rank from another thread of its process.
@@ -67,13 +69,19 @@ pub struct Waiter {
     /// Progress may come over a socket, so waiting without sleeping must look there, too.
     has_sockets: bool,
     crowded: bool,
+    spread: Option<Spread>,
 }
 
 /// How often a rank without data sockets looks at its few others while it gives way.
 const GLANCE: u32 = 32;
 
 impl Waiter {
-    pub(crate) fn new(bell: Bell, poller: Arc<Poller>, crowded: bool, has_sockets: bool) -> Self {
+    pub(crate) fn new(
+        bell: Bell,
+        poller: Arc<Poller>,
+        (crowded, spread): (bool, Option<Spread>),
+        has_sockets: bool,
+    ) -> Self {
         Self {
             bell,
             poller,
@@ -81,6 +89,7 @@ impl Waiter {
             patience: Patience::new(crowded, has_sockets),
             has_sockets,
             crowded,
+            spread,
         }
     }
 
@@ -131,16 +140,33 @@ impl Waiter {
                 std::hint::spin_loop();
             }
             if giving_way {
+                self.spread();
                 self.patience
                     .give_way(rustix::thread::sched_yield, Instant::now);
             }
         } else if self.armed && n > 0 {
             if !self.poller.take_news() {
+                if let Some(spread) = &mut self.spread {
+                    spread.sleeps();
+                }
                 self.poller.pump(max_sleep);
             }
             self.disarm();
         } else {
             self.arm();
+        }
+    }
+
+    /// Helps to spread the ranks over the cores, by this one.
+    fn spread(&mut self) {
+        let Some(spread) = &mut self.spread else {
+            return;
+        };
+        if self.patience.has_time()
+            && !self.bell.region.is_foreign()
+            && let Some(core) = platform::current_core()
+        {
+            spread.gives_way(core);
         }
     }
 

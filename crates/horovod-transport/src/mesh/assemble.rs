@@ -167,8 +167,9 @@ impl Mesh {
             launcher,
             poller.clone(),
         );
+        let spread = arena.as_ref().filter(|_| crowded).map(Arena::spread);
         let data = Data::new(links, arena);
-        let waiter = Waiter::new(bell, poller, crowded, has_sockets);
+        let waiter = Waiter::new(bell, poller, (crowded, spread), has_sockets);
         Ok(Self {
             topology,
             tree,

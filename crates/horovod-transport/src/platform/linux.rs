@@ -5,6 +5,7 @@ use std::{io, mem::MaybeUninit, sync::Arc, time::Duration};
 use rustix::{
     event::{Timespec, epoll},
     fs::{MemfdFlags, SealFlags},
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 
 use super::{Ways, fd::Fd};
@@ -52,6 +53,50 @@ pub(crate) fn silence(receiving: &Fd) {
     if let Ok(fd) = receiving.get() {
         // Nothing to read means that it did not ring.
         let _ = rustix::io::read(fd, &mut [0; 8]);
+    }
+}
+
+/// The core this thread is on, if the system tells.
+#[expect(clippy::unnecessary_wraps, reason = "elsewhere nobody knows")]
+pub(crate) fn current_core() -> Option<usize> {
+    Some(rustix::thread::sched_getcpu())
+}
+
+/// How many threads of the whole system run or could run, if the system tells.
+pub(crate) fn running() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+    text.split(' ').nth(3)?.split('/').next()?.parse().ok()
+}
+
+/// On which cores a thread may run.
+pub(crate) struct Cores(CpuSet);
+
+impl Cores {
+    /// One more than the highest number that is known here.
+    pub(crate) const MAX: usize = CpuSet::MAX_CPU;
+
+    pub(crate) fn of_this_thread() -> Option<Self> {
+        sched_getaffinity(None).ok().map(Self)
+    }
+
+    pub(crate) fn has(&self, core: usize) -> bool {
+        self.0.is_set(core)
+    }
+
+    /// Moves this thread, which has these cores, to one of them; it may leave it again at once.
+    pub(crate) fn move_to(&self, core: usize) {
+        let mut there = CpuSet::new();
+        there.set(core);
+        if sched_setaffinity(None, &there).is_err() {
+            return;
+        }
+        // A thread that was never bound follows when its container gets other cores: that is what all of them mean.
+        let mut all = CpuSet::new();
+        (0..Self::MAX).for_each(|core| all.set(core));
+        let free = sched_setaffinity(None, &all).and_then(|()| sched_getaffinity(None));
+        if free != Ok(self.0) {
+            let _ = sched_setaffinity(None, &self.0);
+        }
     }
 }
 
@@ -116,5 +161,37 @@ impl Events {
                 bits,
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_moves_may_afterwards_run_where_it_could_before() {
+        // A thread of its own: it is bound in what follows.
+        let moving = std::thread::spawn(|| {
+            let all = sched_getaffinity(None).unwrap();
+            let cores: Vec<usize> = (0..Cores::MAX).filter(|core| all.is_set(*core)).collect();
+            for core in &cores {
+                Cores::of_this_thread().unwrap().move_to(*core);
+                assert_eq!(sched_getaffinity(None), Ok(all));
+            }
+            let mut some = CpuSet::new();
+            cores.iter().skip(1).for_each(|core| some.set(*core));
+            if some.count() == 0 {
+                return;
+            }
+            sched_setaffinity(None, &some).unwrap();
+            Cores::of_this_thread().unwrap().move_to(cores[1]);
+            assert_eq!(sched_getaffinity(None), Ok(some));
+        });
+        moving.join().unwrap();
+    }
+
+    #[test]
+    fn who_asks_what_runs_is_counted() {
+        assert!(running().is_some_and(|running| running > 0));
     }
 }

@@ -18,7 +18,7 @@ mod portable;
 #[cfg(not(all(target_os = "linux", not(horovod_portable))))]
 use portable as system;
 
-pub(crate) use system::{Events, bell, ring, shared_file, silence};
+pub(crate) use system::{Cores, Events, bell, current_core, ring, running, shared_file, silence};
 
 /// What this build uses of the operating system, for reports.
 pub const WAYS: Ways = system::WAYS;

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     platform::{self, fd::Fd, region::Region},
+    spread::Spread,
     sync::{AtomicU32, AtomicU64, Ordering},
 };
 
@@ -132,6 +133,12 @@ impl Arena {
             "no such flag"
         );
         self.region.u64(self.layout.flag(local, flag))
+    }
+
+    /// What spreads the ranks over the cores.
+    pub(crate) fn spread(&self) -> Spread {
+        let words = (0..self.layout.ranks).map(|local| self.layout.core(local));
+        Spread::new(self.region.clone(), words.collect(), self.me)
     }
 
     pub(crate) fn bell(&self, local: usize) -> &Bell {
