@@ -156,6 +156,31 @@ fn long_vectors_take_many_steps_in_place_and_not() {
 }
 
 #[test]
+fn results_handed_out_past_the_caches_are_the_same() {
+    for counts in [&[2, 2][..], &[3, 2]] {
+        // Room for pieces that are long enough for it.
+        let world = World {
+            staging: 1 << 20,
+            ..World::hosts(counts)
+        };
+        world.run(|node| {
+            node.tuning.stream_min_bytes = 0;
+            node.tuning.wire_chunk_bytes = 16 << 10;
+            for in_place in [false, true] {
+                Case {
+                    dtype: DType::F32,
+                    op: ReduceOp::Sum,
+                    scale: Scale::NONE,
+                    elems: 100_003,
+                    in_place,
+                }
+                .check(node);
+            }
+        });
+    }
+}
+
+#[test]
 fn every_algorithm_gives_the_same_wherever_it_is_possible() {
     let some = [DType::F32, DType::BF16, DType::U8, DType::I32, DType::Bool];
     for world in World::all() {

@@ -13,7 +13,7 @@ use super::across::{self, Going, Group, speaking, to_the_end};
 use super::{Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
-use crate::local::{LINE, Local, Pattern, Pipeline, Plan, Slots, Track, Work};
+use crate::local::{LINE, Landing, Local, Pattern, Pipeline, Plan, Slots, Track, Work};
 use crate::select::Across;
 use crate::slices::{Parts, Segment, Vector, even_part};
 
@@ -231,6 +231,11 @@ fn side_by_side(
         lanes,
         chunk,
         me,
+        // All that a rank puts in is sent before results come, so what is as large has left the caches.
+        landing: Landing {
+            streaming: vector.len() * size >= ctx.tuning.stream_min_bytes,
+            taking: false,
+        },
     };
     let mut reducing = Pipeline::new(ctx, plan, Track::First)?;
     let mut collecting = Pipeline::new(ctx, plan, Track::Second)?;
@@ -355,6 +360,7 @@ struct Outward<'a> {
     lanes: Lanes,
     chunk: usize,
     me: usize,
+    landing: Landing,
 }
 
 impl Outward<'_> {
@@ -390,7 +396,7 @@ impl Work for Outward<'_> {
                     // SAFETY: as in `stage`; the owner has published this step.
                     unsafe {
                         let from = from.wrapping_add(piece.at);
-                        piece.output.copy_from_nonoverlapping(from, bytes);
+                        self.landing.copy(from, piece.output, bytes);
                     }
                 }
             }
