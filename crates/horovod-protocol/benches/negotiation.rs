@@ -37,9 +37,13 @@ struct Job {
 
 impl Job {
     fn new(tensors: u32, ranks: u32) -> Self {
+        Self::of((0..tensors).map(request).collect(), ranks)
+    }
+
+    fn of(requests: Vec<Request>, ranks: u32) -> Self {
         let mut job = Self {
             ranks,
-            requests: (0..tensors).map(request).collect(),
+            requests,
             worker: Worker::new(WorkerConfig {
                 rank: Rank(ranks - 1),
                 size: ranks,
@@ -87,6 +91,7 @@ impl Job {
         while let Some(action) = self.worker.poll_action() {
             match action {
                 WorkerAction::Execute(execution) => self.worker.recycle(execution),
+                WorkerAction::Complete(_, Ok(Completion::Done)) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -97,6 +102,19 @@ impl Job {
 #[divan::bench(args = TENSORS, consts = [2, 64, 1024])]
 fn known_round<const RANKS: u32>(bencher: Bencher<'_, '_>, tensors: u32) {
     let mut job = Job::new(tensors, RANKS);
+    bencher.bench_local(|| job.round());
+}
+
+/// A round that is only a barrier.
+#[divan::bench(consts = [2, 64, 1024])]
+fn barrier<const RANKS: u32>(bencher: Bencher<'_, '_>) {
+    let barrier = Request {
+        name: "barrier.noname".to_owned(),
+        op: Op::Barrier,
+        tensors: Vec::new(),
+        ..request(0)
+    };
+    let mut job = Job::of(vec![barrier], RANKS);
     bencher.bench_local(|| job.round());
 }
 

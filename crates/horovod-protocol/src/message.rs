@@ -142,7 +142,7 @@ pub struct ToWorker {
 /// One decision of the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Response {
-    /// Run these requests together.
+    /// Run these requests together; a barrier has ended with this.
     Execute {
         /// Place in the job's one order.
         seq: Seq,
@@ -167,15 +167,6 @@ pub enum Response {
         absent: Arc<[Rank]>,
         /// Why.
         error: OpError,
-    },
-    /// Every member reached the barrier.
-    BarrierDone {
-        /// The set.
-        set: SetKey,
-        /// Full key.
-        name: Arc<str>,
-        /// Members that had joined.
-        absent: Arc<[Rank]>,
     },
     /// Every rank joined.
     Joined {

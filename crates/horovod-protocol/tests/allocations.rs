@@ -48,6 +48,7 @@ struct Job {
 }
 
 impl Job {
+    /// Each step reduces so many tensors and then meets at a barrier.
     fn new(tensors: u32) -> Self {
         let worker = |rank| {
             Worker::new(WorkerConfig {
@@ -70,10 +71,17 @@ impl Job {
                 shape: [4, 4].into(),
             }],
         };
+        let barrier = Request {
+            set: ProcessSetId::GLOBAL,
+            name: "barrier.noname".to_owned(),
+            op: Op::Barrier,
+            device: Device::Cpu,
+            tensors: Vec::new(),
+        };
         Self {
             workers: [worker(0), worker(1)],
             coordinator: Coordinator::new(CoordinatorConfig::new(2, GENERATION)),
-            requests: (0..tensors).map(request).collect(),
+            requests: (0..tensors).map(request).chain([barrier]).collect(),
             bytes: Vec::new(),
             up: ToCoordinator::empty(),
             down: ToWorker::empty(),
@@ -112,11 +120,14 @@ impl Job {
             for (worker, message) in self.workers.iter_mut().zip([&message, &self.down]) {
                 worker.handle_message(Time(0), message);
                 while let Some(action) = worker.poll_action() {
-                    let WorkerAction::Execute(execution) = action else {
-                        panic!("nothing else to do")
-                    };
-                    ran += execution.items.len();
-                    worker.recycle(execution);
+                    match action {
+                        WorkerAction::Execute(execution) => {
+                            ran += execution.items.len();
+                            worker.recycle(execution);
+                        }
+                        WorkerAction::Complete(_, Ok(Completion::Done)) => ran += 1,
+                        _ => panic!("nothing else to do"),
+                    }
                 }
             }
             self.coordinator.recycle(message);
@@ -127,7 +138,7 @@ impl Job {
 
 #[test]
 fn a_steady_step_allocates_nothing() {
-    for tensors in [1, 200, 1000] {
+    for tensors in [0, 1, 200, 1000] {
         let mut job = Job::new(tensors);
         for _ in 0..3 {
             job.step();

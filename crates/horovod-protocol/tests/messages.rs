@@ -173,11 +173,6 @@ fn response() -> impl Strategy<Value = Response> {
             absent,
             error
         }),
-        (set(), name(), absent()).prop_map(|(set, name, absent)| Response::BarrierDone {
-            set,
-            name,
-            absent
-        }),
         rank().prop_map(|last| Response::Joined { last }),
         (name(), set(), any::<u32>(), absent()).prop_map(|(name, key, id, ranks)| {
             Response::SetAdded {

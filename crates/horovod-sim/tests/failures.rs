@@ -413,6 +413,14 @@ fn an_impossible_order_of_the_coordinator_ends_the_generation() {
         slot: None,
         first_dims: rows.to_vec(),
     };
+    let barrier = Response::Execute {
+        seq: Seq(0),
+        set: SetKey(0),
+        op: Op::Barrier,
+        device: Device::Cpu,
+        absent: [].into(),
+        items: vec![item(&[])],
+    };
     let set_added = |key, ranks: &[u32]| Response::SetAdded {
         name: "x".into(),
         key: SetKey(key),
@@ -421,16 +429,12 @@ fn an_impossible_order_of_the_coordinator_ends_the_generation() {
     };
     for response in [
         execute(0, vec![slots]),
+        barrier,
         execute(4, vec![]),
         execute(0, vec![item(&[1])]),
         execute(0, vec![item(&[1, 2]), item(&[1, 2])]),
         Response::Joined { last: Rank(0) },
         Response::Stopped,
-        Response::BarrierDone {
-            set: SetKey(0),
-            name: "y".into(),
-            absent: [].into(),
-        },
         set_added(0, &[0]),
         set_added(1, &[0, 5]),
         set_added(1, &[]),

@@ -95,7 +95,7 @@ impl Aggregator {
                 }
                 return Ok(Some(to));
             }
-            Response::Fail { set, .. } | Response::BarrierDone { set, .. } => {
+            Response::Fail { set, .. } => {
                 return Ok(Some(Arc::clone(self.sets.get(set).ok_or(UNKNOWN)?)));
             }
             Response::SetAdded { key, ranks, .. } => {

@@ -369,7 +369,6 @@ fn answer_bytes(response: &Response) -> usize {
             error,
             ..
         } => name.len() + 5 * absent.len() + error.message.len(),
-        Response::BarrierDone { name, absent, .. } => name.len() + 5 * absent.len(),
         Response::SetAdded { name, ranks, .. } => name.len() + 5 * ranks.len(),
         Response::SetRemoved { name, .. } => name.len(),
         Response::Shutdown { error, .. } => error.message.len(),

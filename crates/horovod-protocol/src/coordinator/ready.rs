@@ -36,11 +36,6 @@ impl Coordinator {
             .and_then(|()| agreement::possible(&name, &pending.content, !absent.is_empty()));
         let outcome = match (verdict, &pending.content.op) {
             (Err(error), _) => Err(error),
-            (Ok(()), Op::Barrier) => {
-                let (set, name, absent) = (key, Arc::clone(&name), Arc::clone(&absent));
-                self.answer(Arc::clone(&to), Response::BarrierDone { set, name, absent });
-                Ok(())
-            }
             (Ok(()), Op::AddProcessSet { ranks }) => self.add_set(&name, ranks),
             (Ok(()), Op::RemoveProcessSet { set }) => {
                 self.remove_set(&name, *set);
@@ -105,6 +100,7 @@ impl Coordinator {
                 known.bytes += line.bytes;
                 continue;
             }
+            self.urgent |= line.content.op == Op::Barrier;
             self.ready.push(Ready::Known(Known {
                 set,
                 to: Arc::clone(to),
@@ -184,6 +180,7 @@ impl Coordinator {
                 )
             }
         };
+        self.urgent |= content.op == Op::Barrier;
         self.push_ready(Ready::Run(Run {
             set: seat.key,
             to: Arc::clone(seat.to),

@@ -43,11 +43,10 @@ pub(super) fn put_response(w: &mut Writer<'_>, response: &Response, delta: &mut 
             w.u8(error.kind as u8);
             w.str(&error.message);
         }
-        Response::BarrierDone { set, name, absent } => {
+        Response::Tuned { seq, values } => {
             w.u8(2);
-            w.varint(set.0);
-            w.str(name);
-            put::ranks(w, absent);
+            w.varint(seq.0);
+            put::dims(w, values);
         }
         Response::Joined { last } => {
             w.u8(3);
@@ -80,11 +79,6 @@ pub(super) fn put_response(w: &mut Writer<'_>, response: &Response, delta: &mut 
         Response::Lost(lost) => {
             w.u8(8);
             put_lost(w, lost);
-        }
-        Response::Tuned { seq, values } => {
-            w.u8(9);
-            w.varint(seq.0);
-            put::dims(w, values);
         }
     }
 }
@@ -127,10 +121,12 @@ pub(super) fn get_response(
             absent: get::ranks(r)?,
             error: get_error(r)?,
         },
-        2 => Response::BarrierDone {
-            set: SetKey(r.varint("process set")?),
-            name: get::name(r)?,
-            absent: get::ranks(r)?,
+        2 => Response::Tuned {
+            seq: Seq(r.varint("sequence number")?),
+            values: get::list(r, TUNED_VALUES_MAX, 1, "tuned values", |r| {
+                r.varint("tuned value")
+            })?
+            .into(),
         },
         3 => Response::Joined {
             last: get::rank(r)?,
@@ -151,13 +147,6 @@ pub(super) fn get_response(
         },
         7 => Response::Stopped,
         8 => Response::Lost(get_lost(r)?),
-        9 => Response::Tuned {
-            seq: Seq(r.varint("sequence number")?),
-            values: get::list(r, TUNED_VALUES_MAX, 1, "tuned values", |r| {
-                r.varint("tuned value")
-            })?
-            .into(),
-        },
         tag => return Err(bad_tag("response", tag)),
     };
     Ok(())

@@ -51,12 +51,6 @@ impl Worker {
                 }
                 self.complete(*set, name, Err(error.clone()))
             }
-            Response::BarrierDone { set, name, absent } => {
-                if self.is_absent(absent) {
-                    return Ok(());
-                }
-                self.complete(*set, name, Ok(Completion::Done))
-            }
             Response::Joined { last } => {
                 let id = self
                     .join
@@ -183,6 +177,14 @@ impl Worker {
                 }
             }
         }
+        if *op == Op::Barrier {
+            // That everybody has come is all there is to it.
+            let ids = exec_items.drain(..).filter_map(|item| item.entry);
+            let ended = ids.map(|id| WorkerAction::Complete(id, Ok(Completion::Done)));
+            self.actions.extend(ended);
+            self.spare.push(exec_items);
+            return Ok(());
+        }
         let ticket = ticket.filter(|_| exec_items.len() == 1 && absent.is_empty());
         self.actions.push_back(WorkerAction::Execute(Execution {
             seq: *seq,
@@ -275,14 +277,10 @@ impl Worker {
             .entries
             .get_mut(index)
             .ok_or("ordered work that was not asked for")?;
-        let pending = entry
-            .pending
-            .take()
-            .ok_or("ordered work that was not asked for")?;
+        let agrees = |p: &mut super::Pending| p.content.agrees_with(run.op, run.device, tensors);
+        let pending = entry.pending.take_if(agrees);
+        let pending = pending.ok_or("ordered other work than was asked for")?;
         self.pending -= 1;
-        if !pending.content.agrees_with(run.op, run.device, tensors) {
-            return Err("ordered other work than was asked for");
-        }
         let item = ExecItem {
             entry: Some(pending.id),
             name: Arc::clone(&entry.name),
