@@ -59,10 +59,12 @@ def test_bad_item_of_a_host_list_is_quoted(hosts, quoted, jobs) -> None:
 
 
 def test_more_processes_than_slots_says_both_numbers(jobs) -> None:
-    _, text = refused(jobs, ["-np", "3", "-H", "localhost:2", *TRUE])
-    assert "3" in text
-    assert "2" in text
-    assert "slots" in text
+    for mode in ([], ["--doctor"]):
+        code, text = refused(jobs, [*mode, "-np", "3", "-H", "localhost:2", *TRUE])
+        assert code == 2
+        assert "3" in text
+        assert "2" in text
+        assert "slots" in text
 
 
 def test_bad_line_of_a_hostfile_is_named_with_file_and_number(jobs, tmp_path: Path) -> None:
@@ -74,9 +76,11 @@ def test_bad_line_of_a_hostfile_is_named_with_file_and_number(jobs, tmp_path: Pa
     assert "slots=many" in text or "many" in text
 
 
-def test_missing_hostfile_is_named(jobs, tmp_path: Path) -> None:
-    _, text = refused(jobs, ["-np", "1", "--hostfile", str(tmp_path / "absent"), *TRUE])
-    assert str(tmp_path / "absent") in text
+def test_missing_file_is_named(jobs, tmp_path: Path) -> None:
+    for option in ("--hostfile", "--ssh-identity-file"):
+        code, text = refused(jobs, ["-np", "1", option, str(tmp_path / "absent"), *TRUE])
+        assert code == 2
+        assert str(tmp_path / "absent") in text
 
 
 def test_missing_script_fails_with_pythons_message_and_status(jobs, tmp_path: Path) -> None:

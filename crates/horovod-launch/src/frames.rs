@@ -5,6 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 
 use horovod_protocol::wire::{DecodeError, Reader, Writer};
@@ -57,6 +58,15 @@ pub enum ExitStatus {
     Code(i32),
     /// By this signal.
     Signal(i32),
+}
+
+impl From<std::process::ExitStatus> for ExitStatus {
+    fn from(status: std::process::ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (None, Some(signal)) => Self::Signal(signal),
+            (code, _) => Self::Code(code.unwrap_or(1)),
+        }
+    }
 }
 
 /// How to end the ranks.

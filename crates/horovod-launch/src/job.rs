@@ -3,7 +3,7 @@
 //! One thread, one poll. Nothing is started on any host before every host has said that it can.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::agent::{INTERRUPT_GRACE, LEFTOVER_GRACE, TERMINATE_GRACE};
@@ -23,7 +23,7 @@ const FAILURE_GRACE: Duration = Duration::from_secs(3);
 const COLLECT_ERRORS: Duration = Duration::from_secs(2);
 /// Between two signs of life to other hosts, and how many seconds without one end the ranks there.
 pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(10);
-pub(crate) const SILENCE_MAX_S: u32 = 60;
+const SILENCE_MAX_S: u32 = 60;
 /// What an agent may take beyond all graces to say that its ranks have ended.
 const AGENT_GRACE: Duration = Duration::from_secs(5);
 /// How long the last output may wait for a reader after a signal.
@@ -73,6 +73,31 @@ impl State {
             ping_at: now + PING_INTERVAL,
             told_silent: Vec::new(),
         }
+    }
+}
+
+/// What the agent of a host is told of the job, but for its ranks.
+pub(crate) fn spec(
+    options: &Options,
+    rendezvous: &Rendezvous,
+    cwd: &Path,
+    is_local: bool,
+) -> JobSpec {
+    let mut env = environment::forwarded(is_local);
+    env.extend(environment::of_job(
+        rendezvous.addresses(),
+        &rendezvous.key(),
+        &options.network_interfaces,
+        &options.knobs,
+    ));
+    JobSpec {
+        inherit_env: !is_local,
+        env,
+        cwd: cwd.to_owned(),
+        command: options.command.clone(),
+        silence_max_s: if is_local { 0 } else { SILENCE_MAX_S },
+        ranks: Vec::new(),
+        is_open: false,
     }
 }
 
@@ -368,34 +393,18 @@ impl Job<'_> {
 
     /// Every host has answered: tell each what to run.
     fn send_jobs(&mut self) {
-        let of_job = environment::of_job(
-            self.rendezvous.addresses(),
-            &self.rendezvous.key(),
-            &self.options.network_interfaces,
-            &self.options.knobs,
-        );
         self.state.start_deadline = Instant::now() + self.start_timeout;
         self.state.has_sent_jobs = true;
         for link in &mut self.links {
-            let mut env = environment::forwarded(link.is_local);
-            env.extend(of_job.iter().cloned());
             let host = &link.placement.host;
-            let ranks = link.placement.slots.iter();
-            let job = JobSpec {
-                inherit_env: !link.is_local,
-                env,
-                cwd: self.cwd.clone(),
-                command: self.options.command.clone(),
-                silence_max_s: if link.is_local { 0 } else { SILENCE_MAX_S },
-                ranks: ranks
-                    .map(|slot| RankSpec {
-                        rank: slot.rank,
-                        env: environment::of_rank(host, *slot),
-                    })
-                    .collect(),
-                is_open: false,
-            };
-            link.send(&ToAgent::Job(job));
+            let ranks = link.placement.slots.iter().map(|slot| RankSpec {
+                rank: slot.rank,
+                env: environment::of_rank(host, *slot),
+            });
+            link.send(&ToAgent::Job(JobSpec {
+                ranks: ranks.collect(),
+                ..spec(self.options, &self.rendezvous, &self.cwd, link.is_local)
+            }));
         }
     }
 
@@ -424,17 +433,10 @@ impl Job<'_> {
             return;
         }
         self.links[index].stage = Stage::Lost;
-        let words = self.links[index].words();
         let name = self.links[index].name().to_owned();
-        let detail = if words.is_empty() {
-            String::new()
-        } else {
-            format!(" ({words})")
-        };
         if !self.state.is_running {
-            let is_local = self.links[index].is_local;
-            let why = remote::why_not_started(is_local, &words);
-            let text = match is_local {
+            let why = self.links[index].why_not_started();
+            let text = match self.links[index].is_local {
                 true => why,
                 false => format!("host {name}: {why}"),
             };
@@ -442,7 +444,7 @@ impl Job<'_> {
             self.start_error(1, text);
             return;
         }
-        let why = format!("{why}{detail}");
+        let why = self.links[index].with_words(why);
         let slots: Vec<u32> = self.links[index]
             .placement
             .slots

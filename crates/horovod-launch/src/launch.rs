@@ -23,10 +23,20 @@ const START_TIMEOUT_S: u32 = 30;
 pub(crate) enum LaunchError {
     #[error(transparent)]
     Hosts(#[from] hosts::HostsError),
+    /// An option names what is not there.
+    #[error("{0}")]
+    Wrong(String),
     #[error("{0}")]
     Other(String),
     #[error(transparent)]
     Io(#[from] io::Error),
+}
+
+impl LaunchError {
+    /// Whether the call is to blame, as by a wrong option.
+    pub(crate) fn is_wrong_call(&self) -> bool {
+        matches!(self, Self::Hosts(_) | Self::Wrong(_))
+    }
 }
 
 /// Runs the job; the exit code.
@@ -50,10 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
     if all_local {
         platform::adopt_orphans();
     }
-    let rendezvous =
-        Rendezvous::start(size, all_local, &options.network_interfaces).map_err(|error| {
-            LaunchError::Other(format!("the ranks would have nowhere to meet: {error}"))
-        })?;
+    let rendezvous = Rendezvous::start(size, all_local, &options.network_interfaces)?;
     if options.verbose {
         describe_plan(&mut output, options, &placements, &are_local, &rendezvous);
     }
@@ -90,7 +97,7 @@ pub(crate) fn start_timeout_of(options: &Options) -> Duration {
 pub(crate) fn ssh_of(options: &Options) -> Result<Ssh, LaunchError> {
     if let Some(identity) = &options.ssh_identity_file {
         std::fs::metadata(identity).map_err(|error| {
-            LaunchError::Other(format!("the ssh key {}: {error}", identity.display()))
+            LaunchError::Wrong(format!("the ssh key {}: {error}", identity.display()))
         })?;
     }
     let seconds = start_timeout_of(options).as_secs();
@@ -126,7 +133,7 @@ pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, La
         },
     };
     let content = std::fs::read_to_string(file).map_err(|error| {
-        LaunchError::Other(format!(
+        LaunchError::Wrong(format!(
             "the hostfile {} cannot be read: {error}",
             file.display()
         ))

@@ -71,18 +71,20 @@ pub fn run(words: &[OsString]) -> u8 {
         return show(&check_build::report(options.verbose));
     }
     if let Some(form) = options.doctor {
-        return finish(doctor::run(&options, form));
+        return finish_launch(doctor::run(&options, form));
     }
-    finish_job(launch::run(&options))
+    finish_launch(launch::run(&options))
 }
 
-/// For a job: hosts that were given wrongly are a wrong call, as a wrong option is.
-fn finish_job(result: Result<u8, launch::LaunchError>) -> u8 {
-    if let Err(launch::LaunchError::Hosts(error)) = &result {
-        complain(&format!("error: {error}"));
-        return 2;
+/// What was given wrongly and is only noticed by now ends like a wrong option.
+fn finish_launch(result: Result<u8, launch::LaunchError>) -> u8 {
+    match result {
+        Err(error) if error.is_wrong_call() => {
+            complain(&format!("error: {error}"));
+            2
+        }
+        result => finish(result),
     }
-    finish(result)
 }
 
 fn finish(result: Result<u8, impl std::fmt::Display>) -> u8 {

@@ -7,14 +7,17 @@ use std::time::{Duration, Instant};
 
 use std::os::fd::AsFd;
 
-use crate::frames::{FrameBuffer, FromAgent, MAGIC, ToAgent};
+use crate::frames::{ExitStatus, FrameBuffer, FromAgent, MAGIC, ToAgent};
 use crate::hosts::Placement;
 use crate::io::{Got, Interest, Outbox, read_some, set_nonblocking};
+use crate::remote;
 
 /// What a login shell may print before the agent starts.
 const PREAMBLE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of ssh's or the agent's own words that are kept.
 const WORDS_BYTES_MAX: usize = 8 << 10;
+/// How long a process whose output has ended may take for its last words and its end.
+const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 /// How far a host has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -194,10 +197,32 @@ impl HostLink {
         }
     }
 
+    /// Why the agent did not start, by what ssh or the agent itself said, or how that ended.
+    pub(crate) fn why_not_started(&mut self) -> String {
+        let words = self.words();
+        // Its output has ended, so it ends now, if it has not yet.
+        let deadline = Instant::now() + LAST_MOMENT;
+        let mut ended = self.child.try_wait();
+        while matches!(ended, Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+            ended = self.child.try_wait();
+        }
+        let status = ended.ok().flatten().map(ExitStatus::from);
+        remote::why_not_started(self.is_local, &words, status)
+    }
+
+    /// A reason, with what ssh or the agent itself said.
+    pub(crate) fn with_words(&mut self, why: &str) -> String {
+        match self.words() {
+            words if words.is_empty() => why.to_owned(),
+            words => format!("{why} ({words})"),
+        }
+    }
+
     /// What ssh or the agent itself said, in one line.
-    pub(crate) fn words(&mut self) -> String {
+    fn words(&mut self) -> String {
         // The process has closed its output; its last words may follow by a moment.
-        let deadline = Instant::now() + Duration::from_millis(500);
+        let deadline = Instant::now() + LAST_MOMENT;
         loop {
             self.read_words();
             let Some(stderr) = &self.stderr else { break };

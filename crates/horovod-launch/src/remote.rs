@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::agent;
 use crate::environment;
+use crate::frames::ExitStatus;
 use crate::hosts::Host;
+use crate::report::Cause;
 
 /// Seconds between ssh's own signs of life; three missing ones end the connection.
 const ALIVE_INTERVAL_S: u32 = 5;
@@ -155,20 +157,29 @@ pub(crate) fn other_version(version: &str) -> Option<String> {
         .then(|| format!("has horovod-rs {version}, this host {own}: install the same there"))
 }
 
-/// Why a host's agent did not start; `words` is what ssh or the agent itself said.
-pub(crate) fn why_not_started(is_local: bool, words: &str) -> String {
-    let meaning = match is_local {
-        true => "the agent on this host did not start",
-        false => explain_ssh(words),
+/// Why a host's agent did not start; `words` is what ssh or the agent itself said, `status` how that ended.
+pub(crate) fn why_not_started(is_local: bool, words: &str, status: Option<ExitStatus>) -> String {
+    let meaning = explain_ssh(words).filter(|_| !is_local);
+    let (unexplained, who) = match is_local {
+        true => ("the agent on this host did not start", "it"),
+        false => ("its agent did not start", "ssh"),
     };
-    match words {
-        "" => meaning.to_owned(),
-        words => format!("{meaning} ({words})"),
+    let ending = status.filter(|_| meaning.is_none()).map(|status| {
+        let was = matches!(status, ExitStatus::Signal(_)).then_some("was ");
+        let how = Cause::Exit(status).text();
+        format!("{who} {}{how}", was.unwrap_or_default())
+    });
+    let said = Some(words.to_owned()).filter(|words| !words.is_empty());
+    let details: Vec<String> = said.into_iter().chain(ending).collect();
+    let meaning = meaning.unwrap_or(unexplained);
+    match details.is_empty() {
+        true => meaning.to_owned(),
+        false => format!("{meaning} ({})", details.join("; ")),
     }
 }
 
-/// What ssh's own words mean.
-fn explain_ssh(words: &str) -> &'static str {
+/// What ssh's own words mean, if that is known.
+fn explain_ssh(words: &str) -> Option<&'static str> {
     const MEANINGS: &[(&str, &str)] = &[
         ("Could not resolve hostname", "its name does not resolve"),
         (
@@ -195,7 +206,7 @@ fn explain_ssh(words: &str) -> &'static str {
     MEANINGS
         .iter()
         .find(|(sign, _)| words.contains(sign))
-        .map_or("its agent did not start", |(_, meaning)| meaning)
+        .map(|(_, meaning)| *meaning)
 }
 
 #[cfg(test)]
@@ -266,8 +277,37 @@ mod tests {
 
     #[test]
     fn says_what_ssh_means() {
-        assert!(explain_ssh("x: Permission denied (publickey).").contains("-i"));
-        assert!(explain_ssh("ssh: Could not resolve hostname q: ...").contains("does not resolve"));
-        assert!(explain_ssh("??").contains("did not start"));
+        #[track_caller]
+        fn check(words: &str, status: Option<ExitStatus>, expected: &str) {
+            let why = why_not_started(false, words, status);
+            assert_eq!(why, expected);
+        }
+        let failed = Some(ExitStatus::Code(255));
+        check(
+            "x: Permission denied (publickey).",
+            failed,
+            "ssh was refused: no key that it accepts (see -i, and authorized_keys there) (x: Permission denied (publickey).)",
+        );
+        check(
+            "Could not resolve hostname q",
+            None,
+            "its name does not resolve (Could not resolve hostname q)",
+        );
+        // What is not understood is shown with all there is.
+        check(
+            "??",
+            failed,
+            "its agent did not start (??; ssh exited with code 255)",
+        );
+        check(
+            "",
+            failed,
+            "its agent did not start (ssh exited with code 255)",
+        );
+        check("", None, "its agent did not start");
+        assert_eq!(
+            why_not_started(true, "", Some(ExitStatus::Signal(libc::SIGKILL))),
+            "the agent on this host did not start (it was killed by signal 9 (SIGKILL))"
+        );
     }
 }

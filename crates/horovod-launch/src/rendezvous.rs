@@ -7,6 +7,8 @@ use horovod_protocol::Rank;
 use horovod_transport::rendezvous::{Server, ServerConfig, ServerEvent};
 use horovod_transport::{JobKey, resolve_interfaces};
 
+use crate::launch::LaunchError;
+
 /// Serves one job.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
@@ -24,17 +26,14 @@ impl Rendezvous {
         size: u32,
         all_local: bool,
         wanted: &[String],
-    ) -> Result<Self, std::io::Error> {
+    ) -> Result<Self, LaunchError> {
         Self::serve(all_local, wanted, |bind, key| {
             ServerConfig::new(bind, key, size)
         })
     }
 
     /// The same for an elastic job.
-    pub(crate) fn start_elastic(
-        all_local: bool,
-        wanted: &[String],
-    ) -> Result<Self, std::io::Error> {
+    pub(crate) fn start_elastic(all_local: bool, wanted: &[String]) -> Result<Self, LaunchError> {
         Self::serve(all_local, wanted, ServerConfig::elastic)
     }
 
@@ -42,10 +41,11 @@ impl Rendezvous {
         all_local: bool,
         wanted: &[String],
         config: impl FnOnce(Vec<IpAddr>, JobKey) -> ServerConfig,
-    ) -> Result<Self, std::io::Error> {
+    ) -> Result<Self, LaunchError> {
         let key = JobKey::random()?;
         // A name that does not exist is a mistake also where it would not be used.
-        let chosen = resolve_interfaces(wanted)?;
+        let chosen = resolve_interfaces(wanted)
+            .map_err(|error| LaunchError::Wrong(format!("--network-interfaces: {error}")))?;
         let bind: Vec<IpAddr> = if all_local {
             vec![Ipv4Addr::LOCALHOST.into()]
         } else if chosen.is_empty() {
@@ -53,7 +53,9 @@ impl Rendezvous {
         } else {
             chosen
         };
-        let server = Server::start(config(bind, key.clone()))?;
+        let server = Server::start(config(bind, key.clone())).map_err(|error| {
+            LaunchError::Other(format!("the ranks would have nowhere to meet: {error}"))
+        })?;
         let mut addresses = server.addrs().to_vec();
         // To another host the loopback is itself.
         if addresses.iter().any(|address| !address.ip().is_loopback()) {

@@ -120,7 +120,7 @@ fn bad_input_gets_one_clear_message_and_starts_nothing() {
     );
     refuses(
         &["-np", "1", "--hostfile", "/no/such"],
-        1,
+        2,
         &["/no/such", "No such file"],
     );
     refuses(
@@ -140,9 +140,25 @@ fn bad_input_gets_one_clear_message_and_starts_nothing() {
     );
     refuses(
         &["-np", "1", "-i", "/no/key", "-H", "x.invalid:1"],
-        1,
+        2,
         &["ssh key /no/key: No such file"],
     );
+    refuses(
+        &["-np", "3", "-H", "localhost:2", "--doctor"],
+        2,
+        &["more processes (3)", "slots (2)"],
+    );
+    for elastic in [&[][..], &["--min-np", "1"]] {
+        let wrong = ["-np", "1", "--network-interfaces", "nosuch0"];
+        refuses(
+            &[&wrong, elastic].concat(),
+            2,
+            &[
+                "--network-interfaces: no network interface \"nosuch0\"",
+                "there are: ",
+            ],
+        );
+    }
     refuses(
         &["-np", "1", "no-such-program"],
         127,

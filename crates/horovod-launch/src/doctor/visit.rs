@@ -231,12 +231,10 @@ impl Visit<'_> {
     }
 
     fn lose(&mut self, host: usize, why: &str) {
-        let was_there = self.links[host].stage == Stage::Greeted;
-        let words = self.links[host].words();
-        let why = match was_there {
-            true if words.is_empty() => why.to_owned(),
-            true => format!("{why} ({words})"),
-            false => remote::why_not_started(self.links[host].is_local, &words),
+        let link = &mut self.links[host];
+        let why = match link.stage == Stage::Greeted {
+            true => link.with_words(why),
+            false => link.why_not_started(),
         };
         self.dismiss(host, why);
     }

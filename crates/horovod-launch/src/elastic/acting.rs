@@ -6,12 +6,11 @@ use horovod_protocol::Rank;
 
 use super::events::{Action, Ending, Event, WorkerId};
 use super::job::{ElasticJob, Link};
-use crate::environment;
 use crate::frames::{JobSpec, RankSpec, Stop, ToAgent};
 use crate::hosts::Placement;
-use crate::job::SILENCE_MAX_S;
 use crate::launch::local_agent;
 use crate::link::HostLink;
+use crate::{environment, job};
 
 impl ElasticJob<'_> {
     pub(super) fn carry_out(&mut self) {
@@ -113,25 +112,11 @@ impl ElasticJob<'_> {
     }
 
     pub(super) fn send_job(&mut self, index: usize) {
-        let of_job = environment::of_job(
-            self.rendezvous.addresses(),
-            &self.rendezvous.key(),
-            &self.options.network_interfaces,
-            &self.options.knobs,
-        );
         let link = &mut self.links[index].link;
-        let mut env = environment::forwarded(link.is_local);
-        env.extend(of_job);
-        let job = JobSpec {
-            inherit_env: !link.is_local,
-            env,
-            cwd: self.cwd.clone(),
-            command: self.options.command.clone(),
-            silence_max_s: if link.is_local { 0 } else { SILENCE_MAX_S },
-            ranks: Vec::new(),
+        link.send(&ToAgent::Job(JobSpec {
             is_open: true,
-        };
-        link.send(&ToAgent::Job(job));
+            ..job::spec(self.options, &self.rendezvous, &self.cwd, link.is_local)
+        }));
     }
 
     fn start(&mut self, worker: WorkerId, host: &str, local: u32) {

@@ -390,11 +390,9 @@ impl ElasticJob<'_> {
             return;
         }
         let link = &mut self.links[index].link;
-        let words = link.words();
         let why = match link.stage >= Stage::Ready {
-            true if words.is_empty() => why.to_owned(),
-            true => format!("{why} ({words})"),
-            false => remote::why_not_started(link.is_local, &words),
+            true => link.with_words(why),
+            false => link.why_not_started(),
         };
         link.kill();
         self.lose(index, why, 1);

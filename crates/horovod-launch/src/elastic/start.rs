@@ -65,10 +65,7 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
             .map_err(LaunchError::Other)?;
     }
     platform::adopt_orphans();
-    let rendezvous = Rendezvous::start_elastic(all_local, &options.network_interfaces);
-    let rendezvous = rendezvous.map_err(|error| {
-        LaunchError::Other(format!("the ranks would have nowhere to meet: {error}"))
-    })?;
+    let rendezvous = Rendezvous::start_elastic(all_local, &options.network_interfaces)?;
     let patience = elastic.timeout.filter(|seconds| *seconds > 0);
     let patience = patience
         .or_else(environment::elastic_timeout)

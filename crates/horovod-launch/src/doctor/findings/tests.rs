@@ -140,7 +140,7 @@ fn a_host_that_cannot_be_reached_is_named_with_what_to_do() {
         "was found: install",
         "Too many authentication failures",
     ] {
-        let why = crate::remote::why_not_started(false, words);
+        let why = crate::remote::why_not_started(false, words, None);
         let mut chart = chart(1);
         chart.hosts[0].absent = Some(why.clone());
         let found = of(&chart);
