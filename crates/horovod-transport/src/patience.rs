@@ -7,11 +7,16 @@ use std::time::{Duration, Instant};
 const SPINS: u32 = 100;
 /// The same where each round is a system call, because the answer may come over a socket.
 const SOCKET_SPINS: u32 = 20;
-/// Where each rank has a core for itself: none. Two that were put on one core nevertheless could give way to each
-/// other for long, as the kernel moves no thread that ran just now; but one that sleeps wakes on the idle core.
-const YIELDS: u32 = 0;
 /// Few: under load each may cost a whole time slice.
-const CROWDED_YIELDS: u32 = 2;
+const YIELDS: u32 = 2;
+
+/// Where each rank has a core for itself, who got the core back only after this has it not for itself.
+const COMPANY: Duration = Duration::from_micros(5);
+/// Then it does not give way at all for this long, twice as long each time it happens again soon after, up to the
+/// second figure. Two ranks on one core would give it to each other for long, as the kernel moves no thread that
+/// ran just now; but one that sleeps wakes on the idle core.
+const SLEEPING: Duration = Duration::from_micros(200);
+const SLEEPING_MAX: Duration = Duration::from_millis(20);
 
 /// How long a rank gives way where ranks outnumber cores. What it waits for is mostly a peer that waits for
 /// the core: giving way hands it over in 2 us, while a sleep takes an event, a wake-up and often a
@@ -31,6 +36,8 @@ const HOLDING_BACK_MAX: Duration = Duration::from_millis(1280);
 pub(crate) struct Patience {
     spins: u32,
     yields: u32,
+    /// Not giving way for a time.
+    sleeping: HoldOff,
     /// Where ranks outnumber cores.
     crowd: Option<Crowd>,
 }
@@ -87,14 +94,15 @@ impl HoldOff {
 impl Patience {
     pub(crate) fn new(crowded: bool, has_sockets: bool) -> Self {
         // Where ranks outnumber cores, spinning takes the time from the one that is waited for.
-        let (spins, yields) = match (crowded, has_sockets) {
-            (true, _) => (0, CROWDED_YIELDS),
-            (false, true) => (SOCKET_SPINS, YIELDS),
-            (false, false) => (SPINS, YIELDS),
+        let spins = match (crowded, has_sockets) {
+            (true, _) => 0,
+            (false, true) => SOCKET_SPINS,
+            (false, false) => SPINS,
         };
         Self {
             spins,
-            yields,
+            yields: YIELDS,
+            sleeping: HoldOff::new(SLEEPING, SLEEPING_MAX),
             crowd: crowded.then_some(Crowd {
                 has_time: true,
                 began: None,
@@ -110,6 +118,7 @@ impl Patience {
         Self {
             spins,
             yields,
+            sleeping: HoldOff::new(Duration::ZERO, Duration::ZERO),
             crowd: None,
         }
     }
@@ -133,8 +142,14 @@ impl Patience {
 
     /// Whether step `n` spins or gives way rather than sleeps.
     pub(crate) fn lasts(&self, n: u32, now: impl Fn() -> Instant) -> bool {
-        n < self.spins.saturating_add(self.yields)
-            || self.crowd.as_ref().is_some_and(|crowd| crowd.lasts(n, now))
+        if self.spins(n) {
+            return true;
+        }
+        let yields = n < self.spins.saturating_add(self.yields);
+        match &self.crowd {
+            Some(crowd) => yields || crowd.lasts(n, now),
+            None => yields && !self.sleeping.lasts(now()),
+        }
     }
 
     /// Step `n` is taken.
@@ -149,14 +164,16 @@ impl Patience {
 
     /// Gives way by `give`, and learns from how long that took.
     pub(crate) fn give_way(&mut self, give: impl FnOnce(), now: impl Fn() -> Instant) {
-        let Some(crowd) = &mut self.crowd else {
-            return give();
-        };
         let before = now();
         give();
         let after = now();
-        if after.duration_since(before) > SLICE && crowd.tries(before) {
-            crowd.lost_a_slice((before, after));
+        let away = after.duration_since(before);
+        match &mut self.crowd {
+            None if away > COMPANY => self.sleeping.begin(after),
+            Some(crowd) if away > SLICE && crowd.tries(before) => {
+                crowd.lost_a_slice((before, after));
+            }
+            _ => {}
         }
     }
 }
@@ -193,13 +210,15 @@ mod tests {
 
     use super::*;
 
-    /// Steps without progress until the wait sleeps, each of which takes so long.
+    /// Steps without progress until the wait sleeps; each that gives way takes so long.
     fn steps(patience: &mut Patience, clock: &Cell<Instant>, each: Duration) -> u32 {
         let now = || clock.get();
         let mut n = 0;
         while patience.lasts(n, now) {
             patience.steps(n, now);
-            patience.give_way(|| clock.set(clock.get() + each), now);
+            if !patience.spins(n) {
+                patience.give_way(|| clock.set(clock.get() + each), now);
+            }
             n += 1;
         }
         // The one that announces the sleep.
@@ -239,7 +258,7 @@ mod tests {
         clock.set(clock.get() + SHORT);
         assert_eq!(steps(&mut patience, &clock, SHORT), 500);
         lose(&mut patience, &clock);
-        assert_eq!(steps(&mut patience, &clock, SHORT), CROWDED_YIELDS);
+        assert_eq!(steps(&mut patience, &clock, SHORT), YIELDS);
         clock.set(clock.get() + HOLDING_BACK);
         assert_eq!(steps(&mut patience, &clock, SHORT), 500);
     }
@@ -261,7 +280,7 @@ mod tests {
         let mut losses = 0;
         while clock.get() < began + 100 * HOLDING_BACK_MAX {
             patience.steps(0, || clock.get());
-            if patience.lasts(0, || clock.get()) && patience.lasts(CROWDED_YIELDS, || clock.get()) {
+            if patience.lasts(0, || clock.get()) && patience.lasts(YIELDS, || clock.get()) {
                 losses += 1;
                 lose(&mut patience, &clock);
             }
@@ -276,11 +295,26 @@ mod tests {
     }
 
     #[test]
+    fn who_has_company_on_its_core_sleeps_rather_than_give_way() {
+        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(false, false));
+        let long = 2 * COMPANY;
+        // The first round that gives way shows it.
+        assert_eq!(steps(&mut patience, &clock, long), SPINS + 1);
+        assert_eq!(steps(&mut patience, &clock, Duration::ZERO), SPINS);
+        clock.set(clock.get() + SLEEPING);
+        // Alone at last; or not, and then for longer.
+        assert_eq!(steps(&mut patience, &clock, Duration::ZERO), SPINS + YIELDS);
+        assert_eq!(steps(&mut patience, &clock, long), SPINS + 1);
+        clock.set(clock.get() + SLEEPING);
+        assert_eq!(steps(&mut patience, &clock, Duration::ZERO), SPINS);
+    }
+
+    #[test]
     fn who_has_no_time_or_a_core_for_itself_counts_rounds() {
         let clock = Cell::new(Instant::now());
         let mut hurried = Patience::new(true, false);
         hurried.set_has_time(false);
-        assert_eq!(steps(&mut hurried, &clock, SHORT), CROWDED_YIELDS);
+        assert_eq!(steps(&mut hurried, &clock, SHORT), YIELDS);
         hurried.set_has_time(true);
         assert_eq!(steps(&mut hurried, &clock, SHORT), 500);
         let mut alone = Patience::new(false, false);
