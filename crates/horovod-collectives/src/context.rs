@@ -47,7 +47,8 @@ pub struct Tuning {
     pub pairwise_max_hosts: usize,
     /// Bytes received, or gathered from small tensors, at a time on a stream between two ranks.
     pub wire_chunk_bytes: usize,
-    /// Results of at least this many bytes that land in fresh memory are written past the caches.
+    /// So much does not stay in the caches: results of at least this many bytes that land in fresh memory are
+    /// written past them, and an allreduce inside a host reads and writes few streams at a time.
     pub stream_min_bytes: usize,
     /// From this many bytes a broadcast passes along a chain of hosts rather than down a tree.
     pub chain_min_bytes: usize,

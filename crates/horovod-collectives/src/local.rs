@@ -9,6 +9,7 @@
 //! a peer has read since costs several times as much, unless the peer wrote it, too. So whoever reads
 //! staged bytes writes that memory next, wherever the scheme allows: results go back to where the
 //! operands lay, and where what a member stages has one reader, the two swap places each time round.
+//! Cheapest is to write a line while it is still in the first-level cache from reading it.
 
 use horovod_protocol::{Seq, Ticket};
 use horovod_transport::{Arena, Data, Idle};
@@ -145,6 +146,12 @@ pub(crate) trait Work {
     /// Reads the slots for the last time: in plans that reduce its own, with the peers' results, else
     /// the peers'.
     fn finish(&mut self, step: usize, slots: &Slots<'_>);
+    /// [`Self::finish`] of one step and [`Self::stage`] of the one that has its slot next; only in plans that turn
+    /// over.
+    fn turn_over(&mut self, finished: usize, staged: usize, slots: &Slots<'_>) {
+        self.finish(finished, slots);
+        self.stage(staged, slots);
+    }
 }
 
 /// The shape of a pipelined operation; the same on all members of the host.
@@ -152,7 +159,7 @@ pub(crate) trait Work {
 pub(crate) struct Plan {
     pub(crate) steps: usize,
     pub(crate) pattern: Pattern,
-    /// Bytes of a slot, at most [`Local::slot_len`]; the shorter, the more there are of them.
+    /// Bytes of a slot, [`SLOTS`] times [`Local::slot_len`] at most; the shorter, the more there are of them.
     pub(crate) slot_len: usize,
 }
 
@@ -161,7 +168,10 @@ pub(crate) struct Plan {
 pub(crate) enum Pattern {
     /// Every member for each other, which puts its result in the same place. When all results have
     /// arrived, the slot is its owner's alone.
-    Reduce,
+    Reduce {
+        /// Results leave a slot and the next operands come there in one go, which fetches its lines once for both.
+        turns_over: bool,
+    },
     /// Every member for all others.
     Share,
     /// Every member for each other: each part has one reader. To be used with [`Slots::to`] and
@@ -439,13 +449,13 @@ impl Pipeline {
         match self.plan.pattern {
             Pattern::Pairs => true,
             Pattern::Share => local.len() == 2,
-            Pattern::Reduce | Pattern::From(_) => false,
+            Pattern::Reduce { .. } | Pattern::From(_) => false,
         }
     }
 
     /// Whether a slot may be written once this rank itself is through with its step.
     fn returns_slots(&self, local: &Local<'_>) -> bool {
-        self.plan.pattern == Pattern::Reduce || self.swaps(local)
+        matches!(self.plan.pattern, Pattern::Reduce { .. }) || self.swaps(local)
     }
 
     /// Whether the peers whose slots this rank reads have set `flag` for a step.
@@ -468,7 +478,8 @@ impl Pipeline {
         stage_limit: usize,
     ) -> bool {
         let plan = self.plan;
-        let reduces = plan.pattern == Pattern::Reduce;
+        let reduces = matches!(plan.pattern, Pattern::Reduce { .. });
+        let turns_over = plan.pattern == Pattern::Reduce { turns_over: true };
         let produces = match plan.pattern {
             Pattern::From(producer) => producer == local.me,
             _ => true,
@@ -479,18 +490,33 @@ impl Pipeline {
         } else {
             (staged, STAGED)
         };
-        if self.finished < ready && self.awaited(local, flag, self.finished) {
-            work.finish(self.finished, &self.slots(local, self.finished));
+        let stage_end = plan.steps.min(stage_limit);
+        let count = self.slot_count(local);
+        // What turns over first fills all its slots.
+        let fills = turns_over && staged < count.min(stage_end) && self.may_stage(local, ctx);
+        if !fills && self.finished < ready && self.awaited(local, flag, self.finished) {
+            let slots = self.slots(local, self.finished);
+            if turns_over && staged == self.finished + count && staged < stage_end {
+                work.turn_over(self.finished, staged, &slots);
+                local.publish(self.flag(STAGED), self.value(staged));
+                self.staged += 1;
+            } else {
+                work.finish(self.finished, &slots);
+            }
             let asked_for = !self.returns_slots(local) || self.finished + 1 == plan.steps;
             if asked_for && !reduces {
                 local.publish(self.flag(DONE), self.value(self.finished));
             }
             self.finished += 1;
-        } else if reduces && self.reduced < staged && self.awaited(local, STAGED, self.reduced) {
+        } else if !fills
+            && reduces
+            && self.reduced < staged
+            && self.awaited(local, STAGED, self.reduced)
+        {
             work.reduce(self.reduced, &self.slots(local, self.reduced));
             local.publish(self.flag(REDUCED), self.value(self.reduced));
             self.reduced += 1;
-        } else if staged < plan.steps.min(stage_limit) && self.may_stage(local, ctx) {
+        } else if staged < stage_end && self.may_stage(local, ctx) {
             work.stage(staged, &self.slots(local, staged));
             local.publish(self.flag(STAGED), self.value(staged));
             self.staged += 1;

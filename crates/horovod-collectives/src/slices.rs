@@ -30,6 +30,19 @@ pub(crate) struct Piece {
     pub(crate) segment: usize,
 }
 
+impl Piece {
+    /// What is left behind the first `elems` elements of `size` bytes.
+    pub(crate) fn after(&self, elems: usize, size: usize) -> Self {
+        Self {
+            input: offset(self.input, elems * size),
+            output: self.output.wrapping_add(elems * size),
+            elems: self.elems - elems,
+            at: self.at + elems * size,
+            ..*self
+        }
+    }
+}
+
 /// Segments seen as one vector of elements of `size` bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Vector {

@@ -1,5 +1,7 @@
 //! Copies that say how the caches shall be used. The bytes arrive the same either way.
 
+use crate::dispatch::{Isa, chosen};
+
 /// Copies past the caches: for destinations that are larger than the caches, or not read soon. Their
 /// old content is not fetched, and what the caches hold stays there. Complete when this returns.
 ///
@@ -28,6 +30,69 @@ pub unsafe fn copy_taking(from: *mut u8, to: *mut u8, bytes: usize) {
 pub unsafe fn copy_taking_streaming(from: *mut u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise, passed on.
     unsafe { imp::copy::<true, true>(from, to, bytes) }
+}
+
+/// Copies what lies in `slot` to `out`, and `next` to `slot`: each line of the slot comes to this rank's cache once for
+/// both.
+///
+/// # Safety
+/// `next` is readable, `slot` and `out` are writable for `bytes`, without overlap; nobody else touches any of them.
+pub unsafe fn copy_out_and_in(out: *mut u8, slot: *mut u8, next: *const u8, bytes: usize) {
+    // SAFETY: the caller's promise, passed on; the CPU has what is chosen.
+    unsafe {
+        match chosen() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => crate::x86_64::avx2::out_and_in(out, slot, next, bytes),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => crate::x86_64::avx512::out_and_in(out, slot, next, bytes),
+            _ => out_and_in::<u128>(out, slot, next, bytes),
+        }
+    }
+}
+
+/// [`copy_out_and_in`] through registers of type `V`, so that no store waits for the load beside it.
+///
+/// # Safety
+/// As [`copy_out_and_in`]; `V` is plain bits.
+#[inline(always)]
+pub(crate) unsafe fn out_and_in<V: Copy>(
+    out: *mut u8,
+    slot: *mut u8,
+    next: *const u8,
+    bytes: usize,
+) {
+    const UNROLLED: usize = 4;
+    let round = UNROLLED * size_of::<V>();
+    let whole = bytes - bytes % round;
+    let mut at = 0;
+    while at < whole {
+        // SAFETY: at + round <= bytes.
+        unsafe {
+            let (out, slot) = (out.add(at).cast::<V>(), slot.add(at).cast::<V>());
+            let next = next.add(at).cast::<V>();
+            let mut old = [slot.read_unaligned(); UNROLLED];
+            for (i, value) in old.iter_mut().enumerate().skip(1) {
+                *value = slot.add(i).read_unaligned();
+            }
+            let mut new = [next.read_unaligned(); UNROLLED];
+            for (i, value) in new.iter_mut().enumerate().skip(1) {
+                *value = next.add(i).read_unaligned();
+            }
+            for (i, value) in old.iter().enumerate() {
+                out.add(i).write_unaligned(*value);
+            }
+            for (i, value) in new.iter().enumerate() {
+                slot.add(i).write_unaligned(*value);
+            }
+        }
+        at += round;
+    }
+    // SAFETY: the rest of all three.
+    unsafe {
+        let (slot, rest) = (slot.add(whole), bytes - whole);
+        out.add(whole).copy_from_nonoverlapping(slot, rest);
+        slot.copy_from_nonoverlapping(next.add(whole), rest);
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -110,6 +175,32 @@ mod imp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn out_and_in_moves_every_length_and_nothing_else() {
+        let way: [unsafe fn(*mut u8, *mut u8, *const u8, usize); 2] =
+            [copy_out_and_in, out_and_in::<u128>];
+        for len in [0, 1, 15, 16, 63, 64, 65, 255, 256, 257, 600, 1000] {
+            for skew in [0, 1, 4, 33] {
+                for way in way {
+                    let next: Vec<u8> = (0..1100u32).map(|i| (i * 7 % 251) as u8).collect();
+                    let before: Vec<u8> = (0..1100u32).map(|i| (i * 5 % 241) as u8).collect();
+                    let (mut slot, mut out) = (before.clone(), vec![0xa5; 1100]);
+                    // SAFETY: twice the skew and the length fit all three.
+                    unsafe {
+                        let slot = slot.as_mut_ptr().add(2 * skew);
+                        way(out.as_mut_ptr().add(skew), slot, next.as_ptr(), len);
+                    }
+                    assert_eq!(out[skew..][..len], before[2 * skew..][..len]);
+                    assert_eq!(slot[2 * skew..][..len], next[..len]);
+                    let around = out[..skew].iter().chain(&out[skew + len..]);
+                    assert!(around.copied().all(|byte| byte == 0xa5));
+                    assert_eq!(slot[..2 * skew], before[..2 * skew]);
+                    assert_eq!(slot[2 * skew + len..], before[2 * skew + len..]);
+                }
+            }
+        }
+    }
 
     #[test]
     fn every_length_and_misalignment_arrives_and_nothing_else_changes() {

@@ -34,7 +34,7 @@ mod aarch64;
 mod x86_64;
 
 pub use adasum::{DotNorms, adasum_coefficients, adasum_combine, adasum_dot_norms};
-pub use copy::{copy_streaming, copy_taking, copy_taking_streaming};
+pub use copy::{copy_out_and_in, copy_streaming, copy_taking, copy_taking_streaming};
 pub use dispatch::{Isa, chosen, reduce, reduce_with, scale};
 pub use fill::fill_identity;
 pub use spec::{Combine, Source, Spec};

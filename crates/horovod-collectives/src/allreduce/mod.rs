@@ -210,6 +210,23 @@ impl Reducer {
         }
     }
 
+    /// Copies what lies in `slot` to `output`, then [`Self::stage`]s a piece of the same length there.
+    ///
+    /// # Safety
+    /// The piece is readable, `output` and `slot` are writable for its length, without overlap.
+    unsafe fn turn_over(&self, output: *mut u8, slot: *mut u8, piece: &Piece) {
+        let bytes = piece.elems * self.spec.dtype.size();
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if piece.input.is_null() || self.prescaled {
+                output.copy_from_nonoverlapping(slot, bytes);
+                self.stage(piece, slot);
+            } else {
+                horovod_kernels::copy_out_and_in(output, slot, piece.input, bytes);
+            }
+        }
+    }
+
     /// Writes `elems` of this rank's elements to `to` as the first partial result: with the prescale
     /// factor.
     ///

@@ -3,7 +3,8 @@
 //! from its own.
 //!
 //! Steps are consecutive stretches of the vector, so that each tensor's bytes are touched twice within
-//! a short time; three of them are in flight in different stages.
+//! a short time; some of them are in flight in different stages. As the results of one are collected from a
+//! slot, the operands of a later one take their place.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use crate::context::{Ctx, Tuning};
 use crate::error::CollectiveError;
 use crate::local::{LINE, Local, Pattern, Plan, Slots, Work};
 use crate::select::Across;
-use crate::slices::Vector;
+use crate::slices::{Piece, Vector};
 
 pub(super) fn run(
     ctx: &mut Ctx<'_>,
@@ -33,10 +34,17 @@ pub(super) fn run(
         me: local.me(),
         sources,
     };
+    // What does not stay in the caches waits for memory, which serves two streams at a time better than four.
+    let turns_over = vector.len() * vector.size() < ctx.tuning.stream_min_bytes;
     let plan = Plan {
         steps: cut.steps,
-        pattern: Pattern::Reduce,
-        slot_len: local.slot_len(),
+        pattern: Pattern::Reduce { turns_over },
+        slot_len: if turns_over {
+            // Two are enough then, and stay in the second-level cache beside the tensors.
+            2 * local.slot_len()
+        } else {
+            local.slot_len()
+        },
     };
     let result = local.run(ctx, plan, &mut work);
     ctx.scratch.sources = work.sources;
@@ -110,6 +118,35 @@ impl Staged<'_> {
     }
 }
 
+/// A range of the vector, taken bit by bit.
+struct Stretch<'a, P> {
+    vector: &'a Vector,
+    pieces: P,
+    rest: Option<Piece>,
+}
+
+impl<'a> Stretch<'a, ()> {
+    fn of(vector: &'a Vector, range: Range<usize>) -> Stretch<'a, impl Iterator<Item = Piece>> {
+        Stretch {
+            vector,
+            pieces: vector.pieces(range),
+            rest: None,
+        }
+    }
+}
+
+impl<P: Iterator<Item = Piece>> Stretch<'_, P> {
+    /// The next elements of one tensor, at most `most`; `None` at the end.
+    fn take(&mut self, most: usize) -> Option<Piece> {
+        let mut piece = self.rest.take().or_else(|| self.pieces.next())?;
+        if piece.elems > most {
+            self.rest = Some(piece.after(most, self.vector.size()));
+            piece.elems = most;
+        }
+        Some(piece)
+    }
+}
+
 impl Work for Staged<'_> {
     fn stage(&mut self, step: usize, slots: &Slots<'_>) {
         for position in (0..self.cut.parts).filter(|position| *position != self.me) {
@@ -172,6 +209,34 @@ impl Work for Staged<'_> {
                 unsafe {
                     let from = from.wrapping_add(piece.at);
                     piece.output.copy_from_nonoverlapping(from, bytes);
+                }
+            }
+        }
+    }
+
+    fn turn_over(&mut self, finished: usize, staged: usize, slots: &Slots<'_>) {
+        for position in (0..self.cut.parts).filter(|position| *position != self.me) {
+            let slot = slots.to(position, self.part_bytes());
+            let results = self.cut.part(finished, position);
+            let operands = self.cut.part(staged, position);
+            let mut operands = Stretch::of(self.vector, operands);
+            for piece in self.vector.pieces(results) {
+                let (mut output, mut slot) = (piece.output, slot.wrapping_add(piece.at));
+                let mut left = piece.elems;
+                while left > 0 {
+                    let operand = operands.take(left);
+                    let elems = operand.map_or(left, |operand| operand.elems);
+                    let bytes = elems * self.vector.size();
+                    // SAFETY: as in `stage` and `finish`; every byte of the slot is read before it is
+                    // overwritten.
+                    unsafe {
+                        match operand {
+                            Some(operand) => self.reducer.turn_over(output, slot, &operand),
+                            None => output.copy_from_nonoverlapping(slot, bytes),
+                        }
+                    }
+                    (output, slot) = (output.wrapping_add(bytes), slot.wrapping_add(bytes));
+                    left -= elems;
                 }
             }
         }

@@ -242,6 +242,7 @@ pub(crate) fn small_tuning() -> Tuning {
     tuning.exchange_max_bytes = 300;
     tuning.wire_chunk_bytes = 192;
     tuning.chain_min_bytes = 512;
+    tuning.stream_min_bytes = 4000;
     tuning
 }
 

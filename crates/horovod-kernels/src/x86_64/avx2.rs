@@ -9,6 +9,7 @@ entry_points!(
     /// AVX2 with F16C.
     Avx2,
     "avx2,f16c",
+    register: __m256i,
     sums: [sums::F16x8, sums::Bf16x8, sums::F32x8, sums::F64x4]
 );
 

@@ -9,6 +9,7 @@ entry_points!(
     /// AVX-512 (F, BW, VL, DQ).
     Avx512,
     "avx512f,avx512bw,avx512vl,avx512dq,f16c",
+    register: __m512i,
     sums: [sums::F16x16, sums::Bf16x16, sums::F32x16, sums::F64x8]
 );
 

@@ -1,12 +1,12 @@
 //! The way into one instruction set, the same for all: each generic loop compiled with the set's features, and the
 //! choice of the loop for a type.
 
-/// Makes `reduce`, `dots`, `combine` and the conversions of halves for an instruction set. `widen` and `narrow` stand
+/// Makes `reduce`, `dots`, `combine`, `out_and_in` and the conversions of halves for an instruction set. `widen` and `narrow` stand
 /// beside it, by hand.
 macro_rules! entry_points {
     (
         $(#[$doc:meta])* $set:ident, $features:tt,
-        sums: [$f16:ty, $bf16:ty, $f32:ty, $f64:ty]
+        register: $register:ty, sums: [$f16:ty, $bf16:ty, $f32:ty, $f64:ty]
     ) => {
         $(#[$doc])*
         pub(crate) struct $set;
@@ -61,6 +61,19 @@ macro_rules! entry_points {
                     crate::blocks::for_types!(spec.dtype, spec.combine, typed, &rest)
                 }
             }
+        }
+
+        /// # Safety
+        /// As [`crate::copy_out_and_in`], on a CPU with these features.
+        #[target_feature(enable = $features)]
+        pub(crate) unsafe fn out_and_in(
+            out: *mut u8,
+            slot: *mut u8,
+            next: *const u8,
+            bytes: usize,
+        ) {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { crate::copy::out_and_in::<$register>(out, slot, next, bytes) }
         }
 
         /// # Safety
