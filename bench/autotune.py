@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import launch
+from processes import unwind_on_sigterm
 
 WORKLOADS = ("resnet50", "many", "transformer")
 LIMIT_S = 300
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="per run")
     parser.add_argument("--json", type=Path, help="write all figures here")
     options = parser.parse_args()
+    unwind_on_sigterm()
     found = []
     print(HEADER, flush=True)
     for ranks in options.num_proc:

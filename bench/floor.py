@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from cases import Case
+from processes import output_of
 
 SOURCE = Path(__file__).with_name("floor.c")
 LIMIT_S = 60
@@ -34,5 +35,6 @@ def measure(case: Case, ranks: int, repeats: int, folder: Path) -> list[float]:
         return []
     what, dtype, nbytes = case.floor
     words = [program(folder), what, dtype, str(ranks), str(nbytes), str(repeats * case.repeats)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    done = output_of(words, LIMIT_S)
+    done.check_returncode()
     return [float(line) for line in done.stdout.split()]

@@ -42,6 +42,7 @@ sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "bench")]
 import network  # noqa: E402  (all made importable just above)
 import tables  # noqa: E402
 import wire  # noqa: E402
+from processes import output_of, unwind_on_sigterm  # noqa: E402
 
 # One job or one run of iperf3; far above what either takes.
 LIMIT_S = 110
@@ -221,14 +222,7 @@ def launch(
     words += ["-p", str(network.SSH_PORT), "-i", str(net.folder / "user")]
     words += [sys.executable, str(Path(__file__).resolve()), "--cases", ";".join(link.cases)]
     words += ["--repeats", str(repeats)]
-    done = subprocess.run(
-        net.hosts[0].enter(words),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        env={**os.environ, **settings},
-    )
+    done = output_of(net.hosts[0].enter(words), LIMIT_S, env={**os.environ, **settings})
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
     lines = [
@@ -251,9 +245,7 @@ def iperf3(net: network.Network, address: str, connections: int, seconds: float)
                 break
         client = ["iperf3", "-c", address, "--bidir", "-J", "-t", str(seconds)]
         client += ["-P", str(connections), "-O", "1"]
-        done = subprocess.run(
-            net.hosts[0].enter(client), capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
+        done = output_of(net.hosts[0].enter(client), LIMIT_S)
         end = json.loads(done.stdout).get("end", {})
         if "sum_received" not in end:
             raise SystemExit(f"iperf3: {done.stdout}{done.stderr}")
@@ -309,6 +301,7 @@ def main() -> None:
         print(f"NOT RUN, between hosts: {reason}")
         return
     records: list[dict[str, object]] = []
+    unwind_on_sigterm()
     net = network.Network(2)
     try:
         for link in (LINKS[name] for name in options.links.split(",")):

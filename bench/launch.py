@@ -12,19 +12,18 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from processes import started
+
 HERE = Path(__file__).resolve().parent
 DONE = "done"
-# How long a launcher may take to end its ranks when a run has taken too long.
-END_LIMIT_S = 10
 # Share of one processor that others may use before a run is called disturbed.
 DISTURBED = 0.1
 # What was noticed in this process's runs, for reports.
@@ -94,7 +93,11 @@ def run(peer: str, ranks: int, program: str, *arguments: str, limit_s: float) ->
         out = Path(folder) / "results"
         words = [*command(peer, ranks), str(HERE / program), "--out", str(out), *arguments]
         log = Path(folder) / "log"
-        with _undisturbed(f"{peer} on {ranks} ranks"), _started(words, log) as process:
+        with (
+            _undisturbed(f"{peer} on {ranks} ranks"),
+            log.open("wb") as both,
+            started(words, stdout=both, stderr=both, env={**os.environ, **ENVIRONMENT}) as process,
+        ):
             try:
                 code: int | str = process.wait(limit_s)
             except subprocess.TimeoutExpired:
@@ -123,29 +126,6 @@ def _undisturbed(who: str) -> Iterator[None]:
             text = f"{what} {seconds / wall:.0%} of a processor during {who}"
             disturbances.append(text)
             print(f"disturbed: {text}", flush=True)
-
-
-@contextlib.contextmanager
-def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen]:
-    """A process in a group of its own, of which nothing is left afterwards."""
-    with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=stderr,
-            stderr=stderr,
-            env={**os.environ, **ENVIRONMENT},
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        # A launcher that is still there ends its ranks when it is asked to; killed, it could not.
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_LIMIT_S)
 
 
 def _records(out: Path, who: str, code: int | str, log: Path) -> list[dict]:

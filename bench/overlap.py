@@ -21,6 +21,7 @@ from pathlib import Path
 
 import launch
 import tables
+from processes import unwind_on_sigterm
 
 PEERS = ("horovod", "gloo")
 LIMIT_S = 120
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=4, help="turns of each variant in a run")
     parser.add_argument("--json", type=Path, help="write all figures here")
     options = parser.parse_args()
+    unwind_on_sigterm()
     found = []
     for model in options.models:
         found.append(measure(model, options.num_proc, options.rounds, options.blocks))

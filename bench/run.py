@@ -23,6 +23,7 @@ import launch
 import overlap
 import report
 import startup
+from processes import started, unwind_on_sigterm
 from results import FOLDER, ROOT, Results, machine
 
 PARTS = ("collectives", "overlap", "startup", "idle", "scaling", "hosts")
@@ -90,13 +91,14 @@ def run_hosts(results: Results, options: argparse.Namespace) -> None:
     """Two hosts of network namespaces; the program says itself why it cannot run."""
     program = Path(__file__).with_name("hosts.py")
     words = [sys.executable, str(program), *(["--quick"] if options.quick else [])]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        print(f"skipped: hosts: {program.name} ended with exit code {done.returncode}")
-    elif "|" in done.stdout:
-        results.store("hosts", done.stdout.splitlines())
+    with started(words, stdout=subprocess.PIPE, text=True) as process:
+        out, _ = process.communicate()
+    if process.returncode:
+        print(f"skipped: hosts: {program.name} ended with exit code {process.returncode}")
+    elif "|" in out:
+        results.store("hosts", out.splitlines())
     else:
-        print(f"skipped: hosts: {done.stdout.strip()}")
+        print(f"skipped: hosts: {out.strip()}")
 
 
 def parse() -> argparse.Namespace:
@@ -121,6 +123,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure, print, record."""
     options = parse()
+    unwind_on_sigterm()
     results = Results(FOLDER / "quick" if options.quick else FOLDER)
     for part in options.parts:
         globals()[f"run_{part}"](results, options)

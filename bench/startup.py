@@ -6,13 +6,14 @@ clock of the whole command, in turns.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import launch
+from processes import started
 
 PLAIN = "import torch"
 RANK = "import torch, horovod.torch as hvd; hvd.init()"
@@ -32,12 +33,13 @@ def job(ranks: int) -> float:
 def _seconds(commands: list[list[str]]) -> float:
     environment = {**os.environ, **launch.ENVIRONMENT}
     start = time.perf_counter()
-    processes = [
-        subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment, cwd=Path.home())
-        for words in commands
-    ]
-    codes = [process.wait(LIMIT_S) for process in processes]
-    elapsed = time.perf_counter() - start
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(started(words, env=environment, cwd=Path.home()))
+            for words in commands
+        ]
+        codes = [process.wait(LIMIT_S) for process in processes]
+        elapsed = time.perf_counter() - start
     if any(codes):
         raise SystemExit(f"a process that was to start ended with codes {codes}")
     return elapsed

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import launch
+from processes import unwind_on_sigterm
 
 WORKLOADS = ("many", "resnet", "training")
 LIMIT_S = 300
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4, help="length of a block")
     parser.add_argument("--json", type=Path, help="write all figures here")
     options = parser.parse_args()
+    unwind_on_sigterm()
     found = []
     for workload in options.workloads:
         found.append(measure(workload, options.num_proc, options.pairs, options.seconds))
