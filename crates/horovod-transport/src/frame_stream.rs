@@ -11,7 +11,7 @@ pub(crate) struct FrameStream {
     stream: Stream,
     reader: FrameReader,
     /// What is still to be sent.
-    pub(crate) queue: FrameQueue,
+    queue: FrameQueue,
 }
 
 impl FrameStream {
@@ -26,6 +26,16 @@ impl FrameStream {
 
     pub(crate) fn fd(&self) -> &std::sync::Arc<Fd> {
         self.stream.fd()
+    }
+
+    /// Queues a frame; [`FrameStream::flush`] sends.
+    pub(crate) fn push(&mut self, frame: &[u8]) {
+        self.queue.push(frame);
+    }
+
+    /// Bytes that are queued.
+    pub(crate) fn unsent(&self) -> usize {
+        self.queue.len()
     }
 
     /// What to wait for: its socket, and whether that must be writable.

@@ -250,13 +250,13 @@ impl Client {
             Errand::Done => true,
             _ => false,
         };
-        Ok(!(all_said && self.wire.queue.is_empty()))
+        Ok(!(all_said && self.wire.unsent() == 0))
     }
 
     fn hear(&mut self, frame: &[u8], parcel: &[u8], shared: &Shared) -> Result<(), String> {
         match (&mut self.errand, frame) {
             (Errand::Unknown, [FETCH]) => {
-                self.wire.queue.push(&(parcel.len() as u64).to_le_bytes());
+                self.wire.push(&(parcel.len() as u64).to_le_bytes());
                 self.errand = Errand::Fetching(0);
             }
             (Errand::Unknown, [DELIVER, length @ ..]) => {
@@ -281,7 +281,7 @@ impl Client {
             let bytes = std::mem::take(bytes);
             shared.lock().arrived.push_back((self.rank, bytes));
             shared.news.notify_all();
-            self.wire.queue.push(&[TAKEN]);
+            self.wire.push(&[TAKEN]);
             self.errand = Errand::Done;
         }
     }
@@ -306,9 +306,9 @@ fn add(bytes: &mut Vec<u8>, piece: &[u8], wanted: u64) -> Result<(), String> {
 /// Sends as much of a parcel as the socket takes now.
 fn send_pieces(wire: &mut FrameStream, bytes: &[u8], sent: &mut usize) -> Result<(), String> {
     loop {
-        while *sent < bytes.len() && wire.queue.len() < AHEAD {
+        while *sent < bytes.len() && wire.unsent() < AHEAD {
             let piece = &bytes[*sent..(*sent + PIECE).min(bytes.len())];
-            wire.queue.push(piece);
+            wire.push(piece);
             *sent += piece.len();
         }
         if !wire.flush()? || *sent == bytes.len() {
@@ -341,7 +341,7 @@ impl Courier {
         mut wire: FrameStream,
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<u8>, ParcelError> {
-        wire.queue.push(&[FETCH]);
+        wire.push(&[FETCH]);
         let header = self.next(&mut wire, go_on)?;
         let wanted = length_of(&header).map_err(|why| self.lost(why))?;
         let mut bytes = Vec::new();
@@ -369,11 +369,11 @@ impl Courier {
     ) -> Result<(), ParcelError> {
         let mut header = vec![DELIVER];
         header.extend((bytes.len() as u64).to_le_bytes());
-        wire.queue.push(&header);
+        wire.push(&header);
         let mut sent = 0;
         loop {
             send_pieces(&mut wire, bytes, &mut sent).map_err(|why| self.lost(why))?;
-            if sent == bytes.len() && wire.queue.is_empty() {
+            if sent == bytes.len() && wire.unsent() == 0 {
                 break;
             }
             pause([wire.wait()].into_iter(), None, go_on)?;

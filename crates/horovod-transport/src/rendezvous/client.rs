@@ -34,12 +34,12 @@ impl Client {
     }
 
     pub(crate) fn wants_write(&self) -> bool {
-        !self.wire.queue.is_empty()
+        self.wire.unsent() > 0
     }
 
     /// Queues a message and sends what goes at once.
     pub(crate) fn send(&mut self, message: &ToServer) -> Result<(), String> {
-        self.wire.queue.push(&message.encode());
+        self.wire.push(&message.encode());
         self.flush()
     }
 

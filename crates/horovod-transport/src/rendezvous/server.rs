@@ -260,7 +260,7 @@ impl Worker {
             };
             self.carry_out(todo);
             self.clients
-                .retain(|_, c| !c.leaving || !c.wire.queue.is_empty());
+                .retain(|_, c| !c.leaving || c.wire.unsent() > 0);
         }
     }
 
@@ -411,10 +411,10 @@ impl Worker {
             return;
         };
         let bytes = message.encode();
-        if client.wire.queue.len() + bytes.len() > QUEUE_MAX {
+        if client.wire.unsent() + bytes.len() > QUEUE_MAX {
             return self.remove(id, "it does not read");
         }
-        client.wire.queue.push(&bytes);
+        client.wire.push(&bytes);
         client.leaving |= last;
         // An error shows again when it is served.
         let _ = client.wire.flush();

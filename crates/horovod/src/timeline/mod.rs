@@ -54,8 +54,10 @@ pub enum TimelineSetting {
 
 /// How long events gather before they are written or sent.
 const GATHER: Duration = Duration::from_millis(50);
-/// How long rank 0, and who passes them on to it, waits for the last events of the others.
-pub(crate) const LAST_EVENTS_PATIENCE: Duration = Duration::from_secs(2);
+/// How long rank 0, and who passes them on to it, waits for the last events of the others. Who is gone is known by its
+/// connection, and not waited for; this is for those that are stopped or cut off. As a silent rank is elsewhere
+/// taken for alive by default: slow ones are not to lose anything.
+pub(crate) const LAST_EVENTS_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The timeline of one rank and one generation.
 pub(crate) struct Timeline {
