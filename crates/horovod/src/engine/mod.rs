@@ -338,12 +338,16 @@ impl Engine {
         ended
     }
 
-    /// Wait at most `timeout`; clears the handle when the operation has ended.
+    /// Wait at most `timeout`; clears the handle when the operation has ended. With no time at all this only looks:
+    /// a thread that began to carry something out would have to break it off at its first wait, and wake the engine's.
     pub fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
+        if timeout.is_zero() {
+            let ended = self.shared.handles.lock().take(handle);
+            return ended.unwrap_or(Waited::Pending);
+        }
         let timeline = &self.shared.timeline;
         // What has ended already is not waited for.
-        if timeout.is_zero() || !timeline.is_on() || self.shared.handles.poll(handle) != Some(false)
-        {
+        if !timeline.is_on() || self.shared.handles.poll(handle) != Some(false) {
             return self.wait_unrecorded(handle, timeout);
         }
         let _recorded = RecordedCall::begin(&self.shared);
