@@ -3,6 +3,7 @@
 //   floor allreduce f32|f16|bf16 RANKS BYTES REPEATS   every rank sums its part of all buffers, in place, everywhere
 //   floor gather    -            RANKS BYTES REPEATS   every rank copies all ranks' buffers into memory of its own
 //   floor spread    -            RANKS BYTES REPEATS   every rank but the first copies the first one's buffer
+//   floor meet      -            RANKS BYTES REPEATS   a thousand barriers; what they take tells how far apart processors are
 //
 // No collective that must return its result in private memory can be faster than the copies alone, and none that
 // reads and writes tensors of its own can be faster than the sum in place. Prints the seconds of each repeat.
@@ -21,7 +22,7 @@
 #include <immintrin.h>
 #endif
 
-enum { RANKS_MAX = 64, BLOCK = 1024, SPINS_BEFORE_YIELD = 2000 };
+enum { RANKS_MAX = 64, MEETINGS = 1000, BLOCK = 1024, SPINS_BEFORE_YIELD = 2000 };
 
 static int ranks;
 static unsigned char *buffer[RANKS_MAX];
@@ -162,7 +163,7 @@ static void reduce_floats(size_t from, size_t to) {
 
 int main(int count, char **words) {
   if (count != 6) {
-    fprintf(stderr, "usage: floor allreduce|gather|spread f32|f16|bf16|- RANKS BYTES REPEATS\n");
+    fprintf(stderr, "usage: floor allreduce|gather|spread|meet f32|f16|bf16|- RANKS BYTES REPEATS\n");
     return 2;
   }
   const char *what = words[1], *dtype = words[2];
@@ -187,6 +188,7 @@ int main(int count, char **words) {
     }
 
   int is_sum = strcmp(what, "allreduce") == 0, is_gather = strcmp(what, "gather") == 0;
+  int meets = strcmp(what, "meet") == 0;
   size_t element = strcmp(dtype, "f32") == 0 ? 4 : 2, elements = bytes / element;
   size_t from = elements * (size_t)rank / (size_t)ranks, to = elements * (size_t)(rank + 1) / (size_t)ranks;
   unsigned char *own = is_sum ? NULL : memory(bytes * (size_t)ranks, MAP_PRIVATE);
@@ -200,6 +202,8 @@ int main(int count, char **words) {
       else reduce_halves(from, to, dtype[0] == 'b');
     } else if (is_gather) {
       for (int r = 0; r < ranks; r++) memcpy(own + bytes * (size_t)r, buffer[r], bytes);
+    } else if (meets) {
+      for (int i = 0; i < MEETINGS; i++) barrier();
     } else if (rank != 0) {
       memcpy(own, buffer[0], bytes);
     }

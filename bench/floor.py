@@ -12,6 +12,9 @@ from processes import output_of
 
 SOURCE = Path(__file__).with_name("floor.c")
 LIMIT_S = 60
+#: As in floor.c.
+MEETINGS = 1000
+MEETING_REPEATS = 20
 
 
 def missing() -> str | None:
@@ -33,8 +36,19 @@ def measure(case: Case, ranks: int, repeats: int, folder: Path) -> list[float]:
     """Seconds of each repeat; nothing for a case without a floor."""
     if case.floor is None:
         return []
-    what, dtype, nbytes = case.floor
-    words = [program(folder), what, dtype, str(ranks), str(nbytes), str(repeats * case.repeats)]
+    return _run(folder, *case.floor, ranks, repeats * case.repeats)
+
+
+def meeting_s(folder: Path) -> float:
+    """Seconds in which two processes meet through one line of memory, at best.
+
+    The host of a virtual machine may put its processors under one cache or under two, and move them.
+    """
+    return min(_run(folder, "meet", "-", 8, 2, MEETING_REPEATS)) / MEETINGS
+
+
+def _run(folder: Path, what: str, dtype: str, nbytes: int, ranks: int, repeats: int) -> list[float]:
+    words = [program(folder), what, dtype, str(ranks), str(nbytes), str(repeats)]
     done = output_of(words, LIMIT_S)
     done.check_returncode()
     return [float(line) for line in done.stdout.split()]
