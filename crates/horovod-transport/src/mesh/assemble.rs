@@ -167,7 +167,10 @@ impl Mesh {
             launcher,
             poller.clone(),
         );
-        let spread = arena.as_ref().filter(|_| crowded).map(Arena::spread);
+        let spread = arena
+            .as_ref()
+            .filter(|_| crowded)
+            .map(|arena| arena.spread(cores));
         let data = Data::new(links, arena);
         let waiter = Waiter::new(bell, poller, (crowded, spread), has_sockets);
         Ok(Self {

@@ -135,10 +135,10 @@ impl Arena {
         self.region.u64(self.layout.flag(local, flag))
     }
 
-    /// What spreads the ranks over the cores.
-    pub(crate) fn spread(&self) -> Spread {
+    /// What spreads the ranks over so many cores.
+    pub(crate) fn spread(&self, cores: usize) -> Spread {
         let words = (0..self.layout.ranks).map(|local| self.layout.core(local));
-        Spread::new(self.region.clone(), words.collect(), self.me)
+        Spread::new(self.region.clone(), words.collect(), self.me, cores)
     }
 
     pub(crate) fn bell(&self, local: usize) -> &Bell {
