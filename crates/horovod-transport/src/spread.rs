@@ -24,7 +24,8 @@ const REFUSED_MAX: Duration = Duration::from_millis(20);
 /// Where the ranks of this host wait.
 pub(crate) struct Spread {
     region: Arc<Region>,
-    /// By rank of the host, where in the region it tells its core, from 1; 0 while it sleeps.
+    /// By rank of the host, where in the region it tells its core, from 1; 0 before it first waited. Who has
+    /// slept is mostly still there.
     words: Vec<usize>,
     told: u32,
     steps: u32,
@@ -48,11 +49,6 @@ impl Spread {
             let word = self.region.u32(self.words[self.placement.me]);
             word.store(core, Ordering::Relaxed);
         }
-    }
-
-    /// This rank sleeps: it takes no core.
-    pub(crate) fn sleeps(&mut self) {
-        self.tell(0);
     }
 
     /// This rank is about to give way on `core`; moves it to another one if it should be there.
@@ -108,7 +104,7 @@ impl Placement {
     }
 
     /// Whether there may be too many on `core` and this rank is the last of them. `told`: the core of each rank from
-    /// 1, 0 of those that sleep.
+    /// 1, 0 of those that never waited.
     fn may_be_one_too_many(&mut self, told: impl Iterator<Item = usize>, core: usize) -> bool {
         self.on.fill(0);
         let (mut waiting, mut last) = (0, self.me);
@@ -196,7 +192,7 @@ mod tests {
         assert_eq!(goes(&[1, 2, 1], 2, TWO), None);
         assert_eq!(goes(&[1, 1, 1, 2, 2, 3, 4, 4], 2, |core| core < 4), Some(3));
         assert_eq!(goes(&[1, 1, 2, 2, 3, 3], 1, |core| core < 4), Some(4));
-        // Who sleeps takes no core.
+        // Who never waited takes no core.
         assert_eq!(goes(&[1, 0, 0, 1], 3, TWO), Some(2));
         // Not on a core that is not for this rank.
         assert_eq!(goes(&[1, 1, 1], 2, |core| core == 0 || core == 2), Some(3));

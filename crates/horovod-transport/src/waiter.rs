@@ -146,9 +146,6 @@ impl Waiter {
             }
         } else if self.armed && n > 0 {
             if !self.poller.take_news() {
-                if let Some(spread) = &mut self.spread {
-                    spread.sleeps();
-                }
                 self.poller.pump(max_sleep);
             }
             self.disarm();
