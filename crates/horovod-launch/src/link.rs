@@ -16,7 +16,7 @@ use crate::remote;
 const PREAMBLE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of ssh's or the agent's own words that are kept.
 const WORDS_BYTES_MAX: usize = 8 << 10;
-/// How long a process whose output has ended may take for its last words and its end.
+/// How long a process whose output has ended may take for its last words and its end, together.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 /// How far a host has come.
@@ -199,9 +199,9 @@ impl HostLink {
 
     /// Why the agent did not start, by what ssh or the agent itself said, or how that ended.
     pub(crate) fn why_not_started(&mut self) -> String {
-        let words = self.words();
-        // Its output has ended, so it ends now, if it has not yet.
         let deadline = Instant::now() + LAST_MOMENT;
+        let words = self.words(deadline);
+        // If its output has ended, it ends now.
         let mut ended = self.child.try_wait();
         while matches!(ended, Ok(None)) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -213,16 +213,15 @@ impl HostLink {
 
     /// A reason, with what ssh or the agent itself said.
     pub(crate) fn with_words(&mut self, why: &str) -> String {
-        match self.words() {
+        match self.words(Instant::now() + LAST_MOMENT) {
             words if words.is_empty() => why.to_owned(),
             words => format!("{why} ({words})"),
         }
     }
 
-    /// What ssh or the agent itself said, in one line.
-    fn words(&mut self) -> String {
-        // The process has closed its output; its last words may follow by a moment.
-        let deadline = Instant::now() + LAST_MOMENT;
+    /// What ssh or the agent itself said until the deadline, in one line: its last words may follow the end of its
+    /// output by a moment.
+    fn words(&mut self, deadline: Instant) -> String {
         loop {
             self.read_words();
             let Some(stderr) = &self.stderr else { break };

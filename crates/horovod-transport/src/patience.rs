@@ -15,8 +15,8 @@ const COMPANY: Duration = Duration::from_micros(5);
 /// Then it does not give way at all for this long, twice as long each time it happens again soon after, up to the
 /// second figure. Two ranks on one core would give it to each other for long, as the kernel moves no thread that
 /// ran just now; but one that sleeps wakes on the idle core.
-const SLEEPING: Duration = Duration::from_micros(200);
-const SLEEPING_MAX: Duration = Duration::from_millis(20);
+const AFTER_COMPANY: Duration = Duration::from_micros(200);
+const AFTER_COMPANY_MAX: Duration = Duration::from_millis(20);
 
 /// How long a rank gives way where ranks outnumber cores. What it waits for is mostly a peer that waits for
 /// the core: giving way hands it over in 2 us, while a sleep takes an event, a wake-up and often a
@@ -36,8 +36,8 @@ const HOLDING_BACK_MAX: Duration = Duration::from_millis(1280);
 pub(crate) struct Patience {
     spins: u32,
     yields: u32,
-    /// Not giving way for a time.
-    sleeping: HoldOff,
+    /// Had of late: no giving way.
+    company: HoldOff,
     /// Where ranks outnumber cores.
     crowd: Option<Crowd>,
 }
@@ -102,7 +102,7 @@ impl Patience {
         Self {
             spins,
             yields: YIELDS,
-            sleeping: HoldOff::new(SLEEPING, SLEEPING_MAX),
+            company: HoldOff::new(AFTER_COMPANY, AFTER_COMPANY_MAX),
             crowd: crowded.then_some(Crowd {
                 has_time: true,
                 began: None,
@@ -118,7 +118,7 @@ impl Patience {
         Self {
             spins,
             yields,
-            sleeping: HoldOff::new(Duration::ZERO, Duration::ZERO),
+            company: HoldOff::new(Duration::ZERO, Duration::ZERO),
             crowd: None,
         }
     }
@@ -148,7 +148,7 @@ impl Patience {
         let yields = n < self.spins.saturating_add(self.yields);
         match &self.crowd {
             Some(crowd) => yields || crowd.lasts(n, now),
-            None => yields && !self.sleeping.lasts(now()),
+            None => yields && !self.company.lasts(now()),
         }
     }
 
@@ -169,7 +169,7 @@ impl Patience {
         let after = now();
         let away = after.duration_since(before);
         match &mut self.crowd {
-            None if away > COMPANY => self.sleeping.begin(after),
+            None if away > COMPANY => self.company.begin(after),
             Some(crowd) if away > SLICE && crowd.tries(before) => {
                 crowd.lost_a_slice((before, after));
             }
@@ -301,11 +301,11 @@ mod tests {
         // The first round that gives way shows it.
         assert_eq!(steps(&mut patience, &clock, long), SPINS + 1);
         assert_eq!(steps(&mut patience, &clock, Duration::ZERO), SPINS);
-        clock.set(clock.get() + SLEEPING);
+        clock.set(clock.get() + AFTER_COMPANY);
         // Alone at last; or not, and then for longer.
         assert_eq!(steps(&mut patience, &clock, Duration::ZERO), SPINS + YIELDS);
         assert_eq!(steps(&mut patience, &clock, long), SPINS + 1);
-        clock.set(clock.get() + SLEEPING);
+        clock.set(clock.get() + AFTER_COMPANY);
         assert_eq!(steps(&mut patience, &clock, Duration::ZERO), SPINS);
     }
 
