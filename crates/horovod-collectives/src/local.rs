@@ -86,7 +86,7 @@ impl Areas {
 
 /// The members of this operation on this host and their memory.
 pub(crate) struct Local<'a> {
-    arena: Arena,
+    arena: std::sync::Arc<Arena>,
     areas: Areas,
     /// Arena index of each member on this host.
     index: &'a [usize],
@@ -267,12 +267,15 @@ impl<'a> Local<'a> {
         bytes: usize,
         stage: impl FnOnce(*mut u8),
     ) -> bool {
-        let free = scratch.early.iter().position(|last| self.is_free(last));
-        let Some(area) = free.filter(|_| bytes <= self.areas.early) else {
+        // First the one that was used longer ago: to ask costs the peers' words.
+        let mut by_age: [usize; EARLY_AREAS] = std::array::from_fn(|area| area);
+        by_age.sort_unstable_by_key(|area| scratch.early[*area].value);
+        let is_free =
+            |area: &usize| bytes <= self.areas.early && self.is_free(&scratch.early[*area]);
+        let Some(area) = by_age.into_iter().find(is_free) else {
             return false;
         };
-        let me = self.index[self.me];
-        stage(self.early_area(me, area));
+        stage(self.early_area(self.index[self.me], area));
         self.arena.publish(EARLY + area, ticket.0, &[]);
         true
     }
@@ -302,7 +305,8 @@ impl<'a> Local<'a> {
             self.early_area(arena, area_of(arena).unwrap_or_default())
         });
         let value = flag_value(ctx.seq, step);
-        self.publish(DONE, value);
+        // Nobody sleeps until these areas are free.
+        self.arena.publish(DONE, value, &[]);
         ctx.scratch.early[mine].set(value, self.index);
         Ok(true)
     }

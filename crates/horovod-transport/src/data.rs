@@ -1,5 +1,7 @@
 //! The data plane of one rank: a byte link to each peer, and the arena of its host.
 
+use std::sync::Arc;
+
 use horovod_protocol::Rank;
 
 use crate::{link::Link, shm::arena::Arena};
@@ -7,12 +9,15 @@ use crate::{link::Link, shm::arena::Arena};
 /// Links for tensor data.
 pub struct Data {
     links: Vec<Option<Box<dyn Link>>>,
-    arena: Option<Arena>,
+    arena: Option<Arc<Arena>>,
 }
 
 impl Data {
     pub(crate) fn new(links: Vec<Option<Box<dyn Link>>>, arena: Option<Arena>) -> Self {
-        Self { links, arena }
+        Self {
+            links,
+            arena: arena.map(Arc::new),
+        }
     }
 
     /// The link to another rank: shared rings on the same host, TCP between hosts.
@@ -40,7 +45,7 @@ impl Data {
 
     /// The memory shared with the other ranks of this host; `None` when alone on it or when shared
     /// memory is switched off.
-    pub fn arena(&self) -> Option<&Arena> {
+    pub fn arena(&self) -> Option<&Arc<Arena>> {
         self.arena.as_ref()
     }
 }

@@ -30,6 +30,12 @@ impl Bell {
 
     /// Wakes the rank if it sleeps; call after publishing what it should see.
     pub(crate) fn ring(&self) {
+        bell::published();
+        self.ring_if_asleep();
+    }
+
+    /// The same after [`bell::published`].
+    fn ring_if_asleep(&self) {
         if !self.region.is_foreign() && bell::must_ring(self.sleeping()) {
             platform::ring(&self.fd);
         }
@@ -47,7 +53,6 @@ impl Bell {
 /// memory is never lent as a slice, because a peer may write to it at any time: readers use raw
 /// pointers and the flags say when bytes are stable. Not present in a forked child: do not call this
 /// there.
-#[derive(Clone)]
 pub struct Arena {
     region: Arc<Region>,
     layout: Layout,
@@ -115,9 +120,13 @@ impl Arena {
     /// the value), then wakes those members of `wake` that sleep.
     pub fn publish(&self, flag: usize, value: u64, wake: &[usize]) {
         self.flag(self.me, flag).store(value, Ordering::Release);
+        if wake.is_empty() {
+            return;
+        }
+        bell::published();
         for &local in wake {
             if local != self.me {
-                self.bells[local].ring();
+                self.bells[local].ring_if_asleep();
             }
         }
     }
