@@ -40,6 +40,10 @@ mod model;
 
 /// How long the engine's thread sleeps between two looks while calls come thick and fast.
 const TICK: Duration = Duration::from_micros(500);
+/// While there are at least so many waits in such a time, those who wait do all there is to do; to look takes the core
+/// from one of them, so it is done half as often each time, down to the second figure.
+const DENSE: u64 = 8;
+const TICK_MAX: Duration = Duration::from_millis(4);
 /// Submissions within this time of the last glance wait for a wait, a tick, or the next glance.
 const BURST_NS: u64 = 100_000;
 /// The same where ranks outnumber cores: their calls take longer, and an engine's thread that wakes takes the core
@@ -103,6 +107,8 @@ pub(super) struct Seat {
     caller_drives: AtomicBool,
     /// Calls so far, to see whether any came.
     calls: AtomicU64,
+    /// Those of them that waited.
+    waits: AtomicU64,
     /// When a submission last was a glance.
     last_glance: AtomicU64,
     burst_ns: u64,
@@ -123,6 +129,7 @@ impl Seat {
             engine: OnceLock::new(),
             caller_drives: AtomicBool::new(false),
             calls: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
             last_glance: AtomicU64::new(0),
         }
     }
@@ -189,13 +196,18 @@ impl Seat {
     /// Sleep by the clock until the calls have become rare.
     fn tick(&self) {
         let mut seen = self.calls.load(Ordering::Relaxed);
+        let mut waited = self.waits.load(Ordering::Relaxed);
+        let mut nap = TICK;
         loop {
-            thread::park_timeout(TICK);
+            thread::park_timeout(nap);
             let calls = self.calls.load(Ordering::Relaxed);
             if calls == seen || self.shared.wanted() {
                 return;
             }
             seen = calls;
+            let waits = self.waits.load(Ordering::Relaxed);
+            nap = after(nap, waits.wrapping_sub(waited));
+            waited = waits;
             if let Some(mut seat) = self.take() {
                 let leave = seat.as_mut().and_then(|driver| {
                     guarded(driver, |d| {
@@ -248,6 +260,7 @@ impl Seat {
 
     fn drive(&self, mut seat: MutexGuard<'_, Option<Driver>>, handle: Handle, deadline: Instant) {
         self.calls.fetch_add(1, Ordering::Relaxed);
+        self.waits.fetch_add(1, Ordering::Relaxed);
         self.caller_drives.store(true, Ordering::SeqCst);
         let done = || self.shared.handles.poll(handle) != Some(false);
         if let Some(driver) = seat.as_mut()
@@ -316,6 +329,16 @@ impl Seat {
     }
 }
 
+/// How long the engine's thread sleeps after a nap in which there were so many waits.
+fn after(nap: Duration, waits: u64) -> Duration {
+    let ticks = nap.as_nanos() / TICK.as_nanos();
+    if u128::from(waits) >= u128::from(DENSE) * ticks {
+        (2 * nap).min(TICK_MAX)
+    } else {
+        TICK
+    }
+}
+
 /// Run with the driver; `None` after a panic, which ends the engine.
 fn guarded<T>(driver: &mut Driver, work: impl FnOnce(&mut Driver) -> T) -> Option<T> {
     let outcome = catch_unwind(AssertUnwindSafe(|| work(driver)));
@@ -323,4 +346,26 @@ fn guarded<T>(driver: &mut Driver, work: impl FnOnce(&mut Driver) -> T) -> Optio
         driver.break_down();
     }
     outcome.ok()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_engine_looks_less_often_while_callers_wait_all_the_time() {
+        let mut naps = vec![TICK];
+        for waits in [
+            DENSE,
+            2 * DENSE,
+            4 * DENSE,
+            8 * DENSE,
+            8 * DENSE - 1,
+            DENSE - 1,
+        ] {
+            naps.push(after(naps[naps.len() - 1], waits));
+        }
+        assert_eq!(naps, [1, 2, 4, 8, 8, 1, 1].map(|n| n * TICK));
+        assert_eq!(naps[4], TICK_MAX);
+    }
 }
