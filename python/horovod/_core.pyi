@@ -75,7 +75,7 @@ class PlainTensors:
     """Types of one framework whose tensors the core can read by itself, through DLPack's C exchange table."""
 
     def __new__(cls, types: Sequence[type], lazy: Callable[[Any], bool]) -> Self:
-        """`types` exactly, no subclasses; `lazy(tensor)`: whether its memory does not hold the values as they are."""
+        """`types` exactly, no subclasses; `lazy(tensor)`: whether the memory of a single element is not its value."""
 
     def enqueue(
         self,

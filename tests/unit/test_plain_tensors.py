@@ -55,7 +55,9 @@ def test_plain_tensors_are_reduced_in_place(tensor):
         torch.ones(4, 2).t(),
         torch.ones(1).expand(3),
         torch.tensor([1 + 2j]),
-        torch.tensor([1 + 2j]).conj().imag,
+        torch.tensor([1 + 2j]).conj().imag,  # its memory holds the negative
+        torch.tensor([1 + 2j, 3 + 4j]).conj().imag,
+        torch.tensor([[1 + 2j], [3 + 4j]]).conj().imag,
         torch.ones(3).to_sparse(),
         torch.empty(3, device="meta"),
         torch.zeros(3).to(torch.float8_e5m2),

@@ -158,7 +158,8 @@ pub(crate) struct PlainTensors {
 
 #[pymethods]
 impl PlainTensors {
-    /// `types` exactly, no subclasses; `lazy(tensor)` says whether the memory does not hold the values as they are.
+    /// `types` exactly, no subclasses; `lazy(tensor)` says of one with at most one element whether its memory does not
+    /// hold the value as it is.
     #[new]
     fn new(types: Vec<Bound<'_, PyType>>, lazy: Py<PyAny>) -> PyResult<Self> {
         let mut readers = Vec::new();
@@ -267,7 +268,12 @@ impl PlainTensors {
             Op::Broadcast { .. } => true,
             _ => false,
         };
-        if !meaningful || self.lazy.bind(tensor.py()).call1((tensor,))?.is_truthy()? {
+        // To ask costs as much as all else here. Lazy is the imaginary half of what was conjugated, of which the
+        // elements lie apart, but for a single one.
+        let may_be_lazy = meta.elems().is_none_or(|n| n <= 1);
+        if !meaningful
+            || (may_be_lazy && self.lazy.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
+        {
             return Ok(None);
         }
         Ok(Some(Tensor {

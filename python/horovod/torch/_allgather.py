@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
 from horovod.common._ops import Average
@@ -21,7 +21,7 @@ def allgather_async(
 
     Not differentiable. The input must not be changed before `synchronize`.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(allgather_async, tensor, name, process_set)
     check_movable(tensor)
     dtype = tensor.dtype
@@ -40,7 +40,7 @@ def grouped_allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start a `grouped_allgather` and return its handle; `synchronize` gives the tuple of results."""
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(grouped_allgather_async, tensors, name, process_set)
     tensors = tuple(tensors)
     require_members(tensors)
@@ -158,7 +158,7 @@ def allgather(
         Ranks disagree (the message names the tensor and both values), a tensor has no dimension, a member was
         lost, or Horovod is not initialised.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(allgather, tensor, name, process_set)
     result: torch.Tensor = HorovodAllgather.apply(tensor, name, process_set)
     return result
@@ -174,7 +174,7 @@ def grouped_allgather(
     All are gathered or none; every rank passes the same number of tensors in the same order. Differentiable
     as one group. Each tensor, and errors, as in `allgather`; an empty group is a ValueError.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(grouped_allgather, tensors, name, process_set)
     result: tuple[torch.Tensor, ...] = HorovodGroupedAllgather.apply(name, process_set, *tensors)
     return result

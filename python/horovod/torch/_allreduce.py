@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
 from horovod.common._compression import Compressor, NoneCompressor
@@ -43,7 +43,7 @@ def allreduce_async_(
     """
     if average is not None or op is None:
         op = resolve_op(op, average)
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(
             allreduce_async_, tensor, None, name, op, prescale_factor, postscale_factor, process_set
         )
@@ -88,7 +88,7 @@ def allreduce_together_(
 
     There are fewer if some tensor needs preparation or is refused: that one and all after it were not started.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return []
     set_id = process_set.process_set_id
     handles = allreduce_plain_together(
@@ -114,7 +114,7 @@ def allreduce_async(
     """
     op = resolve_op(op, average)
     options = (op, prescale_factor, postscale_factor, process_set)
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(allreduce_async, tensor, None, name, *options)
     check_reducible(tensor, op)
     source, output = _wire_and_output(tensor)
@@ -160,7 +160,7 @@ def grouped_allreduce_async_(
     """Start a `grouped_allreduce_` and return its handle; `synchronize` gives the tuple of the inputs."""
     op = resolve_op(op, average)
     options = (op, prescale_factor, postscale_factor, process_set)
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(grouped_allreduce_async_, tensors, None, name, *options)
     tensors = tuple(tensors)
     require_members(tensors)
@@ -196,7 +196,7 @@ def grouped_allreduce_async(
     """
     op = resolve_op(op, average)
     options = (op, prescale_factor, postscale_factor, process_set)
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(grouped_allreduce_async, tensors, None, name, *options)
     tensors = tuple(tensors)
     require_members(tensors)
@@ -353,7 +353,7 @@ def allreduce(
     """
     op = resolve_op(op, average)
     options = (op, prescale_factor, postscale_factor, process_set)
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(allreduce, tensor, None, name, compression, *options)
     compressed, ctx = compression.compress(tensor)
     reduced = HorovodAllreduce.apply(compressed, None, name, *options)
@@ -382,7 +382,7 @@ def grouped_allreduce(
     """
     op = resolve_op(op, average)
     options = (op, prescale_factor, postscale_factor, process_set)
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(grouped_allreduce, tensors, None, name, compression, *options)
     tensors = tuple(tensors)
     require_members(tensors)

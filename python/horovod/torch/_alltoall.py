@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -24,7 +24,7 @@ def alltoall_async(
 
     Not differentiable. The input must not be changed before `synchronize`.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(alltoall_async, tensor, splits, name, process_set)
     check_movable(tensor)
     dtype = tensor.dtype
@@ -143,7 +143,7 @@ def alltoall(
     HorovodInternalError
         As in `allgather`.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(alltoall, tensor, splits, name, process_set)
     output: torch.Tensor
     output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
 from horovod.common._ops import Average
@@ -33,7 +33,7 @@ def broadcast_async(
 
     Not differentiable. The input must not be changed before `synchronize`.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(broadcast_async, tensor, root_rank, name, process_set)
     check_movable(tensor)
     wire = to_wire(tensor)
@@ -60,7 +60,7 @@ def broadcast_async_(
     The tensor must not be touched before `synchronize`, which also is what writes the result into a tensor
     that is not contiguous.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(broadcast_async_, tensor, root_rank, name, process_set)
     plain = enqueue_plain(
         tensor, _BROADCAST, "broadcast", name, 1, 1.0, 1.0, root_rank, process_set.process_set_id
@@ -163,7 +163,7 @@ def broadcast(
         Ranks disagree (the message names the tensor and both values), a member was lost, or Horovod is not
         initialised.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(broadcast, tensor, root_rank, name, process_set)
     result: torch.Tensor = HorovodBroadcast.apply(tensor, root_rank, name, process_set)
     return result

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
 from horovod.common.exceptions import HorovodInternalError
@@ -50,7 +50,7 @@ def forget_job() -> None:
 def eagerly(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
     """Run a function as ordinary Python from inside a graph that `torch.compile` captures, which it splits.
 
-    The public functions call this where `is_compiling()` is true. Decorating them with
+    The public functions call this where `is_dynamo_compiling()` is true. Decorating them with
     `torch.compiler.disable` instead would import the compiler, a second per process, for everybody.
     """
     return torch.compiler.disable(fn)(*args, **kwargs)  # type: ignore[no-untyped-call, no-any-return]
@@ -80,7 +80,7 @@ def synchronize(handle: int) -> Any:
         The operation failed on all its ranks: they disagree about it (the message names the tensor and both
         values), a rank was lost, or Horovod was shut down.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(synchronize, handle)
     result = _handle_map.pop(handle, None)
     if result is None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
 from horovod.common._compression import Compressor, NoneCompressor
@@ -27,7 +27,7 @@ def reducescatter_async(
 
     Not differentiable. The input must not be changed before `synchronize`.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(
             reducescatter_async, tensor, name, op, process_set, prescale_factor, postscale_factor
         )
@@ -53,7 +53,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Start a `grouped_reducescatter` and return its handle; `synchronize` gives the tuple of results."""
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(
             grouped_reducescatter_async,
             tensors,
@@ -223,7 +223,7 @@ def reducescatter(
     HorovodInternalError
         Another operator, or as in `allreduce`.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(
             reducescatter,
             tensor,
@@ -256,7 +256,7 @@ def grouped_reducescatter(
     All are reduced or none; every rank passes the same number of tensors in the same order. Differentiable as
     one group. Each tensor, and errors, as in `reducescatter`; an empty group is a ValueError.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return eagerly(
             grouped_reducescatter,
             tensors,

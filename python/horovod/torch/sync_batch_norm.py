@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from horovod.common._ops import Sum
@@ -107,7 +107,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise a batch."""
-        if is_compiling():
+        if is_dynamo_compiling():
             return eagerly(self.forward, input)
         self._check_input_dim(input)
         momentum = self._count_batch()
