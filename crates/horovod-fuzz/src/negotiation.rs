@@ -272,7 +272,7 @@ impl Job {
         }
         let entry = EntryId(self.entries);
         self.entries += 1;
-        if node.worker.submit(Time(self.now), entry, request).is_ok() {
+        if node.worker.submit(entry, request).is_ok() {
             node.open.insert(entry);
         }
         self.drain_worker(rank);
@@ -281,7 +281,7 @@ impl Job {
     fn shut_down(&mut self, rank: Rank) {
         let node = &mut self.nodes[rank.index()];
         if node.alive && !node.over {
-            node.worker.shutdown(Time(self.now));
+            node.worker.shutdown();
             self.drain_worker(rank);
         }
     }
@@ -314,7 +314,7 @@ impl Job {
             }
             self.nodes[rank.index()]
                 .worker
-                .handle_peer_lost(now, lost.clone());
+                .handle_peer_lost(lost.clone());
             self.drain_worker(rank);
         }
     }
@@ -422,7 +422,7 @@ impl Job {
                 self.drain_aggregator(to);
             }
             None => {
-                node.worker.handle_message(Time(self.now), message);
+                node.worker.handle_message(message);
                 self.drain_worker(to);
             }
         }

@@ -68,7 +68,7 @@ impl Job {
         for request in &self.requests {
             self.entry += 1;
             let id = EntryId(self.entry);
-            self.worker.submit(Time(0), id, request).expect("valid");
+            self.worker.submit(id, request).expect("valid");
         }
         match self.worker.poll_action() {
             Some(WorkerAction::Send(message)) => message,
@@ -87,7 +87,7 @@ impl Job {
     }
 
     fn run(&mut self, decided: &ToWorker) {
-        self.worker.handle_message(Time(0), decided);
+        self.worker.handle_message(decided);
         while let Some(action) = self.worker.poll_action() {
             match action {
                 WorkerAction::Execute(execution) => self.worker.recycle(execution),

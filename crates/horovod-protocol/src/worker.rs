@@ -9,7 +9,7 @@ use crate::lookup::{Lookup, Slab};
 use crate::message::{SetKey, Slot, Submission, ToCoordinator, ToWorker};
 use crate::outbox::Outbox;
 use crate::slots::SlotMap;
-use crate::types::{EntryId, Generation, Op, ProcessSetId, Rank, Request, Seq, Ticket, Time};
+use crate::types::{EntryId, Generation, Op, ProcessSetId, Rank, Request, Seq, Ticket};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -131,12 +131,7 @@ impl Worker {
     ///
     /// # Errors
     /// Local mistakes, with Horovod's texts; then nothing is queued.
-    pub fn submit(
-        &mut self,
-        _now: Time,
-        id: EntryId,
-        req: &Request,
-    ) -> Result<Option<Ticket>, OpError> {
+    pub fn submit(&mut self, id: EntryId, req: &Request) -> Result<Option<Ticket>, OpError> {
         let Some(set) = self.sets.get(&req.set) else {
             return Err(local::unknown_set(&req.op));
         };
@@ -182,7 +177,7 @@ impl Worker {
     }
 
     /// The coordinator said something.
-    pub fn handle_message(&mut self, _now: Time, msg: &ToWorker) {
+    pub fn handle_message(&mut self, msg: &ToWorker) {
         // A message of another life of the job is nobody's fault, only late.
         if msg.generation != self.cfg.generation || matches!(self.state, State::Over(_)) {
             return;
@@ -195,13 +190,13 @@ impl Worker {
 
     /// A member is gone: everything pending and later fails with it. While stopping this is how a
     /// faster rank looks, and only ends the wait.
-    pub fn handle_peer_lost(&mut self, _now: Time, lost: PeerLost) {
+    pub fn handle_peer_lost(&mut self, lost: PeerLost) {
         self.end(lost);
     }
 
     /// As [`Worker::handle_peer_lost`], and tells the coordinator, so that all ranks learn the cause:
     /// for what only this rank knows, be it that it cannot go on itself.
-    pub fn report_lost(&mut self, _now: Time, lost: PeerLost) {
+    pub fn report_lost(&mut self, lost: PeerLost) {
         let running = matches!(self.state, State::Running | State::Asked);
         self.end(lost.clone());
         if running {
@@ -211,7 +206,7 @@ impl Worker {
 
     /// Asks all ranks to stop. Everything pending anywhere ends with the shutdown error naming
     /// this rank; [`WorkerAction::ShutDown`] follows once every rank has confirmed.
-    pub fn shutdown(&mut self, _now: Time) {
+    pub fn shutdown(&mut self) {
         if matches!(self.state, State::Running) {
             self.state = State::Asked;
             self.outbox.push(Submission::Shutdown, 1);

@@ -95,7 +95,7 @@ impl Job {
             for request in &self.requests {
                 self.entry += 1;
                 let id = EntryId(self.entry);
-                worker.submit(Time(0), id, request).expect("valid");
+                worker.submit(id, request).expect("valid");
             }
             while let Some(action) = worker.poll_action() {
                 let WorkerAction::Send(message) = action else {
@@ -118,7 +118,7 @@ impl Job {
             message.encode(&mut self.bytes);
             self.down.decode_from(&self.bytes).expect("our own");
             for (worker, message) in self.workers.iter_mut().zip([&message, &self.down]) {
-                worker.handle_message(Time(0), message);
+                worker.handle_message(message);
                 while let Some(action) = worker.poll_action() {
                     match action {
                         WorkerAction::Execute(execution) => {

@@ -270,8 +270,8 @@ fn feed(bytes: &[u8]) {
             size: SIZE,
             generation,
         });
-        worker.handle_message(Time(0), &message);
-        worker.handle_message(Time(0), &message);
+        worker.handle_message(&message);
+        worker.handle_message(&message);
         while worker.poll_action().is_some() {}
     }
 }
@@ -369,9 +369,7 @@ fn no_changed_byte_of_a_real_conversation_panics() {
     let mut messages = Vec::new();
     for (rank, worker) in workers.iter_mut().enumerate() {
         for (id, request) in requests(rank as u32).into_iter().enumerate() {
-            worker
-                .submit(Time(0), EntryId(id as u64), &request)
-                .unwrap();
+            worker.submit(EntryId(id as u64), &request).unwrap();
         }
         while let Some(WorkerAction::Send(message)) = worker.poll_action() {
             messages.push((Rank(rank as u32), bytes_up(&message)));

@@ -147,9 +147,7 @@ impl Job {
         for number in 0..self.tensors {
             self.entry += 1;
             let id = EntryId(self.entry);
-            self.worker
-                .submit(Time(0), id, &gradient(number))
-                .expect("valid");
+            self.worker.submit(id, &gradient(number)).expect("valid");
         }
         let mut said = Vec::new();
         while let Some(action) = self.worker.poll_action() {
@@ -161,7 +159,7 @@ impl Job {
         self.down(&decided, &mut step);
         for bytes in &decided {
             let message = ToWorker::decode(bytes).expect("our own");
-            self.worker.handle_message(Time(0), &message);
+            self.worker.handle_message(&message);
         }
         let mut ran = 0;
         while let Some(action) = self.worker.poll_action() {

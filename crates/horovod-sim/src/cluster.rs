@@ -181,9 +181,7 @@ impl<'a> Cluster<'a> {
                         aggregator.handle_peer_lost(Time(self.now), &lost);
                         self.drain_aggregator(rank);
                     }
-                    self.nodes[rank.index()]
-                        .worker
-                        .handle_peer_lost(Time(self.now), lost);
+                    self.nodes[rank.index()].worker.handle_peer_lost(lost);
                     self.drain_worker(rank);
                 }
             }
@@ -246,7 +244,7 @@ impl<'a> Cluster<'a> {
                 self.drain_aggregator(to);
             }
             None => {
-                node.worker.handle_message(now, &message);
+                node.worker.handle_message(&message);
                 self.drain_worker(to);
             }
         }
@@ -325,7 +323,7 @@ impl<'a> Cluster<'a> {
             let entry = EntryId(node.next_entry);
             node.next_entry += 1;
             let item = (node.phase, *item);
-            match node.worker.submit(Time(self.now), entry, request) {
+            match node.worker.submit(entry, request) {
                 Ok(ticket) => {
                     node.open.insert(entry, ticket);
                     self.trace
@@ -356,7 +354,7 @@ impl<'a> Cluster<'a> {
             && (node.open.is_empty() || self.plan.stops_amid)
         {
             node.stopping = true;
-            node.worker.shutdown(Time(self.now));
+            node.worker.shutdown();
             return self.drain_worker(rank);
         }
         if submitted && node.open.is_empty() && !last {

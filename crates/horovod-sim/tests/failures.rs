@@ -211,7 +211,7 @@ fn a_shutdown_ends_what_waits_names_its_rank_and_keeps_what_was_agreed() {
     job.submit_all(&sum("agreed", &[1]));
     let waiting = job.submit(0, sum("waiting", &[1]));
     let joined = job.submit(0, join());
-    job.workers[2].shutdown(Time(0));
+    job.workers[2].shutdown();
     let refused = job.try_submit(2, sum("late", &[1])).unwrap_err();
     assert_eq!(refused.kind, OpErrorKind::Shutdown);
     job.settle();
@@ -237,7 +237,7 @@ fn a_shutdown_ends_what_waits_names_its_rank_and_keeps_what_was_agreed() {
 #[test]
 fn no_rank_leaves_before_all_know_of_the_shutdown() {
     let mut job = Job::new(2);
-    job.workers[1].shutdown(Time(0));
+    job.workers[1].shutdown();
     job.deliver_up(1);
     job.deliver_down(1);
     job.deliver_up(1);
@@ -251,7 +251,7 @@ fn no_rank_leaves_before_all_know_of_the_shutdown() {
 fn a_rank_that_is_gone_while_stopping_only_ends_the_wait() {
     let mut job = Job::new(2);
     let waiting = job.submit(0, sum("x", &[1]));
-    job.workers[0].shutdown(Time(0));
+    job.workers[0].shutdown();
     job.deliver_up(0);
     job.deliver_down(0);
     let lost = PeerLost {
@@ -259,7 +259,7 @@ fn a_rank_that_is_gone_while_stopping_only_ends_the_wait() {
         host: "h".into(),
         cause: "closed".into(),
     };
-    job.workers[0].handle_peer_lost(Time(0), lost);
+    job.workers[0].handle_peer_lost(lost);
     job.drain();
     assert_eq!(job.error(0, waiting).kind, OpErrorKind::Shutdown);
     assert!(matches!(
@@ -455,7 +455,7 @@ fn an_impossible_order_of_the_coordinator_ends_the_generation() {
             responses: vec![response.clone().into()],
             evicted: Vec::new(),
         };
-        job.workers[1].handle_message(Time(0), &message);
+        job.workers[1].handle_message(&message);
         job.drain();
         let Some(WorkerAction::Abort(lost)) = job.done[1].last() else {
             panic!("{response:?}: {:?}", job.done[1])

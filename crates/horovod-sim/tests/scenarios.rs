@@ -231,11 +231,11 @@ fn a_hit_that_goes_out_together_with_the_news_of_its_eviction_still_counts() {
     let mut job = evicted_unheard();
     let stale = EntryId(100);
     job.workers[1]
-        .submit(Time(0), stale, &sum("x", &[2]))
+        .submit(stale, &sum("x", &[2]))
         .expect("valid");
     // Not polled in between, as an engine that is told meanwhile.
     for message in std::mem::take(&mut job.down[1]) {
-        job.workers[1].handle_message(Time(0), &message);
+        job.workers[1].handle_message(&message);
     }
     let fresh = job.submit(0, sum("x", &[2]));
     job.settle();

@@ -65,7 +65,7 @@ impl TreeJob {
         self.next_entry += 1;
         let id = EntryId(self.next_entry);
         self.workers[rank as usize]
-            .submit(Time(self.now), id, request)
+            .submit(id, request)
             .expect("valid");
         id
     }
@@ -103,7 +103,7 @@ impl TreeJob {
             } else if let Some((from, to, message)) = self.down.pop_front() {
                 match &mut self.aggregators[to.index()] {
                     Some(aggregator) if from != to => aggregator.handle_down(now, &message),
-                    _ => self.workers[to.index()].handle_message(now, &message),
+                    _ => self.workers[to.index()].handle_message(&message),
                 }
             } else {
                 return;
@@ -318,7 +318,7 @@ fn a_rank_that_cannot_go_on_tells_everybody_why() {
         host: "h4".into(),
         cause: "out of memory".into(),
     };
-    job.workers[9].report_lost(Time(0), lost.clone());
+    job.workers[9].report_lost(lost.clone());
     job.settle();
     for done in &job.done {
         assert_eq!(done.last(), Some(&WorkerAction::Abort(lost.clone())));

@@ -23,7 +23,7 @@ pub const CONTROL_FRAME_MAX: usize = 16 << 20;
 pub const CONTROL_QUEUE_MAX: usize = 64 << 20;
 /// Longest memory of a message that is kept for the next.
 const SPARE_BYTES_MAX: usize = 64 << 10;
-/// Polls without a result between two looks at the sockets, for callers that never sleep.
+/// Polls that find nothing between two looks at the sockets, for callers that never sleep.
 const LOOK_EVERY: u32 = 64;
 /// What an orderly leaver writes to the sockets that otherwise only tell of deaths.
 const GOODBYE: u8 = b'B';
@@ -300,7 +300,6 @@ impl Control {
     pub fn poll(&mut self) -> Option<ControlEvent> {
         loop {
             if let Some(frame) = self.next_frame() {
-                self.empty_polls = 0;
                 return Some(frame);
             }
             if !self.endings.is_empty() {

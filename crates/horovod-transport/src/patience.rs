@@ -31,6 +31,14 @@ const FORGIVEN_AFTER: Duration = Duration::from_millis(10);
 const HOLDING_BACK: Duration = Duration::from_millis(20);
 const HOLDING_BACK_MAX: Duration = Duration::from_millis(1280);
 
+/// What a rank does in one step of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Spin,
+    GiveWay,
+    Sleep,
+}
+
 /// What a rank does in the steps of a wait, which count from 0 since its last progress.
 #[derive(Debug)]
 pub(crate) struct Patience {
@@ -50,6 +58,9 @@ struct Crowd {
     /// When the wait began, and its next step.
     began: Option<Instant>,
     next: u32,
+    /// When it last looked at the clock: at the beginning, and whenever it had the core back. What it does between
+    /// two steps is little.
+    looked: Option<Instant>,
     /// When it last had lost a time slice.
     lost: Option<Instant>,
     holding_back: HoldOff,
@@ -74,8 +85,8 @@ impl HoldOff {
         }
     }
 
-    pub(crate) fn lasts(&self, now: Instant) -> bool {
-        self.until.is_some_and(|until| now < until)
+    pub(crate) fn lasts(&self, now: impl FnOnce() -> Instant) -> bool {
+        self.until.is_some_and(|until| now() < until)
     }
 
     pub(crate) fn begin(&mut self, now: Instant) {
@@ -107,6 +118,7 @@ impl Patience {
                 has_time: true,
                 began: None,
                 next: 0,
+                looked: None,
                 lost: None,
                 holding_back: HoldOff::new(HOLDING_BACK, HOLDING_BACK_MAX),
             }),
@@ -135,72 +147,73 @@ impl Patience {
         self.crowd.as_ref().is_some_and(|crowd| crowd.has_time)
     }
 
-    /// Whether step `n` spins.
-    pub(crate) fn spins(&self, n: u32) -> bool {
-        n < self.spins
-    }
-
-    /// Whether step `n` spins or gives way rather than sleeps.
-    pub(crate) fn lasts(&self, n: u32, now: impl Fn() -> Instant) -> bool {
-        if self.spins(n) {
-            return true;
+    /// What to do in step `n`. A clock is read only where it decides.
+    pub(crate) fn step(&mut self, n: u32, now: impl Fn() -> Instant) -> Step {
+        if n < self.spins {
+            return Step::Spin;
         }
-        let yields = n < self.spins.saturating_add(self.yields);
-        match &self.crowd {
-            Some(crowd) => yields || crowd.lasts(n, now),
-            None => yields && !self.company.lasts(now()),
-        }
-    }
-
-    /// Step `n` is taken.
-    pub(crate) fn steps(&mut self, n: u32, now: impl Fn() -> Instant) {
-        if let Some(crowd) = &mut self.crowd {
-            if crowd.is_new(n) {
-                crowd.began = Some(now());
-            }
-            crowd.next = n.saturating_add(1);
+        let few = n < self.spins.saturating_add(self.yields);
+        let gives_way = match &mut self.crowd {
+            Some(crowd) => crowd.lasts(n, now) || few,
+            None => few && !self.company.lasts(now),
+        };
+        if gives_way {
+            Step::GiveWay
+        } else {
+            Step::Sleep
         }
     }
 
-    /// Gives way by `give`, and learns from how long that took.
+    /// Gives way by `give`, as [`Self::step`] said, and learns from how long that took.
     pub(crate) fn give_way(&mut self, give: impl FnOnce(), now: impl Fn() -> Instant) {
-        let before = now();
-        give();
-        let after = now();
-        let away = after.duration_since(before);
         match &mut self.crowd {
-            None if away > COMPANY => self.company.begin(after),
-            Some(crowd) if away > SLICE && crowd.tries(before) => {
-                crowd.lost_a_slice((before, after));
+            None => {
+                let before = now();
+                give();
+                let after = now();
+                if after.duration_since(before) > COMPANY {
+                    self.company.begin(after);
+                }
             }
-            _ => {}
+            Some(crowd) => {
+                give();
+                crowd.is_back(now());
+            }
         }
     }
 }
 
 impl Crowd {
-    /// Whether step `n` is of another wait than the step before.
-    fn is_new(&self, n: u32) -> bool {
-        n < self.next || self.began.is_none()
-    }
-
     /// Whether it gives way for long at present.
     fn tries(&self, now: Instant) -> bool {
-        self.has_time && !self.holding_back.lasts(now)
+        self.has_time && !self.holding_back.lasts(|| now)
     }
 
-    fn lost_a_slice(&mut self, (before, after): (Instant, Instant)) {
+    /// Whether step `n` may still give way for the sake of others; a wait begins with a step that is no later than the
+    /// one before.
+    fn lasts(&mut self, n: u32, now: impl Fn() -> Instant) -> bool {
+        let (began, looked) = match (self.began, self.looked) {
+            (Some(began), Some(looked)) if n >= self.next => (began, looked),
+            _ => {
+                let now = now();
+                (*self.began.insert(now), *self.looked.insert(now))
+            }
+        };
+        self.next = n.saturating_add(1);
+        self.tries(looked) && looked.duration_since(began) < GIVING_WAY
+    }
+
+    fn is_back(&mut self, after: Instant) {
+        let Some(before) = self.looked.replace(after) else {
+            return;
+        };
+        if after.duration_since(before) <= SLICE || !self.tries(before) {
+            return;
+        }
         let last = self.lost.replace(after);
-        if last.is_some_and(|last| before.duration_since(last) < FORGIVEN_AFTER) {
+        if last.is_some_and(|last| before.saturating_duration_since(last) < FORGIVEN_AFTER) {
             self.holding_back.begin(after);
         }
-    }
-
-    fn lasts(&self, n: u32, now: impl Fn() -> Instant) -> bool {
-        let now = now();
-        let since = |began: Instant| now.duration_since(began);
-        self.tries(now)
-            && (self.is_new(n) || self.began.is_none_or(|began| since(began) < GIVING_WAY))
     }
 }
 
@@ -213,17 +226,16 @@ mod tests {
     /// Steps without progress until the wait sleeps; each that gives way takes so long.
     fn steps(patience: &mut Patience, clock: &Cell<Instant>, each: Duration) -> u32 {
         let now = || clock.get();
-        let mut n = 0;
-        while patience.lasts(n, now) {
-            patience.steps(n, now);
-            if !patience.spins(n) {
-                patience.give_way(|| clock.set(clock.get() + each), now);
+        for n in 0.. {
+            match patience.step(n, now) {
+                Step::Spin => {}
+                Step::GiveWay => {
+                    patience.give_way(|| clock.set(clock.get() + each), now);
+                }
+                Step::Sleep => return n,
             }
-            n += 1;
         }
-        // The one that announces the sleep.
-        patience.steps(n, now);
-        n
+        unreachable!()
     }
 
     const SHORT: Duration = Duration::from_micros(2);
@@ -242,12 +254,14 @@ mod tests {
         let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(true, false));
         let slept = steps(&mut patience, &clock, SHORT);
         clock.set(clock.get() + Duration::from_secs(1));
-        assert!(!patience.lasts(slept + 1, || clock.get()));
-        assert!(patience.lasts(0, || clock.get()));
+        let mut step = |n| patience.step(n, || clock.get());
+        assert_eq!(step(slept + 1), Step::Sleep);
+        assert_eq!(step(0), Step::GiveWay);
     }
 
-    /// A time slice is lost now.
+    /// A wait begins, and a time slice is lost at once.
     fn lose(patience: &mut Patience, clock: &Cell<Instant>) {
+        assert_eq!(patience.step(0, || clock.get()), Step::GiveWay);
         patience.give_way(|| clock.set(clock.get() + 4 * SLICE), || clock.get());
     }
 
@@ -279,8 +293,8 @@ mod tests {
         let began = clock.get();
         let mut losses = 0;
         while clock.get() < began + 100 * HOLDING_BACK_MAX {
-            patience.steps(0, || clock.get());
-            if patience.lasts(0, || clock.get()) && patience.lasts(YIELDS, || clock.get()) {
+            let mut step = |n| patience.step(n, || clock.get());
+            if step(0) == Step::GiveWay && step(YIELDS) == Step::GiveWay {
                 losses += 1;
                 lose(&mut patience, &clock);
             }
@@ -321,6 +335,7 @@ mod tests {
         assert_eq!(steps(&mut alone, &clock, SHORT), SPINS + YIELDS);
         let mut told = Patience::of_rounds(3, 4);
         assert_eq!(steps(&mut told, &clock, SHORT), 7);
-        assert!(told.spins(2) && !told.spins(3));
+        let mut step = |n| told.step(n, || clock.get());
+        assert!(step(2) == Step::Spin && step(3) == Step::GiveWay);
     }
 }

@@ -128,7 +128,7 @@ impl Placement {
         may_use: impl Fn(usize) -> bool,
         is_alone: impl FnOnce() -> bool,
     ) -> Option<usize> {
-        if self.settled.lasts(now) || self.refused.lasts(now) {
+        if self.settled.lasts(|| now) || self.refused.lasts(|| now) {
             return None;
         }
         let all = 0..self.on.len();

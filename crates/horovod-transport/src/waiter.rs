@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    patience::Patience,
+    patience::{Patience, Step},
     platform,
     poller::Poller,
     shm::{arena::Bell, bell},
@@ -125,26 +125,40 @@ impl Waiter {
     /// One step of waiting, the `n`th since the last progress: the caller checks for work after
     /// each.
     ///
-    /// Small `n` spin, larger ones give way to other threads. Then one call announces that this rank
-    /// will sleep and returns, so that the caller checks once more; the next call sleeps until a
-    /// doorbell, a socket, or the end of `max_sleep`. Wake-ups can be spurious, never lost.
+    /// Small `n` spin, larger ones give way to other threads ([`Self::stays_awake`]), the last ones sleep
+    /// ([`Self::falls_asleep`]).
     pub fn idle(&mut self, n: u32, max_sleep: Option<Duration>) {
-        let is_patient = self.is_patient(n);
-        self.patience.steps(n, Instant::now);
-        if is_patient {
-            self.disarm();
-            let giving_way = !self.patience.spins(n);
-            if self.has_sockets || (giving_way && n.is_multiple_of(GLANCE)) {
-                self.poller.pump(Some(Duration::ZERO));
-            } else if !giving_way {
-                std::hint::spin_loop();
-            }
-            if giving_way {
-                self.spread();
-                self.patience
-                    .give_way(rustix::thread::sched_yield, Instant::now);
-            }
-        } else if self.armed && n > 0 {
+        if !self.stays_awake(n) {
+            self.falls_asleep(n, max_sleep);
+        }
+    }
+
+    /// The `n`th step of [`Self::idle`] if it is one that spins or gives way. `false`: it is time to sleep.
+    pub fn stays_awake(&mut self, n: u32) -> bool {
+        let step = self.patience.step(n, Instant::now);
+        if step == Step::Sleep {
+            return false;
+        }
+        self.disarm();
+        let gives_way = step == Step::GiveWay;
+        if self.has_sockets || (gives_way && n % GLANCE == GLANCE - 1) {
+            self.poller.pump(Some(Duration::ZERO));
+        } else if !gives_way {
+            std::hint::spin_loop();
+        }
+        if gives_way {
+            self.spread();
+            self.patience
+                .give_way(rustix::thread::sched_yield, Instant::now);
+        }
+        true
+    }
+
+    /// The `n`th step of [`Self::idle`] where that sleeps: one call announces that this rank will, so that the caller
+    /// checks once more; the next sleeps until a doorbell, a socket, or the end of `max_sleep`. Wake-ups can be
+    /// spurious, never lost.
+    pub fn falls_asleep(&mut self, n: u32, max_sleep: Option<Duration>) {
+        if self.armed && n > 0 {
             if !self.poller.take_news() {
                 self.poller.pump(max_sleep);
             }
@@ -165,11 +179,6 @@ impl Waiter {
         {
             spread.gives_way(core);
         }
-    }
-
-    /// Whether the `n`th step of [`Self::idle`] without progress spins or gives way rather than sleeps.
-    pub fn is_patient(&self, n: u32) -> bool {
-        self.patience.lasts(n, Instant::now)
     }
 
     /// Announces a sleep, of this or another thread ([`Self::sleeper`]). The caller must look for work after

@@ -409,6 +409,30 @@ fn the_launchers_notice_reaches_every_rank() {
 }
 
 #[test]
+fn who_never_waits_in_vain_for_long_hears_the_launcher_all_the_same() {
+    let job = Job::new(2);
+    let mut rigs: Vec<Rig> = job.connect(|_, _| {}).into_iter().map(Rig::new).collect();
+    let (first, second) = rigs.split_at_mut(1);
+    let (first, second) = (&mut first[0], &mut second[0]);
+    // From here on only a look at the sockets can show it.
+    while first.control.poll().is_some() {}
+    job.server.report_death(Rank(1), "h1", "killed by signal 9");
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        assert!(Instant::now() < deadline, "the notice did not come");
+        second.control.send(Rank(0), b"frame").unwrap();
+        // Nobody sleeps or gives way here: each look but one finds something.
+        let heard = std::iter::from_fn(|| first.control.poll());
+        if heard
+            .into_iter()
+            .any(|e| matches!(e, ControlEvent::Notice(_)))
+        {
+            return;
+        }
+    }
+}
+
+#[test]
 fn a_death_while_others_wait_is_told_at_once() {
     let job = Job::new(2);
     std::thread::scope(|s| {

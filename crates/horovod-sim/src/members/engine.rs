@@ -130,7 +130,7 @@ impl Engine {
             let message = ToWorker::decode(bytes).map_err(|e| e.to_string())?;
             match &mut self.node {
                 Node::Inner(aggregator) => aggregator.handle_down(now, &message),
-                Node::Root(_) | Node::Leaf => self.worker.handle_message(now, &message),
+                Node::Root(_) | Node::Leaf => self.worker.handle_message(&message),
             }
         } else {
             let message = ToCoordinator::decode(bytes).map_err(|e| e.to_string())?;
@@ -174,7 +174,7 @@ impl Engine {
             if let Node::Inner(aggregator) = &mut self.node {
                 aggregator.handle_down(now, &message);
             }
-            self.worker.handle_message(now, &message);
+            self.worker.handle_message(&message);
         }
         if let Ok(message) = ToCoordinator::decode(bytes) {
             self.hear_from_below(now, from, &message);
@@ -293,7 +293,7 @@ impl World {
             Node::Inner(aggregator) => aggregator.handle_peer_lost(now, lost),
             Node::Leaf => {}
         }
-        engine.worker.report_lost(now, lost.clone());
+        engine.worker.report_lost(lost.clone());
         engine.ready.clear();
         engine.running = None;
         let says_goodbye = engine.parent().is_some();
@@ -341,7 +341,6 @@ impl World {
 
     /// Carries out what the machines ask for until they are quiet.
     pub(super) fn pump(&mut self, worker: WorkerId) {
-        let now = Time(self.now);
         loop {
             let Some(engine) = self.engine(worker) else {
                 return;
@@ -363,7 +362,7 @@ impl World {
                         if rank != me {
                             self.send_frame(worker, rank, bytes.clone());
                         } else if let Some(engine) = self.engine(worker) {
-                            engine.worker.handle_message(now, &message);
+                            engine.worker.handle_message(&message);
                         }
                     }
                 }
@@ -489,7 +488,6 @@ impl World {
 
     /// Asks for an operation; false if the engine refuses.
     pub(super) fn submit(&mut self, worker: WorkerId, request: &Request, gives: Vec<u64>) -> bool {
-        let now = Time(self.now);
         let Some(engine) = self.engine(worker) else {
             return false;
         };
@@ -498,7 +496,7 @@ impl World {
         }
         let entry = EntryId(engine.next_entry);
         engine.next_entry += 1;
-        if engine.worker.submit(now, entry, request).is_err() {
+        if engine.worker.submit(entry, request).is_err() {
             return false;
         }
         engine.open.insert(entry, request.name.clone());
@@ -508,11 +506,10 @@ impl World {
 
     /// `hvd.shutdown()`: the stop that all agree to.
     pub(super) fn ask_to_stop(&mut self, worker: WorkerId) {
-        let now = Time(self.now);
         if let Some(engine) = self.engine(worker)
             && !engine.dead
         {
-            engine.worker.shutdown(now);
+            engine.worker.shutdown();
             self.pump(worker);
         }
     }

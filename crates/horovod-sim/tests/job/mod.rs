@@ -50,7 +50,7 @@ impl Job {
     pub(crate) fn try_submit(&mut self, rank: usize, request: Request) -> Result<EntryId, OpError> {
         self.next_entry += 1;
         let id = EntryId(self.next_entry);
-        self.workers[rank].submit(Time(self.now), id, &request)?;
+        self.workers[rank].submit(id, &request)?;
         Ok(id)
     }
 
@@ -100,7 +100,7 @@ impl Job {
     pub(crate) fn deliver_down(&mut self, rank: usize) {
         self.drain();
         for message in std::mem::take(&mut self.down[rank]) {
-            self.workers[rank].handle_message(Time(self.now), &message);
+            self.workers[rank].handle_message(&message);
         }
         self.drain();
     }

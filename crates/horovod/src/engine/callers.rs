@@ -101,14 +101,14 @@ impl Callers {
         });
     }
 
-    /// Its wait is over, with or without a result.
-    pub(super) fn returns(&self, has_result: bool, now_ns: u64) {
-        self.with_mine(|caller| {
-            if has_result {
-                caller.waits_for.store(NOTHING, Ordering::Relaxed);
-            }
-            caller.left_at.store(now_ns, Ordering::Relaxed);
-        });
+    /// It has what it waited for, or never will.
+    pub(super) fn waits_no_more(&self) {
+        self.with_mine(|caller| caller.waits_for.store(NOTHING, Ordering::Relaxed));
+    }
+
+    /// It leaves the wait without a result, perhaps to come back.
+    pub(super) fn pauses(&self, now_ns: u64) {
+        self.with_mine(|caller| caller.left_at.store(now_ns, Ordering::Relaxed));
     }
 
     /// Operations submitted so far.
@@ -151,11 +151,11 @@ mod tests {
         callers.waits(Handle(7));
         let waits = callers.look(50 * SECOND);
         assert!(waits.all && waits.handles == [Handle(7)]);
-        callers.returns(false, 50 * SECOND);
+        callers.pauses(50 * SECOND);
         assert!(callers.look(50 * SECOND + 1).all, "between two slices");
         assert!(!callers.look(52 * SECOND).all, "it has gone elsewhere");
         callers.waits(Handle(7));
-        callers.returns(true, 53 * SECOND);
+        callers.waits_no_more();
         assert!(!callers.look(53 * SECOND).all);
         assert_eq!(callers.submitted(), 1);
     }

@@ -170,15 +170,14 @@ impl Driver {
                 }
                 continue;
             }
-            let mut sleep = Duration::ZERO;
-            if !self.pump.waiter.is_patient(spins) {
-                sleep = deadline.saturating_duration_since(Instant::now());
-                if sleep.is_zero() {
+            if !self.pump.waiter.stays_awake(spins) {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
                     break;
                 }
-                sleep = sleep.min(self.pump.sleep_limit());
+                let sleep = left.min(self.pump.sleep_limit());
+                self.pump.waiter.falls_asleep(spins, Some(sleep));
             }
-            self.pump.waiter.idle(spins, Some(sleep));
             spins = spins.saturating_add(1);
         }
         self.pump.leave_by = None;
@@ -367,7 +366,7 @@ impl Driver {
         let execution = self.let_go(job);
         self.pump.running = None;
         self.pump.runs = None;
-        let now = self.pump.shared.now();
+        let now = || self.pump.shared.now();
         let coordinator = self.pump.node.coordinator();
         self.tuned.observe(now, &execution, coordinator);
         let stages = &self.scratch.stages;

@@ -169,7 +169,7 @@ pub(crate) struct Entry {
     tensors: Tensors,
     /// Alltoall: rows for each member.
     splits: Option<Vec<u64>>,
-    submitted: Stamp,
+    submitted: Option<Stamp>,
 }
 
 impl Entry {
@@ -249,9 +249,8 @@ struct LastWords(Arc<Shared>);
 
 impl Drop for LastWords {
     fn drop(&mut self) {
-        let now = self.0.now();
         // From here on nothing is accepted that nobody would carry out.
-        self.0.lock().worker.shutdown(now);
+        self.0.lock().worker.shutdown();
         self.0.ended.store(true, Ordering::Release);
         self.0
             .handles
@@ -360,8 +359,11 @@ impl Engine {
     fn wait_unrecorded(&self, handle: Handle, timeout: Duration) -> Waited {
         self.shared.callers.waits(handle);
         let waited = self.seat.wait(handle, timeout);
-        let has_result = !matches!(waited, Waited::Pending);
-        self.shared.callers.returns(has_result, self.shared.now().0);
+        let callers = &self.shared.callers;
+        match &waited {
+            Waited::Pending => callers.pauses(self.shared.now().0),
+            _ => callers.waits_no_more(),
+        }
         waited
     }
 
@@ -397,8 +399,7 @@ impl Engine {
     /// Ask all ranks to stop, wait until they have heard, end the thread, close the links.
     /// Operations that are still pending end with the shutdown error. May be called more than once.
     pub fn shutdown(&self) {
-        let now = self.shared.now();
-        self.shared.lock().worker.shutdown(now);
+        self.shared.lock().worker.shutdown();
         self.shared
             .shutdown_requested
             .store(true, Ordering::Release);

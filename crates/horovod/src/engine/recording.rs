@@ -78,7 +78,7 @@ impl Recording {
             let mut tell = |item: &ExecItem, entry: &Option<Entry>| {
                 let tell = |number, what| self.timeline.describe(session, number, what);
                 let number = self.catalog.number(item, tell)?;
-                items.push(number, entry.as_ref().map(|e| e.submitted));
+                items.push(number, entry.as_ref().and_then(|e| e.submitted));
                 Some(())
             };
             let mut all = execution.items.iter().zip(entries);
@@ -98,7 +98,7 @@ impl Recording {
     /// It has run: the results are there, but nobody has been told.
     pub(super) fn ends(
         &mut self,
-        now: Time,
+        now: impl FnOnce() -> Time,
         execution: &Execution,
         results: &[(EntryId, Result<OpResult, Error>)],
         stages: &Stages,
@@ -106,7 +106,7 @@ impl Recording {
         let Some(running) = self.running.take() else {
             return;
         };
-        let timeline = &self.timeline;
+        let (timeline, now) = (&self.timeline, now());
         let Some(items) = running.items else {
             timeline.missed(execution.items.len());
             return;
@@ -135,7 +135,7 @@ impl Recording {
     /// An operation without data has ended, or one that the ranks could not agree on.
     pub(super) fn ended_without_data<T>(&self, result: &Result<T, OpError>, entry: Option<&Entry>) {
         if let (Err(e), Some(entry), true) = (result, entry, self.timeline.is_on()) {
-            let thread = entry.submitted.thread;
+            let thread = entry.submitted.map_or(0, |stamp| stamp.thread);
             self.timeline.note("ERROR", thread, e.message.clone());
         }
     }

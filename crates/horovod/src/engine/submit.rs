@@ -91,12 +91,11 @@ impl Engine {
         self.shared.callers.submits();
         let handle = self.shared.handles.create();
         let id = EntryId(handle.0);
-        let now = self.shared.now();
         state.early = None;
         let State {
             worker, request, ..
         } = &mut *state;
-        let submitted = worker.submit(now, id, request);
+        let submitted = worker.submit(id, request);
         if let Err(e) = &submitted {
             // It may be of any length.
             request.name = String::new();
@@ -114,7 +113,7 @@ impl Engine {
         if named.is_none() {
             state.count_unnamed(set, prefix);
         }
-        let submitted = self.shared.timeline.stamp(now.0);
+        let submitted = self.shared.timeline.stamp();
         let entry = Entry {
             tensors,
             splits,

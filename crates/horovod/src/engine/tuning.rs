@@ -42,12 +42,12 @@ impl Tuned {
     /// on every rank; what only the coordinator needs changes at once.
     pub(super) fn observe(
         &mut self,
-        now: Time,
+        now: impl FnOnce() -> Time,
         execution: &Execution,
         coordinator: Option<&mut Coordinator>,
     ) {
         if let Some(tuner) = &mut self.autotuner
-            && let Some(values) = tuner.observe(now, execution)
+            && let Some(values) = tuner.observe(now(), execution)
             && let Some(coordinator) = coordinator
         {
             coordinator.set_fusion_threshold(values.get(Parameter::FusionThreshold));

@@ -149,14 +149,12 @@ impl Timeline {
         self.on.load(Ordering::Acquire)
     }
 
-    /// The mark of a submission made now by this thread.
-    pub(crate) fn stamp(&self, at: Nanos) -> Stamp {
-        let thread = if self.armed || self.is_on() {
-            self.threads.current()
-        } else {
-            0
-        };
-        Stamp { at, thread }
+    /// The mark of a submission made now by this thread; `None` where nothing is recorded nor can be.
+    pub(crate) fn stamp(&self) -> Option<Stamp> {
+        (self.armed || self.is_on()).then(|| Stamp {
+            at: self.now(),
+            thread: self.threads.current(),
+        })
     }
 
     /// Nanoseconds since the engine started.

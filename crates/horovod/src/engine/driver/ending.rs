@@ -115,7 +115,7 @@ impl Pump {
         let error = public_error(&lost.to_error());
         self.dead = Some(Aborted(Arc::from(error.to_string())));
         self.node.lose_peer(now, lost);
-        self.shared.lock().worker.report_lost(now, lost.clone());
+        self.shared.lock().worker.report_lost(lost.clone());
         self.lost = None;
         self.ready.clear();
         self.drain_actions();

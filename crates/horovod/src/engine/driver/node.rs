@@ -76,22 +76,26 @@ impl Node {
     /// A child or this rank's worker said something to the coordinator. `false` at a leaf, which only passes it on.
     pub(super) fn hear_from_below(
         &mut self,
-        now: Time,
+        now: impl FnOnce() -> Time,
         from: Rank,
         message: &ToCoordinator,
     ) -> bool {
         match self {
-            Self::Root(coordinator) => coordinator.handle_message(now, from, message),
-            Self::Inner(aggregator) => aggregator.handle_up(now, from, message),
+            Self::Root(coordinator) => coordinator.handle_message(now(), from, message),
+            Self::Inner(aggregator) => aggregator.handle_up(now(), from, message),
             Self::Leaf => return false,
         }
         true
     }
 
     /// The parent said something to the workers. `false`: it goes to this rank's worker as it is.
-    pub(super) fn hear_from_above(&mut self, now: Time, message: &ToWorker) -> bool {
+    pub(super) fn hear_from_above(
+        &mut self,
+        now: impl FnOnce() -> Time,
+        message: &ToWorker,
+    ) -> bool {
         match self {
-            Self::Inner(aggregator) => aggregator.handle_down(now, message),
+            Self::Inner(aggregator) => aggregator.handle_down(now(), message),
             Self::Root(_) | Self::Leaf => return false,
         }
         true

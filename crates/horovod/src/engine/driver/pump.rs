@@ -67,6 +67,17 @@ pub(super) struct Pump {
     /// How long a neighbour may be silent; `None`: for ever.
     pub(super) heartbeat: Option<Duration>,
     turns: u32,
+    moment: Moment,
+}
+
+/// The time of one look at everything, read when it is first asked for.
+#[derive(Default)]
+struct Moment(Option<Time>);
+
+impl Moment {
+    fn of(&mut self, shared: &Shared) -> Time {
+        *self.0.get_or_insert_with(|| shared.now())
+    }
 }
 
 impl Pump {
@@ -84,6 +95,7 @@ impl Pump {
         Self {
             heartbeat,
             turns: 0,
+            moment: Moment::default(),
             recording: Recording::new(shared.timeline.clone()),
             relay: Relay::new(topology.rank, tree.clone()),
             inspection: Inspection::new(config, &topology),
@@ -113,6 +125,7 @@ impl Pump {
     /// One look at everything that may have happened. `true`: something did.
     pub(super) fn turn(&mut self) -> bool {
         let mut progress = false;
+        self.moment = Moment::default();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(TURNS_PER_LOOK) {
             // A thread that goes from one collective to the next never asks for its sleep.
@@ -130,7 +143,7 @@ impl Pump {
             let mut time = None;
             let deadline = self.node.next_deadline();
             if deadline.is_some() || self.inspection.leads() {
-                let now = *time.insert(self.shared.now());
+                let now = *time.insert(self.moment.of(&self.shared));
                 if deadline.is_some_and(|deadline| deadline <= now) {
                     self.node.handle_timeout(now);
                     progress = true;
@@ -235,12 +248,12 @@ impl Pump {
     }
 
     fn hear(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
-        let now = self.shared.now();
-        if self.parent() == Some(from) {
+        let now = || self.moment.of(&self.shared);
+        if self.tree.parent(self.topology.rank) == Some(from) {
             let message = &mut self.heard_from_above;
             message.decode_with(bytes, &mut self.spare_responses)?;
             if !self.node.hear_from_above(now, message) {
-                self.shared.lock().worker.handle_message(now, message);
+                self.shared.lock().worker.handle_message(message);
             }
         } else {
             let message = &mut self.heard_from_below;
@@ -275,7 +288,7 @@ impl Pump {
     fn worker_action(&mut self, action: WorkerAction) {
         match action {
             WorkerAction::Send(message) => {
-                let now = self.shared.now();
+                let now = || self.moment.of(&self.shared);
                 let me = self.topology.rank;
                 if !self.node.hear_from_below(now, me, &message) {
                     self.send_up(&message);
@@ -328,8 +341,7 @@ impl Pump {
                         if matches!(self.node, Node::Root(_)) {
                             self.recording.cycle();
                         }
-                        let now = self.shared.now();
-                        self.shared.lock().worker.handle_message(now, &message);
+                        self.shared.lock().worker.handle_message(&message);
                     } else {
                         self.send_frame(*rank);
                     }
@@ -472,9 +484,8 @@ impl Idle for Pump {
         if progress {
             return Ok(());
         }
-        let mut sleep = Duration::ZERO;
-        if !self.waiter.is_patient(spins) {
-            sleep = self.sleep_limit();
+        if !self.waiter.stays_awake(spins) {
+            let mut sleep = self.sleep_limit();
             if let Some(leave_by) = self.leave_by {
                 let left = leave_by.saturating_duration_since(Instant::now());
                 if left.is_zero() || self.shared.wanted() {
@@ -483,8 +494,8 @@ impl Idle for Pump {
                 }
                 sleep = sleep.min(left);
             }
+            self.waiter.falls_asleep(spins, Some(sleep));
         }
-        self.waiter.idle(spins, Some(sleep));
         Ok(())
     }
 }

@@ -14,7 +14,6 @@ use super::*;
 use crate::engine::Handle;
 use crate::engine::LastWords;
 use crate::tensor::{Output, Tensor};
-use crate::timeline::Stamp;
 
 /// Hard bound of every wait; reached only when something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -154,7 +153,7 @@ fn an_aborted_operation_is_reported_only_when_its_memory_is_no_longer_used() {
     let entry = Entry {
         tensors: tensor.into(),
         splits: None,
-        submitted: Stamp::default(),
+        submitted: None,
     };
     shared.lock().insert(id, entry);
     let _driver = execute(driver, sum_over(&[0, 1], Some(id)));
