@@ -117,7 +117,7 @@ wheel: $(STAMPS)/wheel ## Build the wheel that is published, into dist/.
 wheel-check: $(STAMPS)/install ## Check the wheel: size, glibc, libraries; train with it outside the repository.
 	python build_backend/check_wheel.py dist/*.whl
 
-ci: lint test wheel-check ## What CI runs.
+ci: lint test-loom test wheel-check ## What CI runs.
 
 clean: ## Remove what was built; keep .venv.
 	rm -rf target dist wheel-data demo-output $(STAMPS)/wheel $(STAMPS)/install

@@ -35,6 +35,7 @@ pub mod parcel;
 mod patience;
 #[cfg(not(loom))]
 mod platform;
+#[cfg(not(loom))]
 mod poller;
 #[cfg(not(loom))]
 pub mod probe;
