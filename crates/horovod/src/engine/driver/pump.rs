@@ -248,8 +248,9 @@ impl Pump {
     }
 
     fn hear(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
+        let is_from_above = self.parent() == Some(from);
         let now = || self.moment.of(&self.shared);
-        if self.tree.parent(self.topology.rank) == Some(from) {
+        if is_from_above {
             let message = &mut self.heard_from_above;
             message.decode_with(bytes, &mut self.spare_responses)?;
             if !self.node.hear_from_above(now, message) {
