@@ -121,12 +121,12 @@ const UNSENT_MAX: u32 = 1 << 20;
 /// the system grants by itself (`net.ipv4.tcp_wmem`); elsewhere its own tuning is left on.
 #[cfg(target_os = "linux")]
 pub(crate) fn widen(connections: &[&Fd], several: bool) -> io::Result<()> {
-    let delayed = |fd: &Fd| round_trip(fd).is_some_and(|time| time >= DELAYED_FROM);
-    let far: Vec<&Fd> = connections
-        .iter()
-        .copied()
-        .filter(|fd| delayed(fd))
-        .collect();
+    let delayed = |fd: &&Fd| round_trip(fd).is_some_and(|time| time >= DELAYED_FROM);
+    let (far, near): (Vec<&Fd>, Vec<&Fd>) = connections.iter().copied().partition(delayed);
+    for fd in near {
+        // No harm done where that is no TCP connection, or not granted.
+        let _ = send_without_pauses(fd);
+    }
     if far.is_empty() {
         return Ok(());
     }
@@ -138,6 +138,18 @@ pub(crate) fn widen(connections: &[&Fd], several: bool) -> io::Result<()> {
         }
     }
     enlarge(&far, share)
+}
+
+/// Where bbr is the system's choice, asks for what measures the link by its losses instead: bbr stops every 10 s for 200 ms
+/// to see how short the round trip can be, which on a short way gains nothing, and its timers cost a fast link half
+/// of its rate. On a long way it stays, for it does not start slowly after each pause.
+#[cfg(target_os = "linux")]
+fn send_without_pauses(fd: &Fd) -> io::Result<()> {
+    use rustix::net::sockopt;
+    if sockopt::tcp_congestion(fd.get()?)?.starts_with("bbr") {
+        sockopt::set_tcp_congestion(fd.get()?, "cubic")?;
+    }
+    Ok(())
 }
 
 /// Lets the peer send as much as `bytes` at once from the beginning. The system would get there, too, but so slowly
@@ -500,6 +512,28 @@ mod tests {
         open_window(&fd, usize::MAX).unwrap();
         assert!(size() >= most / 2, "{} of {most}", size());
         set_unsent_max(&fd, UNSENT_MAX).unwrap();
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_short_connection_leaves_bbr() {
+        use rustix::net::sockopt;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = Fd::open(|| Ok::<_, io::Error>(stream.into())).unwrap();
+        let now = || sockopt::tcp_congestion(fd.get().unwrap()).unwrap();
+        // What a system without the one or the other has is left as it is.
+        let _ = sockopt::set_tcp_congestion(fd.get().unwrap(), "bbr");
+        let (before, has_cubic) = (now(), system_has("cubic"));
+        widen(&[&fd], true).unwrap();
+        let left = before.starts_with("bbr") && has_cubic;
+        assert_eq!(now(), if left { "cubic" } else { &before });
+    }
+
+    #[cfg(target_os = "linux")]
+    fn system_has(congestion: &str) -> bool {
+        let all = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
+        all.is_ok_and(|all| all.split_whitespace().any(|one| one == congestion))
     }
 
     #[cfg(target_os = "linux")]
