@@ -60,7 +60,10 @@ def test_the_same_bits_by_every_algorithm_fused_or_not(jobs, script) -> None:
 def test_ranks_that_disagree_follow_rank_0(jobs, script) -> None:
     others = "HOROVOD_ALLREDUCE_ALGORITHM=ring HOROVOD_EXCHANGE_MAX_BYTES=0 HOROVOD_CONNECTIONS_PER_PEER=1 "
     others += "HOROVOD_WIRE_CHUNK_BYTES=4096 HOROVOD_HIERARCHICAL_ALLGATHER=0"
-    mixed = run(jobs, script, HOROVOD_SHM="0", HOROVOD_CONNECTIONS_PER_PEER="3", OTHERS=others)
+    congestion = " HOROVOD_TCP_CONGESTION=reno"  # each rank's own
+    mixed = run(
+        jobs, script, HOROVOD_SHM="0", HOROVOD_CONNECTIONS_PER_PEER="3", OTHERS=others + congestion
+    )
     assert mixed == run(jobs, script, HOROVOD_SHM="0")
 
 
@@ -76,8 +79,12 @@ def test_ranks_that_disagree_follow_rank_0(jobs, script) -> None:
             ["staged", "auto", "exchange", "pairwise", "ring"],
         ),
         ({"HOROVOD_CONNECTIONS_PER_PEER": "17"}, ["HOROVOD_CONNECTIONS_PER_PEER=17", "1 to 16"]),
+        (
+            {"HOROVOD_TCP_CONGESTION": "nope", "HOROVOD_SHM": "0"},
+            ["HOROVOD_TCP_CONGESTION=nope", "reno"],
+        ),
     ],
-    ids=["unknown", "impossible", "too many connections"],
+    ids=["unknown", "impossible", "too many connections", "unknown to the system"],
 )
 def test_a_mistake_ends_init_with_the_choices(env, words, jobs, script) -> None:
     path = script(

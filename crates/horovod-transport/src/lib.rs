@@ -61,8 +61,8 @@ pub use self::{
     key::JobKey,
     link::{Aborted, Idle, Link, LinkError},
     mesh::{
-        CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership, Mesh,
-        MeshConfig, Place, connect,
+        CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt,
+        Membership, Mesh, MeshConfig, Place, connect,
     },
     platform::{WAYS, Ways, fd::fork_epoch, net::resolve_interfaces},
     shm::arena::Arena,

@@ -9,8 +9,8 @@ mod talk;
 
 pub(crate) use assemble::{Parts, Shared};
 pub use config::{
-    CONNECTIONS_MAX, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership, MeshConfig,
-    Place,
+    CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership,
+    MeshConfig, Place,
 };
 pub use connect::connect;
 

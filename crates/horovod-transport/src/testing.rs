@@ -32,7 +32,7 @@ use std::{sync::Arc, time::Duration};
 use horovod_protocol::{Generation, Rank, Tree};
 
 use crate::{
-    Arena, Link, LinkError, Mesh, Topology,
+    Arena, Congestion, Link, LinkError, Mesh, Topology,
     mesh::{FAN_OUT, Parts, Shared},
     platform::{self, fd::Fd, net, region::Region},
     shm::{layout::Layout, share},
@@ -148,6 +148,7 @@ impl Cluster {
                 data: Vec::new(),
                 launcher: None,
                 settings: Vec::new(),
+                congestion: Congestion::Auto,
                 heartbeat: self.heartbeat,
                 seat: None,
             })

@@ -138,6 +138,7 @@ fn connect(
     mesh.staging = config.shm_bytes_per_rank;
     mesh.encrypt = config.encrypt;
     mesh.connections = config.algorithms.connections;
+    mesh.congestion = config.congestion.clone();
     mesh.fan_out = config.control_fan_out;
     mesh.heartbeat = config.heartbeat;
     mesh.settings = config.algorithms.common();

@@ -6,10 +6,10 @@ use horovod_protocol::{Generation, Rank, Tree};
 
 use super::Mesh;
 use crate::{
-    Arena, Control, Data, Topology, Waiter,
+    Arena, Congestion, Control, Data, Topology, Waiter,
     control::{Detector, Peer},
     link::{Link, PeerName},
-    platform::{self, fd::Fd, net, region::Region},
+    platform::{self, data_socket, fd::Fd, net, region::Region},
     poller::{Poller, Source},
     rendezvous::{Client, Seat},
     shm::{arena::Bell, link::ShmLink},
@@ -38,6 +38,7 @@ pub(crate) struct Parts {
     pub(crate) launcher: Option<Client>,
     /// Rank 0's, see [`super::MeshConfig::settings`].
     pub(crate) settings: Vec<u8>,
+    pub(crate) congestion: Congestion,
     /// Rank 0's, see [`super::MeshConfig::heartbeat`].
     pub(crate) heartbeat: Option<Duration>,
     pub(crate) seat: Option<Seat>,
@@ -74,6 +75,7 @@ impl Mesh {
             data: Vec::new(),
             launcher: None,
             settings: Vec::new(),
+            congestion: Congestion::Auto,
             heartbeat: None,
             seat: None,
         })
@@ -89,6 +91,7 @@ impl Mesh {
             mut data,
             launcher,
             settings,
+            congestion,
             heartbeat,
             seat,
         } = parts;
@@ -116,9 +119,12 @@ impl Mesh {
         };
         let control: Vec<_> = control.into_iter().map(&mut with_token).collect();
         data.sort_by_key(|(rank, lane, _)| (*rank, *lane));
-        let wide: Vec<&Fd> = data.iter().map(|(.., stream)| &**stream.fd()).collect();
-        // Without, they are only slower.
-        let _ = net::widen(&wide, data.iter().any(|(_, lane, _)| *lane > 0));
+        let sockets: Vec<&Fd> = data.iter().map(|(.., stream)| &**stream.fd()).collect();
+        data_socket::prepare(
+            &sockets,
+            data.iter().any(|(_, lane, _)| *lane > 0),
+            &congestion,
+        )?;
         let data: Vec<_> = data
             .into_iter()
             .map(|(rank, _, stream)| with_token((rank, stream)))

@@ -26,6 +26,29 @@ pub struct Place {
 /// Default of [`MeshConfig::heartbeat`]: long against what a loaded machine or a busy network of one building takes.
 pub const HEARTBEAT: Duration = Duration::from_secs(30);
 
+/// Which congestion control the system uses for the data that this rank sends over TCP.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Congestion {
+    /// The system's choice, but cubic instead of bbr where the way is short (docs/algorithms.md).
+    #[default]
+    Auto,
+    /// The system's choice.
+    System,
+    /// The one of this name (`net.ipv4.tcp_allowed_congestion_control`).
+    Named(String),
+}
+
+impl Congestion {
+    /// From `auto`, `system` or a name.
+    pub fn from_setting(text: &str) -> Self {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "auto" => Self::Auto,
+            "system" => Self::System,
+            name => Self::Named(name.into()),
+        }
+    }
+}
+
 type Find = dyn Fn() -> Result<Place, String> + Send + Sync;
 
 /// Asked again and again where the rendezvous is, until it answers there: rank 0 may not have started yet.
@@ -99,6 +122,8 @@ pub struct MeshConfig {
     pub staging: usize,
     /// TCP connections between two ranks for data, 1 to [`CONNECTIONS_MAX`] (rank 0 decides).
     pub connections: u8,
+    /// How TCP sends this rank's data.
+    pub congestion: Congestion,
     /// Ranks that one of them listens to for control, see [`Tree::new`] (rank 0 decides).
     pub fan_out: u32,
     /// How long a rank may say nothing before its neighbours give it up, and a connection may stand still before
@@ -143,6 +168,7 @@ impl MeshConfig {
             shm: true,
             staging: 8 << 20,
             connections: 1,
+            congestion: Congestion::Auto,
             fan_out: FAN_OUT,
             heartbeat: Some(HEARTBEAT),
             settings: Vec::new(),

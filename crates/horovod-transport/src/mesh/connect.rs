@@ -92,7 +92,7 @@ fn connect_once(config: &MeshConfig) -> Result<Mesh, ConnectError> {
             };
             Mesh::assemble(parts).map_err(|source| ConnectError::System {
                 rank: config.rank,
-                what: "cannot wait for its links",
+                what: "cannot set up its links",
                 source,
             })
         }
@@ -258,6 +258,7 @@ impl<'a> Links<'a> {
             data: Vec::new(),
             launcher: None,
             settings: Vec::new(),
+            congestion: joining.config.congestion.clone(),
             heartbeat: None,
             seat: None,
         };

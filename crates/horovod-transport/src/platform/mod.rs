@@ -3,6 +3,8 @@
 //! `linux` has the fast way (memfd, eventfd, epoll); `portable` does the same with what POSIX has.
 //! `--cfg horovod_portable` picks the portable way on Linux too, so that it is tested there.
 
+#[cfg(target_os = "linux")]
+pub(crate) mod data_socket;
 pub(crate) mod fd;
 pub(crate) mod identity;
 pub(crate) mod net;
@@ -17,6 +19,26 @@ use linux as system;
 mod portable;
 #[cfg(not(all(target_os = "linux", not(horovod_portable))))]
 use portable as system;
+
+/// Elsewhere the system's own choices stay.
+#[cfg(not(target_os = "linux"))]
+pub(crate) mod data_socket {
+    use super::fd::Fd;
+    use crate::Congestion;
+
+    pub(crate) fn prepare(
+        _: &[&Fd],
+        _several: bool,
+        congestion: &Congestion,
+    ) -> std::io::Result<()> {
+        match congestion {
+            Congestion::Auto | Congestion::System => Ok(()),
+            Congestion::Named(name) => Err(std::io::Error::other(format!(
+                "HOROVOD_TCP_CONGESTION={name}: only on Linux can it be chosen; expected auto or system"
+            ))),
+        }
+    }
+}
 
 pub(crate) use system::{Cores, Events, bell, current_core, ring, running, shared_file, silence};
 

@@ -96,6 +96,19 @@ fn a_timeline_has_a_file_or_waits_to_be_started() {
 }
 
 #[test]
+fn a_congestion_control_is_automatic_the_systems_or_named() {
+    assert_eq!(read(&[]).unwrap().congestion, Congestion::Auto);
+    for (value, choice) in [
+        ("auto", Congestion::Auto),
+        (" System ", Congestion::System),
+        ("bbr", Congestion::Named("bbr".into())),
+    ] {
+        let c = read(&[("HOROVOD_TCP_CONGESTION", value)]).unwrap();
+        assert_eq!(c.congestion, choice);
+    }
+}
+
+#[test]
 fn ranks_of_a_scheduler_are_its_own() {
     let c = read(&[("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")]).unwrap();
     assert_eq!((c.rank, c.size), (2, 4));
