@@ -1,6 +1,6 @@
 //! Several engines in one process, over real links: what the callers of the runtime see.
 
-use std::sync::mpsc;
+use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
 use horovod::config::Config;
@@ -108,6 +108,33 @@ fn sums_and_averages_over_one_to_five_ranks() {
         let total: f32 = (1..=n).map(|r| r as f32).sum();
         assert_eq!(results, vec![(total, total / n as f32); n]);
     }
+}
+
+/// It neither waits for the others nor carries anything out itself: the engine's own thread does.
+#[test]
+fn a_wait_of_no_length_only_looks() {
+    let submitted = Arc::new(Barrier::new(2));
+    let sums = on_ranks(2, move |engine, rank| {
+        let mut data = vec![rank as f32 + 1.0; 1000];
+        if rank == 1 {
+            submitted.wait();
+        }
+        let handle = submit(engine, "a", SUM, vec![in_place(&mut data)]).unwrap();
+        if rank == 0 {
+            let looked = engine.wait(handle, Duration::ZERO);
+            assert!(matches!(looked, Waited::Pending), "{looked:?}");
+            submitted.wait();
+        }
+        let ended = loop {
+            match engine.wait(handle, Duration::ZERO) {
+                Waited::Pending => std::thread::yield_now(),
+                ended => break ended,
+            }
+        };
+        assert!(matches!(ended, Waited::Ended(Ok(_))), "{ended:?}");
+        data[999]
+    });
+    assert_eq!(sums, [3.0, 3.0]);
 }
 
 #[test]

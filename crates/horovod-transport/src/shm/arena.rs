@@ -30,11 +30,11 @@ impl Bell {
 
     /// Wakes the rank if it sleeps; call after publishing what it should see.
     pub(crate) fn ring(&self) {
-        bell::published();
+        bell::publish_fence();
         self.ring_if_asleep();
     }
 
-    /// The same after [`bell::published`].
+    /// The same after [`bell::publish_fence`].
     fn ring_if_asleep(&self) {
         if !self.region.is_foreign() && bell::must_ring(self.sleeping()) {
             platform::ring(&self.fd);
@@ -123,7 +123,7 @@ impl Arena {
         if wake.is_empty() {
             return;
         }
-        bell::published();
+        bell::publish_fence();
         for &local in wake {
             if local != self.me {
                 self.bells[local].ring_if_asleep();

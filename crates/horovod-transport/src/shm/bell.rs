@@ -1,6 +1,6 @@
 //! How a sleeper is never missed: arm, check again, sleep; publish, then look who sleeps.
 //!
-//! Sleeper: `arm`, look once more for work, and only then sleep. Waker: publish the work, `published`, then
+//! Sleeper: `arm`, look once more for work, and only then sleep. Waker: publish the work, `publish_fence`, then
 //! `must_ring`. The two sequentially consistent fences exclude that the sleeper misses the work
 //! *and* the waker misses the sleeper.
 
@@ -20,11 +20,11 @@ pub(crate) fn disarm(sleeping: &AtomicU32) {
 
 /// Work is published; to be called once before it is asked whom to wake, be it one or many: it waits until what
 /// was written has left this core.
-pub(crate) fn published() {
+pub(crate) fn publish_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// After [`published`]: whether the caller, and only it, must wake the owner of `sleeping`.
+/// After [`publish_fence`]: whether the caller, and only it, must wake the owner of `sleeping`.
 pub(crate) fn must_ring(sleeping: &AtomicU32) -> bool {
     sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::Acquire) != 0
 }
@@ -75,7 +75,7 @@ mod loom_tests {
                     let (sleeping, work, bell) = (sleeping.clone(), work.clone(), bell.clone());
                     thread::spawn(move || {
                         work.fetch_add(1, Ordering::Release);
-                        published();
+                        publish_fence();
                         if must_ring(&sleeping) {
                             bell.ring();
                         }
