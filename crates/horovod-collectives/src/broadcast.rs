@@ -4,6 +4,8 @@
 //! pass the bytes down a binomial tree when few, along a chain when many. Inside a host that member
 //! stages chunks as they come and the others read them.
 
+use std::time::{Duration, Instant};
+
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{RecvCursor, SendCursor};
@@ -133,6 +135,10 @@ pub(crate) fn inside(
         copies,
         source: position,
         me: local.as_ref().map_or(position, Local::me),
+        writing: local
+            .as_ref()
+            .is_some_and(|local| local.len() > 2)
+            .then(Writing::default),
     };
     let mut pipeline = Pipeline::new(ctx, plan, Track::First)?;
     let mut spins = 0;
@@ -170,19 +176,23 @@ pub(crate) struct Copies<'a> {
 }
 
 impl Copies<'_> {
-    /// From the tensors to a slot.
-    pub(crate) fn stage(&self, step: usize, slot: *mut u8) {
+    /// From the tensors to a slot, through the caches or past them; how many bytes.
+    fn stage(&self, step: usize, slot: *mut u8, past_caches: bool) -> usize {
+        let landing = Landing {
+            streaming: past_caches,
+            taking: false,
+        };
+        let mut bytes = 0;
         for piece in self
             .bytes
             .pieces(step * self.chunk..(step + 1) * self.chunk)
         {
             // SAFETY: the caller of the collective vouches for the tensors; a chunk fits a slot,
             // which nobody reads until it is published.
-            unsafe {
-                slot.wrapping_add(piece.at)
-                    .copy_from_nonoverlapping(piece.output, piece.elems);
-            }
+            unsafe { landing.copy(piece.output, slot.wrapping_add(piece.at), piece.elems) };
+            bytes += piece.elems;
         }
+        bytes
     }
 
     /// From a slot to the tensors.
@@ -201,15 +211,58 @@ impl Copies<'_> {
     }
 }
 
+/// How the source writes to slots that several others have read.
+///
+/// While the cores share a cache their lines are taken back quickly, and the readers find the next bytes in that cache. Where they do
+/// not, each line must be asked for across the machine, which takes ten times as long as writing past the caches; then the
+/// readers fetch from memory, which is slower than from a cache, but not so much. Which it is shows the time.
+#[derive(Debug, Default)]
+struct Writing {
+    past_caches: bool,
+    /// Chunks in a row that were slow.
+    slow: u32,
+}
+
+impl Writing {
+    /// Four times what it takes with a shared cache, half of what it takes without.
+    const SLOW_PER_LINE: Duration = Duration::from_nanos(16);
+    /// One may be slow because its thread lost the core.
+    const SLOW_CHUNKS: u32 = 3;
+
+    /// What it took to write so many bytes through the caches.
+    fn learn(&mut self, bytes: usize, took: Duration) {
+        let lines = u32::try_from(bytes / LINE).unwrap_or(u32::MAX);
+        // A short last chunk says little.
+        if lines < 64 || took < Self::SLOW_PER_LINE * lines {
+            self.slow = 0;
+        } else {
+            self.slow += 1;
+            self.past_caches |= self.slow == Self::SLOW_CHUNKS;
+        }
+    }
+}
+
 struct Inside<'a> {
     copies: Copies<'a>,
     source: usize,
     me: usize,
+    /// With several readers.
+    writing: Option<Writing>,
 }
 
 impl Work for Inside<'_> {
     fn stage(&mut self, step: usize, slots: &Slots<'_>) {
-        self.copies.stage(step, slots.mine());
+        let slot = slots.mine();
+        match &mut self.writing {
+            Some(writing) if !writing.past_caches => {
+                let begin = Instant::now();
+                let bytes = self.copies.stage(step, slot, false);
+                writing.learn(bytes, begin.elapsed());
+            }
+            writing => {
+                self.copies.stage(step, slot, writing.is_some());
+            }
+        }
     }
 
     fn finish(&mut self, step: usize, slots: &Slots<'_>) {
@@ -301,6 +354,25 @@ impl<'a> Relaying<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slots_are_written_past_the_caches_after_three_slow_chunks_in_a_row() {
+        let (chunk, lines) = (128 << 10, 2048);
+        let (quick, slow) = (
+            Writing::SLOW_PER_LINE * lines / 2,
+            Writing::SLOW_PER_LINE * lines,
+        );
+        let after = |took: &[Duration]| {
+            let mut writing = Writing::default();
+            took.iter().for_each(|took| writing.learn(chunk, *took));
+            writing.past_caches
+        };
+        assert!(!after(&[slow, slow, quick, slow, slow]));
+        assert!(after(&[slow, slow, slow, quick]));
+        let mut writing = Writing::default();
+        (0..9).for_each(|_| writing.learn(LINE, slow));
+        assert!(!writing.past_caches, "too short to tell");
+    }
 
     #[test]
     fn every_position_is_reached_from_its_parent_exactly_once() {

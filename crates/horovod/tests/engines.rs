@@ -110,7 +110,7 @@ fn sums_and_averages_over_one_to_five_ranks() {
     }
 }
 
-/// It neither waits for the others nor carries anything out itself: the engine's own thread does.
+/// It does not wait for the others; and what all callers only look at, the engine's own thread carries out.
 #[test]
 fn a_wait_of_no_length_only_looks() {
     let submitted = Arc::new(Barrier::new(2));

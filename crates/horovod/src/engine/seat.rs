@@ -40,8 +40,8 @@ mod model;
 
 /// How long the engine's thread sleeps between two looks while calls come thick and fast.
 const TICK: Duration = Duration::from_micros(500);
-/// While there are at least so many waits in such a time, those who wait do all there is to do; to look takes the core
-/// from one of them, so it is done half as often each time, down to the second figure.
+/// While there are at least so many waits in such a time, or one is just driving, those who wait do all there is to do; to look takes
+/// the core from one of them, and then its peers run dry, so it is done half as often each time, down to the second figure.
 const DENSE: u64 = 8;
 const TICK_MAX: Duration = Duration::from_millis(4);
 /// Submissions within this time of the last glance wait for a wait, a tick, or the next glance.
@@ -206,7 +206,8 @@ impl Seat {
             }
             seen = calls;
             let waits = self.waits.load(Ordering::Relaxed);
-            nap = after(nap, waits.wrapping_sub(waited));
+            let driven = self.caller_drives.load(Ordering::Relaxed);
+            nap = after(nap, waits.wrapping_sub(waited), driven);
             waited = waits;
             if let Some(mut seat) = self.take() {
                 let leave = seat.as_mut().and_then(|driver| {
@@ -329,10 +330,10 @@ impl Seat {
     }
 }
 
-/// How long the engine's thread sleeps after a nap in which there were so many waits.
-fn after(nap: Duration, waits: u64) -> Duration {
+/// How long the engine's thread sleeps after a nap in which there were so many waits, and at whose end a caller drove.
+fn after(nap: Duration, waits: u64, driven: bool) -> Duration {
     let ticks = nap.as_nanos() / TICK.as_nanos();
-    if u128::from(waits) >= u128::from(DENSE) * ticks {
+    if driven || u128::from(waits) >= u128::from(DENSE) * ticks {
         (2 * nap).min(TICK_MAX)
     } else {
         TICK
@@ -355,15 +356,15 @@ mod tests {
     #[test]
     fn the_engine_looks_less_often_while_callers_wait_all_the_time() {
         let mut naps = vec![TICK];
-        for waits in [
-            DENSE,
-            2 * DENSE,
-            4 * DENSE,
-            8 * DENSE,
-            8 * DENSE - 1,
-            DENSE - 1,
+        for (waits, driven) in [
+            (DENSE, false),
+            (2 * DENSE, false),
+            (1, true),
+            (8 * DENSE, false),
+            (8 * DENSE - 1, false),
+            (DENSE - 1, false),
         ] {
-            naps.push(after(naps[naps.len() - 1], waits));
+            naps.push(after(naps[naps.len() - 1], waits, driven));
         }
         assert_eq!(naps, [1, 2, 4, 8, 8, 1, 1].map(|n| n * TICK));
         assert_eq!(naps[4], TICK_MAX);
