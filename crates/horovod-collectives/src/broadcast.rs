@@ -213,9 +213,9 @@ impl Copies<'_> {
 
 /// How the source writes to slots that several others have read.
 ///
-/// While the cores share a cache their lines are taken back quickly, and the readers find the next bytes in that cache. Where they do
-/// not, each line must be asked for across the machine, which takes ten times as long as writing past the caches; then the
-/// readers fetch from memory, which is slower than from a cache, but not so much. Which it is shows the time.
+/// Where the cores share a cache, their lines are taken back quickly, and the readers find the next bytes in that
+/// cache. Where they do not, taking a line back costs far more than to write past the caches and let the readers
+/// fetch from memory. Which it is shows in the time that writing takes.
 #[derive(Debug, Default)]
 struct Writing {
     past_caches: bool,
@@ -224,7 +224,7 @@ struct Writing {
 }
 
 impl Writing {
-    /// Four times what it takes with a shared cache, half of what it takes without.
+    /// As measured (docs/performance-log.md): four times what it takes with a shared cache, about half of what without.
     const SLOW_PER_LINE: Duration = Duration::from_nanos(16);
     /// One may be slow because its thread lost the core.
     const SLOW_CHUNKS: u32 = 3;
@@ -246,7 +246,7 @@ struct Inside<'a> {
     copies: Copies<'a>,
     source: usize,
     me: usize,
-    /// With several readers.
+    /// `None` with one reader, which takes the lines over.
     writing: Option<Writing>,
 }
 

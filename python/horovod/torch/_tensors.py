@@ -11,7 +11,8 @@ from horovod.common._ops import Adasum, Average, Max, Min, Product, Sum
 # Queues an operation in place on one tensor that needs no preparation: contiguous host memory of a dtype that the
 # core computes with. It reads address, shape and dtype itself, which asked for in Python would cost most of a small
 # operation; None for any other tensor, or for all where torch is too old to have the interface (before 2.10).
-# It asks `is_neg` of single elements only: longer negated tensors are contiguous but by torch's private `_neg_view`.
+# It asks `is_neg` of single elements only: a longer negated tensor is never contiguous, unless torch's private
+# `_neg_view` made it.
 _plain = _core.PlainTensors([torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg)
 enqueue_plain = _plain.enqueue
 # The same for several allreduces of which the other ranks hear at once.

@@ -38,6 +38,7 @@ pub(crate) struct Parts {
     pub(crate) launcher: Option<Client>,
     /// Rank 0's, see [`super::MeshConfig::settings`].
     pub(crate) settings: Vec<u8>,
+    /// This rank's own, see [`super::MeshConfig::congestion`].
     pub(crate) congestion: Congestion,
     /// Rank 0's, see [`super::MeshConfig::heartbeat`].
     pub(crate) heartbeat: Option<Duration>,

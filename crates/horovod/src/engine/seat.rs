@@ -40,8 +40,9 @@ mod model;
 
 /// How long the engine's thread sleeps between two looks while calls come thick and fast.
 const TICK: Duration = Duration::from_micros(500);
-/// While there are at least so many waits in such a time, or one is just driving, those who wait do all there is to do; to look takes
-/// the core from one of them, and then its peers run dry, so it is done half as often each time, down to the second figure.
+/// While there are at least so many waits in such a time, or a caller drives at its end, those who wait do all there is
+/// to do. To look takes the core from one of them, and its peers run dry meanwhile: so it is done half as often each
+/// time, down to the second figure.
 const DENSE: u64 = 8;
 const TICK_MAX: Duration = Duration::from_millis(4);
 /// Submissions within this time of the last glance wait for a wait, a tick, or the next glance.
