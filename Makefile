@@ -13,7 +13,7 @@ export PATH := $(BIN):$(PATH)
 SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*' ! -path 'crates/horovod-fuzz/corpus/*') \
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
-.PHONY: help demo test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
+.PHONY: help demo test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos nightly soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -56,6 +56,10 @@ fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 	fuzz/run.sh
 
+nightly: chaos ## What the default run leaves out: many seeds, simulations of hundreds of ranks, every fault in every phase; hours.
+	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-sim --test safety --test membership -- --include-ignored
+	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-launch --lib elastic::simulation
+
 chaos: $(STAMPS)/install ## Every fault in every phase of real jobs (ARGS="--fault reset --phase init": some), into chaos.json.
 	python tests/chaos/matrix.py --json chaos.json $(ARGS)
 
@@ -85,6 +89,10 @@ lint: $(STAMPS)/install ## Check formatting, lints, types, stubs, layers and the
 	ruff check .
 	ruff format --check .
 	mypy
+	mypy tests/typing
+	mypy --check-untyped-defs --allow-untyped-defs --allow-untyped-calls --allow-incomplete-defs --allow-any-generics --no-warn-unused-ignores \
+		--disable-error-code var-annotated examples/pytorch examples/elastic examples/adasum
+	basedpyright
 	python -m mypy.stubtest horovod._core --mypy-config-file pyproject.toml
 	if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check licenses bans sources; \
 		else echo "not run: cargo-deny is not installed (licences and sources of dependencies)"; fi
@@ -111,11 +119,11 @@ bench-tools:
 		echo "not installed (and not root with apt): openmpi-bin; Open MPI will not be measured"; \
 	fi
 
-wheel: $(STAMPS)/wheel ## Build the wheel that is published, into dist/.
+wheel: $(STAMPS)/wheel ## Build the wheel that is published, and `horovod`, which only requires it, into dist/.
 	@ls -l dist
 
-wheel-check: $(STAMPS)/install ## Check the wheel: size, glibc, libraries; train with it outside the repository.
-	python build_backend/check_wheel.py dist/*.whl
+wheel-check: $(STAMPS)/install ## Check the wheels: size, glibc, libraries; train with them outside the repository.
+	python build_backend/check_wheel.py dist
 
 ci: lint test-loom test wheel-check ## What CI runs.
 

@@ -42,6 +42,7 @@ class Case:
     shapes: tuple[tuple[int, ...], ...]
     repeats: int = 1  # times the usual number: small operations need more
     quick: bool = False  # part of a quick run
+    chained: int = 1  # so many one after the other, of which one is counted
     rows_per_rank: bool = False  # the shape's rows are meant for each of the ranks
     floor: tuple[str, str, int] | None = None  # what floor.c does, its dtype, bytes
     targets: tuple[Target, ...] = ()
@@ -172,6 +173,20 @@ def _cases() -> tuple[Case, ...]:
             ("alltoall f32 16 MiB to each", "alltoall"),
         )
     ]
+    cases += [
+        Case(
+            f"ends as calls: allreduce f32 {byte_text(size)}",
+            "calls",
+            "chain",
+            "float32",
+            ((size // 4,),),
+            repeats=6,
+            quick=True,
+            chained=16,
+            floor=("allreduce", "f32", size),
+        )
+        for size in (4, MIB)
+    ]
     return tuple(cases)
 
 
@@ -183,5 +198,7 @@ def targets_of(case: Case, ranks: int) -> tuple[Target, ...]:
     """The goals on two ranks; with more ranks than processors, that peers are never faster."""
     if ranks == 2:
         return case.targets
+    if case.operation == "chain":
+        return ()
     gloo = 8.0 if case.group == "resnet" else 1.0
     return at_least(gloo=gloo, mpi=0.25 if case.nbytes == 4 else 1.0)

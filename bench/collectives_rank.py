@@ -33,19 +33,29 @@ def check(peer: Peer, case: Case) -> None:
     """Run the case on rank numbers counted from 1 and stop everything if a result is wrong."""
     mine, size = float(peer.rank + 1), peer.size
     tensors = tensors_of(case, size, mine)
-    result = getattr(peer, case.operation)(tensors, "check")
+    result = operation_of(peer, case, "check", 1)(tensors)
     everybody = torch.arange(1.0, size + 1)
     expected = {
         "allreduce": [everybody.sum()] * len(tensors),
+        "chain": [everybody.sum()],
         "broadcast": [torch.tensor(1.0)],
         "allgather": [everybody.repeat_interleave(tensors[0].shape[0])[:, None]],
         "reducescatter": [everybody.sum()],
         "alltoall": [everybody.repeat_interleave(tensors[0].shape[0] // size)[:, None]],
     }[case.operation]
-    results = tensors if case.operation in ("allreduce", "broadcast") else [result]
+    results = tensors if case.operation in ("allreduce", "broadcast", "chain") else [result]
     for index, (got, want) in enumerate(zip(results, expected, strict=True)):
         if not bool((got == want.to(got.dtype)).all()):
             raise SystemExit(f"{case.name}: rank {peer.rank} got a wrong result in tensor {index}")
+
+
+def operation_of(
+    peer: Peer, case: Case, tag: str, chained: int
+) -> Callable[[list[torch.Tensor]], object]:
+    """The case's method, as a function of the tensors."""
+    method = getattr(peer, case.operation)
+    words = (tag, chained) if case.operation == "chain" else (tag,)
+    return lambda tensors: method(tensors, *words)
 
 
 def repeats_that_fit(peer: Peer, seconds: float, most: int, budget_s: float) -> int:
@@ -59,17 +69,17 @@ def repeats_that_fit(peer: Peer, seconds: float, most: int, budget_s: float) -> 
 def measure(peer: Peer, case: Case, repeats: int, budget_s: float) -> list[float]:
     """Seconds of each repeat; all ranks start together."""
     tensors = tensors_of(case, peer.size, 1.0)
-    operation = getattr(peer, case.operation)
+    operation = operation_of(peer, case, case.name, case.chained)
 
     def run() -> object:
-        return operation(tensors, case.name)
+        return operation(tensors)
 
     timed(peer, run)
     first = timed(peer, run)
     count = repeats_that_fit(peer, first, repeats * case.repeats, budget_s)
     for _ in range(min(WARM_UP, count) - 2):
         run()
-    return [timed(peer, run) for _ in range(count)]
+    return [timed(peer, run) / case.chained for _ in range(count)]
 
 
 def timed(peer: Peer, run: Callable[[], object]) -> float:
@@ -93,7 +103,7 @@ def main() -> None:
     peer = PEERS[options.peer]()
     report = Report(options.out, peer.rank)
     for case in CASES:
-        if case.name in options.cases and not lacks(options.peer, case.dtype):
+        if case.name in options.cases and not lacks(options.peer, case.operation, case.dtype):
             check(peer, case)
             seconds = measure(peer, case, options.repeats, options.budget)
             report.add(case=case.name, seconds=seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import calls
 import torch
 
 
@@ -16,6 +17,9 @@ class Peer(Protocol):
 
     def allreduce(self, tensors: Sequence[torch.Tensor], tag: str) -> Any:
         """Sum each tensor in place: all started, then all waited for."""
+
+    def chain(self, tensors: Sequence[torch.Tensor], tag: str, count: int) -> Any:
+        """Sum one tensor in place so many times, each time submitted by the end of the last, while no thread waits."""
 
     def broadcast(self, tensors: Sequence[torch.Tensor], tag: str) -> Any:
         """Rank 0's tensor to all, in place."""
@@ -50,6 +54,9 @@ class Horovod:
         ]
         for handle in handles:
             hvd.synchronize(handle)
+
+    def chain(self, tensors: Sequence[torch.Tensor], tag: str, count: int) -> None:
+        calls.chain(tensors[0], tag, count)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], tag: str) -> None:
         self.hvd.broadcast_(tensors[0], 0, name=tag)
@@ -138,8 +145,10 @@ def _rows(tensor: torch.Tensor, times: int, parts: int) -> torch.Tensor:
 PEERS: dict[str, Callable[[], Peer]] = {"horovod": Horovod, "gloo": Gloo, "mpi": Mpi}
 
 
-def lacks(peer: str, dtype: str) -> str | None:
-    """Why a peer cannot take part in cases with a dtype, or None."""
+def lacks(peer: str, operation: str, dtype: str) -> str | None:
+    """Why a peer cannot take part in cases with an operation and a dtype, or None."""
+    if operation == "chain" and peer != "horovod":
+        return "its ends are waited for"
     if peer == "mpi" and dtype != "float32":
         return f"MPI has no type for {dtype}"
     return None

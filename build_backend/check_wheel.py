@@ -1,4 +1,4 @@
-"""Checks the published wheel as a stranger would get it: tag, size, C library, libraries, and training with it.
+"""Checks the published wheels as a stranger would get them: tag, size, C library, libraries, and training with them.
 
 Everything runs outside the repository, in a fresh environment whose PATH holds no compiler and no Rust.
 """
@@ -16,6 +16,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+import metadata_wheel
+
 ROOT = Path(__file__).resolve().parent.parent
 MAX_WHEEL_BYTES = 15 * 1000 * 1000
 # The system libraries that manylinux allows and that we need; a framework's library here would be a mistake.
@@ -27,8 +29,12 @@ ALLOWED_LIBRARIES = re.compile(
 TOOLS = ("sh", "env")
 
 
-def main(wheel: Path) -> None:
-    """Run all checks on one wheel; the first that fails ends the program with its reason."""
+def main(dist: Path) -> None:
+    """Run all checks on a folder's two wheels; the first that fails ends the program with its reason."""
+    wheels, names = sorted(dist.glob("horovod_rs-*.whl")), sorted(dist.glob("horovod-*.whl"))
+    expect(len(wheels) == 1, f"expected one horovod_rs-*.whl in {dist}, found {wheels}")
+    expect(len(names) == 1, f"expected one horovod-*.whl in {dist}, found {names}")
+    wheel = wheels[0]
     size = wheel.stat().st_size
     say(f"{wheel.name}: {size / 1e6:.2f} MB")
     expect(size < MAX_WHEEL_BYTES, f"larger than {MAX_WHEEL_BYTES / 1e6:.0f} MB")
@@ -36,6 +42,8 @@ def main(wheel: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="hvd-wheel-") as folder:
         check_binaries(wheel, Path(folder) / "unpacked")
         check_installed(wheel, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="hvd-wheel-") as folder:
+        check_both_distributions(dist, Path(folder))
     say("wheel: all checks passed")
 
 
@@ -96,6 +104,30 @@ def check_installed(wheel: Path, folder: Path) -> None:
     example = shutil.copytree(ROOT / "examples" / "demo", folder / "demo")
     say("training the demo outside the repository:")
     run(["python", str(example / "run.py")], env=env, cwd=folder, limit_s=300)
+
+
+def check_both_distributions(dist: Path, folder: Path) -> None:
+    """Without a network: a package that requires `horovod` is content, and either distribution can go alone."""
+    # Gigabytes and their needs: stand-ins of metadata alone will do.
+    shelf = folder / "shelf"
+    metadata_wheel.write_wheel(shelf, "torch", "2.9")
+    metadata_wheel.write_wheel(shelf, "cloudpickle", "3.0")
+    client = [("Requires-Dist", "horovod[pytorch]>=0.27")]
+    metadata_wheel.write_wheel(shelf, "client", "1.0", client)
+    home = folder / "venv"
+    venv.create(home, with_pip=True)
+    pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--isolated"]
+    offline = ["install", "--quiet", "--no-index", f"--find-links={dist}", f"--find-links={shelf}"]
+    launcher, module = home / "bin" / "horovodrun", "lib/python*/site-packages/horovod/torch"
+    run([*pip, *offline, "client"])
+    run([*pip, "check"])
+    expect(launcher.is_file(), "horovod brought no horovodrun")
+    run([*pip, "uninstall", "--quiet", "--yes", "horovod"])
+    expect(launcher.is_file() and any(home.glob(module)), "horovod took files of horovod-rs away")
+    run([*pip, *offline, "horovod"])
+    run([*pip, "uninstall", "--quiet", "--yes", "horovod-rs"])
+    expect(not launcher.exists() and not any(home.glob(module)), "horovod-rs left files behind")
+    expect("horovod" in output([*pip, "list"]).split(), "horovod-rs took horovod away")
 
 
 def run(command: list[str], limit_s: float = 120, **kwargs: object) -> None:

@@ -4,7 +4,8 @@ maturin packs one library; the launcher is a program of another crate. So every 
 `horovodrun` into `wheel-data/scripts`, which maturin copies into the wheel as an executable script.
 
 As a program, `python build_backend/horovod_build.py DIR` makes the wheel that is published: on Linux linked by
-zig (from PyPI) against an old glibc, so that it runs on every distribution of the last ten years.
+zig (from PyPI) against an old glibc, so that it runs on every distribution of the last ten years; and beside it the
+one of metadata alone.
 """
 
 from __future__ import annotations
@@ -135,4 +136,8 @@ def _maturin() -> Any:
 
 
 if __name__ == "__main__":
-    build_portable_wheel(sys.argv[1] if len(sys.argv) > 1 else "dist")
+    import metadata_wheel
+
+    place = sys.argv[1] if len(sys.argv) > 1 else "dist"
+    build_portable_wheel(place)
+    print(metadata_wheel.build(Path(place)))

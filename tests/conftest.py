@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,6 +52,22 @@ def jobs() -> Iterator[Callable[..., object]]:
     yield keep
     for job in started:
         job.close()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that nobody else gets while the test runs: it refuses connections until a job of the test listens there.
+
+    It is bound, so the system gives it to no process that asks for any. Linux lets another socket listen there that
+    asks for the very port, as both have SO_REUSEADDR and this one does not listen.
+    """
+    family, every = (socket.AF_INET6, "::") if socket.has_dualstack_ipv6() else (socket.AF_INET, "")
+    with socket.socket(family) as taken:
+        if family == socket.AF_INET6:
+            taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((every, 0))
+        yield taken.getsockname()[1]
 
 
 @pytest.fixture

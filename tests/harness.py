@@ -1,5 +1,8 @@
 """Runs jobs through the installed `horovodrun`: with a hard limit, every rank's output and Python stacks when it
-is reached, and a check that no process, shared-memory file or socket file is left behind."""
+is reached, and a check that no process, shared-memory file or socket file is left behind.
+
+That looks only at what the job's own processes make, as other programs of the machine come and go: processes carry
+the job's mark in their environment, and `TMPDIR` and `/dev/shm` are folders of the job alone."""
 
 from __future__ import annotations
 
@@ -24,14 +27,24 @@ ROOT = TESTS.parent
 RANK_SITE = TESTS / "rank_site"
 # The launcher beside the interpreter that runs the tests, never another one from the PATH.
 HOROVODRUN = Path(sysconfig.get_path("scripts")) / "horovodrun"
+PRIVATE_SHM = TESTS / "private_shm.py"
 SHM = Path("/dev/shm")
 
-# Names that Python's and PyTorch's own multiprocessing gives to shared memory and sockets: other programs of this
-# machine make and remove them all the time.
+# Names that Python's and PyTorch's own multiprocessing gives to shared memory and sockets: a rank that is killed
+# leaves them behind, and that is theirs to mend.
 MULTIPROCESSING = ("sem.mp-", "psm_", "torch_", "pymp-")
 
-# How long processes may take to disappear after the launcher has ended.
-REAP_LIMIT_S = 10.0
+# Settings of this package, and what tells a process that it is one of several.
+NOT_HANDED_DOWN = (
+    *("HOROVOD_", "PYTEST_", "HVD_TEST_"),
+    *("OMPI_", "PMI", "MV2_", "JSM_", "PALS_", "FLUX_", "SLURM_"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TF_CONFIG", "JOB_COMPLETION_INDEX"),
+)
+
+# Only what hangs reaches these, on the slowest and most loaded machine: how long a job may take, and its processes to
+# disappear after the launcher has ended.
+LIMIT_S = 300.0
+REAP_LIMIT_S = 60.0
 
 
 class Job:
@@ -41,23 +54,24 @@ class Job:
         self,
         command: Sequence[str | os.PathLike[str]],
         *,
-        limit_s: float = 60.0,
+        limit_s: float = LIMIT_S,
         env: Mapping[str, str | None] | None = None,
         cwd: str | os.PathLike[str] | None = None,
+        own_shm: bool = True,
     ) -> None:
+        """`own_shm=False` is for ranks that the test starts one by one: they are to share memory."""
         self.command = [os.fspath(word) for word in command]
         self.deadline = time.monotonic() + limit_s
         self.limit_s = limit_s
         self.mark = f"HVD_TEST_JOB={uuid.uuid4().hex}"
         self.folder = Path(tempfile.mkdtemp(prefix="hvd-test-"))
-        self._shm_before = _listing(SHM)
-        self._sockets_before = _socket_files(Path("/tmp"))
+        self.shm = _shm_folder() if own_shm else None
         self._changed = threading.Condition()
         self._lines: list[tuple[str, str]] = []
         self._open_streams = 2
         self._closed = False
         self.process = subprocess.Popen(
-            self.command,
+            self._started_by() + self.command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -158,9 +172,7 @@ class Job:
     def assert_nothing_left(self) -> None:
         """No process, no shared-memory file, no socket file."""
         self.wait_until_gone()
-        files = sorted(_unused(_listing(SHM) - self._shm_before))
-        files += sorted(_socket_files(self.folder))
-        files += sorted(_dead_sockets(_socket_files(Path("/tmp")) - self._sockets_before))
+        files = [str(path) for path in self._shm_files()] + sorted(_socket_files(self.folder))
         assert not files, f"files left behind: {files}\n{self.report()}"
 
     def kill(self) -> None:
@@ -177,6 +189,12 @@ class Job:
             self._closed = True
             self.kill()
             shutil.rmtree(self.folder, ignore_errors=True)
+            if self.shm is not None:
+                shutil.rmtree(self.shm, ignore_errors=True)
+
+    def sees_shared_memory(self) -> bool:
+        """Whether this system lets the job have a `/dev/shm` of its own; else nobody can tell whose files are whose."""
+        return self.shm is not None and self.shm.is_dir()
 
     def report(self, *, stacks: bool = False) -> str:
         """Everything known about the job, for a failing test."""
@@ -189,9 +207,19 @@ class Job:
 
     # -- internals
 
+    def _started_by(self) -> list[str]:
+        if self.shm is None:
+            return []
+        return [sys.executable, "-ISs", os.fspath(PRIVATE_SHM), os.fspath(self.shm)]
+
+    def _shm_files(self) -> list[Path]:
+        """What the job has left in its `/dev/shm`."""
+        if self.shm is None:
+            return []
+        return [path for path in _entries(self.shm) if not path.name.startswith(MULTIPROCESSING)]
+
     def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        drop = ("HOROVOD_", "PYTEST_", "HVD_TEST_", "OMPI_", "PMI", "SLURM_")
-        env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
+        env = {k: v for k, v in os.environ.items() if not k.startswith(NOT_HANDED_DOWN)}
         env["PATH"] = f"{HOROVODRUN.parent}:{env.get('PATH', '')}"
         env["PYTHONPATH"] = f"{RANK_SITE}:{env.get('PYTHONPATH', '')}".rstrip(":")
         env["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -232,7 +260,7 @@ class Job:
                     asked.append(pid)
         if asked:
             # The handler runs at once, even in a thread that is stuck in native code; the file tells when.
-            deadline = time.monotonic() + 2.0
+            deadline = time.monotonic() + 20.0
             while time.monotonic() < deadline and not all(self._stack_of(pid) for pid in asked):
                 select.select([], [], [], 0.05)
         texts = [f"{_describe(pid)}\n{self._stack_of(pid) or '(no answer)'}" for pid in asked]
@@ -270,10 +298,15 @@ def python(
     return horovodrun(np, [sys.executable, os.fspath(script), *args], *options, **kwargs)
 
 
-def _listing(folder: Path) -> set[str]:
-    if not folder.is_dir():
-        return set()
-    return {str(path) for path in folder.iterdir() if not path.name.startswith(MULTIPROCESSING)}
+def _shm_folder() -> Path | None:
+    """A folder in shared memory that a job can have as its `/dev/shm`."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="hvd-test-", dir=SHM))
+    except OSError:
+        return None
+    # As the one that it replaces: some tests run programs as other users.
+    folder.chmod(0o1777)
+    return folder
 
 
 def _socket_files(folder: Path) -> set[str]:
@@ -295,25 +328,6 @@ def _entries(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except OSError:
         return []
-
-
-def _dead_sockets(paths: set[str]) -> set[str]:
-    """Those that no living process is bound to; the others belong to somebody else on this machine."""
-    bound = Path("/proc/net/unix").read_text()
-    return {path for path in paths if path not in bound and os.path.exists(path)}
-
-
-def _unused(paths: set[str]) -> set[str]:
-    """Those shared-memory files that no living process maps; the others belong to somebody else."""
-    if not paths:
-        return set()
-    used = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                maps = (entry / "maps").read_text()
-                used |= {path for path in paths if path in maps}
-    return {path for path in paths - used if os.path.exists(path)}
 
 
 def _wait_for_exit(pid: int, limit_s: float) -> None:

@@ -41,6 +41,7 @@ def main():
         loss = (features @ (weights - wanted)).pow(2).mean()
         loss.backward()
         # The gradient may also be reduced by hand.
+        assert weights.grad is not None
         weights.grad.data = hvd.allreduce(weights.grad.data, op=op)
         optimizer.step()
         if step % max(1, args.steps // 10) == 0:

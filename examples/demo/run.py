@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LOSS_LIMIT = 1e-4
@@ -59,7 +60,7 @@ def train(processes, args, part):
         env=env,
     ) as process:
         show(part, processes, 0, 1, "starting")
-        for line in process.stdout:
+        for line in process.stdout or ():
             lines.append(line)
             if found := PROGRESS.search(line):
                 step, steps, loss = found.groups()
@@ -105,7 +106,8 @@ def draw(runs, path):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
-    for run, style in zip(runs, ({"linewidth": 4, "alpha": 0.4}, {"linewidth": 1.2}), strict=True):
+    styles: list[dict[str, Any]] = [{"linewidth": 4, "alpha": 0.4}, {"linewidth": 1.2}]
+    for run, style in zip(runs, styles, strict=True):
         axes.plot(range(1, len(run["losses"]) + 1), run["losses"], label=name(run), **style)
     axes.set(
         xlabel="step", ylabel="loss", yscale="log", title="Digits: same seed, same global batch"

@@ -6,6 +6,7 @@ Start it as `horovodrun -np 2 python train_digits.py`, or see `make demo`.
 import argparse
 import json
 import time
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
@@ -30,7 +31,7 @@ def parse_args():
 
 def load_data(seed):
     """1,797 images of 8 x 8 pixels, a fifth of them kept for the test; they ship inside scikit-learn."""
-    digits = load_digits()
+    digits: Any = load_digits()
     images = torch.from_numpy(digits.images / 16.0).unsqueeze(1)
     labels = torch.from_numpy(digits.target).long()
     train, test = train_test_split(

@@ -8,6 +8,7 @@ The digits are those inside scikit-learn, so nothing is downloaded.
 
 import argparse
 import os
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -82,9 +83,9 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(x), dim=1)
 
 
-def load_data(args):
+def load_data(args) -> tuple[TensorDataset, TensorDataset]:
     """Split the digits into training and test images."""
-    digits = load_digits()
+    digits: Any = load_digits()
     images = torch.from_numpy((digits.images - 4.9) / 6.0).float().unsqueeze(1)
     labels = torch.from_numpy(digits.target).long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(args.seed))

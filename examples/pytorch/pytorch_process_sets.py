@@ -30,6 +30,7 @@ def main():
     slope = 1.0 - 2.0 * number
     torch.manual_seed(hvd.rank())
     model = torch.nn.Linear(1, 1)
+    assert mine.ranks is not None
     for param in model.parameters():
         hvd.broadcast_(param.data, root_rank=mine.ranks[0], process_set=mine)
     optimizer = hvd.DistributedOptimizer(

@@ -23,7 +23,7 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
@@ -37,7 +37,7 @@ class SmallResNet(nn.Module):
 
     def __init__(self, depth, width=16, classes=1000):
         super().__init__()
-        stages = [nn.Conv2d(3, width, 3, padding=1, bias=False)]
+        stages: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1, bias=False)]
         channels = width
         for stage in range(4):
             outputs = width * 2**stage
@@ -63,7 +63,7 @@ def build_model(name):
     if name in MODELS:
         return MODELS[name]()
     try:
-        from torchvision import models
+        from torchvision import models  # pyright: ignore[reportMissingImports]
     except ImportError:
         known = ", ".join(MODELS)
         raise SystemExit(

@@ -82,7 +82,7 @@ def main() -> None:
         }
         for pid in ranks
     }
-    first = sorted(submitted[ranks[0]], key=submitted[ranks[0]].get)
+    first = sorted(submitted[ranks[0]], key=lambda name: submitted[ranks[0]][name])
     shown = first[:: max(1, len(first) // TENSORS_SHOWN)][:TENSORS_SHOWN]
 
     lanes: list[str] = []

@@ -12,20 +12,26 @@ __all__ = [
     "ALLTOALL",
     "BROADCAST",
     "FRAMES_MAX",
+    "MOVED",
     "REDUCESCATTER",
     "THREADS_MAX",
     "Buffer",
     "ParcelServer",
     "PlainTensors",
+    "Rendezvous",
     "__version__",
     "add_process_set",
+    "assign_ranks",
     "barrier",
+    "checksums",
+    "consistency",
     "cross_rank",
     "cross_size",
     "deliver_parcel",
     "dynamic_process_sets",
     "enqueue",
     "fetch_parcel",
+    "handles",
     "hold_state",
     "host_updates",
     "hostname",
@@ -34,8 +40,10 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "leave_at_exit",
     "local_rank",
     "local_size",
+    "names_of_a_job",
     "needs_sync",
     "poll",
     "process_set_ids",
@@ -48,6 +56,7 @@ __all__ = [
     "stop_timeline",
     "transports",
     "wait",
+    "wait_softly",
 ]
 
 # Kinds of operations.
@@ -60,6 +69,8 @@ REDUCESCATTER: Final = 4
 __version__: str
 FRAMES_MAX: int
 """Most frames of one thread in a report about a standstill."""
+MOVED: Final[str]
+"""What is said of a tensor whose memory is not where the operation wrote."""
 THREADS_MAX: int
 """Most threads of one process in such a report."""
 
@@ -74,8 +85,13 @@ class Buffer:
 class PlainTensors:
     """Types of one framework whose tensors the core can read by itself, through DLPack's C exchange table."""
 
-    def __new__(cls, types: Sequence[type], lazy: Callable[[Any], bool]) -> Self:
-        """`types` exactly, no subclasses; `lazy(tensor)`: whether the memory of a single element is not its value."""
+    def __new__(
+        cls, types: Sequence[type], lazy: Callable[[Any], bool], storage: Callable[[Any], object]
+    ) -> Self:
+        """`types` exactly, no subclasses; `lazy(tensor)`: whether the memory of a single element is not its value.
+
+        `storage(tensor)`: what owns the tensor's memory, also when the tensor is given other memory.
+        """
 
     def enqueue(
         self,
@@ -126,6 +142,46 @@ class ParcelServer:
 
     def close(self) -> None: ...
 
+@final
+class Rendezvous:
+    """Where the ranks of one job meet, served by a thread of this process until it is closed."""
+
+    def __new__(cls, size: int, local: bool, interfaces: Sequence[str]) -> Self:
+        """Listens on the loopback only if `local`, else on these interfaces or all.
+
+        ValueError for an interface that is not there, OSError where it cannot listen.
+        """
+
+    def addresses(self) -> list[str]:
+        """Where ranks reach it, as `ip:port`."""
+
+    def key(self) -> str:
+        """64 hex digits; whoever has them belongs to the job."""
+
+    def has_met(self) -> bool:
+        """Whether all ranks have met."""
+
+    def report_death(self, rank: int, host: str, cause: str) -> None:
+        """Tell all ranks that one of them has died; their errors say so."""
+
+    def close(self) -> None: ...
+
+def assign_ranks(
+    processes: Sequence[tuple[str, str]],
+    addresses: Sequence[str],
+    port: int,
+    key: str,
+    interfaces: Sequence[str],
+) -> list[tuple[tuple[int, int, int, int, int, int], dict[str, str]]]:
+    """Make ranks of processes, given as host and address: for each its numbers and its environment.
+
+    The numbers are rank, size, local rank, local size, cross rank and cross size. The ranks meet at `addresses`;
+    without any, rank 0 listens on `port` of its own address. ValueError says what is wrong with the arguments.
+    """
+
+def names_of_a_job() -> list[str]:
+    """Variables that tell a process its part in a job: whoever starts another with it removes them first."""
+
 # Both: RuntimeError when the process that called `horovod.run` cannot be reached or goes away.
 def fetch_parcel(addresses: Sequence[str], key: str, rank: int, patience_s: float) -> bytes: ...
 def deliver_parcel(
@@ -140,9 +196,13 @@ def init(ranks: Sequence[int] | None = None, dynamic_process_sets: bool = False)
     """
 
 def shutdown() -> None: ...
-def is_initialized() -> bool: ...
+def leave_at_exit(failed: bool) -> None:
+    """As `shutdown`, at the exit of the process: other threads that wait in here do not return from now on."""
 
-# These eight: ValueError "Horovod has not been initialized; use hvd.init()."
+def is_initialized() -> bool:
+    """A forked child says what its parent would have."""
+
+# These eight, unless in a forked child: HorovodNotInitializedError "Horovod has not been initialized; use hvd.init()."
 def rank() -> int: ...
 def size() -> int: ...
 def local_rank() -> int: ...
@@ -178,6 +238,12 @@ def needs_sync() -> bool:
     """
 
 # Process sets. Adding and removing are collective calls that block.
+def checksums(regions: Sequence[tuple[int, int]]) -> list[int]:
+    """A signed 64-bit checksum of each piece of memory, given as address and bytes, without the interpreter lock."""
+
+def consistency() -> tuple[int, bool]:
+    """Steps between two comparisons of the replicas (0: none), and whether a difference is an error, as set here."""
+
 def add_process_set(ranks: Sequence[int]) -> int:
     """Register a set and return its id, in static jobs too; ValueError on duplicate or invalid ranks."""
 
@@ -191,7 +257,7 @@ def enqueue(
     kind: int,
     prefix: str,
     name: str | None,
-    tensors: Sequence[tuple[int, int, int, tuple[int, ...], Any]],
+    tensors: Sequence[tuple[int, int, int, Sequence[int], Any]],
     op: int,
     prescale: float,
     postscale: float,
@@ -199,6 +265,7 @@ def enqueue(
     splits: Sequence[int] | None,
     process_set: int | None,  # None, a set that is not registered: TypeError
     grouped: bool,
+    finish: Callable[[Any], Any] | None = None,
 ) -> int:
     """Queue one operation (a group is one operation with several tensors) and return its handle, from 1.
 
@@ -207,9 +274,10 @@ def enqueue(
     kept alive until completion. Host memory, contiguous; both pointers may be equal (in place). ALLREDUCE and
     BROADCAST need an output pointer; for ALLGATHER, ALLTOALL and REDUCESCATTER it is 0 and the core allocates.
     `root` is a global rank, -1 where there is none. `splits` are rows per member of an alltoall, None for even.
+    `wait` returns what `finish` makes of the outputs, and the outputs themselves without it.
 
-    Local mistakes raise ValueError and queue nothing. Not initialised, shut down or a peer lost:
-    HorovodInternalError.
+    Local mistakes raise ValueError, of which DuplicateNameError is one, and queue nothing. Not initialised, shut down
+    or a peer lost: HorovodInternalError.
 
     dtype codes: uint8 0, int8 1, uint16 2, int16 3, int32 4, int64 5, float16 6, float32 7, float64 8, bool 9,
     bfloat16 10, uint32 11, uint64 12.
@@ -218,17 +286,27 @@ def enqueue(
 def poll(handle: int) -> bool:
     """Whether an operation is done; ValueError "Handle {n} was not created or has been cleared.\""""
 
-def wait(
-    handle: int,
-) -> (
-    list[tuple[Buffer, tuple[int, ...]] | None]
-    | tuple[list[tuple[Buffer, tuple[int, ...]] | None], list[int]]
-):
-    """Wait, and clear the handle; Ctrl-C works.
+def handles() -> list[int]:
+    """Handles of the running job of which nobody has taken the results, ascending."""
 
-    One entry per tensor: None where the caller gave the output, else the memory and its shape; None instead of
-    a list of nothing but that. For an alltoall a pair of that list and the received splits.
-    HorovodInternalError with the cause; unknown handle as in `poll`.
+def wait(handle: int) -> Any:
+    """Wait, clear the handle and return its result; Ctrl-C works. None for a handle that has given it already.
+
+    The result is the tensor itself where `PlainTensors` queued it: RuntimeError `MOVED` if its memory is elsewhere
+    now. For `enqueue` it is what `finish` returns for the outputs, or without one these: one entry per tensor, None
+    where the caller gave the output, else the memory and its shape; None instead of a list of nothing but that. For
+    an alltoall a pair of that list and the received splits.
+
+    The operation's error is raised, on all its ranks alike: HorovodInternalError, whose attributes say which rank,
+    host, cause, tensor and sides; ValueError.
+    HorovodNotInitializedError if the job of the handle was left before anybody had waited.
+    """
+
+def wait_softly(handles: list[int]) -> tuple[int, str] | None:
+    """Wait until these operations have ended, and leave the handles as they are; None then. Ctrl-C works.
+
+    Ends early when that can never be unless the caller goes on: some rank waits for an operation that this rank
+    has not submitted, and the others wait for that rank, or for this one. Then that rank and that operation.
     """
 
 def barrier(process_set: int | None) -> None: ...

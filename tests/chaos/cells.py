@@ -16,9 +16,6 @@ from history import faults_in, said
 import harness
 
 HERE = Path(__file__).resolve().parent
-LIMIT_S = 60.0
-# Three times the import of PyTorch, and that of its replacement, on a machine that others use as well.
-TORCH_LIMIT_S = 180.0
 NP = 3
 # Seconds of silence after which a rank is given up, in jobs in which one falls silent.
 HEARTBEAT_S = 2
@@ -50,8 +47,7 @@ class Run:
             )
         )
         start = between.start if between else harness.Job
-        limit_s = TORCH_LIMIT_S if cell.torch else LIMIT_S
-        self.job = start(self._command(), limit_s=limit_s, env=self._environment())
+        self.job = start(self._command(), env=self._environment())
 
     def _victim(self) -> int:
         if self.wire:

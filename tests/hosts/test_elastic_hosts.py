@@ -51,7 +51,7 @@ def test_a_host_dies_and_comes_back(net, jobs, script, tmp_path: Path) -> None:
     words += ["-p", str(network.SSH_PORT), "-i", str(net.folder / "user")]
     words += ["--verbose", sys.executable, script(TRAIN), str(stop)]
     before = first.pids(), second.pids()
-    job = jobs(harness.Job(first.enter(words), limit_s=150))
+    job = jobs(harness.Job(first.enter(words)))
     begun = job.wait_for("2 ranks at step 0", count=2)
     survivor = next(line for line in begun if "on host-a" in line)
     survivor = re.search(r" is (\d+)", survivor)[1]

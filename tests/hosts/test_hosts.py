@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
-import time
 from pathlib import Path
 
 import network
@@ -80,7 +80,7 @@ def test_two_hosts_with_two_ranks_each(launch, script) -> None:
 def test_the_usual_script_trains_on_two_hosts(launch, tmp_path: Path) -> None:
     mnist = harness.ROOT / "examples" / "pytorch" / "pytorch_mnist.py"
     words = ["--epochs", "2", "--no-cuda", "--data-dir", str(tmp_path)]
-    job = launch([sys.executable, mnist, *words], limit_s=120).succeed()
+    job = launch([sys.executable, mnist, *words]).succeed()
     assert re.search(r"Accuracy: [5-9]\d", job.stdout), job.report()
     assert (tmp_path / "checkpoint-2.pth.tar").exists()
 
@@ -260,7 +260,7 @@ try:
         if step == 5:
             print("reducing", flush=True)
 except hvd.HorovodInternalError as error:
-    print(f"rank {rank} caught at {time.monotonic():.3f}: {error}", flush=True)
+    print(f"rank {rank} caught: {error}", flush=True)
     sys.exit(3)
 """
 
@@ -271,7 +271,8 @@ except hvd.HorovodInternalError as error:
     ids=["on the other host", "the coordinator", "through whom another one negotiates"],
 )
 def test_killed_rank_is_named_with_its_host_everywhere(victim, fan_out, launch, script) -> None:
-    env = {"HOROVOD_CONTROL_FAN_OUT": fan_out}
+    # At once, and not because somebody is silent.
+    env = {"HOROVOD_CONTROL_FAN_OUT": fan_out, "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": "0"}
     job = launch([sys.executable, script(REDUCE_FOR_EVER)], env=env)
     found = [
         re.search(r"rank (\d) is process (\d+)", x) for x in job.wait_for(" is process ", count=4)
@@ -279,16 +280,14 @@ def test_killed_rank_is_named_with_its_host_everywhere(victim, fan_out, launch, 
     pids = {int(match[1]): int(match[2]) for match in found}
     job.wait_for("reducing", count=4)
 
-    killed_at = time.monotonic()
     os.kill(pids[victim], signal.SIGKILL)
-    caught = job.wait_for("caught at", count=3, limit_s=15)
+    caught = job.wait_for("caught:", count=3)
     code = job.fail()
 
     assert code == 137
     host = "host-b" if victim > 1 else "host-a"
     for line in caught:
-        assert float(re.search(r"caught at ([\d.]+)", line)[1]) - killed_at < 5.0
-        said = line.split("caught at")[1]
+        said = line.split("caught:")[1]
         assert re.search(rf"rank {victim}\b", said)
         assert host in said
     assert re.search(
@@ -303,11 +302,11 @@ def test_a_host_that_vanishes_without_a_word_is_given_up_on_both_sides(launch, n
     job.wait_for("reducing", count=4)
     net.hosts[1].cut_off()
     try:
-        job.wait_for("caught at", count=2)
+        job.wait_for("caught:", count=2)
     finally:
         net.hosts[1].connect_again()
     # What the other side printed could not pass.
-    caught = job.wait_for("caught at", count=4)
+    caught = job.wait_for("caught:", count=4)
     job.fail()
 
     for line in caught:
@@ -317,6 +316,26 @@ def test_a_host_that_vanishes_without_a_word_is_given_up_on_both_sides(launch, n
         assert int(lost[1]) // 2 != here
         assert lost[2] == there
         assert "did not answer" in lost[3] or "timed out" in lost[3].lower(), line
+
+
+@pytest.mark.parametrize("seconds", ["300", "0"])
+def test_ssh_is_as_patient_as_the_ranks(seconds, launch, script) -> None:
+    job = launch(
+        [sys.executable, script(REDUCE_FOR_EVER)],
+        env={"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": seconds},
+    )
+    job.wait_for("reducing", count=4)
+    lines = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in job.members()]
+    [words] = [words for words in lines if Path(words[0]).name == "ssh"]
+    # What ssh makes of it, whatever else it is configured with.
+    asked = [words[0], "-G", *words[1 : words.index("--")], "host-b"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    settings = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+    patience = int(settings["serveraliveinterval"]) * int(settings["serveralivecountmax"])
+    # 0 is for ever, for both.
+    assert patience == 0 if seconds == "0" else patience >= 300
+    job.process.send_signal(signal.SIGINT)
+    assert job.fail() == 130
 
 
 def test_nothing_outlives_a_launcher_killed_with_sigkill(launch, script) -> None:
@@ -355,7 +374,7 @@ def test_garbage_from_the_network_does_no_harm(
     launch, script, net, jobs, tmp_path, pytestconfig
 ) -> None:
     stop = tmp_path / "stop"
-    job = launch([sys.executable, script(WORK_UNTIL_TOLD), stop], limit_s=120)
+    job = launch([sys.executable, script(WORK_UNTIL_TOLD), stop])
     job.wait_for("working", count=4)
     first, second = net.hosts
     members = set(job.members()) | {job.process.pid}
@@ -367,7 +386,7 @@ def test_garbage_from_the_network_does_no_harm(
 
     for port in ports:
         words = [sys.executable, strangers.__file__, first.address, str(port), str(budget)]
-        stranger = jobs(harness.Job(second.enter(words), limit_s=100))
+        stranger = jobs(harness.Job(second.enter(words)))
         assert stranger.wait() == 0
         assert int(stranger.stdout) > 0, f"port {port} took nothing"
         print(f"port {port} took {int(stranger.stdout) / 1e6:.1f} MB")

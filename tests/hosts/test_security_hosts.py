@@ -78,7 +78,7 @@ def test_a_recording_of_the_wire_shows_what_is_not_encrypted(
     first, second = net.hosts
     with recorded(second.outside) as finish:
         env = {"HOROVOD_ENCRYPT": encrypt}
-        job = jobs(harness.Job(first.enter(words), limit_s=90, env=env))
+        job = jobs(harness.Job(first.enter(words), env=env))
         key = job.wait_for("key ", count=2)[0].split()[-1]
         members = set(job.members())
         places = strangers.bound(members & first.pids()) + strangers.bound(members & second.pids())

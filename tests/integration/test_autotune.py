@@ -69,7 +69,7 @@ def test_tunes_while_results_stay_right_and_begins_anew_after_shutdown(
     options = ["--autotune", "--autotune-log-file", str(log), "--autotune-warmup-samples", "1"]
     options += ["--autotune-steps-per-sample", "1", "--autotune-bayes-opt-max-samples", "6"]
     options += ["--log-level", "INFO"]
-    job = jobs(harness.python(np, script(tmp_path), "320", options=options, limit_s=120)).succeed()
+    job = jobs(harness.python(np, script(tmp_path), "320", options=options)).succeed()
     for path in (log, Path(f"{log}.first")):
         table = rows(path)
         assert table[0]["cycle_time_ms"] == "0"
@@ -94,7 +94,7 @@ def test_what_the_user_has_set_stays(jobs, tmp_path: Path) -> None:
     options = ["--autotune", "--autotune-log-file", str(log), "--autotune-warmup-samples", "0"]
     options += ["--autotune-steps-per-sample", "1", "--autotune-bayes-opt-max-samples", "4"]
     options += ["--fusion-threshold-mb", "2", "--cycle-time-ms", "0.1"]
-    jobs(harness.python(2, script(tmp_path), "200", options=options, limit_s=120)).succeed()
+    jobs(harness.python(2, script(tmp_path), "200", options=options)).succeed()
     table = rows(log)
     assert len(table) > 2
     fixed = {(row["cycle_time_ms"], row["tensor_fusion_threshold"]) for row in table}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ TRUE = [sys.executable, "-c", "print('a rank ran')"]
 
 def refused(jobs, words: list[str]) -> tuple[int, str]:
     """Run horovodrun with these words; return its status and message."""
-    job = jobs(harness.Job([harness.HOROVODRUN, *words], limit_s=60))
+    job = jobs(harness.Job([harness.HOROVODRUN, *words]))
     code = job.fail()
     assert "Traceback" not in job.stderr, job.report()
     assert "a rank ran" not in job.stdout, job.report()
@@ -76,6 +77,24 @@ def test_bad_line_of_a_hostfile_is_named_with_file_and_number(jobs, tmp_path: Pa
     assert "slots=many" in text or "many" in text
 
 
+@pytest.mark.parametrize("option", ["--hostfile", "--config-file", "lsf"])
+def test_a_file_without_an_end_is_not_read_to_it(option, jobs) -> None:
+    endless = "/dev/zero"
+    env = {"LSB_JOBID": "1", "LSB_DJOB_HOSTFILE": endless} if option == "lsf" else {}
+    words = [] if option == "lsf" else [option, endless]
+    # A hundredth of what it took before.
+    limited = [
+        sys.executable,
+        "-c",
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); "
+        "os.execv(sys.argv[1], sys.argv[1:])",
+    ]
+    job = jobs(harness.Job([*limited, harness.HOROVODRUN, "-np", "1", *words, *TRUE], env=env))
+    assert job.fail() in (1, 2)
+    assert "longer than 4194304 bytes" in job.stderr
+    assert "/dev/zero" in job.stderr
+
+
 def test_missing_file_is_named(jobs, tmp_path: Path) -> None:
     for option in ("--hostfile", "--ssh-identity-file"):
         code, text = refused(jobs, ["-np", "1", option, str(tmp_path / "absent"), *TRUE])
@@ -94,6 +113,25 @@ def test_missing_program_is_named(jobs) -> None:
     job = jobs(harness.horovodrun(2, ["no-such-program-here"]))
     assert job.fail() == 127
     assert "no-such-program-here" in job.stderr
+
+
+def test_an_error_is_one_line_without_the_usage(jobs) -> None:
+    for words in (
+        ["-np", "none", *TRUE],
+        ["--no-such-option", *TRUE],
+        ["-np", "1", "-H", "a", *TRUE],
+    ):
+        _, text = refused(jobs, words)
+        assert text.startswith("horovodrun: error: ")
+        assert len(text.splitlines()) == 1
+        assert "usage:" not in text
+
+
+def test_localhost_alone_has_the_cores_of_this_machine(jobs) -> None:
+    jobs(harness.horovodrun(1, TRUE, "-H", "localhost")).succeed()
+    too_many = str(len(os.sched_getaffinity(0)) + 1)
+    _, text = refused(jobs, ["-np", too_many, "-H", "localhost", *TRUE])
+    assert f"Requested more processes ({too_many}) than there are available slots" in text
 
 
 def test_unknown_option_is_refused(jobs) -> None:

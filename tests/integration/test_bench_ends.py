@@ -24,7 +24,7 @@ with started(words) as process:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_benchmark_that_is_told_to_end_ends_its_ranks(number, jobs) -> None:
-    job = jobs(harness.Job([sys.executable, "-c", PROGRAM, str(BENCH)], limit_s=60))
+    job = jobs(harness.Job([sys.executable, "-c", PROGRAM, str(BENCH)]))
     job.wait_for("up", count=2)
     job.process.send_signal(number)
     assert job.fail() in (128 + number, -number)

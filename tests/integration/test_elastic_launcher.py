@@ -53,6 +53,8 @@ while not is_done:
         while not is_done:
             assert reduce(1, op=_ops.Sum) == _core.size()
             step += 1
+            if step == 5 and f"leave-slot-{os.environ['HOROVOD_LOCAL_RANK']}" in sys.argv:
+                sys.exit(0)
             if not begun:
                 print(
                     f"round of {_core.size()}: rank {_core.rank()} slot {_core.local_rank()} on"
@@ -218,6 +220,30 @@ def test_jobs_that_cannot_go_on_end_and_say_why(elastic) -> None:
     run.kill(*run.members(2).values())
     run.job.fail()
     assert "every worker that held the training state has ended" in run.job.stderr
+
+
+def test_who_leaves_early_with_0_is_named_and_too_few_have_a_status_of_their_own(elastic) -> None:
+    run = elastic(2, "--min-np", "2", "-H", "localhost:2", words=["leave-slot-1"])
+    run.members(1)
+    run.stop.touch()
+    assert run.job.fail() == 75
+    for text in (
+        "rank 1 on host localhost ended with 0 while 1 other goes on",
+        "nothing is started any more",
+        "1 left are fewer than --min-np 2",
+        "the job will end with status 75",
+    ):
+        assert text in run.job.stderr, run.job.report()
+
+
+def test_a_job_that_waits_says_for_whom(elastic) -> None:
+    run = elastic(2, hosts="localhost:1")
+    run.job.wait_for(
+        "waiting for 10 s: 2 workers are needed (-np), 0 are ready; hosts: localhost:1 (0 run)"
+    )
+    run.list("localhost:2")
+    run.members(2)
+    run.finish()
 
 
 @pytest.mark.parametrize(

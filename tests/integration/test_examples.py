@@ -16,9 +16,7 @@ EXAMPLES = harness.ROOT / "examples"
 def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
     mnist = EXAMPLES / "pytorch" / "pytorch_mnist.py"
     job = jobs(
-        harness.python(
-            np, mnist, "--epochs", "3", "--no-cuda", "--data-dir", str(tmp_path), limit_s=120
-        )
+        harness.python(np, mnist, "--epochs", "3", "--no-cuda", "--data-dir", str(tmp_path))
     ).succeed()
     accuracies = re.findall(r"[Aa]ccuracy:? *([\d.]+) *%", job.stdout)
     assert accuracies, job.report()
@@ -47,4 +45,4 @@ def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
     ids=lambda value: " ".join(value[:3:2]) if isinstance(value, list) else None,
 )
 def test_example_runs(np: int, words: list[str], jobs) -> None:
-    jobs(harness.python(np, EXAMPLES / words[0], *words[1:], limit_s=120)).succeed()
+    jobs(harness.python(np, EXAMPLES / words[0], *words[1:])).succeed()

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import time
 
 import pytest
 
@@ -31,7 +30,8 @@ try:
         if step == 10:
             print("reducing", flush=True)
 except hvd.HorovodInternalError as error:
-    print(f"rank {rank} caught at {time.monotonic():.3f}: {error}", flush=True)
+    print(f"rank {rank} caught: {error}", flush=True)
+    print(f"fields: {error.rank} {error.host} {error.cause}", flush=True)
     sys.exit(3)
 """
 
@@ -44,24 +44,29 @@ except hvd.HorovodInternalError as error:
 def test_killed_rank_raises_on_all_others_naming_rank_host_and_cause(
     victim, elements, script, jobs
 ) -> None:
-    job = jobs(harness.python(3, script(REDUCE_FOR_EVER), str(elements)))
+    # At once, and not because somebody is silent.
+    env = {"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": "0"}
+    job = jobs(harness.python(3, script(REDUCE_FOR_EVER), str(elements), env=env))
     pids = _pids(job, 3)
     job.wait_for("reducing", count=3)
 
-    killed_at = time.monotonic()
     os.kill(pids[victim], signal.SIGKILL)
-    caught = job.wait_for("caught at", count=2, limit_s=15)
+    caught = job.wait_for("caught:", count=2)
+    fields = job.wait_for("fields: ", count=2)
     code = job.fail()
 
     assert code == 128 + signal.SIGKILL
     for line in caught:
-        assert float(re.search(r"caught at ([\d.]+)", line)[1]) - killed_at < 5.0
-        assert re.search(rf"rank {victim}\b", line.split("caught at")[1])
+        assert re.search(rf"rank {victim}\b", line.split("caught:")[1])
         assert socket.gethostname() in line or "localhost" in line
         assert "signal 9" in line or "SIGKILL" in line
     assert {re.search(r"rank (\d) caught", line)[1] for line in caught} == {"0", "1", "2"} - {
         str(victim)
     }
+    for line in fields:
+        rank, host, cause = line.split("fields: ")[1].split(" ", 2)
+        assert (rank, host in {socket.gethostname(), "localhost"}) == (str(victim), True), line
+        assert "signal 9" in cause, line
     first = next(line for line in job.stderr.splitlines() if "<std" not in line)
     assert re.search(rf"\b{victim}\b", first), (
         f"the launcher's first words name another rank\n{job.report()}"
@@ -132,7 +137,65 @@ sys.exit(5)
     caught = job.wait_for(" caught: ", count=2)
     job.wait()
     job.assert_nothing_left()
-    assert all("rank 0" in line.split("caught:")[1] for line in caught)
+    for line in caught:
+        assert "the script of rank 0 has ended" in line, line
+        assert "hvd.join()" in line
+
+
+ENDS_BY_AN_EXCEPTION = """
+import sys
+from horovod import _core
+from horovod.common.basics import basics
+
+basics.init()
+if _core.rank() == 0:
+    raise RuntimeError("bad luck")
+try:
+    _core.barrier(0)
+except RuntimeError as error:
+    print(f"caught: {error}", flush=True)
+    sys.exit(0)
+sys.exit(5)
+"""
+
+
+def test_who_waits_for_a_script_that_ended_by_an_exception_is_told(script, jobs) -> None:
+    job = jobs(harness.python(2, script(ENDS_BY_AN_EXCEPTION)))
+    job.fail()
+    assert "the script of rank 0 has ended with an exception" in job.stdout, job.report()
+
+
+# Rank 0 ends while many of its threads wait. The sum holds the interpreter's lock after Horovod has been shut down: a
+# thread that comes back from its wait then is still within the framework's C++ when the interpreter ends.
+WAITING_AT_EXIT = """
+import atexit, threading
+import torch
+import horovod.torch as hvd
+
+atexit.register(lambda: sum(range(20_000_000)))
+hvd.init()
+if hvd.rank() == 0:
+    threading.excepthook = lambda _: None
+    ready = threading.Semaphore(0)
+
+    def wait(number):
+        ready.release()
+        hvd.allreduce(torch.ones(1), name=f"never.{number}")
+
+    for number in range(100):
+        threading.Thread(target=wait, args=(number,), daemon=True).start()
+    for _ in range(100):
+        ready.acquire()
+hvd.barrier()
+print("done", flush=True)
+"""
+
+
+def test_threads_that_wait_at_the_end_of_a_script_do_not_spoil_it(script, jobs) -> None:
+    path = script(WAITING_AT_EXIT)
+    for _ in range(3):
+        job = jobs(harness.python(2, path)).succeed()
+        assert job.stdout.count("done") == 2
 
 
 WAIT_FOR_NOBODY = """
@@ -190,7 +253,7 @@ def test_a_rank_that_waits_for_a_frozen_one_can_be_interrupted(
     os.kill(pids[1], signal.SIGSTOP)  # wherever it stands; the harness ends it all the same
     os.kill(pids[0], signal.SIGINT)
 
-    job.wait_for("interrupted", limit_s=15)
+    job.wait_for("interrupted")
     assert job.fail() == 7
 
 

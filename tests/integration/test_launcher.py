@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -150,7 +151,7 @@ subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wai
 print("done", flush=True)
 """
     )
-    job = jobs(harness.python(1, path, limit_s=30)).succeed()
+    job = jobs(harness.python(1, path)).succeed()
     assert "done" in job.stdout
 
 
@@ -168,7 +169,7 @@ def test_check_build_has_the_layout_that_programs_read(jobs) -> None:
         [harness.HOROVODRUN, "--check-build"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=harness.LIMIT_S,
         check=True,
     )
     assert done.stdout == (
@@ -180,6 +181,25 @@ def test_check_build_has_the_layout_that_programs_read(jobs) -> None:
     job = jobs(harness.Job([harness.HOROVODRUN, "--check-build", "--verbose"])).succeed()
     assert "Extension torch was built.\nPyTorch " + torch.__version__.split("+")[0] in job.stdout
     assert "Extension torch was built with Gloo." in job.stdout
+
+
+def test_variables_of_the_originals_build_are_said_to_have_no_effect() -> None:
+    def complaint(**variables: str) -> str:
+        env = {name: value for name, value in os.environ.items() if name != "HOROVOD_WITH_MPI"}
+        done = subprocess.run(
+            [harness.HOROVODRUN, "--check-build"],
+            env={**env, **variables},
+            capture_output=True,
+            text=True,
+            timeout=harness.LIMIT_S,
+            check=True,
+        )
+        assert done.stdout.startswith("Horovod v")
+        return done.stderr
+
+    said = complaint(HOROVOD_WITH_MPI="1", HOROVOD_GPU_OPERATIONS="NCCL")
+    assert "note: HOROVOD_GPU_OPERATIONS, HOROVOD_WITH_MPI have no effect: nothing is built" in said
+    assert "no effect" not in complaint(HOROVOD_CYCLE_TIME="1")
 
 
 @pytest.mark.parametrize("np", [1, 2])

@@ -169,7 +169,11 @@ def test_the_end_of_a_rank_whose_children_live_on_is_noticed_without_a_launcher(
     }
     both = [
         jobs(
-            harness.Job([sys.executable, script(WITH_CHILDREN)], env={**env, "HOROVOD_RANK": rank})
+            harness.Job(
+                [sys.executable, script(WITH_CHILDREN)],
+                env={**env, "HOROVOD_RANK": rank},
+                own_shm=False,
+            )
         )
         for rank in ("0", "1")
     ]

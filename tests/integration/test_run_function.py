@@ -5,11 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import inspect
 import io
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -20,7 +23,7 @@ import horovod
 from horovod import runner
 
 
-def in_time(call, limit_s: float = 60.0):
+def in_time(call, limit_s: float = harness.LIMIT_S):
     """Run a call in another thread, which `horovod.run` allows, and give up after a while."""
     pool = concurrent.futures.ThreadPoolExecutor(1)
     try:
@@ -122,6 +125,41 @@ def test_an_exception_with_arguments_of_its_own_is_raised_as_it_is() -> None:
     assert str(caught.value) == "sorry, full"
 
 
+def test_an_exception_is_of_its_own_class_and_a_runtime_error() -> None:
+    class HttpError(Exception):
+        def __init__(self, code, reason):
+            super().__init__(f"{code}: {reason}")
+            self.code = code
+
+    def work(kind, *args):
+        raise kind(*args)
+
+    def bytes_that_are_no_text():
+        b"\xff".decode()
+
+    with pytest.raises(RuntimeError, match="out of range") as caught:
+        run(work, ValueError, "out of range")
+    assert isinstance(caught.value, ValueError)
+    assert any("rank 0 on host" in note for note in caught.value.__notes__)
+    assert isinstance(caught.value.__cause__, runner.WorkerTraceback)
+    with pytest.raises(ValueError, match="out of range") as caught:
+        run(work, ValueError, "out of range")
+    assert traceback.format_exception_only(caught.value)[0] == "ValueError: out of range\n"
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(again, ValueError)
+    assert isinstance(again, RuntimeError)
+    with pytest.raises(RuntimeError) as caught:
+        run(work, FileNotFoundError, 2, "gone", "data.txt")
+    assert (caught.value.errno, caught.value.filename) == (2, "data.txt")
+    with pytest.raises(RuntimeError) as caught:
+        run(work, HttpError, 404, "gone")
+    assert (type(caught.value).__name__, caught.value.code) == ("HttpError", 404)
+    with pytest.raises(UnicodeDecodeError) as caught:
+        run(bytes_that_are_no_text)
+    assert isinstance(caught.value, RuntimeError)
+    assert caught.value.object == b"\xff"
+
+
 def test_exceptions_that_cannot_be_pickled_keep_their_text() -> None:
     def work():
         class Odd(Exception):
@@ -188,7 +226,7 @@ def test_arguments_are_checked_and_old_names_work() -> None:
             ValueError,
             r"more processes \(2\) than there are",
         ),
-        ({"hosts": "localhost"}, ValueError, "run: Invalid host input"),
+        ({"hosts": "a-host:x"}, ValueError, "run: Invalid host input"),
         ({"network_interfaces": ["nope"]}, ValueError, 'no network interface "nope" that is up'),
         ({"num_proc": "2"}, TypeError, "num_proc: expected a whole number, got '2'"),
     ]:
@@ -196,6 +234,14 @@ def test_arguments_are_checked_and_old_names_work() -> None:
             run(os.getpid, **wrong)
     with pytest.raises(TypeError, match="func: expected a function, got 3"):
         run(3)
+
+
+def test_parameters_are_in_the_originals_order() -> None:
+    assert " ".join(inspect.signature(horovod.run).parameters) == (
+        "func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range host_discovery_script "
+        "hosts hostfile start_timeout ssh_port ssh_identity_file disable_cache output_filename verbose use_gloo "
+        "use_mpi mpi_args network_interfaces executable network_interface np min_np max_np"
+    )
 
 
 def test_a_script_needs_no_main_guard_and_may_import_what_lies_beside_it(
@@ -255,7 +301,7 @@ def test_the_program_of_a_rank_refuses_to_be_run_by_hand() -> None:
         [sys.executable, "-m", "horovod.runner.run_task"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=harness.LIMIT_S,
         check=False,
     )
     assert done.returncode == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -80,18 +79,13 @@ def test_torchrun(script, jobs) -> None:
     check(jobs(harness.Job([*words, script(WORK)])))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def pods(jobs, path: Path, env: dict[str, str], **each: list[str]) -> list[harness.Job]:
     """Three processes started apart from each other; the last first."""
     started = []
     for rank in reversed(range(3)):
         own = {name: values[rank] for name, values in each.items()}
-        started.append(jobs(harness.Job([sys.executable, path], env={**env, **own})))
+        words = [sys.executable, path]
+        started.append(jobs(harness.Job(words, env={**env, **own}, own_shm=False)))
     return started
 
 
@@ -101,19 +95,63 @@ def check_pods(started: list[harness.Job]) -> None:
 
 
 INDEXES = ["0", "1", "2"]
+INIT = "from horovod import _core; _core.init(); print('rank', _core.rank())"
 
 
-def test_a_kubernetes_indexed_job_with_a_key_file(script, jobs, tmp_path: Path) -> None:
+def test_a_kubernetes_indexed_job_with_a_key_file(script, jobs, port, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(uuid.uuid4().hex * 2 + "\n")
     key.chmod(0o440)
     env = {
         "HOROVOD_SIZE": "3",
         # A name, as a headless service gives one to pod 0.
-        "HOROVOD_RANK0_ADDRESS": f"localhost:{free_port()}",
+        "HOROVOD_RANK0_ADDRESS": f"localhost:{port}",
         "HOROVOD_JOB_KEY_FILE": str(key),
     }
     check_pods(pods(jobs, script(WORK), env, JOB_COMPLETION_INDEX=INDEXES))
+
+
+def test_an_operators_pods_without_local_rank(script, jobs, port) -> None:
+    """As Kubeflow's PyTorchJob starts them: before, each of them trained alone."""
+    env = {
+        "WORLD_SIZE": "3",
+        # Rank 0 listens on the port above this one.
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port - 1),
+        "HOROVOD_JOB_KEY": "ab" * 32,
+    }
+    check_pods(pods(jobs, script(WORK), env, RANK=INDEXES))
+    # The key is what is missing without it; to be alone is a wish that is told.
+    del env["HOROVOD_JOB_KEY"]
+    job = jobs(harness.Job([sys.executable, script(INIT)], env={**env, "RANK": "1"}))
+    job.fail()
+    for text in ("rank 1 of 3", "HOROVOD_JOB_KEY", "HOROVOD_SIZE=1"):
+        assert text in job.stderr, job.report()
+    job = jobs(
+        harness.Job([sys.executable, script(INIT)], env={**env, "RANK": "1", "HOROVOD_SIZE": "1"})
+    )
+    job.succeed()
+    assert said(job.stdout) == ["rank 0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("JOB_COMPLETION_INDEX", "0"),
+        ("PMIX_RANK", "0"),
+        ("PALS_RANKID", "0"),
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("SLURM_PROCID", "1"),
+        ("FLUX_TASK_RANK", "0"),
+        ("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}'),
+    ],
+)
+def test_a_member_of_several_is_never_alone_in_silence(name, value, script, jobs) -> None:
+    job = jobs(harness.Job([sys.executable, script(INIT)], env={name: value}))
+    job.fail()
+    for text in (name, "HOROVOD_SIZE=1"):
+        assert text in job.stderr, job.report()
 
 
 def test_ranks_that_only_share_a_folder(script, jobs, tmp_path: Path) -> None:
@@ -128,10 +166,7 @@ def test_ranks_that_only_share_a_folder(script, jobs, tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-INIT = "from horovod import _core; _core.init(); print('rank', _core.rank())"
-
-
-def test_refuses_what_is_not_safe_and_says_what_to_set(script, jobs, tmp_path: Path) -> None:
+def test_refuses_what_is_not_safe_and_says_what_to_set(script, jobs, port, tmp_path: Path) -> None:
     path = script(INIT)
 
     def refuses(env: dict[str, str], *texts: str) -> None:
@@ -150,7 +185,7 @@ def test_refuses_what_is_not_safe_and_says_what_to_set(script, jobs, tmp_path: P
     public = tmp_path / "key"
     public.write_text("ab" * 32)
     public.chmod(0o644)
-    address = {**two, "HOROVOD_RANK0_ADDRESS": "localhost:1"}
+    address = {**two, "HOROVOD_RANK0_ADDRESS": f"localhost:{port}"}
     refuses(
         {**address, "HOROVOD_JOB_KEY_FILE": str(public)}, "everybody on this machine may read it"
     )
@@ -161,7 +196,7 @@ def test_refuses_what_is_not_safe_and_says_what_to_set(script, jobs, tmp_path: P
     refuses(
         {**address, "HOROVOD_JOB_KEY": "ab" * 32, "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"},
         "cannot register with the rendezvous within 1 s: ",
-        "127.0.0.1:1: Connection refused",
+        f"127.0.0.1:{port}: Connection refused",
     )
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -171,11 +206,10 @@ def test_refuses_what_is_not_safe_and_says_what_to_set(script, jobs, tmp_path: P
     )
 
 
-def test_another_key_does_not_get_in(script, jobs) -> None:
-    address = f"localhost:{free_port()}"
+def test_another_key_does_not_get_in(script, jobs, port) -> None:
     env = {
         "HOROVOD_SIZE": "2",
-        "HOROVOD_RANK0_ADDRESS": address,
+        "HOROVOD_RANK0_ADDRESS": f"localhost:{port}",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "3",
     }
     path = script(INIT)
@@ -199,7 +233,7 @@ def slurm() -> list[str]:
     path = needs("srun")
     try:
         probe = subprocess.run(
-            ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, timeout=10, check=False
+            ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, timeout=60, check=False
         )
     except subprocess.TimeoutExpired:
         pytest.skip("Slurm is installed, but no cluster answers")
@@ -223,6 +257,56 @@ try:
 except KeyboardInterrupt:
     print("interrupted", _core.is_initialized(), flush=True)
 """
+
+
+HANDLES = """
+import os, signal
+from horovod import _core
+from horovod.common.basics import basics
+os.environ.update(HOROVOD_SIZE="2", HOROVOD_RENDEZVOUS_DIR=os.environ["TMPDIR"])
+
+def first(number, frame):
+    signal.signal(signal.SIGUSR1, second)
+    try:
+        basics.init()
+    except ValueError as error:
+        print("refused:", error, flush=True)
+
+def second(number, frame):
+    basics.shutdown()
+    print("handled", flush=True)
+
+signal.signal(signal.SIGUSR1, first)
+try:
+    basics.init()
+except ValueError as error:
+    print("given up:", error, flush=True)
+print("initialized", _core.is_initialized(), flush=True)
+os.environ.update(HOROVOD_SIZE="1", HOROVOD_RENDEZVOUS_DIR="")
+basics.init()
+print("again", _core.size(), flush=True)
+"""
+
+
+def test_a_signal_handler_may_give_up_the_init_that_it_interrupts(script, jobs) -> None:
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600", "HOROVOD_RANK": "0"}
+    job = jobs(harness.Job([sys.executable, script(HANDLES)], env=env))
+    meeting = job.folder / "horovod-meeting-2"
+    deadline = time.monotonic() + 60
+    while not meeting.exists():
+        assert time.monotonic() < deadline, job.report()
+        time.sleep(0.01)
+    # It waits for the other rank by now, which never comes.
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for(
+        "refused: Horovod initialization failed. hvd.init() was called by a signal handler"
+    )
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for("handled")
+    job.succeed()
+    assert "given up: Horovod initialization failed. hvd.shutdown() was called" in job.stdout
+    assert "initialized False" in job.stdout
+    assert "again 1" in job.stdout
 
 
 @pytest.mark.parametrize("rank", ["0", "1"], ids=["serving", "searching"])

@@ -90,7 +90,7 @@ NOBODY = 65534
 def job(script, jobs, tmp_path: Path):
     """A job of two ranks at work: the job, its key, and the file that ends it."""
     stop = tmp_path / "stop"
-    job = jobs(harness.python(2, script(WORK_UNTIL_TOLD), str(stop), limit_s=120))
+    job = jobs(harness.python(2, script(WORK_UNTIL_TOLD), str(stop)))
     key = job.wait_for("working", count=2)[0].split()[-1]
     assert re.fullmatch("[0-9a-f]{64}", key)
     yield job, key
@@ -100,7 +100,9 @@ def job(script, jobs, tmp_path: Path):
 
 def _look(user: int, pids: list[int]) -> dict[str, list[str]]:
     words = [sys.executable, "-I", "-c", LOOK, str(user), *map(str, pids)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=True, timeout=harness.LIMIT_S
+    )
     return json.loads(done.stdout)
 
 

@@ -36,7 +36,7 @@ print(f"all right, peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxr
 def busy(script, jobs, tmp_path: Path):
     """A job of two ranks at work, and the file that ends it."""
     stop = tmp_path / "stop"
-    job = jobs(harness.python(2, script(WORK_UNTIL_TOLD), str(stop), limit_s=300))
+    job = jobs(harness.python(2, script(WORK_UNTIL_TOLD), str(stop)))
     job.wait_for("working", count=2)
     return job, stop
 

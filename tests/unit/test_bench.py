@@ -22,7 +22,7 @@ def run_script(tmp_path, monkeypatch):
 
     monkeypatch.setattr(launch, "command", lambda peer, ranks: [sys.executable])
 
-    def run(text, limit_s=30):
+    def run(text, limit_s=300):
         script = tmp_path / "rank.py"
         head = f"import os, sys, time; sys.path.insert(0, {str(BENCH)!r})\nimport launch\n"
         script.write_text(head + "report = launch.Report(sys.argv[2], 0)\n" + text)

@@ -8,7 +8,7 @@ import pytest
 from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
 from horovod.data.data_loader_base import AsyncDataLoaderMixin as SameMixin
 
-LIMIT_S = 20.0
+LIMIT_S = 300.0
 
 
 class Numbers(BaseDataLoader):

@@ -19,7 +19,9 @@ def _job():
 
 
 def torch_tensors():
-    return _core.PlainTensors([torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg)
+    return _core.PlainTensors(
+        [torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg, torch.Tensor.untyped_storage
+    )
 
 
 def allreduce(tensor, op=hvd.Sum):
@@ -45,7 +47,7 @@ class Subclass(torch.Tensor):
 def test_plain_tensors_are_reduced_in_place(tensor):
     handle = allreduce(tensor)
     assert handle is not None
-    assert _core.wait(handle) is None
+    assert _core.wait(handle) is tensor
     assert tensor.eq(1).all()
 
 
@@ -90,7 +92,7 @@ def test_a_type_without_the_interface_is_never_read():
     class Other:
         pass
 
-    other = _core.PlainTensors([Other], lambda _: False)
+    other = _core.PlainTensors([Other], lambda _: False, lambda _: None)
     assert other.enqueue(Other(), _core.ALLREDUCE, "allreduce", None, *SUM) is None
 
 
@@ -99,7 +101,7 @@ def test_a_type_whose_interface_is_something_else_is_refused():
         __dlpack_c_exchange_api__ = 4711
 
     with pytest.raises(ValueError, match="is not a capsule"):
-        _core.PlainTensors([Other], lambda _: False)
+        _core.PlainTensors([Other], lambda _: False, lambda _: None)
 
 
 def reduce_together(tensors, names, op=hvd.Sum):
@@ -109,13 +111,15 @@ def reduce_together(tensors, names, op=hvd.Sum):
 def test_several_begin_together_up_to_one_that_is_not_plain():
     tensors = [torch.ones(3), torch.ones(2, 2), torch.ones(4, 2).t(), torch.ones(1)]
     handles = reduce_together(tensors, ["together.0", "together.1", "together.2", "together.3"])
-    assert [_core.wait(handle) for handle in handles] == [None, None]
+    assert [
+        _core.wait(handle) is tensor for handle, tensor in zip(handles, tensors, strict=False)
+    ] == [True, True]
 
 
 def test_several_begin_together_up_to_one_that_is_refused():
-    handles = reduce_together([torch.ones(3), torch.ones(3)], ["twice", "twice"])
-    assert len(handles) == 1
-    assert _core.wait(handles[0]) is None
+    tensors = [torch.ones(3), torch.ones(3)]
+    [handle] = reduce_together(tensors, ["twice", "twice"])
+    assert _core.wait(handle) is tensors[0]
 
 
 def test_an_operation_that_does_not_exist_is_an_error_for_all():

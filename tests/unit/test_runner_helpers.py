@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import harness
 from horovod import _core
 from horovod.runner.common.util import codec, env, host_hash, hosts, secret, timeout
 
@@ -31,6 +35,11 @@ def test_hostfiles(tmp_path) -> None:
     file.write_text("a slots=2\nb slots\n")
     with pytest.raises(ValueError, match="line 2"):
         hosts.parse_host_files(file)
+
+
+def test_a_hostfile_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(ValueError, match="longer than 4194304 characters"):
+        hosts.parse_host_files("/dev/zero")
 
 
 def test_slots_are_filled_host_by_host() -> None:
@@ -95,7 +104,81 @@ def test_the_module_runs_the_launcher() -> None:
         [sys.executable, "-m", "horovod.runner.launch", "--version"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=harness.LIMIT_S,
         check=True,
     )
     assert done.stdout.strip() == _core.__version__
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> Path:
+    """A folder with this package in it, to be put before all others, as one layer of an environment."""
+    site = tmp_path / "layer" / "lib" / "site-packages"
+    site.mkdir(parents=True)
+    # A copy: what this environment's own record says is not of it.
+    shutil.copytree(Path(_core.__file__).parent, site / "horovod")
+    return site
+
+
+def found_from(site: Path) -> str:
+    """Which `horovodrun` the package in a folder takes."""
+    code = "from horovod.runner import launch; print(launch.find_horovodrun())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=harness.LIMIT_S,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def program(place: Path) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    file = place / "horovodrun"
+    file.write_text("#!/bin/sh\n")
+    file.chmod(0o755)
+    return file
+
+
+def record(site: Path, rows: str) -> None:
+    info = site / "horovod_rs-9.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: horovod-rs\nVersion: 9.0\n")
+    (info / "RECORD").write_text(rows)
+
+
+def test_the_launcher_that_was_installed_with_the_package_counts(
+    tmp_path: Path, layer: Path
+) -> None:
+    # The environment below has its own programs; the interpreter is another layer's.
+    launcher = program(tmp_path / "layer" / "bin")
+    record(layer, "horovod/__init__.py,,\n../../bin/horovodrun,,\n")
+    assert found_from(layer) == str(launcher)
+
+
+def test_the_launcher_of_another_installation_does_not_count(tmp_path: Path, layer: Path) -> None:
+    # A distribution without this package's files, such as one hidden by a layer above it.
+    other = tmp_path / "other"
+    program(other / "bin")
+    record(other, "horovod/__init__.py,,\nbin/horovodrun,,\n")
+    (other / "horovod").mkdir()
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from horovod.runner import launch; "
+    code += "print(launch._recorded())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(other)],
+        env={**os.environ, "PYTHONPATH": str(layer)},
+        capture_output=True,
+        text=True,
+        timeout=harness.LIMIT_S,
+        check=False,
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_launcher_is_found_where_pip_puts_it_with_target(tmp_path: Path, layer: Path) -> None:
+    # `pip install --target` leaves a record of where things were before it moved them.
+    launcher = program(layer / "bin")
+    record(layer, "horovod/__init__.py,,\n../../bin/horovodrun,,\n")
+    assert found_from(layer) == str(launcher)

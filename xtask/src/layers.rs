@@ -12,7 +12,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-collectives", 2),
     ("horovod", 3),
     ("horovod-launch", 4),
-    ("horovod-python", 4),
+    ("horovod-python", 5),
 ];
 /// For development only: nobody depends on them.
 const DEVELOPMENT: &[&str] = &["horovod-fuzz", "horovod-sim", "xtask"];

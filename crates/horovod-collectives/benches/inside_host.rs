@@ -6,8 +6,8 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use horovod_collectives::{
-    ByteSegment, Ctx, GatherItem, Reduction, ScatterItem, Scratch, Segment, SetLayout, Tuning,
-    allgather, allreduce, alltoall, broadcast, reduce_scatter,
+    ByteSegment, Ctx, GatherItem, Outgoing, Reduction, ScatterItem, Scratch, Segment, SetLayout,
+    Tuning, allgather, allreduce, broadcast, exchange_rows, exchange_sizes, reduce_scatter,
 };
 use horovod_protocol::{DType, Rank, ReduceOp, Scale, Seq};
 use horovod_transport::testing::Cluster;
@@ -80,9 +80,16 @@ fn operation(ctx: &mut Ctx<'_>, case: Case, data: &mut [u8], out: &mut [u8]) {
                     output: out.as_mut_ptr(),
                 }],
             ),
-            Case::Alltoall => alltoall(ctx, at, &vec![data.len() / n; n], 1, &mut |_| {
-                Ok(out.as_mut_ptr())
-            }),
+            Case::Alltoall => {
+                let rows = vec![data.len() / n; n];
+                let outgoing = Outgoing {
+                    input: at,
+                    rows: &rows,
+                    row_bytes: 1,
+                };
+                exchange_sizes(ctx, &rows)
+                    .and_then(|incoming| exchange_rows(ctx, outgoing, incoming, out.as_mut_ptr()))
+            }
             Case::Many => {
                 let tensors: Vec<Segment> = data
                     .chunks_mut(1024)

@@ -10,59 +10,91 @@ use crate::exchange::{Transfer, exchange, exchange_bytes};
 use crate::local::{LINE, Landing, Local, Pattern, Plan, Slots, Work};
 use crate::slices::{Segment, copy};
 
-/// Sends `send_rows[j]` rows of `row_bytes` bytes, consecutive in `input`, to each member `j`, and stores
-/// what the others sent, in member order, where `alloc` says. `alloc` is called once, with the rows
-/// that each member sends here. Rows without bytes are counted and need no memory.
-///
-/// # Safety
-/// `input` is readable for the rows sent; what `alloc` returns is writable for the rows of its argument
-/// and does not overlap `input`; nobody else touches either until this returns.
-pub unsafe fn alltoall(
-    ctx: &mut Ctx<'_>,
-    input: *const u8,
-    send_rows: &[usize],
-    row_bytes: usize,
-    alloc: &mut dyn FnMut(&[usize]) -> Result<*mut u8, CollectiveError>,
-) -> Result<(), CollectiveError> {
-    let mut recv_rows = ctx.scratch.counts(ctx.members.len());
-    let local = Local::new(ctx)?
-        .filter(|local| ctx.layout.hosts() == 1 && 8 * local.len() <= local.small_len());
-    let stages = &mut ctx.scratch.stages;
-    let whole = stages.begin(match &local {
-        Some(_) => "ALLTOALL_INSIDE_HOST",
-        None => "PAIRWISE_ALLTOALL",
-    });
-    let sizes = stages.begin("EXCHANGE_SIZES");
+/// What this member sends: `rows[j]` rows of `row_bytes` bytes to each member `j`, consecutive from `input` on.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// The first byte.
+    pub input: *const u8,
+    /// Rows for each member.
+    pub rows: &'a [usize],
+    /// Bytes of one row.
+    pub row_bytes: usize,
+}
+
+/// What each member will send to this one.
+#[derive(Debug)]
+pub struct Incoming {
+    /// Rows from each member.
+    pub rows: Vec<usize>,
+    /// Inside one host the most that any pair exchanges.
+    longest: usize,
+}
+
+/// Tells each member `j` that it gets `send_rows[j]` rows; what this one gets. Every member has to call
+/// [`exchange_rows`] next.
+pub fn exchange_sizes(ctx: &mut Ctx<'_>, send_rows: &[usize]) -> Result<Incoming, CollectiveError> {
+    let mut rows = ctx.scratch.counts(ctx.members.len());
+    let local = inside_host(ctx)?;
+    let sizes = ctx.scratch.stages.begin("EXCHANGE_SIZES");
     let longest = match &local {
-        Some(local) => tell_inside(ctx, local, send_rows, &mut recv_rows)?,
+        Some(local) => tell_inside(ctx, local, send_rows, &mut rows)?,
         None => {
-            tell_across(ctx, send_rows, &mut recv_rows)?;
+            tell_across(ctx, send_rows, &mut rows)?;
             0
         }
     };
     ctx.scratch.stages.end(sizes);
-    let total = recv_rows.iter().try_fold(0usize, |sum, rows| {
-        sum.checked_add(rows.checked_mul(row_bytes)?)
+    Ok(Incoming { rows, longest })
+}
+
+/// Sends what goes out, and stores what the others sent, in member order, at `output`. The rows are those of the
+/// [`exchange_sizes`] before it; rows without bytes are counted and need no memory.
+///
+/// # Safety
+/// What goes out is readable, `output` is writable for the incoming rows and does not overlap it; nobody else touches
+/// either until this returns.
+pub unsafe fn exchange_rows(
+    ctx: &mut Ctx<'_>,
+    outgoing: Outgoing<'_>,
+    incoming: Incoming,
+    output: *mut u8,
+) -> Result<(), CollectiveError> {
+    let local = inside_host(ctx)?;
+    let whole = ctx.scratch.stages.begin(match &local {
+        Some(_) => "ALLTOALL_INSIDE_HOST",
+        None => "PAIRWISE_ALLTOALL",
     });
-    if total.is_none_or(|total| isize::try_from(total).is_err()) {
-        return Err(CollectiveError::Allocation(
-            "the sizes received overflow".into(),
-        ));
-    }
     let blocks = Blocks {
-        input,
-        output: alloc(&recv_rows)?,
-        row_bytes,
-        send_rows,
-        recv_rows: &recv_rows,
+        input: outgoing.input,
+        output,
+        row_bytes: outgoing.row_bytes,
+        send_rows: outgoing.rows,
+        recv_rows: &incoming.rows,
     };
     match &local {
-        Some(local) => inside(ctx, local, &blocks, longest)?,
+        Some(local) => inside(ctx, local, &blocks, incoming.longest)?,
         None => across(ctx, &blocks)?,
     }
-    ctx.scratch.put_counts(recv_rows);
+    ctx.scratch.put_counts(incoming.rows);
     ctx.scratch.stages.end(whole);
     Ok(())
+}
+
+impl Incoming {
+    /// All rows together.
+    pub fn bytes(&self, row_bytes: usize) -> Result<usize, CollectiveError> {
+        let total = self.rows.iter().try_fold(0usize, |sum, rows| {
+            sum.checked_add(rows.checked_mul(row_bytes)?)
+        });
+        total
+            .filter(|total| isize::try_from(*total).is_ok())
+            .ok_or_else(|| CollectiveError::Allocation("the sizes received overflow".into()))
+    }
+}
+
+fn inside_host<'a>(ctx: &Ctx<'a>) -> Result<Option<Local<'a>>, CollectiveError> {
+    let local = Local::new(ctx)?;
+    Ok(local.filter(|local| ctx.layout.hosts() == 1 && 8 * local.len() <= local.small_len()))
 }
 
 /// Where the blocks of this member lie.

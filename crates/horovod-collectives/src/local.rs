@@ -332,13 +332,13 @@ impl<'a> Local<'a> {
             offset: area * self.areas.small,
             swapped: false,
         };
-        // Broken off later than here, and begun again.
-        if ctx.scratch.small[area].value >= value {
-            return Ok(());
+        // Once: after a pause the peers may be reading what it staged.
+        if ctx.scratch.staged_small != value {
+            wait(ctx.idle, || self.is_free(&ctx.scratch.small[area]))?;
+            stage(slots.of(self.me));
+            self.publish(STAGED, value);
+            ctx.scratch.staged_small = value;
         }
-        wait(ctx.idle, || self.is_free(&ctx.scratch.small[area]))?;
-        stage(slots.of(self.me));
-        self.publish(STAGED, value);
         wait(ctx.idle, || self.reached(self.peers(), STAGED, value))?;
         finish(&slots);
         self.publish(DONE, value);
@@ -364,8 +364,8 @@ impl<'a> Local<'a> {
                 spins = u32::saturating_add(spins, 1);
             }
         }
-        // Where it stands, should the operation be broken off here or later and go on another time.
-        if plan.steps > 0 {
+        if result.is_err() {
+            // Where it stands, should the operation go on another time.
             ctx.scratch.pause(pipeline);
         }
         Ok(result?)

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use horovod_kernels::Source;
+use horovod_kernels::{DefaultMode, Source};
 
 use crate::allreduce::{Reducer, Reduction, reduce_range};
 use crate::context::Ctx;
@@ -46,6 +46,7 @@ pub unsafe fn reduce_scatter(
     red: &Reduction,
     items: &[ScatterItem],
 ) -> Result<(), CollectiveError> {
+    let _mode = DefaultMode::enter();
     // Nobody contributes neutral elements here, so a factor can always be applied by the reader.
     let reducer = Reducer {
         prescaled: false,

@@ -27,8 +27,14 @@ pub struct Scratch {
     seq: u64,
     /// Steps of shared-memory phases done in this operation; the same on all members of the host.
     step: u64,
-    /// Pipelines of this operation that have run.
-    paused: Vec<Pipeline>,
+    /// Calls of this operation that have begun since it began or went on.
+    calls: usize,
+    /// Those that have ended, and what had been counted then.
+    ended: Vec<Ended>,
+    /// The pipeline in which the operation was broken off.
+    paused: Option<Pipeline>,
+    /// The last step of which this rank has staged its part in a small area, as a flag value.
+    pub(crate) staged_small: u64,
     pub(crate) small: [LastUse; SMALL_AREAS],
     pub(crate) early: [LastUse; EARLY_AREAS],
     pub(crate) bulk: [LastUse; TRACKS],
@@ -39,6 +45,13 @@ pub struct Scratch {
     buffers: Vec<Vec<u8>>,
     /// When the parts of the operation began and ended, if somebody wants to know.
     pub stages: Stages,
+}
+
+/// What had been counted of an operation when one of its calls ended.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    step: u64,
+    stages: usize,
 }
 
 // SAFETY: the pointers inside `sources` and `vectors` are only used during a collective, from the
@@ -68,31 +81,58 @@ impl Scratch {
         Self::default()
     }
 
+    /// What was counted belongs to operation `seq`, or is forgotten.
+    fn count_for(&mut self, seq: Seq) {
+        if self.seq != seq.0 {
+            (self.seq, self.step, self.calls) = (seq.0, 0, 0);
+            self.ended.clear();
+            self.paused = None;
+        }
+    }
+
     /// Claims the next `steps` steps of operation `seq`; returns how many came before.
     pub(crate) fn claim(&mut self, seq: Seq, steps: u64) -> u64 {
-        if self.seq != seq.0 {
-            (self.seq, self.step) = (seq.0, 0);
-            self.paused.clear();
-        }
+        self.count_for(seq);
         let base = self.step;
         self.step += steps;
         base
     }
 
+    /// Begins the next call of operation `seq`; whether it is to run. It is not if it had ended before the operation
+    /// was broken off: its outputs hold results then, and its peers may long since have gone on.
+    pub(crate) fn begin_call(&mut self, seq: Seq) -> bool {
+        self.count_for(seq);
+        let ended = self.ended.get(self.calls).copied();
+        self.calls += 1;
+        if let Some(Ended { step, stages }) = ended {
+            self.step = step;
+            self.stages.skip_to(stages);
+        }
+        ended.is_none()
+    }
+
+    /// The call that began last has ended.
+    pub(crate) fn end_call(&mut self) {
+        self.ended.push(Ended {
+            step: self.step,
+            stages: self.stages.begun(),
+        });
+    }
+
     /// The operation that ran last was broken off and goes on with the next call; see [`crate::may_pause`].
     pub fn rewind(&mut self) {
-        self.step = 0;
+        (self.step, self.calls) = (0, 0);
+        self.stages.skip_to(0);
     }
 
-    /// Keeps a pipeline of the operation that runs until it ends or goes on.
+    /// Keeps a pipeline that was broken off until its operation goes on or another begins.
     pub(crate) fn pause(&mut self, pipeline: Pipeline) {
-        self.paused.push(pipeline);
+        self.paused = Some(pipeline);
     }
 
-    /// The pipeline that began after `base` steps of the operation, if that was broken off.
+    /// The pipeline that began after `base` steps of the operation, if it was broken off in that.
     pub(crate) fn resume(&mut self, base: u64) -> Option<Pipeline> {
-        let at = self.paused.iter().position(|p| p.base() == base)?;
-        Some(self.paused.swap_remove(at))
+        self.paused.take_if(|pipeline| pipeline.base() == base)
     }
 
     /// A vector of elements of `size` bytes over these segments.
@@ -160,5 +200,67 @@ impl Scratch {
         if self.buffers.len() < KEPT_MAX && buffer.capacity() <= KEPT_BYTES_MAX {
             self.buffers.push(buffer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_rewind_calls_that_ended_are_passed_over() {
+        let mut scratch = Scratch::new();
+        // Two calls end, one of them without a step, and the third is broken off.
+        for steps in [3, 0] {
+            assert!(scratch.begin_call(Seq(7)));
+            scratch.claim(Seq(7), steps);
+            scratch.end_call();
+        }
+        assert!(scratch.begin_call(Seq(7)));
+        assert_eq!(scratch.claim(Seq(7), 2), 3);
+        for _ in 0..2 {
+            scratch.rewind();
+            assert!(!scratch.begin_call(Seq(7)));
+            assert!(!scratch.begin_call(Seq(7)));
+            assert!(scratch.begin_call(Seq(7)));
+            assert_eq!(scratch.claim(Seq(7), 2), 3, "the same steps as before");
+        }
+        scratch.end_call();
+        assert!(scratch.begin_call(Seq(7)));
+        assert_eq!(scratch.claim(Seq(7), 1), 5);
+    }
+
+    #[test]
+    fn another_operation_begins_anew() {
+        let mut scratch = Scratch::new();
+        assert!(scratch.begin_call(Seq(7)));
+        scratch.claim(Seq(7), 3);
+        scratch.end_call();
+        scratch.rewind();
+        assert!(scratch.begin_call(Seq(8)));
+        assert_eq!(scratch.claim(Seq(8), 1), 0);
+    }
+
+    #[test]
+    fn stages_of_an_operation_that_goes_on_are_told_once() {
+        let mut scratch = Scratch::new();
+        scratch.stages.record(true);
+        let run = |scratch: &mut Scratch, name, ends| {
+            if scratch.begin_call(Seq(1)) {
+                let stage = scratch.stages.begin(name);
+                if ends {
+                    scratch.stages.end(stage);
+                    scratch.end_call();
+                }
+            }
+        };
+        run(&mut scratch, "first", true);
+        run(&mut scratch, "second", false);
+        scratch.rewind();
+        run(&mut scratch, "first", true);
+        run(&mut scratch, "second", true);
+        run(&mut scratch, "third", true);
+        let names: Vec<_> = scratch.stages.recorded().iter().map(|s| s.name).collect();
+        assert_eq!(names, ["first", "second", "third"]);
     }
 }

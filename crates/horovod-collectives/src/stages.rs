@@ -21,6 +21,8 @@ pub struct Stage {
 pub struct Stages {
     on: bool,
     list: Vec<Stage>,
+    /// How many have begun; fewer than there are while an operation that was broken off comes to where it was.
+    begun: usize,
 }
 
 /// A stage that has begun; given back to [`Stages::end`].
@@ -32,6 +34,7 @@ impl Stages {
     pub fn record(&mut self, on: bool) {
         self.on = on;
         self.list.clear();
+        self.begun = 0;
     }
 
     /// What was recorded, in the order in which the stages began: the first is the algorithm as a whole.
@@ -40,8 +43,9 @@ impl Stages {
     }
 
     pub(crate) fn begin(&mut self, name: &'static str) -> Begun {
-        let at = self.list.len();
-        if self.on && at < STAGES_MAX {
+        let at = self.begun;
+        self.begun += 1;
+        if self.on && at == self.list.len() && at < STAGES_MAX {
             let now = Instant::now();
             self.list.push(Stage {
                 name,
@@ -50,6 +54,16 @@ impl Stages {
             });
         }
         Begun(at)
+    }
+
+    /// How many have begun.
+    pub(crate) fn begun(&self) -> usize {
+        self.begun
+    }
+
+    /// The next to begin is the one with this number; if it has begun before, that counts.
+    pub(crate) fn skip_to(&mut self, begun: usize) {
+        self.begun = begun;
     }
 
     pub(crate) fn end(&mut self, begun: Begun) {
@@ -82,6 +96,24 @@ mod tests {
         };
         assert_eq!((outer.name, inner.name), ("outer", "inner"));
         assert!(outer.begin <= inner.begin && inner.end <= outer.end);
+    }
+
+    #[test]
+    fn what_goes_on_began_when_it_first_began() {
+        let mut stages = Stages::default();
+        stages.record(true);
+        let ended = stages.begin("ended");
+        stages.end(ended);
+        let _ = stages.begin("broken off");
+        let first = stages.recorded().to_vec();
+        stages.skip_to(1);
+        let again = stages.begin("broken off");
+        stages.end(again);
+        let [ended, again] = stages.recorded() else {
+            panic!("{stages:?}")
+        };
+        assert_eq!((*ended, again.begin), (first[0], first[1].begin));
+        assert!(again.end > first[1].end);
     }
 
     #[test]

@@ -8,9 +8,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::World;
+use common::{World, alltoall};
 use horovod_collectives::{
-    ByteSegment, Ctx, GatherItem, Reduction, ScatterItem, Segment, allgather, allreduce, alltoall,
+    ByteSegment, Ctx, GatherItem, Outgoing, Reduction, ScatterItem, Segment, allgather, allreduce,
     barrier, broadcast, reduce_scatter,
 };
 use horovod_protocol::{DType, ReduceOp, Scale};
@@ -93,7 +93,16 @@ fn step(ctx: &mut Ctx<'_>, memory: &mut Memory) {
         }];
         reduce_scatter(ctx, &red, &scatter).expect("nobody aborts");
         let out = memory.out.as_mut_ptr();
-        alltoall(ctx, large, &memory.rows, 10, &mut |_| Ok(out)).expect("nobody aborts");
+        alltoall(
+            ctx,
+            Outgoing {
+                input: large,
+                rows: &memory.rows,
+                row_bytes: 10,
+            },
+            &mut |_| Ok(out),
+        )
+        .expect("nobody aborts");
         barrier(ctx).expect("nobody aborts");
     }
 }

@@ -193,7 +193,7 @@ fn what_nobody_has_read_yet_keeps_its_place() {
                 done.lock().unwrap().send(()).unwrap();
             } else {
                 let first = first_is_done.lock().unwrap();
-                first.recv_timeout(Duration::from_secs(60)).unwrap();
+                first.recv_timeout(Duration::from_secs(240)).unwrap();
                 run(node, ticket, &red, &mut data);
                 skip(node);
             }

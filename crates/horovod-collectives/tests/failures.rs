@@ -5,10 +5,10 @@ mod common;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Node, World};
+use common::{Node, World, alltoall};
 use horovod_collectives::{
-    ByteSegment, CollectiveError, Ctx, GatherItem, Reduction, ScatterItem, Segment, allgather,
-    allreduce, alltoall, barrier, broadcast, reduce_scatter,
+    ByteSegment, CollectiveError, Ctx, GatherItem, Outgoing, Reduction, ScatterItem, Segment,
+    allgather, allreduce, barrier, broadcast, reduce_scatter,
 };
 use horovod_protocol::{DType, ReduceOp, Scale};
 use horovod_transport::Data;
@@ -74,9 +74,15 @@ const OPERATIONS: [(&str, Operation); 7] = [
     // SAFETY: as above.
     ("alltoall", |ctx, input, output| unsafe {
         let send = vec![ELEMS * 4 / ctx.members.len(); ctx.members.len()];
-        alltoall(ctx, input.as_ptr(), &send, 1, &mut |_| {
-            Ok(output.as_mut_ptr())
-        })
+        alltoall(
+            ctx,
+            Outgoing {
+                input: input.as_ptr(),
+                rows: &send,
+                row_bytes: 1,
+            },
+            &mut |_| Ok(output.as_mut_ptr()),
+        )
     }),
     // SAFETY: as above.
     ("reduce_scatter", |ctx, input, output| unsafe {
@@ -99,7 +105,7 @@ fn call(node: &mut Node, operation: Operation) -> Result<(), CollectiveError> {
 
 /// Until `n` ranks are through their first operation.
 fn wait_for(through: &AtomicUsize, n: usize) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(240);
     while through.load(Ordering::SeqCst) < n {
         assert!(
             Instant::now() < deadline,

@@ -4,9 +4,9 @@ mod common;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use common::{World, exact_values, oracle};
+use common::{World, alltoall, exact_values, oracle};
 use horovod_collectives::{
-    ByteSegment, GatherItem, Reduction, ScatterItem, allgather, alltoall, barrier, broadcast,
+    ByteSegment, GatherItem, Outgoing, Reduction, ScatterItem, allgather, barrier, broadcast,
     reduce_scatter, scatter_rows,
 };
 use horovod_protocol::{DType, ReduceOp, Scale};
@@ -178,8 +178,17 @@ fn alltoall_delivers_every_block() {
                     Ok(output.as_mut_ptr())
                 };
                 // SAFETY: the memory is this thread's own.
-                let done = node
-                    .op(|ctx| unsafe { alltoall(ctx, input.as_ptr(), &send, width, &mut alloc) });
+                let done = node.op(|ctx| unsafe {
+                    alltoall(
+                        ctx,
+                        Outgoing {
+                            input: input.as_ptr(),
+                            rows: &send,
+                            row_bytes: width,
+                        },
+                        &mut alloc,
+                    )
+                });
                 done.unwrap();
                 assert_eq!(calls, 1);
                 let want: Vec<u8> = (0..n).flat_map(|from| block(from, node.rank)).collect();
@@ -210,8 +219,18 @@ fn alltoall_counts_rows_of_any_width_also_of_none() {
                     Ok(output.as_mut_ptr())
                 };
                 // SAFETY: the memory is this thread's own.
-                node.op(|ctx| unsafe { alltoall(ctx, input.as_ptr(), &send, width, &mut alloc) })
-                    .unwrap();
+                node.op(|ctx| unsafe {
+                    alltoall(
+                        ctx,
+                        Outgoing {
+                            input: input.as_ptr(),
+                            rows: &send,
+                            row_bytes: width,
+                        },
+                        &mut alloc,
+                    )
+                })
+                .unwrap();
                 let want: Vec<u8> = (0..n).flat_map(|from| block(from, me)).collect();
                 assert!(output == want, "width {width} {world:?}");
             }
@@ -256,8 +275,18 @@ fn results_written_past_the_caches_are_the_same() {
             let (input, mut output) = (bytes(7000 * n, me), vec![0u8; 7000 * n]);
             let mut alloc = |_: &[usize]| Ok(output.as_mut_ptr());
             // SAFETY: as above.
-            node.op(|ctx| unsafe { alltoall(ctx, input.as_ptr(), &send, 1, &mut alloc) })
-                .unwrap();
+            node.op(|ctx| unsafe {
+                alltoall(
+                    ctx,
+                    Outgoing {
+                        input: input.as_ptr(),
+                        rows: &send,
+                        row_bytes: 1,
+                    },
+                    &mut alloc,
+                )
+            })
+            .unwrap();
             let block = |from| bytes(7000 * n, from)[7000 * me..][..7000].to_vec();
             let want: Vec<u8> = (0..n).flat_map(block).collect();
             assert!(output == want);

@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{Node, World, exact_values, oracle, uneven};
+use common::{Node, World, alltoall, exact_values, oracle, uneven};
 use horovod_collectives::{
-    ByteSegment, GatherItem, Reduction, ScatterItem, Segment, allgather, allreduce, alltoall,
+    ByteSegment, GatherItem, Outgoing, Reduction, ScatterItem, Segment, allgather, allreduce,
     barrier, broadcast, reduce_scatter, scatter_rows,
 };
 use horovod_protocol::{DType, Rank, ReduceOp, Scale};
@@ -153,8 +153,18 @@ fn alltoall_and_reduce_scatter() {
             Ok(received.as_mut_ptr())
         };
         // SAFETY: the memory is this thread's own.
-        node.op(|ctx| unsafe { alltoall(ctx, sent.as_ptr(), &send, 1, &mut allocate) })
-            .unwrap();
+        node.op(|ctx| unsafe {
+            alltoall(
+                ctx,
+                Outgoing {
+                    input: sent.as_ptr(),
+                    rows: &send,
+                    row_bytes: 1,
+                },
+                &mut allocate,
+            )
+        })
+        .unwrap();
         let want: Vec<u8> = (0..n).flat_map(|from| block(from, me)).collect();
         assert!(received == want);
 

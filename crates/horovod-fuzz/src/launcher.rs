@@ -59,14 +59,16 @@ pub(crate) fn words(bytes: &[u8]) {
                 .map(|word| OsStr::from_bytes(word).to_owned())
                 .collect();
             match args::parse(&words) {
-                Ok(options) => options.hosts.and_then(|hosts| parse_hosts(&hosts).ok()),
+                Ok(options) => options
+                    .hosts
+                    .and_then(|hosts| parse_hosts(&hosts, |_| None).ok()),
                 Err(error) => {
                     assert!(!error.to_string().is_empty());
                     None
                 }
             }
         }
-        1 => parse_hosts(&text).ok(),
+        1 => parse_hosts(&text, |_| None).ok(),
         2 => return config_file(rest),
         4 => parse_discovered(&text, None).ok(),
         5 => parse_discovered(&text, Some(3)).ok(),
@@ -80,7 +82,7 @@ pub(crate) fn words(bytes: &[u8]) {
         write!(said, "{comma}{host}").expect("memory");
     }
     if !hosts.is_empty() {
-        assert_eq!(parse_hosts(&said).as_ref(), Ok(&hosts), "{said}");
+        assert_eq!(parse_hosts(&said, |_| None).as_ref(), Ok(&hosts), "{said}");
     }
     let slots: u64 = hosts.iter().map(|host| u64::from(host.slots)).sum();
     let count = slots.min(64) as u32;

@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use arbitrary::{Arbitrary, Unstructured};
 use horovod_protocol::{
     Aggregator, AggregatorAction, AggregatorConfig, Coordinator, CoordinatorAction,
-    CoordinatorConfig, DType, Device, EntryId, Execution, Generation, Op, PeerLost, ProcessSetId,
-    Rank, ReduceOp, Request, Scale, Seq, StallConfig, TensorMeta, Time, ToCoordinator, ToWorker,
-    Tree, Worker, WorkerAction, WorkerConfig,
+    CoordinatorConfig, DType, Device, EntryId, Execution, Generation, LossCause, Op, PeerLost,
+    ProcessSetId, Rank, ReduceOp, Request, Scale, Seq, StallConfig, TensorMeta, Time,
+    ToCoordinator, ToWorker, Tree, Worker, WorkerAction, WorkerConfig,
 };
 
 const GENERATION: Generation = Generation(7);
@@ -103,10 +103,7 @@ impl Wanted {
         }
         let dtype = DType::ALL[usize::from(self.shape % 13)];
         let shape = [u64::from(self.shape / 13), u64::from(detail / 32)];
-        let tensor = TensorMeta {
-            dtype,
-            shape: shape.into(),
-        };
+        let tensor = TensorMeta::new(dtype, shape);
         Request {
             set: ProcessSetId(u32::from(self.set % 4)),
             name: format!("t{}", self.name % 12),
@@ -295,7 +292,7 @@ impl Job {
         let lost = PeerLost {
             rank: dead,
             host: "h".into(),
-            cause: "killed by signal 9".into(),
+            cause: LossCause::Ended("killed by signal 9".into()),
         };
         for rank in self.ranks() {
             let linked =
@@ -479,7 +476,7 @@ impl Job {
                 WorkerAction::Complete(entry, _) => self.ended(rank, entry),
                 WorkerAction::ShutDown { .. } => self.nodes[rank.index()].over = true,
                 WorkerAction::Abort(lost) => {
-                    let accused = lost.cause.contains("broke the protocol");
+                    let accused = matches!(lost.cause, LossCause::BrokeProtocol(_));
                     assert!(!(self.honest && accused), "{lost}");
                     self.nodes[rank.index()].over = true;
                 }

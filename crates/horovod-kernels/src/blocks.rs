@@ -125,11 +125,11 @@ pub(crate) unsafe fn run<E: Load, O: Binary<E>, C: Convert>(job: &Job<'_>) {
         // below n are written before they are read.
         unsafe {
             gather::<E, O, C>(job, start, n, acc, tmp);
-            if job.divisor != 1 {
-                map::<E>(acc, n, |a| E::divide(a, job.divisor));
-            }
-            if job.post != 1.0 {
-                map::<E>(acc, n, |a| E::scale(a, job.post));
+            match (job.divisor != 1, job.post != 1.0) {
+                (true, true) => map::<E>(acc, n, |a| E::divide_and_scale(a, job.divisor, job.post)),
+                (true, false) => map::<E>(acc, n, |a| E::divide(a, job.divisor)),
+                (false, true) => map::<E>(acc, n, |a| E::scale(a, job.post)),
+                (false, false) => {}
             }
             E::store::<C>(acc, job.dst.cast::<E>().add(start), n);
             if let Some(second) = job.second {

@@ -1,5 +1,6 @@
 //! Copies that say how the caches shall be used. The bytes arrive the same either way.
 
+#[cfg(target_arch = "x86_64")]
 use crate::dispatch::{Isa, chosen};
 
 /// Copies past the caches: for destinations that are larger than the caches, or not read soon. Their
@@ -40,13 +41,14 @@ pub unsafe fn copy_taking_streaming(from: *mut u8, to: *mut u8, bytes: usize) {
 pub unsafe fn copy_out_and_in(out: *mut u8, slot: *mut u8, next: *const u8, bytes: usize) {
     // SAFETY: the caller's promise, passed on; the CPU has what is chosen.
     unsafe {
+        #[cfg(target_arch = "x86_64")]
         match chosen() {
-            #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => crate::x86_64::avx2::out_and_in(out, slot, next, bytes),
-            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => crate::x86_64::avx512::out_and_in(out, slot, next, bytes),
             _ => out_and_in::<u128>(out, slot, next, bytes),
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        out_and_in::<u128>(out, slot, next, bytes);
     }
 }
 

@@ -13,6 +13,11 @@ pub(crate) trait Element: Copy {
     fn product(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn scale(a: Self::Acc, factor: f64) -> Self::Acc;
     fn divide(a: Self::Acc, divisor: u32) -> Self::Acc;
+    /// Both, rounded or truncated to the element's type once if that is an integer.
+    #[inline(always)]
+    fn divide_and_scale(a: Self::Acc, divisor: u32, factor: f64) -> Self::Acc {
+        Self::scale(Self::divide(a, divisor), factor)
+    }
 }
 
 /// A binary operation as a type, so that each loop is compiled for one.
@@ -137,6 +142,10 @@ macro_rules! integer {
             fn divide($a: $t, $n: u32) -> $t {
                 $divide
             }
+            #[inline(always)]
+            fn divide_and_scale(a: $t, divisor: u32, factor: f64) -> $t {
+                (a as f64 * factor / f64::from(divisor)) as $t
+            }
         }
     };
 }
@@ -186,6 +195,11 @@ macro_rules! wide {
             #[inline(always)]
             fn divide(a: $acc, divisor: u32) -> $acc {
                 a / <$acc>::from(divisor)
+            }
+            // The factor first: a product of up to 53 bits is exact, and so is its quotient if that is an integer.
+            #[inline(always)]
+            fn divide_and_scale(a: $acc, divisor: u32, factor: f64) -> $acc {
+                <$acc>::from((a as f64 * factor / f64::from(divisor)) as $t)
             }
         }
     )* };

@@ -67,12 +67,12 @@ unsafe fn typed<E: One, O: Binary<E>>(job: &Job<'_>) {
         let Some(mut value) = operands.reduce(O::apply) else {
             return;
         };
-        if job.divisor != 1 {
-            value = E::divide(value, job.divisor);
-        }
-        if job.post != 1.0 {
-            value = E::scale(value, job.post);
-        }
+        value = match (job.divisor != 1, job.post != 1.0) {
+            (true, true) => E::divide_and_scale(value, job.divisor, job.post),
+            (true, false) => E::divide(value, job.divisor),
+            (false, true) => E::scale(value, job.post),
+            (false, false) => value,
+        };
         let result = E::narrow(value);
         // SAFETY: i < elems, for which the destinations are writable.
         unsafe {

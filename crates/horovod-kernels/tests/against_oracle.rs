@@ -359,6 +359,44 @@ fn averages_of_integers_are_exact_and_truncate_toward_zero() {
 }
 
 #[test]
+fn averages_of_integers_with_a_factor_truncate_once() {
+    fn average<const N: usize>(dtype: DType, post: f64, values: &[[u8; N]]) -> [u8; N] {
+        let spec = Spec {
+            divisor: values.len() as u32,
+            post,
+            ..Spec::plain(dtype, Combine::Sum)
+        };
+        one(spec, values)
+    }
+    macro_rules! check {
+        ($($dtype:ident $t:ty),*) => { $(
+            for (post, values, want) in [
+                (2.0, &[1, 2][..], 3),
+                (0.5, &[7, 8, 9], 4),
+                (3.0, &[1, 1, 3], 5),
+                (3.0, &[1; 49], 3),
+                (1.5, &[0, 5], 3),
+                // Saturating, as a factor alone does.
+                (2.0, &[<$t>::MAX, <$t>::MAX - 1], <$t>::MAX),
+                (-1.0, &[<$t>::MAX; 3], (-(<$t>::MAX as f64)) as $t),
+            ] {
+                let values: Vec<_> = values.iter().map(|v: &$t| v.to_ne_bytes()).collect();
+                let got = <$t>::from_ne_bytes(average(DType::$dtype, post, &values));
+                assert_eq!(got, want, "{} times {post}", stringify!($t));
+            }
+        )* };
+    }
+    check!(U8 u8, I8 i8, U16 u16, I16 i16, U32 u32, I32 i32, U64 u64, I64 i64);
+    let of = |post, values: [i32; 2]| {
+        i32::from_ne_bytes(average(DType::I32, post, &values.map(i32::to_ne_bytes)))
+    };
+    assert_eq!(
+        (of(2.0, [-1, -2]), of(0.5, [-3, -4]), of(-2.0, [1, 2])),
+        (-3, -1, -3)
+    );
+}
+
+#[test]
 fn scaled_integers_truncate_and_saturate() {
     let scaled = |pre| Spec {
         pre,

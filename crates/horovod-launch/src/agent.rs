@@ -13,11 +13,13 @@ use crate::doctor::examiner::Examiner;
 use crate::environment;
 use crate::frames::{
     ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Stop, Stream, ToAgent,
+    Variables,
 };
 use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait};
 use crate::preflight;
 use crate::ranks::Ranks;
 use crate::signals::Signals;
+use crate::threads::{self, Share, Threads};
 
 /// Name of the hidden subcommand.
 pub(crate) const SUBCOMMAND: &str = "__agent";
@@ -58,6 +60,7 @@ pub(crate) fn run() -> io::Result<()> {
         leftovers_since: None,
         heard: Instant::now(),
         done: false,
+        threads: None,
         questions: Vec::new(),
     };
     agent.outbox.buffer().extend_from_slice(MAGIC);
@@ -99,6 +102,8 @@ struct Agent {
     leftovers_since: Option<Instant>,
     heard: Instant,
     done: bool,
+    /// How many threads ranks were told to use, and whether the user knows.
+    threads: Option<Threads>,
     /// What the doctor wants to know; then there is no job.
     questions: Vec<Question>,
 }
@@ -232,7 +237,7 @@ impl Agent {
             ToAgent::Start => self.start(),
             ToAgent::Stop(how) => self.stop(how, Instant::now()),
             ToAgent::Ping => {}
-            ToAgent::Spawn(spec) => self.spawn(&spec),
+            ToAgent::Spawn(spec) => self.spawn(spec),
             ToAgent::End(rank) => {
                 self.ranks.signal_rank(rank, Stop::Terminate);
                 let kill_at = Instant::now() + TERMINATE_GRACE;
@@ -261,6 +266,9 @@ impl Agent {
             )));
             job.cwd = here;
         }
+        for spec in &mut job.ranks {
+            self.limit_threads(&job.env, spec);
+        }
         let path = job
             .env
             .iter()
@@ -279,11 +287,39 @@ impl Agent {
         self.job = Some(job);
     }
 
-    /// One more rank. If it cannot be started it counts as ended at once, as with a shell.
-    fn spawn(&mut self, spec: &RankSpec) {
-        let Some(job) = self.job.as_ref().filter(|_| self.started) else {
+    /// Tells a rank's libraries how many threads they may use, where the user has not.
+    fn limit_threads(&mut self, env: &Variables, spec: &mut RankSpec) {
+        let (share, ranks) = (Share::of_this_process(), threads::ranks_beside(spec));
+        let names = threads::to_set(env);
+        let Some(count) = share.per_rank(ranks).filter(|_| !names.is_empty()) else {
             return;
         };
+        let told = Threads {
+            threads: count,
+            cores: share.usable,
+            ranks,
+            is_openmp: names.contains(&threads::OPENMP),
+        };
+        let value = || count.to_string().into();
+        spec.env
+            .extend(names.into_iter().map(|name| (name.into(), value())));
+        if self.threads.as_ref() != Some(&told) {
+            self.say(&FromAgent::Threads(told.clone()));
+            self.threads = Some(told);
+        }
+    }
+
+    /// One more rank. If it cannot be started it counts as ended at once, as with a shell.
+    fn spawn(&mut self, mut spec: RankSpec) {
+        let Some(job) = self.job.take_if(|_| self.started) else {
+            return;
+        };
+        self.limit_threads(&job.env, &mut spec);
+        self.spawn_limited(&job, &spec);
+        self.job = Some(job);
+    }
+
+    fn spawn_limited(&mut self, job: &JobSpec, spec: &RankSpec) {
         let rank = spec.rank;
         if self.ending.is_some() {
             let status = ExitStatus::Signal(libc::SIGTERM);

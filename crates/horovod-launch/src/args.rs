@@ -59,7 +59,7 @@ pub struct Options {
     pub command: Vec<OsString>,
 }
 
-/// Why a command line was refused; shown below the usage line.
+/// Why a command line was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
@@ -276,8 +276,8 @@ fn edit_distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// One line for usage errors.
-pub fn usage() -> &'static str {
+/// What a command line looks like.
+fn usage() -> &'static str {
     "usage: horovodrun -np NUM_PROC [-H HOST:SLOTS,... | --hostfile FILE] [options] command [args ...]\n       \
      horovodrun --doctor [-H HOST:SLOTS,... | --hostfile FILE] [options] [command [args ...]]\n       \
      horovodrun --check-build | --version | --help"

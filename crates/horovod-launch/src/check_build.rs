@@ -6,8 +6,12 @@ use std::process::{Command, Stdio};
 
 use crate::environment;
 
+/// Defines `findings()`: what is wrong with the installation. A text, since the package may be too broken to import.
+pub(crate) const INSTALLATION: &str = include_str!("../../../python/horovod/_installation.py");
+
 /// Prints, per framework, `name|version|adapter`: the installed version (or nothing) and whether this package has
-/// an adapter for it. Nothing of a framework or of the package is imported.
+/// an adapter for it; and per thing that is wrong with the installation `!|what`. Nothing of a framework or of the
+/// package is imported.
 const PROBE: &str = r#"
 import importlib.metadata, importlib.util, os
 spec = importlib.util.find_spec("horovod")
@@ -26,6 +30,8 @@ for name, module, packages in (
             pass
     adapter = any(os.path.exists(os.path.join(p, module, "__init__.py")) for p in places)
     print(name, version, int(adapter), sep="|")
+for what in findings():
+    print("!", what, sep="|")
 "#;
 
 /// Horovod's names of its extensions, and the frameworks they are for.
@@ -51,7 +57,10 @@ impl Framework {
 /// The whole report, in Horovod's exact layout: programs read it.
 pub(crate) fn report(verbose: bool) -> String {
     let python = python();
-    let found = probe(&python);
+    let (found, wrong) = match probe(&python) {
+        Ok((found, wrong)) => (Ok(found), wrong),
+        Err(error) => (Err(error), Vec::new()),
+    };
     let mut text = String::new();
     if verbose {
         text.push_str(&explain(&python, &found));
@@ -63,10 +72,37 @@ pub(crate) fn report(verbose: bool) -> String {
             python.display()
         ));
     }
+    if !wrong.is_empty() {
+        crate::complain(&mixed(&python, &wrong.join("; ")));
+    }
+    let idle = environment::build_variables();
+    if !idle.is_empty() {
+        crate::complain(&format!(
+            "note: {} no effect: nothing is built when horovod-rs is installed, it uses what it finds at run time",
+            match &idle[..] {
+                [one] => format!("{one} has"),
+                all => format!("{} have", all.join(", ")),
+            }
+        ));
+    }
     let found = found.unwrap_or_default();
     let has = |name: &str| found.iter().any(|f| f.name == name && f.is_usable());
     text.push_str(&layout(&has));
     text
+}
+
+/// What is wrong with a mixed installation, and the cure.
+fn mixed(python: &Path, wrong: &str) -> String {
+    let fix = cure(&python.display().to_string(), env!("CARGO_PKG_VERSION"));
+    format!("this installation is mixed with another: {wrong}. To repair it: {fix}")
+}
+
+/// How to get out of a mixed installation.
+pub(crate) fn cure(python: &str, version: &str) -> String {
+    format!(
+        "{python} -m pip uninstall -y horovod horovod-rs; remove what is left of the folder horovod; \
+         {python} -m pip install horovod-rs=={version}"
+    )
 }
 
 fn layout(has: &dyn Fn(&str) -> bool) -> String {
@@ -152,16 +188,19 @@ pub(crate) fn python() -> PathBuf {
     })
 }
 
-fn probe(python: &PathBuf) -> io::Result<Vec<Framework>> {
+/// The frameworks, and what is wrong with the installation.
+fn probe(python: &PathBuf) -> io::Result<(Vec<Framework>, Vec<String>)> {
     let output = Command::new(python)
-        .args(["-c", PROBE])
+        .args(["-c", &format!("{INSTALLATION}{PROBE}")])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output()?;
     if !output.status.success() {
         return Err(io::Error::other(output.status.to_string()));
     }
-    Ok(parse(&String::from_utf8_lossy(&output.stdout)))
+    let said = String::from_utf8_lossy(&output.stdout);
+    let wrong = said.lines().filter_map(|line| line.strip_prefix("!|"));
+    Ok((parse(&said), wrong.map(str::to_owned).collect()))
 }
 
 fn parse(text: &str) -> Vec<Framework> {

@@ -7,10 +7,9 @@ use std::path::Path;
 use saphyr::{LoadableYamlNode, Scalar, Yaml};
 
 use crate::args::{Options, UsageError};
+use crate::io::read_text;
 use crate::options::{self, Form, OptionSpec};
 
-/// Longest file that is read.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Choices of `controller`; both mean the same transport here.
 const CONTROLLERS: [&str; 2] = ["gloo", "mpi"];
 /// Given without this key, the section still says something.
@@ -23,7 +22,7 @@ pub(crate) fn merge(
     file: &Path,
 ) -> Result<(), UsageError> {
     let wrong = |why: String| UsageError(format!("the config file {}: {why}", file.display()));
-    let text = read(file).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let text = read_text(file).map_err(|error| wrong(format!("cannot be read: {error}")))?;
     let settings = settings_of(&text).map_err(wrong)?;
     for (key, value) in settings {
         if given
@@ -35,20 +34,6 @@ pub(crate) fn merge(
         set(options, &key, &value).map_err(wrong)?;
     }
     Ok(())
-}
-
-fn read(file: &Path) -> std::io::Result<String> {
-    use std::io::Read;
-    let mut text = String::new();
-    let read = std::fs::File::open(file)?
-        .take(FILE_BYTES_MAX + 1)
-        .read_to_string(&mut text)?;
-    if read as u64 > FILE_BYTES_MAX {
-        return Err(std::io::Error::other(format!(
-            "it is longer than {FILE_BYTES_MAX} bytes"
-        )));
-    }
-    Ok(text)
 }
 
 /// A value of the file, told apart as YAML does.
@@ -242,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn every_section_of_the_original_is_read() {
+    fn every_section_is_read() {
         sets(
             "params:\n  fusion_threshold_mb: 32\n  cycle_time_ms: 10\n  cache_capacity: 2048\n  \
              hierarchical_allreduce: true\n  hierarchical_allgather: false\n  torus_allreduce: yes\n",
@@ -290,6 +275,13 @@ mod tests {
                 ("HOROVOD_THREAD_AFFINITY", "1,3"),
             ],
         );
+        sets(
+            "consistency_check:\n  steps: 100\n  action: error\n",
+            &[
+                ("HOROVOD_CHECK_CONSISTENCY", "100"),
+                ("HOROVOD_CONSISTENCY_ACTION", "error"),
+            ],
+        );
         // A section without `enabled` says that the check is on.
         sets(
             "stall_check:\n  warning_time_seconds: 5\n",
@@ -312,6 +304,7 @@ mod tests {
             let value = match in_file.form {
                 Form::Is(is) => is.to_string(),
                 Form::Number | Form::Words => "1".to_owned(),
+                Form::Text if key == "action" => "error".to_owned(),
                 Form::Text => "DEBUG".to_owned(),
             };
             let yaml = format!("timeline:\n  filename: t\n{section}:\n  {key}: {value}\n");

@@ -21,12 +21,15 @@ pub(crate) enum Target {
     Stderr,
     /// By its number, see [`Writer::add_files`].
     File(usize),
+    /// Programs that want to know, see [`Writer::add_events`].
+    Events,
 }
 
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<(Target, Vec<u8>)>,
     files: Vec<(PathBuf, File)>,
+    events: Option<File>,
     bytes: usize,
     is_closed: bool,
     is_done: bool,
@@ -71,6 +74,7 @@ impl Writer {
                     stdout,
                     stderr,
                     files,
+                    events: None,
                     has_warned: false,
                 }
                 .run();
@@ -81,6 +85,11 @@ impl Writer {
     /// More files; they are numbered in the order in which they are added.
     pub(crate) fn add_files(&self, files: Vec<(PathBuf, File)>) {
         self.shared.lock().files.extend(files);
+    }
+
+    /// Where [`Target::Events`] is; without it they go nowhere.
+    pub(crate) fn add_events(&self, sink: File) {
+        self.shared.lock().events = Some(sink);
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -134,6 +143,7 @@ struct Sinks {
     stdout: File,
     stderr: File,
     files: Vec<Option<(PathBuf, File)>>,
+    events: Option<File>,
     has_warned: bool,
 }
 
@@ -157,6 +167,9 @@ impl Sinks {
         let mut state = self.shared.lock();
         loop {
             self.files.extend(state.files.drain(..).map(Some));
+            if let Some(sink) = state.events.take() {
+                self.events = Some(sink);
+            }
             if let Some(task) = state.queue.pop_front() {
                 return Some(task);
             }
@@ -190,6 +203,10 @@ impl Sinks {
             }
             // Where should the complaint go?
             Target::Stderr => drop(write_all(&self.stderr, bytes)),
+            // A reader that has gone away wants no more.
+            Target::Events => {
+                self.events.take_if(|sink| write_all(sink, bytes).is_err());
+            }
             Target::File(index) => {
                 let Some(slot) = self.files.get_mut(index) else {
                     return;

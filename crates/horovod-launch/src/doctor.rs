@@ -9,7 +9,6 @@ pub(crate) mod examiner;
 pub(crate) mod facts;
 mod findings;
 mod gather;
-mod json;
 mod render;
 pub(crate) mod talk;
 mod tournament;
@@ -46,12 +45,12 @@ pub enum Form {
 
 /// Examines the hosts and prints the result; 0 if nothing would stop a job.
 pub(crate) fn run(options: &Options, form: Form) -> Result<u8, LaunchError> {
-    examine(options, form).map_err(|error| match error.to_string() {
-        text if text.contains("Too many open files") => LaunchError::Other(format!(
-            "{text}: the limit of open files is too low for the launcher itself, \
+    examine(options, form).map_err(|error| match error {
+        error if error.is_out_of_files() => LaunchError::Other(format!(
+            "{error}: the limit of open files is too low for the launcher itself, \
              see `ulimit -n`; try `ulimit -n 1024`"
         )),
-        _ => error,
+        error => error,
     })
 }
 
@@ -126,12 +125,14 @@ fn hosts_of(options: &Options) -> Result<(Vec<Host>, u32), LaunchError> {
     };
     let mut shell = std::process::Command::new("/bin/sh");
     shell.arg("-c").arg(script);
-    let listed = gather::output_of(shell, Instant::now() + SCRIPT_TIME);
-    let hosts = listed
-        .and_then(|(_, text, _)| hosts::parse_discovered(&text, options.elastic.slots_per_host));
-    let hosts = hosts.map_err(|why| {
-        LaunchError::Other(format!("the host discovery script ({script}): {why}"))
-    })?;
+    let what = format!("the host discovery script ({script})");
+    let (_, listed, _) =
+        gather::output_of(shell, Instant::now() + SCRIPT_TIME).map_err(|error| {
+            let what = what.clone();
+            LaunchError::Cannot { what, error }
+        })?;
+    let hosts = hosts::parse_discovered(&listed, options.elastic.slots_per_host)
+        .map_err(|why| LaunchError::Other(format!("{what}: {why}")))?;
     let size = all(&hosts).min(options.elastic.max_np.unwrap_or(u32::MAX));
     Ok((hosts, size))
 }

@@ -5,13 +5,14 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::frames::Variables;
 use crate::hosts::{self, Host, Slot};
+use crate::io::read_text;
 
 /// Set by a launcher for its own job; never handed down from an outer one.
-const IDENTITY: &[&str] = &[
+pub(crate) const IDENTITY: &[&str] = &[
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
     "HOROVOD_LOCAL_RANK",
-    "HOROVOD_LOCAL_SIZE",
+    LOCAL_SIZE,
     "HOROVOD_CROSS_RANK",
     "HOROVOD_CROSS_SIZE",
     "HOROVOD_HOSTNAME",
@@ -25,9 +26,16 @@ const IDENTITY: &[&str] = &[
     "HOROVOD_ELASTIC_WORKER",
     "_HOROVOD_SECRET_KEY",
     LEASH,
+    EVENTS,
 ];
+/// Where rank 0 serves the rendezvous of a job that has no launcher.
+pub(crate) const RANK0_ADDRESS: &str = "HOROVOD_RANK0_ADDRESS";
+/// Ranks on a rank's host.
+pub(crate) const LOCAL_SIZE: &str = "HOROVOD_LOCAL_SIZE";
 /// Descriptor of the pipe whose end tells that whoever started this launcher has ended.
 const LEASH: &str = "HOROVODRUN_LEASH_FD";
+/// Descriptor on which whoever started this launcher wants to hear of events.
+const EVENTS: &str = "HOROVODRUN_EVENTS_FD";
 /// Descriptor through which an agent has the launcher's standard input.
 pub(crate) const STDIN: &str = "HOROVODRUN_STDIN_FD";
 
@@ -52,6 +60,20 @@ const OF_THIS_HOST: &[&str] = &[
 ];
 const OF_THIS_HOST_PREFIXES: &[&str] = &["BASH_FUNC_", "SSH_", "XDG_", "VSCODE_"];
 
+/// What the original's `setup.py` reads.
+const OF_A_BUILD_PREFIXES: &[&str] = &[
+    "HOROVOD_ALLOW_MIXED_GPU_IMPL",
+    "HOROVOD_BUILD_",
+    "HOROVOD_CMAKE",
+    "HOROVOD_CUDA_",
+    "HOROVOD_GPU",
+    "HOROVOD_MPICXX_SHOW",
+    "HOROVOD_NCCL_",
+    "HOROVOD_ROCM_",
+    "HOROVOD_WITHOUT_",
+    "HOROVOD_WITH_",
+];
+
 /// Seconds from `HOROVOD_START_TIMEOUT`; 0 and nonsense count as not set.
 #[expect(
     clippy::disallowed_methods,
@@ -64,6 +86,28 @@ pub(crate) fn start_timeout() -> Option<u32> {
         .parse()
         .ok()
         .filter(|seconds| *seconds > 0)
+}
+
+/// `HOROVOD_HEARTBEAT_TIMEOUT_SECONDS` in whole seconds, rounded up, as the ranks understand it: 30 if it is not set (or is
+/// nonsense, which the ranks refuse); `None` if nobody is to be given up.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn heartbeat_s() -> Option<u32> {
+    let text = std::env::var("HOROVOD_HEARTBEAT_TIMEOUT_SECONDS").unwrap_or_default();
+    heartbeat_of(&text)
+}
+
+fn heartbeat_of(text: &str) -> Option<u32> {
+    const DEFAULT_S: u32 = 30;
+    const MAX_S: f64 = 86_400.0;
+    match text.trim().parse::<f64>() {
+        Ok(0.0) => None,
+        // Between 1 and MAX_S, so that it fits.
+        Ok(seconds) if (1.0..=MAX_S).contains(&seconds) => Some(seconds.ceil() as u32),
+        _ => Some(DEFAULT_S),
+    }
 }
 
 /// `HOROVOD_LOG_LEVEL`, empty if it is not set.
@@ -82,6 +126,15 @@ pub(crate) fn log_level() -> String {
 )]
 pub(crate) fn leash() -> Option<u32> {
     std::env::var(LEASH).ok()?.parse().ok()
+}
+
+/// See [`crate::events`].
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn events() -> Option<u32> {
+    std::env::var(EVENTS).ok()?.parse().ok()
 }
 
 /// See [`crate::stdin`].
@@ -103,7 +156,7 @@ pub(crate) fn batch_hosts() -> Result<Option<Vec<Host>>, String> {
         return Ok(None);
     }
     if let Some(file) = std::env::var_os("LSB_DJOB_HOSTFILE") {
-        let text = std::fs::read_to_string(&file).map_err(|error| {
+        let text = read_text(file.as_ref()).map_err(|error| {
             format!(
                 "LSF's list of hosts, {}, cannot be read: {error}",
                 file.to_string_lossy()
@@ -167,6 +220,20 @@ pub(crate) fn elastic_timeout() -> Option<u32> {
 /// From `HOROVOD_ELASTIC_SLOT_FAILURES`.
 pub(crate) fn elastic_slot_failures() -> Option<u32> {
     positive("HOROVOD_ELASTIC_SLOT_FAILURES")
+}
+
+/// Variables that steer the original's build and are set; here there is nothing to build.
+pub(crate) fn build_variables() -> Vec<String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| steers_a_build(name)).collect();
+    names.sort();
+    names
+}
+
+fn steers_a_build(name: &str) -> bool {
+    OF_A_BUILD_PREFIXES
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// Where programs are searched.
@@ -250,20 +317,45 @@ pub(crate) fn of_job(
     for (name, value) in acting(knobs, is_on("HOROVOD_AUTOTUNE")) {
         set(name, value.clone());
     }
-    set("PYTHONUNBUFFERED", "1".to_owned());
-    set("HOROVOD_CONTROLLER", "gloo".to_owned());
-    set("HOROVOD_CPU_OPERATIONS", "gloo".to_owned());
     let candidates: Vec<String> = rendezvous.iter().map(ToString::to_string).collect();
     set("HOROVOD_RENDEZVOUS", candidates.join(","));
-    set("HOROVOD_JOB_KEY", key.to_owned());
     // Programs that look at Horovod's own names find the first candidate there.
-    if let Some(first) = rendezvous.first() {
-        set("HOROVOD_GLOO_RENDEZVOUS_ADDR", first.ip().to_string());
-        set("HOROVOD_GLOO_RENDEZVOUS_PORT", first.port().to_string());
+    let first = rendezvous.first();
+    let first = first.map(|first| (first.ip().to_string(), first.port()));
+    variables.extend(of_any_job(first, key, interfaces));
+    variables
+}
+
+/// The same for a job without a launcher, whose rank 0 serves the rendezvous at this address and port.
+pub(crate) fn of_job_at_rank_0(
+    (address, port): (&str, u16),
+    key: &str,
+    interfaces: &[String],
+) -> Variables {
+    let bare = address.trim_start_matches('[').trim_end_matches(']');
+    let place = match bare.contains(':') {
+        true => format!("[{bare}]:{port}"),
+        false => format!("{bare}:{port}"),
+    };
+    let mut variables: Variables = vec![(RANK0_ADDRESS.into(), place.into())];
+    variables.extend(of_any_job(Some((bare.to_owned(), port)), key, interfaces));
+    variables
+}
+
+fn of_any_job(first: Option<(String, u16)>, key: &str, interfaces: &[String]) -> Variables {
+    let mut variables: Variables = Vec::new();
+    let mut set = |name: &str, value: &str| variables.push((name.into(), value.into()));
+    set("PYTHONUNBUFFERED", "1");
+    set("HOROVOD_CONTROLLER", "gloo");
+    set("HOROVOD_CPU_OPERATIONS", "gloo");
+    set("HOROVOD_JOB_KEY", key);
+    if let Some((address, port)) = first {
+        set("HOROVOD_GLOO_RENDEZVOUS_ADDR", &address);
+        set("HOROVOD_GLOO_RENDEZVOUS_PORT", &port.to_string());
     }
     if !interfaces.is_empty() {
-        set("HOROVOD_GLOO_IFACE", interfaces.join(","));
-        set("NCCL_SOCKET_IFNAME", interfaces.join(","));
+        set("HOROVOD_GLOO_IFACE", &interfaces.join(","));
+        set("NCCL_SOCKET_IFNAME", &interfaces.join(","));
     }
     variables
 }
@@ -301,7 +393,7 @@ pub(crate) fn of_rank(host: &Host, slot: Slot) -> Variables {
         ("HOROVOD_RANK", slot.rank),
         ("HOROVOD_SIZE", slot.size),
         ("HOROVOD_LOCAL_RANK", slot.local_rank),
-        ("HOROVOD_LOCAL_SIZE", slot.local_size),
+        (LOCAL_SIZE, slot.local_size),
         ("HOROVOD_CROSS_RANK", slot.cross_rank),
         ("HOROVOD_CROSS_SIZE", slot.cross_size),
     ];
@@ -316,6 +408,20 @@ pub(crate) fn of_rank(host: &Host, slot: Slot) -> Variables {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn understands_the_heartbeat_as_the_ranks_do() {
+        for (text, expected) in [
+            ("", Some(30)),
+            ("300", Some(300)),
+            (" 2.5 ", Some(3)),
+            ("0", None),
+            ("soon", Some(30)),
+            ("1e9", Some(30)),
+        ] {
+            assert_eq!(heartbeat_of(text), expected, "{text:?}");
+        }
+    }
 
     #[test]
     fn forwards_all_but_identity_and_what_is_true_only_here() {
@@ -362,6 +468,21 @@ mod tests {
             names(&[detail.clone(), on.clone()], false),
             [detail.0, on.0]
         );
+    }
+
+    #[test]
+    fn variables_of_the_originals_build_are_known() {
+        for name in [
+            "HOROVOD_WITH_PYTORCH",
+            "HOROVOD_WITHOUT_MPI",
+            "HOROVOD_GPU_OPERATIONS",
+            "HOROVOD_NCCL_HOME",
+        ] {
+            assert!(steers_a_build(name), "{name}");
+        }
+        for name in ["HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_TIMELINE", "PATH"] {
+            assert!(!steers_a_build(name), "{name}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use horovod_protocol::wire::{DecodeError, Reader, Writer};
 
 pub use crate::doctor::talk::{Answer, Question};
 use crate::doctor::wire::Wire;
+pub use crate::threads::Threads;
 
 /// First bytes of an agent's output.
 pub const MAGIC: &[u8; 16] = b"\0horovod-agent1\n";
@@ -194,6 +195,8 @@ pub enum FromAgent {
     },
     /// The answer to [`ToAgent::Examine`].
     Found(Answer),
+    /// How many threads the ranks' libraries were told to use.
+    Threads(Threads),
 }
 
 fn put_word(writer: &mut Writer<'_>, word: &OsStr) {
@@ -402,6 +405,13 @@ impl FromAgent {
                 w.varint(u64::from(*rank));
                 w.u8(u8::from(*is_stopped));
             }
+            Self::Threads(told) => {
+                w.u8(10);
+                w.varint(u64::from(told.threads));
+                w.varint(u64::from(told.cores));
+                w.varint(u64::from(told.ranks));
+                w.u8(u8::from(told.is_openmp));
+            }
         });
     }
 
@@ -459,6 +469,12 @@ impl FromAgent {
                 rank: r.varint_u32("rank")?,
                 is_stopped: r.u8("is_stopped")? != 0,
             },
+            10 => Self::Threads(Threads {
+                threads: r.varint_u32("threads")?,
+                cores: r.varint_u32("cores")?,
+                ranks: r.varint_u32("ranks")?,
+                is_openmp: r.u8("is_openmp")? != 0,
+            }),
             other => {
                 return Err(DecodeError::BadValue {
                     what: "tag",

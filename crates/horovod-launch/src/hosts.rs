@@ -84,14 +84,31 @@ pub enum HostsError {
     },
 }
 
-/// Reads `a:2,b:1`; a host named twice gets the sum of its slots.
-pub fn parse_hosts(text: &str) -> Result<Vec<Host>, HostsError> {
+/// Characters of a user's words that an error repeats.
+const QUOTED_MAX: usize = 200;
+
+fn quoted(text: &str) -> String {
+    text.chars().take(QUOTED_MAX).collect()
+}
+
+/// Reads `a:2,b:1`; a host named twice gets the sum of its slots. Without a number of slots an item may only be a name
+/// that `cores_of` knows, which is this machine's.
+pub fn parse_hosts(
+    text: &str,
+    cores_of: impl Fn(&str) -> Option<u32>,
+) -> Result<Vec<Host>, HostsError> {
+    let bare = |name: &str| {
+        let slots = is_host_name(name).then(|| cores_of(name)).flatten()?;
+        Some(Host {
+            name: name.to_owned(),
+            slots,
+        })
+    };
     let hosts = text
         .split(',')
         .map(|item| {
-            named_slots(item.trim()).ok_or_else(|| HostsError::Item {
-                item: item.to_owned(),
-            })
+            let host = named_slots(item.trim()).or_else(|| bare(item.trim()));
+            host.ok_or_else(|| HostsError::Item { item: quoted(item) })
         })
         .collect::<Result<Vec<_>, _>>()?;
     Ok(merge(hosts))
@@ -108,8 +125,8 @@ pub fn parse_hostfile(file: &str, content: &str) -> Result<Vec<Host>, HostsError
         hosts.push(hostfile_line(line).map_err(|why| HostsError::Line {
             file: file.to_owned(),
             line: index + 1,
-            found: full.trim().to_owned(),
-            why,
+            found: quoted(full.trim()),
+            why: quoted(&why),
         })?);
     }
     if hosts.is_empty() {
@@ -178,7 +195,8 @@ pub fn parse_discovered(content: &str, default_slots: Option<u32>) -> Result<Vec
             })
         });
         let Some(host) = host else {
-            return Err(match is_host_name(line) {
+            let (is_name, line) = (is_host_name(line), quoted(line));
+            return Err(match is_name {
                 true => format!(
                     "the line {line:?} gives no number of slots: print `name:slots`, or give --slots-per-host"
                 ),
@@ -265,7 +283,8 @@ fn batch_host(name: &str, count: &str) -> Result<Host, String> {
     }
 }
 
-fn merge(hosts: Vec<Host>) -> Vec<Host> {
+/// A host named twice gets the sum of its slots.
+pub(crate) fn merge(hosts: Vec<Host>) -> Vec<Host> {
     let mut merged: Vec<Host> = Vec::new();
     let mut place = HashMap::new();
     for host in hosts {
@@ -392,7 +411,7 @@ mod tests {
     #[track_caller]
     fn bad_item(text: &str, item: &str) {
         assert_eq!(
-            parse_hosts(text),
+            parse_hosts(text, |_| None),
             Err(HostsError::Item {
                 item: item.to_owned()
             }),
@@ -402,7 +421,7 @@ mod tests {
 
     #[test]
     fn reads_host_lists() {
-        let hosts = parse_hosts("worker-0:2, w.1:3 ,u@x_y:0,[fe80::1]:4").expect("valid");
+        let hosts = parse_hosts("worker-0:2, w.1:3 ,u@x_y:0,[fe80::1]:4", |_| None).expect("valid");
         assert_eq!(
             hosts,
             [
@@ -414,6 +433,25 @@ mod tests {
         );
         assert_eq!(hosts[2].address(), "x_y");
         assert_eq!(hosts[3].address(), "fe80::1");
+    }
+
+    #[test]
+    fn a_name_alone_has_the_slots_that_are_known_of_it() {
+        let cores_of = |name: &str| (name == "localhost").then_some(3);
+        assert_eq!(
+            parse_hosts("localhost,b:1", cores_of).expect("valid"),
+            [host("localhost", 3), host("b", 1)]
+        );
+        assert!(parse_hosts("localhost,b", cores_of).is_err());
+    }
+
+    #[test]
+    fn an_error_does_not_repeat_more_than_a_line() {
+        let long = "x ".repeat(100_000);
+        let error = parse_hostfile("f", &long).expect_err("no host").to_string();
+        assert!(error.len() < 1000, "{}", error.len());
+        let error = parse_discovered(&long, None).expect_err("no host");
+        assert!(error.len() < 1000, "{}", error.len());
     }
 
     #[test]
@@ -521,7 +559,8 @@ mod tests {
 
     #[test]
     fn a_host_named_twice_gets_distinct_local_ranks() {
-        let placed = assign(&parse_hosts("a:2,b:1,a:2").expect("valid"), 5).expect("enough");
+        let placed =
+            assign(&parse_hosts("a:2,b:1,a:2", |_| None).expect("valid"), 5).expect("enough");
         assert_eq!(placed.len(), 2);
         let local: Vec<_> = placed[0]
             .slots

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -11,6 +12,23 @@ use rustix::fs::OFlags;
 pub(crate) fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(&fd)?;
     Ok(rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?)
+}
+
+/// Longest file of the user's that is read: no list of hosts and no settings come near it, but a device has no end.
+const TEXT_BYTES_MAX: u64 = 4 << 20;
+
+/// A file of the user's, in full.
+pub(crate) fn read_text(file: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let read = std::fs::File::open(file)?
+        .take(TEXT_BYTES_MAX + 1)
+        .read_to_string(&mut text)?;
+    if read as u64 > TEXT_BYTES_MAX {
+        return Err(io::Error::other(format!(
+            "it is longer than {TEXT_BYTES_MAX} bytes"
+        )));
+    }
+    Ok(text)
 }
 
 /// What a read brought.
@@ -128,5 +146,17 @@ pub(crate) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant>
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_an_end_is_not_read_to_it() {
+        let error = read_text(Path::new("/dev/zero")).expect_err("endless");
+        assert_eq!(error.to_string(), "it is longer than 4194304 bytes");
+        assert_eq!(read_text(Path::new("/dev/null")).expect("empty"), "");
     }
 }

@@ -6,13 +6,16 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::args::Options;
+use crate::events::Events;
 use crate::hosts::{self, Host, Placement};
+use crate::io::read_text;
 use crate::job::{Job, State};
 use crate::link::HostLink;
 use crate::output::Output;
 use crate::remote::{self, Ssh};
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::{Reach, Rendezvous, RendezvousError};
 use crate::signals::Signals;
+use crate::threads::Share;
 use crate::{agent, elastic, environment, leash, platform, stdin};
 
 /// Seconds until all hosts must have answered, unless told otherwise.
@@ -28,8 +31,22 @@ pub(crate) enum LaunchError {
     Wrong(String),
     #[error("{0}")]
     Other(String),
+    #[error("{what}: {error}")]
+    Cannot { what: String, error: io::Error },
     #[error(transparent)]
     Io(#[from] io::Error),
+}
+
+impl From<RendezvousError> for LaunchError {
+    fn from(error: RendezvousError) -> Self {
+        match error {
+            RendezvousError::Interfaces(error) => {
+                Self::Wrong(format!("--network-interfaces: {error}"))
+            }
+            RendezvousError::Key(error) => Self::Io(error),
+            error => Self::Other(error.to_string()),
+        }
+    }
 }
 
 impl LaunchError {
@@ -37,12 +54,18 @@ impl LaunchError {
     pub(crate) fn is_wrong_call(&self) -> bool {
         matches!(self, Self::Hosts(_) | Self::Wrong(_))
     }
+
+    /// Whether this process may not open as many files as it needs.
+    pub(crate) fn is_out_of_files(&self) -> bool {
+        let most = Some(rustix::io::Errno::MFILE.raw_os_error());
+        matches!(self, Self::Io(error) | Self::Cannot { error, .. } if error.raw_os_error() == most)
+    }
 }
 
 /// Runs the job; the exit code.
-pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
+pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError> {
     if options.elastic.is_on() {
-        return elastic::run(options);
+        return elastic::run(options, events);
     }
     let size = options.num_proc.unwrap_or(1);
     let placements = hosts::assign(&wanted_hosts(options, size)?, size)?;
@@ -53,6 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
     leash::watch();
     let mut output = Output::new(size, options.prefix_timestamp)?;
     output.show_log(options)?;
+    output.show_events(events);
 
     let hosts: Vec<&Host> = placements.iter().map(|placement| &placement.host).collect();
     let are_local = remote::are_local(&hosts, start_timeout);
@@ -60,7 +84,8 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
     if all_local {
         platform::adopt_orphans();
     }
-    let rendezvous = Rendezvous::start(size, all_local, &options.network_interfaces)?;
+    let reach = Reach::of(all_local);
+    let rendezvous = Rendezvous::start(size, reach, &options.network_interfaces)?;
     if options.verbose {
         describe_plan(&mut output, options, &placements, &are_local, &rendezvous);
     }
@@ -105,12 +130,13 @@ pub(crate) fn ssh_of(options: &Options) -> Result<Ssh, LaunchError> {
         port: options.ssh_port,
         identity: options.ssh_identity_file.clone(),
         connect_timeout_s: u32::try_from(seconds).unwrap_or(u32::MAX),
+        alive_interval_s: remote::alive_interval(environment::heartbeat_s()),
     })
 }
 
 pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, LaunchError> {
     if let Some(text) = &options.hosts {
-        return Ok(hosts::parse_hosts(text)?);
+        return Ok(hosts::parse_hosts(text, cores_of_this_machine)?);
     }
     if let Some(hosts) = &options.batch_hosts {
         return Ok(hosts.clone());
@@ -132,7 +158,7 @@ pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, La
             }
         },
     };
-    let content = std::fs::read_to_string(file).map_err(|error| {
+    let content = read_text(file).map_err(|error| {
         LaunchError::Wrong(format!(
             "the hostfile {} cannot be read: {error}",
             file.display()
@@ -142,6 +168,12 @@ pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, La
         &file.display().to_string(),
         &content,
     )?)
+}
+
+/// Slots of a host that is given without a number: known of this machine only.
+fn cores_of_this_machine(name: &str) -> Option<u32> {
+    let is_own = name == "localhost" || name == environment::hostname();
+    is_own.then(|| Share::of_this_process().usable)
 }
 
 fn describe_plan(
@@ -209,7 +241,8 @@ pub(crate) fn open_links(
         let has_rank_0 = placement.slots.iter().any(|slot| slot.rank == 0);
         let _lent = (is_local && has_rank_0).then(|| stdin::lend(&mut command));
         let link = HostLink::open(placement, is_local, command).map_err(|error| {
-            LaunchError::Other(format!("{what} for host {name} cannot be started: {error}"))
+            let what = format!("{what} for host {name} cannot be started");
+            LaunchError::Cannot { what, error }
         })?;
         links.push(link);
     }
@@ -220,4 +253,25 @@ pub(crate) fn local_agent(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.arg(agent::SUBCOMMAND);
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_few_files_are_told_from_other_errors() {
+        let of = |errno: rustix::io::Errno| LaunchError::Cannot {
+            what: "ssh for host h cannot be started".to_owned(),
+            error: errno.into(),
+        };
+        let full = of(rustix::io::Errno::MFILE);
+        assert!(full.is_out_of_files());
+        assert!(
+            full.to_string()
+                .starts_with("ssh for host h cannot be started: Too many")
+        );
+        assert!(!of(rustix::io::Errno::NOENT).is_out_of_files());
+        assert!(!LaunchError::Other(full.to_string()).is_out_of_files());
+    }
 }

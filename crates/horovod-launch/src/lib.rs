@@ -1,26 +1,43 @@
-//! `horovodrun`: hosts, spawning, rendezvous, output.
+//! `horovodrun`, as a program and as a library: hosts, spawning, rendezvous, output.
 //!
 //! The launcher ([`run`]) starts one agent per host, which is the same program: by fork and exec on this host,
 //! through ssh on others. Agents start the ranks, carry their output and leave nothing behind. Everything that
 //! is secret travels over the agents' stdin, never on a command line.
 //!
-//! Deliberately absent: tensors, Python, any thread but the one that writes output, the rendezvous server's, and the one that
-//! asks for the hosts of an elastic job.
+//! Who starts the processes of a job by other means uses the rest: [`executor`] gives them their places and environments,
+//! [`Rendezvous`] is where they meet, [`elastic`] decides who takes part in a job whose members come and go, and [`hosts`] reads
+//! what users write of hosts. Nothing of that needs an agent, ssh, a terminal or a signal handler.
+//!
+//! Deliberately absent: tensors, Python.
+//!
+//! Threads of a launcher beside its own, by name: `output` writes what ranks say, `hvd-rendezvous` serves the rendezvous,
+//! `discovery` asks for the hosts of an elastic job, `leash` watches for the end of whoever called `horovod.run`; `lookup`
+//! asks a name server, one for each host until it has answered. Agents have none, but when they examine their host
+//! for `--doctor`: there each question that takes time has a thread of its own.
 
 #![deny(unsafe_code)]
 
 mod agent;
+/// Public for tests and fuzzing: no part of what executors use.
+#[doc(hidden)]
 pub mod args;
 mod check_build;
 mod config_file;
 mod console;
 mod doctor;
 pub mod elastic;
+mod endings;
 mod environment;
+mod events;
+pub mod executor;
+/// Public for tests and fuzzing: no part of what executors use.
+#[doc(hidden)]
 pub mod frames;
 pub mod hosts;
 mod io;
 mod job;
+mod json;
+mod last_words;
 mod launch;
 mod leash;
 mod link;
@@ -36,9 +53,18 @@ mod rendezvous;
 mod report;
 mod signals;
 mod stdin;
+mod threads;
 
 use std::ffi::OsString;
 use std::io::Write;
+
+pub use self::frames::{ExitStatus, Variables};
+pub use self::rendezvous::{Reach, Rendezvous, RendezvousError};
+
+use self::events::{End, Event, Events, Outcome};
+
+/// The exit status of a call that was wrong.
+const WRONG_CALL: u8 = 2;
 
 /// Runs `horovodrun` with these words after the program's name; the exit code.
 pub fn run(words: &[OsString]) -> u8 {
@@ -51,12 +77,10 @@ pub fn run(words: &[OsString]) -> u8 {
         }
         _ => {}
     }
+    let events = Events::open();
     let options = match args::parse(words) {
         Ok(options) => options,
-        Err(error) => {
-            complain_raw(&format!("{}\nhorovodrun: error: {error}\n", args::usage()));
-            return 2;
-        }
+        Err(error) => return refuse(&error.to_string(), &events),
     };
     if options.help {
         return show(&args::help());
@@ -71,20 +95,36 @@ pub fn run(words: &[OsString]) -> u8 {
         return show(&check_build::report(options.verbose));
     }
     if let Some(form) = options.doctor {
-        return finish_launch(doctor::run(&options, form));
+        return finish_launch(doctor::run(&options, form), &events);
     }
-    finish_launch(launch::run(&options))
+    finish_launch(launch::run(&options, &events), &events)
 }
 
-/// What was given wrongly and is only noticed by now ends like a wrong option.
-fn finish_launch(result: Result<u8, launch::LaunchError>) -> u8 {
+fn finish_launch(result: Result<u8, launch::LaunchError>, events: &Events) -> u8 {
     match result {
-        Err(error) if error.is_wrong_call() => {
-            complain(&format!("error: {error}"));
-            2
+        // What was given wrongly and is only noticed by now ends like a wrong option.
+        Err(error) if error.is_wrong_call() => refuse(&error.to_string(), events),
+        Err(error) => {
+            events.tell(&Event::End(End {
+                status: 1,
+                outcome: Outcome::Failure,
+                report: error.to_string(),
+            }));
+            finish(Err(error))
         }
-        result => finish(result),
+        Ok(code) => code,
     }
+}
+
+/// The call was wrong, and nothing was started.
+fn refuse(why: &str, events: &Events) -> u8 {
+    complain(&format!("error: {why}"));
+    events.tell(&Event::End(End {
+        status: WRONG_CALL,
+        outcome: Outcome::Usage,
+        report: why.to_owned(),
+    }));
+    WRONG_CALL
 }
 
 fn finish(result: Result<u8, impl std::fmt::Display>) -> u8 {
@@ -104,9 +144,5 @@ fn show(text: &str) -> u8 {
 }
 
 fn complain(text: &str) {
-    complain_raw(&format!("horovodrun: {text}\n"));
-}
-
-fn complain_raw(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    let _ = std::io::stderr().write_all(format!("horovodrun: {text}\n").as_bytes());
 }

@@ -12,7 +12,9 @@ use std::time::SystemTime;
 
 use crate::args::Options;
 use crate::console::{Target, Writer};
+use crate::events::{Event, Events};
 use crate::frames::Stream;
+use crate::last_words::Frames;
 use crate::log::Log;
 use crate::platform::asctime;
 
@@ -30,6 +32,7 @@ struct StreamState {
     /// A piece of the present line was passed on before.
     is_mid_line: bool,
     tail: VecDeque<Vec<u8>>,
+    frames: Frames,
 }
 
 impl StreamState {
@@ -38,6 +41,9 @@ impl StreamState {
         let redraws = self.tail.back().is_some_and(|last| last.ends_with(b"\r"));
         let goes_on = self.is_mid_line || (redraws && piece == b"\n");
         if !goes_on {
+            if !self.frames.are_worth(piece) {
+                return;
+            }
             if redraws {
                 self.tail.pop_back();
             } else if self.tail.len() == TAIL_LINES {
@@ -76,6 +82,7 @@ pub(crate) struct Output {
     open: [Option<(u32, Stream)>; 2],
     is_one_console: bool,
     log: Log,
+    has_events: bool,
 }
 
 impl Output {
@@ -102,6 +109,7 @@ impl Output {
             timestamps,
             open: [None; 2],
             log: Log::default(),
+            has_events: false,
         })
     }
 
@@ -109,6 +117,22 @@ impl Output {
     pub(crate) fn show_log(&mut self, options: &Options) -> io::Result<()> {
         self.log = Log::install(options, self.writer.bell()?);
         Ok(())
+    }
+
+    /// Tells programs of events from now on, if one wants to know.
+    pub(crate) fn show_events(&mut self, events: &Events) {
+        if let Some(sink) = events.sink() {
+            self.writer.add_events(sink);
+            self.has_events = true;
+        }
+    }
+
+    /// For programs.
+    pub(crate) fn tell(&self, event: &Event) {
+        if self.has_events {
+            self.writer
+                .write(Target::Events, event.to_line().into_bytes());
+        }
     }
 
     fn say_log(&mut self) {
@@ -177,11 +201,6 @@ impl Output {
         }
     }
 
-    /// The rank that stands before the lines of a process.
-    pub(crate) fn label(&self, id: u32) -> Option<u32> {
-        self.ranks.get(&id).map(|rank| rank.label)
-    }
-
     /// Forgets a process that has ended.
     pub(crate) fn remove(&mut self, id: u32) {
         self.ranks.remove(&id);
@@ -215,8 +234,13 @@ impl Output {
         for segment in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
             partial.extend_from_slice(segment);
             let is_line = matches!(segment.last(), Some(b'\n' | b'\r'));
-            if is_line || partial.len() > LINE_PIECE_BYTES {
-                self.pass_on(rank, stream, &partial, is_line, &mut batch);
+            while partial.len() > LINE_PIECE_BYTES {
+                let rest = partial.split_off(end_of_piece(&partial));
+                self.pass_on(rank, stream, &partial, false, &mut batch);
+                partial = rest;
+            }
+            if is_line {
+                self.pass_on(rank, stream, &partial, true, &mut batch);
                 partial.clear();
             }
         }
@@ -329,7 +353,12 @@ impl Output {
             to.console.extend_from_slice(prefix.as_bytes());
         }
         to.console.extend_from_slice(piece);
-        self.open[console] = (!is_line).then_some((rank, stream));
+        // So that whatever reads lines gets some, each with its rank.
+        let is_cut = piece.len() >= LINE_PIECE_BYTES;
+        if is_cut && !is_line {
+            to.console.push(b'\n');
+        }
+        self.open[console] = (!is_line && !is_cut).then_some((rank, stream));
         if has_files {
             if !goes_on {
                 to.file.extend_from_slice(prefix.as_bytes());
@@ -359,6 +388,16 @@ impl Output {
 struct Batch {
     console: Vec<u8>,
     file: Vec<u8>,
+}
+
+/// Where to cut a line that is too long: not within a character.
+fn end_of_piece(line: &[u8]) -> usize {
+    let is_start = |at: &usize| line[*at] & 0xc0 != 0x80;
+    let longest = LINE_PIECE_BYTES + 3;
+    // No character has more than four bytes; what is no text is cut anywhere.
+    (LINE_PIECE_BYTES..line.len().min(longest + 1))
+        .find(is_start)
+        .unwrap_or(LINE_PIECE_BYTES)
 }
 
 #[cfg(test)]
@@ -407,6 +446,55 @@ mod tests {
     }
 
     #[test]
+    fn each_piece_of_a_long_line_is_a_line_with_its_rank() {
+        let mut output = output(1);
+        let long = "é".repeat(LINE_PIECE_BYTES);
+        let mut batch = Batch::default();
+        let mut rest = long.as_bytes().to_vec();
+        while rest.len() > LINE_PIECE_BYTES {
+            let next = rest.split_off(end_of_piece(&rest));
+            output.pass_on(0, Stream::Stdout, &rest, false, &mut batch);
+            rest = next;
+        }
+        rest.push(b'\n');
+        output.pass_on(0, Stream::Stdout, &rest, true, &mut batch);
+        let text = String::from_utf8(batch.console).expect("cut between characters");
+        assert!(text.lines().all(|line| line.starts_with("[0]<stdout>:é")));
+        assert!(text.lines().count() >= 2);
+        assert_eq!(text.replace("\n", "").replace("[0]<stdout>:", ""), long);
+    }
+
+    #[test]
+    fn the_last_lines_are_the_error_not_the_threads() {
+        let mut output = output(1);
+        output.push(
+            0,
+            Stream::Stderr,
+            b"epoch 1\nFatal Python error: Aborted\n\n",
+        );
+        for thread in 0..10 {
+            output.push(
+                0,
+                Stream::Stderr,
+                format!("Thread 0x{thread} (most recent call first):\n").as_bytes(),
+            );
+            for line in 0..10 {
+                output.push(
+                    0,
+                    Stream::Stderr,
+                    format!("  File \"a.py\", line {line} in wait\n").as_bytes(),
+                );
+            }
+            output.push(0, Stream::Stderr, b"\n");
+        }
+        let (_, lines) = output.tail(0).expect("some");
+        assert_eq!(
+            lines.iter().filter(|l| !l.is_empty()).collect::<Vec<_>>(),
+            ["epoch 1", "Fatal Python error: Aborted"]
+        );
+    }
+
+    #[test]
     fn a_process_changes_its_rank() {
         let mut output = output(0);
         output.push(7, Stream::Stdout, b"of nobody\n");
@@ -414,7 +502,6 @@ mod tests {
         let mut batch = Batch::default();
         output.pass_on(7, Stream::Stdout, b"a\n", true, &mut batch);
         output.relabel(7, 0);
-        assert_eq!(output.label(7), Some(0));
         output.pass_on(7, Stream::Stdout, b"b\n", true, &mut batch);
         assert_eq!(batch.console, b"[3]<stdout>:a\n[0]<stdout>:b\n");
         output.remove(7);

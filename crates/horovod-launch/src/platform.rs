@@ -1,6 +1,6 @@
 //! What the operating system must help with, and a portable way where it does not.
 //!
-//! The one `unsafe` of this crate is here: the C library's conversion to local time.
+//! The `unsafe` of this crate is here: the C library's conversion to local time, and a flag of a descriptor known by number.
 
 use std::time::{Duration, SystemTime};
 
@@ -75,6 +75,12 @@ mod linux {
         Some((state, fields.next()?.parse().ok()?))
     }
 
+    /// On how many cores this process may run.
+    pub(crate) fn cores_in_mask() -> Option<u32> {
+        let mask = rustix::thread::sched_getaffinity(None).ok()?;
+        Some(mask.count())
+    }
+
     /// Whether a signal has stopped the process, so that no other but SIGKILL and SIGCONT reaches it.
     pub(crate) fn is_stopped(pid: Pid) -> bool {
         let found = state_and_parent(pid.as_raw_nonzero().get());
@@ -114,6 +120,11 @@ mod portable {
         Vec::new()
     }
 
+    /// Not to be had: what control groups allow counts.
+    pub(crate) fn cores_in_mask() -> Option<u32> {
+        None
+    }
+
     /// Not to be had without reading the process table: such a process is killed a little later.
     pub(crate) fn is_stopped(_pid: Pid) -> bool {
         false
@@ -123,6 +134,28 @@ mod portable {
     pub(crate) fn is_ignored(_signal: i32) -> bool {
         false
     }
+}
+
+/// Programs that are executed from here on do not get this descriptor.
+#[expect(unsafe_code, reason = "a borrowed descriptor must be known to be open")]
+pub(crate) fn close_on_exec(fd: u32) {
+    if let Ok(fd) = libc::c_int::try_from(fd) {
+        // SAFETY: no memory is touched; of a descriptor that is not open the call says so.
+        unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
+}
+
+/// Two files per rank may be more than the usual limit; agents were started before, so ranks keep theirs.
+pub(crate) fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        },
+    );
 }
 
 /// Local time as C's `asctime` writes it: `Sat Nov 21 00:28:04 2026`.

@@ -13,8 +13,30 @@ use crate::frames::ExitStatus;
 use crate::hosts::Host;
 use crate::report::Cause;
 
-/// Seconds between ssh's own signs of life; three missing ones end the connection.
-const ALIVE_INTERVAL_S: u32 = 5;
+/// How many of ssh's own signs of life may be missing before it ends the connection, and the fewest seconds between two.
+const ALIVE_COUNT: u32 = 3;
+const ALIVE_INTERVAL_MIN_S: u32 = 5;
+
+/// Seconds between ssh's signs of life, so that it never gives a connection up earlier than ranks give each other up; 0,
+/// which is never, if they do not.
+pub(crate) fn alive_interval(heartbeat_s: Option<u32>) -> u32 {
+    heartbeat_s.map_or(0, |seconds| {
+        seconds.div_ceil(ALIVE_COUNT).max(ALIVE_INTERVAL_MIN_S)
+    })
+}
+
+/// Seconds between two signs of life of the launcher to other hosts, and without one how many at least end the ranks there.
+pub(crate) const PING_INTERVAL_S: u32 = 10;
+const SILENCE_MIN_S: u32 = 60;
+
+/// Seconds without a sign of life from the launcher that end the ranks of a host: well after ranks give each other up; 0,
+/// which is never, if they do not, and on the launcher's own host.
+pub(crate) fn silence_max(is_local: bool, heartbeat_s: Option<u32>) -> u32 {
+    // The last sign may have been early, and the next one late.
+    let after = |seconds: u32| seconds + 2 * PING_INTERVAL_S;
+    let limit = heartbeat_s.map_or(0, |seconds| after(seconds).max(SILENCE_MIN_S));
+    if is_local { 0 } else { limit }
+}
 
 /// For each host, whether it is this machine. A name that does not resolve may be an alias of ssh, so it is not.
 pub(crate) fn are_local(hosts: &[&Host], within: Duration) -> Vec<bool> {
@@ -36,11 +58,16 @@ pub(crate) fn are_local(hosts: &[&Host], within: Duration) -> Vec<bool> {
         open += 1;
         let sender = sender.clone();
         // A name server may take long to say no; hosts are asked at the same time, and not waited for too long.
-        std::thread::spawn(move || {
+        let lookup = std::thread::Builder::new().name("lookup".to_owned());
+        let started = lookup.spawn(move || {
             let addresses = (name.as_str(), 0).to_socket_addrs();
             let here = addresses.is_ok_and(|mut found| found.any(|a| is_own_address(a.ip())));
             let _ = sender.send((index, here));
         });
+        if started.is_err() {
+            // Taken for another host.
+            open -= 1;
+        }
     }
     for _ in 0..open {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -63,6 +90,8 @@ pub(crate) struct Ssh {
     pub(crate) port: Option<u16>,
     pub(crate) identity: Option<PathBuf>,
     pub(crate) connect_timeout_s: u32,
+    /// See [`alive_interval`].
+    pub(crate) alive_interval_s: u32,
 }
 
 impl Ssh {
@@ -80,8 +109,9 @@ impl Ssh {
         ssh.arg("-o")
             .arg(format!("ConnectTimeout={}", self.connect_timeout_s));
         ssh.arg("-o")
-            .arg(format!("ServerAliveInterval={ALIVE_INTERVAL_S}"));
-        ssh.args(["-o", "ServerAliveCountMax=3"]);
+            .arg(format!("ServerAliveInterval={}", self.alive_interval_s));
+        ssh.arg("-o")
+            .arg(format!("ServerAliveCountMax={ALIVE_COUNT}"));
         if let Some(port) = self.port {
             ssh.arg("-p").arg(port.to_string());
         }
@@ -243,6 +273,7 @@ mod tests {
             port: Some(2222),
             identity: Some("/k y".into()),
             connect_timeout_s: 9,
+            alive_interval_s: alive_interval(Some(300)),
         };
         let command = ssh.agent(&host("u@[fe80::1]"), false, Path::new("/o'p t/horovodrun"));
         let words: Vec<_> = command
@@ -255,6 +286,8 @@ mod tests {
             "-p 2222",
             "-i /k y",
             "ConnectTimeout=9",
+            "ServerAliveInterval=100",
+            "ServerAliveCountMax=3",
             "accept-new",
             "-- u@fe80::1",
         ] {
@@ -273,6 +306,19 @@ mod tests {
                 .get_args()
                 .any(|word| word.to_string_lossy().contains("StrictHost"))
         );
+    }
+
+    #[test]
+    fn ssh_is_never_less_patient_than_the_ranks() {
+        for heartbeat in [1, 5, 14, 15, 16, 30, 31, 299, 300, 86_400] {
+            let patience = alive_interval(Some(heartbeat)) * ALIVE_COUNT;
+            assert!(patience >= heartbeat, "{patience} s for {heartbeat} s");
+        }
+        assert_eq!(alive_interval(Some(30)), 10);
+        assert_eq!(alive_interval(None), 0, "nobody is given up");
+        let agents = [Some(30), Some(300), None].map(|heartbeat| silence_max(false, heartbeat));
+        assert_eq!(agents, [60, 320, 0]);
+        assert_eq!(silence_max(true, Some(30)), 0);
     }
 
     #[test]

@@ -1,61 +1,104 @@
-//! The job's meeting point: where it listens, what it tells about the ranks.
+//! The job's rendezvous: where it listens, what it tells about the ranks.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use horovod_protocol::Rank;
 use horovod_transport::rendezvous::{Server, ServerConfig, ServerEvent};
 use horovod_transport::{JobKey, resolve_interfaces};
 
-use crate::launch::LaunchError;
+use crate::executor::Meeting;
 
-/// Serves one job.
+/// Where it listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// On the loopback: all ranks are on this host.
+    ThisHost,
+    /// On the chosen interfaces, or on all.
+    AllHosts,
+}
+
+impl Reach {
+    pub(crate) fn of(all_local: bool) -> Self {
+        if all_local {
+            Self::ThisHost
+        } else {
+            Self::AllHosts
+        }
+    }
+}
+
+/// Why it could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RendezvousError {
+    /// An interface that was asked for is not there.
+    #[error("network interfaces: {0}")]
+    Interfaces(io::Error),
+    /// There is no loopback.
+    #[error(
+        "the loopback interface is down, through which ranks of one host meet ({0}): bring it up, e.g. with \
+         `ip link set lo up`"
+    )]
+    Loopback(io::Error),
+    /// It cannot listen.
+    #[error("the ranks would have nowhere to meet: {0}")]
+    Listen(io::Error),
+    /// There is no randomness for a key.
+    #[error(transparent)]
+    Key(io::Error),
+}
+
+/// Serves one job, from a thread of its own, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Rendezvous {
+pub struct Rendezvous {
     server: Server,
     key: JobKey,
     addresses: Vec<SocketAddr>,
-    has_met: bool,
+    rounds: u32,
     /// Ranks that do not answer, and who said so.
     silent: BTreeMap<u32, u32>,
 }
 
+/// Whether there is a way to the loopback address; nothing is sent.
+fn reach_loopback() -> io::Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    socket.connect(socket.local_addr()?)
+}
+
 impl Rendezvous {
-    /// Listens on the loopback for a job on this host alone, else on these interfaces or all.
-    pub(crate) fn start(
-        size: u32,
-        all_local: bool,
-        wanted: &[String],
-    ) -> Result<Self, LaunchError> {
-        Self::serve(all_local, wanted, |bind, key| {
+    /// For a job of `size` ranks. `interfaces` are looked up even where they do not matter: a name that does not exist
+    /// is a mistake.
+    pub fn start(size: u32, reach: Reach, interfaces: &[String]) -> Result<Self, RendezvousError> {
+        Self::serve(reach, interfaces, |bind, key| {
             ServerConfig::new(bind, key, size)
         })
     }
 
-    /// The same for an elastic job.
-    pub(crate) fn start_elastic(all_local: bool, wanted: &[String]) -> Result<Self, LaunchError> {
-        Self::serve(all_local, wanted, ServerConfig::elastic)
+    /// For an elastic job.
+    pub fn start_elastic(reach: Reach, interfaces: &[String]) -> Result<Self, RendezvousError> {
+        Self::serve(reach, interfaces, ServerConfig::elastic)
     }
 
     fn serve(
-        all_local: bool,
-        wanted: &[String],
+        reach: Reach,
+        interfaces: &[String],
         config: impl FnOnce(Vec<IpAddr>, JobKey) -> ServerConfig,
-    ) -> Result<Self, LaunchError> {
-        let key = JobKey::random()?;
-        // A name that does not exist is a mistake also where it would not be used.
-        let chosen = resolve_interfaces(wanted)
-            .map_err(|error| LaunchError::Wrong(format!("--network-interfaces: {error}")))?;
-        let bind: Vec<IpAddr> = if all_local {
-            vec![Ipv4Addr::LOCALHOST.into()]
-        } else if chosen.is_empty() {
-            vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
-        } else {
-            chosen
+    ) -> Result<Self, RendezvousError> {
+        let key = JobKey::random().map_err(RendezvousError::Key)?;
+        let chosen = resolve_interfaces(interfaces).map_err(RendezvousError::Interfaces)?;
+        let bind: Vec<IpAddr> = match reach {
+            Reach::ThisHost => vec![Ipv4Addr::LOCALHOST.into()],
+            Reach::AllHosts if chosen.is_empty() => {
+                vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
+            }
+            Reach::AllHosts => chosen,
         };
-        let server = Server::start(config(bind, key.clone())).map_err(|error| {
-            LaunchError::Other(format!("the ranks would have nowhere to meet: {error}"))
-        })?;
+        if reach == Reach::ThisHost {
+            reach_loopback().map_err(RendezvousError::Loopback)?;
+        }
+        let server = Server::start(config(bind, key.clone())).map_err(RendezvousError::Listen)?;
         let mut addresses = server.addrs().to_vec();
         // To another host the loopback is itself.
         if addresses.iter().any(|address| !address.ip().is_loopback()) {
@@ -66,18 +109,26 @@ impl Rendezvous {
             server,
             key,
             addresses,
-            has_met: false,
+            rounds: 0,
             silent: BTreeMap::new(),
         })
     }
 
+    /// Where the ranks find each other, for [`crate::executor::assign`].
+    pub fn meeting(&self) -> Meeting {
+        Meeting::At {
+            addresses: self.addresses.clone(),
+            key: self.key.clone(),
+        }
+    }
+
     /// The job's key, as ranks get it.
-    pub(crate) fn key(&self) -> String {
+    pub fn key(&self) -> String {
         self.key.to_hex()
     }
 
     /// Where ranks reach it.
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+    pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
@@ -86,18 +137,18 @@ impl Rendezvous {
         &self.server
     }
 
-    /// Tells all ranks that one of them died.
-    pub(crate) fn report_death(&self, rank: u32, host: &str, cause: &str) {
+    /// Tells all ranks that one of them died, on this host and from this cause; their errors say so.
+    pub fn report_death(&self, rank: u32, host: &str, cause: &str) {
         self.server.report_death(Rank(rank), host, cause);
     }
 
-    /// Takes note of what happened; in words, what a curious user may want to know.
-    pub(crate) fn follow(&mut self) -> Vec<String> {
+    /// Takes note of what happened, so that the queries below know; in words, what a curious user may want to know.
+    pub fn follow(&mut self) -> Vec<String> {
         let mut words = Vec::new();
         while let Some(event) = self.server.poll_event() {
             match event {
                 ServerEvent::Up(_) => {
-                    self.has_met = true;
+                    self.rounds += 1;
                     words.push("all ranks have met".to_owned());
                 }
                 ServerEvent::Silent { who, by } => {
@@ -111,12 +162,17 @@ impl Rendezvous {
     }
 
     /// Ranks that others have given up because they do not answer, and who said so.
-    pub(crate) fn silent(&self) -> &BTreeMap<u32, u32> {
+    pub fn silent(&self) -> &BTreeMap<u32, u32> {
         &self.silent
     }
 
     /// Whether all ranks have ever met, so that they notice when one is lost.
-    pub(crate) fn has_met(&self) -> bool {
-        self.has_met
+    pub fn has_met(&self) -> bool {
+        self.rounds > 0
+    }
+
+    /// How often all ranks have met.
+    pub fn rounds(&self) -> u32 {
+        self.rounds
     }
 }

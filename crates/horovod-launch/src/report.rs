@@ -80,18 +80,18 @@ pub(crate) fn culprit(ends: &[End]) -> Option<&End> {
         .map(|(_, end)| end)
 }
 
-/// The report: the culprit first, with its last words, then the others in one line.
+/// The report in paragraphs: the culprit first, with its last words, then the others in one line.
 pub(crate) fn describe(
     culprit: &End,
     tail: Option<(Stream, Vec<String>)>,
     others: &[End],
-) -> String {
+) -> Vec<String> {
     let was = match culprit.cause {
         Cause::Exit(ExitStatus::Code(_)) | Cause::Silent(..) => "",
         Cause::Exit(ExitStatus::Signal(_)) | Cause::HostLost(_) => "was ",
     };
     let mut text = format!(
-        "horovodrun: rank {} on host {} {was}{}.",
+        "rank {} on host {} {was}{}.",
         culprit.rank,
         culprit.host,
         culprit.cause.text()
@@ -106,13 +106,12 @@ pub(crate) fn describe(
         }
         None => text.push_str(" It printed nothing."),
     }
+    let mut paragraphs = vec![text];
     let summary = summary(culprit, others);
     if !summary.is_empty() {
-        text.push_str("\nhorovodrun: the others: ");
-        text.push_str(&summary);
-        text.push('.');
+        paragraphs.push(format!("the others: {summary}."));
     }
-    text
+    paragraphs
 }
 
 /// Groups ranks that ended alike: `ranks 0-2, 5 exited with code 0; rank 4 ended by horovodrun`.
@@ -226,9 +225,11 @@ mod tests {
         blames(&[victim.clone(), silent.clone()], 1);
         assert_eq!(
             describe(&silent, None, &[victim, silent.clone()]),
-            "horovodrun: rank 1 on host h did not answer rank 0 any more, as if it was stopped or cut off, and had to \
-             be ended (killed by signal 9 (SIGKILL)). It printed nothing.\n\
-             horovodrun: the others: rank 0 exited with code 1."
+            [
+                "rank 1 on host h did not answer rank 0 any more, as if it was stopped or cut off, and had to be ended \
+                 (killed by signal 9 (SIGKILL)). It printed nothing.",
+                "the others: rank 0 exited with code 1."
+            ]
         );
     }
 
@@ -254,14 +255,15 @@ mod tests {
         let tail = Some((Stream::Stderr, vec!["a".to_owned(), "b".to_owned()]));
         assert_eq!(
             describe(&ends[0], tail, &ends),
-            "horovodrun: rank 1 on host h was killed by signal 9 (SIGKILL). Last lines of its stderr:\n    a\n    b\n\
-             horovodrun: the others: ranks 0, 2 exited with code 1; rank 3 ended by horovodrun (killed by signal 15 \
-             (SIGTERM))."
+            [
+                "rank 1 on host h was killed by signal 9 (SIGKILL). Last lines of its stderr:\n    a\n    b",
+                "the others: ranks 0, 2 exited with code 1; rank 3 ended by horovodrun (killed by signal 15 (SIGTERM))."
+            ]
         );
         let alone = describe(&ends[1], None, &ends[1..2]);
         assert_eq!(
             alone,
-            "horovodrun: rank 0 on host h exited with code 1. It printed nothing."
+            ["rank 0 on host h exited with code 1. It printed nothing."]
         );
         assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7-8");
     }

@@ -104,7 +104,7 @@ fn bad_input_gets_one_clear_message_and_starts_nothing() {
     refuses(
         &["-np", "0"],
         2,
-        &["usage:", "-np/--num-proc: must be at least 1, got 0"],
+        &["error: ", "-np/--num-proc: must be at least 1, got 0"],
     );
     refuses(&["-np", "-1"], 2, &["must be at least 1, got -1"]);
     refuses(&[], 2, &["required: -np/--num-proc"]);

@@ -1,6 +1,7 @@
 //! What a worker tells its engine to do.
 
-use crate::error::{OpError, PeerLost};
+use crate::error::{OpError, StopReason};
+use crate::lost::PeerLost;
 use crate::message::ToCoordinator;
 use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, Seq, TensorMeta, Ticket};
 use std::sync::Arc;
@@ -26,8 +27,8 @@ pub enum WorkerAction {
     ShutDown {
         /// The rank that asked for it or is to blame.
         by: Rank,
-        /// Text for the user.
-        reason: Arc<str>,
+        /// Why.
+        why: StopReason,
     },
     /// This generation is over: unwind running collectives and close. All pending operations
     /// have been completed with the error. The last action.
@@ -63,7 +64,7 @@ pub struct Execution {
     pub op: Op,
     /// Where the tensors are.
     pub device: Device,
-    /// Members that really contribute (have not joined): the divisor of an average.
+    /// Members that really contribute (have not joined).
     pub contributors: u32,
     /// In the same order on every member.
     pub items: Vec<ExecItem>,

@@ -8,8 +8,8 @@
 //! run, its slot is *open*: everybody who asks for it is passed on at once.
 
 use crate::board::Board;
-use crate::error::PeerLost;
 use crate::limits::CACHE_CAPACITY_MAX;
+use crate::lost::PeerLost;
 use crate::message::{SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
 use crate::outbox::Outbox;
 use crate::rank_set::RankSet;
@@ -250,7 +250,7 @@ impl Aggregator {
                 self.forward_unusual(ranks, subtrees, item);
                 Ok(())
             }
-            Submission::Join | Submission::Shutdown if !leaf => {
+            Submission::Join | Submission::Shutdown(_) if !leaf => {
                 Err("said what only a rank can say, for others")
             }
             Submission::ShutdownAck => Err("confirmed a shutdown that was not announced"),

@@ -1,30 +1,31 @@
-//! Whether the ranks that asked for one name mean the same thing; Horovod's checks, order and words.
+//! Whether the ranks that asked for one name mean the same thing; Horovod's checks in their order.
 
 use crate::content::Content;
-use crate::error::OpError;
 use crate::groups::member_name;
 use crate::limits::FIRST_DIMS_MAX;
-use crate::types::{Device, Op, Rank, ReduceOp, Scale, TensorMeta};
+use crate::refusal::{Difference, Impossible, Mismatch, Refusal};
+use crate::types::{Op, Rank, TensorMeta};
 
 /// What one rank asked for.
 pub(crate) type Asked<'a> = (Rank, &'a Content);
 
-/// Compares all requests for one name with the first; ascending ranks make the text deterministic.
-pub(crate) fn compare(name: &str, asked: &[Asked<'_>]) -> Result<(), OpError> {
+/// Compares all requests for one name with the first; ascending ranks make the outcome deterministic.
+pub(crate) fn compare(name: &str, asked: &[Asked<'_>]) -> Result<(), Refusal> {
     let Some(&first) = asked.first() else {
         return Ok(());
     };
     let count = first.1.tensors.len();
-    let each = |check: &dyn Fn(Asked<'_>) -> Option<String>, of: &str| {
+    let each = |check: &dyn Fn(Asked<'_>) -> Option<Difference>, of: &str| {
         let found = asked[1..]
             .iter()
             .find_map(|other| Some((other.0, check(*other)?)));
         match found {
             None => Ok(()),
-            Some((other, text)) => Err(OpError::precondition(format!(
-                "{text} (tensor {of}: {} and {other})",
-                first.0
-            ))),
+            Some((other, difference)) => Err(Refusal::Mismatch(Box::new(Mismatch {
+                tensor: of.to_owned(),
+                ranks: [first.0, other],
+                difference,
+            }))),
         }
     };
     let dtype_of = |i: usize| {
@@ -44,17 +45,16 @@ pub(crate) fn compare(name: &str, asked: &[Asked<'_>]) -> Result<(), OpError> {
         )?;
     }
     each(&|other| arguments(&first.1.op, &other.1.op), name)?;
-    each(
-        &|other| devices(&first.1.op, first.1.device, other.1.device),
-        name,
-    )
+    each(&|other| devices(first.1, other.1), name)
 }
 
 /// What can be wrong although everybody agrees: operations that a joined rank cannot take part in,
 /// and tensors without the dimension that the operation works on.
-pub(crate) fn possible(name: &str, content: &Content, someone_joined: bool) -> Result<(), OpError> {
-    if someone_joined && let Some(text) = join_text(&content.op) {
-        return Err(OpError::precondition(format!("{text} (tensor {name})")));
+pub(crate) fn possible(name: &str, content: &Content, someone_joined: bool) -> Result<(), Refusal> {
+    let joins = matches!(content.op, Op::Allreduce { .. } | Op::Barrier | Op::Join);
+    if someone_joined && !joins {
+        let op = content.op.clone();
+        return Err(impossible(name, Impossible::Joined { op }));
     }
     let rows = matches!(
         content.op,
@@ -64,11 +64,9 @@ pub(crate) fn possible(name: &str, content: &Content, someone_joined: bool) -> R
         rows,
         content.tensors.iter().position(|t| t.shape.is_empty()),
     ) {
-        return Err(OpError::precondition(format!(
-            "Process-set rank zero tried to {} a rank-zero tensor. (tensor {})",
-            content.op.upper_name(),
-            member_name(name, i, content.tensors.len())
-        )));
+        let op = content.op.clone();
+        let name = member_name(name, i, content.tensors.len());
+        return Err(impossible(&name, Impossible::NoRows { op }));
     }
     Ok(())
 }
@@ -79,13 +77,13 @@ pub(crate) fn gathered_bytes(
     content: &Content,
     rows: &[u64],
     members: usize,
-) -> Result<u64, OpError> {
+) -> Result<u64, Refusal> {
     if rows.len() > FIRST_DIMS_MAX {
-        return Err(OpError::precondition(format!(
-            "Allgather: {} tensors on {members} ranks are more than {FIRST_DIMS_MAX} parts. \
-             (tensor {name})",
-            content.tensors.len()
-        )));
+        let why = Impossible::TooManyParts {
+            tensors: content.tensors.len() as u64,
+            members: members as u64,
+        };
+        return Err(impossible(name, why));
     }
     let bytes = content
         .tensors
@@ -103,155 +101,85 @@ pub(crate) fn gathered_bytes(
                 .checked_mul(tensor.dtype.size() as u64)?;
             sum.checked_add(bytes)
         });
-    bytes.ok_or_else(|| {
-        OpError::precondition(format!(
-            "Allgather: the gathered tensor is larger than the address space. (tensor {name})"
-        ))
-    })
+    bytes.ok_or_else(|| impossible(name, Impossible::TooLarge))
 }
 
-fn data_types(a: &TensorMeta, b: &TensorMeta) -> Option<String> {
-    (a.dtype != b.dtype).then(|| {
-        format!(
-            "Mismatched data types: One rank had type {}, but another rank had type {}.",
-            a.dtype.name(),
-            b.dtype.name()
-        )
-    })
+fn impossible(tensor: &str, why: Impossible) -> Refusal {
+    let tensor = tensor.to_owned();
+    Refusal::Impossible { tensor, why }
 }
 
-fn operations(a: &Op, b: &Op) -> Option<String> {
-    (a.upper_name() != b.upper_name()).then(|| {
-        format!(
-            "Mismatched operations: One rank did an {}, but another rank did an {}.",
-            a.upper_name(),
-            b.upper_name()
-        )
-    })
+fn data_types(a: &TensorMeta, b: &TensorMeta) -> Option<Difference> {
+    (a.dtype != b.dtype).then_some(Difference::DataTypes([a.dtype, b.dtype]))
 }
 
-fn group_sizes(a: usize, b: usize) -> Option<String> {
-    (a != b).then(|| {
-        format!(
-            "Mismatched group sizes: One rank submitted a group of {a} tensors, but another rank \
-             submitted a group of {b} tensors."
-        )
-    })
+fn operations(a: &Op, b: &Op) -> Option<Difference> {
+    (a.upper_name() != b.upper_name()).then(|| Difference::Operations([a.clone(), b.clone()]))
 }
 
-fn shapes(op: &Op, a: &TensorMeta, b: &TensorMeta) -> Option<String> {
-    let name = op.upper_name();
+fn group_sizes(a: usize, b: usize) -> Option<Difference> {
+    (a != b).then_some(Difference::GroupSizes([a as u64, b as u64]))
+}
+
+fn shapes(op: &Op, a: &TensorMeta, b: &TensorMeta) -> Option<Difference> {
+    let (a, b) = (&a.shape, &b.shape);
     if !op.has_own_rows() {
-        return (a.shape != b.shape).then(|| {
-            format!(
-                "Mismatched {name} tensor shapes: One rank sent a tensor of shape {:?}, but \
-                 another rank sent a tensor of shape {:?}.",
-                a.shape, b.shape
-            )
+        return (a != b).then(|| Difference::Shapes {
+            op: op.clone(),
+            shapes: [a.clone(), b.clone()],
         });
     }
-    if a.shape.len() != b.shape.len() {
-        return Some(format!(
-            "Mismatched {name} tensor shapes: One rank sent a tensor of rank {}, but another rank \
-             sent a tensor of rank {}.",
-            a.shape.len(),
-            b.shape.len()
-        ));
+    // Of requests that only differ in rows one stands for all, so nothing is said of rows.
+    if a.len() != b.len() {
+        return Some(Difference::Dimensions {
+            op: op.clone(),
+            counts: [a.len() as u64, b.len() as u64],
+        });
     }
-    let dim = (1..a.shape.len()).find(|d| a.shape[*d] != b.shape[*d])?;
-    Some(format!(
-        "Mismatched {name} tensor shapes: One rank sent a tensor with dimension {dim} equal to {}, \
-         but another rank sent a tensor with dimension {dim} equal to {}.",
-        a.shape[dim], b.shape[dim]
-    ))
+    let index = (1..a.len()).find(|index| a[*index] != b[*index])?;
+    Some(Difference::Dimension {
+        op: op.clone(),
+        index: index as u64,
+        sizes: [a[index], b[index]],
+    })
 }
 
-fn arguments(a: &Op, b: &Op) -> Option<String> {
+fn arguments(a: &Op, b: &Op) -> Option<Difference> {
     match (a, b) {
         (Op::Allreduce { op: p, scale: s }, Op::Allreduce { op: q, scale: t })
         | (Op::Reducescatter { op: p, scale: s }, Op::Reducescatter { op: q, scale: t }) => {
-            factors(*s, *t).or_else(|| reductions(*p, *q))
+            if s != t {
+                return Some(Difference::Factors([*s, *t]));
+            }
+            (p != q).then_some(Difference::Reductions([*p, *q]))
         }
-        (Op::Broadcast { root: p }, Op::Broadcast { root: q }) if p != q => Some(format!(
-            "Mismatched BROADCAST root ranks: One rank specified root rank {}, but another rank \
-             specified root rank {}.",
-            p.0, q.0
-        )),
+        (Op::Broadcast { root: p }, Op::Broadcast { root: q }) if p != q => {
+            Some(Difference::Roots([*p, *q]))
+        }
         (Op::AddProcessSet { ranks: p }, Op::AddProcessSet { ranks: q }) if p != q => {
-            let what = if p.len() == q.len() { "values" } else { "size" };
-            Some(format!(
-                "Attempted to register process set with mismatching {what} on different ranks."
-            ))
+            Some(Difference::NewSets([p.clone(), q.clone()]))
         }
         (Op::RemoveProcessSet { set: p }, Op::RemoveProcessSet { set: q }) if p != q => {
-            Some(format!(
-                "Attempted to remove different process sets on different ranks: {} and {}.",
-                p.0, q.0
-            ))
+            Some(Difference::RemovedSets([*p, *q]))
         }
         _ => None,
     }
 }
 
-fn factors(a: Scale, b: Scale) -> Option<String> {
-    (a != b).then(|| {
-        format!(
-            "Mismatched prescale and/or postscale factors: One rank sent factors ({}, {}), but \
-             another rank sent factors ({}, {}).",
-            a.pre, a.post, b.pre, b.post
-        )
-    })
-}
-
-fn reductions(a: ReduceOp, b: ReduceOp) -> Option<String> {
-    (a != b).then(|| {
-        format!(
-            "Mismatched reduction operation: One rank sent reduction op {}, but another rank sent \
-             reduction op {}.",
-            a as u8, b as u8
-        )
-    })
-}
-
-fn devices(op: &Op, a: Device, b: Device) -> Option<String> {
-    let text = |device| if device == Device::Cpu { "CPU" } else { "GPU" };
-    (a != b).then(|| {
-        format!(
-            "Mismatched {} CPU/GPU device selection: One rank specified device {}, but another \
-             rank specified device {}.",
-            op.upper_name(),
-            text(a),
-            text(b)
-        )
-    })
-}
-
-fn join_text(op: &Op) -> Option<&'static str> {
-    Some(match op {
-        Op::Allgather => {
-            "Allgather is not supported with Join at this time. Specify sparse_to_dense=True if \
-             using DistributedOptimizer"
-        }
-        Op::Alltoall => "Alltoall is not supported with Join at this time.",
-        Op::Reducescatter { .. } => "Reducescatter is not supported with Join at this time.",
-        Op::Broadcast { .. } => "Broadcast is not supported with Join at this time.",
-        Op::AddProcessSet { .. } | Op::RemoveProcessSet { .. } => {
-            "Process sets cannot be added or removed while a rank has joined."
-        }
-        Op::Allreduce { .. } | Op::Barrier | Op::Join => return None,
+fn devices(a: &Content, b: &Content) -> Option<Difference> {
+    (a.device != b.device).then(|| Difference::Devices {
+        op: a.op.clone(),
+        devices: [a.device, b.device],
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::DType;
+    use crate::types::{DType, Device, ReduceOp, Scale};
 
     fn content(op: Op, tensors: &[(DType, &[u64])]) -> Content {
-        let meta = |t: &(DType, &[u64])| TensorMeta {
-            dtype: t.0,
-            shape: t.1.into(),
-        };
+        let meta = |t: &(DType, &[u64])| TensorMeta::new(t.0, t.1);
         Content {
             op,
             device: Device::Cpu,
@@ -269,7 +197,7 @@ mod tests {
     #[track_caller]
     fn check(a: &Content, b: &Content, expected: &str) {
         let error = compare("x", &[(Rank(0), a), (Rank(1), a), (Rank(2), b)]).unwrap_err();
-        assert_eq!(error.message, expected);
+        assert_eq!(error.to_string(), expected);
     }
 
     const F32: DType = DType::F32;
@@ -315,8 +243,8 @@ mod tests {
         check(
             &base,
             &content(max, &[(F32, &[2, 3])]),
-            "Mismatched reduction operation: One rank sent reduction op 1, but another rank sent \
-             reduction op 4. (tensor x: rank 0 and rank 2)",
+            "Mismatched reduction operation: One rank sent reduction op Sum, but another rank sent \
+             reduction op Max. (tensor x: rank 0 and rank 2)",
         );
         check(
             &base,

@@ -144,6 +144,11 @@ impl Block {
         self.waiting & (1 << bit) != 0
     }
 
+    /// Waiting slots that the link at `position` has not said.
+    pub(crate) fn unsaid(&self, position: usize) -> u64 {
+        self.waiting & (self.said[position] ^ self.phase)
+    }
+
     /// Since when a waiting slot has waited.
     pub(crate) fn since(&self, bit: u32) -> Time {
         self.since[bit as usize]
@@ -274,6 +279,7 @@ mod tests {
         block.say(Time(4), 0, 0b11).unwrap();
         block.say(Time(5), 2, 0b10).unwrap();
         assert_eq!((block.since(0), block.waiting_slots()), (Time(4), 0b11));
+        assert_eq!([0, 1, 2].map(|link| block.unsaid(link)), [0, 0b11, 0b01]);
         assert_eq!(block.open(1), [0, 2]);
         assert_eq!(block.open(1), []);
         assert_eq!((block.counted(0b11), block.waiting_slots()), (0b01, 0b01));

@@ -4,15 +4,17 @@ use crate::agreement;
 use crate::board::Board;
 use crate::cache::Cache;
 use crate::content::Content;
-use crate::error::{OpError, OpErrorKind, PeerLost, asked_by};
+use crate::error::{StopReason, clip};
 use crate::fusion::FusionKey;
 use crate::join::Joins;
 use crate::limits::{PENDING_MAX, TUNED_VALUES_MAX};
 use crate::lookup::Slab;
+use crate::lost::PeerLost;
 use crate::message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
 use crate::process_sets::SetTable;
 use crate::rank_set::RankSet;
-use crate::stall::{StallClock, StallReport, StalledRequest, Waiting};
+use crate::refusal::Refusal;
+use crate::stall::{StallClock, StallReport};
 use crate::tree::{Links, Tree};
 use crate::types::{Generation, Op, ProcessSetId, Rank, Time};
 use std::collections::VecDeque;
@@ -20,6 +22,7 @@ use std::sync::Arc;
 
 mod arrive;
 mod dispatch;
+mod late;
 mod ready;
 use dispatch::{Buffers, Known, Ready, Run};
 
@@ -263,26 +266,13 @@ impl Coordinator {
         self.end(&lost, Some(lost.rank));
     }
 
-    /// Ends the job with this text because it can never go on; `by` is to blame.
+    /// Ends the job with this report because it can never go on; `by` is to blame.
     pub fn give_up(&mut self, now: Time, by: Rank, text: &str) {
         self.now = self.now.max(now);
         if matches!(self.phase, Phase::Running) {
-            self.stop(by, OpError::new(OpErrorKind::Stalled, text));
+            let report = clip(text.to_owned());
+            self.stop(by, StopReason::Deadlock { report });
         }
-    }
-
-    /// Requests that some members have asked for since `before` or earlier while others have not, by set and name.
-    pub fn late(&mut self, now: Time, before: Time) -> Vec<StalledRequest> {
-        self.now = self.now.max(now);
-        if !matches!(self.phase, Phase::Running) {
-            return Vec::new();
-        }
-        self.pend_waiting(|since| since <= before);
-        let waiting = waiting(&mut self.entries, &self.sets, &self.joins);
-        let late = waiting.filter(|request| request.since <= before);
-        let mut late: Vec<_> = late.map(|request| request.describe(self.now)).collect();
-        late.sort_by(|a, b| (a.set, &a.name).cmp(&(b.set, &b.name)));
-        late
     }
 
     /// Time has passed; call at [`Coordinator::next_deadline`] at the latest.
@@ -353,11 +343,8 @@ impl Coordinator {
     }
 
     /// Everybody stops. What was agreed before is still carried out.
-    fn stop(&mut self, by: Rank, error: OpError) {
-        self.answer(
-            Arc::clone(&self.everybody),
-            Response::Shutdown { by, error },
-        );
+    fn stop(&mut self, by: Rank, why: StopReason) {
+        self.answer(Arc::clone(&self.everybody), Response::Shutdown { by, why });
         self.phase = Phase::Stopping(RankSet::default());
     }
 
@@ -392,44 +379,16 @@ impl Coordinator {
         self.stall.check_by(next);
         let Some(report) = report else { return };
         let culprit = report.shutdown.then(|| report.worst()).flatten();
-        let blame = culprit.map(|(rank, request)| {
-            (
-                rank,
-                format!(
-                    "{rank} was stalled: {} waited for it too long.",
-                    request.name
-                ),
-            )
-        });
+        let blame = culprit.map(|(rank, request)| (rank, request.name.to_string()));
         self.actions.push_back(CoordinatorAction::Stall(report));
-        if let Some((rank, reason)) = blame {
-            self.stop(rank, OpError::shutdown(&reason));
+        if let Some((rank, tensor)) = blame {
+            self.stop(rank, StopReason::Stalled { tensor });
         }
     }
 
     fn stall_report(&mut self) -> Option<StallReport> {
-        let waiting = waiting(&mut self.entries, &self.sets, &self.joins);
-        self.stall.inspect(self.now, waiting)
+        let waiting = late::waiting(&mut self.entries, &self.sets, &self.joins);
+        self.stall
+            .inspect(self.now, waiting.map(|(_, request)| request))
     }
-}
-
-/// What some members have asked for and others have not, as far as it is kept rank by rank.
-fn waiting<'a>(
-    entries: &'a mut Slab<Entry>,
-    sets: &'a SetTable,
-    joins: &'a Joins,
-) -> impl Iterator<Item = Waiting<'a>> {
-    entries.iter_mut().filter_map(move |(_, entry)| {
-        let pending = entry.pending.as_mut()?;
-        let set = sets.get(entry.set)?;
-        Some(Waiting {
-            set: set.id,
-            name: &entry.name,
-            members: &set.members,
-            arrived: &pending.arrived,
-            joins,
-            since: pending.since,
-            report_at: &mut pending.report_at,
-        })
-    })
 }

@@ -1,9 +1,12 @@
-//! Why an operation ended without a result, and the texts users know from Horovod.
+//! Errors of operations as data, with the texts that users know from Horovod.
 
-use crate::limits::{NAME_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::limits::TEXT_BYTES_MAX;
+use crate::lost::PeerLost;
+use crate::refusal::Refusal;
 use crate::types::Rank;
+use std::borrow::Cow;
 
-/// The causes that a caller can tell apart.
+/// Groups of causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum OpErrorKind {
@@ -21,89 +24,131 @@ pub enum OpErrorKind {
     Stalled,
 }
 
-/// One failed operation.
+/// One failed operation. What it says to users is its `Display`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct OpError {
-    /// The cause.
-    pub kind: OpErrorKind,
-    /// Text for the user.
-    pub message: String,
+#[non_exhaustive]
+pub enum OpError {
+    /// Another mistake in this rank's arguments, in words.
+    #[error("{0}")]
+    Invalid(String),
+    /// The call names a process set that is not registered.
+    #[error("{operation}: Process set provided does not exist, or has not been registered.")]
+    UnknownSet {
+        /// The call, as users write it.
+        operation: &'static str,
+    },
+    /// This rank still has an operation of this name under way.
+    #[error("{DUPLICATE_NAME_TEXT} (tensor {})", printable_name(name))]
+    DuplicateName {
+        /// Full key.
+        name: String,
+    },
+    /// A reduce-scatter by anything but average or sum.
+    #[error("Reducescatter currently only supports AVERAGE and SUM.")]
+    UnsupportedReduction,
+    /// The coordinator refused what the ranks asked for; all members get this.
+    #[error("{0}")]
+    Refused(Box<Refusal>),
+    /// The process set was removed while this waited.
+    #[error("{SET_REMOVED_TEXT}")]
+    SetRemoved,
+    /// The job has stopped in good order.
+    #[error("{}", why.text(*by))]
+    Stopped {
+        /// The rank that asked for it or is to blame.
+        by: Rank,
+        /// Why.
+        why: StopReason,
+    },
+    /// A member of the job was lost; this generation is over.
+    #[error("{}", .0.text())]
+    Lost(Box<PeerLost>),
 }
 
 impl OpError {
-    /// An error of `kind`; overlong text is cut so that it always fits into a message.
-    pub fn new(kind: OpErrorKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: clip(message.into()),
+    /// The group of causes that it belongs to.
+    pub fn kind(&self) -> OpErrorKind {
+        match self {
+            Self::Invalid(_) | Self::UnknownSet { .. } | Self::DuplicateName { .. } => {
+                OpErrorKind::InvalidArgument
+            }
+            Self::Refused(refusal) if refusal.is_mistake() => OpErrorKind::InvalidArgument,
+            Self::Refused(_) => OpErrorKind::Precondition,
+            Self::UnsupportedReduction | Self::SetRemoved => OpErrorKind::Aborted,
+            Self::Stopped {
+                why: StopReason::Deadlock { .. },
+                ..
+            } => OpErrorKind::Stalled,
+            Self::Stopped { .. } => OpErrorKind::Shutdown,
+            Self::Lost(_) => OpErrorKind::PeerLost,
         }
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
-        Self::new(OpErrorKind::InvalidArgument, message)
-    }
-
-    pub(crate) fn precondition(message: impl Into<String>) -> Self {
-        Self::new(OpErrorKind::Precondition, message)
-    }
-
-    pub(crate) fn shutdown(reason: &str) -> Self {
-        Self::new(OpErrorKind::Shutdown, format!("{SHUTDOWN_TEXT} {reason}"))
+        Self::Invalid(clip(message.into()))
     }
 }
 
-/// A rank that is gone (or broke the protocol), and how that was noticed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{rank}{}: {cause}", on_host(host))]
-pub struct PeerLost {
-    /// The rank.
-    pub rank: Rank,
-    /// Its host; empty where the state machines, which know no hosts, found the fault themselves.
-    pub host: String,
-    /// What happened.
-    pub cause: String,
+impl From<Refusal> for OpError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(Box::new(refusal))
+    }
 }
 
-impl PeerLost {
-    /// The error that every pending and later operation ends with.
-    pub fn to_error(&self) -> OpError {
-        OpError::new(
-            OpErrorKind::PeerLost,
-            format!("Horovod lost a member of the job: {self}"),
-        )
-    }
+/// Why a job stops in good order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StopReason {
+    /// A rank asked for it.
+    Left(Leaving),
+    /// A rank kept the others waiting for longer than the user allows.
+    Stalled {
+        /// Full key of what they waited for.
+        tensor: String,
+    },
+    /// The ranks wait for each other in a circle.
+    Deadlock {
+        /// Who waits for what, for the user.
+        report: String,
+    },
+}
 
-    /// Texts cut so that they always fit into a message.
-    pub(crate) fn clipped(mut self) -> Self {
-        self.cause = clip(self.cause);
-        if self.host.len() > NAME_BYTES_MAX {
-            self.host.clear();
-        }
-        self
-    }
-
-    pub(crate) fn broke_protocol(rank: Rank, what: impl std::fmt::Display) -> Self {
-        Self {
-            rank,
-            host: String::new(),
-            cause: format!("broke the protocol: {what}"),
+impl StopReason {
+    /// What users are told of it; `by` asked for it or is to blame.
+    fn text(&self, by: Rank) -> String {
+        match self {
+            Self::Left(why) => format!("{SHUTDOWN_TEXT}: {}", left_by(by, *why)),
+            Self::Stalled { tensor } => format!(
+                "{SHUTDOWN_TEXT}: {by} was stalled: {} waited for it too long.",
+                printable_name(tensor)
+            ),
+            Self::Deadlock { report } => report.clone(),
         }
     }
-}
 
-fn on_host(host: &str) -> String {
-    if host.is_empty() {
-        String::new()
-    } else {
-        format!(" on {host}")
+    /// Bytes of what has no bound of its own.
+    pub(crate) fn wire_bytes(&self) -> usize {
+        match self {
+            Self::Left(_) => 0,
+            Self::Stalled { tensor: text } | Self::Deadlock { report: text } => text.len(),
+        }
     }
 }
 
 /// How every error after a shutdown begins.
-pub const SHUTDOWN_TEXT: &str = "Horovod has been shut down. This was caused by an exception on \
-     one of the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the \
-     ranks finished execution.";
+pub const SHUTDOWN_TEXT: &str = "Horovod has been shut down";
+
+/// Why a rank asks all others to stop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Leaving {
+    /// It was told to.
+    #[default]
+    Asked,
+    /// Its program has come to its end.
+    Ended,
+    /// Its program has ended because of an error.
+    Failed,
+}
 
 /// How the error for a name that is still pending begins.
 pub const DUPLICATE_NAME_TEXT: &str = "Requested to allreduce, allgather, or broadcast a tensor \
@@ -116,9 +161,48 @@ pub const SET_REMOVED_TEXT: &str = "Process set has been removed";
 pub const CACHE_EVICTION_TEXT: &str =
     "A response has been evicted from cache which may indicate reduced performance.";
 
-/// Who wanted the shutdown, as it follows [`SHUTDOWN_TEXT`].
-pub(crate) fn asked_by(rank: Rank) -> String {
-    format!("It was requested by {rank}.")
+/// Who wanted the shutdown and why, as it follows [`SHUTDOWN_TEXT`].
+fn left_by(rank: Rank, why: Leaving) -> String {
+    match why {
+        Leaving::Asked => format!(
+            "{rank} called hvd.shutdown(). Operations that other ranks still had to do cannot be carried out."
+        ),
+        Leaving::Ended => format!(
+            "the script of {rank} has ended while other ranks still had operations to do. If it only had fewer \
+             batches than the others, let every rank call hvd.join() when it has no more data, which waits for \
+             the others."
+        ),
+        Leaving::Failed => {
+            format!(
+                "the script of {rank} has ended with an exception; look at what it has printed."
+            )
+        }
+    }
+}
+
+/// The text with control characters shown as escapes, as a terminal may take them for commands; line breaks stay.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c.is_control() && c != '\n' && c != '\t')
+}
+
+/// A name from outside as it is shown within a line of text.
+pub(crate) fn printable_name(name: &str) -> Cow<'_, str> {
+    escaped(name, char::is_control)
+}
+
+fn escaped(text: &str, unfit: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&unfit) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if unfit(c) {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
 }
 
 /// Cuts text to [`TEXT_BYTES_MAX`].
@@ -138,30 +222,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lost_peer_is_named_with_host_and_cause() {
-        let lost = PeerLost {
-            rank: Rank(2),
-            host: "h1".into(),
-            cause: "killed by signal 9".into(),
-        };
+    fn control_characters_are_shown_as_escapes() {
         assert_eq!(
-            lost.to_error().message,
-            "Horovod lost a member of the job: rank 2 on h1: killed by signal 9"
+            printable("a\u{1b}[31mb\rc\u{9b}d\n\te \u{e4}"),
+            "a\\u{1b}[31mb\\rc\\u{9b}d\n\te \u{e4}"
         );
-        assert_eq!(
-            PeerLost {
-                host: String::new(),
-                ..lost
-            }
-            .to_string(),
-            "rank 2: killed by signal 9"
-        );
+        assert!(matches!(printable("plain\n"), Cow::Borrowed(_)));
+        assert_eq!(printable_name("a\nb"), "a\\nb");
     }
 
     #[test]
     fn overlong_text_is_cut_at_a_character() {
         let text = "ä".repeat(TEXT_BYTES_MAX);
-        let error = OpError::new(OpErrorKind::Aborted, format!("x{text}"));
-        assert!(error.message.len() <= TEXT_BYTES_MAX && error.message.ends_with('ä'));
+        let error = OpError::invalid(format!("x{text}")).to_string();
+        assert!(error.len() <= TEXT_BYTES_MAX && error.ends_with('ä'));
     }
 }

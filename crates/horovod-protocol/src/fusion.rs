@@ -162,11 +162,7 @@ mod tests {
             op: ReduceOp::Sum,
             scale: Scale::NONE,
         };
-        let tensors = [TensorMeta {
-            dtype,
-            shape: [1].into(),
-        }]
-        .into();
+        let tensors = [TensorMeta::new(dtype, [1])].into();
         FusionKey::of(
             SetKey::GLOBAL,
             &Content {
@@ -244,11 +240,7 @@ mod tests {
     #[test]
     fn broadcasts_of_one_root_fuse_whatever_their_types() {
         let of = |root: u32, dtype: DType| {
-            let tensors = [TensorMeta {
-                dtype,
-                shape: [1].into(),
-            }]
-            .into();
+            let tensors = [TensorMeta::new(dtype, [1])].into();
             let op = Op::Broadcast { root: Rank(root) };
             let content = Content {
                 op,
@@ -266,10 +258,7 @@ mod tests {
 
     #[test]
     fn groups_of_several_types_run_alone() {
-        let meta = |dtype| TensorMeta {
-            dtype,
-            shape: [1].into(),
-        };
+        let meta = |dtype| TensorMeta::new(dtype, [1]);
         let op = Op::Allreduce {
             op: ReduceOp::Sum,
             scale: Scale::NONE,

@@ -1,19 +1,20 @@
 //! Ranks that have no more data: exactly which, and who came last.
 
 use crate::rank_set::RankSet;
-use crate::types::{Rank, Time};
+use crate::types::Rank;
 
 #[derive(Debug, Default)]
 pub(crate) struct Joins {
     joined: RankSet,
-    last: Option<(Time, Rank)>,
+    last: Option<Rank>,
 }
 
 impl Joins {
     /// `false` if the rank had joined before.
-    pub(crate) fn add(&mut self, now: Time, rank: Rank) -> bool {
-        // Ranks that join at the same time count as one, and the highest is the last.
-        self.last = self.last.max(Some((now, rank)));
+    pub(crate) fn add(&mut self, rank: Rank) -> bool {
+        // By arrival and not by the clock, which many events share: a rank may have joined because it was told that
+        // another had.
+        self.last = Some(rank);
         self.joined.insert(rank)
     }
 
@@ -39,7 +40,7 @@ impl Joins {
             return None;
         }
         self.joined.clear();
-        self.last.take().map(|(_, rank)| rank)
+        self.last.take()
     }
 }
 
@@ -48,13 +49,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_latest_is_last_and_the_highest_of_equals() {
+    fn the_last_to_arrive_is_last() {
         let mut joins = Joins::default();
-        assert!(joins.add(Time(5), Rank(2)) && !joins.add(Time(5), Rank(2)));
-        joins.add(Time(9), Rank(1));
+        assert!(joins.add(Rank(2)) && !joins.add(Rank(2)));
+        joins.add(Rank(1));
         assert_eq!(joins.finish(3), None);
-        joins.add(Time(9), Rank(0));
-        assert_eq!(joins.finish(3), Some(Rank(1)));
+        joins.add(Rank(0));
+        assert_eq!(joins.finish(3), Some(Rank(0)));
         assert!(joins.is_empty() && joins.finish(3).is_none());
     }
 
@@ -62,7 +63,7 @@ mod tests {
     fn only_joined_members_without_a_request_are_excused() {
         let mut joins = Joins::default();
         for rank in [1, 2, 7] {
-            joins.add(Time(0), Rank(rank));
+            joins.add(Rank(rank));
         }
         let members = [0, 1, 2].map(Rank).into_iter().collect();
         let arrived = [0, 2].map(Rank).into_iter().collect();

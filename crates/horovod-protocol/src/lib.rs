@@ -25,10 +25,12 @@ mod join;
 mod limits;
 mod local;
 mod lookup;
+mod lost;
 mod message;
 mod outbox;
 mod process_sets;
 mod rank_set;
+mod refusal;
 mod shape;
 mod slots;
 mod stall;
@@ -42,11 +44,13 @@ pub use aggregator::{Aggregator, AggregatorAction, AggregatorConfig};
 pub use content::Content;
 pub use coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, StallConfig};
 pub use error::{
-    CACHE_EVICTION_TEXT, DUPLICATE_NAME_TEXT, OpError, OpErrorKind, PeerLost, SET_REMOVED_TEXT,
-    SHUTDOWN_TEXT,
+    CACHE_EVICTION_TEXT, DUPLICATE_NAME_TEXT, Leaving, OpError, OpErrorKind, SET_REMOVED_TEXT,
+    SHUTDOWN_TEXT, StopReason, printable,
 };
 pub use limits::*;
+pub use lost::{LossCause, PeerLost};
 pub use message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
+pub use refusal::{Difference, Impossible, Mismatch, Refusal};
 pub use shape::Shape;
 pub use stall::{StallReport, StalledRequest};
 pub use tree::Tree;

@@ -16,8 +16,8 @@ pub const PROCESS_SETS_MAX: usize = 1 << 12;
 pub const FIRST_DIMS_MAX: usize = 1 << 20;
 /// Encoded bytes of one request.
 pub const REQUEST_BYTES_MAX: usize = 8 << 20;
-/// Encoded bytes of one message; the engine refuses longer frames.
-pub const MESSAGE_BYTES_MAX: usize = 32 << 20;
+/// Encoded bytes of one message; links carry no longer frames.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// A batch is closed once it has grown this far, so that it stays below [`MESSAGE_BYTES_MAX`].
 pub const BATCH_BYTES_MAX: usize = 4 << 20;
 /// Submissions or responses of one batch.
@@ -32,3 +32,11 @@ pub const RETIRED_SLOTS_MAX: usize = 1 << 14;
 pub const TUNED_VALUES_MAX: usize = 64;
 /// Cache entries per process set, whatever the setting says.
 pub const CACHE_CAPACITY_MAX: usize = 1 << 20;
+
+/// The largest single items: a request, and the answer to an allgather (ten bytes a number at most).
+const ITEM_BYTES_MAX: usize = if REQUEST_BYTES_MAX > 10 * FIRST_DIMS_MAX {
+    REQUEST_BYTES_MAX
+} else {
+    10 * FIRST_DIMS_MAX
+};
+const _: () = assert!(BATCH_BYTES_MAX + ITEM_BYTES_MAX + NAME_BYTES_MAX < MESSAGE_BYTES_MAX);

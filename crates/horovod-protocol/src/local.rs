@@ -1,15 +1,13 @@
 //! Mistakes that a rank can find alone, before anything is sent, in Horovod's order and words.
 
-use crate::OpErrorKind;
 use crate::error::OpError;
 use crate::limits::{DIMS_MAX, GROUP_TENSORS_MAX, NAME_BYTES_MAX, RANKS_MAX, REQUEST_BYTES_MAX};
 use crate::types::{Op, ProcessSetId, Rank, ReduceOp, Request, TensorMeta};
 
 pub(crate) fn unknown_set(op: &Op) -> OpError {
-    OpError::invalid(format!(
-        "{}: Process set provided does not exist, or has not been registered.",
-        op.title()
-    ))
+    OpError::UnknownSet {
+        operation: op.title(),
+    }
 }
 
 /// Checks of the operation's own arguments and of membership, in the order of each operation.
@@ -45,10 +43,7 @@ pub(crate) fn check_call(
         }
         Op::Reducescatter { op, .. } => {
             if !matches!(op, ReduceOp::Average | ReduceOp::Sum) {
-                return Err(OpError::new(
-                    OpErrorKind::Aborted,
-                    "Reducescatter currently only supports AVERAGE and SUM.",
-                ));
+                return Err(OpError::UnsupportedReduction);
             }
             if req.tensors.iter().any(|t| t.shape.is_empty()) {
                 return Err(OpError::invalid(

@@ -4,13 +4,16 @@
 //! slots as runs, so that a step of a thousand known tensors is a few bytes.
 
 use crate::content::Content;
-use crate::error::{OpError, PeerLost};
+use crate::error::{Leaving, StopReason};
 use crate::limits::{BATCH_ITEMS_MAX, MESSAGE_BYTES_MAX, RETIRED_SLOTS_MAX};
+use crate::lost::PeerLost;
+use crate::refusal::Refusal;
 use crate::types::{Device, Generation, Op, ProcessSetId, Rank, Seq, TensorMeta};
 use crate::wire::{DecodeError, Reader, Writer};
 use std::sync::Arc;
 
 mod codec;
+mod failure;
 mod response;
 mod submission;
 use codec::{SlotDelta, get};
@@ -110,7 +113,7 @@ pub enum Submission {
     /// This rank has no more data.
     Join,
     /// Ask all ranks to stop.
-    Shutdown,
+    Shutdown(Leaving),
     /// This rank has ended its operations because of [`Response::Shutdown`].
     ShutdownAck,
     /// From an aggregator: what only some of those say who speak through it.
@@ -166,7 +169,7 @@ pub enum Response {
         /// Members that had joined and are not concerned.
         absent: Arc<[Rank]>,
         /// Why.
-        error: OpError,
+        error: Refusal,
     },
     /// Every rank joined.
     Joined {
@@ -196,7 +199,7 @@ pub enum Response {
         /// The rank that asked for it or is to blame.
         by: Rank,
         /// What every pending and later operation ends with.
-        error: OpError,
+        why: StopReason,
     },
     /// Everybody has confirmed the shutdown; links may be closed.
     Stopped,

@@ -1,10 +1,10 @@
 //! Registered process sets as the coordinator sees them: registrations, ids and their reuse.
 
-use crate::error::OpError;
 use crate::limits::PROCESS_SETS_MAX;
 use crate::lookup::Lookup;
 use crate::message::SetKey;
 use crate::rank_set::RankSet;
+use crate::refusal::Refusal;
 use crate::tree::{Links, position};
 use crate::types::{ProcessSetId, Rank};
 use std::collections::{BTreeMap, VecDeque};
@@ -71,17 +71,13 @@ impl SetTable {
     pub(crate) fn add(
         &mut self,
         ranks: &[Rank],
-    ) -> Result<(SetKey, ProcessSetId, Arc<[Rank]>), OpError> {
+    ) -> Result<(SetKey, ProcessSetId, Arc<[Rank]>), Refusal> {
         if self.sets.values().any(|set| *set.members == *ranks) {
-            let ranks: Vec<u32> = ranks.iter().map(|r| r.0).collect();
-            return Err(OpError::invalid(format!(
-                "Attempted to add a duplicate process set: {ranks:?}"
-            )));
+            let ranks = ranks.to_vec();
+            return Err(Refusal::DuplicateSet { ranks });
         }
         if self.sets.len() >= PROCESS_SETS_MAX {
-            return Err(OpError::invalid(format!(
-                "Attempted to add a process set beyond the limit of {PROCESS_SETS_MAX}"
-            )));
+            return Err(Refusal::TooManySets);
         }
         let members: Arc<[Rank]> = ranks.into();
         let (key, id) = self.insert(Arc::clone(&members));
@@ -138,7 +134,7 @@ mod tests {
         SetTable::new(size, Links::of(&Tree::star(size), Rank(0)))
     }
 
-    fn add(table: &mut SetTable, ranks: &[u32]) -> Result<(u64, u32), OpError> {
+    fn add(table: &mut SetTable, ranks: &[u32]) -> Result<(u64, u32), Refusal> {
         let ranks: Vec<Rank> = ranks.iter().map(|r| Rank(*r)).collect();
         table.add(&ranks).map(|(key, id, _)| (key.0, id.0))
     }
@@ -162,7 +158,7 @@ mod tests {
         let mut table = table(2);
         let error = add(&mut table, &[0, 1]).unwrap_err();
         assert_eq!(
-            error.message,
+            error.to_string(),
             "Attempted to add a duplicate process set: [0, 1]"
         );
         assert!(table.remove(ProcessSetId::GLOBAL).is_none());

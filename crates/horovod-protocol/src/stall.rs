@@ -1,9 +1,11 @@
 //! Who is late: requests that some members asked for and others have not, as data and as text.
 
 use crate::coordinator::StallConfig;
+use crate::error::printable_name;
 use crate::join::Joins;
 use crate::rank_set::RankSet;
 use crate::types::{ProcessSetId, Rank, Time};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -138,13 +140,18 @@ impl StallClock {
 }
 
 impl Waiting<'_> {
+    /// Members that have neither asked for it nor joined.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = Rank> {
+        let members = self.members.iter().copied();
+        members.filter(|r| !self.arrived.contains(*r) && !self.joins.contains(*r))
+    }
+
     pub(crate) fn describe(&self, now: Time) -> StalledRequest {
-        let missing = |r: &&Rank| !self.arrived.contains(**r) && !self.joins.contains(**r);
         StalledRequest {
             set: self.set,
             name: Arc::clone(self.name),
             waiting: self.arrived.iter().collect(),
-            missing: self.members.iter().filter(missing).copied().collect(),
+            missing: self.missing().collect(),
             waited_ns: now.0.saturating_sub(self.since.0),
         }
     }
@@ -182,12 +189,12 @@ impl fmt::Display for StallReport {
              make the call at all, or it is slow or stuck elsewhere.\nMissing ranks:",
             seconds(self.warning_ns)
         )?;
-        let mut by_rank: BTreeMap<Rank, (bool, Vec<&str>)> = BTreeMap::new();
+        let mut by_rank: BTreeMap<Rank, (bool, Vec<Cow<'_, str>>)> = BTreeMap::new();
         for request in &self.stalled {
             for rank in &request.missing {
                 let (marked, names) = by_rank.entry(*rank).or_default();
                 *marked |= self.past_shutdown(request);
-                names.push(&request.name);
+                names.push(printable_name(&request.name));
             }
         }
         for (rank, (marked, mut names)) in by_rank {

@@ -154,6 +154,18 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
+    /// Its name as scripts write it: `Average`, `Sum`, ...
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Average => "Average",
+            Self::Sum => "Sum",
+            Self::Adasum => "Adasum",
+            Self::Min => "Min",
+            Self::Max => "Max",
+            Self::Product => "Product",
+        }
+    }
+
     /// The operation with this code, if there is one.
     pub fn from_code(code: u8) -> Option<Self> {
         [
@@ -202,6 +214,16 @@ pub enum Device {
     Gpu,
 }
 
+impl Device {
+    /// As in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "CPU",
+            Self::Gpu => "GPU",
+        }
+    }
+}
+
 /// What the ranks must agree on for one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMeta {
@@ -212,6 +234,12 @@ pub struct TensorMeta {
 }
 
 impl TensorMeta {
+    /// A tensor of this type and shape.
+    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Self {
+        let shape = shape.into();
+        Self { dtype, shape }
+    }
+
     /// Number of elements; `None` on overflow.
     pub fn elems(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d))

@@ -2,10 +2,11 @@
 
 use crate::action::{ExecItem, Execution, WorkerAction};
 use crate::content::Content;
-use crate::error::{DUPLICATE_NAME_TEXT, OpError, PeerLost, asked_by};
+use crate::error::{Leaving, OpError, StopReason, clip};
 use crate::limits::PENDING_MAX;
 use crate::local;
 use crate::lookup::{Lookup, Slab};
+use crate::lost::PeerLost;
 use crate::message::{SetKey, Slot, Submission, ToCoordinator, ToWorker};
 use crate::outbox::Outbox;
 use crate::slots::SlotMap;
@@ -52,11 +53,11 @@ pub struct Worker {
 enum State {
     Running,
     /// This rank has asked for the shutdown; what was agreed before is still carried out.
-    Asked,
+    Asked(Leaving),
     /// Told to stop; waits for all others to have been told.
     Stopping {
         by: Rank,
-        error: OpError,
+        why: StopReason,
     },
     /// Nothing more happens.
     Over(OpError),
@@ -137,8 +138,15 @@ impl Worker {
         };
         match &self.state {
             State::Running => {}
-            State::Asked => return Err(OpError::shutdown(&asked_by(self.cfg.rank))),
-            State::Stopping { error, .. } | State::Over(error) => return Err(error.clone()),
+            State::Asked(why) => {
+                let (by, why) = (self.cfg.rank, StopReason::Left(*why));
+                return Err(OpError::Stopped { by, why });
+            }
+            State::Stopping { by, why } => {
+                let (by, why) = (*by, why.clone());
+                return Err(OpError::Stopped { by, why });
+            }
+            State::Over(error) => return Err(error.clone()),
         }
         local::check_call(req, self.cfg.rank, self.cfg.size, &set.members)?;
         if self.pending >= PENDING_MAX {
@@ -197,7 +205,7 @@ impl Worker {
     /// As [`Worker::handle_peer_lost`], and tells the coordinator, so that all ranks learn the cause:
     /// for what only this rank knows, be it that it cannot go on itself.
     pub fn report_lost(&mut self, lost: PeerLost) {
-        let running = matches!(self.state, State::Running | State::Asked);
+        let running = matches!(self.state, State::Running | State::Asked(_));
         self.end(lost.clone());
         if running {
             self.outbox.push(Submission::Lost(lost.clipped()), 1);
@@ -207,9 +215,14 @@ impl Worker {
     /// Asks all ranks to stop. Everything pending anywhere ends with the shutdown error naming
     /// this rank; [`WorkerAction::ShutDown`] follows once every rank has confirmed.
     pub fn shutdown(&mut self) {
+        self.shutdown_because(Leaving::Asked);
+    }
+
+    /// As [`Worker::shutdown`], with the reason that others are told.
+    pub fn shutdown_because(&mut self, why: Leaving) {
         if matches!(self.state, State::Running) {
-            self.state = State::Asked;
-            self.outbox.push(Submission::Shutdown, 1);
+            self.state = State::Asked(why);
+            self.outbox.push(Submission::Shutdown(why), 1);
         }
     }
 
@@ -240,6 +253,13 @@ impl Worker {
         let mut entries = self.entries.iter().map(|(_, entry)| entry);
         let entry = entries.find(|e| e.pending.as_ref().is_some_and(|p| p.id == id))?;
         Some((entry.set, entry.name.clone()))
+    }
+
+    /// Whether a request of this name is queued and not agreed on yet.
+    pub fn is_pending(&self, set: ProcessSetId, name: &str) -> bool {
+        let index = self.sets.get(&set).and_then(|set| set.names.get(name));
+        let entry = index.and_then(|index| self.entries.get(*index));
+        entry.is_some_and(|entry| entry.pending.is_some())
     }
 
     /// Members of a set, ascending; `None` for an unknown one.
@@ -352,7 +372,9 @@ impl Entry {
 }
 
 fn duplicate_name(name: &str) -> OpError {
-    OpError::invalid(format!("{DUPLICATE_NAME_TEXT} (tensor {name})"))
+    OpError::DuplicateName {
+        name: clip(name.to_owned()),
+    }
 }
 
 fn op_ranks(op: &Op) -> usize {

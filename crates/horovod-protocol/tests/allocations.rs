@@ -65,11 +65,13 @@ impl Job {
                 scale: Scale::NONE,
             },
             device: Device::Cpu,
-            tensors: vec![TensorMeta {
+            tensors: vec![
                 // Two types that take turns: what fuses is not what was asked for in a row.
-                dtype: [DType::F32, DType::F32, DType::F16][number as usize % 3],
-                shape: [4, 4].into(),
-            }],
+                TensorMeta::new(
+                    [DType::F32, DType::F32, DType::F16][number as usize % 3],
+                    [4, 4],
+                ),
+            ],
         };
         let barrier = Request {
             set: ProcessSetId::GLOBAL,

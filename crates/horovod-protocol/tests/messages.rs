@@ -15,10 +15,8 @@ fn ascending_ranks() -> impl Strategy<Value = Vec<Rank>> {
 
 fn tensors() -> impl Strategy<Value = Arc<[TensorMeta]>> {
     let shape = prop::collection::vec(any::<u64>(), 0..4);
-    let tensor = (select(&DType::ALL), shape).prop_map(|(dtype, shape)| TensorMeta {
-        dtype,
-        shape: Shape::from(shape),
-    });
+    let tensor =
+        (select(&DType::ALL), shape).prop_map(|(dtype, shape)| TensorMeta::new(dtype, shape));
     prop::collection::vec(tensor, 0..4).prop_map(Into::into)
 }
 
@@ -88,7 +86,9 @@ fn plain_submission() -> impl Strategy<Value = Submission> {
             }),
         }),
         Just(Submission::Join),
-        Just(Submission::Shutdown),
+        Just(Submission::Shutdown(Leaving::Asked)),
+        Just(Submission::Shutdown(Leaving::Ended)),
+        Just(Submission::Shutdown(Leaving::Failed)),
         Just(Submission::ShutdownAck),
     ]
 }
@@ -105,10 +105,7 @@ fn submission() -> impl Strategy<Value = Submission> {
                 item: Box::new(item),
             }
         }),
-        1 => (rank(), name(), name()).prop_map(|(rank, host, cause)| {
-            let (host, cause) = (host.to_string(), cause.to_string());
-            Submission::Lost(PeerLost { rank, host, cause })
-        }),
+        1 => lost().prop_map(Submission::Lost),
     ]
 }
 
@@ -140,16 +137,91 @@ fn item() -> impl Strategy<Value = Item> {
     ]
 }
 
-fn error() -> impl Strategy<Value = OpError> {
-    let kinds = [
-        OpErrorKind::InvalidArgument,
-        OpErrorKind::Precondition,
-        OpErrorKind::Aborted,
-        OpErrorKind::Shutdown,
-        OpErrorKind::PeerLost,
-        OpErrorKind::Stalled,
+fn text() -> impl Strategy<Value = String> {
+    "\\PC{0,30}"
+}
+
+fn lost() -> impl Strategy<Value = PeerLost> {
+    let cause = prop_oneof![
+        text().prop_map(LossCause::Ended),
+        text().prop_map(LossCause::Connection),
+        text().prop_map(LossCause::CannotGoOn),
+        text().prop_map(LossCause::BrokeProtocol),
+        text().prop_map(LossCause::Unreadable),
+        Just(LossCause::Left),
+        any::<u64>().prop_map(|seconds| LossCause::Silent { seconds }),
+        (rank(), text(), text()).prop_map(|(from, from_host, what)| LossCause::Altered {
+            from,
+            from_host,
+            what
+        }),
     ];
-    (select(kinds.to_vec()), "\\PC{0,30}").prop_map(|(kind, text)| OpError::new(kind, text))
+    (rank(), text(), cause).prop_map(|(rank, host, cause)| PeerLost { rank, host, cause })
+}
+
+fn pair<S: Strategy + Clone>(one: S) -> impl Strategy<Value = [S::Value; 2]> {
+    (one.clone(), one).prop_map(|(a, b)| [a, b])
+}
+
+fn difference() -> impl Strategy<Value = Difference> {
+    let dtypes = select(DType::ALL.to_vec());
+    let reductions = select(vec![ReduceOp::Average, ReduceOp::Min, ReduceOp::Product]);
+    let ops = || pair(op().boxed());
+    let scale = (any::<u64>(), any::<u64>()).prop_map(|(pre, post)| Scale {
+        pre: f64::from_bits(pre),
+        post: f64::from_bits(post),
+    });
+    let shapes = pair(prop::collection::vec(any::<u64>(), 0..4).boxed());
+    prop_oneof![
+        pair(dtypes).prop_map(Difference::DataTypes),
+        ops().prop_map(Difference::Operations),
+        pair(any::<u64>()).prop_map(Difference::GroupSizes),
+        (op(), shapes).prop_map(|(op, shapes)| Difference::Shapes {
+            op,
+            shapes: shapes.map(Shape::from)
+        }),
+        (op(), pair(any::<u64>())).prop_map(|(op, counts)| Difference::Dimensions { op, counts }),
+        (op(), any::<u64>(), pair(any::<u64>()))
+            .prop_map(|(op, index, sizes)| Difference::Dimension { op, index, sizes }),
+        pair(scale.boxed()).prop_map(Difference::Factors),
+        pair(reductions).prop_map(Difference::Reductions),
+        pair(rank().boxed()).prop_map(Difference::Roots),
+        pair(ascending_ranks().boxed()).prop_map(Difference::NewSets),
+        pair(any::<u32>().prop_map(ProcessSetId).boxed()).prop_map(Difference::RemovedSets),
+        (op(), pair(device().boxed()))
+            .prop_map(|(op, devices)| Difference::Devices { op, devices }),
+    ]
+}
+
+fn refusal() -> impl Strategy<Value = Refusal> {
+    let why = prop_oneof![
+        op().prop_map(|op| Impossible::Joined { op }),
+        op().prop_map(|op| Impossible::NoRows { op }),
+        (any::<u64>(), any::<u64>())
+            .prop_map(|(tensors, members)| Impossible::TooManyParts { tensors, members }),
+        Just(Impossible::TooLarge),
+    ];
+    prop_oneof![
+        (text(), pair(rank().boxed()), difference()).prop_map(|(tensor, ranks, difference)| {
+            Refusal::Mismatch(Box::new(Mismatch {
+                tensor,
+                ranks,
+                difference,
+            }))
+        }),
+        (text(), why).prop_map(|(tensor, why)| Refusal::Impossible { tensor, why }),
+        ascending_ranks().prop_map(|ranks| Refusal::DuplicateSet { ranks }),
+        Just(Refusal::TooManySets),
+    ]
+}
+
+fn stop_reason() -> impl Strategy<Value = StopReason> {
+    let leaving = vec![Leaving::Asked, Leaving::Ended, Leaving::Failed];
+    prop_oneof![
+        select(leaving).prop_map(StopReason::Left),
+        text().prop_map(|tensor| StopReason::Stalled { tensor }),
+        text().prop_map(|report| StopReason::Deadlock { report }),
+    ]
 }
 
 fn response() -> impl Strategy<Value = Response> {
@@ -167,11 +239,13 @@ fn response() -> impl Strategy<Value = Response> {
                 items
             }
         ),
-        (set(), name(), absent(), error()).prop_map(|(set, name, absent, error)| Response::Fail {
-            set,
-            name,
-            absent,
-            error
+        (set(), name(), absent(), refusal()).prop_map(|(set, name, absent, error)| {
+            Response::Fail {
+                set,
+                name,
+                absent,
+                error,
+            }
         }),
         rank().prop_map(|last| Response::Joined { last }),
         (name(), set(), any::<u32>(), absent()).prop_map(|(name, key, id, ranks)| {
@@ -184,7 +258,7 @@ fn response() -> impl Strategy<Value = Response> {
         }),
         (name(), prop::option::of(set()))
             .prop_map(|(name, key)| Response::SetRemoved { name, key }),
-        (rank(), error()).prop_map(|(by, error)| Response::Shutdown { by, error }),
+        (rank(), stop_reason()).prop_map(|(by, why)| Response::Shutdown { by, why }),
         Just(Response::Stopped),
         (any::<u64>(), prop::collection::vec(any::<u64>(), 0..5)).prop_map(|(seq, values)| {
             Response::Tuned {
@@ -192,8 +266,7 @@ fn response() -> impl Strategy<Value = Response> {
                 values: values.into(),
             }
         }),
-        (rank(), "\\PC{0,9}", "\\PC{0,20}")
-            .prop_map(|(rank, host, cause)| Response::Lost(PeerLost { rank, host, cause })),
+        lost().prop_map(Response::Lost),
     ]
 }
 
@@ -329,10 +402,7 @@ proptest! {
 fn no_changed_byte_of_a_real_conversation_panics() {
     let generation = Generation(1);
     let requests = |rank: u32| {
-        let tensor = TensorMeta {
-            dtype: DType::F32,
-            shape: [2, u64::from(rank)].into(),
-        };
+        let tensor = TensorMeta::new(DType::F32, [2, u64::from(rank)]);
         [
             Op::Allgather,
             Op::Barrier,

@@ -90,9 +90,12 @@ impl Reader {
         Ok(None)
     }
 
-    /// Where the elements of a tensor are, and what they are. `None` unless it is contiguous host memory of a
-    /// type that the core computes with.
-    pub(crate) fn read(self, tensor: &Bound<'_, PyAny>) -> Option<(*mut u8, TensorMeta)> {
+    /// Where the elements of a tensor begin now; `None` where that cannot be told.
+    pub(crate) fn address(self, tensor: &Bound<'_, PyAny>) -> Option<*mut u8> {
+        self.describe(tensor)?.memory()
+    }
+
+    fn describe(self, tensor: &Bound<'_, PyAny>) -> Option<RawTensor> {
         let mut raw = std::mem::MaybeUninit::<RawTensor>::uninit();
         // SAFETY: the table belongs to the tensor's type, as `of` demands of the caller; the interpreter lock
         // is held; there is room for the description.
@@ -103,7 +106,13 @@ impl Reader {
             return None;
         }
         // SAFETY: status 0 says that every field was filled in.
-        let raw = unsafe { raw.assume_init() };
+        Some(unsafe { raw.assume_init() })
+    }
+
+    /// Where the elements of a tensor are, and what they are. `None` unless it is contiguous host memory of a
+    /// type that the core computes with.
+    pub(crate) fn read(self, tensor: &Bound<'_, PyAny>) -> Option<(*mut u8, TensorMeta)> {
+        let raw = self.describe(tensor)?;
         if raw.device_type != CPU || raw.lanes != 1 {
             return None;
         }
@@ -134,11 +143,15 @@ impl Reader {
         if raw.data.is_null() && !shape.contains(&0) {
             return None;
         }
-        let data = raw
-            .data
-            .cast::<u8>()
-            .wrapping_add(usize::try_from(raw.byte_offset).ok()?);
-        Some((data, TensorMeta { dtype, shape }))
+        Some((raw.memory()?, TensorMeta::new(dtype, shape)))
+    }
+}
+
+impl RawTensor {
+    /// Where the elements begin.
+    fn memory(&self) -> Option<*mut u8> {
+        let offset = usize::try_from(self.byte_offset).ok()?;
+        Some(self.data.cast::<u8>().wrapping_add(offset))
     }
 }
 

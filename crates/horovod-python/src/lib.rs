@@ -1,10 +1,16 @@
 //! The list of what Python sees: module `horovod._core`.
 
 mod buffer;
+mod checksums;
 mod dlpack;
 mod errors;
+mod exit;
+mod ffi;
+mod launch;
 mod log;
+mod memory;
 mod parcels;
+mod results;
 mod runtime;
 mod stacks;
 mod submit;
@@ -19,22 +25,29 @@ mod _core {
     #[pymodule_export]
     use crate::buffer::Buffer;
     #[pymodule_export]
+    use crate::checksums::checksums;
+    #[pymodule_export]
+    use crate::launch::{Rendezvous, assign_ranks, names_of_a_job};
+    #[pymodule_export]
     use crate::parcels::{ParcelServer, deliver_parcel, fetch_parcel};
     #[pymodule_export]
+    use crate::results::{handles, poll, wait, wait_softly};
+    #[pymodule_export]
     use crate::runtime::{
-        add_process_set, barrier, cross_rank, cross_size, dynamic_process_sets, hold_state,
-        host_updates, hostname, init, is_elastic, is_homogeneous, is_initialized, join, local_rank,
-        local_size, needs_sync, process_set_ids, process_set_ranks, rank, remove_process_set,
-        shutdown, size, start_timeline, stop_timeline, transports,
+        add_process_set, barrier, consistency, cross_rank, cross_size, dynamic_process_sets,
+        hold_state, host_updates, hostname, init, is_elastic, is_homogeneous, is_initialized, join,
+        leave_at_exit, local_rank, local_size, needs_sync, process_set_ids, process_set_ranks,
+        rank, remove_process_set, shutdown, size, start_timeline, stop_timeline, transports,
     };
     #[pymodule_export]
-    use crate::submit::{PlainTensors, enqueue, poll, wait};
+    use crate::submit::{PlainTensors, enqueue};
 
     #[pymodule_init]
     fn init_module(m: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::log::install();
         crate::stacks::install();
         m.add("FRAMES_MAX", horovod::FRAMES_MAX)?;
+        m.add("MOVED", crate::results::MOVED)?;
         m.add("THREADS_MAX", horovod::THREADS_MAX)?;
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (code, name) in crate::submit::KINDS.iter().enumerate() {

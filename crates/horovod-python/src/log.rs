@@ -56,8 +56,10 @@ where
         if let Some(engine) = horovod::try_engine() {
             write!(writer, "[{}]: ", engine.topology().rank.0)?;
         }
-        ctx.field_format().format_fields(writer.by_ref(), event)?;
-        writeln!(writer)
+        let mut said = String::new();
+        ctx.field_format()
+            .format_fields(Writer::new(&mut said), event)?;
+        writeln!(writer, "{}", horovod::printable(&said))
     }
 }
 

@@ -10,6 +10,8 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::exit;
+
 /// Holds what every rank of one call fetches, and collects what they deliver.
 #[pyclass(frozen, module = "horovod._core")]
 pub(crate) struct ParcelServer {
@@ -60,7 +62,7 @@ impl ParcelServer {
 
     /// Stops listening.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| {
+        exit::detached(py, || {
             let server = self
                 .server
                 .lock()
@@ -97,10 +99,13 @@ fn interruptible<T: Send>(
     run: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, ParcelError> + Send,
 ) -> PyResult<T> {
     let mut raised = None;
-    let result = py.detach(|| {
-        run(&mut || {
-            raised = Python::attach(|py| py.check_signals()).err();
-            raised.is_none()
+    let result = exit::detached(py, || {
+        run(&mut || match exit::attached(|py| py.check_signals()) {
+            Some(looked) => {
+                raised = looked.err();
+                raised.is_none()
+            }
+            None => false,
         })
     });
     match raised {

@@ -1,6 +1,6 @@
 //! Lifecycle, queries, process sets, barrier and join.
 
-use horovod::{Engine, Error, HeldState, ProcessSetId};
+use horovod::{Engine, Error, HeldState, Leaving, ProcessSetId};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -9,6 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::errors::{interrupt_or, operation_error, query_error};
+use crate::exit::{self, detached};
+use crate::memory;
+use crate::results;
 
 /// Dynamic sets may also be switched on by an argument of init.
 static DYNAMIC: AtomicBool = AtomicBool::new(false);
@@ -17,7 +20,7 @@ fn engine(py: Python<'_>) -> PyResult<Arc<Engine>> {
     horovod::engine().map_err(|e| query_error(py, e))
 }
 
-/// Start the runtime; does nothing when it runs already.
+/// Start the runtime; does nothing when it runs already, nor in a child that was forked from a rank.
 #[pyfunction]
 #[pyo3(signature = (ranks=None, dynamic_process_sets=false))]
 pub(crate) fn init(
@@ -25,8 +28,13 @@ pub(crate) fn init(
     ranks: Option<Vec<i64>>,
     dynamic_process_sets: bool,
 ) -> PyResult<()> {
+    if memory::is_forked() {
+        return Ok(());
+    }
+    exit::stays();
     start(py)?;
     let engine = engine(py)?;
+    memory::remember(&engine);
     DYNAMIC.store(
         dynamic_process_sets || engine.config().dynamic_process_sets,
         Ordering::Relaxed,
@@ -48,13 +56,14 @@ fn start(py: Python<'_>) -> PyResult<()> {
     let raised = Arc::new(Mutex::new(None));
     let note = Arc::clone(&raised);
     let interrupt = horovod::Interrupt::new(move || {
-        let Err(error) = Python::attach(|py| py.check_signals()) else {
-            return false;
+        let Some(looked) = exit::attached(|py| py.check_signals()) else {
+            return true;
         };
+        let Err(error) = looked else { return false };
         *note.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         true
     });
-    let result = py.detach(|| horovod::init_interruptible(interrupt));
+    let result = detached(py, || horovod::init_interruptible(interrupt));
     let raised = raised.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (result, raised) {
         (Ok(()), None) => Ok(()),
@@ -66,60 +75,84 @@ fn start(py: Python<'_>) -> PyResult<()> {
 /// Stop the runtime, and with it the job.
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
-    py.detach(horovod::shutdown);
+    memory::forget();
+    let engine = horovod::engine();
+    detached(py, horovod::shutdown);
+    if let Ok(engine) = engine {
+        results::lose(&engine);
+    }
 }
 
-/// Whether init has succeeded and shutdown was not called since; false in a forked child.
+/// As `shutdown`, at the exit of the process, because of an error if `failed`: no other thread that waits in here
+/// returns from now on.
+#[pyfunction]
+pub(crate) fn leave_at_exit(py: Python<'_>, failed: bool) {
+    memory::forget();
+    exit::leaves();
+    let why = if failed {
+        Leaving::Failed
+    } else {
+        Leaving::Ended
+    };
+    detached(py, || horovod::shutdown_because(why));
+    // Apart from the above, whose own return counts.
+    py.detach(exit::await_returning);
+}
+
+/// Whether init has succeeded and shutdown was not called since; a forked child says what its parent would have.
 #[pyfunction]
 pub(crate) fn is_initialized() -> bool {
-    horovod::is_initialized()
+    horovod::is_initialized() || memory::is_forked()
 }
 
 macro_rules! query {
-    ($($(#[$doc:meta])* $name:ident -> $t:ty = |$e:ident| $value:expr;)*) => {$(
+    ($($(#[$doc:meta])* $name:ident -> $t:ty = |$e:ident| $value:expr, $remembered:expr;)*) => {$(
         $(#[$doc])*
         #[pyfunction]
         pub(crate) fn $name(py: Python<'_>) -> PyResult<$t> {
-            let $e = engine(py)?;
-            Ok($value)
+            match horovod::engine() {
+                Ok($e) => Ok($value),
+                Err(error) => remembered($remembered).ok_or_else(|| query_error(py, error)),
+            }
         }
     )*};
 }
 
+/// What a forked child has instead of an engine.
+fn remembered<T>(read: impl FnOnce(&memory::Identity) -> Option<T>) -> Option<T> {
+    memory::of_parent(read).flatten()
+}
+
 query! {
     /// Rank of this process in the job.
-    rank -> u32 = |e| e.topology().rank.0;
+    rank -> u32 = |e| e.topology().rank.0, |m| Some(m.rank);
     /// Number of processes of the job.
-    size -> u32 = |e| e.topology().size;
+    size -> u32 = |e| e.topology().size, |m| Some(m.size);
     /// Position among the processes of this host.
-    local_rank -> u32 = |e| e.config().local_rank;
+    local_rank -> u32 = |e| e.config().local_rank, |m| Some(m.local_rank);
     /// Number of processes on this host.
-    local_size -> u32 = |e| e.config().local_size;
+    local_size -> u32 = |e| e.config().local_size, |m| Some(m.local_size);
     /// Position of this host among those that have this local rank.
-    cross_rank -> u32 = |e| e.config().cross_rank;
+    cross_rank -> u32 = |e| e.config().cross_rank, |m| Some(m.cross_rank);
     /// Number of hosts that have this local rank.
-    cross_size -> u32 = |e| e.config().cross_size;
+    cross_size -> u32 = |e| e.config().cross_size, |m| Some(m.cross_size);
     /// Name of this host as the job knows it.
-    hostname -> String = |e| e.config().hostname.clone();
+    hostname -> String = |e| e.config().hostname.clone(), |m| Some(m.hostname.clone());
     /// Whether all hosts have the same number of ranks.
-    is_homogeneous -> bool = |e| homogeneous(&e);
+    is_homogeneous -> bool = |e| memory::is_homogeneous(&e), |m| Some(m.is_homogeneous);
     /// Whether process sets may be added and removed after init.
     dynamic_process_sets -> bool = |e| {
         let _running = e;
         DYNAMIC.load(Ordering::Relaxed)
-    };
+    }, |_| None;
+    /// Steps between two comparisons of the replicas (0: none), and whether a difference is an error.
+    consistency -> (u32, bool) = |e| {
+        let settings = e.config().consistency;
+        (settings.every, settings.is_error)
+    }, |_| None;
     /// Ids of the registered process sets, ascending.
-    process_set_ids -> Vec<u32> = |e| e.process_set_ids().into_iter().map(|s| s.0).collect();
-}
-
-fn homogeneous(engine: &Engine) -> bool {
-    let mut ranks_by_host = BTreeMap::new();
-    for peer in &engine.topology().peers {
-        *ranks_by_host.entry(&peer.hostname).or_insert(0) += 1;
-    }
-    let mut counts = ranks_by_host.into_values();
-    let first = counts.next();
-    counts.all(|c| Some(c) == first)
+    process_set_ids -> Vec<u32> = |e| e.process_set_ids().into_iter().map(|s| s.0).collect(),
+        |m| Some(m.process_sets.keys().copied().collect());
 }
 
 /// Whether the job may change its members: its launcher says so.
@@ -154,12 +187,18 @@ pub(crate) fn needs_sync(py: Python<'_>) -> PyResult<bool> {
 /// Global ranks of a set, ascending.
 #[pyfunction]
 pub(crate) fn process_set_ranks(py: Python<'_>, process_set: u32) -> PyResult<Vec<u32>> {
-    let members = engine(py)?
-        .members(ProcessSetId(process_set))
-        .ok_or_else(|| {
-            PyValueError::new_err("Process set does not exist or has not been registered.")
-        })?;
-    Ok(members.into_iter().map(|r| r.0).collect())
+    let members = match horovod::engine() {
+        Ok(engine) => engine
+            .members(ProcessSetId(process_set))
+            .map(|members| members.into_iter().map(|rank| rank.0).collect()),
+        Err(error) => {
+            let of_parent = memory::of_parent(|m| m.process_sets.get(&process_set).cloned());
+            of_parent.ok_or_else(|| query_error(py, error))?
+        }
+    };
+    members.ok_or_else(|| {
+        PyValueError::new_err("Process set does not exist or has not been registered.")
+    })
 }
 
 /// What can end a blocking call: the operation's error or a signal's exception.
@@ -184,7 +223,11 @@ impl Stop {
 }
 
 fn look_for_signals() -> Result<(), Stop> {
-    Python::attach(|py| py.check_signals()).map_err(Stop::Raised)
+    let looked = exit::attached(|py| py.check_signals());
+    // At the interpreter's end nobody waits for the result: the thread does not return.
+    looked
+        .ok_or(Stop::Failed(Error::Interrupted))?
+        .map_err(Stop::Raised)
 }
 
 /// A `ProcessSet` has no id before it is registered and after it was removed.
@@ -201,17 +244,21 @@ pub(crate) fn registered(process_set: Option<u32>) -> PyResult<ProcessSetId> {
 #[pyfunction]
 pub(crate) fn add_process_set(py: Python<'_>, ranks: Vec<u32>) -> PyResult<u32> {
     let engine = engine(py)?;
-    py.detach(|| engine.add_process_set(&ranks, look_for_signals))
-        .map(|id| id.0)
-        .map_err(|e| e.into_py(py))
+    let id = detached(py, || engine.add_process_set(&ranks, look_for_signals))
+        .map_err(|e| e.into_py(py))?;
+    memory::remember(&engine);
+    Ok(id.0)
 }
 
 /// Remove a set; every rank must make the same call. False when there was none to remove.
 #[pyfunction]
 pub(crate) fn remove_process_set(py: Python<'_>, process_set: u32) -> PyResult<bool> {
     let engine = engine(py)?;
-    py.detach(|| engine.remove_process_set(ProcessSetId(process_set), look_for_signals))
-        .map_err(|e| e.into_py(py))
+    let set = ProcessSetId(process_set);
+    let removed = detached(py, || engine.remove_process_set(set, look_for_signals))
+        .map_err(|e| e.into_py(py))?;
+    memory::remember(&engine);
+    Ok(removed)
 }
 
 /// Wait for all members of the set.
@@ -219,15 +266,14 @@ pub(crate) fn remove_process_set(py: Python<'_>, process_set: u32) -> PyResult<b
 pub(crate) fn barrier(py: Python<'_>, process_set: Option<u32>) -> PyResult<()> {
     let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
     let set = registered(process_set)?;
-    py.detach(|| engine.barrier(set, look_for_signals))
-        .map_err(|e| e.into_py(py))
+    detached(py, || engine.barrier(set, look_for_signals)).map_err(|e| e.into_py(py))
 }
 
 /// Say that this rank has no more data; returns the rank that joined last when all have.
 #[pyfunction]
 pub(crate) fn join(py: Python<'_>) -> PyResult<u32> {
     let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
-    py.detach(|| engine.join(look_for_signals))
+    detached(py, || engine.join(look_for_signals))
         .map(|r| r.0)
         .map_err(|e| e.into_py(py))
 }
@@ -236,15 +282,14 @@ pub(crate) fn join(py: Python<'_>) -> PyResult<u32> {
 #[pyfunction]
 pub(crate) fn start_timeline(py: Python<'_>, path: PathBuf, mark_cycles: bool) -> PyResult<()> {
     let engine = engine(py)?;
-    py.detach(|| engine.start_timeline(&path, mark_cycles))
-        .map_err(|e| query_error(py, e))
+    detached(py, || engine.start_timeline(&path, mark_cycles)).map_err(|e| query_error(py, e))
 }
 
 /// End the recording; false when nothing can have been recorded.
 #[pyfunction]
 pub(crate) fn stop_timeline(py: Python<'_>) -> PyResult<bool> {
     let engine = engine(py)?;
-    Ok(py.detach(|| engine.stop_timeline()))
+    Ok(detached(py, || engine.stop_timeline()))
 }
 
 /// What carries the bytes on this machine.

@@ -1,18 +1,17 @@
-//! Tensor descriptions in, handles out; waiting for them without the interpreter lock.
+//! Tensor descriptions in, handles out.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use horovod::{
-    Completion, DType, Handle, Op, OpResult, Output, Rank, ReduceOp, Scale, Submission, Tensor,
-    TensorMeta, Tensors, Waited,
+    DType, Error, Op, Output, Rank, ReduceOp, Scale, Submission, Tensor, TensorMeta, Tensors,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple, PyType};
+use pyo3::types::{PyList, PyType};
 
-use crate::buffer::Buffer;
 use crate::dlpack::Reader;
-use crate::errors::{interrupt_or, operation_error};
+use crate::errors::operation_error;
+use crate::results::{InPlace, Kept};
 use crate::runtime::registered;
 
 /// Names of the kind codes, by code.
@@ -23,16 +22,18 @@ pub(crate) const KINDS: [&str; 5] = [
     "ALLTOALL",
     "REDUCESCATTER",
 ];
-
-/// Longest wait between two looks at whether a signal has arrived (Ctrl-C).
-const SIGNAL_SLICE: Duration = Duration::from_millis(100);
+const ALLREDUCE: u8 = 0;
+const ALLGATHER: u8 = 1;
+const BROADCAST: u8 = 2;
+const ALLTOALL: u8 = 3;
+const REDUCESCATTER: u8 = 4;
 
 /// Input pointer, output pointer (0: allocate), dtype code, shape, owner.
 type TensorArgs = (usize, usize, u8, Vec<u64>, Py<PyAny>);
 
-/// Queue one operation and return its handle.
+/// Queue one operation and return its handle, for which `wait` will return what `finish` makes of the outputs.
 #[pyfunction]
-#[pyo3(signature = (kind, prefix, name, tensors, op, prescale, postscale, root, splits, process_set, grouped))]
+#[pyo3(signature = (kind, prefix, name, tensors, op, prescale, postscale, root, splits, process_set, grouped, finish=None))]
 #[expect(
     clippy::too_many_arguments,
     reason = "one crossing per operation, no builder objects"
@@ -50,6 +51,7 @@ pub(crate) fn enqueue(
     splits: Option<Vec<i64>>,
     process_set: Option<u32>,
     grouped: bool,
+    finish: Option<Py<PyAny>>,
 ) -> PyResult<u64> {
     let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
     let set = registered(process_set)?;
@@ -76,67 +78,67 @@ pub(crate) fn enqueue(
                 // Tensors without elements may have a null pointer.
                 p => Output::At(std::ptr::with_exposed_provenance_mut(p)),
             };
-            Ok(Tensor {
-                meta: TensorMeta {
-                    dtype,
-                    shape: shape.into(),
-                },
-                input: std::ptr::with_exposed_provenance(input),
-                output,
-                ready: None,
-                owner: Some(Box::new(owner)),
-            })
+            let meta = TensorMeta::new(dtype, shape);
+            let input = std::ptr::with_exposed_provenance(input);
+            // SAFETY: the addresses are of tensors that the adapter keeps alive by their owner, and that nobody is to
+            // touch before the handle has ended, as hvd's users know.
+            let tensor = unsafe { Tensor::new(meta, input, output) };
+            Ok(tensor.kept_by(Arc::new(owner)))
         })
         .collect::<PyResult<Vec<_>>>()?;
     for t in &tensors {
-        let missing = t.input.is_null() || matches!(t.output, Output::At(p) if p.is_null());
-        if missing && t.bytes() != Some(0) {
+        if !t.has_memory() {
             return Err(PyValueError::new_err(format!(
                 "a tensor of shape {:?} has no memory",
-                t.meta.shape
+                t.meta().shape
             )));
         }
     }
-    let submission = Submission {
-        prefix,
-        name,
-        op,
-        set,
-        tensors: tensors.into(),
-        splits,
-    };
+    let kept = finish.map(|finish| Arc::new(Kept::Finish(finish)) as horovod::Kept);
+    let submission = Submission::new(prefix, name, op, set, tensors.into())
+        .with_splits(splits)
+        .keeping(kept);
     engine
         .submit(submission)
         .map(|h| h.0)
         .map_err(|e| operation_error(py, e))
 }
 
-/// The operation that the codes and numbers of a call mean.
+/// The operation that the codes and numbers of a call from Python mean.
 fn operation(kind: u8, op: u8, pre: f64, post: f64, root: i64) -> PyResult<Op> {
-    let reduction = || {
-        ReduceOp::from_code(op)
-            .ok_or_else(|| PyValueError::new_err(format!("Reduction op type {op} not supported.")))
-    };
-    let scale = Scale { pre, post };
-    Ok(match kind {
-        0 => Op::Allreduce {
-            op: reduction()?,
-            scale,
-        },
-        1 => Op::Allgather,
-        2 => Op::Broadcast {
-            root: Rank(u32::try_from(root).unwrap_or(u32::MAX)),
-        },
-        3 => Op::Alltoall,
-        4 => Op::Reducescatter {
-            op: reduction()?,
-            scale,
-        },
-        _ => {
+    let root = match (kind, u32::try_from(root)) {
+        (_, Ok(root)) => root,
+        (BROADCAST, Err(_)) => {
             return Err(PyValueError::new_err(format!(
-                "unknown operation kind {kind}"
+                "broadcast received invalid root rank {root} for provided process set: it is the rank in the \
+                 whole job, from 0"
             )));
         }
+        _ => 0,
+    };
+    operation_of(kind, op, Scale { pre, post }, root)
+        .map_err(|e| PyValueError::new_err(e.to_string()))
+}
+
+/// The operation that these codes mean, of those that have tensors.
+pub(crate) fn operation_of(kind: u8, op: u8, scale: Scale, root: u32) -> Result<Op, Error> {
+    let reduction = || {
+        ReduceOp::from_code(op)
+            .ok_or_else(|| Error::Invalid(format!("Reduction op type {op} not supported.")))
+    };
+    Ok(match kind {
+        ALLREDUCE => Op::Allreduce {
+            op: reduction()?,
+            scale,
+        },
+        ALLGATHER => Op::Allgather,
+        BROADCAST => Op::Broadcast { root: Rank(root) },
+        ALLTOALL => Op::Alltoall,
+        REDUCESCATTER => Op::Reducescatter {
+            op: reduction()?,
+            scale,
+        },
+        _ => return Err(Error::Invalid(format!("unknown operation kind {kind}"))),
     })
 }
 
@@ -154,21 +156,27 @@ fn has_meaning(op: ReduceOp, dtype: DType) -> bool {
 pub(crate) struct PlainTensors {
     readers: Vec<(Py<PyType>, Reader)>,
     lazy: Py<PyAny>,
+    storage: Py<PyAny>,
 }
 
 #[pymethods]
 impl PlainTensors {
     /// `types` exactly, no subclasses; `lazy(tensor)` says of one with at most one element whether its memory does not
-    /// hold the value as it is.
+    /// hold the value as it is. `storage(tensor)` is what keeps a tensor's memory alive when the tensor itself is given
+    /// other memory.
     #[new]
-    fn new(types: Vec<Bound<'_, PyType>>, lazy: Py<PyAny>) -> PyResult<Self> {
+    fn new(types: Vec<Bound<'_, PyType>>, lazy: Py<PyAny>, storage: Py<PyAny>) -> PyResult<Self> {
         let mut readers = Vec::new();
         for class in types {
             if let Some(reader) = Reader::of(&class)? {
                 readers.push((class.unbind(), reader));
             }
         }
-        Ok(Self { readers, lazy })
+        Ok(Self {
+            readers,
+            lazy,
+            storage,
+        })
     }
 
     /// Queue an allreduce or a broadcast of one tensor in place and return its handle.
@@ -191,18 +199,13 @@ impl PlainTensors {
     ) -> PyResult<Option<u64>> {
         let py = tensor.py();
         let op = operation(kind, op, prescale, postscale, root)?;
-        let Some(tensor) = self.read(tensor, &op)? else {
+        let Some((tensor, kept)) = self.read(tensor, &op)? else {
             return Ok(None);
         };
         let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
-        let submission = Submission {
-            prefix,
-            name,
-            op,
-            set: registered(process_set)?,
-            tensors: Tensors::One(tensor),
-            splits: None,
-        };
+        let set = registered(process_set)?;
+        let submission = Submission::new(prefix, name, op, set, Tensors::One(tensor));
+        let submission = submission.keeping(Some(kept));
         engine
             .submit(submission)
             .map(|h| Some(h.0))
@@ -233,18 +236,16 @@ impl PlainTensors {
         engine.submit_together(|queue| {
             for (tensor, name) in tensors.iter().zip(names.iter()) {
                 // Whoever queues it alone learns what is the matter.
-                let (Ok(Some(tensor)), Ok(name)) = (self.read(&tensor, &op), name.extract()) else {
+                let (Ok(Some((tensor, kept))), Ok(name)) =
+                    (self.read(&tensor, &op), name.extract())
+                else {
                     break;
                 };
-                let submission = Submission {
-                    prefix,
-                    name: Some(name),
-                    op: op.clone(),
-                    set,
-                    tensors: Tensors::One(tensor),
-                    splits: None,
+                let tensor = Tensors::One(tensor);
+                let submission = Submission::new(prefix, Some(name), op.clone(), set, tensor);
+                let Ok(handle) = queue(submission.keeping(Some(kept))) else {
+                    break;
                 };
-                let Ok(handle) = queue(submission) else { break };
                 handles.push(handle.0);
             }
         });
@@ -253,11 +254,22 @@ impl PlainTensors {
 }
 
 impl PlainTensors {
+    fn reader(&self, tensor: &Bound<'_, PyAny>) -> Option<Reader> {
+        let class = tensor.get_type_ptr();
+        let mut readers = self.readers.iter();
+        readers
+            .find(|r| r.0.as_ptr().cast() == class)
+            .map(|(_, reader)| *reader)
+    }
+
     /// The tensor as the engine sees it, to work on in place; `None` if it is not one that the core can read, or not
     /// one for this operation.
-    fn read(&self, tensor: &Bound<'_, PyAny>, op: &Op) -> PyResult<Option<Tensor>> {
-        let class = tensor.get_type_ptr();
-        let Some((_, reader)) = self.readers.iter().find(|r| r.0.as_ptr().cast() == class) else {
+    fn read(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        op: &Op,
+    ) -> PyResult<Option<(Tensor, horovod::Kept)>> {
+        let Some(reader) = self.reader(tensor) else {
             return Ok(None);
         };
         let Some((memory, meta)) = reader.read(tensor) else {
@@ -276,64 +288,18 @@ impl PlainTensors {
         {
             return Ok(None);
         }
-        Ok(Some(Tensor {
-            meta,
-            input: memory,
-            output: Output::At(memory),
-            ready: None,
-            owner: Some(Box::new(tensor.clone().unbind())),
-        }))
-    }
-}
-
-fn unknown_handle(handle: u64) -> PyErr {
-    PyValueError::new_err(format!(
-        "Handle {handle} was not created or has been cleared."
-    ))
-}
-
-/// Whether the operation has ended.
-#[pyfunction]
-pub(crate) fn poll(handle: u64) -> PyResult<bool> {
-    let engine = horovod::engine().map_err(|_| unknown_handle(handle))?;
-    engine
-        .poll(Handle(handle))
-        .ok_or_else(|| unknown_handle(handle))
-}
-
-/// Wait for the operation and clear its handle.
-#[pyfunction]
-pub(crate) fn wait(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
-    let engine = horovod::engine().map_err(|_| unknown_handle(handle))?;
-    let mut waited = engine.wait(Handle(handle), Duration::ZERO);
-    loop {
-        match waited {
-            Waited::Unknown => return Err(unknown_handle(handle)),
-            Waited::Ended(Ok(result)) => return to_python(py, result),
-            Waited::Ended(Err(e)) => return Err(interrupt_or(py, operation_error(py, e))),
-            Waited::Pending => py.check_signals()?,
-        }
-        waited = py.detach(|| engine.wait(Handle(handle), SIGNAL_SLICE));
-    }
-}
-
-fn to_python(py: Python<'_>, result: OpResult) -> PyResult<Py<PyAny>> {
-    debug_assert!(matches!(result.completion, Completion::Done));
-    if result.received_splits.is_none() && result.outputs.iter().all(Option::is_none) {
-        return Ok(py.None());
-    }
-    let outputs = PyList::empty(py);
-    for output in result.outputs {
-        match output {
-            None => outputs.append(py.None())?,
-            Some((memory, shape)) => {
-                let buffer = Bound::new(py, Buffer::new(memory)?)?;
-                outputs.append((buffer, PyTuple::new(py, shape.iter())?))?;
-            }
-        }
-    }
-    match result.received_splits {
-        None => Ok(outputs.into_any().unbind()),
-        Some(splits) => Ok((outputs, splits).into_pyobject(py)?.into_any().unbind()),
+        // Not the tensor: a script can give it other memory while the operation is in flight.
+        let Ok(storage) = self.storage.bind(tensor.py()).call1((tensor,)) else {
+            return Ok(None);
+        };
+        let is_empty = meta.shape.contains(&0);
+        let kept = Arc::new(Kept::InPlace(InPlace {
+            tensor: tensor.clone().unbind(),
+            storage: storage.unbind(),
+            written: (!is_empty).then(|| (reader, memory.addr())),
+        }));
+        // SAFETY: what is kept holds the memory, and hvd's users leave a tensor alone until its handle has ended.
+        let tensor = unsafe { Tensor::new(meta, memory, Output::At(memory)) };
+        Ok(Some((tensor.kept_by(kept.clone()), kept)))
     }
 }

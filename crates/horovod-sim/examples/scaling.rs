@@ -381,9 +381,6 @@ fn gradient(number: u32) -> Request {
             scale: Scale::NONE,
         },
         device: Device::Cpu,
-        tensors: vec![TensorMeta {
-            dtype: DType::F32,
-            shape: [16, 16].into(),
-        }],
+        tensors: vec![TensorMeta::new(DType::F32, [16, 16])],
     }
 }

@@ -5,8 +5,8 @@ use crate::rng::Rng;
 use crate::trace::{Digest, End, Event, Trace};
 use horovod_protocol::{
     Aggregator, AggregatorAction, AggregatorConfig, Coordinator, CoordinatorAction, EntryId,
-    PeerLost, Rank, Submission, Ticket, Time, ToCoordinator, ToWorker, Tree, Worker, WorkerAction,
-    WorkerConfig,
+    LossCause, PeerLost, Rank, Submission, Ticket, Time, ToCoordinator, ToWorker, Tree, Worker,
+    WorkerAction, WorkerConfig,
 };
 use std::collections::BTreeMap;
 
@@ -212,15 +212,14 @@ impl<'a> Cluster<'a> {
                 item => (&[from][..], item),
             };
             if *item == Submission::Join {
-                let at = self.now;
-                let joined = ranks
-                    .iter()
-                    .map(|rank| Event::JoinArrived { at, rank: *rank });
+                let joined = ranks.iter().copied().map(Event::JoinArrived);
                 self.trace.events.extend(joined);
             }
         }
         self.trace.root_messages += 1;
-        self.coordinator.handle_message(now, from, &message);
+        // A driver reads its clock once a turn, so what arrives meanwhile has one time.
+        let turn = Time(self.now - self.now % self.plan.delays.typical.max(1));
+        self.coordinator.handle_message(turn, from, &message);
         if later {
             self.after(self.plan.delays.typical, Happening::PollCoordinator);
         } else {
@@ -295,7 +294,7 @@ impl<'a> Cluster<'a> {
         let lost = PeerLost {
             rank,
             host: "h1".into(),
-            cause: "killed by signal 9".into(),
+            cause: LossCause::Ended("killed by signal 9".into()),
         };
         // Only some notice by themselves, unless the coordinator died; the others are told.
         for other in (0..self.plan.size).map(Rank) {
@@ -415,7 +414,7 @@ impl<'a> Cluster<'a> {
                 self.nodes[rank.index()].over = true;
             }
             WorkerAction::Abort(lost) => {
-                if lost.cause.contains("broke the protocol") {
+                if matches!(lost.cause, LossCause::BrokeProtocol(_)) {
                     self.trace.events.push(Event::Accused(lost.to_string()));
                 }
                 self.nodes[rank.index()].over = true;

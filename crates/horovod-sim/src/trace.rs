@@ -68,13 +68,8 @@ pub enum Event {
         /// What.
         values: Vec<u64>,
     },
-    /// A join reached the coordinator.
-    JoinArrived {
-        /// When.
-        at: u64,
-        /// Whose.
-        rank: Rank,
-    },
+    /// A join of this rank reached the coordinator.
+    JoinArrived(Rank),
     /// The coordinator found stragglers.
     Stalled(StallReport),
     /// The state machines accused a rank of breaking the protocol.

@@ -41,7 +41,7 @@ fn a_known_barrier_and_another_operation_of_its_name_are_told_apart() {
         let ids = [job.submit(0, barrier()), job.submit(1, sum())];
         job.settle();
         for (rank, id) in ids.into_iter().enumerate() {
-            let error = job.error(rank, id).message;
+            let error = job.error(rank, id).to_string();
             assert!(
                 error.starts_with("Mismatched operations: One rank did"),
                 "{error}"

@@ -69,7 +69,7 @@ fn local_mistakes_have_horovods_texts_and_queue_nothing() {
         ),
     ] {
         let error = job.try_submit(0, request).unwrap_err();
-        assert_eq!((error.kind, &*error.message), (kind, text));
+        assert_eq!((error.kind(), &*error.to_string()), (kind, text));
     }
     job.drain();
     assert!(job.up.iter().all(|link| link.is_empty()));
@@ -142,10 +142,10 @@ fn a_long_stall_shuts_the_job_down_and_says_so() {
         "{text}"
     );
     let error = job.error(0, id);
-    assert_eq!(error.kind, OpErrorKind::Shutdown);
+    assert_eq!(error.kind(), OpErrorKind::Shutdown);
     assert!(
         error
-            .message
+            .to_string()
             .contains("rank 1 was stalled: x waited for it too long."),
         "{error}"
     );
@@ -166,7 +166,22 @@ fn what_is_late_is_listed_and_giving_up_ends_everything_with_its_own_kind_of_err
     let a = job.submit(0, sum("a", &[1]));
     let b = job.submit(1, sum("b", &[1]));
     job.settle();
-    assert_eq!(job.coordinator.late(Time(0), Time(0)).len(), 2);
+    // Before and after they are kept rank by rank.
+    for _ in 0..2 {
+        for (ranks, lacks) in [
+            (&[0][..], true),
+            (&[1], true),
+            (&[2, 7], true),
+            (&[7], false),
+            (&[], false),
+        ] {
+            let ranks: Vec<Rank> = ranks.iter().copied().map(Rank).collect();
+            assert_eq!(job.coordinator.lacks_any(ranks.clone()), lacks, "{ranks:?}");
+        }
+        assert_eq!(job.coordinator.late(Time(0), Time(0)).len(), 2);
+    }
+    assert!(job.workers[0].is_pending(ProcessSetId::GLOBAL, "a"));
+    assert!(!job.workers[1].is_pending(ProcessSetId::GLOBAL, "a"));
     let late = job.coordinator.late(Time(7), Time(0));
     let told: Vec<_> = late
         .iter()
@@ -184,13 +199,31 @@ fn what_is_late_is_listed_and_giving_up_ends_everything_with_its_own_kind_of_err
     for (rank, id) in [(0, a), (1, b)] {
         let error = job.error(rank, id);
         assert_eq!(
-            (error.kind, &*error.message),
+            (error.kind(), &*error.to_string()),
             (OpErrorKind::Stalled, "a circle")
         );
     }
     let refused = job.try_submit(2, sum("c", &[1])).unwrap_err();
-    assert_eq!(refused.kind, OpErrorKind::Stalled);
+    assert_eq!(refused.kind(), OpErrorKind::Stalled);
     assert_eq!(job.coordinator.late(Time(9), Time(9)), []);
+}
+
+#[test]
+fn a_later_request_of_the_same_name_is_another() {
+    let mut job = Job::new(2);
+    let numbers: Vec<u64> = (0..3)
+        .map(|_| {
+            job.submit(0, sum("a", &[1]));
+            job.settle();
+            let before = job.coordinator.incomplete(Time(0), Time(0));
+            assert_eq!(job.coordinator.incomplete(Time(0), Time(0)), before);
+            job.submit(1, sum("a", &[1]));
+            job.settle();
+            assert!(!job.coordinator.lacks_any([Rank(0), Rank(1)]));
+            before[0].0
+        })
+        .collect();
+    assert!(numbers[0] < numbers[1] && numbers[1] < numbers[2]);
 }
 
 #[test]
@@ -213,7 +246,7 @@ fn a_shutdown_ends_what_waits_names_its_rank_and_keeps_what_was_agreed() {
     let joined = job.submit(0, join());
     job.workers[2].shutdown();
     let refused = job.try_submit(2, sum("late", &[1])).unwrap_err();
-    assert_eq!(refused.kind, OpErrorKind::Shutdown);
+    assert_eq!(refused.kind(), OpErrorKind::Shutdown);
     job.settle();
     for rank in 0..3 {
         assert_eq!(job.ran(rank), [["agreed"]]);
@@ -225,11 +258,14 @@ fn a_shutdown_ends_what_waits_names_its_rank_and_keeps_what_was_agreed() {
     }
     for id in [waiting, joined] {
         let error = job.error(0, id);
-        assert_eq!(error.kind, OpErrorKind::Shutdown);
-        assert!(error.message.starts_with(SHUTDOWN_TEXT) && error.message.ends_with("by rank 2."));
+        assert_eq!(error.kind(), OpErrorKind::Shutdown);
+        assert!(
+            error.to_string().starts_with(SHUTDOWN_TEXT)
+                && error.to_string().contains(": rank 2 called hvd.shutdown()")
+        );
     }
     assert_eq!(
-        job.try_submit(1, sum("late", &[1])).unwrap_err().kind,
+        job.try_submit(1, sum("late", &[1])).unwrap_err().kind(),
         OpErrorKind::Shutdown
     );
 }
@@ -257,11 +293,11 @@ fn a_rank_that_is_gone_while_stopping_only_ends_the_wait() {
     let lost = PeerLost {
         rank: Rank(1),
         host: "h".into(),
-        cause: "closed".into(),
+        cause: LossCause::Ended("closed".into()),
     };
     job.workers[0].handle_peer_lost(lost);
     job.drain();
-    assert_eq!(job.error(0, waiting).kind, OpErrorKind::Shutdown);
+    assert_eq!(job.error(0, waiting).kind(), OpErrorKind::Shutdown);
     assert!(matches!(
         job.done[0].last(),
         Some(WorkerAction::ShutDown { by: Rank(0), .. })
@@ -278,15 +314,17 @@ fn a_lost_rank_fails_everything_everywhere_with_its_name_host_and_cause() {
     let lost = PeerLost {
         rank: Rank(2),
         host: "h1".into(),
-        cause: "killed by signal 9".into(),
+        cause: LossCause::Ended("killed by signal 9".into()),
     };
     job.coordinator.handle_peer_lost(Time(0), lost);
     job.settle();
     for (rank, id) in ids.into_iter().enumerate() {
         let error = job.error(rank, id);
-        assert_eq!(error.kind, OpErrorKind::PeerLost);
+        assert_eq!(error.kind(), OpErrorKind::PeerLost);
         assert!(
-            error.message.ends_with("rank 2 on h1: killed by signal 9"),
+            error
+                .to_string()
+                .ends_with("rank 2 on h1: killed by signal 9"),
             "{error}"
         );
         assert!(matches!(
@@ -304,7 +342,7 @@ fn messages_of_another_generation_are_ignored() {
     let old = ToCoordinator {
         generation: Generation(2),
         seen: 0,
-        items: vec![Submission::Shutdown],
+        items: vec![Submission::Shutdown(Leaving::Asked)],
     };
     job.coordinator.handle_message(Time(0), Rank(0), &old);
     job.settle();
@@ -388,8 +426,8 @@ fn a_rank_that_breaks_the_rules_ends_the_generation_under_its_name() {
             panic!("{message:?}: {:?}", job.notes)
         };
         assert_eq!(lost.rank, Rank(1));
-        assert!(lost.cause.contains(text), "{message:?}: {lost}");
-        assert_eq!(job.error(0, id).kind, OpErrorKind::PeerLost);
+        assert!(lost.cause.to_string().contains(text), "{message:?}: {lost}");
+        assert_eq!(job.error(0, id).kind(), OpErrorKind::PeerLost);
     }
 }
 

@@ -235,8 +235,11 @@ fn a_known_name_that_one_rank_uses_otherwise_fails_everywhere_at_once() {
     job.settle();
     for (rank, id) in (0..).zip(ids) {
         let error = job.error(rank, id);
-        assert!(error.message.starts_with("Mismatched ALLREDUCE"), "{error}");
-        assert!(error.message.contains("rank 9"), "{error}");
+        assert!(
+            error.to_string().starts_with("Mismatched ALLREDUCE"),
+            "{error}"
+        );
+        assert!(error.to_string().contains("rank 9"), "{error}");
     }
     job.submit_all(&sum("x", &[1]));
     job.settle();
@@ -293,7 +296,7 @@ fn everybody_learns_of_a_loss_that_only_an_aggregator_saw() {
     let lost = PeerLost {
         rank: Rank(9),
         host: "h4".into(),
-        cause: "killed by signal 9".into(),
+        cause: LossCause::Ended("killed by signal 9".into()),
     };
     if let Some(aggregator) = &mut job.aggregators[8] {
         aggregator.handle_peer_lost(Time(0), &lost);
@@ -305,7 +308,7 @@ fn everybody_learns_of_a_loss_that_only_an_aggregator_saw() {
     }
     assert!(
         job.error(11, id)
-            .message
+            .to_string()
             .ends_with("rank 9 on h4: killed by signal 9")
     );
 }
@@ -316,7 +319,7 @@ fn a_rank_that_cannot_go_on_tells_everybody_why() {
     let lost = PeerLost {
         rank: Rank(9),
         host: "h4".into(),
-        cause: "out of memory".into(),
+        cause: LossCause::Ended("out of memory".into()),
     };
     job.workers[9].report_lost(lost.clone());
     job.settle();

@@ -30,7 +30,7 @@ fn main() {
         return second(&mut mesh);
     }
     let bind = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
-    for kind in ["shm", "tcp", "sealed"] {
+    for kind in ["shm", "tcp", "checked", "sealed"] {
         let key = JobKey::random().unwrap();
         let server = Server::start(ServerConfig::new(bind.clone(), key.clone(), 2)).unwrap();
         let at = server.addrs()[0];
@@ -54,6 +54,11 @@ fn join(rank: u32, at: SocketAddr, key: JobKey, kind: &str) -> Mesh {
     let mut config = MeshConfig::new(Rank(rank), 2, key, vec![at]);
     config.shm = kind == "shm";
     config.encrypt = kind == "sealed";
+    config.checksums = kind == "checked";
+    if kind != "shm" {
+        // What travels between hosts: another name for each rank makes two of this one.
+        config.hostname = format!("measure{rank}");
+    }
     connect(&config).unwrap()
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use horovod_protocol::{PeerLost, Rank, Time};
+use horovod_protocol::{LossCause, PeerLost, Rank, Time};
 
 use crate::{
     framing::{FrameQueue, FrameReader, Incoming},
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Longest control frame in bytes.
-pub const CONTROL_FRAME_MAX: usize = 16 << 20;
+pub const CONTROL_FRAME_MAX: usize = horovod_protocol::MESSAGE_BYTES_MAX;
 /// Most bytes that may wait for one peer.
 pub const CONTROL_QUEUE_MAX: usize = 64 << 20;
 /// Longest memory of a message that is kept for the next.
@@ -64,6 +64,14 @@ pub enum ControlEvent {
         /// For how long.
         silence: Duration,
     },
+    /// What came from a neighbour is not what it sent, though the connection works: neither rank is at fault. Nothing
+    /// more is heard from there; what is sent there may still arrive.
+    Altered {
+        /// Who sent it.
+        rank: Rank,
+        /// How that was seen.
+        what: Arc<str>,
+    },
     /// The launcher reports a death.
     Notice(PeerLost),
     /// The launcher of an elastic job announces a change of its members.
@@ -89,6 +97,8 @@ pub(crate) struct Peer {
     /// Something came from it since [`Watch::look`] last asked.
     spoke: bool,
     ended: bool,
+    /// What it says is not read any more.
+    deaf: bool,
 }
 
 impl Peer {
@@ -101,6 +111,7 @@ impl Peer {
             queue,
             spoke: false,
             ended: false,
+            deaf: false,
         }
     }
 
@@ -113,6 +124,9 @@ impl Peer {
     }
 
     fn next(&mut self, spare: &mut Vec<u8>) -> Result<Option<Incoming>, LinkError> {
+        if self.deaf {
+            return Ok(None);
+        }
         loop {
             match self.reader.pop(spare) {
                 Ok(None) => {}
@@ -165,7 +179,7 @@ fn lost(name: &PeerName, cause: String) -> ControlEvent {
     ControlEvent::Lost(PeerLost {
         rank: name.rank,
         host: name.host.to_string(),
-        cause,
+        cause: LossCause::Connection(cause),
     })
 }
 
@@ -430,6 +444,11 @@ impl Control {
                     Ok(_) => continue,
                     Err(e) => lost(&peer.name, cause_of(&e)),
                 },
+                Err(LinkError::Altered { rank, what, .. }) => {
+                    peer.deaf = true;
+                    self.end(rank, ControlEvent::Altered { rank, what });
+                    continue;
+                }
                 Err(e) => lost(&peer.name, cause_of(&e)),
             };
             peer.ended = true;

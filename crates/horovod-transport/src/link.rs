@@ -40,6 +40,17 @@ pub enum LinkError {
         /// What was wrong.
         what: &'static str,
     },
+    /// What arrived is not what the peer sent, though the connection works: a network card, cable or switch between
+    /// them is at fault, and neither rank.
+    #[error("what came from {rank} on {host} was changed on the way: {what}")]
+    Altered {
+        /// Whose bytes they were.
+        rank: Rank,
+        /// Where it runs.
+        host: Arc<str>,
+        /// How that was seen.
+        what: Arc<str>,
+    },
     /// The peer does not read; its queue of unsent frames reached its limit.
     #[error(
         "{rank} on {host} does not read: {queued} bytes are queued for it, at most {limit} may"
@@ -78,6 +89,7 @@ impl LinkError {
         match self {
             Self::Lost { rank, .. }
             | Self::Corrupt { rank, .. }
+            | Self::Altered { rank, .. }
             | Self::Stuffed { rank, .. }
             | Self::FrameTooLong { rank, .. }
             | Self::NoLink { rank } => *rank,
@@ -110,6 +122,14 @@ impl PeerName {
             rank: self.rank,
             host: self.host.clone(),
             cause: cause.into(),
+        }
+    }
+
+    pub(crate) fn altered(&self, what: Arc<str>) -> LinkError {
+        LinkError::Altered {
+            rank: self.rank,
+            host: self.host.clone(),
+            what,
         }
     }
 

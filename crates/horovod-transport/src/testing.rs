@@ -27,7 +27,12 @@
 pub mod parsers;
 pub use crate::rendezvous::harness::{Done, Door, Heard, Saying};
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream},
+    sync::Arc,
+    time::Duration,
+};
 
 use horovod_protocol::{Generation, Rank, Tree};
 
@@ -66,6 +71,19 @@ pub struct Cluster {
     connections: u8,
     fan_out: u32,
     heartbeat: Option<Duration>,
+    checksums: bool,
+    flip: Option<Flip>,
+}
+
+/// A bit that is changed on the way.
+#[derive(Clone, Copy, Debug)]
+pub struct Flip {
+    /// From which rank to which.
+    pub way: [usize; 2],
+    /// Of the bytes for control, or of those of each connection for data.
+    pub control: bool,
+    /// Which bit of all that travels there, the checksums included.
+    pub bit: u64,
 }
 
 impl Cluster {
@@ -80,6 +98,8 @@ impl Cluster {
             connections: 1,
             fan_out: FAN_OUT,
             heartbeat: None,
+            checksums: true,
+            flip: None,
         }
     }
 
@@ -120,6 +140,18 @@ impl Cluster {
         self
     }
 
+    /// Whether what travels between hosts has checksums (default as in a real job: it has).
+    pub fn checksums(mut self, on: bool) -> Self {
+        self.checksums = on;
+        self
+    }
+
+    /// Changes a bit on the way between two hosts.
+    pub fn flip(mut self, flip: Flip) -> Self {
+        self.flip = Some(flip);
+        self
+    }
+
     /// Makes data links move at most `most` bytes per call.
     pub fn drip(mut self, most: usize) -> Self {
         self.drip = Some(most);
@@ -150,6 +182,7 @@ impl Cluster {
                 settings: Vec::new(),
                 congestion: Congestion::Auto,
                 heartbeat: self.heartbeat,
+                checksums: self.checksums,
                 seat: None,
             })
             .collect();
@@ -197,18 +230,41 @@ impl Cluster {
                     continue;
                 }
                 for lane in 0..self.connections {
-                    let (a, b) = tcp_pair();
+                    let (a, b) = self.way([low, high], false);
                     parts[low].data.push((Rank(high as u32), lane, a));
                     parts[high].data.push((Rank(low as u32), lane, b));
                 }
                 let [l, h] = [low, high].map(|rank| Rank(rank as u32));
                 if parts[0].tree.parent(h) == Some(l) {
-                    let (a, b) = tcp_pair();
+                    let (a, b) = self.way([low, high], true);
                     parts[low].control.push((Rank(high as u32), a));
                     parts[high].control.push((Rank(low as u32), b));
                 }
             }
         }
+    }
+
+    /// A connection, with somebody in between who changes a bit if that is wanted here.
+    fn way(&self, [low, high]: [usize; 2], control: bool) -> (Stream, Stream) {
+        let Some(flip) = self.flip.filter(|flip| {
+            let same = flip.way == [low, high] || flip.way == [high, low];
+            same && flip.control == control
+        }) else {
+            let (a, b) = tcp_pair();
+            return (stream(a), stream(b));
+        };
+        let ((a, to_a), (b, to_b)) = (tcp_pair(), tcp_pair());
+        let clone = |socket: &TcpStream| socket.try_clone().expect("a descriptor");
+        let upwards = (flip.way == [low, high]).then_some(flip.bit);
+        let downwards = (flip.way == [high, low]).then_some(flip.bit);
+        let ways = [
+            (clone(&to_a), clone(&to_b), upwards),
+            (to_b, to_a, downwards),
+        ];
+        for (from, to, bit) in ways {
+            std::thread::spawn(move || pass_on(from, to, bit));
+        }
+        (stream(a), stream(b))
     }
 
     fn finish(&self, parts: Parts) -> Mesh {
@@ -220,19 +276,64 @@ impl Cluster {
     }
 }
 
+/// An address on the loopback that refuses connections as long as this exists: its port is taken, so no other
+/// process can get it, but nobody listens there.
+#[derive(Debug)]
+pub struct Refusing {
+    /// The address.
+    pub at: SocketAddr,
+    _taken: Fd,
+}
+
+impl Refusing {
+    /// Takes any port.
+    #[expect(clippy::new_without_default, reason = "it takes a port")]
+    pub fn new() -> Self {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let (_taken, at) = net::tcp_bind(any).expect("a port");
+        Self { at, _taken }
+    }
+}
+
 /// Two connected TCP sockets; who connected to whom is known, so nobody needs to prove anything.
-fn tcp_pair() -> (Stream, Stream) {
+fn tcp_pair() -> (TcpStream, TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("its address");
-    let own = |socket: std::net::TcpStream| {
-        socket.set_nonblocking(true).expect("non-blocking");
-        socket.set_nodelay(true).expect("no delay");
-        let fd = Fd::open(|| Ok::<_, std::io::Error>(socket.into())).expect("a socket");
-        Stream::authenticated(Arc::new(fd), None)
-    };
-    let one = std::net::TcpStream::connect(address).expect("a connection");
-    let (other, _) = listener.accept().expect("a connection");
-    (own(one), own(other))
+    let one = TcpStream::connect(address).expect("a connection");
+    let own = one.local_addr().expect("its address");
+    // Whoever still looks for the port's last owner may come first.
+    loop {
+        let (other, from) = listener.accept().expect("a connection");
+        if from == own {
+            return (one, other);
+        }
+    }
+}
+
+fn stream(socket: TcpStream) -> Stream {
+    socket.set_nonblocking(true).expect("non-blocking");
+    socket.set_nodelay(true).expect("no delay");
+    let fd = Fd::open(|| Ok::<_, std::io::Error>(socket.into())).expect("a socket");
+    Stream::authenticated(Arc::new(fd), None)
+}
+
+/// Passes everything on until the end, with one bit of it changed.
+fn pass_on(mut from: TcpStream, mut to: TcpStream, bit: Option<u64>) {
+    let (mut buf, mut at) = (vec![0; 64 << 10], 0);
+    while let Ok(n @ 1..) = from.read(&mut buf) {
+        let of_these = bit.and_then(|bit| (bit / 8).checked_sub(at).map(|byte| (byte, bit % 8)));
+        let place = of_these.and_then(|(byte, bit)| Some((usize::try_from(byte).ok()?, bit)));
+        if let Some((byte, bit)) = place.filter(|(byte, _)| *byte < n) {
+            buf[byte] ^= 1 << bit;
+        }
+        at += n as u64;
+        if to.write_all(&buf[..n]).is_err() {
+            break;
+        }
+    }
+    // Whoever is at either end learns of the end of the other.
+    let _ = to.shutdown(Shutdown::Write);
+    let _ = from.shutdown(Shutdown::Read);
 }
 
 /// A link that moves little at a time.

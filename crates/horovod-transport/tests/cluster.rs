@@ -183,7 +183,7 @@ fn a_vanished_peer_is_reported_once_after_its_last_frame() {
             ControlEvent::Lost(lost) => {
                 assert_eq!(lost.rank, Rank(1), "{kind}");
                 assert!(
-                    lost.host.starts_with("host") && !lost.cause.is_empty(),
+                    lost.host.starts_with("host") && !lost.cause.to_string().is_empty(),
                     "{lost:?}"
                 );
             }

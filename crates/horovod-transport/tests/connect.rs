@@ -13,10 +13,11 @@ use std::{
 };
 
 use common::{PATIENCE, Rig, on_all, rigs};
-use horovod_protocol::{Generation, Rank};
+use horovod_protocol::{Generation, LossCause, Rank};
 use horovod_transport::{
     ConnectError, ControlEvent, JobKey, Mesh, MeshConfig, connect,
     rendezvous::{Server, ServerConfig, ServerEvent},
+    testing::Refusing,
 };
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -313,19 +314,15 @@ fn a_second_process_for_a_rank_is_refused() {
 #[test]
 fn an_address_that_leads_nowhere_is_skipped_or_named() {
     let job = Job::new(1);
-    // Bound and closed again: nobody listens there.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let refusing = Refusing::new();
     let mut config = job.config(0);
-    config.rendezvous.insert(0, closed);
+    config.rendezvous.insert(0, refusing.at);
     connect(&config).unwrap();
-    config.rendezvous = vec![closed];
+    config.rendezvous = vec![refusing.at];
     config.timeout = Duration::from_millis(300);
     let error = connect(&config).unwrap_err().to_string();
     assert!(
-        error.contains(&closed.to_string()) && error.contains("refused"),
+        error.contains(&format!("{}: Connection refused", refusing.at)),
         "{error}"
     );
 }
@@ -397,7 +394,7 @@ fn the_launchers_notice_reaches_every_rank() {
         match rig.event() {
             ControlEvent::Notice(lost) => {
                 assert_eq!((lost.rank, lost.host.as_str()), (Rank(2), "h1"));
-                assert_eq!(lost.cause, "killed by signal 9");
+                assert_eq!(lost.cause, LossCause::Ended("killed by signal 9".into()));
             }
             other => panic!("{other:?}"),
         }

@@ -104,7 +104,7 @@ fn the_launcher_says_who_takes_part_and_all_hear_of_changes() {
     job.server.report_death(Rank(9), "h1", "signal 9");
     match rigs[1].event() {
         ControlEvent::Notice(lost) => {
-            assert_eq!((lost.rank, &*lost.cause), (Rank(0), "signal 9"));
+            assert_eq!((lost.rank, &*lost.cause.to_string()), (Rank(0), "signal 9"));
         }
         other => panic!("{other:?}"),
     }

@@ -82,34 +82,33 @@ impl Rank {
             .map(|(name, data)| {
                 data[0] = value;
                 let memory = data.as_mut_ptr().cast::<u8>();
-                let tensor = Tensor {
-                    meta: TensorMeta {
-                        dtype: DType::F32,
-                        shape: [ELEMENTS as u64].into(),
-                    },
-                    input: memory,
-                    output: Output::At(memory),
-                    ready: None,
-                    owner: None,
+                let tensor = {
+                    // SAFETY: the memory outlives the operation, and nobody else touches it.
+                    unsafe {
+                        Tensor::new(
+                            TensorMeta::new(DType::F32, [ELEMENTS as u64]),
+                            memory,
+                            Output::At(memory),
+                        )
+                    }
                 };
                 self.engine
-                    .submit(Submission {
-                        prefix: "bench",
-                        name: Some(name),
-                        op: Op::Allreduce {
+                    .submit(Submission::new(
+                        "bench",
+                        Some(name),
+                        Op::Allreduce {
                             op: ReduceOp::Sum,
                             scale: Scale::NONE,
                         },
-                        set: ProcessSetId::GLOBAL,
-                        tensors: tensor.into(),
-                        splits: None,
-                    })
+                        ProcessSetId::GLOBAL,
+                        tensor.into(),
+                    ))
                     .expect("accepted")
             })
             .collect();
         for handle in handles {
             match self.engine.wait(handle, LIMIT) {
-                Waited::Ended(result) => drop(result.expect("succeeds")),
+                Waited::Ended { result, .. } => drop(result.expect("succeeds")),
                 other => panic!("{other:?}"),
             }
         }

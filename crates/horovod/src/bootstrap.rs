@@ -313,7 +313,8 @@ fn cannot_meet(config: &Config) -> String {
     format!(
         "this is rank {} of {} started by {by}, and the ranks cannot find each other safely: set, on all of them, \
          either HOROVOD_RENDEZVOUS_DIR to a folder that all hosts share (rank 0 leaves its address and a fresh key \
-         in a file there that only you can read), or {address}{and}{key}. `horovodrun` needs none of this",
+         in a file there that only you can read), or {address}{and}{key}. `horovodrun` needs none of this. \
+         HOROVOD_SIZE=1 makes every process train alone",
         config.rank, config.size
     )
 }

@@ -44,14 +44,23 @@ fn layout(capacity: usize) -> Layout {
     }
 }
 
-/// One writable block of host memory that returns to its pool when dropped.
+/// One writable block of memory: of a pool, to which it returns when dropped, or of a submission's allocator.
 #[derive(Debug)]
 pub struct Buffer {
-    block: Option<Block>,
+    backing: Backing,
     len: usize,
-    pool: Weak<BufferPool>,
 }
 
+#[derive(Debug)]
+enum Backing {
+    Empty,
+    Pooled(Option<Block>, Weak<BufferPool>),
+    /// Whoever allocated it gives it back.
+    Lent(NonNull<u8>),
+}
+
+// SAFETY: a block has a single owner, and what an allocator lends is the operation's alone, as its contract demands.
+unsafe impl Send for Backing {}
 // SAFETY: the memory is only reached through raw pointers whose users order their own accesses.
 unsafe impl Sync for Buffer {}
 
@@ -59,20 +68,14 @@ impl BufferPool {
     /// `len` bytes of uninitialised memory; `None` when there is no such memory. Zero length holds no memory.
     pub fn take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
         if len == 0 {
-            return Some(Buffer {
-                block: None,
-                len,
-                pool: Arc::downgrade(self),
-            });
+            let backing = Backing::Empty;
+            return Some(Buffer { backing, len });
         }
         // Rounding to pages lets slightly different sizes share blocks.
         let capacity = len.checked_next_multiple_of(if len > 65536 { 4096 } else { ALIGN })?;
         let block = self.reuse(capacity).or_else(|| allocate(capacity))?;
-        Some(Buffer {
-            block: Some(block),
-            len,
-            pool: Arc::downgrade(self),
-        })
+        let backing = Backing::Pooled(Some(block), Arc::downgrade(self));
+        Some(Buffer { backing, len })
     }
 
     fn reuse(&self, capacity: usize) -> Option<Block> {
@@ -105,11 +108,23 @@ fn allocate(capacity: usize) -> Option<Block> {
 }
 
 impl Buffer {
-    /// Start of the memory; aligned and non-null also when empty.
+    /// Backing of a submission's allocator; `None` if it has given none for a result with bytes.
+    pub(crate) fn lent(memory: *mut u8, len: usize) -> Option<Self> {
+        let backing = match NonNull::new(memory) {
+            Some(memory) => Backing::Lent(memory),
+            None if len == 0 => Backing::Empty,
+            None => return None,
+        };
+        Some(Self { backing, len })
+    }
+
+    /// Start of the memory; non-null also when empty, and aligned to a cache line unless an allocator gave it.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        self.block
-            .as_ref()
-            .map_or(std::ptr::without_provenance_mut(ALIGN), |b| b.ptr.as_ptr())
+        match &self.backing {
+            Backing::Pooled(Some(block), _) => block.ptr.as_ptr(),
+            Backing::Lent(memory) => memory.as_ptr(),
+            Backing::Pooled(None, _) | Backing::Empty => std::ptr::without_provenance_mut(ALIGN),
+        }
     }
 
     /// Length in bytes.
@@ -125,7 +140,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let (Some(block), Some(pool)) = (self.block.take(), self.pool.upgrade()) {
+        if let Backing::Pooled(block, pool) = &mut self.backing
+            && let (Some(block), Some(pool)) = (block.take(), pool.upgrade())
+        {
             pool.give_back(block);
         }
     }

@@ -2,7 +2,9 @@
 
 mod algorithms;
 mod autotune;
+mod consistency;
 mod elastic;
+mod hints;
 mod log;
 mod reader;
 mod scheduler;
@@ -17,13 +19,17 @@ use horovod_transport::Congestion;
 pub use crate::bootstrap::Settings as MeetingSettings;
 use crate::error::Error;
 use crate::timeline::TimelineSetting;
-pub use algorithms::Algorithms;
+pub use algorithms::{Algorithms, JoinAverage};
 pub use autotune::AutotuneSettings;
+pub use consistency::ConsistencySettings;
 pub use elastic::is_elastic;
 pub use log::LogSettings;
 use reader::Reader;
 pub use scheduler::Started;
 pub use table::{SETTINGS, Setting, unknown_settings};
+
+/// What tells libraries of linear algebra how many threads to use.
+const THREADS: &[&str] = &["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
 
 fn fan_out(r: &Reader<'_>) -> Result<u32, Error> {
     const NAME: &str = "HOROVOD_CONTROL_FAN_OUT";
@@ -78,6 +84,8 @@ pub struct Config {
     pub meeting: MeetingSettings,
     /// The scheduler that started this process as one of several, if it was none of ours.
     pub started: Option<Started>,
+    /// How many threads libraries use is told by the environment.
+    pub threads_set: bool,
     pub interfaces: Vec<String>,
     pub connect_timeout: Duration,
     pub fusion_threshold: u64,
@@ -90,6 +98,7 @@ pub struct Config {
     pub stall_diagnosis: Option<Duration>,
     pub stall_report: Option<PathBuf>,
     pub deadlock_error: bool,
+    pub consistency: ConsistencySettings,
     pub dynamic_process_sets: bool,
     pub shm: bool,
     pub shm_bytes_per_rank: usize,
@@ -98,6 +107,7 @@ pub struct Config {
     /// `None`: never.
     pub heartbeat: Option<Duration>,
     pub encrypt: bool,
+    pub checksums: bool,
     pub timeline: Option<TimelineSetting>,
     pub timeline_mark_cycles: bool,
     pub algorithms: Algorithms,
@@ -205,6 +215,7 @@ impl Config {
                     .map_or_else(|| "/tmp".into(), PathBuf::from),
             },
             started,
+            threads_set: THREADS.iter().any(|name| r.text(name).is_some()),
             interfaces: r.list("HOROVOD_GLOO_IFACE"),
             connect_timeout: Duration::from_secs_f64(
                 r.not_negative("HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0)?
@@ -221,6 +232,7 @@ impl Config {
             stall_diagnosis: (is_stall_checked && !diagnosis.is_zero()).then_some(diagnosis),
             stall_report: r.text("HOROVOD_STALL_REPORT").map(PathBuf::from),
             deadlock_error: r.flag("HOROVOD_DEADLOCK_ERROR", true)?,
+            consistency: ConsistencySettings::read(&r)?,
             dynamic_process_sets: r.flag("HOROVOD_DYNAMIC_PROCESS_SETS", false)?,
             shm: r.flag("HOROVOD_SHM", true)?,
             shm_bytes_per_rank,
@@ -230,6 +242,7 @@ impl Config {
             control_fan_out: fan_out(&r)?,
             heartbeat: heartbeat(&r)?,
             encrypt: r.flag("HOROVOD_ENCRYPT", false)?,
+            checksums: r.flag("HOROVOD_DATA_CHECKSUM", true)?,
             timeline: r.text("HOROVOD_TIMELINE").map(|v| match v.as_str() {
                 "DYNAMIC" => TimelineSetting::Dynamic,
                 path => TimelineSetting::File(path.into()),

@@ -1,6 +1,9 @@
 //! The public error of the runtime.
 
-/// What an operation or init can end with; the bindings map each variant to one Python exception.
+use horovod_protocol::{OpError, OpErrorKind, PeerLost, Rank, Refusal, StopReason};
+
+/// What an operation or init can end with, as data; what users read is its `Display`. The bindings map it to Python
+/// exceptions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,10 +22,99 @@ pub enum Error {
     /// The caller's arguments are wrong; nothing was sent.
     #[error("{0}")]
     Invalid(String),
-    /// The ranks wait for each other and none can ever go on; the text is the whole report.
+    /// This rank still has an operation of this name under way; nothing was sent.
+    #[error("{}", OpError::DuplicateName { name: name.clone() })]
+    DuplicateName {
+        /// Full key, e.g. `allreduce.fc1.weight`.
+        name: String,
+    },
+    /// The ranks disagree, or agree on what cannot be done. All members get this, and the job goes on.
     #[error("{0}")]
-    Stalled(String),
-    /// The collective failed on all its members: ranks disagree, a peer was lost, the job was shut down.
+    Refused(Box<Refusal>),
+    /// The process set of the operation was removed while it waited.
+    #[error("{}", OpError::SetRemoved)]
+    SetRemoved,
+    /// This process has left the job.
+    #[error("Horovod has been shut down.")]
+    Closed,
+    /// The job has stopped in good order, or because its ranks wait for each other in a circle.
+    #[error("{}", OpError::Stopped { by: *by, why: why.clone() })]
+    Stopped {
+        /// The rank that asked for it or is to blame.
+        by: Rank,
+        /// Why.
+        why: StopReason,
+    },
+    /// A rank was lost, or data are altered on the way to one: this generation is over.
+    #[error("{}", OpError::Lost(.0.clone()))]
+    Lost(Box<PeerLost>),
+    /// Horovod itself cannot do what it should.
     #[error("{0}")]
     Internal(String),
+}
+
+impl Error {
+    /// Whether the arguments of the call were wrong, rather than something having failed.
+    pub fn is_invalid(&self) -> bool {
+        match self {
+            Self::Invalid(_) | Self::DuplicateName { .. } => true,
+            Self::Refused(refusal) => refusal.is_mistake(),
+            _ => false,
+        }
+    }
+}
+
+impl From<OpError> for Error {
+    fn from(error: OpError) -> Self {
+        match error {
+            OpError::DuplicateName { name } => Self::DuplicateName { name },
+            OpError::Refused(refusal) => Self::Refused(refusal),
+            OpError::SetRemoved => Self::SetRemoved,
+            OpError::Stopped { by, why } => Self::Stopped { by, why },
+            OpError::Lost(lost) => Self::Lost(lost),
+            mistake if mistake.kind() == OpErrorKind::InvalidArgument => {
+                Self::Invalid(mistake.to_string())
+            }
+            other => Self::Internal(other.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use horovod_protocol::LossCause;
+
+    use super::*;
+
+    #[test]
+    fn every_error_says_what_the_negotiation_said() {
+        let lost = PeerLost {
+            rank: Rank(1),
+            host: "h".into(),
+            cause: LossCause::Left,
+        };
+        let by = Rank(2);
+        for error in [
+            OpError::Invalid("wrong".into()),
+            OpError::UnknownSet {
+                operation: "Barrier",
+            },
+            OpError::DuplicateName { name: "x".into() },
+            OpError::UnsupportedReduction,
+            OpError::Refused(Box::new(Refusal::TooManySets)),
+            OpError::SetRemoved,
+            OpError::Stopped {
+                by,
+                why: StopReason::Deadlock {
+                    report: "circle".into(),
+                },
+            },
+            OpError::Lost(Box::new(lost)),
+        ] {
+            let public = Error::from(error.clone());
+            assert_eq!(public.to_string(), error.to_string());
+            let mistake = error.kind() == OpErrorKind::InvalidArgument;
+            assert_eq!(public.is_invalid(), mistake, "{error:?}");
+        }
+    }
 }

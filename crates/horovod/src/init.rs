@@ -1,17 +1,20 @@
 //! The one runtime of a process: init, re-init, shutdown; inert in forked children.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::thread::{self, ThreadId};
 
 use horovod_collectives::SetLayout;
-use horovod_protocol::Rank;
+use horovod_protocol::{Leaving, Rank};
 use horovod_transport::{
     ConnectError, Interrupt, Membership, Mesh, MeshConfig, Place, Topology, fork_epoch,
 };
 
 use crate::bootstrap::{self, Standing};
 use crate::config::{self, Config, ProcessEnvironment};
-use crate::engine::Engine;
+use crate::engine::{Engine, in_callback};
 use crate::error::Error;
+use crate::threads;
 
 /// What a process has of the training state of an elastic job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +35,10 @@ struct Runtime {
     epoch: u32,
     /// Held for the long part of a start or a stop, so that there is one at a time.
     changing: Mutex<()>,
+    /// The thread that starts the runtime: it may run code of the user meanwhile, a signal's handler.
+    starter: Mutex<Option<ThreadId>>,
+    /// That code has called `shutdown`.
+    given_up: AtomicBool,
     /// Held for a moment only: queries must not wait for a start, they may come with the interpreter's lock.
     engine: Mutex<Option<Arc<Engine>>>,
     held: Mutex<HeldState>,
@@ -52,8 +59,57 @@ impl Runtime {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// `None` where waiting would never end: a function that is called with a result, while another thread waits for all
+    /// such calls to end.
+    fn changing_unless_in_callback(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.changing.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) if in_callback() => None,
+            Err(TryLockError::WouldBlock) => Some(self.changing()),
+        }
+    }
+
+    fn starter(&self) -> MutexGuard<'_, Option<ThreadId>> {
+        self.starter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the calling thread is amid `init`.
+    fn is_starting_here(&self) -> bool {
+        *self.starter() == Some(thread::current().id())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Engine>>> {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A start under way; its end when dropped.
+struct Starting<'a>(&'a Runtime);
+
+impl<'a> Starting<'a> {
+    fn begin(runtime: &'a Runtime) -> Self {
+        runtime.given_up.store(false, Ordering::Relaxed);
+        *runtime.starter() = Some(thread::current().id());
+        Self(runtime)
+    }
+
+    /// An error once `shutdown` was called by code that this thread ran meanwhile.
+    fn still_wanted(&self) -> Result<(), Error> {
+        if !self.0.given_up.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::Init(
+            "hvd.shutdown() was called, by a signal handler, while hvd.init() was still connecting to the other \
+             processes: init was given up. It may be called again."
+                .into(),
+        ))
+    }
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        *self.0.starter() = None;
     }
 }
 
@@ -96,12 +152,32 @@ pub fn init_with(config: Config) -> Result<(), Error> {
 
 fn start_with(mut config: Config, interrupt: Option<Interrupt>) -> Result<(), Error> {
     let runtime = runtime();
-    let _changing = runtime.changing();
+    if runtime.is_starting_here() {
+        return Err(Error::Init(
+            "hvd.init() was called by a signal handler while hvd.init() was under way in the same thread: a \
+             handler may call hvd.shutdown(), which gives the init up, or raise an exception."
+                .into(),
+        ));
+    }
+    let Some(_changing) = runtime.changing_unless_in_callback() else {
+        return Err(Error::Init(
+            "hvd.init() was called by a function that was called with a result, while hvd.shutdown() waits for its end"
+                .into(),
+        ));
+    };
     if runtime.lock().is_some() {
         return Ok(());
     }
+    let starting = Starting::begin(runtime);
+    let interrupt = interrupt.map(|interrupt| {
+        Interrupt::new(move || {
+            interrupt.wants_to_leave() || runtime.given_up.load(Ordering::Relaxed)
+        })
+    });
     let held = *runtime.held.lock().unwrap_or_else(PoisonError::into_inner);
-    let mesh = connect(&mut config, interrupt, &runtime.standing, held)?;
+    let met = connect(&mut config, interrupt, &runtime.standing, held);
+    starting.still_wanted()?;
+    let mesh = met?;
     if let Some(seat) = &mesh.seat {
         config.take_seat(seat, mesh.topology.size);
     }
@@ -137,6 +213,7 @@ fn connect(
     mesh.shm = config.shm;
     mesh.staging = config.shm_bytes_per_rank;
     mesh.encrypt = config.encrypt;
+    mesh.checksums = config.checksums;
     mesh.connections = config.algorithms.connections;
     mesh.congestion = config.congestion.clone();
     mesh.fan_out = config.control_fan_out;
@@ -162,6 +239,9 @@ fn connect(
         let topology = &mesh.topology;
         (config.local_rank, config.local_size) = (topology.local_rank(), topology.local_size());
         (config.cross_rank, config.cross_size) = (topology.cross_rank(), topology.cross_size());
+        if !config.threads_set {
+            threads::advise(config.local_rank, config.local_size);
+        }
     }
     Ok(mesh)
 }
@@ -231,13 +311,25 @@ pub fn transports() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Stop the runtime of this process, and with it the job: operations that other ranks still wait for end
-/// with an error that names this rank. Init may be called again afterwards.
+/// with an error that names this rank. Init may be called again afterwards. Called by the very thread that is amid
+/// init (in a signal handler) it makes that init give up.
 pub fn shutdown() {
+    shutdown_because(Leaving::Asked);
+}
+
+/// As [`shutdown`], with the reason that other ranks are told.
+pub fn shutdown_because(why: Leaving) {
     let runtime = runtime();
-    let _changing = runtime.changing();
+    if runtime.is_starting_here() {
+        runtime.given_up.store(true, Ordering::Relaxed);
+        return;
+    }
+    let Some(_changing) = runtime.changing_unless_in_callback() else {
+        return;
+    };
     let engine = runtime.lock().take();
     if let Some(engine) = engine {
-        engine.shutdown();
+        engine.shutdown_because(why);
     }
 }
 

@@ -28,27 +28,33 @@ mod tensor;
 #[cfg(all(feature = "testing", not(loom)))]
 pub mod testing;
 #[cfg(not(loom))]
+mod threads;
+#[cfg(not(loom))]
 mod timeline;
 
 #[cfg(not(loom))]
 pub use buffer::{Buffer, BufferPool};
 #[cfg(not(loom))]
-pub use engine::{Engine, Handle, OpResult, Submission, Waited};
+pub use engine::{
+    Allocator, Callback, Engine, Handle, Kept, OpResult, SoftWait, Softly, Submission, Waited,
+    WaitedFor,
+};
 #[cfg(not(loom))]
 pub use error::Error;
 #[cfg(not(loom))]
 pub use hang::{FRAMES_MAX, Frame, THREADS_MAX, ThreadStack, tell_stacks};
 #[cfg(not(loom))]
 pub use horovod_protocol::{
-    Completion, DType, Device, Generation, Op, ProcessSetId, Rank, ReduceOp, Scale, Shape,
-    TensorMeta,
+    Completion, DType, Device, Difference, Generation, Impossible, Leaving, LossCause, Mismatch,
+    Op, PeerLost, ProcessSetId, Rank, ReduceOp, Refusal, Scale, Shape, StopReason, TensorMeta,
+    printable,
 };
 #[cfg(not(loom))]
 pub use horovod_transport::{Interrupt, JobKey, parcel, resolve_interfaces};
 #[cfg(not(loom))]
 pub use init::{
     HeldState, engine, hold_state, init, init_interruptible, init_with, is_elastic, is_initialized,
-    shutdown, transports, try_engine,
+    shutdown, shutdown_because, transports, try_engine,
 };
 #[cfg(not(loom))]
 pub use tensor::{Output, ReadyEvent, Tensor, Tensors};

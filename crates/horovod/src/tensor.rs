@@ -1,14 +1,16 @@
 //! How a framework's tensor looks to the engine: where its bytes are, when they are ready, who keeps them alive.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
-use horovod_protocol::TensorMeta;
+use horovod_protocol::{Device, TensorMeta};
 
 /// Says when the bytes of a tensor may be read, e.g. a CUDA event recorded on the caller's stream.
-/// Host tensors have none. Only the engine's own thread waits for it, never one that called the engine.
+/// Host tensors that are ready when they are submitted have none.
 pub trait ReadyEvent: Send {
-    /// Block until the bytes are ready; the text says why they never will be.
-    fn wait(&self) -> Result<(), String>;
+    /// Whether the bytes are ready; the text says why they never will be. It is asked again and again, by whichever
+    /// thread drives the engine, with a lock of the engine held: it must not block, and must not call the engine.
+    fn is_ready(&self) -> Result<bool, String>;
 }
 
 /// Where the result goes.
@@ -20,18 +22,18 @@ pub enum Output {
     Allocate,
 }
 
-/// One tensor of a submission.
+/// One tensor of a submission: an address with a type, a shape and an owner.
 pub struct Tensor {
     /// Element type and shape on this rank.
-    pub meta: TensorMeta,
+    pub(crate) meta: TensorMeta,
     /// First input byte; dense, row-major.
-    pub input: *const u8,
-    /// Where the result goes.
-    pub output: Output,
+    pub(crate) input: *const u8,
+    pub(crate) output: Output,
+    pub(crate) device: Device,
     /// When the input may be read; `None`: now.
-    pub ready: Option<Box<dyn ReadyEvent>>,
-    /// Dropped when the operation has ended: keeps the memory alive until then.
-    pub owner: Option<Box<dyn Send>>,
+    pub(crate) ready: Option<Box<dyn ReadyEvent>>,
+    /// Dropped when the operation has ended.
+    pub(crate) owner: Option<Arc<dyn Send + Sync>>,
 }
 
 /// What one submission works on. Nearly always one tensor, which needs no list then.
@@ -86,11 +88,72 @@ impl From<Vec<Tensor>> for Tensors {
     }
 }
 
-// SAFETY: the pointers refer to memory that `owner` keeps alive; the engine is the only one to use them
-// between submission and completion, as the public contract of the submit functions demands.
+// SAFETY: what the pointers lead to is the engine's alone between submission and completion, as `Tensor::new` demands.
 unsafe impl Send for Tensor {}
 
 impl Tensor {
+    /// A dense, row-major tensor in host memory whose bytes begin at `input`. Null pointers are for tensors without
+    /// elements.
+    ///
+    /// # Safety
+    /// Until the operation it is submitted to has ended (or the submission is refused), `input` is readable for the
+    /// bytes of `meta` and nobody writes there; an output address is writable for as many bytes and nobody else reads
+    /// or writes there. It is either `input` itself or does not overlap it, and overlaps no other tensor of the
+    /// submission. An owner that ends that promise when it is dropped can be given with [`Self::kept_by`].
+    pub unsafe fn new(meta: TensorMeta, input: *const u8, output: Output) -> Self {
+        Self {
+            meta,
+            input,
+            output,
+            device: Device::Cpu,
+            ready: None,
+            owner: None,
+        }
+    }
+
+    /// With an owner, dropped when the operation has ended and nothing uses the memory any more.
+    #[must_use]
+    pub fn kept_by(mut self, owner: Arc<dyn Send + Sync>) -> Self {
+        self.owner = Some(owner);
+        self
+    }
+
+    /// With an event before which the input is not to be read.
+    #[must_use]
+    pub fn ready_after(mut self, event: Option<Box<dyn ReadyEvent>>) -> Self {
+        self.ready = event;
+        self
+    }
+
+    /// In the memory of a device of this kind.
+    ///
+    /// # Safety
+    /// What [`Self::new`] says of its addresses holds on that device.
+    #[must_use]
+    pub unsafe fn on(mut self, device: Device) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// Element type and shape.
+    pub fn meta(&self) -> &TensorMeta {
+        &self.meta
+    }
+
+    /// Whether it has the memory that its elements need.
+    pub fn has_memory(&self) -> bool {
+        let missing =
+            self.input.is_null() || matches!(self.output, Output::At(output) if output.is_null());
+        !missing || self.bytes() == Some(0)
+    }
+
+    pub(crate) fn output_ptr(&self) -> Option<*mut u8> {
+        match self.output {
+            Output::At(p) => Some(p),
+            Output::Allocate => None,
+        }
+    }
+
     /// Bytes of the tensor; `None` if the shape overflows.
     pub fn bytes(&self) -> Option<usize> {
         let elems = usize::try_from(self.meta.elems()?).ok()?;

@@ -3,7 +3,7 @@
 
 use horovod_collectives::Tuning;
 
-use crate::config::Algorithms;
+use crate::config::{Algorithms, JoinAverage};
 
 pub use crate::bootstrap::harness::meeting_file;
 pub use crate::hang::harness::standstill;
@@ -17,6 +17,7 @@ pub fn settings(bytes: &[u8]) {
     let mut algorithms = Algorithms {
         tuning: Tuning::default(),
         connections: 1,
+        join_average: JoinAverage::default(),
     };
     if algorithms.adopt(bytes).is_err() {
         return;

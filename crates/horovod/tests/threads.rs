@@ -15,7 +15,7 @@ use horovod::{
 use horovod_transport::{Mesh, testing};
 
 /// Hard bound of the whole test; reached only when something hangs.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(240);
 const THREADS: usize = 4;
 const STEPS: usize = 150;
 /// From one element to several chunks of the pipeline inside a host.
@@ -34,29 +34,35 @@ impl Dice {
 }
 
 fn submit(engine: &Engine, name: &str, data: &mut [f32]) -> Result<Handle, Error> {
+    submit_scaled(engine, name, data, (ReduceOp::Sum, 1.0))
+}
+
+fn submit_scaled(
+    engine: &Engine,
+    name: &str,
+    data: &mut [f32],
+    (op, pre): (ReduceOp, f64),
+) -> Result<Handle, Error> {
     let p = data.as_mut_ptr().cast::<u8>();
-    let op = Op::Allreduce {
-        op: ReduceOp::Sum,
-        scale: Scale::NONE,
+    let scale = Scale { pre, post: 1.0 };
+    let op = Op::Allreduce { op, scale };
+    let tensor = {
+        // SAFETY: the memory outlives the operation, and nobody else touches it.
+        unsafe {
+            Tensor::new(
+                TensorMeta::new(DType::F32, [data.len() as u64]),
+                p,
+                Output::At(p),
+            )
+        }
     };
-    let tensor = Tensor {
-        meta: TensorMeta {
-            dtype: DType::F32,
-            shape: [data.len() as u64].into(),
-        },
-        input: p,
-        output: Output::At(p),
-        ready: None,
-        owner: None,
-    };
-    engine.submit(Submission {
-        prefix: "test",
-        name: Some(name),
+    engine.submit(Submission::new(
+        "test",
+        Some(name),
         op,
-        set: ProcessSetId::GLOBAL,
-        tensors: tensor.into(),
-        splits: None,
-    })
+        ProcessSetId::GLOBAL,
+        tensor.into(),
+    ))
 }
 
 /// Wait in slices of random length, so that threads leave in the middle of what they drive.
@@ -64,7 +70,7 @@ fn finish(engine: &Engine, handle: Handle, dice: &mut Dice) {
     loop {
         let slice = [0, 20, 300, 50_000][dice.below(4)];
         match engine.wait(handle, Duration::from_micros(slice)) {
-            Waited::Ended(result) => {
+            Waited::Ended { result, .. } => {
                 result.expect("succeeds");
                 return;
             }
@@ -84,7 +90,10 @@ fn work(engine: &Engine, ranks: usize, rank: usize, thread: usize) {
             .collect();
         let mut pending = Vec::new();
         for (i, tensor) in tensors.iter_mut().enumerate() {
-            let handle = submit(engine, &format!("{thread}.{i}"), tensor).expect("is accepted");
+            // What is scaled before it is combined must be so once, however often its thread leaves.
+            let how = [(ReduceOp::Sum, 1.0), (ReduceOp::Max, 2.0)][i % 2];
+            let name = format!("{thread}.{i}");
+            let handle = submit_scaled(engine, &name, tensor, how).expect("is accepted");
             pending.push(handle);
         }
         while !pending.is_empty() {
@@ -97,9 +106,11 @@ fn work(engine: &Engine, ranks: usize, rank: usize, thread: usize) {
         let of_ranks = ranks * (ranks - 1) / 2;
         for (i, tensor) in tensors.iter().enumerate() {
             let sum = (of_ranks + ranks * (i + step)) as f32;
+            let twice_the_largest = (2 * (ranks - 1 + i + step)) as f32;
+            let want = [sum, twice_the_largest][i % 2];
             assert!(
-                tensor.iter().all(|x| *x == sum),
-                "step {step}, tensor {i}: {}, not {sum}",
+                tensor.iter().all(|x| *x == want),
+                "step {step}, tensor {i}: {}, not {want}",
                 tensor[0]
             );
         }
@@ -170,7 +181,10 @@ fn a_shutdown_ends_the_waits_of_all_threads() {
                             // The other rank was faster.
                             Err(_) => true,
                             Ok(handle) => {
-                                matches!(engine.wait(handle, LIMIT), Waited::Ended(Err(_)))
+                                matches!(
+                                    engine.wait(handle, LIMIT),
+                                    Waited::Ended { result: Err(_), .. }
+                                )
                             }
                         }
                     })

@@ -13,7 +13,7 @@ use horovod_transport::{Mesh, testing};
 use serde_json::Value;
 
 /// Hard bound of every wait; reached only when something hangs.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(240);
 
 struct Folder(PathBuf);
 
@@ -75,7 +75,7 @@ fn sum(engine: &Engine, names: &[&str], len: usize) {
 
 fn finish(engine: &Engine, handle: Handle) {
     match engine.wait(handle, LIMIT) {
-        Waited::Ended(result) => drop(result.expect("is carried out")),
+        Waited::Ended { result, .. } => drop(result.expect("is carried out")),
         other => panic!("{other:?}"),
     }
 }
@@ -87,26 +87,25 @@ fn submit(engine: &Engine, names: &[&str], data: &mut [Vec<f32>]) -> Vec<Handle>
         .zip(data)
         .map(|(name, data)| {
             let p = data.as_mut_ptr().cast::<u8>();
-            let submission = Submission {
-                prefix: "test",
-                name: Some(name),
-                op: Op::Allreduce {
+            let submission = Submission::new(
+                "test",
+                Some(name),
+                Op::Allreduce {
                     op: ReduceOp::Sum,
                     scale: Scale::NONE,
                 },
-                set: ProcessSetId::GLOBAL,
-                tensors: Tensors::One(Tensor {
-                    meta: TensorMeta {
-                        dtype: DType::F32,
-                        shape: [data.len() as u64].into(),
-                    },
-                    input: p,
-                    output: Output::At(p),
-                    ready: None,
-                    owner: None,
+                ProcessSetId::GLOBAL,
+                Tensors::One({
+                    // SAFETY: the memory outlives the operation, and nobody else touches it.
+                    unsafe {
+                        Tensor::new(
+                            TensorMeta::new(DType::F32, [data.len() as u64]),
+                            p,
+                            Output::At(p),
+                        )
+                    }
                 }),
-                splits: None,
-            };
+            );
             engine.submit(submission).expect("is queued")
         })
         .collect()

@@ -7,6 +7,7 @@ are those inside scikit-learn, so nothing is downloaded.
 """
 
 import argparse
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +67,7 @@ class Net(nn.Module):
 
 def load_data(args):
     """Split the digits into training and test images."""
-    digits = load_digits()
+    digits: Any = load_digits()
     images = torch.from_numpy((digits.images - 4.9) / 6.0).float().unsqueeze(1)
     labels = torch.from_numpy(digits.target).long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(args.seed))
@@ -152,6 +153,7 @@ def main(args):
         # Here, not in a reset callback: it is the root's optimizer that all get, and the size is known to all.
         for group in optimizer.param_groups:
             group["lr"] = rate()
+        accuracy = 0.0
         while state.epoch <= args.epochs:
             train_epoch(state, loader, args, device)
             accuracy = test(state, test_data, args, device)

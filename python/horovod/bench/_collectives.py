@@ -9,6 +9,7 @@ from horovod import _core
 from horovod.bench._data import Memory, Reduction, holds, moved
 from horovod.bench._options import IN_PLACE, OPERATORS, REDUCING, DType, Options, possible
 from horovod.common import _ops
+from horovod.common._operations import start
 
 _OP_CODES = dict(
     zip(
@@ -123,18 +124,10 @@ class Operation:
         if self._case.dtype is None:
             _core.barrier(self._set)
             return
-        handle = _core.enqueue(
-            self._kind,
-            "bench",
-            f"{self._case.collective}.{self._name}",
-            (self._entry,),
-            self._op,
-            1.0,
-            1.0,
-            self._sender,
-            None,
-            self._set,
-            False,
+        name = f"{self._case.collective}.{self._name}"
+        entries = (self._entry,)
+        handle = start(
+            self._kind, "bench", name, entries, self._set, op=self._op, root_rank=self._sender
         )
         self._results = _core.wait(handle)
 
@@ -202,19 +195,6 @@ def exchange(values: Sequence[float], members: Members) -> list[tuple[float, ...
     memory.view[:] = array("d", values).tobytes()
     entry = (memory.address, 0, 8, (width,), memory)
     name = f"horovod.bench.exchange.{width}"
-    handle = _core.enqueue(
-        _core.ALLGATHER,
-        "bench",
-        name,
-        (entry,),
-        _ops.Sum,
-        1.0,
-        1.0,
-        -1,
-        None,
-        members.process_set,
-        False,
-    )
-    outputs: Any = _core.wait(handle)
+    outputs: Any = _core.wait(start(_core.ALLGATHER, "bench", name, (entry,), members.process_set))
     everything = memoryview(outputs[0][0]).cast("B").cast("d").tolist()
     return [tuple(everything[i : i + width]) for i in range(0, len(everything), width)]

@@ -16,7 +16,8 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from horovod import _core
 from horovod.common import _ops
-from horovod.common.process_sets import ProcessSet
+from horovod.common._operations import start
+from horovod.common.process_sets import ProcessSet, global_process_set
 
 _UINT8 = 0
 _INT64 = 5
@@ -25,8 +26,38 @@ _INT64 = 5
 _Memory: TypeAlias = "array[int] | bytearray | memoryview"
 
 
-def broadcast_object(obj: Any, root_rank: int, name: str, process_set: ProcessSet) -> Any:
-    """Return the root's object on every member; the root gets its own object, not a copy."""
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the root's object on every rank, pickled with cloudpickle; of any size.
+
+    Parameters
+    ----------
+    obj
+        The object to send; ignored on ranks other than the root.
+    root_rank
+        Global rank of the root, which gets back its own object, not a copy.
+    name
+        Pairs the call across ranks, for when several threads send objects at the same time.
+    process_set
+        The ranks that take part.
+
+    Raises
+    ------
+    ValueError
+        The root could not pickle its object (raised on all; on the root it is the pickler's own exception), or
+        as in `broadcast`.
+    HorovodInternalError
+        As in `broadcast`.
+
+    Examples
+    --------
+    >>> epoch = hvd.broadcast_object(epoch if hvd.rank() == 0 else None, root_rank=0)
+    """
+    name = name or "broadcast_object"
     is_root = _core.is_initialized() and _core.rank() == root_rank
     payload, failure = _pickled(obj) if is_root else (memoryview(b""), None)
     size = array("q", [-len(payload) if failure else len(payload)])
@@ -41,8 +72,29 @@ def broadcast_object(obj: Any, root_rank: int, name: str, process_set: ProcessSe
     return obj if is_root else pickle.loads(payload)
 
 
-def allgather_object(obj: Any, name: str, process_set: ProcessSet) -> list[Any]:
-    """Return the objects of all members, ordered by rank, each one unpickled, the own one too."""
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Return the list of all ranks' objects, in the order of ranks, pickled with cloudpickle.
+
+    Parameters
+    ----------
+    obj
+        The object to send; the own entry of the result is a copy too.
+    name
+        Pairs the call across ranks, for when several threads send objects at the same time.
+    process_set
+        The ranks that take part.
+
+    Raises
+    ------
+    ValueError
+        A rank could not pickle its object (raised on all; there it is the pickler's own exception), or as in
+        `allgather`.
+    HorovodInternalError
+        As in `allgather`.
+    """
+    name = name or "allgather_object"
     payload, failure = _pickled(obj)
     own_size = array("q", [-len(payload) if failure else len(payload)])
     sizes = _allgather(own_size, _INT64, f"{name}.sz", process_set).cast("q")
@@ -97,19 +149,8 @@ def _enqueue(
     memory = ctypes.c_char.from_buffer(data)
     address = ctypes.addressof(memory)
     entry = (address, address if in_place else 0, code, (len(data),), memory)
-    return _core.enqueue(
-        kind,
-        prefix,
-        name,
-        (entry,),
-        op,
-        1.0,
-        1.0,
-        root_rank,
-        None,
-        process_set.process_set_id,  # None raises the TypeError users know
-        False,
-    )
+    set_id = process_set.process_set_id
+    return start(kind, prefix, name, (entry,), set_id, op=op, root_rank=root_rank)
 
 
 def _broadcast(

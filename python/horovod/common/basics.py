@@ -5,13 +5,14 @@ import ctypes
 import functools
 import logging
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from horovod import _core
 from horovod.common import _ops
 from horovod.common import process_sets as _process_sets
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common.exceptions import HorovodInternalError, HorovodNotInitializedError
 
 if TYPE_CHECKING:
     from horovod.common.process_sets import ProcessSet
@@ -41,7 +42,12 @@ def _job_ranks(comm: Any) -> list[int] | None:
 
 @functools.cache
 def _shut_down_at_exit() -> None:
-    atexit.register(_core.shutdown)
+    atexit.register(_leave_at_exit)
+
+
+def _leave_at_exit() -> None:
+    # The interpreter has noted here the exception that ended the script, if one did.
+    _core.leave_at_exit(getattr(sys, "last_value", None) is not None)
 
 
 class HorovodBasics:
@@ -83,7 +89,8 @@ class HorovodBasics:
         """Connect this process with the others of its job; every process has to call it.
 
         Without a launcher the job is this one process. When Horovod is already running this changes nothing,
-        except that ids of `process_sets` are filled in. At exit of the process `shutdown` is called.
+        except that ids of `process_sets` are filled in. At exit of the process `shutdown` is called. A signal
+        handler that runs while this waits for the other processes may call `shutdown`, which ends it with an error.
 
         Parameters
         ----------
@@ -97,8 +104,9 @@ class HorovodBasics:
         Raises
         ------
         ValueError
-            The processes could not be connected (the text says which connection failed and why), or an
-            argument is not one of the above, or `process_sets` has a duplicate, which is left unregistered.
+            The processes could not be connected (the text says which connection failed and why), or `shutdown`
+            was called meanwhile by a signal handler, or an argument is not one of the above, or `process_sets` has
+            a duplicate, which is left unregistered.
         """
         ranks = _job_ranks(comm)
         dynamic = isinstance(process_sets, str)
@@ -116,7 +124,7 @@ class HorovodBasics:
         try:
             _core.init(ranks, dynamic)
         except ValueError:
-            if not running:
+            if not running and _core.is_initialized():
                 _core.shutdown()  # connected, but not with these arguments
             raise
         if not running:
@@ -162,7 +170,11 @@ class HorovodBasics:
         _core.shutdown()
 
     def is_initialized(self) -> bool:
-        """Whether `init` was called, and `shutdown` not since then; False in a forked child."""
+        """Whether `init` was called, and `shutdown` not since then.
+
+        A forked child (such as the worker of a DataLoader) says what its parent would have said, and so do `rank()`,
+        `size()` and the other queries; operations raise `HorovodNotInitializedError` there.
+        """
         return _core.is_initialized()
 
     def start_timeline(self, file_path: str, mark_cycles: bool = False) -> None:
@@ -249,8 +261,8 @@ class HorovodBasics:
         return False
 
     def gloo_enabled(self) -> bool:
-        """Whether the built-in transport is running, under the name that scripts and launchers know."""
-        return _core.is_initialized()
+        """True, also before `init`: the built-in transport stands where Gloo was."""
+        return True
 
     def gloo_built(self) -> bool:
         """True: the built-in transport stands where Gloo was."""
@@ -285,7 +297,7 @@ class HorovodBasics:
     @staticmethod
     def _require_init() -> None:
         if not _core.is_initialized():
-            raise ValueError(_NOT_INITIALIZED)
+            raise HorovodNotInitializedError(_NOT_INITIALIZED)
 
 
 basics = HorovodBasics()

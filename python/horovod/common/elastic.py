@@ -10,12 +10,12 @@ import enum
 import functools
 import itertools
 import logging
-import queue
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from horovod import _core
 from horovod.common import _agreement
+from horovod.common._news import HostMessages, HostUpdateResult, notification_manager
 from horovod.common.exceptions import (
     HorovodInternalError,
     HorovodStalledError,
@@ -24,13 +24,12 @@ from horovod.common.exceptions import (
 )
 from horovod.common.process_sets import global_process_set
 
-__all__ = ["ObjectState", "State", "run_fn"]
+__all__ = ["ObjectState", "State", "notification_manager", "run_fn"]
 
 _log = logging.getLogger("horovod")
+_S = TypeVar("_S", bound="State")
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-# Kinds of changes of membership, as flags.
-_REMOVED, _ADDED = 1, 2
 
 # So many times in a row an operation may fail though nobody was lost and nothing was committed since: then it is not
 # the membership that is wrong, and it would fail for ever.
@@ -55,7 +54,7 @@ class State:
         self._commits = 0
         self._seen = (0, 0)
         self._given = 0
-        self._host_messages: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._host_messages = HostMessages()
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
@@ -68,7 +67,7 @@ class State:
 
     def on_reset(self) -> None:
         """Called when the process has become a member of a new generation: `reset`, then the callbacks."""
-        self._host_messages = queue.SimpleQueue()
+        self._host_messages = HostMessages()
         self._seen, self._given = (0, 0), 0
         self.reset()
         for callback in self._reset_callbacks:
@@ -79,8 +78,7 @@ class State:
 
         The next `check_host_updates` raises on all ranks. The time is not used: news of one second are all news.
         """
-        del timestamp
-        self._host_messages.put(update_result)
+        self._host_messages.put((timestamp, update_result))
 
     def commit(self) -> None:
         """Make the present state the one to go back to after a failure, then `check_host_updates`.
@@ -97,15 +95,22 @@ class State:
         A collective operation, of some microseconds: every rank has to call it equally often.
         """
         announced, kind = _core.host_updates()
-        while not self._host_messages.empty():
-            kind |= self._host_messages.get()
+        for given_kind in self._host_messages.take_given():
+            kind |= given_kind
             self._given += 1
         # Ranks hear the news at different moments; whoever knows most tells the others.
         announced, given, removed, added = _agreement.greatest(
-            [announced, self._given, kind & _REMOVED, kind & _ADDED], "elastic.host_updates"
+            [
+                announced,
+                self._given,
+                kind & HostUpdateResult.removed,
+                kind & HostUpdateResult.added,
+            ],
+            "elastic.host_updates",
         )
         if announced > self._seen[0] or given > self._seen[1]:
             self._seen = (announced, given)
+            self._host_messages.acted_upon(announced)
             self._given = given
             raise HostsUpdatedInterrupt(skip_sync=bool(removed) and not added)
 
@@ -150,6 +155,11 @@ class ObjectState(State):
         self._saved_state: dict[str, Any] = kwargs
         self._set_attributes(kwargs)
         self._saved_state = self._snapshot()
+
+    if TYPE_CHECKING:
+        # Attributes have the names that the maker of the state gives them.
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def save(self) -> None:
         """Copy the attributes, deeply."""
@@ -204,7 +214,9 @@ class _Held(enum.IntEnum):
 _runs = itertools.count(1)
 
 
-def run_fn(func: Callable[..., _T], reset: Callable[[], Any]) -> Callable[..., _T]:
+def run_fn(
+    func: Callable[Concatenate[_S, _P], _T], reset: Callable[[], Any]
+) -> Callable[Concatenate[_S, _P], _T]:
     """Make a training function `func(state, ...)` survive changes of the job's members.
 
     Parameters
@@ -216,10 +228,14 @@ def run_fn(func: Callable[..., _T], reset: Callable[[], Any]) -> Callable[..., _
     """
 
     @functools.wraps(func)
-    def wrapper(state: State, *args: Any, **kwargs: Any) -> _T:
-        return _Run(state, reset).until_done(lambda: func(state, *args, **kwargs))
+    def wrapper(state: _S, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        notification_manager.register_listener(state)
+        try:
+            return _Run(state, reset).until_done(lambda: func(state, *args, **kwargs))
+        finally:
+            notification_manager.remove_listener(state)
 
-    return wrapper
+    return wrapper  # type: ignore[return-value] # its first parameter has a name
 
 
 class _Run:

@@ -6,6 +6,45 @@ class HorovodInternalError(RuntimeError):
 
     The message names the tensor or the lost rank with its host, and the cause. Every rank that waits for the
     operation gets it. After a disagreement the job goes on; after a lost rank it has to be initialised again.
+
+    Attributes
+    ----------
+    rank, host
+        The rank that was lost, and its host; `rank` alone: the one that left the job or kept the others waiting too
+        long. None where no rank is to blame.
+    cause
+        Why the job cannot go on: how the lost rank ended, or what is wrong with the network.
+    tensor
+        Full name of the tensor, of which the ranks disagree or want what cannot be done, such as
+        `allreduce.fc1.weight`.
+    sides
+        Two ranks that disagree, each with what it asked for: `((0, "float32"), (3, "float64"))`.
+    """
+
+    rank: int | None = None
+    host: str | None = None
+    cause: str | None = None
+    tensor: str | None = None
+    sides: tuple[tuple[int, str], tuple[int, str]] | None = None
+
+
+class DuplicateNameError(ValueError):
+    """This rank has an operation of the same kind and name under way; nothing was sent.
+
+    Attributes
+    ----------
+    tensor
+        The full name, such as `allreduce.fc1.weight`.
+    """
+
+    tensor: str | None = None
+
+
+class HorovodNotInitializedError(HorovodInternalError, ValueError):
+    """There is no job: `hvd.init()` was not called, or `hvd.shutdown()` was, or this process is a forked child.
+
+    Raised by queries and operations alike. It is a `ValueError`, as scripts and libraries expect it of `rank()` and
+    its kind, and a `HorovodInternalError`, as they expect it of operations.
     """
 
 
@@ -15,6 +54,13 @@ class HorovodStalledError(HorovodInternalError):
     The message is the report: which rank waits for which tensor, where its threads stand, and what usually helps.
     Every rank gets it. Starting again from a checkpoint would only lead to the same place, so elastic training
     does not catch it.
+    """
+
+
+class ReplicasDifferError(RuntimeError):
+    """The ranks do not hold the same values, found by the check that was asked for with `check_consistency`.
+
+    The message names tensors, ranks and the step. Every rank gets it at the same step.
     """
 
 

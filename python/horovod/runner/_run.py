@@ -15,22 +15,20 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from horovod import _core
 from horovod.runner import _parcels
+from horovod.runner._events import FD, Events
+from horovod.runner._worker_error import also_runtime_error
 from horovod.runner.launch import find_horovodrun
 
 # After Ctrl-C: ranks get SIGINT, after 3 s SIGTERM, after 5 s more SIGKILL.
 _INTERRUPT_LIMIT_S = 15.0
 _KILL_LIMIT_S = 10.0
 _LEASH = "HOROVODRUN_LEASH_FD"
-# The launcher's exit status when it was called wrongly and has started nothing.
-_USAGE_ERROR = 2
-# Lines of the launcher's own that are kept for an exception's text.
-_REPORT_LINES_MAX = 40
 
 
 class WorkerTraceback(Exception):
@@ -54,6 +52,7 @@ def run(
     slots: int | None = None,
     reset_limit: int | None = None,
     cooldown_range: Sequence[int] | None = None,
+    host_discovery_script: str | None = None,
     hosts: str | None = None,
     hostfile: str | os.PathLike[str] | None = None,
     start_timeout: int | None = None,
@@ -67,7 +66,6 @@ def run(
     mpi_args: str | None = None,
     network_interfaces: Sequence[str] | None = None,
     executable: str | os.PathLike[str] | None = None,
-    host_discovery_script: str | None = None,
     network_interface: str | None = None,
     np: int | None = None,
     min_np: int | None = None,
@@ -103,8 +101,9 @@ def run(
     Raises
     ------
     Exception
-        What the function raised on a rank, with `WorkerTraceback` as its cause and a note that names the rank. When
-        several ranks failed, that of the first which did not only lose the others.
+        What the function raised on a rank, with `WorkerTraceback` as its cause and a note that names the rank. It is
+        a `RuntimeError`, too, whatever its class. When several ranks failed, that of the first which did not only
+        lose the others.
     RuntimeError
         The ranks could not be started, one ended without a result (it was killed, or called `sys.exit`), or
         its result or exception cannot be pickled.
@@ -214,26 +213,24 @@ def _launch(
         raise ValueError(f"horovod.run: network_interfaces: {error}") from None
     try:
         place = _parcels.Place(parcels.addresses(), parcels.key())
-        process, report = _run_launcher(command, place)
+        exit_status, events = _run_launcher(command, place)
         outcomes = []
         while (parcel := parcels.take()) is not None:
             # From a process that holds the key, which only this job's ranks were given.
             outcomes.append((parcel[0], pickle.loads(parcel[1])))
-        if process.returncode == _USAGE_ERROR and report.startswith("error: "):
-            raise ValueError(f"horovod.run: {report.removeprefix('error: ')}")
-        if process.returncode == 0:
-            report = ""
-        elif not report:
-            report = f"horovodrun ended with exit status {process.returncode}"
+        report = events.report(exit_status)
+        if events.was_wrong_call():
+            raise ValueError(f"horovod.run: {report}")
         return outcomes, report
     finally:
         parcels.close()
 
 
-def _run_launcher(command: list[str], place: _parcels.Place) -> tuple[subprocess.Popen[bytes], str]:
-    """Run it to its end; with it, what it said of its own."""
+def _run_launcher(command: list[str], place: _parcels.Place) -> tuple[int, Events]:
+    """Run it to its end; its exit status, and what it told."""
     # The end of this pipe tells the launcher that this process has ended, however it did.
-    given, held = os.pipe()
+    leash, held = os.pipe()
+    told, telling = os.pipe()
     try:
         try:
             process = subprocess.Popen(
@@ -241,26 +238,34 @@ def _run_launcher(command: list[str], place: _parcels.Place) -> tuple[subprocess
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**os.environ, **place.to_environment(), _LEASH: str(given)},
-                pass_fds=[given],
+                env={
+                    **os.environ,
+                    **place.to_environment(),
+                    _LEASH: str(leash),
+                    FD: str(telling),
+                },
+                pass_fds=[leash, telling],
                 # Ctrl-C is this process's to pass on.
                 start_new_session=True,
             )
         finally:
-            os.close(given)
+            os.close(leash)
+            os.close(telling)
+        events = Events(told)
         with process:
             try:
-                return process, _attend(process)
+                return _attend(process, events), events
             finally:
                 if process.poll() is None:
                     process.kill()
     finally:
         os.close(held)
+        os.close(told)
 
 
-def _attend(process: subprocess.Popen[bytes]) -> str:
+def _attend(process: subprocess.Popen[bytes], events: Events) -> int:
     """Show what the ranks print until all is over; end them when this thread is interrupted."""
-    console = _Console(process)
+    console = _Console(process, events)
     try:
         console.show()
     except BaseException:
@@ -272,58 +277,44 @@ def _attend(process: subprocess.Popen[bytes]) -> str:
             process.send_signal(signal.SIGINT)
             console.show(_KILL_LIMIT_S)
         raise
-    process.wait()
-    return console.report()
+    return process.wait()
 
 
 class _Console:
     """The launcher's output on this process's `sys.stdout` and `sys.stderr`, which may be a notebook's."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], events: Events) -> None:
         self._selector = selectors.DefaultSelector()
-        self._lines: list[str] = []
-        self._partial = ""
-        self._in_report = False
+        self._selector.register(events, selectors.EVENT_READ)
         for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
             assert stream is not None
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
             self._selector.register(stream, selectors.EVENT_READ, (name, decoder))
 
     def show(self, limit_s: float | None = None) -> None:
-        """Until both streams end, or for so many seconds."""
+        """Until both streams and the events end, or for so many seconds."""
         deadline = None if limit_s is None else time.monotonic() + limit_s
         while self._selector.get_map():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return
             for key, _ in self._selector.select(left):
-                name, decoder = key.data
-                stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
-                chunk = os.read(stream.fileno(), 1 << 16)
-                self._write(name, decoder.decode(chunk, final=not chunk))
-                if not chunk:
-                    self._selector.unregister(stream)
+                if isinstance(key.fileobj, Events):
+                    goes_on = key.fileobj.read()
+                else:
+                    goes_on = self._copy(key)
+                if not goes_on:
+                    self._selector.unregister(key.fileobj)
 
-    def _write(self, name: str, text: str) -> None:
-        if not text:
-            return
-        target = getattr(sys, name)
-        target.write(text)
-        target.flush()
-        if name == "stderr":
-            *lines, self._partial = (self._partial + text).split("\n")
-            for line in lines:
-                # Below a line of its own the launcher shows, indented, the last lines of a rank.
-                self._in_report = line.startswith("horovodrun: ") or (
-                    self._in_report and line.startswith("    ")
-                )
-                if self._in_report and not line.startswith("horovodrun: note: "):
-                    self._lines.append(line.removeprefix("horovodrun: "))
-            del self._lines[:-_REPORT_LINES_MAX]
-
-    def report(self) -> str:
-        """The launcher's own lines, with what it quotes of a rank."""
-        return "\n".join(self._lines)
+    def _copy(self, key: selectors.SelectorKey) -> bool:
+        name, decoder = key.data
+        chunk = os.read(key.fd, 1 << 16)
+        text = decoder.decode(chunk, final=not chunk)
+        if text:
+            target = getattr(sys, name)
+            target.write(text)
+            target.flush()
+        return bool(chunk)
 
 
 def _results(outcomes: Outcomes, report: str, wanted: int) -> list[Any]:
@@ -362,5 +353,6 @@ def _raise(rank: int, outcome: _parcels.Outcome, report: str) -> None:
     if not isinstance(error, Exception):
         last = outcome.text.strip().splitlines()[-1]
         raise RuntimeError(f"horovod.run: the function failed on {where}: {last}") from cause
+    error = also_runtime_error(error)
     error.add_note(f"Raised by the function of horovod.run on {where}.")
     raise error from cause

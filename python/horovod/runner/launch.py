@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import sys
@@ -9,14 +10,21 @@ import sysconfig
 from pathlib import Path
 from typing import NoReturn
 
+from horovod import _absent
+
 __all__ = ["find_horovodrun", "run_commandline"]
+
+# The folder `horovod` that was imported.
+_PACKAGE = Path(__file__).absolute().parent.parent
 
 
 def find_horovodrun() -> str:
     """Return the path of the installed program.
 
-    It is looked for where this installation puts its scripts, beside the interpreter, among the user's own
-    scripts (`pip install --user`), and then on the PATH.
+    The one that was installed with this package counts, wherever that is: in an environment below this one
+    (`python -m venv --system-site-packages`), among the user's own, in a folder (`pip install --target`). If the
+    installation has no record of it, it is looked for where this environment puts its scripts, beside the
+    interpreter, among the user's own scripts, and then on the PATH.
 
     Raises
     ------
@@ -25,6 +33,9 @@ def find_horovodrun() -> str:
     """
     user_scheme = sysconfig.get_preferred_scheme("user")
     places = [
+        *_recorded(),
+        # `pip install --target` moves files without noting it in the record.
+        _PACKAGE.parent / "bin",
         Path(sysconfig.get_path("scripts")),
         Path(sys.executable).parent,
         Path(sysconfig.get_path("scripts", user_scheme)),
@@ -40,10 +51,36 @@ def find_horovodrun() -> str:
     raise FileNotFoundError(f"horovodrun was found neither in {looked} nor on the PATH")
 
 
+def _recorded() -> list[Path]:
+    """Where the distribution that this package was installed with has put its scripts."""
+    places = []
+    for distribution in importlib.metadata.distributions(name="horovod-rs"):
+        if not _is_same(Path(str(distribution.locate_file("horovod"))), _PACKAGE):
+            continue
+        for file in distribution.files or []:
+            if file.name == "horovodrun":
+                places.append(Path(str(file.locate())).parent.resolve())
+    return places
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
 def run_commandline() -> NoReturn:
     """Become `horovodrun` with this process's arguments; does not return."""
     program = find_horovodrun()
     os.execv(program, [program, *sys.argv[1:]])
+
+
+def __getattr__(name: str) -> NoReturn:
+    advice = _absent.advice(f"horovod.runner.launch:{name}")
+    if advice is not None:
+        raise ImportError(advice)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,22 @@
 """Data-parallel training with PyTorch: `import horovod.torch as hvd`."""
 
-from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
+import importlib.util
+import sys
+
+if importlib.util.find_spec("torch") is None:
+    raise ModuleNotFoundError(
+        f"horovod.torch needs PyTorch, which is not installed for {sys.executable}: pip install torch",
+        name="torch",
+    )
+
+from horovod.common.exceptions import (
+    HorovodInternalError,
+    HorovodStalledError,
+    ReplicasDifferError,
+)
 from horovod.common.util import check_extension
 from horovod.torch import elastic
+from horovod.torch._consistency import check_consistency
 from horovod.torch.compression import Compression
 from horovod.torch.functions import (
     allgather_object,
@@ -87,6 +101,7 @@ __all__ = [
     "Min",
     "ProcessSet",
     "Product",
+    "ReplicasDifferError",
     "Sum",
     "SyncBatchNorm",
     "add_process_set",
@@ -108,6 +123,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "check_consistency",
     "check_extension",
     "cross_rank",
     "cross_size",

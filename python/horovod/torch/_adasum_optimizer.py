@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from horovod.torch._gradient_reducer import EXTRA_BACKWARD
+from horovod.common.consistency import Watch
+from horovod.torch._consistency import watch_step
 from horovod.torch._handles import remember_until_job_ends
-from horovod.torch._optimizer_wrapping import (
-    ZERO_GRAD_TOO_EARLY,
-    Wrapped,
-    active,
-)
+from horovod.torch._optimizer_wrapping import Wrapped, active
 from horovod.torch.mpi_ops import Adasum, Max, allreduce_async_, synchronize
 
 
@@ -30,20 +26,24 @@ class _DistributedAdasumOptimizer(Wrapped):
     # There only while a GradScaler takes a step.
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
-    _hvd_counter: _PassCounter | None = None
+    _hvd_watch: Watch | None = None
 
     def _hvd_attach(self) -> None:
         remember_until_job_ends(self)
         if active(self.process_set):
-            self._hvd_counter = _PassCounter(self._hvd_settings.passes)
-            self._hvd_counter.track([param for _, param in self._hvd_named_parameters()])
+            self._hvd_watch = self._hvd_settings.watch()
+
+    def _hvd_forget_job(self) -> None:
+        if self._hvd_watch is not None:
+            self._hvd_watch.forget_job()
+
+    def _hvd_note_join(self) -> None:
+        if self._hvd_watch is not None:
+            self._hvd_watch.note_join()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set how many backward passes may be accumulated before a step."""
+        """Note the number of backward passes; every step takes what was accumulated since the last one."""
         self.backward_passes_per_step = passes
-        if self._hvd_counter is not None:
-            self._hvd_counter.passes = passes
-            self._hvd_counter.reset()
 
     def synchronize(self) -> None:
         """Do nothing: there is nothing to wait for before `step()`."""
@@ -60,26 +60,7 @@ class _DistributedAdasumOptimizer(Wrapped):
         self._hvd_adopt_groups()
 
     def _hvd_track(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
-        if self._hvd_counter is not None:
-            self._hvd_counter.track(params)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the optimizer's state and begin a new cycle."""
-        self._hvd_forget_job()
-        super().load_state_dict(state_dict)
-
-    def _hvd_forget_job(self) -> None:
-        if self._hvd_counter is not None:
-            self._hvd_counter.reset()
-
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Reset the gradients as the wrapped optimizer does; not between a full cycle and its step."""
-        counter = self._hvd_counter
-        if counter is not None:
-            if counter.complete:
-                raise AssertionError(ZERO_GRAD_TOO_EARLY)
-            counter.reset()
-        super().zero_grad(*args, **kwargs)
+        """Nothing to do: a step looks at all parameters."""
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -87,7 +68,7 @@ class _DistributedAdasumOptimizer(Wrapped):
 
         Gradients are local here, so the scalers of different ranks would decide differently.
         """
-        return self._hvd_counter is not None or self._hvd_inner_scales()
+        return self._hvd_watch is not None or self._hvd_inner_scales()
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, value: bool) -> None:
@@ -100,26 +81,25 @@ class _DistributedAdasumOptimizer(Wrapped):
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Take the local step (with `closure`, if given) and return its value; combine the ranks' moves."""
         self._hvd_adopt_groups()
-        counter = self._hvd_counter
         self._hvd_note_step()
-        if counter is None:
+        watch = self._hvd_watch
+        if watch is None:
             return super().step(*args, **kwargs)
-        counter.reset()
         if self._hvd_some_rank_overflowed():
             return None
         if self.sparse_as_dense:
             for _, param in self._hvd_named_parameters():
                 if param.grad is not None and param.grad.is_sparse:
                     param.grad = param.grad.to_dense()
-        if args and callable(args[0]):
-            args = (counter.restarting(args[0]), *args[1:])
-        elif callable(kwargs.get("closure")):
-            kwargs["closure"] = counter.restarting(kwargs["closure"])
+        if self._hvd_settings.options.zero_missing_gradients:
+            for _, param in self._hvd_named_parameters():
+                if param.grad is None and param.requires_grad:
+                    param.grad = torch.zeros_like(param, requires_grad=False)
         moved = [(n, p) for n, p in self._hvd_named_parameters() if p.requires_grad]
         before = [param.detach().clone() for _, param in moved]
         result = super().step(*args, **kwargs)
-        counter.reset()
-        self._hvd_combine(moved, before)
+        self._hvd_combine(moved, before, watch)
+        watch_step(watch, self._hvd_named_parameters())
         return result
 
     def _hvd_some_rank_overflowed(self) -> bool:
@@ -141,66 +121,23 @@ class _DistributedAdasumOptimizer(Wrapped):
         return False
 
     def _hvd_combine(
-        self, moved: list[tuple[str, torch.Tensor]], before: list[torch.Tensor]
+        self, moved: list[tuple[str, torch.Tensor]], before: list[torch.Tensor], watch: Watch
     ) -> None:
         compression = self._hvd_settings.options.compression
+        said = torch.frombuffer(bytearray(watch.said), dtype=torch.uint8)
+        largest = said.clone()
+        name = f"consistency.{self._hvd_settings.key}.said"
+        sent = [allreduce_async_(largest, name=name, op=Max)]
+        contexts = []
         with torch.no_grad():
-            sent = []
             for (name, param), start in zip(moved, before, strict=True):
                 tensor, ctx = compression.compress(param - start)
-                sent.append((allreduce_async_(tensor, name=name, op=Adasum), ctx))
+                sent.append(allreduce_async_(tensor, name=name, op=Adasum))
+                contexts.append(ctx)
                 param.copy_(start)  # until the combined move is known, and if it never comes
-            for (_, param), (handle, ctx) in zip(moved, sent, strict=True):
-                param.add_(compression.decompress(synchronize(handle), ctx))
-
-
-class _PassCounter:
-    """Counts backward passes per parameter, to refuse more than were announced."""
-
-    def __init__(self, passes: int) -> None:
-        self.passes = passes
-        self._done: dict[torch.Tensor, int] = {}
-        self._hooks: list[Any] = []
-        weakref.finalize(self, _remove, self._hooks)
-
-    @property
-    def complete(self) -> bool:
-        """Whether some parameter has had all its passes since the last step."""
-        return any(done >= self.passes for done in self._done.values())
-
-    def reset(self) -> None:
-        self._done.clear()
-
-    def track(self, params: Sequence[torch.Tensor]) -> None:
-        me = weakref.ref(self)
-
-        def count(param: torch.Tensor) -> None:
-            counter = me()
-            if counter is not None:
-                counter._count(param)
-
-        for param in params:
-            if param.is_leaf and param.requires_grad:
-                handle = param.register_post_accumulate_grad_hook(count)  # type: ignore[no-untyped-call]
-                self._hooks.append(handle)
-
-    def restarting(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure of which every call is a cycle of its own."""
-
-        def restarted() -> Any:
-            self.reset()
-            return closure()
-
-        return restarted
-
-    def _count(self, param: torch.Tensor) -> None:
-        done = self._done.get(param, 0)
-        if done >= self.passes:
-            raise AssertionError(EXTRA_BACKWARD)
-        self._done[param] = done + 1
-
-
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
-    handles.clear()
+            _, *results = [synchronize(handle) for handle in sent]
+            if not torch.equal(said, largest):
+                watch.hear(bytes(largest.tolist()))
+            watch.raise_difference()
+            for (_, param), result, ctx in zip(moved, results, contexts, strict=True):
+                param.add_(compression.decompress(result, ctx))

@@ -7,11 +7,12 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
-from horovod.common._ops import Average
+from horovod.common._collectives import require_members
+from horovod.common._operations import start
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce, grouped_allreduce
-from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
-from horovod.torch._tensors import check_movable, from_core, require_members, rows_entry
+from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._tensors import check_movable, from_core, rows_entry
 
 
 def allgather_async(
@@ -29,9 +30,10 @@ def allgather_async(
     def finish(outputs: Any) -> torch.Tensor:
         return from_core(outputs[0], dtype)
 
-    handle = _enqueue("allgather", name, [tensor], process_set, False)
-    _handle_map[handle] = Deferred(finish)
-    return handle
+    entries = [rows_entry(tensor)]
+    return start(
+        _core.ALLGATHER, "allgather", name, entries, process_set.process_set_id, finish=finish
+    )
 
 
 def grouped_allgather_async(
@@ -51,30 +53,15 @@ def grouped_allgather_async(
     def finish(outputs: Any) -> tuple[torch.Tensor, ...]:
         return tuple(from_core(o, dtype) for o, dtype in zip(outputs, dtypes, strict=True))
 
-    handle = _enqueue("grouped_allgather", name, tensors, process_set, True)
-    _handle_map[handle] = Deferred(finish)
-    return handle
-
-
-def _enqueue(
-    prefix: str,
-    name: str | None,
-    tensors: Sequence[torch.Tensor],
-    process_set: ProcessSet,
-    grouped: bool,
-) -> int:
-    return _core.enqueue(
+    entries = [rows_entry(tensor) for tensor in tensors]
+    return start(
         _core.ALLGATHER,
-        prefix,
+        "grouped_allgather",
         name,
-        [rows_entry(tensor) for tensor in tensors],
-        1,
-        1.0,
-        1.0,
-        -1,
-        None,
+        entries,
         process_set.process_set_id,
-        grouped,
+        grouped=True,
+        finish=finish,
     )
 
 
@@ -95,7 +82,7 @@ class HorovodAllgather(torch.autograd.Function):
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         """Average the gradient and cut out this rank's rows."""
         [start] = _first_rows([ctx.rows], ctx.process_set)
-        averaged = allreduce(grad_output, op=Average, process_set=ctx.process_set)
+        averaged = allreduce(grad_output, average=True, process_set=ctx.process_set)
         return averaged.narrow(0, start, ctx.rows), None, None
 
 
@@ -117,7 +104,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         """Average the gradients as one group and cut out this rank's rows."""
         starts = _first_rows(ctx.rows, ctx.process_set)
-        averaged = grouped_allreduce(grad_outputs, op=Average, process_set=ctx.process_set)
+        averaged = grouped_allreduce(grad_outputs, average=True, process_set=ctx.process_set)
         rows = zip(averaged, starts, ctx.rows, strict=True)
         return (None, None, *(grad.narrow(0, start, n) for grad, start, n in rows))
 

@@ -1,25 +1,25 @@
 """Allreduce in all its forms: reduce tensors over the ranks and return the result on each of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
+from horovod.common._collectives import require_members
 from horovod.common._compression import Compressor, NoneCompressor
+from horovod.common._operations import Entry, start
 from horovod.common._ops import resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
+from horovod.torch._handles import eagerly, synchronize
 from horovod.torch._tensors import (
-    Entry,
     Staged,
     allreduce_plain_together,
     check_reducible,
     enqueue_plain,
     entry,
     from_wire,
-    require_members,
     to_wire,
 )
 
@@ -30,7 +30,7 @@ def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -41,7 +41,7 @@ def allreduce_async_(
     that is not contiguous. Parameters and errors as in `allreduce`; those that all ranks share are raised by
     `synchronize`.
     """
-    if average is not None or op is None:
+    if average is not None or type(op) is not int:
         op = resolve_op(op, average)
     if is_dynamo_compiling():
         return eagerly(
@@ -60,7 +60,6 @@ def allreduce_async_(
         process_set.process_set_id,  # None raises the TypeError users know
     )
     if plain is not None:
-        _handle_map[plain] = tensor
         return plain
     check_reducible(tensor, op)
     options = (op, prescale_factor, postscale_factor, process_set)
@@ -71,9 +70,7 @@ def allreduce_async_(
         return tensor
 
     wire = staged.wire
-    return _start(
-        Deferred(finish), "allreduce", name, (entry(wire, wire.data_ptr(), wire),), *options
-    )
+    return _start(finish, "allreduce", name, (entry(wire, wire.data_ptr(), wire),), *options)
 
 
 def allreduce_together_(
@@ -91,18 +88,16 @@ def allreduce_together_(
     if is_dynamo_compiling():
         return []
     set_id = process_set.process_set_id
-    handles = allreduce_plain_together(
+    return allreduce_plain_together(
         tensors, "allreduce", names, op, prescale_factor, postscale_factor, set_id
     )
-    _handle_map.update(zip(handles, tensors, strict=False))
-    return handles
 
 
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -118,20 +113,20 @@ def allreduce_async(
         return eagerly(allreduce_async, tensor, None, name, *options)
     check_reducible(tensor, op)
     source, output = _wire_and_output(tensor)
-    return _start(
-        from_wire(output, tensor.dtype),
-        "allreduce",
-        name,
-        (entry(source, output.data_ptr(), (source, output)),),
-        *options,
-    )
+    dtype = tensor.dtype
+
+    def finish(_: Any) -> torch.Tensor:
+        return from_wire(output, dtype)
+
+    item = entry(source, output.data_ptr(), (source, output))
+    return _start(finish, "allreduce", name, (item,), *options)
 
 
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -152,7 +147,7 @@ def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -170,22 +165,21 @@ def grouped_allreduce_async_(
         check_reducible(tensor, op)
         stage = Staged(tensor)
         entries.append(entry(stage.wire, stage.wire.data_ptr(), stage.wire))
-        if stage.wire.data_ptr() != tensor.data_ptr():
-            staged.append(stage)
+        staged.append(stage)
 
     def finish(_: Any) -> tuple[torch.Tensor, ...]:
         for stage in staged:
             stage.write_back()
         return tensors
 
-    return _start(Deferred(finish), "grouped_allreduce", name, entries, *options)
+    return _start(finish, "grouped_allreduce", name, entries, *options)
 
 
 def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -207,14 +201,18 @@ def grouped_allreduce_async(
         source, output = _wire_and_output(tensor)
         entries.append(entry(source, output.data_ptr(), (source, output)))
         results.append(from_wire(output, tensor.dtype))
-    return _start(tuple(results), "grouped_allreduce", name, entries, *options)
+
+    def finish(_: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(results)
+
+    return _start(finish, "grouped_allreduce", name, entries, *options)
 
 
 def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    op: int | None = None,
+    op: int | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -239,7 +237,7 @@ class HorovodAllreduce(torch.autograd.Function):
         tensor: torch.Tensor,
         average: bool | None,
         name: str | None,
-        op: int | None,
+        op: int | str | None,
         prescale_factor: float,
         postscale_factor: float,
         process_set: ProcessSet,
@@ -273,7 +271,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         ctx: Any,
         average: bool | None,
         name: str | None,
-        op: int | None,
+        op: int | str | None,
         prescale_factor: float,
         postscale_factor: float,
         process_set: ProcessSet,
@@ -305,7 +303,7 @@ def allreduce(
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] = NoneCompressor,
-    op: int | None = None,
+    op: int | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -366,7 +364,7 @@ def grouped_allreduce(
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] = NoneCompressor,
-    op: int | None = None,
+    op: int | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -392,7 +390,7 @@ def grouped_allreduce(
 
 
 def _start(
-    result: Any,
+    finish: Callable[[Any], Any],
     prefix: str,
     name: str | None,
     entries: Sequence[Entry],
@@ -401,22 +399,18 @@ def _start(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> int:
-    """Queue the operation; `result` is what `synchronize` will return for the handle."""
-    handle = _core.enqueue(
+    return start(
         _ALLREDUCE,
         prefix,
         name,
         entries,
-        op,
-        prescale_factor,
-        postscale_factor,
-        -1,
-        None,
         process_set.process_set_id,
-        prefix.startswith("grouped"),
+        op=op,
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+        grouped=prefix.startswith("grouped"),
+        finish=finish,
     )
-    _handle_map[handle] = result
-    return handle
 
 
 def _wire_and_output(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,8 +7,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
+from horovod.common._operations import start
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
+from horovod.torch._handles import eagerly, synchronize
 from horovod.torch._tensors import check_movable, from_core, rows_entry
 
 Splits = torch.Tensor | Sequence[int] | None
@@ -36,21 +37,9 @@ def alltoall_async(
             received, dtype=torch.int32, device=device
         )
 
-    handle = _core.enqueue(
-        _core.ALLTOALL,
-        "alltoall",
-        name,
-        (rows_entry(tensor),),
-        1,
-        1.0,
-        1.0,
-        -1,
-        rows,
-        process_set.process_set_id,
-        False,
-    )
-    _handle_map[handle] = Deferred(finish)
-    return handle
+    entries = [rows_entry(tensor)]
+    set_id = process_set.process_set_id
+    return start(_core.ALLTOALL, "alltoall", name, entries, set_id, splits=rows, finish=finish)
 
 
 def _read_splits(splits: Splits) -> tuple[list[int] | None, torch.device]:

@@ -6,12 +6,11 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
-from horovod.common._ops import Average
+from horovod.common._operations import start
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce
-from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
+from horovod.torch._handles import eagerly, synchronize
 from horovod.torch._tensors import (
-    Entry,
     Staged,
     check_movable,
     enqueue_plain,
@@ -44,9 +43,13 @@ def broadcast_async(
     else:
         output = wire
     item = entry(output, output.data_ptr(), output)
-    handle = _enqueue(item, root_rank, name, process_set)
-    _handle_map[handle] = from_wire(output, tensor.dtype)
-    return handle
+    dtype = tensor.dtype
+
+    def finish(_: Any) -> torch.Tensor:
+        return from_wire(output, dtype)
+
+    set_id = process_set.process_set_id
+    return start(_BROADCAST, "broadcast", name, (item,), set_id, root_rank=root_rank, finish=finish)
 
 
 def broadcast_async_(
@@ -66,7 +69,6 @@ def broadcast_async_(
         tensor, _BROADCAST, "broadcast", name, 1, 1.0, 1.0, root_rank, process_set.process_set_id
     )
     if plain is not None:
-        _handle_map[plain] = tensor
         return plain
     check_movable(tensor)
     staged = Staged(tensor)
@@ -79,30 +81,14 @@ def broadcast_async_(
             staged.write_back()
         return tensor
 
-    handle = _enqueue(entry(wire, wire.data_ptr(), wire), root_rank, name, process_set)
-    _handle_map[handle] = tensor if wire.data_ptr() == tensor.data_ptr() else Deferred(finish)
-    return handle
+    item = entry(wire, wire.data_ptr(), wire)
+    set_id = process_set.process_set_id
+    return start(_BROADCAST, "broadcast", name, (item,), set_id, root_rank=root_rank, finish=finish)
 
 
 def _is_root(root_rank: int) -> bool:
     # Before `init` it is the enqueue that has to fail, with its own error.
     return _core.is_initialized() and _core.rank() == root_rank
-
-
-def _enqueue(item: Entry, root_rank: int, name: str | None, process_set: ProcessSet) -> int:
-    return _core.enqueue(
-        _BROADCAST,
-        "broadcast",
-        name,
-        (item,),
-        1,
-        1.0,
-        1.0,
-        root_rank,
-        None,
-        process_set.process_set_id,
-        False,
-    )
 
 
 class HorovodBroadcast(torch.autograd.Function):
@@ -125,7 +111,7 @@ class HorovodBroadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         """Average the gradient; it belongs to the root."""
-        averaged = allreduce(grad_output, op=Average, process_set=ctx.process_set)
+        averaged = allreduce(grad_output, average=True, process_set=ctx.process_set)
         if _core.rank() != ctx.root_rank:
             # Not a fresh tensor of zeros: a second backward has to come through here on every rank.
             averaged = averaged.masked_fill(torch.ones((), dtype=torch.bool, device="cpu"), 0)

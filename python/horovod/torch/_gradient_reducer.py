@@ -1,8 +1,12 @@
 """Decides when each gradient of an optimizer is reduced: hooks, accumulation counters, groups, agreement.
 
-One `GradientReducer` belongs to one wrapped optimizer. A post-accumulate hook per parameter counts backward passes
-and starts the reduction; at the end of the backward pass the ranks tell each other which gradients exist and wait,
-so that `backward()` returns with reduced gradients and clipping, loss scaling or logging may follow in any order.
+One `GradientReducer` belongs to one wrapped optimizer. A hook per parameter counts backward passes and starts the
+reduction; at the end of the backward pass the ranks tell each other which gradients exist and wait, so that
+`backward()` returns with reduced gradients and clipping, loss scaling or logging may follow in any order.
+
+A gradient that was sent is never added to: what comes after it within the cycle is accumulated apart, travels by itself
+and is added to the first one's result. So several backward passes before a step give what one pass over the sum of
+their losses gives: for averages and sums, which are linear. Other operators refuse them.
 """
 
 from __future__ import annotations
@@ -10,165 +14,142 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
 
-from horovod.common.exceptions import HorovodInternalError
-from horovod.common.process_sets import ProcessSet
-from horovod.torch._allreduce import allreduce_together_
-from horovod.torch.compression import Compression
-from horovod.torch.mpi_ops import (
-    Average,
-    Max,
-    allreduce_async_,
-    grouped_allreduce_async_,
-    sparse_allreduce_async,
-    synchronize,
+from horovod.common.consistency import Watch
+from horovod.torch import _gradient_agreement as agreement
+from horovod.torch._exclusive_parameters import refuse_foreign, refuse_shared
+from horovod.torch._gradient_agreement import (
+    IS_DENSE,
+    IS_SPARSE,
+    LOCAL_ONLY,
+    ROWS,
+    SENT,
+    WAITS_FOR_GROUP,
 )
-
-EXTRA_BACKWARD = (
-    "Gradients were computed more than backward_passes_per_step times before call to step(). "
-    "Increase backward_passes_per_step to accumulate gradients locally, or put the extra passes into no_sync()."
+from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR
+from horovod.torch._gradient_hooks import can_be_watched, queue_callback
+from horovod.torch._gradient_sending import Sender
+from horovod.torch._gradient_slots import (
+    IDLE,
+    READY,
+    STARTED,
+    Group,
+    ReduceOptions,
+    Slot,
+    unwatch,
+    zeros_for,
 )
+from horovod.torch._soft_wait import SoftWait
+from horovod.torch.mpi_ops import Average, Max, Sum, allreduce_async_, synchronize
 
-# Gradients wait for each other until there are this many bytes, or backward is over: each hand-over wakes the engine,
-# which then agrees with the other ranks, and where all cores compute that costs more than a small tensor's journey.
-_HAND_OVER_BYTES = 256 * 1024
-
-# Runs a function when the current backward pass is over. Older versions of torch lack it: there `backward()` waits
-# only if all trainable parameters got a gradient; otherwise `step()` does.
-_queue_callback: Callable[[Callable[[], None]], None] | None = getattr(
-    torch.autograd.graph, "queue_callback", None
-)
-
-# Where the gradient of one parameter stands within a cycle (from one step() to the next).
-_IDLE, _READY, _STARTED = 0, 1, 2
-
-# Rows of the agreement: what some rank may have done with a gradient.
-_ROWS = 5
-_SENT, _WAITS_FOR_GROUP, _LOCAL_ONLY, _IS_DENSE, _IS_SPARSE = range(_ROWS)
+# Those whose hooks are in place.
+_reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 
-@dataclass(frozen=True, slots=True)
-class ReduceOptions:
-    """How gradients travel; the same on every rank."""
+class _EndOfPass:
+    """What torch calls when a backward pass is over, and drops without a call when the pass fails."""
 
-    compression: Any
-    op: int
-    gradient_predivide_factor: float
-    sparse_as_dense: bool
-    process_set: ProcessSet
+    __slots__ = ("__weakref__", "_reducer")
 
-    def factors(self) -> tuple[float, float]:
-        """Scale factors before and after the reduction."""
-        if self.op != Average:
-            return 1.0, 1.0
-        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
+    def __init__(self, reducer: weakref.ref[GradientReducer]) -> None:
+        self._reducer = reducer
 
-
-class _Slot:
-    """One parameter and where its gradient stands."""
-
-    __slots__ = ("group", "name", "param", "passes_left", "state")
-
-    def __init__(self, param: torch.Tensor, name: str, passes: int) -> None:
-        self.param = param
-        self.name = name
-        self.group: _Group | None = None
-        self.passes_left = passes
-        self.state = _IDLE
-
-
-@dataclass(slots=True)
-class _Group:
-    """Gradients that travel together once the last of them is ready."""
-
-    members: list[_Slot]
-    waiting: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.waiting = len(self.members)
+    def __call__(self) -> None:
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer._end_of_backward()
 
 
 class GradientReducer:
     """Reduces the gradients of one optimizer's parameters over a process set."""
 
-    def __init__(self, options: ReduceOptions, passes: int) -> None:
+    def __init__(self, options: ReduceOptions, passes: int, watch: Watch) -> None:
         self.passes = passes
+        self.watch = watch
         self.wait_in_backward = True
         # Whether a GradScaler has decided on this cycle's step, maybe not to take it.
         self.step_skipped = False
         self._options = options
-        self._prescale, self._postscale = options.factors()
-        self._slots: list[_Slot] = []  # sorted by name: the same order on every rank
-        self._by_param: dict[torch.Tensor, _Slot] = {}
-        self._held: list[tuple[_Slot, torch.Tensor]] = []
-        self._held_bytes = 0
-        self._uncompressed = options.compression is Compression.none
-        self._in_flight: list[Callable[[], object]] = []
-        self._announced: tuple[torch.Tensor, torch.Tensor, int] | None = None
-        self._started = 0
-        self._sparse = False
+        self._sender = Sender(options)
+        self._slots: list[Slot] = []  # sorted by name: the same order on every rank
+        self._by_param: dict[torch.Tensor, Slot] = {}
+        self._soft_wait = SoftWait()
+        self._in_parts: list[Slot] = []
+        self._announced: tuple[torch.Tensor, torch.Tensor, int, bool] | None = None
+        # For the other ranks to compare: steps taken, and reductions that zero_grad() dropped.
+        self._steps = self._drops = 0
+        self._digest: int | None = None
+        self._open = 0  # gradients that are not sent, or not any more
+        self._repeated = False  # whether one was sent twice in this cycle
         self._touched = False
         self._unannounced = False
         self._agreed = False
+        self._reduced = False  # whether anything was agreed upon in this cycle
         self._holding = 0
-        self._end_awaited = False
-        self._hooks: list[Any] = []
-        weakref.finalize(self, _remove_hooks, self._hooks)
+        # The callback of the backward pass that runs; it is gone if that failed.
+        self._end: weakref.ref[_EndOfPass] | None = None
+        self._me = weakref.ref(self)
+        self._exclusive = False  # whether it was looked for others that reduce these gradients
+        _reducers.add(self)
+        weakref.finalize(self, unwatch, self._slots)
 
     # ---- set-up ------------------------------------------------------------------------------------------------
 
     def track(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Take parameters under their names on the wire and hook them, frozen ones too: they may thaw."""
         for name, param in named:
-            slot = _Slot(param, name, self.passes)
+            slot = Slot(param, name, self.passes)
             self._slots.append(slot)
             self._by_param[param] = slot
-            self._hook(slot)
+            if can_be_watched(param):  # gradients of others are picked up by `finish`
+                self._watch(slot)
         self._slots.sort(key=lambda slot: slot.name)
+        self._open += len(named)
+        self._digest = None
+        self._exclusive = False
 
     def set_groups(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         """Let the gradients of each list travel as one operation."""
         for params in groups:
             members = [self._by_param[param] for param in params]
             if len(members) > 1:
-                group = _Group(members)
+                group = Group(members)
                 for slot in members:
                     slot.group = group
 
     def detach(self) -> None:
         """Remove every hook: the parameters are reduced by somebody else from now on, or by nobody."""
-        _remove_hooks(self._hooks)
+        unwatch(self._slots)
+        _reducers.discard(self)
 
-    def _hook(self, slot: _Slot) -> None:
-        if not _can_be_hooked(slot.param):
-            return  # such gradients are picked up by `finish`
-        me = weakref.ref(self)
+    def _watch(self, slot: Slot) -> None:
+        me = self._me
 
-        def after_accumulation(_: torch.Tensor) -> None:
+        def reopen() -> None:
+            reducer = me()
+            if reducer is not None:
+                reducer._reopen(slot)
+
+        def after(*_: object) -> None:
             reducer = me()
             if reducer is not None:
                 reducer._on_gradient(slot)
 
-        with _requiring_grad(slot.param):
-            handle = slot.param.register_post_accumulate_grad_hook(after_accumulation)  # type: ignore[no-untyped-call]
-            self._hooks.append(handle)
+        slot.watch(reopen, after)
 
     # ---- one cycle ---------------------------------------------------------------------------------------------
-
-    @property
-    def started(self) -> bool:
-        """Whether any gradient was sent in this cycle."""
-        return self._started > 0
 
     @property
     def unfinished(self) -> bool:
         """Whether backward passes left gradients that `finish` would still reduce."""
         return self._touched and not self._agreed
+
+    @property
+    def announced(self) -> bool:
+        """Whether the ranks were told of gradients in a `backward()` that did not wait for the answer."""
+        return self._announced is not None
 
     @property
     def touched(self) -> bool:
@@ -177,18 +158,50 @@ class GradientReducer:
 
     def reset(self) -> None:
         """Begin a new cycle; what is still in flight is forgotten."""
-        self._held.clear()
-        self._held_bytes = 0
-        self._in_flight.clear()
-        self._announced = None
-        self._started = 0
-        self._touched = self._unannounced = self._agreed = self._sparse = self.step_skipped = False
-        self._end_awaited = False
+        self._sender.forget()
+        self._in_parts.clear()
+        self._announced = self._end = None
+        self._touched = self._unannounced = self._agreed = self.step_skipped = False
+        self._repeated = self._reduced = False
+        self._open = len(self._slots)
+        passes = self.passes
         for slot in self._slots:
-            slot.state = _IDLE
-            slot.passes_left = self.passes
+            slot.state = slot.sent = IDLE
+            slot.settled = False
+            slot.passes_left = passes
+            if slot.parts:
+                slot.parts = []
             if slot.group is not None:
-                slot.group.waiting = len(slot.group.members)
+                slot.group.arrived.clear()
+
+    def stepped(self) -> None:
+        """Begin a new cycle after a step."""
+        if self._announced is not None:  # a step under skip_synchronize()
+            self._bring_to_an_end()
+        self._steps += 1
+        self.wait()
+        self.reset()
+
+    def drop(self) -> None:
+        """Begin a new cycle without a step; what other ranks were told of is completed with them before."""
+        if self.step_skipped:
+            self.wait()
+        else:
+            if self._sender.handed_over or self._announced is not None:
+                self._bring_to_an_end()
+            self._drops += self._reduced
+        self.reset()
+
+    def forget_job(self) -> None:
+        """Begin anew with ranks that may have just started."""
+        self.reset()
+        self._steps = self._drops = 0
+        self.watch.forget_job()
+
+    def note_join(self) -> None:
+        """Count anew: the ranks that had less to do took fewer steps."""
+        self._steps = self._drops = 0
+        self.watch.note_join()
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
@@ -200,13 +213,30 @@ class GradientReducer:
             self._holding -= 1
 
     def finish(self) -> None:
-        """Reduce every gradient that exists on any rank and is not reduced yet; wait for all of them."""
-        if self._started < len(self._slots):
+        """Reduce every gradient that exists on any rank and is not reduced yet; wait for all of them.
+
+        A parameter without gradient on all ranks gets zeros.
+        """
+        if not self._exclusive:  # no backward pass that our hooks have seen
+            self._check_exclusive()
+        if self._open:
             for slot in self._slots:
-                if slot.state == _IDLE and slot.param.grad is not None:
+                if slot.state == IDLE and slot.param.grad is not None:
                     self._ready(slot)
                     self._agreed = False
+        if not self._agreed:
+            self._bring_to_an_end()
+        else:
+            self.wait()
+        if self._open and self._options.zero_missing_gradients:
+            for slot in self._slots:
+                if slot.param.grad is None and slot.param.requires_grad:
+                    slot.param.grad = zeros_for(slot.param, sparse=slot.sparse)
+
+    def _bring_to_an_end(self) -> None:
         try:
+            if self._announced is not None:
+                self._agree()
             if not self._agreed:
                 self._agree()
             self.wait()
@@ -214,46 +244,81 @@ class GradientReducer:
             self.reset()
             raise
 
-    def _on_gradient(self, slot: _Slot) -> None:
+    def _on_gradient(self, slot: Slot) -> None:
         if self.step_skipped:  # and nobody called zero_grad() of this optimizer since
             self.wait()
             self.reset()
         self._touched = True
         if self._holding:
             return
-        if slot.passes_left <= 0:
-            raise AssertionError(EXTRA_BACKWARD)
-        slot.passes_left -= 1
+        if queue_callback is not None and (self._end is None or self._end() is None):
+            self._begin_pass(slot, queue_callback)
         self._agreed = False
+        slot.passes_left -= 1
         if slot.passes_left == 0:
             self._ready(slot)
-        if self._unannounced and not self._end_awaited:
-            self._await_end_of_backward()
-        if self._started == len(self._slots) and self._end_awaited and self.wait_in_backward:
-            # Nothing can change any more: the announcement travels with the last gradients, not after them.
-            self._announced = self._announced or self._announce()
-
-    def _await_end_of_backward(self) -> None:
-        if _queue_callback is not None:
-            self._end_awaited = True
-            _queue_callback(self._end_of_backward)
-        elif all(s.state == _STARTED for s in self._slots if s.param.requires_grad):
+        elif slot.settled:  # torch is too old to tell before the gradient is added
+            raise AssertionError(EXTRA_BACKWARD)
+        if queue_callback is None and self._unannounced and self._all_sent():
             self._end_of_backward()
 
+    def _all_sent(self) -> bool:
+        return all(slot.settled for slot in self._slots if slot.param.requires_grad)
+
+    def _begin_pass(self, slot: Slot, queue_callback: Callable[[Callable[[], None]], None]) -> None:
+        if not self._exclusive:
+            self._check_exclusive()
+        if self._end is not None:
+            # The last pass failed half-way. Its gradients must not mix with this one's, whose first is there already.
+            grad, slot.param.grad = slot.param.grad, None
+            if self._sender.handed_over or self._announced is not None:
+                self._bring_to_an_end()
+            else:
+                self.reset()
+            slot.param.grad = grad
+            self._touched = True
+        end = _EndOfPass(self._me)
+        self._end = weakref.ref(end)
+        queue_callback(end)
+
+    def _check_exclusive(self) -> None:
+        """Raise if these gradients are reduced by somebody else, too; once, when everything is built."""
+        named = [(slot.name, slot.param) for slot in self._slots]
+        refuse_foreign(named)
+        refuse_shared(named, lambda: [r._by_param for r in _reducers if r is not self])
+        self._exclusive = True
+
     def _end_of_backward(self) -> None:
-        self._end_awaited = False
+        self._end = None
         try:
-            self._hand_over()
+            self._sender.hand_over()
             if self._unannounced and self.wait_in_backward and not self._holding:
-                self._agree()
-                self.wait()
+                self._wait_softly()
         except BaseException:
             self.reset()
             raise
 
+    def _reopen(self, slot: Slot) -> None:
+        """Put a gradient aside that was sent, so that the next one is accumulated apart from it."""
+        self._sender.hand_over()
+        grad = slot.param.grad
+        if grad is None:  # dropped by the user
+            slot.parts.clear()
+        else:
+            if self._options.op not in (Average, Sum):
+                raise AssertionError(NOT_LINEAR)
+            if not slot.parts:
+                self._in_parts.append(slot)
+            slot.parts.append(grad)
+            slot.param.grad = None
+        slot.state = IDLE
+        slot.settled = False
+        slot.passes_left = self.passes
+        self._open += 1
+
     # ---- sending -----------------------------------------------------------------------------------------------
 
-    def _ready(self, slot: _Slot) -> None:
+    def _ready(self, slot: Slot) -> None:
         grad = slot.param.grad
         if grad is None:
             raise RuntimeError(f"the gradient of {slot.name!r} vanished while it was being reduced")
@@ -267,135 +332,60 @@ class GradientReducer:
         if group is None:
             self._send(slot, grad)
             return
-        group.waiting -= 1
+        group.arrived.add(slot)
         if grad.is_sparse and not self._options.sparse_as_dense:
             self._send(slot, grad)
         else:
-            slot.state = _READY
+            slot.state = READY
             self._unannounced = True
-        if group.waiting == 0:
-            self._send_group([member for member in group.members if member.state == _READY])
+        if len(group.arrived) == len(group.members):
+            group.arrived.clear()
+            self._send_group([member for member in group.members if member.state == READY])
 
-    def _send(self, slot: _Slot, grad: torch.Tensor) -> None:
-        options = self._options
-        is_sparse = grad.is_sparse
-        if is_sparse:
-            self._sparse = True
-        if is_sparse and not options.sparse_as_dense:
-            result = sparse_allreduce_async(
-                grad, name=slot.name, op=options.op, process_set=options.process_set
-            )
-            self._in_flight.append(lambda: _replace_grad(slot.param, result()))
-            self._mark_started(slot)
-            return
+    def _send(self, slot: Slot, grad: torch.Tensor) -> None:
         self._mark_started(slot)
-        self._held.append((slot, grad))
-        self._held_bytes += slot.param.nbytes
-        if self._held_bytes >= _HAND_OVER_BYTES:
-            self._hand_over()
+        # The last ones go with the announcement that follows them.
+        if self._sender.hold(slot, grad) and (self._open or self._end is None):
+            self._sender.hand_over()
 
-    def _hand_over(self) -> None:
-        """Start to reduce the gradients that were held back, all at once where that is possible."""
-        held, self._held, self._held_bytes = self._held, [], 0
-        if len(held) > 1 and self._uncompressed:
-            handles = allreduce_together_(
-                [grad for _, grad in held],
-                [slot.name for slot, _ in held],
-                self._options.op,
-                self._prescale,
-                self._postscale,
-                self._options.process_set,
-            )
-            self._in_flight.extend(partial(synchronize, handle) for handle in handles)
-            # What has to be prepared, and what was refused and shall say why.
-            held = held[len(handles) :]
-        for slot, grad in held:
-            self._reduce(slot, grad)
-
-    def _reduce(self, slot: _Slot, grad: torch.Tensor) -> None:
-        options = self._options
-        tensor, ctx = options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
-        try:
-            handle = allreduce_async_(
-                tensor,
-                name=slot.name,
-                op=options.op,
-                prescale_factor=self._prescale,
-                postscale_factor=self._postscale,
-                process_set=options.process_set,
-            )
-        except ValueError as error:
-            _explain_duplicate(error)
-            raise
-        if tensor is grad and self._uncompressed:
-            self._in_flight.append(partial(synchronize, handle))
-        else:
-            self._in_flight.append(lambda: self._store(slot, grad, synchronize(handle), ctx))
-
-    def _send_group(self, slots: list[_Slot]) -> None:
+    def _send_group(self, slots: list[Slot]) -> None:
         if not slots:
             return
-        options = self._options
-        grads = [grad for slot in slots if (grad := slot.param.grad) is not None]
-        packed = [
-            options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
-            for grad in grads
-        ]
-        try:
-            handle = grouped_allreduce_async_(
-                [tensor for tensor, _ in packed],
-                name=slots[0].name,
-                op=options.op,
-                prescale_factor=self._prescale,
-                postscale_factor=self._postscale,
-                process_set=options.process_set,
-            )
-        except ValueError as error:
-            _explain_duplicate(error)
-            raise
-
-        def complete() -> None:
-            results = synchronize(handle)
-            for slot, grad, result, (_, ctx) in zip(slots, grads, results, packed, strict=True):
-                self._store(slot, grad, result, ctx)
-
-        self._in_flight.append(complete)
-        self._sparse = self._sparse or any(grad.is_sparse for grad in grads)
         for slot in slots:
             self._mark_started(slot)
+        self._sender.send_group(slots)
 
-    def _mark_started(self, slot: _Slot) -> None:
-        slot.state = _STARTED
+    def _mark_started(self, slot: Slot) -> None:
+        slot.state = STARTED
+        slot.settled = True
         slot.passes_left = 0
-        self._started += 1
+        slot.sent += 1
+        if slot.sent > 1:
+            self._repeated = True
+        self._open -= 1
         self._unannounced = True
-
-    def _store(self, slot: _Slot, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
-        """Put a reduced dense tensor where the gradient was, in the gradient's own memory and layout."""
-        compression = self._options.compression
-        if compression is Compression.fp16 and not grad.is_sparse:
-            result = reduced  # what copies it into the gradient also converts it
-        else:
-            result = compression.decompress(reduced, ctx)
-        if grad.is_sparse:
-            _replace_grad(slot.param, result.to_sparse(grad.sparse_dim()))
-        elif result is not grad:
-            with torch.no_grad():
-                grad.copy_(result)
 
     def wait(self) -> None:
         """Wait for the reductions in flight and put their results in place; raise what failed first."""
-        self._hand_over()
-        pending, self._in_flight = self._in_flight, []
-        failure = None
-        for complete in pending:
-            try:
-                complete()
-            except HorovodInternalError as error:
-                # The others still write into gradients: nobody may touch those before.
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        self._sender.wait()
+        if self._in_parts:
+            united = [slot for slot in self._in_parts if slot.settled]
+            self._in_parts = [slot for slot in self._in_parts if not slot.settled]
+            for slot in united:
+                slot.unite()
+
+    def _wait_softly(self) -> None:
+        """Agree and wait, unless the others wait for what comes after `backward()`; `finish` does what is left."""
+        names = [slot.name for slot in self._slots]
+        while self._announced is not None or self._unannounced:
+            # What an earlier pass told of is agreed upon first.
+            self._announced = self._announced or self._announce()
+            if not self._soft_wait.have_ended([self._announced[2]], names):
+                return
+            self._agree()
+        self._sender.hand_over()
+        if self._soft_wait.have_ended(self._sender.awaited, names):
+            self.wait()
 
     # ---- agreement ---------------------------------------------------------------------------------------------
 
@@ -405,25 +395,25 @@ class GradientReducer:
         Without it a parameter that only some ranks used would leave the others waiting, and a parameter that no
         rank used could not keep `None`.
         """
-        mine, theirs, handle = self._announced or self._announce()
+        mine, theirs, handle, sent_all = self._announced or self._announce()
         self._announced = None
         synchronize(handle)
-        self._unannounced = False
-        if torch.equal(mine, theirs) and not mine[_WAITS_FOR_GROUP : _LOCAL_ONLY + 1].any():
-            self._agreed = True
-            return
-        rows: list[list[int]] = theirs.tolist()
-        self._join_others(rows)
-        self._unannounced = False
-        self._agreed = not any(
-            local and slot.state == _IDLE
-            for local, slot in zip(rows[_LOCAL_ONLY], self._slots, strict=True)
-        )
+        differing = agreement.check(mine, theirs, self._steps, self._drops)
+        if differing is not None:
+            self.watch.hear(differing)
+        later = self._unannounced
+        self._agreed = not later
+        if not sent_all or not torch.equal(mine, theirs):
+            self._join_others(agreement.rows_of(theirs))
+        self._unannounced = self._sender.handed_over = later
+        self._reduced = True
 
-    def _announce(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Tell the others which gradients this rank has: what it said, what all will have said, when."""
-        self._hand_over()
-        mine = self._announcement()
+    def _announce(self) -> tuple[torch.Tensor, torch.Tensor, int, bool]:
+        """Tell the others which gradients this rank has: what it said, what all will have said, when, whether that is
+        all it has.
+        """
+        self._sender.hand_over()
+        mine, sent_all = self._announcement()
         theirs = mine.clone()
         handle = allreduce_async_(
             theirs,
@@ -431,93 +421,64 @@ class GradientReducer:
             op=Max,
             process_set=self._options.process_set,
         )
-        return mine, theirs, handle
+        self._unannounced = False
+        return mine, theirs, handle, sent_all
 
-    def _announcement(self) -> torch.Tensor:
-        rows = torch.zeros(_ROWS, len(self._slots), dtype=torch.uint8)
-        if self._started == len(self._slots) and not self._sparse:
-            rows[_SENT] = 1
-            rows[_IS_DENSE] = 1
-            return rows
-        flags: list[list[int]] = rows.tolist()
+    def _announcement(self) -> tuple[torch.Tensor, bool]:
+        if self._digest is None:
+            self._digest = agreement.digest(slot.name for slot in self._slots)
+        head = agreement.header(self._steps, self._drops, self._digest, self.watch.said)
+        if not (self._open or self._sender.sparse or self._repeated):
+            return agreement.all_sent_once(head, len(self._slots)), True
+        rows = [[0] * len(self._slots) for _ in range(ROWS)]
         for index, slot in enumerate(self._slots):
             grad = slot.param.grad
+            rows[SENT][index] = slot.sent
             if grad is None:
                 continue
-            flags[_IS_SPARSE if grad.is_sparse else _IS_DENSE][index] = 1
-            if slot.state == _STARTED:
-                flags[_SENT][index] = 1
-            elif slot.state == _READY:
-                flags[_WAITS_FOR_GROUP][index] = 1
-            else:
-                flags[_LOCAL_ONLY][index] = 1
-        return torch.tensor(flags, dtype=torch.uint8).reshape(_ROWS, len(self._slots))
+            rows[IS_SPARSE if grad.is_sparse else IS_DENSE][index] = 1
+            if slot.state == READY:
+                rows[WAITS_FOR_GROUP][index] = slot.sent + 1
+            elif slot.state == IDLE:
+                rows[LOCAL_ONLY][index] = slot.sent + 1
+        sent_all = not any(rows[WAITS_FOR_GROUP]) and not any(rows[LOCAL_ONLY])
+        return agreement.announcement(head, rows), sent_all
 
     def _join_others(self, rows: list[list[int]]) -> None:
+        """Send what other ranks sent and this one did not, or hold back for their groups."""
+        wanted = [max(both) for both in zip(rows[SENT], rows[WAITS_FOR_GROUP], strict=True)]
+        for number in range(1, max(wanted, default=0) + 1):
+            self._join_round(number, wanted, rows)
+        if any(local > all_ for local, all_ in zip(rows[LOCAL_ONLY], wanted, strict=True)):
+            self._agreed = False
+
+    def _join_round(self, number: int, wanted: list[int], rows: list[list[int]]) -> None:
         as_dense = self._options.sparse_as_dense
-        # By group: what travels now because a rank that had all remaining members sent them, or because some
-        # rank holds it back.
-        sent: dict[int, list[_Slot]] = {}
-        held: dict[int, list[_Slot]] = {}
+        # By group: what travels now because a rank that had all members sent them, or because some rank holds it back.
+        sent: dict[Group, list[Slot]] = {}
+        held: dict[Group, list[Slot]] = {}
         for index, slot in enumerate(self._slots):
-            if not (rows[_SENT][index] or rows[_WAITS_FOR_GROUP][index]):
+            if wanted[index] < number:
                 continue
-            sparse = bool(rows[_IS_SPARSE][index])
-            if sparse and rows[_IS_DENSE][index] and not as_dense:
+            slot.sparse = bool(rows[IS_SPARSE][index])
+            if slot.sparse and rows[IS_DENSE][index] and not as_dense:
                 raise RuntimeError(
                     f"the gradient of {slot.name!r} is sparse on some ranks and dense on others; "
                     "use DistributedOptimizer(..., sparse_as_dense=True)"
                 )
-            if slot.state == _STARTED:
+            if slot.sent >= number:
                 continue
-            grad = _existing_grad(slot.param, sparse=sparse)
-            if slot.group is None or (sparse and not as_dense):
-                self._send(slot, grad)
+            if slot.settled:
+                self._reopen(slot)
+            if slot.param.grad is None:
+                slot.param.grad = zeros_for(slot.param, sparse=slot.sparse)
+            if slot.group is None or (slot.sparse and not as_dense):
+                self._send(slot, slot.param.grad)
             else:
-                by_group = sent if rows[_SENT][index] else held
-                by_group.setdefault(id(slot.group), []).append(slot)
-        for slots in (held | sent).values():
-            members = slots[0].group.members if slots[0].group is not None else slots
-            self._send_group([slot for slot in members if slot in slots])
-
-
-def _can_be_hooked(param: torch.Tensor) -> bool:
-    return param.is_leaf and (param.is_floating_point() or param.is_complex())
-
-
-@contextlib.contextmanager
-def _requiring_grad(param: torch.Tensor) -> Iterator[None]:
-    """Let a frozen parameter be hooked: torch wants `requires_grad` only at that moment."""
-    before = param.requires_grad
-    param.requires_grad_(True)
-    try:
-        yield
-    finally:
-        param.requires_grad_(before)
-
-
-def _existing_grad(param: torch.Tensor, *, sparse: bool) -> torch.Tensor:
-    """The gradient of `param`; zeros, in the layout that other ranks have, where this rank has none."""
-    if param.grad is None:
-        zeros = torch.zeros_like(param, requires_grad=False)
-        param.grad = zeros.to_sparse(1) if sparse else zeros
-    return param.grad
-
-
-def _explain_duplicate(error: ValueError) -> None:
-    """Add to a complaint about a name in use what it means for gradients."""
-    if "same name" in str(error):
-        error.add_note(
-            "Distributed optimizers whose gradients come from one backward pass need different parameter names: "
-            'give each its own named_parameters, such as model.named_parameters(prefix="generator").'
-        )
-
-
-def _replace_grad(param: torch.Tensor, grad: torch.Tensor) -> None:
-    param.grad = grad
-
-
-def _remove_hooks(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
-    handles.clear()
+                by_group = sent if rows[SENT][index] >= number else held
+                by_group.setdefault(slot.group, []).append(slot)
+        for groups in (held, sent):
+            for group, slots in groups.items():
+                chosen = set(slots)
+                self._send_group([slot for slot in group.members if slot in chosen])
+                group.arrived = {slot for slot in group.arrived if slot.state == READY}

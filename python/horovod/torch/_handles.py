@@ -1,50 +1,45 @@
-"""Handles of operations in flight: what each will return, waiting for it, and keeping `torch.compile` out."""
+"""Handles of operations in flight: waiting for them, and keeping `torch.compile` out."""
 
+import operator
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, SupportsIndex, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common._collectives import poll as poll
+
+wait = _core.wait
 
 _T = TypeVar("_T")
-
-_wait = _core.wait
-
-# Result of each operation that was not waited for yet. Holding it keeps the memory alive.
-_handle_map: dict[int, Any] = {}
 
 
 class _HoldsOperations(Protocol):
     def _hvd_forget_job(self) -> None: ...
+    def _hvd_note_join(self) -> None: ...
 
 
 # Objects that remember operations of the running job.
 _holders: "weakref.WeakSet[_HoldsOperations]" = weakref.WeakSet()
 
 
-class Deferred:
-    """A result that is put together from what the core returns, when the operation is waited for."""
-
-    __slots__ = ("finish",)
-
-    def __init__(self, finish: Callable[[Any], Any]) -> None:
-        self.finish = finish
-
-
 def remember_until_job_ends(holder: _HoldsOperations) -> None:
-    """Have an object told when the job is over whose operations it remembers."""
+    """Have an object told when the job whose operations it remembers is over, and when all ranks have joined."""
     _holders.add(holder)
 
 
 def forget_job() -> None:
-    """Drop what belonged to a job that is over: its handles, and what optimizers had begun."""
-    _handle_map.clear()
+    """Drop what optimizers had begun in a job that is over."""
     for holder in list(_holders):
         holder._hvd_forget_job()
+
+
+def note_join() -> None:
+    """Tell those that count steps that all ranks have joined, maybe after different numbers of them."""
+    for holder in list(_holders):
+        holder._hvd_note_join()
 
 
 def eagerly(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
@@ -56,17 +51,6 @@ def eagerly(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
     return torch.compiler.disable(fn)(*args, **kwargs)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def poll(handle: int) -> bool:
-    """Whether an asynchronous operation is done, so that `synchronize` would not wait.
-
-    Raises
-    ------
-    ValueError
-        Unknown handle, or one that was synchronized already.
-    """
-    return _core.poll(handle)
-
-
 def synchronize(handle: int) -> Any:
     """Wait for an asynchronous operation and return its result.
 
@@ -76,23 +60,33 @@ def synchronize(handle: int) -> Any:
 
     Raises
     ------
+    TypeError
+        Not a handle, but for example the tensor that an operation returned.
+    HorovodNotInitializedError
+        `hvd.shutdown()` was called before: the result is lost, also after another `hvd.init()`.
     HorovodInternalError
         The operation failed on all its ranks: they disagree about it (the message names the tensor and both
         values), a rank was lost, or Horovod was shut down.
+    RuntimeError
+        The tensor of an in-place operation was given other memory while the operation was in flight.
     """
     if is_dynamo_compiling():
         return eagerly(synchronize, handle)
-    result = _handle_map.pop(handle, None)
-    if result is None:
-        return None
-    try:
-        outputs = _wait(handle)
-    except KeyboardInterrupt:
-        _handle_map[handle] = result
-        raise
-    if type(result) is Deferred:
-        return result.finish(outputs)
-    return result
+    if type(handle) is not int:
+        handle = _number(handle)
+    return wait(handle)
+
+
+def _number(handle: Any) -> int:
+    if isinstance(handle, SupportsIndex) and not isinstance(handle, torch.Tensor):
+        return operator.index(handle)
+    given = "a tensor" if isinstance(handle, torch.Tensor) else f"{handle!r:.200}"
+    if callable(handle):
+        given = "the function that sparse_allreduce_async returns: call it to have its result"
+    raise TypeError(
+        f"hvd.synchronize() takes the handle that an operation with `_async` in its name has returned, not {given}."
+        " The other operations have waited already when they return."
+    )
 
 
 def synchronize_all(handles: Iterable[int]) -> None:
@@ -101,7 +95,7 @@ def synchronize_all(handles: Iterable[int]) -> None:
     for handle in handles:
         try:
             synchronize(handle)
-        except HorovodInternalError as error:
+        except RuntimeError as error:
             failure = failure or error
     if failure is not None:
         raise failure

@@ -12,14 +12,11 @@ from typing import Any, TypeVar
 import torch
 
 from horovod import _core
+from horovod.common.consistency import Watch
 from horovod.common.process_sets import ProcessSet
-from horovod.torch._gradient_reducer import ReduceOptions
-from horovod.torch.mpi_ops import is_initialized, size
-
-ZERO_GRAD_TOO_EARLY = (
-    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
-    "This is prohibited as it can cause a race condition."
-)
+from horovod.torch._gradient_slots import ReduceOptions
+from horovod.torch._original_attributes import OriginalAttributes
+from horovod.torch.mpi_ops import Average, Max, Min, Product, is_initialized, size
 
 PUBLIC_MODULE = "horovod.torch.optimizer"
 
@@ -34,17 +31,26 @@ class Settings:
     """Name on the wire of every parameter, by group and position."""
     groups: tuple[tuple[str, ...], ...] = ()
     """Parameters that are reduced together, by name."""
+    check_consistency: int | None = None
+    """Steps between two comparisons of the parameters; None: what the setting says."""
+    consistency_action: str | None = None
 
     @property
     def key(self) -> str:
         """The same word on every rank, also when ranks hold their parameters in different orders."""
         return min(name for group in self.names for name in group)
 
+    def watch(self) -> Watch:
+        """What compares the parameters while training goes on."""
+        return Watch(
+            self.check_consistency, self.consistency_action, self.key, self.options.process_set
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Settings:
         return self
 
 
-class Wrapped(torch.optim.Optimizer):
+class Wrapped(OriginalAttributes, torch.optim.Optimizer):
     """Base of the classes that `wrap` mixes into the class of the user's optimizer."""
 
     _hvd_settings: Settings
@@ -160,11 +166,14 @@ def wrap(optimizer: torch.optim.Optimizer, kind: type[W], settings: Settings) ->
     return result
 
 
-def active(process_set: ProcessSet) -> bool:
-    """Whether this rank has anybody to exchange gradients with, now or after an elastic reset."""
+def active(process_set: ProcessSet, op: int = Average) -> bool:
+    """Whether this rank has anybody to exchange gradients with, now or after an elastic reset.
+
+    Or has mistakes to find that only matter with several ranks: these operators refuse several backward passes.
+    """
     if not is_initialized() or not process_set.included():
         return False
-    return size() > 1 or _core.is_elastic()
+    return size() > 1 or _core.is_elastic() or op in (Min, Max, Product)
 
 
 def names_on_the_wire(
@@ -212,6 +221,7 @@ def _public(settings: Settings) -> dict[str, Any]:
         "gradient_predivide_factor": settings.options.gradient_predivide_factor,
         "sparse_as_dense": settings.options.sparse_as_dense,
         "process_set": settings.options.process_set,
+        "zero_missing_gradients": settings.options.zero_missing_gradients,
     }
 
 

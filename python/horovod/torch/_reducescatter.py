@@ -7,18 +7,21 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
+from horovod.common._collectives import require_members
 from horovod.common._compression import Compressor, NoneCompressor
-from horovod.common._ops import Average, Sum
+from horovod.common._operations import start
+from horovod.common._ops import Average, Sum, resolve_op
+from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allgather import allgather, grouped_allgather
-from horovod.torch._handles import Deferred, _handle_map, eagerly, synchronize
-from horovod.torch._tensors import check_reducible, from_core, require_members, rows_entry
+from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._tensors import check_reducible, from_core, rows_entry
 
 
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
-    op: int = Average,
+    op: int | str = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -27,6 +30,7 @@ def reducescatter_async(
 
     Not differentiable. The input must not be changed before `synchronize`.
     """
+    op = resolve_op(op, None)
     if is_dynamo_compiling():
         return eagerly(
             reducescatter_async, tensor, name, op, process_set, prescale_factor, postscale_factor
@@ -37,22 +41,29 @@ def reducescatter_async(
     def finish(outputs: Any) -> torch.Tensor:
         return from_core(outputs[0], dtype)
 
-    handle = _enqueue(
-        "reducescatter", name, (tensor,), op, process_set, prescale_factor, postscale_factor, False
+    return start(
+        _core.REDUCESCATTER,
+        "reducescatter",
+        name,
+        [rows_entry(tensor)],
+        process_set.process_set_id,
+        op=op,
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+        finish=finish,
     )
-    _handle_map[handle] = Deferred(finish)
-    return handle
 
 
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
-    op: int = Average,
+    op: int | str = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
     """Start a `grouped_reducescatter` and return its handle; `synchronize` gives the tuple of results."""
+    op = resolve_op(op, None)
     if is_dynamo_compiling():
         return eagerly(
             grouped_reducescatter_async,
@@ -72,50 +83,26 @@ def grouped_reducescatter_async(
     def finish(outputs: Any) -> tuple[torch.Tensor, ...]:
         return tuple(from_core(o, dtype) for o, dtype in zip(outputs, dtypes, strict=True))
 
-    handle = _enqueue(
+    return start(
+        _core.REDUCESCATTER,
         "grouped_reducescatter",
         name,
-        tensors,
-        op,
-        process_set,
-        prescale_factor,
-        postscale_factor,
-        True,
+        [rows_entry(tensor) for tensor in tensors],
+        process_set.process_set_id,
+        op=op,
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+        grouped=True,
+        finish=finish,
     )
-    _handle_map[handle] = Deferred(finish)
-    return handle
 
 
 def _check(tensor: torch.Tensor, op: int) -> None:
-    # Other operators are refused by the core, whatever the dtype.
-    check_reducible(tensor, op if op == Average else Sum)
+    if op not in (Average, Sum):  # first, for it is wrong with every tensor
+        raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
+    check_reducible(tensor, op)
     if tensor.dim() == 0:
         raise ValueError("Reducescatter does not support scalar inputs.")
-
-
-def _enqueue(
-    prefix: str,
-    name: str | None,
-    tensors: Sequence[torch.Tensor],
-    op: int,
-    process_set: ProcessSet,
-    prescale_factor: float,
-    postscale_factor: float,
-    grouped: bool,
-) -> int:
-    return _core.enqueue(
-        _core.REDUCESCATTER,
-        prefix,
-        name,
-        [rows_entry(tensor) for tensor in tensors],
-        op,
-        prescale_factor,
-        postscale_factor,
-        -1,
-        None,
-        process_set.process_set_id,
-        grouped,
-    )
 
 
 def _scaled(
@@ -190,7 +177,7 @@ def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
     compression: type[Compressor] = NoneCompressor,
-    op: int = Average,
+    op: int | str = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -223,6 +210,7 @@ def reducescatter(
     HorovodInternalError
         Another operator, or as in `allreduce`.
     """
+    op = resolve_op(op, None)
     if is_dynamo_compiling():
         return eagerly(
             reducescatter,
@@ -246,7 +234,7 @@ def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
     compression: type[Compressor] = NoneCompressor,
-    op: int = Average,
+    op: int | str = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -256,6 +244,7 @@ def grouped_reducescatter(
     All are reduced or none; every rank passes the same number of tensors in the same order. Differentiable as
     one group. Each tensor, and errors, as in `reducescatter`; an empty group is a ValueError.
     """
+    op = resolve_op(op, None)
     if is_dynamo_compiling():
         return eagerly(
             grouped_reducescatter,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from horovod.common._ops import Average
+from horovod.common._ops import Average, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allgather import allgather_async
 from horovod.torch._handles import synchronize
@@ -14,7 +14,7 @@ from horovod.torch._tensors import type_name
 def sparse_allreduce_async(
     tensor: torch.Tensor,
     name: str | None,
-    op: int,
+    op: int | str,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], torch.Tensor]:
     """Start the sum or average of a sparse tensor over the ranks, and return a function that waits for it.
@@ -40,10 +40,18 @@ def sparse_allreduce_async(
     HorovodInternalError
         As in `allgather`; raised by the returned function.
     """
+    return start(tensor, name, op, process_set)[1]
+
+
+def start(
+    tensor: torch.Tensor, name: str | None, op: int | str, process_set: ProcessSet
+) -> tuple[list[int], Callable[[], torch.Tensor]]:
+    """As `sparse_allreduce_async`, with the handles of the two gathers."""
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(
             f"Tensor type {type_name(tensor)} is not supported: not a sparse COO tensor."
         )
+    op = resolve_op(op, None)
     size = tensor.size()
     own = tensor.detach().coalesce()
     # Gathering goes along the first dimension, so each entry's position has to be one row.
@@ -60,7 +68,7 @@ def sparse_allreduce_async(
             values = values / members if exact else values.div(members, rounding_mode="trunc")
         return torch.sparse_coo_tensor(indices.t(), values, size, check_invariants=False)
 
-    return wait
+    return [values_handle, indices_handle], wait
 
 
 def _suffixed(name: str | None, what: str) -> str | None:

@@ -1,50 +1,41 @@
 """How a torch tensor is presented to the core: dtype codes, plain contiguous memory in and out."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from horovod import _core
-from horovod.common._ops import Adasum, Average, Max, Min, Product, Sum
+from horovod.common import _dtypes
+from horovod.common._dtypes import OP_NAMES, can_be_reduced
+from horovod.common._operations import Entry, Output
+from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 
 # Queues an operation in place on one tensor that needs no preparation: contiguous host memory of a dtype that the
 # core computes with. It reads address, shape and dtype itself, which asked for in Python would cost most of a small
 # operation; None for any other tensor, or for all where torch is too old to have the interface (before 2.10).
 # It asks `is_neg` of single elements only: a longer negated tensor is never contiguous, unless torch's private
 # `_neg_view` made it.
-_plain = _core.PlainTensors([torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg)
+# What it keeps alive is the storage: the tensor may be given another one while the operation is in flight.
+_plain = _core.PlainTensors(
+    [torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg, torch.Tensor.untyped_storage
+)
 enqueue_plain = _plain.enqueue
 # The same for several allreduces of which the other ranks hear at once.
 allreduce_plain_together = _plain.allreduce_together
 
-# One tensor for `_core.enqueue`: input pointer, output pointer (0: the core allocates), dtype code, shape, owner.
-Entry = tuple[int, int, int, tuple[int, ...], Any]
-
 # dtypes that the core computes with.
-CODES: dict[torch.dtype, int] = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.uint16: 2,
-    torch.int16: 3,
-    torch.int32: 4,
-    torch.int64: 5,
-    torch.float16: 6,
-    torch.float32: 7,
-    torch.float64: 8,
-    torch.bool: 9,
-    torch.bfloat16: 10,
-    torch.uint32: 11,
-    torch.uint64: 12,
+CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in _dtypes.CODES.items()}
+
+_REAL_OF: dict[torch.dtype, torch.dtype] = {
+    getattr(torch, name): getattr(torch, real) for name, real in _dtypes.REAL_OF.items()
 }
 
-_FLOATING = (torch.float16, torch.float32, torch.float64, torch.bfloat16)
-
-# Complex numbers travel as pairs of reals, which is exact for what is linear: sums, averages and copies.
-_REAL_OF = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
+# What can be reduced; a look-up, as this is asked for every tensor.
+_REDUCIBLE = {
+    (op, getattr(torch, name))
+    for name in (*_dtypes.CODES, *_dtypes.REAL_OF)
+    for op in OP_NAMES
+    if can_be_reduced(op, name)
 }
 
 # Only copied, never computed with, hence sent as bytes.
@@ -64,32 +55,6 @@ _OPAQUE = frozenset(
 )
 
 
-def _reducible() -> dict[tuple[int, torch.dtype], int]:
-    table = {(op, dtype): CODES[dtype] for op in (Sum, Min, Max, Product) for dtype in CODES}
-    table |= {(Average, dtype): CODES[dtype] for dtype in CODES if dtype != torch.bool}
-    table |= {(Adasum, dtype): CODES[dtype] for dtype in _FLOATING}
-    return table
-
-
-# What can be reduced as it is: (operator, dtype) -> code.
-REDUCIBLE = _reducible()
-
-_OP_NAMES = {
-    Average: "Average",
-    Sum: "Sum",
-    Adasum: "Adasum",
-    Min: "Min",
-    Max: "Max",
-    Product: "Product",
-}
-
-
-def require_members(tensors: Sequence[torch.Tensor]) -> None:
-    """Raise unless a group has a tensor."""
-    if not tensors:
-        raise ValueError("A grouped operation needs at least one tensor.")
-
-
 def type_name(tensor: torch.Tensor) -> str:
     """How error texts call a kind of tensor, such as torch.FloatTensor."""
     try:
@@ -103,6 +68,8 @@ def check_memory(tensor: torch.Tensor) -> None:
     """Raise unless the argument is a tensor with plain host memory."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"Expected a torch.Tensor, got {type(tensor).__name__}.")
+    if is_sharded(tensor):
+        raise ValueError(sharded_text("the tensor"))
     if tensor.layout is not torch.strided:
         hint = "; see sparse_allreduce_async" if tensor.is_sparse else ""
         raise ValueError(f"Tensor type {type_name(tensor)} is not supported{hint}.")
@@ -120,12 +87,11 @@ def check_memory(tensor: torch.Tensor) -> None:
 def check_reducible(tensor: torch.Tensor, op: int) -> None:
     """Raise unless tensors of this kind can be reduced with this operator."""
     check_memory(tensor)
-    dtype = tensor.dtype
-    if (op, dtype) in REDUCIBLE or op not in _OP_NAMES:  # the core names an unknown operator
-        return
-    if dtype in _REAL_OF and op in (Sum, Average):
-        return
-    raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {_OP_NAMES[op]}.")
+    if (
+        op,
+        tensor.dtype,
+    ) not in _REDUCIBLE and op in OP_NAMES:  # the core names an unknown operator
+        raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {OP_NAMES[op]}.")
 
 
 def check_movable(tensor: torch.Tensor) -> None:
@@ -172,7 +138,7 @@ def rows_entry(tensor: torch.Tensor) -> Entry:
     return (wire.data_ptr(), 0, CODES[wire.dtype], shape, wire)
 
 
-def from_core(output: tuple[_core.Buffer, tuple[int, ...]], dtype: torch.dtype) -> torch.Tensor:
+def from_core(output: Output, dtype: torch.dtype) -> torch.Tensor:
     """Wrap memory that the core allocated, without copying it."""
     buffer, shape = output
     wire_dtype = _REAL_OF.get(dtype, torch.uint8 if dtype in _OPAQUE else dtype)
@@ -186,18 +152,21 @@ def from_core(output: tuple[_core.Buffer, tuple[int, ...]], dtype: torch.dtype) 
 class Staged:
     """An in-place operand without plain contiguous memory of its own: worked on as a copy, written back later."""
 
-    __slots__ = ("target", "wire")
+    __slots__ = ("address", "target", "wire")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.target = tensor
+        self.address = tensor.data_ptr()
         self.wire = to_wire(tensor)
 
     def write_back(self) -> None:
         """Put the result into the operand."""
+        if self.target.data_ptr() != self.address and self.wire.numel():
+            raise RuntimeError(_core.MOVED)
+        if self.wire.data_ptr() == self.address:
+            return
         target = self.target.data
         result = from_wire(self.wire, target.dtype)
-        if result.data_ptr() == target.data_ptr():
-            return
         # Elements that share memory (an expanded tensor) are written once, provided that they agree.
         kept = result
         for dim, stride in enumerate(target.stride()):

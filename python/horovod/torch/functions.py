@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from horovod.common import _objects
+from horovod.common._objects import allgather_object, broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._broadcast import broadcast_async_
 from horovod.torch._handles import synchronize_all
@@ -82,62 +82,3 @@ def _named(params: Any) -> list[tuple[str | None, Any]]:
         else:
             raise ValueError(f"invalid params of type: tuple of {len(item)}, not (name, tensor)")
     return named
-
-
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return the root's object on every rank, pickled with cloudpickle; of any size.
-
-    Parameters
-    ----------
-    obj
-        The object to send; ignored on ranks other than the root.
-    root_rank
-        Global rank of the root, which gets back its own object, not a copy.
-    name
-        Pairs the call across ranks, for when several threads send objects at the same time.
-    process_set
-        The ranks that take part.
-
-    Raises
-    ------
-    ValueError
-        The root could not pickle its object (raised on all; on the root it is the pickler's own exception), or
-        as in `broadcast`.
-    HorovodInternalError
-        As in `broadcast`.
-
-    Examples
-    --------
-    >>> epoch = hvd.broadcast_object(epoch if hvd.rank() == 0 else None, root_rank=0)
-    """
-    return _objects.broadcast_object(obj, root_rank, name or "broadcast_object", process_set)
-
-
-def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """Return the list of all ranks' objects, in the order of ranks, pickled with cloudpickle.
-
-    Parameters
-    ----------
-    obj
-        The object to send; the own entry of the result is a copy too.
-    name
-        Pairs the call across ranks, for when several threads send objects at the same time.
-    process_set
-        The ranks that take part.
-
-    Raises
-    ------
-    ValueError
-        A rank could not pickle its object (raised on all; there it is the pickler's own exception), or as in
-        `allgather`.
-    HorovodInternalError
-        As in `allgather`.
-    """
-    return _objects.allgather_object(obj, name or "allgather_object", process_set)

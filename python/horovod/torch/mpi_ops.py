@@ -1,10 +1,11 @@
 """Every operation and query of `horovod.torch`, under the import path that scripts know."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from horovod import _core
+from horovod.common._collectives import barrier
 from horovod.common._ops import Adasum, Average, Max, Min, Product, Sum, resolve_op
 from horovod.common.basics import basics as _basics
 from horovod.common.exceptions import HorovodInternalError
@@ -48,8 +49,8 @@ from horovod.torch._broadcast import (
     broadcast_async,
     broadcast_async_,
 )
-from horovod.torch._handles import _handle_map as _handle_map
-from horovod.torch._handles import forget_job, poll, synchronize
+from horovod.torch._handles import forget_job, note_join, poll, synchronize
+from horovod.torch._original_attributes import HandleMap
 from horovod.torch._reducescatter import (
     HorovodGroupedReducescatter,
     HorovodReducescatter,
@@ -138,6 +139,8 @@ __all__ = [
     "synchronize",
 ]
 
+_handle_map = HandleMap()
+
 is_initialized = _basics.is_initialized
 start_timeline = _basics.start_timeline
 stop_timeline = _basics.stop_timeline
@@ -162,22 +165,26 @@ shutdown = _basics.shutdown
 handle_average_backwards_compatibility = resolve_op
 
 
-def init(*args: Any, **kwargs: Any) -> None:
-    """Connect this process with the others of its job: `init(comm=None, process_sets=None)`.
+def init(
+    comm: Sequence[int] | None = None,
+    process_sets: Sequence[ProcessSet] | str | None = None,
+) -> None:
+    """Connect this process with the others of its job.
 
     See `horovod.common.basics.HorovodBasics.init` for parameters and errors.
     """
     if not _basics.is_initialized():
         forget_job()
-    _basics.init(*args, **kwargs)
+    _basics.init(comm, process_sets)
 
 
 def join(device: int = -1) -> int:
     """Say that this rank has no more data, and wait until every rank said so.
 
     Meanwhile allreduces of the other ranks go on without this one: it contributes the identity of their
-    operator, and `Average` divides by the number of ranks that are left. Operations that need its data, such
-    as allgather, fail on the ranks that call them.
+    operator, and `Average` divides by the number of all ranks (`HOROVOD_JOIN_AVERAGE=contributors`: of those
+    that are left). Operations that need its data, such as allgather, fail on the ranks that call them. Afterwards all
+    ranks may go on, such as with the next epoch.
 
     Parameters
     ----------
@@ -195,20 +202,9 @@ def join(device: int = -1) -> int:
         A rank was lost, or Horovod is not initialised.
     """
     del device
-    return _core.join()
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every member of the process set has called this.
-
-    Raises
-    ------
-    ValueError
-        Not a member.
-    HorovodInternalError
-        A rank was lost, or Horovod is not initialised.
-    """
-    _core.barrier(process_set.process_set_id)
+    last = _core.join()
+    note_join()
+    return last
 
 
 def _check_has_gpu() -> bool:

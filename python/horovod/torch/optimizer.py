@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from horovod import _core
+from horovod.common._ops import resolve_op
+from horovod.common.consistency import checked_action
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._adasum_optimizer import _DistributedAdasumOptimizer
-from horovod.torch._gradient_reducer import GradientReducer, ReduceOptions
+from horovod.torch._consistency import watch_step
+from horovod.torch._exclusive_parameters import refuse_foreign
+from horovod.torch._gradient_reducer import GradientReducer
+from horovod.torch._gradient_slots import ReduceOptions
 from horovod.torch._handles import remember_until_job_ends
 from horovod.torch._optimizer_wrapping import (
-    ZERO_GRAD_TOO_EARLY,
     Settings,
     Wrapped,
     active,
@@ -34,6 +39,9 @@ from horovod.torch.mpi_ops import (
     size,
     synchronize,
 )
+
+if TYPE_CHECKING:
+    from horovod.torch._types import Distributed, OptimizerT
 
 _STEP_AFTER_SYNCHRONIZE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
@@ -57,11 +65,11 @@ class _DistributedOptimizer(Wrapped):
         settings = self._hvd_settings
         self._hvd_given = {}
         remember_until_job_ends(self)
-        if not active(self.process_set):
+        if not active(self.process_set, settings.options.op):
             return
         named = list(self._hvd_named_parameters())
         params = dict(named)
-        self._hvd_reducer = GradientReducer(settings.options, settings.passes)
+        self._hvd_reducer = GradientReducer(settings.options, settings.passes, settings.watch())
         self._hvd_reducer.track(named)
         self._hvd_reducer.set_groups(
             [[params[name] for name in group] for group in settings.groups]
@@ -80,8 +88,9 @@ class _DistributedOptimizer(Wrapped):
     def wait_in_backward(self) -> bool:
         """Whether `backward()` returns with reduced gradients (the default).
 
-        Set it to False on all ranks if they run different numbers of backward passes between two steps and
-        synchronise in between; then gradients must not be touched before `synchronize()` or `step()`.
+        It returns without, and says so once, only if the others wait for an operation that this rank calls after
+        `backward()`. Set it to False on all ranks to have `backward()` never wait; then gradients must not be
+        touched before `synchronize()` or `step()`.
         """
         return self._hvd_reducer is None or self._hvd_reducer.wait_in_backward
 
@@ -98,7 +107,6 @@ class _DistributedOptimizer(Wrapped):
         """
         if self._hvd_reducer is not None:
             self._hvd_reducer.finish()
-            self._hvd_reducer.reset()
         self._hvd_synchronized = True
 
     @contextlib.contextmanager
@@ -135,14 +143,20 @@ class _DistributedOptimizer(Wrapped):
         if self._hvd_should_synchronize:
             if self._hvd_synchronized:
                 warnings.warn(_STEP_AFTER_SYNCHRONIZE, UserWarning, stacklevel=3)
-            # Reducing again is harmless only where equal values stay as they are.
-            again = not self._hvd_synchronized or self.op in (Average, Min, Max)
-            if reducer is not None and again and (reducer.touched or not callable(closure)):
-                reducer.finish()
+            if reducer is not None:
+                if self._hvd_synchronized and not reducer.unfinished:
+                    # Reducing again is harmless only where equal values stay as they are.
+                    again = self.op in (Average, Min, Max)
+                    if again:
+                        reducer.reset()
+                else:
+                    again = True
+                if again and (reducer.touched or not callable(closure)):
+                    reducer.finish()
         self._hvd_synchronized = False
         if reducer is not None:
-            reducer.wait()
-            reducer.reset()
+            reducer.stepped()
+            reducer.watch.raise_difference()
             if callable(closure):
                 reducing = self._hvd_reducing(reducer, closure)
                 if args:
@@ -150,36 +164,39 @@ class _DistributedOptimizer(Wrapped):
                 else:
                     kwargs["closure"] = reducing
         self._hvd_note_step()
-        return super().step(*args, **kwargs)
+        result = super().step(*args, **kwargs)
+        if reducer is not None:
+            watch_step(reducer.watch, self._hvd_named_parameters())
+        return result
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Reset the gradients as the wrapped optimizer does.
 
-        Raises
-        ------
-        AssertionError
-            Gradients were reduced since the last `step()` or `synchronize()` and would be lost. A step that a
-            GradScaler skipped counts as taken. Passes that were only accumulated may be dropped.
+        After `backward()` this skips the batch, also if an exception has ended `backward()` half-way. All ranks have
+        to skip it: one that does not is told so by its next reduction, and so are the others.
         """
         self._hvd_adopt_groups(self._hvd_given)
-        reducer = self._hvd_reducer
-        if reducer is not None:
-            if reducer.started and not reducer.step_skipped:
-                raise AssertionError(ZERO_GRAD_TOO_EARLY)
-            reducer.wait()
-            reducer.reset()
+        self._hvd_synchronized = False
+        if self._hvd_reducer is not None:
+            self._hvd_reducer.drop()
         super().zero_grad(*args, **kwargs)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state; reductions in flight are dropped and a new cycle begins."""
         self._hvd_should_synchronize = True
-        self._hvd_forget_job()
+        self._hvd_synchronized = False
+        if self._hvd_reducer is not None:
+            self._hvd_reducer.reset()
         super().load_state_dict(state_dict)
 
     def _hvd_forget_job(self) -> None:
         self._hvd_synchronized = False
         if self._hvd_reducer is not None:
-            self._hvd_reducer.reset()
+            self._hvd_reducer.forget_job()
+
+    def _hvd_note_join(self) -> None:
+        if self._hvd_reducer is not None:
+            self._hvd_reducer.note_join()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the optimizer; they are reduced like the others, outside any group.
@@ -204,7 +221,8 @@ class _DistributedOptimizer(Wrapped):
         """
         reducer = self._hvd_reducer
         if reducer is not None:
-            if self._hvd_should_synchronize and not self._hvd_synchronized and reducer.unfinished:
+            late = self._hvd_should_synchronize and not self._hvd_synchronized
+            if reducer.announced or (late and reducer.unfinished):
                 reducer.finish()
             reducer.step_skipped = True
         inherited = getattr(super(), "_step_supports_amp_scaling", False)
@@ -242,17 +260,20 @@ class _DistributedOptimizer(Wrapped):
 
 
 def DistributedOptimizer(
-    optimizer: torch.optim.Optimizer,
+    optimizer: OptimizerT,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
-    op: int = Average,
+    op: int | str = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: int | list[list[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> torch.optim.Optimizer:
+    zero_missing_gradients: bool = True,
+    check_consistency: int | None = None,
+    consistency_action: str | None = None,
+) -> Distributed[OptimizerT]:
     """Return an optimizer that works on the gradients of all ranks and otherwise is the one given.
 
     The result is an instance of a subclass of the optimizer's class with the same name. It shares parameter
@@ -261,9 +282,10 @@ def DistributedOptimizer(
     returns when all of them are there. So gradient clipping, `torch.amp.GradScaler` and logging see reduced
     gradients without further calls.
 
-    A parameter that no rank used keeps `None` as its gradient; one that some ranks used gets the reduced
-    gradient on all of them, the others counting as zero. With one process, or on ranks outside `process_set`,
-    the result behaves like the original.
+    A parameter that some ranks used gets the reduced gradient on all of them, the others counting as zero; one that
+    no rank used gets zeros in `synchronize()` or `step()`. Several backward passes before a step add up, each reduced
+    by itself; `zero_grad()` after `backward()` skips the batch, on all ranks alike. With one process, or on ranks
+    outside `process_set`, the result behaves like the original.
 
     Parameters
     ----------
@@ -279,7 +301,7 @@ def DistributedOptimizer(
         divided by it. Calling `step()` earlier reduces what there is.
     op
         `Average`, `Sum`, `Min`, `Max`, `Product`; or `Adasum`, which combines the ranks' weight changes instead
-        of their gradients, needs the global process set and ignores the parameters below.
+        of their gradients, needs the global process set and takes no account of `gradient_predivide_factor` and groups.
     gradient_predivide_factor
         With `Average`: gradients are divided by this before the sum and by size / factor after it.
     num_groups
@@ -290,12 +312,22 @@ def DistributedOptimizer(
         Reduce sparse gradients as dense tensors. By default their indices and values are gathered.
     process_set
         The ranks that take part.
+    zero_missing_gradients
+        False leaves `None` where no rank has a gradient, so that weight decay and momentum do not move the
+        parameter, as in one process.
+    check_consistency
+        Every so many steps the ranks compare checksums of the parameters, bit by bit; 0 never, None as
+        `HOROVOD_CHECK_CONSISTENCY` says. The first rank's number counts.
+    consistency_action
+        What a difference is: "error" raises `ReplicasDifferError` from the next `step()` of every rank, "warn" logs it
+        on the first rank, once per set of tensors; None as `HOROVOD_CONSISTENCY_ACTION` says.
 
     Raises
     ------
     ValueError
         Horovod is not initialised; a parameter is out of range; `named_parameters` or `groups` do not fit
-        the optimizer.
+        the optimizer; the model is in `DistributedDataParallel` or sharded by torch.distributed, which reduces
+        gradients itself. A parameter in two distributed optimizers is refused by the first `backward()`.
     NotImplementedError
         `Adasum` with a process set other than the global one.
 
@@ -307,6 +339,7 @@ def DistributedOptimizer(
     >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     >>> optimizer.step()
     """
+    op = resolve_op(op, None)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if num_groups != 0:
@@ -319,24 +352,45 @@ def DistributedOptimizer(
             groups = num_groups
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
+    if check_consistency is not None and check_consistency < 0:
+        raise ValueError(f"check_consistency={check_consistency}: expected a number of steps, or 0")
+    checked_action(consistency_action)
     ranks = size()
     names, given = names_on_the_wire(optimizer, named_parameters)
+    refuse_foreign(
+        (name, param)
+        for group, its_names in zip(optimizer.param_groups, names, strict=True)
+        for param, name in zip(group["params"], its_names, strict=True)
+    )
     options = ReduceOptions(
-        compression, op, gradient_predivide_factor, sparse_as_dense, process_set
+        compression,
+        op,
+        gradient_predivide_factor,
+        sparse_as_dense,
+        process_set,
+        # SparseAdam refuses gradients that are not sparse.
+        zero_missing_gradients and not isinstance(optimizer, torch.optim.SparseAdam),
     )
     settings = Settings(options, backward_passes_per_step, names)
     if op == Adasum and (ranks > 1 or _core.is_elastic()):
         if process_set is not global_process_set and process_set.process_set_id != 0:
             raise NotImplementedError("Adasum does not support non-global process sets yet.")
-        return wrap(optimizer, _DistributedAdasumOptimizer, settings)
+        settings = replace(
+            settings, check_consistency=check_consistency, consistency_action=consistency_action
+        )
+        adasum: Any = wrap(optimizer, _DistributedAdasumOptimizer, settings)
+        return adasum  # type: ignore[no-any-return]
     grouped = _grouped_names(optimizer, settings, groups)
-    settings = Settings(options, backward_passes_per_step, names, grouped)
+    settings = Settings(
+        options, backward_passes_per_step, names, grouped, check_consistency, consistency_action
+    )
     if isinstance(optimizer, _DistributedOptimizer) and optimizer._hvd_reducer is not None:
         optimizer._hvd_reducer.detach()
         optimizer._hvd_reducer = None
     result = wrap(optimizer, _DistributedOptimizer, settings)
     result._hvd_given = given
-    return result
+    typed: Any = result
+    return typed  # type: ignore[no-any-return]
 
 
 def _grouped_names(

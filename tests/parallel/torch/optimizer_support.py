@@ -22,6 +22,27 @@ def small_model(seed=1, dtype=torch.float64):
     return model.to(dtype)
 
 
+class Forked(torch.nn.Module):
+    """Two branches behind one trunk, of which a call may use either, both or none."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.trunk = torch.nn.Linear(5, 4).double()
+        self.left = torch.nn.Linear(4, 2).double()
+        self.right = torch.nn.Linear(4, 2).double()
+        self.idle = torch.nn.Linear(4, 2).double()
+
+    def forward(self, x, left=True, right=True):
+        hidden = self.trunk(x).tanh()
+        total = hidden.sum(1, keepdim=True)
+        if left:
+            total = total + self.left(hidden)
+        if right:
+            total = total + self.right(hidden)
+        return total
+
+
 def batches(steps, count=None, dtype=torch.float64, seed=0):
     """Per step the global batch: `count` (all ranks) times BATCH rows of inputs and targets."""
     count = hvd.size() if count is None else count

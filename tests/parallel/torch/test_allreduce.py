@@ -100,6 +100,19 @@ def test_the_average_of_integers_is_truncated_toward_zero(dtype):
         assert hvd.allreduce(tensor).item() == sign * (total // hvd.size())
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+@pytest.mark.parametrize("factor", [2.0, 0.5, 3.0])
+def test_an_integer_average_with_a_factor_is_truncated_once(dtype, factor):
+    tensor = torch.tensor([hvd.rank() + 1, 7], dtype=dtype)
+    total = hvd.size() * (hvd.size() + 1) // 2
+    want = [int(total * factor / hvd.size()), int(7 * factor)]
+    assert hvd.allreduce(tensor, op=hvd.Average, postscale_factor=factor).tolist() == want
+    rows = tensor.repeat(hvd.size()).reshape(hvd.size(), 2)
+    if dtype != torch.uint8:
+        got = hvd.reducescatter(rows, op=hvd.Average, postscale_factor=factor)
+        assert got.tolist() == [want]
+
+
 def test_averaging_large_integers_is_exact():
     tensor = torch.tensor([2**60 + 1], dtype=torch.int64)
     assert hvd.allreduce(tensor).item() == 2**60 + 1

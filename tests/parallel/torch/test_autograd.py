@@ -13,6 +13,8 @@ import horovod.torch as hvd
 def _no_warnings_of_our_own():
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)
+        # Gathers and broadcasts average their gradients under the old name, and have always said so.
+        warnings.filterwarnings("ignore", "Parameter `average`", DeprecationWarning)
         yield
     still_works()
 
@@ -40,6 +42,21 @@ def close(got, want):
 def grad_of(output, x, shape):
     [grad] = torch.autograd.grad((output * weights(hvd.rank(), *shape)).sum(), x)
     return grad
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: hvd.allgather(x),
+        lambda x: hvd.grouped_allgather([x])[0],
+        lambda x: hvd.broadcast(x, 0),
+    ],
+    ids=["allgather", "grouped_allgather", "broadcast"],
+)
+def test_averaged_gradients_come_with_the_warning_of_old(call):
+    output = call(leaf(2))
+    with pytest.warns(DeprecationWarning, match="Parameter `average`"):
+        output.sum().backward()
 
 
 @pytest.mark.parametrize("average", [True, False])

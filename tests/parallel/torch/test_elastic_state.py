@@ -272,7 +272,7 @@ def test_reductions_in_flight_are_dropped_by_a_reset():
 
 def test_a_synchronized_optimizer_reduces_again_after_a_reset():
     """Or the step after the reset would apply sums of one rank only."""
-    model, _ = make()
+    model = make()[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), op=hvd.Sum

@@ -7,6 +7,7 @@ import torch
 from ops_support import still_works
 
 import horovod.torch as hvd
+from horovod.common.exceptions import DuplicateNameError
 from horovod.torch.mpi_ops import _handle_map
 
 
@@ -53,6 +54,16 @@ def test_dtypes_differ():
         lambda name: hvd.grouped_allgather([torch.ones(2), mine], name=name),
         lambda name: hvd.grouped_reducescatter([torch.ones(2), mine], name=name),
     )
+
+
+def test_a_disagreement_says_as_data_who_asked_for_what():
+    several_ranks()
+    last = hvd.size() - 1
+    with pytest.raises(hvd.HorovodInternalError) as error:
+        hvd.allreduce(torch.ones(3 if odd() else 2), name="data")
+    assert error.value.tensor == "allreduce.data"
+    assert error.value.sides == ((0, "[2]"), (last, "[3]"))
+    assert (error.value.rank, error.value.host, error.value.cause) == (None, None, None)
 
 
 def test_shapes_differ():
@@ -120,6 +131,70 @@ def test_operators_differ():
     )
 
 
+def test_a_mismatch_of_operators_names_them():
+    several_ranks()
+    with pytest.raises(
+        hvd.HorovodInternalError, match=r"reduction op (Min|Max), .* op (Max|Min)\."
+    ):
+        hvd.allreduce(torch.ones(4), name="named", op=hvd.Min if odd() else hvd.Max)
+
+
+def test_operators_may_be_given_by_name():
+    mine = torch.ones(2) + hvd.rank()
+    for name in ("Sum", "sum", "Average", "min", "MAX", "Product"):
+        op = getattr(hvd, name.capitalize())
+        want = hvd.allreduce(mine, op=op)
+        assert hvd.allreduce(mine, op=name).equal(want)
+        assert hvd.allreduce_(mine.clone(), op=name).equal(want)
+        assert hvd.grouped_allreduce([mine], op=name)[0].equal(want)
+        if op in (hvd.Sum, hvd.Average):
+            share = hvd.reducescatter(mine, op=op)
+            assert hvd.reducescatter(mine, op=name).equal(share)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    hvd.DistributedOptimizer(torch.optim.SGD([parameter]), op="sum")
+
+
+@pytest.mark.parametrize("op", ["mean", "", 1.0, torch.distributed.ReduceOp.SUM])
+def test_what_is_no_operator_is_refused_at_the_call(op):
+    parameter = torch.nn.Parameter(torch.ones(1))
+    for call in (
+        lambda: hvd.allreduce(torch.ones(2), op=op),
+        lambda: hvd.allreduce_(torch.ones(2), op=op),
+        lambda: hvd.grouped_allreduce([torch.ones(2)], op=op),
+        lambda: hvd.reducescatter(torch.ones(2), op=op),
+        lambda: hvd.DistributedOptimizer(torch.optim.SGD([parameter]), op=op),
+    ):
+        with pytest.raises(ValueError, match="not an operator of Horovod: expected "):
+            call()
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal():
+    several_ranks()
+    name = "red \x1b[31m \r gone\nnext \x9b2J"
+    with pytest.raises(hvd.HorovodInternalError) as error:
+        hvd.allreduce(torch.ones(3 if odd() else 2), name=name)
+    assert r"red \u{1b}[31m \r gone\nnext \u{9b}2J" in str(error.value)
+    if hvd.rank() > 0:
+        hvd.barrier()
+    handle = hvd.allreduce_async(torch.ones(2), name=name)
+    if hvd.rank() == 0:
+        with pytest.raises(ValueError, match="same name as another tensor") as error:
+            hvd.allreduce_async(torch.ones(2), name=name)
+        assert r"\u{1b}[31m" in str(error.value)
+        assert "\x1b" not in str(error.value)
+        hvd.barrier()
+    hvd.synchronize(handle)
+
+
+def test_reducescatter_refuses_the_operator_before_the_tensor():
+    for tensor in (torch.ones(4, dtype=torch.int32), torch.ones(4).to(torch.complex64)):
+        for op in (hvd.Adasum, hvd.Min):
+            with pytest.raises(hvd.HorovodInternalError, match="only supports AVERAGE and SUM"):
+                hvd.reducescatter(tensor, op=op)
+            with pytest.raises(hvd.HorovodInternalError, match="only supports AVERAGE and SUM"):
+                hvd.grouped_reducescatter([tensor], op=op)
+
+
 def test_roots_differ():
     several_ranks()
     root = 1 if odd() else 0
@@ -178,8 +253,10 @@ def test_a_name_in_flight_cannot_be_used_twice():
         handle = in_flight("twice")
         before = len(_handle_map)
         for call in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async_):
-            with pytest.raises(ValueError, match=text):
+            with pytest.raises(DuplicateNameError, match=text) as error:
                 call(torch.ones(2), name="twice", op=hvd.Sum)
+            assert isinstance(error.value, ValueError)
+            assert error.value.tensor == "allreduce.twice"
         # The same name is another key for another kind of operation.
         gathered = hvd.allgather_async(torch.ones(1), name="twice")
         assert len(_handle_map) == before + 1
@@ -236,7 +313,7 @@ def test_kinds_of_operations_count_their_unnamed_calls_apart():
 @pytest.mark.parametrize("root", [-1, 100])
 def test_a_root_that_does_not_exist(root):
     for call in (hvd.broadcast, hvd.broadcast_, hvd.broadcast_async, hvd.broadcast_async_):
-        with pytest.raises(ValueError, match="invalid root rank"):
+        with pytest.raises(ValueError, match=f"invalid root rank {root} for"):
             call(torch.ones(2), root)
 
 

@@ -1,6 +1,8 @@
 """Handles, names of unnamed operations, init and shutdown, topology, barrier and join."""
 
+import itertools
 import os
+import random
 import signal
 import threading
 
@@ -9,6 +11,7 @@ import torch
 from ops_support import still_works
 
 import horovod.torch as hvd
+from horovod.common.exceptions import HorovodNotInitializedError
 from horovod.torch import mpi_ops
 
 
@@ -50,9 +53,15 @@ def test_unknown_handles():
     with pytest.raises(ValueError, match="Handle 987654321 was not created or has been cleared"):
         hvd.poll(987654321)
     assert hvd.synchronize(987654321) is None
-    assert hvd.synchronize("nonsense") is None
-    with pytest.raises(TypeError):
-        hvd.poll("nonsense")
+    for nonsense in ("nonsense", torch.ones(2), None):
+        with pytest.raises(TypeError):
+            hvd.poll(nonsense)
+    with pytest.raises(TypeError, match=r"handle .* has returned, not 'nonsense'"):
+        hvd.synchronize("nonsense")
+    with pytest.raises(TypeError, match=r"handle .* has returned, not a tensor"):
+        hvd.synchronize(hvd.allreduce(torch.ones(2)))
+    with pytest.raises(TypeError, match="handle"):
+        hvd.synchronize(None)
 
 
 def test_an_interrupted_wait_can_be_resumed():
@@ -129,12 +138,26 @@ def test_a_job_can_be_left_and_started_again():
         hvd.barrier()
         hvd.shutdown()
         assert not hvd.is_initialized()
-        with pytest.raises(ValueError, match=r"has not been initialized; use hvd.init"):
-            hvd.rank()
-        with pytest.raises(hvd.HorovodInternalError):
-            hvd.allreduce(torch.ones(3))
-        with pytest.raises(hvd.HorovodInternalError):
-            hvd.barrier()
+        for call in (
+            hvd.rank,
+            hvd.barrier,
+            hvd.join,
+            lambda: hvd.allreduce(torch.ones(3)),
+            lambda: hvd.allreduce_(torch.ones(3)),
+            lambda: hvd.broadcast(torch.ones(3), 0),
+            lambda: hvd.allgather(torch.ones(3)),
+            lambda: hvd.broadcast_object("x", 0),
+            lambda: hvd.allgather_object("x"),
+            lambda: hvd.broadcast_parameters({"x": torch.ones(1)}, 0),
+            lambda: hvd.start_timeline("never written"),
+        ):
+            with pytest.raises(
+                HorovodNotInitializedError, match=r"has not been initialized; use hvd.init"
+            ) as error:
+                call()
+            # What scripts and libraries catch: the first around queries, the second around operations.
+            assert isinstance(error.value, ValueError)
+            assert isinstance(error.value, hvd.HorovodInternalError)
         hvd.shutdown()
         hvd.init()
         assert (hvd.rank(), hvd.size()) == (rank, size)
@@ -148,7 +171,9 @@ def test_shutdown_of_one_rank_fails_what_the_others_wait_for():
     if hvd.rank() == 0:
         hvd.shutdown()
     else:
-        with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+        with pytest.raises(
+            hvd.HorovodInternalError, match=r"shut down: rank 0 called hvd.shutdown\(\)"
+        ):
             hvd.allreduce(torch.ones(3), name="never comes")
         assert hvd.is_initialized()
         with pytest.raises(hvd.HorovodInternalError):
@@ -159,11 +184,18 @@ def test_shutdown_of_one_rank_fails_what_the_others_wait_for():
 
 
 def test_handles_of_an_earlier_job_are_forgotten():
-    handle = hvd.allreduce_async(torch.ones(2))
+    consumed, one, two = (hvd.allreduce_async(torch.ones(2)) for _ in range(3))
+    hvd.synchronize(consumed)
     hvd.barrier()
     hvd.shutdown()
+    for ask in (hvd.poll, hvd.synchronize):
+        with pytest.raises(HorovodNotInitializedError, match=r"shutdown\(\) was called before"):
+            ask(one)
     hvd.init()
-    assert hvd.synchronize(handle) is None
+    with pytest.raises(HorovodNotInitializedError, match=r"shutdown\(\) was called before"):
+        hvd.synchronize(two)
+    assert hvd.synchronize(consumed) is None
+    handle = two
     with pytest.raises(ValueError, match="was not created or has been cleared"):
         hvd.poll(handle)
 
@@ -203,7 +235,7 @@ def test_a_job_of_some_of_the_ranks_is_refused():
 
 def test_what_is_built_in():
     assert hvd.gloo_built()
-    assert hvd.gloo_enabled()
+    assert hvd.gloo_enabled() is True
     assert hvd.nccl_built() == 0
     for query in (
         hvd.mpi_built,
@@ -216,6 +248,10 @@ def test_what_is_built_in():
         assert query() is False
     with pytest.raises(ValueError, match="MPI is not enabled"):
         hvd.mpi_threads_supported()
+    hvd.barrier()
+    hvd.shutdown()
+    assert hvd.gloo_enabled() is True  # scripts choose their path by it before `init`
+    hvd.init()
 
 
 def test_a_barrier_waits_for_everybody():
@@ -246,6 +282,33 @@ def test_join_names_the_rank_that_came_last():
     still_works()
 
 
+def test_who_joins_because_others_have_is_the_last():
+    """A chain in a new order each round: each but the first joins when it has seen that the one before has."""
+    hvd.barrier()
+    hvd.shutdown()
+    size = int(os.environ.get("HOROVOD_SIZE", "1"))
+    pairs = {pair: hvd.ProcessSet(pair) for pair in itertools.combinations(range(size), 2)}
+    if size == 2:
+        pairs[0, 1] = hvd.global_process_set
+        hvd.init()
+    else:
+        hvd.init(process_sets=list(pairs.values()))
+    rounds = int(os.environ.get("HVD_TEST_JOIN_ROUNDS", "60"))
+    dice = random.Random(1)
+    for number in range(rounds):
+        chain = dice.sample(range(hvd.size()), hvd.size())
+        at = chain.index(hvd.rank())
+        if at > 0:
+            before = pairs[tuple(sorted((hvd.rank(), chain[at - 1])))]
+            with pytest.raises(hvd.HorovodInternalError, match="not supported with Join"):
+                hvd.allgather(torch.ones(1), name=f"before.{number}", process_set=before)
+        assert hvd.join() == chain[-1], f"round {number}: {chain}"
+    hvd.barrier()
+    hvd.shutdown()
+    hvd.init()
+    still_works()
+
+
 @pytest.mark.parametrize("op", ["Sum", "Average", "Min", "Max", "Product"])
 def test_ranks_that_joined_contribute_what_changes_nothing(op):
     # Rank r has r + 1 batches; in the last one only the last rank is left, with the value 6.
@@ -253,7 +316,11 @@ def test_ranks_that_joined_contribute_what_changes_nothing(op):
         active = hvd.size() - batch
         value = torch.tensor([6.0, -6.0])
         got = hvd.allreduce(value, name=f"{op}.{batch}", op=getattr(hvd, op))
-        expected = {"Sum": value * active, "Product": value**active}.get(op, value)
+        expected = {
+            "Sum": value * active,
+            "Average": value * active / hvd.size(),  # each sample keeps its weight
+            "Product": value**active,
+        }.get(op, value)
         torch.testing.assert_close(got, expected)
     assert hvd.join() == hvd.size() - 1
     still_works()

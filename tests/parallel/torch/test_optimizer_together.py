@@ -17,6 +17,7 @@ from optimizer_support import (
 )
 
 import horovod.torch as hvd
+from horovod.torch.mpi_ops import _handle_map
 
 hvd.init()
 several = pytest.mark.skipif(hvd.size() == 1, reason="needs several ranks")
@@ -49,6 +50,18 @@ def test_ranks_with_fewer_batches_join(groups):
     assert 0 <= last < hvd.size()
     hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.size() - 1)
     assert_ranks_agree(model)
+
+
+def test_ranks_with_fewer_batches_join_at_the_end_of_every_epoch():
+    """They took different numbers of steps then, and go on together."""
+    model = small_model()
+    optimizer = hvd.DistributedOptimizer(make_adam(model.parameters()), model.named_parameters())
+    for _ in range(3):
+        data = list(batches(hvd.size()))[: hvd.rank() + 1]
+        train(model, optimizer, data)
+        last = hvd.join()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+        assert_ranks_agree(model)
 
 
 @pytest.mark.parametrize("wrap_first", [True, False])
@@ -133,7 +146,8 @@ def test_the_rate_may_be_rewritten_between_any_two_calls():
 def record(monkeypatch):
     """Names of the gradients that were sent, one by one or together."""
     names = []
-    module = importlib.import_module("horovod.torch._gradient_reducer")
+    module = importlib.import_module("horovod.torch._gradient_sending")
+    announcing = importlib.import_module("horovod.torch._gradient_reducer")
     one, together = module.allreduce_async_, module.allreduce_together_
 
     def recorded(*args, **kwargs):
@@ -146,6 +160,7 @@ def record(monkeypatch):
         return handles
 
     monkeypatch.setattr(module, "allreduce_async_", recorded)
+    monkeypatch.setattr(announcing, "allreduce_async_", recorded)
     monkeypatch.setattr(module, "allreduce_together_", recorded_together)
     return names
 
@@ -203,7 +218,7 @@ def test_default_names_count_groups_and_positions(monkeypatch):
 @several
 def test_a_group_travels_under_the_name_of_its_first_member(monkeypatch):
     names = []
-    module = importlib.import_module("horovod.torch._gradient_reducer")
+    module = importlib.import_module("horovod.torch._gradient_sending")
     original = module.grouped_allreduce_async_
 
     def recorded(*args, **kwargs):
@@ -218,6 +233,30 @@ def test_a_group_travels_under_the_name_of_its_first_member(monkeypatch):
     )
     train(model, optimizer, batches(1))
     assert names == ["3.weight"]
+
+
+@several
+@pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16])
+def test_if_gradients_fail_the_others_are_there_before_it_is_said(compression):
+    """What is in flight still writes into gradients, which the script may touch after the exception."""
+    own = 1.0 + hvd.rank()
+    sizes = {"a": 2 + hvd.rank(), "b": 4, "c": 3 + hvd.rank(), "d": 5}
+    params = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
+    optimizer = hvd.DistributedOptimizer(
+        make_adam(params.values()), params.items(), compression=compression
+    )
+    before = len(_handle_map)
+    with pytest.raises(RuntimeError, match="Mismatched ALLREDUCE tensor shapes"):
+        sum(own * p.sum() for p in params.values()).backward()
+    assert len(_handle_map) == before  # nothing that nobody waited for
+    mean = (1 + hvd.size()) / 2
+    for name in ("b", "d"):
+        assert torch.equal(params[name].grad, torch.full((sizes[name],), mean))
+    optimizer.zero_grad()
+    # And the ranks go on together.
+    (own * (params["b"].sum() + params["d"].sum())).backward()
+    assert torch.equal(params["d"].grad, torch.full((5,), mean))
+    optimizer.zero_grad()
 
 
 def test_batches_are_shared_out_without_overlap():

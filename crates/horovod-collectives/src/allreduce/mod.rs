@@ -12,7 +12,7 @@ mod staged;
 
 use std::ops::Range;
 
-use horovod_kernels::{Combine, Source, Spec, fill_identity, reduce};
+use horovod_kernels::{Combine, DefaultMode, Source, Spec, fill_identity, reduce};
 use horovod_protocol::{DType, ReduceOp, Scale};
 use horovod_transport::Data;
 
@@ -53,6 +53,7 @@ pub unsafe fn allreduce(
     red: &Reduction,
     segs: &[Segment],
 ) -> Result<(), CollectiveError> {
+    let _mode = DefaultMode::enter();
     if red.op == ReduceOp::Adasum {
         // One at a time: dot products over a fused vector would be cut where its neighbours happen to end,
         // and so differ in the last bit with what the negotiation happened to fuse.
@@ -62,17 +63,12 @@ pub unsafe fn allreduce(
         ctx.scratch.stages.end(stage);
         return Ok(());
     }
+    if !ctx.scratch.begin_call(ctx.seq) {
+        return Ok(());
+    }
     let mut reducer = Reducer::new(red);
     let mut vector = ctx.scratch.vector(red.dtype.size(), segs.iter().copied());
     let bytes = vector.len() * vector.size();
-    if reducer.prescaled {
-        // Once for all: a member that scales its own as it reduces would round halves less often than
-        // those that scale theirs before they send it.
-        let scaled = across::speaking(ctx, &reducer, &vector, true);
-        ctx.scratch
-            .put_vector(std::mem::replace(&mut vector, scaled));
-        reducer = reducer.without_pre();
-    }
     if bytes > 0 {
         let choose = if reducer.spec.needs_all_at_once() {
             select::allreduce_at_once
@@ -80,6 +76,12 @@ pub unsafe fn allreduce(
             select::allreduce
         };
         let algorithm = choose(bytes, ctx.layout, ctx.tuning);
+        if reducer.prescaled && !stages_scaled(algorithm, ctx.data) {
+            let scaled = across::speaking(ctx, &reducer, &vector, true);
+            ctx.scratch
+                .put_vector(std::mem::replace(&mut vector, scaled));
+            reducer = reducer.without_pre();
+        }
         let stage = ctx.scratch.stages.begin(algorithm.stage_name());
         let early = match ctx.ticket {
             Some(ticket) => early::run(ctx, ticket, &reducer, &vector)?,
@@ -98,6 +100,7 @@ pub unsafe fn allreduce(
         ctx.scratch.stages.end(stage);
     }
     ctx.scratch.put_vector(vector);
+    ctx.scratch.end_call();
     Ok(())
 }
 
@@ -114,11 +117,18 @@ pub fn may_pause(
 ) -> bool {
     red != ReduceOp::Adasum
         && match select::allreduce(bytes, set, tuning) {
+            // It never waits.
             AllreduceAlgorithm::Alone => true,
             // These keep where they stand, and touch an output only in steps that are done once.
-            AllreduceAlgorithm::Direct | AllreduceAlgorithm::Staged => data.arena().is_some(),
-            _ => false,
+            algorithm => stages_scaled(algorithm, data),
         }
+}
+
+/// Whether operands pass through staging memory only and get a prescale factor of their own on the way there. The others
+/// find it applied to all inputs, in the outputs: what they are then is not known any more.
+fn stages_scaled(algorithm: AllreduceAlgorithm, data: &Data) -> bool {
+    use AllreduceAlgorithm::{Direct, Staged};
+    matches!(algorithm, Direct | Staged) && data.arena().is_some()
 }
 
 /// The steps of one reduction over pieces of the vector.
@@ -127,7 +137,8 @@ pub(crate) struct Reducer {
     /// The whole of it: factors, division.
     pub(crate) spec: Spec,
     /// Whether a rank's data reach others with the prescale factor already applied. So it is for
-    /// everything but sums: the neutral elements of the others would not survive the factor.
+    /// everything but sums: the neutral elements of the others would not survive the factor. Its own it
+    /// reads from where it put them for others, so that it rounds halves as often as they do.
     pub(crate) prescaled: bool,
 }
 
@@ -253,7 +264,8 @@ impl Reducer {
 }
 
 /// Reduces own and staged pieces of `range` in the order of the host's members: `theirs(position)`
-/// gives a peer's data for the range, `second` another place for the result.
+/// gives a peer's data for the range (and this rank's, if it is to be prescaled), `second` another place
+/// for the result.
 ///
 /// # Safety
 /// The vector keeps its caller's promise; `theirs` are readable and stable, `second` is writable, for
@@ -270,7 +282,7 @@ pub(crate) unsafe fn reduce_range(
     for piece in vector.pieces(range) {
         sources.clear();
         for position in 0..members {
-            if position != me {
+            if position != me || reducer.prescaled {
                 let ptr = theirs(position).wrapping_add(piece.at);
                 sources.push(reducer.staged(ptr));
             } else if let Some(own) = reducer.own(&piece) {

@@ -179,9 +179,14 @@ impl Work for Staged<'_> {
             );
             let place = |position| slots.from(position, self.part_bytes()).wrapping_add(at);
             // SAFETY: as in `stage`; all peers have published this step, and nobody else touches
-            // this rank's part of their slots until the result is published. The result of an
-            // element replaces its operand.
+            // this rank's part of their slots until the result is published, nor that of its own at
+            // any time. The result of an element replaces its operand.
             unsafe {
+                if self.reducer.prescaled {
+                    for piece in self.vector.pieces(range.clone()) {
+                        self.reducer.stage(&piece, place(me).wrapping_add(piece.at));
+                    }
+                }
                 reduce_range(
                     &mut sources,
                     self.reducer,

@@ -181,6 +181,21 @@ fn turns_settings_into_environment() {
         "6",
     );
     sets(
+        "--check-consistency 100",
+        "HOROVOD_CHECK_CONSISTENCY",
+        "100",
+    );
+    sets(
+        "--consistency-action error",
+        "HOROVOD_CONSISTENCY_ACTION",
+        "error",
+    );
+    fails("-np 1 --check-consistency -1 x", "must be >= 0");
+    fails(
+        "-np 1 --consistency-action stop x",
+        "invalid choice: \"stop\" (choose from warn, error)",
+    );
+    sets(
         "--gloo-timeout-seconds 9",
         "HOROVOD_GLOO_TIMEOUT_SECONDS",
         "9",

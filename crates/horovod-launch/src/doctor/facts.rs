@@ -46,6 +46,8 @@ wired! {
         pub horovod: Result<String, String>,
         /// Version of PyTorch, if it is installed.
         pub torch: Option<String>,
+        /// What is wrong with this package's installation.
+        pub mixed: Option<String>,
     }
 }
 
@@ -134,6 +136,7 @@ pub(crate) mod tests {
                 libc: "glibc 2.36".into(),
                 horovod: Ok("0.1.0".into()),
                 torch: Some("2.9.1+cpu".into()),
+                mixed: None,
             }),
             gpus: Vec::new(),
             gpu_problem: None,

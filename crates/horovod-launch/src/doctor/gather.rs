@@ -1,6 +1,7 @@
 //! Looks a host over: everything that an agent can find out alone, by a deadline.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,9 +15,10 @@ use super::talk::Scene;
 use crate::frames::Variables;
 use crate::{check_build, environment, preflight};
 
-/// Prints what this package and PyTorch are there; only this package is imported.
+/// Prints what this package and PyTorch are there; only this package is imported. Goes behind
+/// [`check_build::INSTALLATION`].
 const LOOK: &str = r#"
-import importlib.metadata, platform, sys
+import platform, sys
 def say(name, value):
     print(name, " ".join(str(value).split()), sep="|", flush=True)
 say("program", sys.executable)
@@ -26,6 +28,9 @@ try:
     say("torch", importlib.metadata.version("torch"))
 except importlib.metadata.PackageNotFoundError:
     pass
+wrong = findings()
+if wrong:
+    say("mixed", "; ".join(wrong))
 try:
     import horovod, horovod._core
     say("horovod", horovod.__version__)
@@ -159,13 +164,12 @@ fn python_of(command: &[OsString]) -> PathBuf {
 pub(crate) fn output_of(
     mut command: Command,
     deadline: Instant,
-) -> Result<(bool, String, String), String> {
+) -> io::Result<(bool, String, String)> {
     let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| error.to_string())?;
+        .spawn()?;
     let pid = rustix::process::Pid::from_child(&child);
     let ended = in_thread(move || child.wait_with_output());
     match await_from(&ended, deadline) {
@@ -174,11 +178,11 @@ pub(crate) fn output_of(
             String::from_utf8_lossy(&output.stdout).into_owned(),
             String::from_utf8_lossy(&output.stderr).into_owned(),
         )),
-        Some(Err(error)) => Err(error.to_string()),
+        Some(Err(error)) => Err(error),
         None => {
             // Not reaped, for its thread still waits: the number is still its own.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            Err("no answer in time".into())
+            Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))
         }
     }
 }
@@ -190,7 +194,8 @@ fn ask_python(
     deadline: Instant,
 ) -> Result<Python, String> {
     let mut command = Command::new(program);
-    command.args(["-c", LOOK]).current_dir(cwd).env_clear();
+    let look = format!("{}{LOOK}", check_build::INSTALLATION);
+    command.args(["-c", &look]).current_dir(cwd).env_clear();
     command.envs(env.iter().map(|(name, value)| (name, value)));
     let shown = program.display();
     let (_, said, complaint) =
@@ -218,6 +223,7 @@ fn python_from(text: &str) -> Option<Python> {
         version: field("version")?,
         libc: field("libc")?,
         torch: field("torch"),
+        mixed: field("mixed"),
         horovod: field("horovod").ok_or_else(problem),
     })
 }
@@ -236,7 +242,7 @@ fn ask_gpus(env: &Variables, deadline: Instant) -> Result<Vec<String>, String> {
         "--query-gpu=name,memory.total,driver_version",
         "--format=csv,noheader",
     ]);
-    let (is_well, said, complaint) = output_of(command, deadline)?;
+    let (is_well, said, complaint) = output_of(command, deadline).map_err(|why| why.to_string())?;
     if !is_well {
         let words = if complaint.trim().is_empty() {
             &said
@@ -409,7 +415,8 @@ mod tests {
         let mut hangs = Command::new("sh");
         hangs.args(["-c", "exec sleep 1000"]);
         let soon = Instant::now() + Duration::from_millis(50);
-        assert_eq!(output_of(hangs, soon), Err("no answer in time".into()));
+        let late = output_of(hangs, soon).unwrap_err();
+        assert_eq!(late.to_string(), "no answer in time");
         let later = Instant::now() + Duration::from_secs(20);
         let missing = ask_python(Path::new("/no/python"), &Vec::new(), Path::new("/"), later);
         let error = missing.expect_err("not there");
@@ -417,7 +424,7 @@ mod tests {
         let mut says = Command::new("sh");
         says.args(["-c", "echo a; echo b >&2; exit 3"]);
         assert_eq!(
-            output_of(says, later),
+            output_of(says, later).map_err(|why| why.kind()),
             Ok((false, "a\n".into(), "b\n".into()))
         );
     }

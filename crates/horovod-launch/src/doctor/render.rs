@@ -3,7 +3,7 @@
 use super::chart::{Chart, Patient};
 use super::facts::HostFacts;
 use super::findings::{Finding, Severity, bytes};
-use super::json::Json;
+use crate::json::Json;
 
 /// Width of the text.
 const WIDTH: usize = 110;

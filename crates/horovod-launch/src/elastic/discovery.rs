@@ -282,6 +282,7 @@ mod tests {
             port: None,
             identity: None,
             connect_timeout_s: 1,
+            alive_interval_s: 5,
         }
     }
 

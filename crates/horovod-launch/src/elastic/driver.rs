@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::events::{Action, Ending, Event, Policy, Time, WorkerId};
 use super::hosts::{Agent, Host, SLOT_MEMORY};
 use super::rounds::DOOR_WAIT;
+use super::waiting::Finished;
 use crate::report::Cause;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +99,10 @@ pub struct Driver {
     pub(super) announced: BTreeSet<WorkerId>,
     /// A worker has ended with 0: the work is done.
     pub(super) is_finished: bool,
+    /// Which, once there is one.
+    pub(super) finished: Option<Finished>,
+    /// When the user was last told what is waited for.
+    pub(super) told_waiting_at: Time,
     /// First failure of a member of the present round, and of anybody.
     pub(super) round_failure: Option<Failed>,
     pub(super) last_failure: Option<Failed>,
@@ -127,6 +132,8 @@ impl Driver {
             look_at: None,
             announced: BTreeSet::new(),
             is_finished: false,
+            finished: None,
+            told_waiting_at: Duration::ZERO,
             round_failure: None,
             last_failure: None,
             is_over: false,
@@ -196,6 +203,7 @@ impl Driver {
             .chain(dismissed)
             .chain(self.silent_deadline())
             .chain(self.look_at)
+            .chain(self.news_deadline())
             .chain(self.waiting_since.map(|at| at + patience))
             .chain(self.enough_since.map(|at| at + self.policy.start_grace))
             .chain(self.door_since.map(|at| at + DOOR_WAIT))
@@ -236,10 +244,15 @@ impl Driver {
     }
 
     pub(super) fn fail(&mut self, failure: Option<Failed>, why: String) {
+        self.end_for(failure, why, false);
+    }
+
+    fn end_for(&mut self, failure: Option<Failed>, why: String, is_state_lost: bool) {
         self.end(Ending::Failure {
             worker: failure.as_ref().map(|f| f.worker),
             code: failure.map_or(1, |f| f.code.max(1)),
             why,
+            is_state_lost,
         });
     }
 
@@ -307,7 +320,7 @@ impl Driver {
         }
         if !cause.is_failure() {
             if is_member || self.rounds == 0 {
-                self.is_finished = true;
+                self.on_finished(now, &name);
             } else if let Some(slot) = self
                 .host(&w.host)
                 .and_then(|h| h.slots.get_mut(w.local as usize))
@@ -405,24 +418,14 @@ impl Driver {
         self.announce(now);
         self.look_at_members(now);
         self.end_waits(now);
+        if !self.is_over {
+            self.tell_news(now);
+        }
     }
 
     pub(super) fn check_end(&mut self) {
         if self.is_finished {
-            let counts = |id: &WorkerId| self.rounds == 0 || self.round.contains(id);
-            if !self.workers.keys().any(counts) {
-                match self.round_failure.take() {
-                    None => self.end(Ending::Success),
-                    Some(failure) => {
-                        let why = format!(
-                            "{} when others of its round had finished already",
-                            failure.text
-                        );
-                        self.fail(Some(failure), why);
-                    }
-                }
-            }
-            return;
+            return self.end_finished();
         }
         if self.has_state && !self.workers.values().any(Worker::holds) {
             let failure = self.round_failure.take().or(self.last_failure.take());
@@ -432,7 +435,7 @@ impl Driver {
             let why = format!(
                 "every worker that held the training state has ended{first}: nothing is left to go on from"
             );
-            return self.fail(failure, why);
+            return self.end_for(failure, why, true);
         }
         let none_left = self.workers.values().all(|w| w.is_going);
         let listed: Vec<&Host> = self.hosts.iter().filter(|h| h.listed > 0).collect();

@@ -11,6 +11,9 @@ pub type WorkerId = u32;
 /// Since the job's start.
 pub type Time = Duration;
 
+/// The exit code of a job that fewer than `min_np` workers have brought to its end, because another had ended with 0.
+pub(super) const TOO_FEW: u8 = 75;
+
 /// What the job is allowed.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -144,5 +147,7 @@ pub enum Ending {
         code: u8,
         /// For people.
         why: String,
+        /// Whether it is because every worker that held the training state has ended.
+        is_state_lost: bool,
     },
 }

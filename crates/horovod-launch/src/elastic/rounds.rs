@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::driver::{Driver, Phase, Worker};
 use super::events::{Action, Time, WorkerId};
-use super::hosts::{Agent, Host};
+use super::hosts::Agent;
 use super::seats;
 
 /// While other workers are about to come to the door, too, how long a newcomer waits before all are told of it.
@@ -162,6 +162,9 @@ impl Driver {
         for id in dismissed {
             self.dismiss(now, id, "its host or slot was removed");
         }
+        if self.is_finished {
+            self.go_on_without(chosen.len());
+        }
         if self.rounds > 0 {
             let new = chosen.iter().filter(|id| !self.round.contains(id)).count();
             let mut text = format!("{} ranks go on", chosen.len());
@@ -274,37 +277,6 @@ impl Driver {
             }
             self.stop(id);
         }
-    }
-
-    /// What there is too little of, and where it went.
-    pub(super) fn shortage(&self) -> String {
-        let there = self
-            .workers
-            .values()
-            .filter(|w| w.phase == Phase::Waiting && w.stays())
-            .count();
-        let option = if self.rounds == 0 { "-np" } else { "--min-np" };
-        let mut text = format!(
-            "no round could be formed within {} s (--elastic-timeout): {} workers are needed ({option}), {there} are ready",
-            self.policy.patience.as_secs(),
-            self.need(),
-        );
-        let starting = self.workers.values().filter(|w| w.phase == Phase::Starting);
-        let starting = starting.count();
-        if starting > 0 {
-            text.push_str(&format!(", {starting} started but have not called init"));
-        }
-        let hosts: Vec<String> = self.hosts.iter().map(Host::describe).collect();
-        if !hosts.is_empty() {
-            text.push_str(&format!("; hosts: {}", hosts.join(", ")));
-        } else if self.knows_hosts {
-            text.push_str("; no hosts are listed");
-        } else if self.policy.has_fixed_hosts {
-            text.push_str("; the hosts' names have not been resolved yet");
-        } else {
-            text.push_str("; the host discovery script has not ended yet");
-        }
-        text
     }
 }
 

@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::agents::Agents;
 use super::discovery::{Discovery, Source};
-use super::driver::Driver;
 use super::events::Policy;
 use super::job::ElasticJob;
+use super::supervisor::Supervisor;
 use crate::args::Options;
+use crate::events::Events;
 use crate::hosts::{Host, assign};
-use crate::job::{PING_INTERVAL, raise_file_limit};
+use crate::job::PING_INTERVAL;
 use crate::launch::{LaunchError, ssh_of, start_timeout_of, wanted_hosts};
 use crate::output::Output;
-use crate::rendezvous::Rendezvous;
+use crate::rendezvous::{Reach, Rendezvous};
 use crate::signals::Signals;
 use crate::{environment, leash, platform, remote};
 
@@ -20,8 +22,9 @@ use crate::{environment, leash, platform, remote};
 const ELASTIC_TIMEOUT_S: u32 = 600;
 /// Failures of one slot within a minute after which it rests, unless told otherwise.
 const SLOT_FAILURES: u32 = 3;
+
 /// Runs the job; the exit code.
-pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
+pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError> {
     let np = options.num_proc.unwrap_or(1);
     let start_timeout = start_timeout_of(options);
     let ssh = ssh_of(options)?;
@@ -57,15 +60,16 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
     leash::watch();
     let mut output = Output::new(0, options.prefix_timestamp)?;
     output.show_log(options)?;
+    output.show_events(events);
     if let Some(directory) = &options.output_filename {
-        raise_file_limit();
+        platform::raise_file_limit();
         let most = elastic.max_np.unwrap_or(np);
         output
             .open_files(directory, most)
             .map_err(LaunchError::Other)?;
     }
     platform::adopt_orphans();
-    let rendezvous = Rendezvous::start_elastic(all_local, &options.network_interfaces)?;
+    let rendezvous = Rendezvous::start_elastic(Reach::of(all_local), &options.network_interfaces)?;
     let patience = elastic.timeout.filter(|seconds| *seconds > 0);
     let patience = patience
         .or_else(environment::elastic_timeout)
@@ -82,31 +86,28 @@ pub(crate) fn run(options: &Options) -> Result<u8, LaunchError> {
         slot_failures_max: environment::elastic_slot_failures().unwrap_or(SLOT_FAILURES),
         has_fixed_hosts: elastic.script.is_none(),
     };
-    let job = ElasticJob {
+    let agents = Agents {
         options,
         output,
-        signals,
-        rendezvous,
-        discovery: Discovery::start(source, ssh.clone())?,
-        driver: Driver::new(policy),
-        started: Instant::now(),
         start_timeout,
-        patience_s: patience.into(),
         program: std::env::current_exe()?,
-        ssh,
+        ssh: ssh.clone(),
         cwd,
         listed: BTreeMap::new(),
-        has_listed: false,
-        last_complaint: None,
         links: Vec::new(),
         workers: BTreeMap::new(),
-        pids: BTreeMap::new(),
-        labels: BTreeMap::new(),
+        threads: Vec::new(),
         tails: BTreeMap::new(),
-        ending: None,
         asked: None,
-        interrupted_by: None,
         ping_at: Instant::now() + PING_INTERVAL,
+    };
+    let job = ElasticJob {
+        supervisor: Supervisor::new(policy, rendezvous, &options.network_interfaces, agents),
+        signals,
+        discovery: Discovery::start(source, ssh)?,
+        has_listed: false,
+        last_complaint: None,
+        interrupted_by: None,
     };
     Ok(job.run()?)
 }

@@ -77,6 +77,12 @@ fn answers_survive() {
             rank: 2,
             is_stopped: true,
         },
+        FromAgent::Threads(Threads {
+            threads: 1,
+            cores: 2,
+            ranks: 300,
+            is_openmp: true,
+        }),
         FromAgent::Done,
     ];
     let mut bytes = Vec::new();

@@ -1,5 +1,7 @@
 //! Options that become environment variables of the ranks, and their keys in a `--config-file`.
 
+use std::ffi::OsStr;
+
 use super::{Action, Form, OptionSpec, Wrong, at_least_zero, number, option, too_large, whole};
 use crate::args::text;
 
@@ -10,6 +12,17 @@ pub(crate) const TIMELINE_MARK_CYCLES: &str = "HOROVOD_TIMELINE_MARK_CYCLES";
 
 const NO_MPI: &str = "no effect, MPI is not used";
 const LEVELS: [&str; 6] = ["TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"];
+const CONSISTENCY_ACTIONS: [&str; 2] = ["warn", "error"];
+
+/// A word of a few.
+fn one_of<'a>(word: &'a OsStr, known: &[&str]) -> Result<&'a str, Wrong> {
+    let word = text(word)?;
+    if known.contains(&word) {
+        return Ok(word);
+    }
+    let known = known.join(", ");
+    Err(format!("invalid choice: {word:?} (choose from {known})").into())
+}
 
 /// A number for a variable.
 const fn count(
@@ -212,6 +225,25 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         "when to give up on them (0: never)",
     ),
     count(
+        &["--check-consistency"],
+        "STEPS",
+        "HOROVOD_CHECK_CONSISTENCY",
+        "consistency_check.steps",
+        "compare the ranks' parameters every so many steps of an optimizer (0: never)",
+    ),
+    option(
+        TUNING,
+        &["--consistency-action"],
+        Action::Value("ACTION", |o, v| {
+            let action = one_of(v, &CONSISTENCY_ACTIONS)?;
+            o.knobs
+                .push(("HOROVOD_CONSISTENCY_ACTION", action.to_owned()));
+            Ok(())
+        }),
+        "what a difference between them is: warn or error (warn)",
+    )
+    .file("consistency_check.action", Form::Text),
+    count(
         &["--gloo-timeout-seconds"],
         "SECONDS",
         "HOROVOD_GLOO_TIMEOUT_SECONDS",
@@ -222,11 +254,7 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         TUNING,
         &["--log-level"],
         Action::Value("LEVEL", |o, v| {
-            let level = text(v)?;
-            if !LEVELS.contains(&level) {
-                let known = LEVELS.join(", ");
-                return Err(format!("invalid choice: {level:?} (choose from {known})").into());
-            }
+            let level = one_of(v, &LEVELS)?;
             o.knobs.push(("HOROVOD_LOG_LEVEL", level.to_owned()));
             Ok(())
         }),

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// No test may take longer.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(240);
 /// In the environment of every process of one run, so that all of them can be found.
 const MARK: &str = "LAUNCH_TEST_RUN";
 
@@ -87,6 +87,8 @@ impl Ended {
 /// A command that runs `horovodrun` with these words.
 pub(crate) fn horovodrun<W: AsRef<OsStr>>(words: impl IntoIterator<Item = W>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_horovodrun"));
+    // Else there is a line about it.
+    command.env("OMP_NUM_THREADS", "1");
     command.args(words);
     command
 }

@@ -1,7 +1,7 @@
 //! What an aggregator does with the coordinator's decisions: learns from them and passes them on.
 
 use super::{Aggregator, AggregatorAction, Arc, Phase, RankSet, SetKey, Slot, Violation};
-use crate::error::PeerLost;
+use crate::lost::PeerLost;
 use crate::message::{Item, Response, SlotRun, ToWorker};
 use crate::slots::blocks_of;
 use crate::types::{Op, Rank};

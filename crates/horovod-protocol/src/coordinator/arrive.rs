@@ -1,7 +1,7 @@
 //! What a link says, and who it says it for.
 
 use super::{Arc, Content, Coordinator, Entry, Op, PENDING_MAX, Pending, Rank, Violation};
-use super::{OpError, SetKey, Slot, SlotRun, Submission, asked_by};
+use super::{SetKey, Slot, SlotRun, StopReason, Submission};
 use crate::process_sets::RegisteredSet;
 use crate::rank_set::RankSet;
 use crate::slots::{blocks_of, slots_of};
@@ -63,17 +63,17 @@ impl Coordinator {
                         .slots()
                         .try_for_each(|slot| self.hit(link, &who, slot, None)),
                     Submission::Join => ranks.iter().try_for_each(|rank| self.joined(*rank)),
-                    Submission::Shutdown => {
+                    Submission::Shutdown(why) => {
                         let by = *ranks.first().ok_or("spoke for nobody")?;
-                        self.stop(by, OpError::shutdown(&asked_by(by)));
+                        self.stop(by, StopReason::Left(*why));
                         Ok(())
                     }
                     item => self.asked_or_gathered(link, &who, item),
                 }
             }
             Submission::Join => self.joined(rank),
-            Submission::Shutdown => {
-                self.stop(rank, OpError::shutdown(&asked_by(rank)));
+            Submission::Shutdown(why) => {
+                self.stop(rank, StopReason::Left(*why));
                 Ok(())
             }
             item => self.asked_or_gathered(link, &who, item),
@@ -128,7 +128,7 @@ impl Coordinator {
             // Known requests may now be complete without all their links: look at each.
             self.pend_waiting(|_| true);
         }
-        if !self.joins.add(self.now, rank) {
+        if !self.joins.add(rank) {
             return Err("joined twice");
         }
         self.release_after_join();

@@ -368,10 +368,10 @@ fn answer_bytes(response: &Response) -> usize {
             absent,
             error,
             ..
-        } => name.len() + 5 * absent.len() + error.message.len(),
+        } => name.len() + 5 * absent.len() + error.wire_bytes(),
         Response::SetAdded { name, ranks, .. } => name.len() + 5 * ranks.len(),
         Response::SetRemoved { name, .. } => name.len(),
-        Response::Shutdown { error, .. } => error.message.len(),
+        Response::Shutdown { why, .. } => why.wire_bytes(),
         Response::Tuned { values, .. } => 10 * values.len(),
         _ => 0,
     }

@@ -1,6 +1,6 @@
 //! What happens when every member has asked for a name: agreement, effects, and the cache.
 
-use super::{Arc, Coordinator, CoordinatorAction, Entry, OpError, Pending, Ready, Response, Run};
+use super::{Arc, Coordinator, CoordinatorAction, Entry, Pending, Ready, Refusal, Response, Run};
 use super::{Content, FusionKey, Item, Known, Op, Rank, SetKey, Slot, SlotRun, agreement};
 use crate::cache::Room;
 use crate::local::encoded_bytes;
@@ -136,7 +136,7 @@ impl Coordinator {
         seat: &Seat<'_>,
         name: &Arc<str>,
         pending: &mut Pending,
-    ) -> Result<(), OpError> {
+    ) -> Result<(), Refusal> {
         let content = &pending.content;
         let first_dims = flat_rows(&mut pending.rows, seat.members, content);
         let line = seat
@@ -246,7 +246,7 @@ impl Coordinator {
         self.forget_if_unused(index);
     }
 
-    fn add_set(&mut self, name: &Arc<str>, ranks: &[Rank]) -> Result<(), OpError> {
+    fn add_set(&mut self, name: &Arc<str>, ranks: &[Rank]) -> Result<(), Refusal> {
         let (key, id, ranks) = self.sets.add(ranks)?;
         let added = Response::SetAdded {
             name: Arc::clone(name),
@@ -316,7 +316,7 @@ struct Seat<'a> {
     absent: &'a Arc<[Rank]>,
 }
 
-fn agreed(name: &str, pending: &Pending) -> Result<(), OpError> {
+fn agreed(name: &str, pending: &Pending) -> Result<(), Refusal> {
     if pending.others.is_empty() {
         return Ok(());
     }

@@ -208,10 +208,7 @@ pub(super) mod get {
         let tensors = list(r, GROUP_TENSORS_MAX, 2, "tensors", |r| {
             let code = r.u8("element type")?;
             let dtype = DType::from_code(code).ok_or(bad("element type", code))?;
-            Ok(TensorMeta {
-                dtype,
-                shape: dims(r, DIMS_MAX)?.into(),
-            })
+            Ok(TensorMeta::new(dtype, dims(r, DIMS_MAX)?))
         })?;
         Ok(tensors.into())
     }

@@ -1,10 +1,9 @@
 //! Encoding of what the coordinator decides.
 
 use super::codec::{SlotDelta, get, put};
-use super::submission::{get_lost, put_lost};
+use super::failure::{get_lost, get_refusal, get_stop, put_lost, put_refusal, put_stop};
 use super::{Item, Response, SetKey, Slot, SlotRun, bad_tag};
-use crate::error::{OpError, OpErrorKind};
-use crate::limits::{FIRST_DIMS_MAX, FUSED_ITEMS_MAX, TEXT_BYTES_MAX, TUNED_VALUES_MAX};
+use crate::limits::{FIRST_DIMS_MAX, FUSED_ITEMS_MAX, TUNED_VALUES_MAX};
 use crate::types::{ProcessSetId, Seq};
 use crate::wire::{DecodeError, Reader, Writer};
 use std::sync::Arc;
@@ -40,8 +39,7 @@ pub(super) fn put_response(w: &mut Writer<'_>, response: &Response, delta: &mut 
             w.varint(set.0);
             w.str(name);
             put::ranks(w, absent);
-            w.u8(error.kind as u8);
-            w.str(&error.message);
+            put_refusal(w, error);
         }
         Response::Tuned { seq, values } => {
             w.u8(2);
@@ -69,11 +67,10 @@ pub(super) fn put_response(w: &mut Writer<'_>, response: &Response, delta: &mut 
             w.str(name);
             put::option(w, key.map(|k| k.0));
         }
-        Response::Shutdown { by, error } => {
+        Response::Shutdown { by, why } => {
             w.u8(6);
             w.varint(u64::from(by.0));
-            w.u8(error.kind as u8);
-            w.str(&error.message);
+            put_stop(w, why);
         }
         Response::Stopped => w.u8(7),
         Response::Lost(lost) => {
@@ -119,7 +116,7 @@ pub(super) fn get_response(
             set: SetKey(r.varint("process set")?),
             name: get::name(r)?,
             absent: get::ranks(r)?,
-            error: get_error(r)?,
+            error: get_refusal(r)?,
         },
         2 => Response::Tuned {
             seq: Seq(r.varint("sequence number")?),
@@ -143,7 +140,7 @@ pub(super) fn get_response(
         },
         6 => Response::Shutdown {
             by: get::rank(r)?,
-            error: get_error(r)?,
+            why: get_stop(r)?,
         },
         7 => Response::Stopped,
         8 => Response::Lost(get_lost(r)?),
@@ -199,18 +196,4 @@ fn get_item(r: &mut Reader<'_>, delta: &mut SlotDelta) -> Result<Item, DecodeErr
         },
         tag => return Err(bad_tag("item", tag)),
     })
-}
-
-fn get_error(r: &mut Reader<'_>) -> Result<OpError, DecodeError> {
-    let kind = match r.u8("error kind")? {
-        0 => OpErrorKind::InvalidArgument,
-        1 => OpErrorKind::Precondition,
-        2 => OpErrorKind::Aborted,
-        3 => OpErrorKind::Shutdown,
-        4 => OpErrorKind::PeerLost,
-        5 => OpErrorKind::Stalled,
-        tag => return Err(bad_tag("error kind", tag)),
-    };
-    let message = r.str(TEXT_BYTES_MAX, "error text")?.to_owned();
-    Ok(OpError { kind, message })
 }

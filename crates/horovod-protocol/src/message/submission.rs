@@ -1,10 +1,11 @@
 //! Encoding of what ranks say.
 
 use super::codec::{SlotDelta, get, put};
+use super::failure::{get_lost, put_lost};
 use super::{SetKey, SlotRun, Submission, bad_tag};
 use crate::content::Content;
-use crate::error::PeerLost;
-use crate::limits::{GROUP_TENSORS_MAX, NAME_BYTES_MAX, TEXT_BYTES_MAX};
+use crate::error::Leaving;
+use crate::limits::GROUP_TENSORS_MAX;
 use crate::wire::{DecodeError, Reader, Writer};
 use std::sync::Arc;
 
@@ -29,7 +30,9 @@ pub(super) fn put_submission(w: &mut Writer<'_>, item: &Submission, delta: &mut 
             put::tensors(w, &content.tensors);
         }
         Submission::Join => w.u8(3),
-        Submission::Shutdown => w.u8(4),
+        Submission::Shutdown(Leaving::Asked) => w.u8(4),
+        Submission::Shutdown(Leaving::Ended) => w.u8(8),
+        Submission::Shutdown(Leaving::Failed) => w.u8(9),
         Submission::ShutdownAck => w.u8(5),
         Submission::Of {
             ranks,
@@ -70,23 +73,11 @@ pub(super) fn get_submission(
             }),
         },
         3 => Submission::Join,
-        4 => Submission::Shutdown,
+        4 => Submission::Shutdown(Leaving::Asked),
+        8 => Submission::Shutdown(Leaving::Ended),
+        9 => Submission::Shutdown(Leaving::Failed),
         5 => Submission::ShutdownAck,
         7 => Submission::Lost(get_lost(r)?),
         tag => return Err(bad_tag("submission", tag)),
-    })
-}
-
-pub(super) fn put_lost(w: &mut Writer<'_>, lost: &PeerLost) {
-    w.varint(u64::from(lost.rank.0));
-    w.str(&lost.host);
-    w.str(&lost.cause);
-}
-
-pub(super) fn get_lost(r: &mut Reader<'_>) -> Result<PeerLost, DecodeError> {
-    Ok(PeerLost {
-        rank: get::rank(r)?,
-        host: r.str(NAME_BYTES_MAX, "host")?.to_owned(),
-        cause: r.str(TEXT_BYTES_MAX, "cause")?.to_owned(),
     })
 }

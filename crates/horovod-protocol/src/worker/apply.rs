@@ -2,9 +2,10 @@
 
 use super::{Cached, Entry, State, Violation, Worker, WorkerSet};
 use crate::action::{Completion, ExecItem, Execution, WorkerAction};
-use crate::error::{OpError, OpErrorKind, PeerLost, SET_REMOVED_TEXT};
+use crate::error::{OpError, StopReason};
 use crate::limits::FUSED_ITEMS_MAX;
 use crate::lookup::Lookup;
+use crate::lost::PeerLost;
 use crate::message::{Item, Response, SetKey, Slot, Submission, ToWorker};
 use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, Seq, TensorMeta, Ticket};
 use std::sync::Arc;
@@ -49,7 +50,7 @@ impl Worker {
                 if self.is_absent(absent) {
                     return Ok(());
                 }
-                self.complete(*set, name, Err(error.clone()))
+                self.complete(*set, name, Err(error.clone().into()))
             }
             Response::Joined { last } => {
                 let id = self
@@ -80,8 +81,8 @@ impl Worker {
                     Ok(Completion::SetRemoved(key.is_some())),
                 )
             }
-            Response::Shutdown { by, error } => {
-                self.on_shutdown(*by, error);
+            Response::Shutdown { by, why } => {
+                self.on_shutdown(*by, why);
                 Ok(())
             }
             Response::Stopped => match &self.state {
@@ -382,8 +383,7 @@ impl Worker {
             .remove(&key)
             .ok_or("removed an unknown process set")?;
         self.sets.remove(&id);
-        let error = OpError::new(OpErrorKind::Aborted, SET_REMOVED_TEXT);
-        self.fail_pending(&error, Some(id));
+        self.fail_pending(&OpError::SetRemoved, Some(id));
         let gone: Vec<usize> = self
             .entries
             .iter()
@@ -402,26 +402,31 @@ impl Worker {
         Ok(())
     }
 
-    fn on_shutdown(&mut self, by: Rank, error: &OpError) {
+    fn on_shutdown(&mut self, by: Rank, why: &StopReason) {
         if matches!(self.state, State::Stopping { .. } | State::Over(_)) {
             return;
         }
-        self.fail_pending(error, None);
+        let why = why.clone();
+        self.fail_pending(
+            &OpError::Stopped {
+                by,
+                why: why.clone(),
+            },
+            None,
+        );
         self.outbox.clear();
         self.outbox.push(Submission::ShutdownAck, 1);
-        self.state = State::Stopping {
-            by,
-            error: error.clone(),
-        };
+        self.state = State::Stopping { by, why };
     }
 
     fn stop(&mut self) {
-        if let State::Stopping { by, error } = &self.state {
+        if let State::Stopping { by, why } = &self.state {
+            let (by, why) = (*by, why.clone());
             self.actions.push_back(WorkerAction::ShutDown {
-                by: *by,
-                reason: error.message.as_str().into(),
+                by,
+                why: why.clone(),
             });
-            self.state = State::Over(error.clone());
+            self.state = State::Over(OpError::Stopped { by, why });
         }
     }
 
@@ -429,8 +434,8 @@ impl Worker {
         match self.state {
             State::Over(_) => {}
             State::Stopping { .. } => self.stop(),
-            State::Running | State::Asked => {
-                let error = lost.to_error();
+            State::Running | State::Asked(_) => {
+                let error = OpError::Lost(Box::new(lost.clone()));
                 self.fail_pending(&error, None);
                 self.outbox.clear();
                 self.state = State::Over(error);

@@ -334,11 +334,12 @@ impl World {
                     format!("a success with {done:?} of {steps} steps")
                 });
             }
-            Some(Ending::Failure { why, .. }) => {
+            Some(Ending::Failure {
+                why, is_state_lost, ..
+            }) => {
                 self.check(!why.is_empty(), || "an end without a cause".to_owned());
                 let gave_up = self.ledger.gave_up.clone();
-                let lost_state = why.contains("nothing is left to go on from");
-                self.check(!lost_state || gave_up.is_empty(), || {
+                self.check(!is_state_lost || gave_up.is_empty(), || {
                     format!("the state is lost, and {gave_up:?} had it and gave up")
                 });
             }

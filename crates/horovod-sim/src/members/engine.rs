@@ -7,7 +7,7 @@ use std::rc::Rc;
 use horovod_launch::elastic::WorkerId;
 use horovod_protocol::{
     Aggregator, AggregatorAction, AggregatorConfig, Coordinator, CoordinatorAction,
-    CoordinatorConfig, EntryId, Execution, Generation, PeerLost, Rank, Request, Time,
+    CoordinatorConfig, EntryId, Execution, Generation, LossCause, PeerLost, Rank, Request, Time,
     ToCoordinator, ToWorker, Worker, WorkerAction, WorkerConfig,
 };
 
@@ -121,7 +121,7 @@ impl Engine {
         PeerLost {
             rank,
             host: "h".into(),
-            cause: "gone".into(),
+            cause: LossCause::Ended("gone".into()),
         }
     }
 
@@ -405,7 +405,7 @@ impl World {
 
     /// A machine that ends the generation by itself has seen somebody break the protocol: nobody here does.
     fn accuse(&mut self, worker: WorkerId, lost: &PeerLost) {
-        if lost.cause.contains("broke the protocol") {
+        if matches!(lost.cause, LossCause::BrokeProtocol(_)) {
             self.fail(format!("worker {worker}: {lost}"));
         }
         self.end_generation(worker, lost);

@@ -110,10 +110,7 @@ fn allreduce(op: ReduceOp) -> Op {
 }
 
 fn request(name: &str, op: Op, count: usize) -> Request {
-    let tensor = TensorMeta {
-        dtype: DType::I64,
-        shape: [count as u64].into(),
-    };
+    let tensor = TensorMeta::new(DType::I64, [count as u64]);
     Request {
         set: ProcessSetId::GLOBAL,
         name: name.to_owned(),

@@ -54,9 +54,10 @@ pub(super) fn random(rng: &mut Rng, set: ProcessSetId, members: &[Rank], name: &
         DType::I64,
     ];
     let tensors = (0..count)
-        .map(|_| TensorMeta {
-            dtype: *rng.pick(&dtypes),
-            shape: (0..dims_min + rng.index(3)).map(|_| rng.below(6)).collect(),
+        .map(|_| {
+            let dtype = *rng.pick(&dtypes);
+            let shape: Vec<u64> = (0..dims_min + rng.index(3)).map(|_| rng.below(6)).collect();
+            TensorMeta::new(dtype, shape)
         })
         .collect();
     let device = if rng.chance(90) {
@@ -99,10 +100,7 @@ pub(super) fn mistake(rng: &mut Rng, request: &mut Request, members: &[Rank]) ->
             op: ReduceOp::Sum,
             scale: Scale::NONE,
         };
-        request.tensors.push(TensorMeta {
-            dtype: DType::F32,
-            shape: [1].into(),
-        });
+        request.tensors.push(TensorMeta::new(DType::F32, [1]));
         return "Mismatched operations";
     }
     let at = rng.index(request.tensors.len());

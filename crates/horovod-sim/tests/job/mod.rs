@@ -202,10 +202,7 @@ pub(crate) fn plain(name: &str, op: Op) -> Request {
 }
 
 pub(crate) fn data(name: &str, op: Op, shape: &[u64]) -> Request {
-    let tensors = vec![TensorMeta {
-        dtype: DType::F32,
-        shape: shape.into(),
-    }];
+    let tensors = vec![TensorMeta::new(DType::F32, shape)];
     Request {
         tensors,
         ..plain(name, op)

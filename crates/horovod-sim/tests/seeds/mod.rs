@@ -1,6 +1,7 @@
 //! How much is tried.
 
-/// How many seeds: `HOROVOD_SIM_SEEDS=100000 cargo test -p horovod-sim --release [--test membership]`.
+/// How many seeds: some, or as many as are asked for, as `make nightly` does:
+/// `HOROVOD_SIM_SEEDS=100000 cargo test -p horovod-sim --release [--test membership]`.
 #[expect(
     clippy::disallowed_methods,
     reason = "a test's own knob, not a setting of the runtime"

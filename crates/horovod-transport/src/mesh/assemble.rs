@@ -14,6 +14,7 @@ use crate::{
     rendezvous::{Client, Seat},
     shm::{arena::Bell, link::ShmLink},
     tcp::{
+        checked::Use,
         link::{PolledStream, StreamLink},
         stream::Stream,
     },
@@ -42,6 +43,8 @@ pub(crate) struct Parts {
     pub(crate) congestion: Congestion,
     /// Rank 0's, see [`super::MeshConfig::heartbeat`].
     pub(crate) heartbeat: Option<Duration>,
+    /// Rank 0's, see [`super::MeshConfig::checksums`].
+    pub(crate) checksums: bool,
     pub(crate) seat: Option<Seat>,
 }
 
@@ -78,6 +81,7 @@ impl Mesh {
             settings: Vec::new(),
             congestion: Congestion::Auto,
             heartbeat: None,
+            checksums: false,
             seat: None,
         })
     }
@@ -88,14 +92,23 @@ impl Mesh {
             tree,
             shared,
             detectors,
-            control,
+            mut control,
             mut data,
             launcher,
             settings,
             congestion,
             heartbeat,
+            checksums,
             seat,
         } = parts;
+        let is_elsewhere = |rank: Rank| topology.peer(rank).host != topology.host();
+        let control_ends = control.iter_mut().map(|(rank, s)| (*rank, s, Use::Control));
+        let data_ends = data.iter_mut().map(|(rank, _, s)| (*rank, s, Use::Data));
+        for (rank, stream, purpose) in control_ends.chain(data_ends) {
+            if checksums && is_elsewhere(rank) {
+                stream.check(purpose);
+            }
+        }
         let streams = control.iter().map(|(_, stream)| stream);
         let streams = streams.chain(data.iter().map(|(.., stream)| stream));
         let sockets = streams.map(|stream| &**stream.fd());

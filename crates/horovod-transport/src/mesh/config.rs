@@ -82,7 +82,8 @@ impl Interrupt {
         Self(Arc::new(wants_to_leave))
     }
 
-    pub(crate) fn wants_to_leave(&self) -> bool {
+    /// Whether the caller wants to leave.
+    pub fn wants_to_leave(&self) -> bool {
         (self.0)()
     }
 }
@@ -132,6 +133,8 @@ pub struct MeshConfig {
     /// Anything, up to 4 KiB, that the layers above want to be equal everywhere: all ranks get what
     /// rank 0 has here, as [`crate::Mesh::settings`].
     pub settings: Vec<u8>,
+    /// Whether what travels between hosts in clear has checksums (rank 0 decides).
+    pub checksums: bool,
     /// Whether TCP data links are encrypted (the connecting side, the higher rank, decides).
     /// Registration always is.
     pub encrypt: bool,
@@ -153,7 +156,7 @@ pub struct Membership {
 
 impl MeshConfig {
     /// The defaults: shared memory with 8 MiB of staging per rank, all interfaces, no encryption
-    /// after the handshake, 30 s for everything, [`HEARTBEAT`].
+    /// but checksums after the handshake, 30 s for everything, [`HEARTBEAT`].
     pub fn new(rank: Rank, size: u32, key: JobKey, rendezvous: Vec<SocketAddr>) -> Self {
         Self {
             rank,
@@ -172,6 +175,7 @@ impl MeshConfig {
             fan_out: FAN_OUT,
             heartbeat: Some(HEARTBEAT),
             settings: Vec::new(),
+            checksums: true,
             encrypt: false,
             elastic: None,
         }

@@ -150,6 +150,7 @@ impl Joining {
         links.plan(&places, common.connections.clamp(1, CONNECTIONS_MAX));
         links.parts.settings = common.settings;
         links.parts.heartbeat = common.heartbeat;
+        links.parts.checksums = common.checksums;
         links.parts.seat = seat;
         links.run()
     }
@@ -260,6 +261,7 @@ impl<'a> Links<'a> {
             settings: Vec::new(),
             congestion: joining.config.congestion.clone(),
             heartbeat: None,
+            checksums: false,
             seat: None,
         };
         Self {

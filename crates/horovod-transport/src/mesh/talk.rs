@@ -40,6 +40,7 @@ impl Joining {
             connections: config.connections.clamp(1, CONNECTIONS_MAX),
             fan_out: config.fan_out,
             heartbeat: config.heartbeat,
+            checksums: config.checksums,
             settings: config.settings.clone(),
         };
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);

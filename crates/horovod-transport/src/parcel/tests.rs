@@ -15,7 +15,7 @@ fn courier(server: &Server, key: &JobKey, rank: u32) -> Courier {
         rank,
         addresses: server.addrs().to_vec(),
         key: key.clone(),
-        patience: Duration::from_secs(30),
+        patience: Duration::from_secs(240),
     }
 }
 

@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::{self, Read},
     mem::MaybeUninit,
+    os::fd::OwnedFd,
     sync::Arc,
     time::Duration,
 };
@@ -11,6 +12,7 @@ use std::{
 use rustix::{
     event::{Timespec, epoll},
     fs::{MemfdFlags, SealFlags},
+    io::Errno,
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 
@@ -25,9 +27,34 @@ pub(crate) const WAYS: Ways = Ways {
 
 /// Anonymous memory of `len` zero bytes that can be passed to other processes.
 pub(crate) fn shared_file(len: usize) -> io::Result<Fd> {
-    let fd = Fd::open(|| {
-        rustix::fs::memfd_create("horovod", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-    })?;
+    shared_file_by(memfd, len)
+}
+
+/// How a memfd is made; tests have others.
+type MakeMemfd = fn() -> Result<OwnedFd, Errno>;
+
+fn memfd() -> Result<OwnedFd, Errno> {
+    rustix::fs::memfd_create("horovod", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+}
+
+/// Whether the system has no memfd, or a filter of system calls allows none.
+fn is_refused(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::NOSYS | Errno::PERM | Errno::ACCESS | Errno::INVAL | Errno::NOTSUP
+    )
+}
+
+fn shared_file_by(memfd: MakeMemfd, len: usize) -> io::Result<Fd> {
+    let mut refused = None;
+    let made = Fd::open(|| memfd().inspect_err(|error| refused = Some(*error)));
+    if let Some(error) = refused.filter(|error| is_refused(*error)) {
+        tracing::warn!(
+            "memfd_create is refused ({error}): memory is shared through an unlinked file instead"
+        );
+        return super::unlinked_file::shared_file(len);
+    }
+    let fd = made?;
     rustix::fs::ftruncate(fd.get()?, len as u64)?;
     // Nobody can shrink it under the others' feet (which would end them with SIGBUS).
     rustix::fs::fcntl_add_seals(
@@ -35,6 +62,25 @@ pub(crate) fn shared_file(len: usize) -> io::Result<Fd> {
         SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
     )?;
     Ok(fd)
+}
+
+/// Whether such memory from another rank may be used: nobody must be able to make it shorter, unless it comes from
+/// where no memfd can be made, which is so for this process, too.
+pub(crate) fn check_shared_file(file: &Fd) -> io::Result<()> {
+    check_shared_file_by(memfd, file)
+}
+
+fn check_shared_file_by(memfd: MakeMemfd, file: &Fd) -> io::Result<()> {
+    let seals = rustix::fs::fcntl_get_seals(file.get()?);
+    if seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
+        return Ok(());
+    }
+    match memfd() {
+        Err(error) if is_refused(error) => Ok(()),
+        _ => Err(io::Error::other(
+            "the host's first rank offers memory that can become shorter: expected a memfd with F_SEAL_SHRINK",
+        )),
+    }
 }
 
 /// A doorbell's (receiving, sending) end; here both are one eventfd.
@@ -197,6 +243,67 @@ mod tests {
             assert_eq!(sched_getaffinity(None), Ok(some));
         });
         moving.join().unwrap();
+    }
+
+    #[test]
+    fn who_moves_touches_no_other_thread() {
+        use std::sync::mpsc;
+
+        // Seen from inside while it moves, not only before and after.
+        let all = sched_getaffinity(None).unwrap();
+        let (begins, began) = mpsc::channel();
+        let (stop, stopped) = mpsc::channel::<()>();
+        let moving = std::thread::spawn(move || {
+            begins.send(()).unwrap();
+            let cores: Vec<usize> = (0..Cores::MAX).filter(|core| all.is_set(*core)).collect();
+            for core in cores.iter().cycle() {
+                Cores(all).move_to(*core);
+                if stopped.try_recv() == Err(mpsc::TryRecvError::Disconnected) {
+                    break;
+                }
+            }
+            assert_eq!(sched_getaffinity(None), Ok(all));
+        });
+        began.recv().unwrap();
+        // The process's first thread, and this one. Others of the process may be other tests.
+        for _ in 0..20_000 {
+            for thread in [rustix::process::getpid(), rustix::thread::gettid()] {
+                assert_eq!(sched_getaffinity(Some(thread)), Ok(all), "{thread:?}");
+            }
+        }
+        drop(stop);
+        moving.join().unwrap();
+    }
+
+    #[test]
+    fn where_memfd_is_refused_a_file_is_shared() {
+        let len = 3 << 20;
+        for error in [Errno::NOSYS, Errno::PERM, Errno::INVAL] {
+            let refused: MakeMemfd = match error {
+                Errno::NOSYS => || Err(Errno::NOSYS),
+                Errno::PERM => || Err(Errno::PERM),
+                _ => || Err(Errno::INVAL),
+            };
+            let file = shared_file_by(refused, len).unwrap();
+            let stat = rustix::fs::fstat(file.get().unwrap()).unwrap();
+            assert_eq!((stat.st_size, stat.st_nlink), (len as i64, 0), "{error}");
+            // The other ranks of the host cannot make one either, and take it.
+            assert!(check_shared_file_by(refused, &file).is_ok(), "{error}");
+        }
+        // What has another reason is not hidden.
+        assert!(shared_file_by(|| Err(Errno::MFILE), len).is_err());
+    }
+
+    #[test]
+    fn memory_that_can_become_shorter_is_refused() {
+        let sealed = shared_file(1 << 16).unwrap();
+        assert!(check_shared_file(&sealed).is_ok());
+        let open = Fd::open(memfd).unwrap();
+        rustix::fs::ftruncate(open.get().unwrap(), 1 << 16).unwrap();
+        let text = check_shared_file(&open).unwrap_err().to_string();
+        assert!(text.contains("F_SEAL_SHRINK"), "{text}");
+        let file = super::super::unlinked_file::shared_file(1 << 16).unwrap();
+        assert!(check_shared_file(&file).is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub(crate) mod fd;
 pub(crate) mod identity;
 pub(crate) mod net;
 pub(crate) mod region;
+mod unlinked_file;
 
 #[cfg(all(target_os = "linux", not(horovod_portable)))]
 mod linux;
@@ -40,7 +41,9 @@ pub(crate) mod data_socket {
     }
 }
 
-pub(crate) use system::{Cores, Events, bell, current_core, ring, running, shared_file, silence};
+pub(crate) use system::{
+    Cores, Events, bell, check_shared_file, current_core, ring, running, shared_file, silence,
+};
 
 /// What this build uses of the operating system, for reports.
 pub const WAYS: Ways = system::WAYS;

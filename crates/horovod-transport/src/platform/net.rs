@@ -134,8 +134,8 @@ pub(crate) fn connected(fd: &Fd) -> io::Result<Option<()>> {
     }
 }
 
-/// Listens on one address (port 0: any).
-pub(crate) fn tcp_listen(at: SocketAddr) -> io::Result<(Fd, SocketAddr)> {
+/// Takes an address (port 0: any) at which nobody listens yet.
+pub(crate) fn tcp_bind(at: SocketAddr) -> io::Result<(Fd, SocketAddr)> {
     let family = if at.is_ipv4() {
         AddressFamily::INET
     } else {
@@ -147,9 +147,15 @@ pub(crate) fn tcp_listen(at: SocketAddr) -> io::Result<(Fd, SocketAddr)> {
     }
     rustix::net::sockopt::set_socket_reuseaddr(fd.get()?, true)?;
     rustix::net::bind(fd.get()?, &at)?;
-    rustix::net::listen(fd.get()?, BACKLOG)?;
     let bound = rustix::net::getsockname(fd.get()?)?;
     let bound = SocketAddr::try_from(bound).map_err(io::Error::from)?;
+    Ok((fd, bound))
+}
+
+/// Listens on one address (port 0: any).
+pub(crate) fn tcp_listen(at: SocketAddr) -> io::Result<(Fd, SocketAddr)> {
+    let (fd, bound) = tcp_bind(at)?;
+    rustix::net::listen(fd.get()?, BACKLOG)?;
     Ok((fd, bound))
 }
 

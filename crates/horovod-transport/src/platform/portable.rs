@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fs::{Mode, OFlags},
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Ways, fd::Fd};
 use crate::poller::{HANGUP, READABLE, Source, WRITABLE};
@@ -20,41 +17,11 @@ pub(crate) const WAYS: Ways = Ways {
     readiness: "poll",
 };
 
-/// Directories tried for the shared file, the one in memory first.
-fn directories() -> [std::path::PathBuf; 2] {
-    ["/dev/shm".into(), std::env::temp_dir()]
-}
+pub(crate) use super::unlinked_file::shared_file;
 
-/// A file of `len` zero bytes without a name, which can be passed to other processes.
-pub(crate) fn shared_file(len: usize) -> io::Result<Fd> {
-    let mut failures = String::new();
-    for directory in directories() {
-        match file_in(&directory, len) {
-            Ok(fd) => return Ok(fd),
-            Err(e) => failures += &format!(" {}: {e};", directory.display()),
-        }
-    }
-    Err(io::Error::other(format!(
-        "no place for {len} bytes of shared memory:{failures}"
-    )))
-}
-
-fn file_in(directory: &std::path::Path, len: usize) -> io::Result<Fd> {
-    let name = super::secret_name()?;
-    let path = directory.join(name);
-    let fd = Fd::open(|| {
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)
-    })?;
-    rustix::fs::unlink(&path)?;
-    // A full file system would end the process with SIGBUS at the first touch: ask now instead.
-    let space = rustix::fs::fstatvfs(fd.get()?)?;
-    let free = space.f_bavail.saturating_mul(space.f_frsize);
-    if space.f_blocks > 0 && free < len as u64 {
-        return Err(io::Error::other(format!("{len} bytes needed, {free} free")));
-    }
-    rustix::fs::ftruncate(fd.get()?, len as u64)?;
-    Ok(fd)
+/// Whether such memory from another rank may be used: there is nothing that keeps a file from becoming shorter.
+pub(crate) fn check_shared_file(_file: &Fd) -> io::Result<()> {
+    Ok(())
 }
 
 /// A doorbell's (receiving, sending) end.

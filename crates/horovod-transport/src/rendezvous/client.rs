@@ -1,6 +1,6 @@
 //! A rank's end of its connection to the rendezvous.
 
-use horovod_protocol::{PeerLost, Rank};
+use horovod_protocol::{LossCause, PeerLost, Rank};
 
 use super::messages::{TO_CLIENT_MAX, ToClient, ToServer};
 use crate::{frame_stream::FrameStream, platform::fd::Fd, tcp::stream::Stream};
@@ -71,7 +71,7 @@ impl Client {
                 return Ok(Some(Notice::Died(PeerLost {
                     rank: Rank(rank),
                     host,
-                    cause,
+                    cause: LossCause::Ended(cause),
                 })));
             }
         }

@@ -367,6 +367,7 @@ mod tests {
             connections: pid as u8,
             fan_out: 2,
             heartbeat: None,
+            checksums: pid.is_multiple_of(2),
             settings: vec![pid as u8],
         };
         (member, common)

@@ -78,6 +78,7 @@ impl Saying {
                     connections: 1,
                     fan_out,
                     heartbeat: None,
+                    checksums: true,
                     settings: Vec::new(),
                 },
             }

@@ -30,6 +30,8 @@ pub(crate) struct Common {
     pub(crate) fan_out: u32,
     /// How long a rank or a connection may be silent, in whole milliseconds; `None`: for ever.
     pub(crate) heartbeat: Option<Duration>,
+    /// Whether what travels between hosts in clear has checksums.
+    pub(crate) checksums: bool,
     /// What the layers above agree on; only they know what it means.
     pub(crate) settings: Vec<u8>,
 }
@@ -223,6 +225,7 @@ fn write_common(w: &mut Writer<'_>, common: &Common) {
     w.varint(u64::from(common.fan_out));
     let heartbeat_ms = common.heartbeat.map_or(0, |time| time.as_millis().max(1));
     w.varint(u64::try_from(heartbeat_ms).unwrap_or(u64::MAX));
+    w.u8(u8::from(common.checksums));
     w.bytes(&common.settings[..common.settings.len().min(SETTINGS_MAX)]);
 }
 
@@ -233,6 +236,7 @@ fn read_common(r: &mut Reader<'_>) -> Result<Common, DecodeError> {
         heartbeat: Some(r.varint("heartbeat")?)
             .filter(|ms| *ms > 0)
             .map(Duration::from_millis),
+        checksums: r.u8("checksums")? != 0,
         settings: r.bytes(SETTINGS_MAX, "settings")?.to_vec(),
     })
 }

@@ -247,6 +247,7 @@ mod tests {
             connections: pid as u8,
             fan_out: pid,
             heartbeat: None,
+            checksums: pid.is_multiple_of(2),
             settings: vec![pid as u8],
         };
         (member(pid), common)

@@ -199,6 +199,7 @@ impl Heir {
                 "the host's first rank offers too small an arena",
             ));
         }
+        platform::check_shared_file(&file)?;
         let region = Arc::new(Region::map(&file, layout.total())?);
         let arena = Arena::new(region, layout, members.clone(), local, &rings);
         let shared = Shared {

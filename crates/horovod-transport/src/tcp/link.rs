@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::stream::{Got, Stream};
-use super::stripes::{Fault, Stripes};
+use super::stripes::Stripes;
 use crate::{
     link::{Link, LinkError, PeerName},
     poller::{HANGUP, Poller, READABLE, WRITABLE},
@@ -13,6 +13,15 @@ use crate::{
 /// when a third of its buffer is free; over a link with delay that third is missing in flight. As much has
 /// usually left this end meanwhile, so that what then fits is worth a call.
 const TRY_AGAIN_AFTER: usize = 128 << 10;
+
+/// Why nothing more can be received.
+#[derive(Debug)]
+pub(super) enum Fault {
+    Lost(Arc<str>),
+    /// What came is not what was sent, though the connection works.
+    Altered(Arc<str>),
+    Corrupt(&'static str),
+}
 
 /// A stream that makes a system call only when there is a reason to: the poller has seen one, or much has come
 /// the other way.
@@ -24,6 +33,9 @@ pub(crate) struct PolledStream {
     received: usize,
     /// Set for good when the stream has ended.
     ended: Option<Arc<str>>,
+    /// Set for good when what came is not what was sent. The other direction may still work, and is what the peer
+    /// can be told by.
+    altered: Option<Arc<str>>,
     /// It has ended because the peer closed it, after everything that it had sent.
     closed: bool,
 }
@@ -36,6 +48,7 @@ impl PolledStream {
             token,
             received: 0,
             ended: None,
+            altered: None,
             closed: false,
         }
     }
@@ -47,9 +60,9 @@ impl PolledStream {
             || self.poller.is(self.token, WRITABLE)
     }
 
-    /// Whether bytes that were offered once have to be offered again, even if none was taken.
+    /// Whether bytes that were offered have to be offered again, even if none was taken.
     pub(super) fn is_bound_by_offers(&self) -> bool {
-        self.stream.is_sealed()
+        self.stream.is_bound_by_offers()
     }
 
     /// Whether the peer closed the stream after everything that it had sent.
@@ -93,9 +106,12 @@ impl PolledStream {
     }
 
     /// As [`Link::try_recv`]; the error is the cause of the end, the same for ever after.
-    pub(crate) fn try_recv(&mut self, buf: &mut [u8]) -> Result<usize, Arc<str>> {
+    pub(super) fn try_recv(&mut self, buf: &mut [u8]) -> Result<usize, Fault> {
+        if let Some(what) = &self.altered {
+            return Err(Fault::Altered(what.clone()));
+        }
         if let Some(cause) = &self.ended {
-            return Err(cause.clone());
+            return Err(Fault::Lost(cause.clone()));
         }
         let nothing_new = !self.stream.has_buffered() && !self.poller.is(self.token, READABLE);
         if buf.is_empty() || nothing_new {
@@ -116,9 +132,14 @@ impl PolledStream {
             }
             Ok(Got::End) => {
                 self.closed = true;
-                Err(self.end("the connection was closed"))
+                Err(Fault::Lost(self.end("the connection was closed")))
             }
-            Err(e) => Err(self.end(&e.to_string())),
+            Err(e) if e.is_alteration() => {
+                let what: Arc<str> = e.to_string().into();
+                self.altered = Some(what.clone());
+                Err(Fault::Altered(what))
+            }
+            Err(e) => Err(Fault::Lost(self.end(&e.to_string()))),
         }
     }
 }
@@ -160,12 +181,14 @@ impl Link for StreamLink {
 
     fn try_recv(&mut self, buf: &mut [u8]) -> Result<usize, LinkError> {
         match &mut self.way {
-            Way::One(only) => only.try_recv(buf).map_err(|cause| self.peer.lost(cause)),
-            Way::Several(stripes) => stripes.try_recv(buf).map_err(|fault| match fault {
-                Fault::Lost(cause) => self.peer.lost(cause),
-                Fault::Corrupt(what) => self.peer.corrupt(what),
-            }),
+            Way::One(only) => only.try_recv(buf),
+            Way::Several(stripes) => stripes.try_recv(buf),
         }
+        .map_err(|fault| match fault {
+            Fault::Lost(cause) => self.peer.lost(cause),
+            Fault::Altered(what) => self.peer.altered(what),
+            Fault::Corrupt(what) => self.peer.corrupt(what),
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Sockets between processes: streams that have been authenticated, and links made of them.
 
+pub(crate) mod checked;
 pub(crate) mod link;
 pub(crate) mod listener;
 pub(crate) mod sealed;

@@ -1,12 +1,16 @@
-//! One authenticated, non-blocking socket, plain or sealed.
+//! One authenticated, non-blocking socket: in clear, with checksums, or sealed.
 
-use std::{io::IoSlice, sync::Arc};
+use std::{
+    io::{IoSlice, IoSliceMut},
+    sync::Arc,
+};
 
 use rustix::{
     io::Errno,
-    net::{RecvFlags, SendAncillaryBuffer, SendFlags},
+    net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags},
 };
 
+use super::checked::{Altered, Checked, Use};
 use super::sealed::Sealed;
 use crate::platform::fd::Fd;
 
@@ -29,8 +33,17 @@ pub(crate) enum Got {
 pub(crate) enum StreamError {
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    #[error("a sealed record does not open: the bytes were changed on the way")]
+    #[error("a sealed record does not open")]
     Sealed,
+    #[error("{0}")]
+    Altered(#[from] Altered),
+}
+
+impl StreamError {
+    /// Whether what came is not what was sent, though the connection works.
+    pub(crate) fn is_alteration(&self) -> bool {
+        matches!(self, Self::Sealed | Self::Altered(_))
+    }
 }
 
 impl From<Errno> for StreamError {
@@ -64,9 +77,27 @@ pub(crate) fn send(fd: &Fd, bytes: &[u8]) -> Result<usize, Errno> {
     }
 }
 
-/// As [`send`] of `head` and then `bytes`.
-fn send_both(fd: &Fd, head: &[u8], bytes: &[u8]) -> Result<usize, Errno> {
-    let parts = [IoSlice::new(head), IoSlice::new(bytes)];
+/// As [`recv`] into `first`, and `rest` when that is full.
+fn recv_both(fd: &Fd, first: &mut [u8], rest: &mut [u8]) -> Result<Got, Errno> {
+    if rest.is_empty() {
+        return recv(fd, first);
+    }
+    let parts = &mut [IoSliceMut::new(first), IoSliceMut::new(rest)];
+    loop {
+        let mut control = RecvAncillaryBuffer::default();
+        match rustix::net::recvmsg(fd.get()?, parts, &mut control, RecvFlags::empty()) {
+            Ok(got) if got.bytes == 0 => return Ok(Got::End),
+            Ok(got) => return Ok(Got::Bytes(got.bytes)),
+            Err(Errno::AGAIN) => return Ok(Got::Nothing),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// As [`send`] of several pieces, one after the other.
+fn send_all<const N: usize>(fd: &Fd, pieces: [&[u8]; N]) -> Result<usize, Errno> {
+    let parts = pieces.map(IoSlice::new);
     loop {
         let mut control = SendAncillaryBuffer::default();
         match rustix::net::sendmsg(fd.get()?, &parts, &mut control, SEND_FLAGS) {
@@ -82,7 +113,14 @@ fn send_both(fd: &Fd, head: &[u8], bytes: &[u8]) -> Result<usize, Errno> {
 /// one (and, for tests, `testing`), and only it can be read from.
 pub(crate) struct Stream {
     fd: Arc<Fd>,
-    sealed: Option<Box<Sealed>>,
+    guard: Guard,
+}
+
+/// What shows that bytes were changed on the way.
+enum Guard {
+    None,
+    Sealed(Box<Sealed>),
+    Checked(Box<Checked>),
 }
 
 impl Stream {
@@ -90,7 +128,14 @@ impl Stream {
     pub(crate) fn authenticated(fd: Arc<Fd>, sealed: Option<Sealed>) -> Self {
         Self {
             fd,
-            sealed: sealed.map(Box::new),
+            guard: sealed.map_or(Guard::None, |sealed| Guard::Sealed(Box::new(sealed))),
+        }
+    }
+
+    /// From now on bytes travel with checksums, unless they are sealed; both ends must do this before the first byte.
+    pub(crate) fn check(&mut self, purpose: Use) {
+        if let Guard::None = self.guard {
+            self.guard = Guard::Checked(Box::new(Checked::new(purpose)));
         }
     }
 
@@ -100,17 +145,31 @@ impl Stream {
 
     /// Whether bytes wait that the socket no longer knows of.
     pub(crate) fn has_buffered(&self) -> bool {
-        self.sealed.as_ref().is_some_and(|s| s.has_plain())
+        match &self.guard {
+            Guard::None => false,
+            Guard::Sealed(sealed) => sealed.has_plain(),
+            Guard::Checked(checked) => checked.has_plain(),
+        }
     }
 
     pub(crate) fn is_sealed(&self) -> bool {
-        self.sealed.is_some()
+        matches!(self.guard, Guard::Sealed(_))
+    }
+
+    /// Whether bytes that were offered have to be offered again, even if none was taken.
+    pub(crate) fn is_bound_by_offers(&self) -> bool {
+        match &self.guard {
+            Guard::None => false,
+            Guard::Sealed(_) => true,
+            Guard::Checked(checked) => checked.is_under_way(),
+        }
     }
 
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> Result<usize, StreamError> {
-        match &mut self.sealed {
-            None => Ok(send(&self.fd, bytes)?),
-            Some(sealed) => sealed.send(bytes, |b| send(&self.fd, b)),
+        match &mut self.guard {
+            Guard::None => Ok(send(&self.fd, bytes)?),
+            Guard::Sealed(sealed) => sealed.send(bytes, |b| send(&self.fd, b)),
+            Guard::Checked(checked) => checked.send(&[], bytes, |parts| send_all(&self.fd, parts)),
         }
     }
 
@@ -120,10 +179,11 @@ impl Stream {
         head: &[u8],
         bytes: &[u8],
     ) -> Result<usize, StreamError> {
-        match &mut self.sealed {
+        match &mut self.guard {
             _ if head.is_empty() => self.try_send(bytes),
-            None => Ok(send_both(&self.fd, head, bytes)?),
-            Some(sealed) => {
+            Guard::None => Ok(send_all(&self.fd, [head, bytes])?),
+            Guard::Checked(checked) => checked.send(head, bytes, |parts| send_all(&self.fd, parts)),
+            Guard::Sealed(sealed) => {
                 let n = sealed.send(head, |b| send(&self.fd, b))?;
                 if n < head.len() {
                     return Ok(n);
@@ -134,9 +194,10 @@ impl Stream {
     }
 
     pub(crate) fn try_recv(&mut self, buf: &mut [u8]) -> Result<Got, StreamError> {
-        match &mut self.sealed {
-            None => Ok(recv(&self.fd, buf)?),
-            Some(sealed) => sealed.recv(buf, |b| recv(&self.fd, b)),
+        match &mut self.guard {
+            Guard::None => Ok(recv(&self.fd, buf)?),
+            Guard::Sealed(sealed) => sealed.recv(buf, |b| recv(&self.fd, b)),
+            Guard::Checked(checked) => checked.recv(buf, |a, b| recv_both(&self.fd, a, b)),
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::link::PolledStream;
+use super::link::{Fault, PolledStream};
 
 /// Bytes of a stripe. All of a small message takes one, and each connection's buffers hold much more.
 const STRIPE: usize = 128 << 10;
@@ -16,18 +16,6 @@ const HEAD: usize = 64;
 const NUMBER: usize = 4;
 /// A stripe further ahead of the one that is due has a wrong number: no buffers hold so much.
 const AHEAD_MAX: u32 = 1 << 20;
-
-/// Why stripes cannot be received.
-pub(super) enum Fault {
-    Lost(Arc<str>),
-    Corrupt(&'static str),
-}
-
-impl From<Arc<str>> for Fault {
-    fn from(cause: Arc<str>) -> Self {
-        Self::Lost(cause)
-    }
-}
 
 /// One direction: the stripe that is under way or was last, and what is left of it.
 struct Stripe {
@@ -183,11 +171,11 @@ impl Stripes {
                 match stream.try_recv(&mut head.bytes[head.len..]) {
                     Ok(n) => head.len += n,
                     // Who closes its streams closes all, but what they hold comes from each by itself.
-                    Err(cause) if stream.is_closed() => {
-                        closed = Some(cause);
+                    Err(fault) if stream.is_closed() => {
+                        closed = Some(fault);
                         continue;
                     }
-                    Err(cause) => return Err(cause.into()),
+                    Err(fault) => return Err(fault),
                 }
             }
             if head.len < HEAD {
@@ -206,7 +194,7 @@ impl Stripes {
         }
         match closed {
             _ if open => Ok(false),
-            Some(cause) => Err(cause.into()),
+            Some(fault) => Err(fault),
             None => Err(Fault::Corrupt("a stripe is missing")),
         }
     }
@@ -220,6 +208,7 @@ mod tests {
         handshake::{Binding, Initiator, Purpose, Responder},
         key::JobKey,
         platform::fd::Fd,
+        tcp::checked::Use,
         tcp::{
             link::tests::{polled, pump, sockets},
             stream::{Got, Stream, recv, send},
@@ -330,6 +319,38 @@ mod tests {
                 both_ways([Stripes::new(ones), Stripes::new(others)]);
             }
         }
+    }
+
+    #[test]
+    fn bytes_arrive_in_order_with_checksums() {
+        for count in [2, 3, 5] {
+            let checked = |_| {
+                sockets().map(|fd| {
+                    let mut stream = Stream::authenticated(fd, None);
+                    stream.check(Use::Data);
+                    polled(stream)
+                })
+            };
+            let (ones, others) = (0..count).map(checked).map(<(_, _)>::from).unzip();
+            both_ways([Stripes::new(ones), Stripes::new(others)]);
+        }
+    }
+
+    #[test]
+    fn a_sealed_record_that_does_not_open_is_no_loss() {
+        let [a, b] = sealed_pair();
+        let raw = a.fd().clone();
+        let mut link = Stripes::new(vec![
+            polled(b),
+            polled(Stream::authenticated(raw.clone(), None)),
+        ]);
+        // Length, and what nobody sealed.
+        assert!(send(&raw, &[&[20, 0][..], &[0; 20]].concat()).unwrap() == 22);
+        pump_all(&link);
+        assert!(matches!(
+            link.try_recv(&mut [0; 50]),
+            Err(Fault::Altered(_))
+        ));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use horovod_protocol::Rank;
 use horovod_transport::{Control, ControlEvent, Data, Mesh, Topology, Waiter};
 
 /// No wait of any test is longer, however loaded the machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 /// One rank under test.
 pub(crate) struct Rig {

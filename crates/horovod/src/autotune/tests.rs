@@ -26,10 +26,7 @@ fn allreduce(set: ProcessSetId, name: &str, elems: u64) -> Execution {
         items: vec![ExecItem {
             entry: None,
             name: Arc::from(name),
-            tensors: Arc::from([TensorMeta {
-                dtype: DType::F32,
-                shape: [elems].into(),
-            }]),
+            tensors: Arc::from([TensorMeta::new(DType::F32, [elems])]),
             first_dims: Vec::new(),
         }],
     }

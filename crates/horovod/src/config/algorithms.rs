@@ -17,6 +17,18 @@ pub struct Algorithms {
     pub tuning: Tuning,
     /// TCP connections for data between two ranks.
     pub connections: u8,
+    /// By what `Average` divides while ranks have joined.
+    pub join_average: JoinAverage,
+}
+
+/// By what `Average` divides while ranks have joined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JoinAverage {
+    /// By all members, so that every sample keeps its weight.
+    #[default]
+    Members,
+    /// By those that contribute, so that the scale stays that of the data.
+    Contributors,
 }
 
 /// A number that all ranks must have equal, and its place.
@@ -71,6 +83,7 @@ impl Algorithms {
         Ok(Self {
             tuning,
             connections: u8::try_from(connections).unwrap_or(CONNECTIONS_MAX),
+            join_average: join_average(r)?,
         })
     }
 
@@ -86,6 +99,7 @@ impl Algorithms {
             wish,
             usize::from(tuning.hierarchical_allreduce),
             usize::from(tuning.hierarchical_allgather),
+            usize::from(self.join_average == JoinAverage::Contributors),
         ]);
         let bytes = numbers.iter().flat_map(|n| (*n as u64).to_le_bytes());
         bytes.collect()
@@ -102,7 +116,16 @@ impl Algorithms {
             .filter_map(|number| usize::try_from(number).ok())
             .collect();
         let split = numbers.split_at_checked(NUMBERS.len());
-        let Some((sizes, &[wish, hierarchical_allreduce, hierarchical_allgather])) = split else {
+        let Some((
+            sizes,
+            &[
+                wish,
+                hierarchical_allreduce,
+                hierarchical_allgather,
+                contributors,
+            ],
+        )) = split
+        else {
             return Err(Error::Init(format!(
                 "rank 0 sent {} bytes of settings: is it the same version?",
                 common.len()
@@ -126,6 +149,11 @@ impl Algorithms {
         tuning.hierarchical_allreduce = hierarchical_allreduce != 0;
         tuning.hierarchical_allgather = hierarchical_allgather != 0;
         self.tuning = tuning;
+        self.join_average = if contributors == 0 {
+            JoinAverage::Members
+        } else {
+            JoinAverage::Contributors
+        };
         Ok(())
     }
 
@@ -154,6 +182,18 @@ fn wish(r: &Reader<'_>) -> Result<Option<Wish>, Error> {
         None => Err(Error::Init(format!(
             "HOROVOD_ALLREDUCE_ALGORITHM={text:?}: expected {}",
             names(|_| true)
+        ))),
+    }
+}
+
+fn join_average(r: &Reader<'_>) -> Result<JoinAverage, Error> {
+    const NAME: &str = "HOROVOD_JOIN_AVERAGE";
+    let text = r.text(NAME).unwrap_or_default();
+    match text.trim().to_ascii_lowercase().as_str() {
+        "" | "members" => Ok(JoinAverage::Members),
+        "contributors" => Ok(JoinAverage::Contributors),
+        _ => Err(Error::Init(format!(
+            "{NAME}={text:?}: expected members or contributors"
         ))),
     }
 }
@@ -228,6 +268,18 @@ mod tests {
     }
 
     #[test]
+    fn averages_count_all_members_unless_told_otherwise() {
+        let set = |value| read(&[("HOROVOD_JOIN_AVERAGE", value)]);
+        assert_eq!(read(&[]).unwrap().join_average, JoinAverage::Members);
+        assert_eq!(set("members").unwrap().join_average, JoinAverage::Members);
+        let text = set("some").unwrap_err().to_string();
+        assert!(
+            text.contains("HOROVOD_JOIN_AVERAGE") && text.contains("contributors"),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn numbers_have_limits() {
         for (name, value) in [
             ("HOROVOD_CONNECTIONS_PER_PEER", "17"),
@@ -258,11 +310,13 @@ mod tests {
             ("HOROVOD_PAIRWISE_MAX_HOSTS", "3"),
             ("HOROVOD_HIERARCHICAL_ALLREDUCE", "0"),
             ("HOROVOD_HIERARCHICAL_ALLGATHER", "0"),
+            ("HOROVOD_JOIN_AVERAGE", "Contributors"),
         ])
         .unwrap();
         let mut other = read(&[("HOROVOD_CHUNK_BYTES", "8192")]).unwrap();
         other.adopt(&rank_0.common()).unwrap();
         assert_eq!(other.tuning, rank_0.tuning);
+        assert_eq!(other.join_average, JoinAverage::Contributors);
         assert_eq!(other.tuning.allreduce, Some(Wish::Across(Across::Ring)));
         other.adopt(&[]).unwrap();
         assert_eq!(other.tuning, rank_0.tuning);

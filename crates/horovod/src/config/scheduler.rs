@@ -3,6 +3,7 @@
 //! What is read here only says who is who, and what the scheduler knows of the others. How the ranks then find
 //! each other, and with which key, is decided in `crate::bootstrap`.
 
+use super::hints;
 use super::reader::Reader;
 use crate::error::Error;
 
@@ -11,6 +12,8 @@ struct Scheduler {
     name: &'static str,
     /// Without these it is another scheduler, or none.
     needs: &'static [&'static str],
+    /// Its names are common words, which scripts set, too: half of them or a size of 1 says nothing.
+    is_common: bool,
     rank: &'static str,
     size: &'static str,
     /// Ranks on this host.
@@ -49,6 +52,7 @@ const SCHEDULERS: &[Scheduler] = &[
     Scheduler {
         name: "torchrun",
         needs: &["LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"],
+        is_common: false,
         rank: "RANK",
         size: "WORLD_SIZE",
         local_size: LocalSize::Variable("LOCAL_WORLD_SIZE"),
@@ -66,6 +70,7 @@ const SCHEDULERS: &[Scheduler] = &[
     Scheduler {
         name: "Open MPI",
         needs: &[],
+        is_common: false,
         rank: "OMPI_COMM_WORLD_RANK",
         size: "OMPI_COMM_WORLD_SIZE",
         local_size: LocalSize::Variable("OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -78,6 +83,7 @@ const SCHEDULERS: &[Scheduler] = &[
     Scheduler {
         name: "jsrun",
         needs: &[],
+        is_common: false,
         rank: "JSM_NAMESPACE_RANK",
         size: "JSM_NAMESPACE_SIZE",
         local_size: LocalSize::Variable("JSM_NAMESPACE_LOCAL_SIZE"),
@@ -89,17 +95,58 @@ const SCHEDULERS: &[Scheduler] = &[
     Scheduler {
         name: "MPICH or another MPI with PMI",
         needs: &[],
+        is_common: false,
         rank: "PMI_RANK",
         size: "PMI_SIZE",
         local_size: LocalSize::Variable("MPI_LOCALNRANKS"),
-        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+        job: &["SLURM_JOB_ID", "SLURM_STEP_ID", "FLUX_JOB_ID"],
         ancestor: Some("hydra_pmi_proxy"),
         secret: None,
         rank0: Rank0::Unknown,
     },
     Scheduler {
+        name: "MVAPICH2",
+        needs: &[],
+        is_common: false,
+        rank: "MV2_COMM_WORLD_RANK",
+        size: "MV2_COMM_WORLD_SIZE",
+        local_size: LocalSize::Variable("MV2_COMM_WORLD_LOCAL_SIZE"),
+        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+        ancestor: Some("mpispawn"),
+        secret: None,
+        rank0: Rank0::Unknown,
+    },
+    // Where the shell's PMI is off. With it, and with an MPI's own launcher inside, the row of PMI counts.
+    Scheduler {
+        name: "Flux",
+        needs: &[],
+        is_common: false,
+        rank: "FLUX_TASK_RANK",
+        size: "FLUX_JOB_SIZE",
+        local_size: LocalSize::AllIfOneNode("FLUX_JOB_NNODES"),
+        job: &["FLUX_JOB_ID"],
+        ancestor: None,
+        secret: None,
+        rank0: Rank0::Unknown,
+    },
+    // As operators of Kubernetes and scripts set them, one process per pod or per line. Local ranks follow from who
+    // meets. The address of one rank may differ from that of the others (localhost), so it names no job.
+    Scheduler {
+        name: "a launcher of PyTorch's",
+        needs: &[],
+        is_common: true,
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        local_size: LocalSize::Unknown,
+        job: &[],
+        ancestor: None,
+        secret: None,
+        rank0: Rank0::BesideService("MASTER_ADDR", "MASTER_PORT"),
+    },
+    Scheduler {
         name: "Slurm",
         needs: &["SLURM_STEP_ID"],
+        is_common: false,
         rank: "SLURM_PROCID",
         // Of the step, set by srun only: a batch script itself is one process.
         size: "SLURM_STEP_NUM_TASKS",
@@ -113,10 +160,35 @@ const SCHEDULERS: &[Scheduler] = &[
             step: "SLURM_STEP_ID",
         },
     },
-    // The size is not told by Kubernetes: without HOROVOD_SIZE the pods are independent of each other.
+    // These do not tell the size; see `hints` for what happens without it.
+    Scheduler {
+        name: "a launcher with PMIx",
+        needs: &["HOROVOD_SIZE"],
+        is_common: false,
+        rank: "PMIX_RANK",
+        size: "HOROVOD_SIZE",
+        local_size: LocalSize::Unknown,
+        job: &["PMIX_NAMESPACE"],
+        ancestor: None,
+        secret: None,
+        rank0: Rank0::Unknown,
+    },
+    Scheduler {
+        name: "PALS",
+        needs: &["HOROVOD_SIZE"],
+        is_common: false,
+        rank: "PALS_RANKID",
+        size: "HOROVOD_SIZE",
+        local_size: LocalSize::Unknown,
+        job: &["PALS_APID"],
+        ancestor: None,
+        secret: None,
+        rank0: Rank0::Unknown,
+    },
     Scheduler {
         name: "a Kubernetes indexed job",
         needs: &["HOROVOD_SIZE"],
+        is_common: false,
         rank: "JOB_COMPLETION_INDEX",
         size: "HOROVOD_SIZE",
         local_size: LocalSize::Unknown,
@@ -149,8 +221,12 @@ pub struct Started {
 }
 
 /// Whether a scheduler started this process as one of several; `HOROVOD_RANK` and `HOROVOD_SIZE` count most.
+///
+/// Whatever tells of more than one member ends in a job of that size or in an error: training alone, once per
+/// process, would go unnoticed for long.
 pub(super) fn detect(r: &Reader<'_>) -> Result<Option<Started>, Error> {
-    if r.text("HOROVOD_RANK").is_some() && r.text("HOROVOD_SIZE").is_some() {
+    let told_size = r.text("HOROVOD_SIZE").is_some();
+    if told_size && (r.text("HOROVOD_RANK").is_some() || r.number("HOROVOD_SIZE", 0u32)? == 1) {
         return Ok(None);
     }
     for scheduler in SCHEDULERS {
@@ -158,20 +234,26 @@ pub(super) fn detect(r: &Reader<'_>) -> Result<Option<Started>, Error> {
             return Ok(Some(started));
         }
     }
-    // Who says where rank 0 is means several ranks: training alone would go unnoticed for long.
     if let Some(address) = r.text("HOROVOD_RANK0_ADDRESS") {
         return Err(Error::Init(format!(
             "HOROVOD_RANK0_ADDRESS={address} is set, so this is to be one of several ranks, but nothing says which of \
              how many: set HOROVOD_RANK and HOROVOD_SIZE (in a Kubernetes indexed job HOROVOD_SIZE, to its \
-             completions), or unset HOROVOD_RANK0_ADDRESS to train alone"
+             completions), or HOROVOD_SIZE=1 to train alone"
         )));
     }
-    Ok(None)
+    match hints::of_several(r) {
+        Some(why) => Err(Error::Init(why)),
+        None => Ok(None),
+    }
 }
 
 impl Scheduler {
     fn read(&self, r: &Reader<'_>) -> Result<Option<Started>, Error> {
         if self.needs.iter().any(|name| r.text(name).is_none()) {
+            return Ok(None);
+        }
+        let size_told = r.text(self.size).and_then(|text| text.trim().parse().ok());
+        if self.is_common && size_told.is_none_or(|size: u32| size <= 1) {
             return Ok(None);
         }
         let (rank, size) = match (r.text(self.rank), r.text(self.size)) {
@@ -185,8 +267,8 @@ impl Scheduler {
                     None => (self.size, self.rank),
                 };
                 return Err(Error::Init(format!(
-                    "{set} is set but {unset} is not: this looks like {}, but is incomplete; \
-                     unset {set} to train alone",
+                    "{set} is set but {unset} is not: this looks like {}, but is incomplete; set HOROVOD_RANK and \
+                     HOROVOD_SIZE in every process, or HOROVOD_SIZE=1 to train alone",
                     self.name
                 )));
             }
@@ -217,7 +299,7 @@ impl Scheduler {
 
     /// Whether half of rank and size is a mistake.
     fn is_strict(&self) -> bool {
-        self.needs.is_empty()
+        self.needs.is_empty() && !self.is_common
     }
 }
 
@@ -227,7 +309,8 @@ impl Rank0 {
             Self::Unknown => Ok(None),
             Self::BesideService(host, port) => {
                 let port: u16 = r.number(port, 0)?;
-                Ok(r.text(host).zip(port.checked_add(1)))
+                Ok(r.text(host)
+                    .zip(port.checked_add(1).filter(|port| *port > 1)))
             }
             Self::FirstNode { nodes, job, step } => {
                 let Some(first) = r.text(nodes).as_deref().and_then(first_node) else {
@@ -356,7 +439,7 @@ mod tests {
     #[test]
     fn a_single_process_is_no_job() {
         assert_eq!(found(&[]), Ok(None));
-        // A batch script of Slurm, a pod of a job whose pods know nothing of each other, an operator's variables.
+        // A batch script of Slurm, and an allocation's shell.
         assert_eq!(
             found(&[
                 ("SLURM_PROCID", "0"),
@@ -365,8 +448,103 @@ mod tests {
             ]),
             Ok(None)
         );
-        assert_eq!(found(&[("JOB_COMPLETION_INDEX", "1")]), Ok(None));
-        assert_eq!(found(&[("RANK", "1"), ("WORLD_SIZE", "2")]), Ok(None));
+        assert_eq!(
+            found(&[("SLURM_NTASKS", "8"), ("SLURM_NNODES", "2")]),
+            Ok(None)
+        );
+        // One of an array job; a script that says that it is alone, in torch.distributed's words.
+        assert_eq!(
+            found(&[
+                ("SLURM_ARRAY_TASK_ID", "3"),
+                ("SLURM_ARRAY_TASK_COUNT", "9")
+            ]),
+            Ok(None)
+        );
+        assert_eq!(found(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
+        assert_eq!(found(&[("RANK", "captain")]), Ok(None));
+    }
+
+    #[test]
+    fn an_operators_rank_and_size_are_a_job() {
+        let pod = [
+            ("RANK", "2"),
+            ("WORLD_SIZE", "4"),
+            ("MASTER_ADDR", "train-master-0"),
+            ("MASTER_PORT", "23456"),
+        ];
+        check(&pod, "PyTorch", 2, 4, false);
+        let started = found(&pod).unwrap().unwrap();
+        assert_eq!(started.rank0, Some(("train-master-0".to_owned(), 23_457)));
+        // Without a meeting point it is a job all the same: init says what to set.
+        check(&pod[..2], "PyTorch", 2, 4, false);
+        assert_eq!(found(&pod[..2]).unwrap().unwrap().rank0, None);
+        // What is started inside such a pod counts; a size that a script set for all does not hide Slurm's rank.
+        let inside = [&pod[..], &OPEN_MPI[..]].concat();
+        check(&inside, "Open MPI", 1, 3, true);
+        for common in [("WORLD_SIZE", "8"), ("WORLD_SIZE", "1")] {
+            let step = [&SLURM[..], &[common]].concat();
+            check(&step, "Slurm", 5, 8, false);
+        }
+        let step = [&SLURM[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();
+        check(&step, "Slurm", 5, 8, false);
+    }
+
+    #[test]
+    fn other_launchers_of_several_processes() {
+        let mvapich = [
+            ("MV2_COMM_WORLD_RANK", "1"),
+            ("MV2_COMM_WORLD_SIZE", "2"),
+            ("MV2_COMM_WORLD_LOCAL_SIZE", "2"),
+        ];
+        check(&mvapich, "MVAPICH2", 1, 2, true);
+        let flux = [
+            ("FLUX_TASK_RANK", "3"),
+            ("FLUX_JOB_SIZE", "4"),
+            ("FLUX_JOB_NNODES", "1"),
+            ("FLUX_JOB_ID", "f1"),
+        ];
+        check(&flux, "Flux", 3, 4, true);
+        for rank in ["PMIX_RANK", "PALS_RANKID"] {
+            check(&[(rank, "1"), ("HOROVOD_SIZE", "2")], "P", 1, 2, false);
+        }
+    }
+
+    #[test]
+    fn a_size_of_1_means_alone_whatever_a_launcher_has_set() {
+        for launcher in [
+            &TORCHRUN[..],
+            &OPEN_MPI[..],
+            &SLURM[..],
+            &[("JOB_COMPLETION_INDEX", "1")],
+            &[("RANK", "1"), ("WORLD_SIZE", "2")],
+            &[("PMIX_RANK", "1")],
+        ] {
+            let alone = [launcher, &[("HOROVOD_SIZE", "1")]].concat();
+            assert_eq!(found(&alone), Ok(None), "{launcher:?}");
+        }
+    }
+
+    #[test]
+    fn what_tells_of_several_is_never_one_process_alone() {
+        for (vars, missing) in [
+            (&[("JOB_COMPLETION_INDEX", "0")][..], "HOROVOD_SIZE to"),
+            (&[("PMIX_RANK", "0")], "HOROVOD_SIZE to"),
+            (&[("PALS_RANKID", "3")], "HOROVOD_SIZE to"),
+            (&[("WORLD_SIZE", "2")], "RANK"),
+            (&[("RANK", "0")], "WORLD_SIZE"),
+            (&[("RANK", "0"), ("MASTER_ADDR", "a")], "WORLD_SIZE"),
+            (&[("SLURM_PROCID", "1")], "SLURM_STEP_NUM_TASKS"),
+            (&[("SLURM_STEP_NUM_TASKS", "2")], "SLURM_PROCID"),
+            (&[("PMI_RANK", "0")], "PMI_SIZE"),
+            (&[("FLUX_JOB_SIZE", "2")], "FLUX_TASK_RANK"),
+            (&[("MV2_COMM_WORLD_RANK", "0")], "MV2_COMM_WORLD_SIZE"),
+        ] {
+            let error = found(vars).unwrap_err().to_string();
+            let (name, _) = vars[0];
+            for text in [name, missing, "HOROVOD_SIZE=1"] {
+                assert!(error.contains(text), "{text} in: {error}");
+            }
+        }
     }
 
     #[test]

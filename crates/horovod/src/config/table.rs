@@ -146,6 +146,21 @@ pub const SETTINGS: &[Setting] = &[
         "0 only reports when ranks wait for each other in a circle, instead of ending the job with an error",
     ),
     s(
+        "HOROVOD_CHECK_CONSISTENCY",
+        "0",
+        "every so many steps of a distributed optimizer the ranks compare checksums of its parameters; 0 means never; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_CONSISTENCY_ACTION",
+        "warn",
+        "what a difference between the ranks is: warn or error; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_JOIN_AVERAGE",
+        "members",
+        "by what Average divides while ranks have joined: members (all of the process set) or contributors (those that have not); rank 0's value counts",
+    ),
+    s(
         "HOROVOD_DYNAMIC_PROCESS_SETS",
         "0",
         "1 allows add_process_set and remove_process_set after init",
@@ -219,6 +234,11 @@ pub const SETTINGS: &[Setting] = &[
         "HOROVOD_CONTROL_FAN_OUT",
         "16",
         "ranks of its host, and as many of others, that a rank listens to in the negotiation, 2 to 65536; larger jobs negotiate through a tree; see scaling.md; rank 0's value counts",
+    ),
+    s(
+        "HOROVOD_DATA_CHECKSUM",
+        "1",
+        "0 leaves out the checksums (CRC32C) of what travels in clear between hosts; rank 0's value counts",
     ),
     s(
         "HOROVOD_ENCRYPT",
@@ -308,7 +328,7 @@ const KNOWN_ELSEWHERE: &[&str] = &[
     "HOROVOD_THREAD_AFFINITY",
 ];
 
-/// Prefixes of build-time variables of the original: harmless here, and said so nowhere.
+/// Prefixes of build-time variables of the original: harmless here; `horovodrun --check-build` mentions them.
 const KNOWN_PREFIXES: &[&str] = &[
     "HOROVOD_WITH_",
     "HOROVOD_WITHOUT_",

@@ -26,6 +26,8 @@ pub(super) struct Callers {
 struct Caller {
     /// A handle, or [`NOTHING`].
     waits_for: AtomicU64,
+    /// The wait may be ended before its time.
+    softly: AtomicBool,
     /// When it left the wait without a result, in nanoseconds; [`INSIDE`] while it has not.
     left_at: AtomicU64,
     gone: AtomicBool,
@@ -55,6 +57,8 @@ pub(super) struct Waits {
     pub(super) all: bool,
     /// For what.
     pub(super) handles: Vec<Handle>,
+    /// Those of them that are waited for softly.
+    pub(super) soft: Vec<Handle>,
 }
 
 impl Callers {
@@ -94,8 +98,9 @@ impl Callers {
     }
 
     /// This thread begins to wait.
-    pub(super) fn waits(&self, handle: Handle) {
+    pub(super) fn waits(&self, handle: Handle, softly: bool) {
         self.with_mine(|caller| {
+            caller.softly.store(softly, Ordering::Relaxed);
             caller.left_at.store(INSIDE, Ordering::Relaxed);
             caller.waits_for.store(handle.0, Ordering::Relaxed);
         });
@@ -119,7 +124,7 @@ impl Callers {
     pub(super) fn look(&self, now_ns: u64) -> Waits {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let mut alive = 0;
-        let mut handles = Vec::new();
+        let (mut handles, mut soft) = (Vec::new(), Vec::new());
         for caller in threads.iter().filter(|c| !c.gone.load(Ordering::Relaxed)) {
             alive += 1;
             let handle = caller.waits_for.load(Ordering::Relaxed);
@@ -127,11 +132,15 @@ impl Callers {
             let recent = Duration::from_nanos(now_ns.saturating_sub(left_at)) < BETWEEN_SLICES;
             if handle != NOTHING && (left_at == INSIDE || recent) {
                 handles.push(Handle(handle));
+                if caller.softly.load(Ordering::Relaxed) {
+                    soft.push(Handle(handle));
+                }
             }
         }
         Waits {
             all: alive > 0 && handles.len() == alive,
             handles,
+            soft,
         }
     }
 }
@@ -148,13 +157,14 @@ mod tests {
         assert!(!callers.look(0).all, "nobody has called");
         callers.submits();
         assert!(!callers.look(0).all);
-        callers.waits(Handle(7));
+        callers.waits(Handle(7), true);
         let waits = callers.look(50 * SECOND);
-        assert!(waits.all && waits.handles == [Handle(7)]);
+        assert!(waits.all && waits.handles == [Handle(7)] && waits.soft == [Handle(7)]);
         callers.pauses(50 * SECOND);
         assert!(callers.look(50 * SECOND + 1).all, "between two slices");
         assert!(!callers.look(52 * SECOND).all, "it has gone elsewhere");
-        callers.waits(Handle(7));
+        callers.waits(Handle(7), false);
+        assert_eq!(callers.look(53 * SECOND).soft, []);
         callers.waits_no_more();
         assert!(!callers.look(53 * SECOND).all);
         assert_eq!(callers.submitted(), 1);
@@ -163,7 +173,7 @@ mod tests {
     #[test]
     fn all_threads_count_until_they_end() {
         let callers = Callers::new();
-        callers.waits(Handle(1));
+        callers.waits(Handle(1), false);
         std::thread::scope(|s| {
             let other = s.spawn(|| {
                 callers.submits();
@@ -178,7 +188,7 @@ mod tests {
     #[test]
     fn engines_do_not_mix() {
         let (a, b) = (Callers::new(), Callers::new());
-        a.waits(Handle(1));
+        a.waits(Handle(1), false);
         b.submits();
         assert!(a.look(0).all && !b.look(0).all);
     }

@@ -1,6 +1,7 @@
 //! What drives a rank: turns the control plane, runs executions in order, ends the generation when it must.
 
 mod ending;
+mod flights;
 mod inspect;
 mod node;
 mod pump;
@@ -8,16 +9,21 @@ mod pump;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use horovod_collectives::{Reduction, Scratch, Segment};
-use horovod_protocol::{EntryId, Execution, Op, PeerLost};
-use horovod_transport::{Data, Mesh};
+use horovod_protocol::{Device, EntryId, Execution, LossCause, PeerLost};
+use horovod_transport::{Aborted, Mesh};
 
+use flights::Flight;
 use pump::Pump;
 
-use super::execute::{Failure, Layouts, Lists, Means};
-use super::tuning::Tuned;
+use super::allocation::Allocation;
+use super::backend::host::{Host, Operand, bytes_of_all};
+use super::backend::{
+    Agreements, Backend, DeviceBackend, Failure, Outputs, Results, Start, Started,
+};
+use super::recording::{By, Recorded};
 use super::{Entry, Shared, nanos};
 use crate::config::Config;
+use crate::error::Error;
 
 /// How long an ending engine tries to send what is queued.
 const GOODBYE_PATIENCE: Duration = Duration::from_secs(2);
@@ -25,19 +31,23 @@ const GOODBYE_PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes that the only rank of a job handles at most while it submits.
 const ALONE_AT_ONCE_MAX: usize = 1 << 20;
 
+/// Between two looks at what cannot begin yet: doubled with each, and at most.
+const EVENT_NAP: Duration = Duration::from_micros(10);
+const EVENT_NAP_MAX: Duration = Duration::from_millis(1);
+
 /// Everything that it takes to drive this rank; one thread at a time has it.
 pub(super) struct Driver {
     pump: Pump,
-    data: Data,
-    layouts: Layouts,
-    tuned: Tuned,
-    scratch: Scratch,
-    lists: Lists,
+    host: Host,
+    devices: Vec<DeviceBackend>,
+    agreements: Agreements,
+    /// Where the next results are put together.
+    results: Results,
     /// Where the next job puts its tensors.
     spare: Vec<Option<Entry>>,
     /// The submission whose operand was staged early last.
     staged: Option<EntryId>,
-    /// Broken off by a thread that had to leave; goes on before anything else.
+    /// Begun, and broken off by a thread that had to leave, or waiting for memory; goes on before anything else.
     parked: Option<Job>,
     /// A panic has passed through.
     broken: bool,
@@ -45,21 +55,45 @@ pub(super) struct Driver {
     ///
     /// [`Time`]: horovod_protocol::Time
     engine_looks_at: u64,
+    /// How often the next execution was not found ready in a row.
+    looks_in_vain: u32,
 }
 
 /// One execution and the tensors of this rank.
 struct Job {
     execution: Execution,
     entries: Vec<Option<Entry>>,
+    recorded: Option<Recorded>,
+    memory: OutputMemory,
+    /// OutputMemory for its outputs as far as it was asked for.
+    outputs: Outputs,
+}
+
+/// What became of the question for memory for outputs.
+enum OutputMemory {
+    NotAsked,
+    Asked(Arc<Allocation>),
+    Came,
+    /// There is none; why.
+    Refused(String),
 }
 
 impl Job {
-    /// Block until the bytes of all tensors are there; only for the engine's own thread, which nobody waits to see
-    /// return.
-    fn await_events(&mut self) -> Result<(), String> {
-        let mut entries = self.entries.iter_mut().flatten();
-        entries.try_for_each(Entry::await_events)
+    fn wants_memory(&self) -> bool {
+        let mut entries = self.entries.iter().flatten();
+        entries.any(|entry| entry.allocator.is_some())
     }
+}
+
+/// What is next in the total order.
+enum Front {
+    Nothing,
+    /// It cannot begin yet: bytes of a tensor, or memory, are not there.
+    Waits,
+    /// It can be carried out now.
+    Runs,
+    /// It never can; why.
+    Fails(String),
 }
 
 /// How the engine's thread goes on.
@@ -71,7 +105,12 @@ pub(super) enum Work {
 }
 
 impl Driver {
-    pub(super) fn new(config: &Config, mesh: Mesh, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(
+        config: &Config,
+        mesh: Mesh,
+        devices: Vec<DeviceBackend>,
+        shared: Arc<Shared>,
+    ) -> Self {
         let Mesh {
             topology,
             tree,
@@ -85,13 +124,12 @@ impl Driver {
         // Beside the engine's thread its process computes.
         waiter.set_has_time(false);
         Self {
-            layouts: Layouts::new(&topology),
-            tuned: Tuned::new(config, &topology),
-            scratch: Scratch::default(),
-            lists: Lists::default(),
+            host: Host::new(config, data, &topology),
+            devices,
+            agreements: Agreements::default(),
+            results: Results::new(),
             spare: Vec::new(),
             staged: None,
-            data,
             pump: Pump::new(
                 config,
                 (control, heartbeat),
@@ -102,6 +140,7 @@ impl Driver {
             parked: None,
             broken: false,
             engine_looks_at: 0,
+            looks_in_vain: 0,
         }
     }
 
@@ -119,11 +158,14 @@ impl Driver {
             }
             self.stage_early();
             let progress = self.pump.turn();
-            if let Some(mut job) = self.next_job() {
+            let front = self.front();
+            if matches!(front, Front::Runs | Front::Fails(_))
+                && let Some(job) = self.next_job()
+            {
                 self.pump.waiter.disarm();
-                match job.await_events() {
-                    Ok(()) => self.carry_out(job),
-                    Err(cause) => self.give_up(job, Failure::Local(cause)),
+                match front {
+                    Front::Fails(cause) => self.give_up(job, Failure::Local(cause)),
+                    _ => self.carry_out(job),
                 }
                 announced = false;
                 continue;
@@ -132,7 +174,7 @@ impl Driver {
                 return Work::Finished;
             }
             if announced && !progress && !self.pump.waiter.has_news() {
-                let limit = self.pump.sleep_limit();
+                let limit = self.sleep_limit();
                 self.engine_looks_at = self.pump.shared.now().0.saturating_add(nanos(limit));
                 return Work::Sleep(limit);
             }
@@ -141,16 +183,23 @@ impl Driver {
         }
     }
 
-    /// As a thread that waits until `done`, at most until `deadline`: carry out what may pause.
-    pub(super) fn work_until(&mut self, deadline: Instant, done: impl Fn() -> bool) {
+    /// As a thread that waits until `done`, at most until `deadline`: carry out what may pause. It `has_time` if nobody
+    /// needs its core.
+    pub(super) fn work_until(
+        &mut self,
+        deadline: Instant,
+        has_time: bool,
+        done: impl Fn() -> bool,
+    ) {
         self.pump.waiter.disarm();
         self.pump.leave_by = Some(deadline);
-        self.pump.waiter.set_has_time(true);
+        self.pump.waiter.set_has_time(has_time);
         self.stage_early();
         let mut spins = 0;
         loop {
             let progress = self.pump.turn();
-            if self.next_may_pause() {
+            let front = self.front();
+            if matches!(front, Front::Runs) && self.next_may_pause() {
                 let Some(job) = self.next_job() else { break };
                 self.carry_out(job);
                 spins = 0;
@@ -160,7 +209,9 @@ impl Driver {
                 }
                 continue;
             }
-            if self.has_job() || self.pump.dead.is_some() || self.pump.shared.wanted() {
+            let is_for_engine = matches!(front, Front::Runs | Front::Fails(_));
+            let is_over = self.pump.dead.is_some() && self.pump.flights.is_empty();
+            if is_for_engine || is_over || self.pump.shared.wanted() {
                 break;
             }
             if progress {
@@ -175,7 +226,7 @@ impl Driver {
                 if left.is_zero() {
                     break;
                 }
-                let sleep = left.min(self.pump.sleep_limit());
+                let sleep = left.min(self.sleep_limit());
                 self.pump.waiter.falls_asleep(spins, Some(sleep));
             }
             spins = spins.saturating_add(1);
@@ -189,7 +240,8 @@ impl Driver {
     pub(super) fn glance(&mut self) {
         self.stage_early();
         self.pump.turn();
-        while self.pump.shared.alone && self.next_is_small() {
+        while self.pump.shared.alone && matches!(self.front(), Front::Runs) && self.next_is_small()
+        {
             let Some(job) = self.next_job() else { break };
             self.carry_out(job);
             self.pump.turn();
@@ -205,42 +257,25 @@ impl Driver {
         };
         let (request, worker) = (&state.request, &state.worker);
         let before = self.staged.filter(|id| state.entries.contains_key(&id.0));
-        let known = worker.members(request.set);
-        let known = known.and_then(|members| self.layouts.known(request.set, members));
-        let (Some(entry), Some(layout), Op::Allreduce { op, scale }, None) =
-            (state.entries.get(&id.0), known, &request.op, before)
-        else {
+        let (Some(entry), Some(members), Device::Cpu, None) = (
+            state.entries.get(&id.0),
+            worker.members(request.set),
+            request.device,
+            before,
+        ) else {
             return;
         };
-        let [tensor] = &*entry.tensors else { return };
-        let elems = tensor.meta.elems().and_then(|n| usize::try_from(n).ok());
-        let (Some(elems), false) = (elems, entry.has_event()) else {
+        let ([tensor], false) = (&*entry.tensors, entry.has_event()) else {
             return;
         };
-        let segment = Segment {
-            input: tensor.input,
-            output: std::ptr::null_mut(),
-            elems,
-        };
-        let reduction = Reduction {
-            dtype: tensor.meta.dtype,
-            op: *op,
-            scale: *scale,
-            divisor: 1,
-        };
-        let crowded = self.pump.waiter.is_crowded();
-        // SAFETY: the submitter promised that its memory stays valid and untouched until completion, which is later,
-        // for the entry is still pending.
-        let staged = unsafe {
-            horovod_collectives::stage_early(
-                &self.data,
-                layout,
-                &self.tuned.tuning,
-                (&mut self.scratch, crowded),
-                ticket,
-                (&reduction, segment),
-            )
-        };
+        let staged = self.host.stage_early(&Operand {
+            set: request.set,
+            members,
+            op: &request.op,
+            tensor,
+            ticket,
+            crowded: self.pump.waiter.is_crowded(),
+        });
         if staged {
             self.staged = Some(id);
         }
@@ -260,8 +295,11 @@ impl Driver {
         if self.broken || self.parked.is_some() || self.pump.shared.wanted() {
             return true;
         }
-        if self.has_job() {
-            return !ticking || !self.next_may_pause();
+        match self.front() {
+            Front::Nothing => {}
+            Front::Runs => return !ticking || !self.next_may_pause(),
+            // Nobody else looks whether it can begin.
+            Front::Waits | Front::Fails(_) => return true,
         }
         !ticking
             && self
@@ -283,9 +321,12 @@ impl Driver {
             self.pump.end_generation(&PeerLost {
                 rank: self.pump.topology.rank,
                 host: self.pump.host_of(self.pump.topology.rank),
-                cause: "the engine panicked; please report this with the log above".into(),
+                cause: LossCause::CannotGoOn(
+                    "the engine panicked; please report this with the log above".into(),
+                ),
             });
         }
+        self.pump.await_flights();
         self.pump.control.goodbye(GOODBYE_PATIENCE);
         self.pump.recording.close();
     }
@@ -300,25 +341,79 @@ impl Driver {
     }
 
     fn next_is_small(&self) -> bool {
-        self.next().is_some_and(|e| {
-            super::execute::bytes_of_all(e) <= ALONE_AT_ONCE_MAX && !self.pump.awaits_event(e)
-        })
+        self.next()
+            .is_some_and(|e| bytes_of_all(e) <= ALONE_AT_ONCE_MAX)
     }
 
-    /// Whether a thread may carry it out that must be able to leave.
+    /// Look whether what is next can begin.
+    fn front(&mut self) -> Front {
+        let front = self.look_at_front();
+        self.looks_in_vain = match front {
+            Front::Waits => self.looks_in_vain.saturating_add(1),
+            _ => 0,
+        };
+        front
+    }
+
+    fn look_at_front(&mut self) -> Front {
+        if let Some(job) = &mut self.parked {
+            if let OutputMemory::Asked(allocation) = &job.memory
+                && let Some(outcome) = allocation.poll()
+            {
+                job.memory = match outcome {
+                    Ok(outputs) => {
+                        job.outputs = outputs;
+                        OutputMemory::Came
+                    }
+                    Err(why) => OutputMemory::Refused(why),
+                };
+            }
+            return match &job.memory {
+                // What has no future ends.
+                OutputMemory::Asked(_) if self.pump.dead.is_none() => Front::Waits,
+                OutputMemory::Refused(why) => Front::Fails(why.clone()),
+                _ => Front::Runs,
+            };
+        }
+        let Some(execution) = self.pump.ready.front() else {
+            return Front::Nothing;
+        };
+        if self.pump.flights.is_full() {
+            return Front::Waits;
+        }
+        match self.pump.shared.lock().poll_events(&execution.items) {
+            Ok(true) => Front::Runs,
+            Ok(false) => Front::Waits,
+            Err(cause) => Front::Fails(cause),
+        }
+    }
+
+    /// How long a thread may sleep if nothing wakes it. Nothing tells of an event that has passed, so what is next and
+    /// cannot begin is looked at by the clock, less often each time.
+    fn sleep_limit(&mut self) -> Duration {
+        let limit = self.pump.sleep_limit();
+        if self.looks_in_vain == 0 {
+            return limit;
+        }
+        let doublings = self.looks_in_vain.min(16);
+        limit.min((EVENT_NAP * (1 << doublings)).min(EVENT_NAP_MAX))
+    }
+
+    /// Whether a thread may carry out what is next that must be able to leave.
     fn next_may_pause(&mut self) -> bool {
-        if self.parked.is_some() {
-            return true;
+        if let Some(job) = &self.parked {
+            // What has waited for memory runs to its end.
+            return matches!(job.memory, OutputMemory::NotAsked);
         }
         let Some(execution) = self.pump.ready.front() else {
             return false;
         };
-        if self.pump.awaits_event(execution) {
-            return false;
+        if execution.device != Device::Cpu {
+            // It is only launched, but for the first one of a set, before which all members talk.
+            return self.agreements.of(execution).is_some();
         }
-        self.tuned.catch_up(&mut self.pump.announced, execution.seq);
-        let tuning = &self.tuned.tuning;
-        super::execute::may_pause(execution, &self.data, &mut self.layouts, tuning)
+        self.host.catch_up(&mut self.pump.announced, execution.seq);
+        self.host.may_pause(execution)
     }
 
     fn next_job(&mut self) -> Option<Job> {
@@ -326,59 +421,110 @@ impl Driver {
             return Some(job);
         }
         let execution = self.pump.ready.pop_front()?;
-        self.tuned.catch_up(&mut self.pump.announced, execution.seq);
+        self.host.catch_up(&mut self.pump.announced, execution.seq);
         let mut entries = std::mem::take(&mut self.spare);
         self.pump.take_entries(&execution, &mut entries);
-        let stages = &mut self.scratch.stages;
-        self.pump.recording.begins(&execution, &entries, stages);
+        let stages = self.host.stages();
+        let recorded = self.pump.recording.begins(&execution, &entries, stages);
         self.pump.begins(&execution);
-        Some(Job { execution, entries })
+        Some(Job {
+            execution,
+            entries,
+            recorded,
+            memory: OutputMemory::NotAsked,
+            outputs: Outputs::new(),
+        })
     }
 
-    fn carry_out(&mut self, job: Job) {
+    fn carry_out(&mut self, mut job: Job) {
         self.pump.running = Some(job.execution.members.clone());
-        let pool = self.pump.shared.pool.clone();
-        let result = super::execute::run(
-            &job.execution,
-            &job.entries,
-            Means {
-                data: &mut self.data,
-                idle: &mut self.pump,
-                layouts: &mut self.layouts,
-                tuning: &self.tuned.tuning,
-                scratch: &mut self.scratch,
-                lists: &mut self.lists,
-                pool: &pool,
-            },
-        );
+        let result = self.start(&mut job);
         if std::mem::take(&mut self.pump.broken_off) && result.is_err() {
-            self.scratch.rewind();
+            self.host.rewind();
             self.parked = Some(job);
             return;
         }
         match result {
-            Ok(()) => self.complete(job),
+            Ok(Outcome::Ended) => self.complete(job),
+            Ok(Outcome::Asked(allocation)) => {
+                job.memory = OutputMemory::Asked(allocation);
+                self.parked = Some(job);
+            }
+            Ok(Outcome::InFlight(execution, backend)) => {
+                self.pump.running = None;
+                let runs = self.pump.runs.take();
+                let flight = Flight {
+                    job,
+                    execution,
+                    backend,
+                    runs,
+                };
+                self.pump.flights.push(flight);
+            }
             Err(failure) => self.give_up(job, failure),
         }
     }
 
+    fn start(&mut self, job: &mut Job) -> Result<Outcome, Failure> {
+        if let Some(error) = &self.pump.dead {
+            return Err(Failure::Aborted(Aborted(error.to_string().into())));
+        }
+        self.results.clear();
+        let execution = &job.execution;
+        let mut devices = self.devices.iter_mut();
+        let device = devices.find(|(device, _)| *device == execution.device);
+        let mut device = device.map(|(_, backend)| backend);
+        if execution.device != Device::Cpu {
+            let (agreements, host) = (&mut self.agreements, &mut self.host);
+            if agreements.of(execution).is_none() {
+                agreements.conclude(execution, host, device.as_deref_mut(), &mut self.pump)?;
+            }
+            if let Some(Err(why)) = agreements.of(execution) {
+                let refused = execution.items.iter().filter_map(|item| item.entry);
+                let refused = refused.map(|id| (id, Err(Error::Invalid(why.clone()))));
+                self.results.extend(refused);
+                return Ok(Outcome::Ended);
+            }
+        }
+        let wants_memory = job.wants_memory();
+        let pool = self.pump.shared.pool.clone();
+        let mut start = Start {
+            execution,
+            entries: &job.entries,
+            outputs: &mut job.outputs,
+            idle: &mut self.pump,
+            pool: &pool,
+            results: &mut self.results,
+        };
+        if wants_memory {
+            let shapes = self.host.output_shapes(&mut start)?;
+            let doorbell = self.pump.shared.doorbell.clone();
+            let (allocation, call) = Allocation::of(&mut job.entries, shapes, doorbell);
+            self.pump.shared.handles.call(call);
+            return Ok(Outcome::Asked(allocation));
+        }
+        let backend: &mut dyn Backend = match device {
+            Some(backend) => backend.as_mut(),
+            None => &mut self.host,
+        };
+        let name = backend.name();
+        Ok(match backend.start(start)? {
+            Started::Done => Outcome::Ended,
+            Started::InFlight(execution) => Outcome::InFlight(execution, name),
+        })
+    }
+
     fn complete(&mut self, job: Job) {
-        let execution = self.let_go(job);
+        let job = self.let_go(job);
         self.pump.running = None;
         self.pump.runs = None;
-        let now = || self.pump.shared.now();
-        let coordinator = self.pump.node.coordinator();
-        self.tuned.observe(now, &execution, coordinator);
-        let stages = &self.scratch.stages;
-        let results = self.lists.results();
-        // First: who learns of the end may stop the recording.
-        self.pump.recording.ends(now, &execution, results, stages);
-        self.pump.shared.handles.complete(
-            results
-                .drain(..)
-                .map(|(id, result)| (super::Handle(id.0), result)),
-        );
-        self.pump.shared.lock().worker.recycle(execution);
+        if job.execution.device == Device::Cpu {
+            let now = || self.pump.shared.now();
+            let coordinator = self.pump.node.coordinator();
+            self.host.observe(now, &job.execution, coordinator);
+        }
+        let by = By::Host(self.host.stages());
+        self.pump.complete(job, &mut self.results, by);
     }
 
     fn give_up(&mut self, job: Job, failure: Failure) {
@@ -386,20 +532,26 @@ impl Driver {
         let error = self.pump.failure(failure);
         self.pump.running = None;
         self.pump.runs = None;
-        // Nothing touches the tensors any more.
-        self.pump.shared.handles.fail_pending(&error);
+        // Nothing of it touches the tensors any more.
+        self.pump.fail_unused(&error);
     }
 
     /// Before anybody hears of the end: the owners may give back memory that is waited for.
-    fn let_go(&mut self, job: Job) -> Execution {
-        let Job {
-            execution,
-            mut entries,
-        } = job;
-        entries.clear();
-        self.spare = entries;
-        execution
+    fn let_go(&mut self, mut job: Job) -> Job {
+        job.entries.clear();
+        self.spare = std::mem::take(&mut job.entries);
+        job
     }
+}
+
+/// How far a start has come.
+enum Outcome {
+    /// To the end: the results are in the driver's list.
+    Ended,
+    /// OutputMemory was asked for.
+    Asked(Arc<Allocation>),
+    /// It goes on by itself, in a backend of this name.
+    InFlight(Box<dyn super::backend::InFlight>, &'static str),
 }
 
 #[cfg(test)]

@@ -1,18 +1,20 @@
 //! The engine's part in finding out why a job stands still: asks, answers, carries the mail, tells the users.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-use horovod_protocol::{Coordinator, EntryId, Rank, StalledRequest, Time, Tree};
+use horovod_protocol::{Coordinator, EntryId, ProcessSetId, Rank, StalledRequest, Time, Tree};
 use horovod_transport::{Control, Topology};
 
-use super::Shared;
 use super::relay::{Letter, Relay};
+use super::soft::WaitedFor;
+use super::{Handle, Shared};
 use crate::config::Config;
 use crate::hang::{
-    self, Diagnosis, Late, Leader, Message, ReportFile, Standing, Step, ThreadStack,
+    self, Brief, Diagnosis, Key, Late, Leader, LetGo, Message, ReportFile, Requests, SoftStep,
+    SoftWatch, Standing, Step, ThreadStack,
 };
 
 const COORDINATOR: Rank = Rank(0);
@@ -27,6 +29,11 @@ pub(super) struct Inspection {
     me: Rank,
     /// On rank 0, unless switched off.
     leader: Option<Leader>,
+    /// On rank 0: who waits softly.
+    soft: Option<SoftWatch>,
+    /// Since when this rank has waited softly as rank 0 was told, and whether it is to be told now.
+    told_soft: Option<u64>,
+    tell_soft: bool,
     gives_up: bool,
     file: ReportFile,
     answering: Option<Answering>,
@@ -42,10 +49,10 @@ struct Answering {
     deadline: Instant,
 }
 
-/// Why a job can never go on: who is to blame, and the report.
+/// Why a job can never go on: who is to blame, and a line that every rank's errors say.
 pub(super) struct Hopeless {
     pub(super) by: Rank,
-    pub(super) report: String,
+    pub(super) summary: String,
 }
 
 impl Inspection {
@@ -56,6 +63,9 @@ impl Inspection {
         Self {
             me: topology.rank,
             leader: after_ms.map(Leader::new),
+            soft: leads.then(SoftWatch::default),
+            told_soft: None,
+            tell_soft: false,
             gives_up: config.deadlock_error,
             file: ReportFile::new(config.stall_report.clone()),
             answering: None,
@@ -69,11 +79,41 @@ impl Inspection {
         self.leader.is_some()
     }
 
-    /// Whether [`Self::turn`] has something to do. `now` is given on rank 0.
-    pub(super) fn is_due(&self, now: Option<Time>) -> bool {
+    /// Whether [`Self::is_due`] is to be told the time.
+    pub(super) fn looks(&self) -> bool {
+        self.leads() || self.soft.as_ref().is_some_and(SoftWatch::is_active)
+    }
+
+    /// Something may have been said to the coordinator.
+    pub(super) fn has_news(&mut self) {
+        if let Some(soft) = &mut self.soft {
+            soft.has_news();
+        }
+    }
+
+    /// When to tell rank 0 of a soft wait, and since when it lasts.
+    fn soft_wait_due(&self, shared: &Shared) -> Option<(u64, u64)> {
+        let since = shared.soft.since().filter(|_| !shared.alone)?;
+        (self.told_soft != Some(since)).then(|| (shared.soft.due(since), since))
+    }
+
+    /// When to tell rank 0 of a soft wait; if that is now, [`Self::turn`] has something to do. Asked before a sleep
+    /// while nothing is carried out.
+    pub(super) fn soft_deadline(&mut self, shared: &Shared, now: Time) -> Option<Time> {
+        let (due, _) = self.soft_wait_due(shared)?;
+        self.tell_soft |= due <= now.0;
+        Some(Time(due))
+    }
+
+    /// Whether [`Self::turn`] has something to do. `now` is given if [`Self::looks`].
+    pub(super) fn is_due(&self, now: Option<Time>, shared: &Shared) -> bool {
         let leader = self.leader.as_ref().zip(now);
+        let soft = self.soft.as_ref().zip(now);
         !self.mail.is_empty()
             || self.answering.is_some()
+            || self.tell_soft
+            || (self.told_soft.is_some() && shared.soft.since().is_none())
+            || soft.is_some_and(|(s, now)| s.deadline().is_some_and(|at| at <= now.0))
             || leader.is_some_and(|(l, now)| l.is_due(now.0 / NS_PER_MS))
     }
 
@@ -84,7 +124,8 @@ impl Inspection {
             let left = answering.deadline.saturating_duration_since(Instant::now());
             now.0.saturating_add(super::nanos(left))
         });
-        leader.into_iter().chain(answer).min().map(Time)
+        let soft = self.soft.as_ref().and_then(SoftWatch::deadline);
+        leader.into_iter().chain(answer).chain(soft).min().map(Time)
     }
 
     /// Whether this is for it.
@@ -104,7 +145,26 @@ impl Inspection {
                     leader.answered(question, from, standing);
                 }
             }
-            Ok(Message::Ask { .. }) => tracing::debug!("{from} asked, but only rank 0 does"),
+            Ok(Message::AskBriefly { question, keys }) if from == COORDINATOR => {
+                let brief = brief(shared, &keys);
+                self.post(COORDINATOR, &Message::Brief { question, brief });
+            }
+            Ok(Message::LetGo { handle, rank, name }) if from == COORDINATOR => {
+                let_go(shared, handle, Rank(rank), &name);
+            }
+            Ok(Message::Brief { question, brief }) => {
+                if let Some(soft) = &mut self.soft {
+                    soft.answered(question, from, brief);
+                }
+            }
+            Ok(Message::Soft { waits }) => {
+                if let Some(soft) = &mut self.soft {
+                    soft.notice(shared.now().0, from, waits);
+                }
+            }
+            Ok(Message::Ask { .. } | Message::AskBriefly { .. } | Message::LetGo { .. }) => {
+                tracing::debug!("{from} asked or told, but only rank 0 does");
+            }
             Err(e) => tracing::warn!("{from} sent what cannot be read about a stall: {e}"),
         }
     }
@@ -177,7 +237,12 @@ impl Inspection {
         running: Option<StalledRequest>,
     ) -> (bool, Option<Box<Diagnosis>>) {
         self.finish_answer();
+        self.tell_of_soft_wait(now, shared);
         let mut found = None;
+        let mut coordinator = coordinator;
+        if let Some(coordinator) = &mut coordinator {
+            self.watch_soft_waits(now, coordinator, shared);
+        }
         if let (Some(leader), Some(coordinator)) = (&mut self.leader, coordinator) {
             let executes = running.is_some();
             let late = |before_ms: u64| {
@@ -202,6 +267,67 @@ impl Inspection {
             }
         }
         (self.carry_mail(relay, control), found)
+    }
+
+    /// Have rank 0 know that this rank has waited softly for a while, or does so no more.
+    fn tell_of_soft_wait(&mut self, now: Time, shared: &Shared) {
+        let began = match self.soft_wait_due(shared) {
+            Some((due, since)) if self.tell_soft && due <= now.0 => Some(since),
+            _ => None,
+        };
+        self.tell_soft = false;
+        let is_over = self.told_soft.is_some() && shared.soft.since().is_none();
+        if began.is_none() && !is_over {
+            return;
+        }
+        self.told_soft = began;
+        let waits = began.is_some();
+        match &mut self.soft {
+            Some(soft) => soft.notice(now.0, self.me, waits),
+            None => self.post(COORDINATOR, &Message::Soft { waits }),
+        }
+    }
+
+    fn watch_soft_waits(&mut self, now: Time, coordinator: &mut Coordinator, shared: &Shared) {
+        let Some(soft) = &mut self.soft else { return };
+        match soft.poll(now.0, &mut Pending { coordinator, now }) {
+            Some(SoftStep::Ask { question, ranks }) => {
+                let names: Vec<_> = ranks.iter().map(|(rank, _)| rank.to_string()).collect();
+                tracing::debug!(
+                    "some wait in backward(): asks {} what they wait for",
+                    names.join(", ")
+                );
+                for (rank, keys) in ranks {
+                    if rank != self.me {
+                        self.post(rank, &Message::AskBriefly { question, keys });
+                    } else if let Some(soft) = &mut self.soft {
+                        soft.answered(question, rank, brief(shared, &keys));
+                    }
+                }
+            }
+            Some(SoftStep::LetGo(ends)) => {
+                for LetGo {
+                    rank,
+                    handle,
+                    name,
+                    waits,
+                } in ends
+                {
+                    if rank == self.me {
+                        let_go(shared, handle, waits, &name);
+                    } else {
+                        let rank_waits = waits.0;
+                        let message = Message::LetGo {
+                            handle,
+                            rank: rank_waits,
+                            name,
+                        };
+                        self.post(rank, &message);
+                    }
+                }
+            }
+            None => {}
+        }
     }
 
     fn carry_mail(&mut self, relay: &Relay, control: &mut Control) -> bool {
@@ -238,15 +364,20 @@ impl Inspection {
             heartbeat,
         };
         let mut report = hang::render(diagnosis, &job);
+        let mut summary = hang::summary(diagnosis, &job);
+        summary.push_str(". Rank 0 has printed the whole report, with stacks");
         match self.file.write(&report) {
-            Ok(path) => report.push_str(&format!("\nThis report is also in {}.", path.display())),
+            Ok(path) => {
+                report.push_str(&format!("\nThis report is also in {}.", path.display()));
+                summary.push_str(&format!(" (on its host in {})", path.display()));
+            }
             Err(e) => tracing::warn!("the report of a stall could not be written to a file: {e}"),
         }
         let by = diagnosis.culprits.first().map(|culprit| culprit.rank);
         match by.filter(|_| self.gives_up && !diagnosis.hopeless.is_empty()) {
             Some(by) => {
                 tracing::error!("{report}");
-                Some(Hopeless { by, report })
+                Some(Hopeless { by, summary })
             }
             None => {
                 tracing::warn!("{report}");
@@ -254,6 +385,56 @@ impl Inspection {
             }
         }
     }
+}
+
+/// The coordinator at one time.
+struct Pending<'a> {
+    coordinator: &'a mut Coordinator,
+    now: Time,
+}
+
+impl Requests for Pending<'_> {
+    fn lacks_any(&mut self, ranks: &BTreeSet<Rank>) -> bool {
+        self.coordinator.lacks_any(ranks.iter().copied())
+    }
+
+    fn incomplete(&mut self) -> Vec<(u64, StalledRequest)> {
+        self.coordinator.incomplete(self.now, self.now)
+    }
+}
+
+fn let_go(shared: &Shared, handle: u64, rank: Rank, name: &str) {
+    let cause = WaitedFor {
+        rank,
+        name: name.into(),
+    };
+    shared.handles.let_go(Handle(handle), cause);
+}
+
+/// What the threads of this rank wait for, and which of these it has asked for.
+fn brief(shared: &Shared, keys: &[Key]) -> Brief {
+    let first = shared.callers.look(shared.now().0);
+    // A wait that is to end counts no more, also where its thread has not noticed yet. Only this thread ends waits, so
+    // what still is one after this remains one.
+    let table = shared.handles.lock();
+    let ends = first.handles.iter().any(|h| table.let_go(*h).is_some());
+    drop(table);
+    let waits = shared.callers.look(shared.now().0);
+    let state = shared.lock();
+    let named = waits.handles.iter().filter_map(|handle| {
+        let (set, name) = state.worker.name_of(EntryId(handle.0))?;
+        let soft = waits.soft.contains(handle);
+        Some(((set.0, name), if soft { handle.0 } else { 0 }))
+    });
+    let waits_for: Vec<_> = named.collect();
+    let has = |(set, name): &Key| state.worker.is_pending(ProcessSetId(*set), name);
+    Brief {
+        // What has been agreed on, or has ended, is not stuck.
+        blocked: waits.all && waits == first && !ends && waits_for.len() == waits.handles.len(),
+        pending: keys.iter().map(has).collect(),
+        waits_for,
+    }
+    .bounded()
 }
 
 /// What this rank can say of itself at once.

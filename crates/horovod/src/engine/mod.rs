@@ -1,16 +1,17 @@
 //! The engine of one generation: takes submissions from any thread, agrees with the peers, runs, completes.
 
+mod allocation;
+mod backend;
 mod by_number;
 mod callers;
 mod driver;
-mod execute;
 mod handles;
 mod inspection;
 mod recording;
 mod relay;
 mod seat;
+mod soft;
 mod submit;
-mod tuning;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,11 +21,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    Device, EntryId, ExecItem, Op, OpError, OpErrorKind, ProcessSetId, Rank, Request, Ticket, Time,
-    Worker, WorkerAction, WorkerConfig,
+    Device, EntryId, ExecItem, Leaving, Op, ProcessSetId, Rank, Request, Ticket, Time, Worker,
+    WorkerAction, WorkerConfig,
 };
 use horovod_transport::{Doorbell, Mesh, Topology};
 
+use backend::{DeviceBackend, Surroundings};
 use by_number::ByNumber;
 
 use crate::buffer::BufferPool;
@@ -33,7 +35,10 @@ use crate::error::Error;
 use crate::tensor::Tensors;
 use crate::timeline::{Stamp, Timeline, TimelineSetting};
 
-pub use handles::{Handle, OpResult, Waited};
+pub use allocation::Allocator;
+pub(crate) use handles::in_callback;
+pub use handles::{Callback, Handle, Kept, OpResult, Waited};
+pub use soft::{SoftWait, Softly, WaitedFor};
 pub use submit::Submission;
 
 /// There is nothing to tell.
@@ -52,6 +57,10 @@ pub struct Engine {
     topology: Topology,
     config: Config,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Runs callbacks.
+    callback_thread: Mutex<Option<JoinHandle<()>>>,
+    /// It was started, which happens with the first submission that has one.
+    has_callback_thread: AtomicBool,
 }
 
 /// What all threads touch without the seat.
@@ -63,6 +72,8 @@ pub(crate) struct Shared {
     started: Instant,
     /// The only rank of the job.
     alone: bool,
+    /// Kinds of devices on which tensors may lie.
+    devices: Vec<Device>,
     engine_rest: seat::EngineRest,
     /// This process wants to leave.
     shutdown_requested: AtomicBool,
@@ -78,6 +89,7 @@ pub(crate) struct Shared {
     held: AtomicU8,
     timeline: Arc<Timeline>,
     callers: callers::Callers,
+    soft: soft::SoftWaits,
     /// Calls under way that will be in the timeline when they return.
     recorded_calls: AtomicUsize,
 }
@@ -156,11 +168,21 @@ impl State {
         std::mem::take(&mut self.entries)
     }
 
-    /// Whether the bytes of any of these tensors may not be there yet.
-    fn awaits_event(&self, items: &[ExecItem]) -> bool {
-        let mut entries = items.iter().filter_map(|item| item.entry);
-        self.with_event > 0
-            && entries.any(|id| self.entries.get(&id.0).is_some_and(Entry::has_event))
+    /// Whether the bytes of all these tensors are there; why they never will be.
+    fn poll_events(&mut self, items: &[ExecItem]) -> Result<bool, String> {
+        for id in items.iter().filter_map(|item| item.entry) {
+            if self.with_event == 0 {
+                break;
+            }
+            let Some(entry) = self.entries.get_mut(&id.0).filter(|e| e.has_event()) else {
+                continue;
+            };
+            if !entry.poll_events()? {
+                return Ok(false);
+            }
+            self.with_event -= 1;
+        }
+        Ok(true)
     }
 }
 
@@ -170,6 +192,8 @@ pub(crate) struct Entry {
     /// Alltoall: rows for each member.
     splits: Option<Vec<u64>>,
     submitted: Option<Stamp>,
+    /// Who allocates its outputs; `None`: the engine.
+    allocator: Option<Allocator>,
 }
 
 impl Entry {
@@ -177,15 +201,22 @@ impl Entry {
         self.tensors.iter().any(|tensor| tensor.ready.is_some())
     }
 
-    /// Block until the bytes are there; why they never will be.
-    fn await_events(&mut self) -> Result<(), String> {
-        let mut events = self.tensors.iter_mut().filter_map(|t| t.ready.take());
-        events.try_for_each(|ready| ready.wait())
+    /// Whether the bytes are there; why they never will be.
+    fn poll_events(&mut self) -> Result<bool, String> {
+        for tensor in self.tensors.iter_mut() {
+            if let Some(event) = &tensor.ready {
+                if !event.is_ready()? {
+                    return Ok(false);
+                }
+                tensor.ready = None;
+            }
+        }
+        Ok(true)
     }
 }
 
 impl Shared {
-    fn new(config: &Config, mesh: &Mesh) -> Self {
+    fn new(config: &Config, mesh: &Mesh, devices: Vec<Device>) -> Self {
         let worker = Worker::new(WorkerConfig {
             rank: mesh.topology.rank,
             size: mesh.topology.size,
@@ -206,6 +237,7 @@ impl Shared {
             pool: Arc::new(BufferPool::default()),
             started,
             alone: mesh.topology.size == 1,
+            devices,
             engine_rest: seat::EngineRest::new(),
             shutdown_requested: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -215,6 +247,7 @@ impl Shared {
             held: AtomicU8::new(TOLD),
             timeline: Arc::new(timeline),
             callers: callers::Callers::new(),
+            soft: soft::SoftWaits::new(),
             recorded_calls: AtomicUsize::new(0),
         }
     }
@@ -252,33 +285,38 @@ impl Drop for LastWords {
         // From here on nothing is accepted that nobody would carry out.
         self.0.lock().worker.shutdown();
         self.0.ended.store(true, Ordering::Release);
-        self.0
-            .handles
-            .fail_pending(&Error::Internal("Horovod has been shut down.".into()));
-    }
-}
-
-/// The one map from negotiation errors to the public error.
-pub(crate) fn public_error(e: &OpError) -> Error {
-    match e.kind {
-        OpErrorKind::InvalidArgument => Error::Invalid(e.message.clone()),
-        OpErrorKind::Stalled => Error::Stalled(e.message.clone()),
-        _ => Error::Internal(e.message.clone()),
+        self.0.handles.fail_pending(&Error::Closed, |_| false);
+        self.0.handles.close();
     }
 }
 
 impl Engine {
     /// Start the engine on a mesh that stands.
     pub fn start(config: Config, mesh: Mesh) -> Result<Self, Error> {
+        Self::start_with(config, mesh, |_| Vec::new())
+    }
+
+    /// As [`Self::start`], with backends for devices.
+    pub(crate) fn start_with(
+        config: Config,
+        mesh: Mesh,
+        backends: impl FnOnce(&Surroundings<'_>) -> Vec<DeviceBackend>,
+    ) -> Result<Self, Error> {
         let topology = mesh.topology.clone();
-        let shared = Arc::new(Shared::new(&config, &mesh));
+        let backends = backends(&Surroundings {
+            topology: &topology,
+            doorbell: mesh.waiter.doorbell(),
+        });
+        let devices = backends.iter().map(|(device, _)| *device);
+        let devices = devices.chain([Device::Cpu]).collect();
+        let shared = Arc::new(Shared::new(&config, &mesh, devices));
         if let Some(TimelineSetting::File(path)) = &config.timeline {
             let mark_cycles = config.timeline_mark_cycles;
             // It is armed, for there is a setting.
             let _ = shared.timeline.start(path, mark_cycles);
         }
         let sleeper = mesh.waiter.sleeper();
-        let driver = driver::Driver::new(&config, mesh, shared.clone());
+        let driver = driver::Driver::new(&config, mesh, backends, shared.clone());
         let seat = Arc::new(seat::Seat::new(driver, sleeper, shared.clone()));
         let thread = std::thread::Builder::new()
             .name("horovod-engine".into())
@@ -293,7 +331,27 @@ impl Engine {
             topology,
             config,
             thread: Mutex::new(Some(thread)),
+            callback_thread: Mutex::new(None),
+            has_callback_thread: AtomicBool::new(false),
         })
+    }
+
+    /// Have a thread that runs callbacks.
+    fn start_callback_thread(&self) -> Result<(), Error> {
+        let thread = self.callback_thread.lock();
+        let mut callback_thread = thread.unwrap_or_else(PoisonError::into_inner);
+        if !self.has_callback_thread.load(Ordering::Relaxed) {
+            let seat = self.seat.clone();
+            let thread = std::thread::Builder::new()
+                .name("horovod-calls".into())
+                .spawn(move || seat.run_callbacks())
+                .map_err(|e| {
+                    Error::Internal(format!("cannot start the thread that runs callbacks: {e}"))
+                })?;
+            *callback_thread = Some(thread);
+            self.has_callback_thread.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Settings this engine was started with.
@@ -328,6 +386,11 @@ impl Engine {
         self.shared.doorbell.ring();
     }
 
+    /// Handles of operations whose ends nobody has asked for, ascending.
+    pub fn handles(&self) -> Vec<u64> {
+        self.shared.handles.all()
+    }
+
     /// Whether the operation of this handle has ended; `None` for an unknown or cleared handle.
     pub fn poll(&self, handle: Handle) -> Option<bool> {
         let ended = self.shared.handles.poll(handle);
@@ -344,20 +407,29 @@ impl Engine {
             let ended = self.shared.handles.lock().take(handle);
             return ended.unwrap_or(Waited::Pending);
         }
+        let waited = self.wait_as(handle, timeout, false);
+        if matches!(waited, Waited::Pending) {
+            // In case a soft wait of it was interrupted.
+            self.shared.handles.lock().keep(handle);
+        }
+        waited
+    }
+
+    fn wait_as(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
         let timeline = &self.shared.timeline;
         // What has ended already is not waited for.
         if !timeline.is_on() || self.shared.handles.poll(handle) != Some(false) {
-            return self.wait_unrecorded(handle, timeout);
+            return self.wait_unrecorded(handle, timeout, softly);
         }
         let _recorded = RecordedCall::begin(&self.shared);
         let begin = timeline.now();
-        let waited = self.wait_unrecorded(handle, timeout);
+        let waited = self.wait_unrecorded(handle, timeout, softly);
         timeline.waited(begin);
         waited
     }
 
-    fn wait_unrecorded(&self, handle: Handle, timeout: Duration) -> Waited {
-        self.shared.callers.waits(handle);
+    fn wait_unrecorded(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
+        self.shared.callers.waits(handle, softly);
         let waited = self.seat.wait(handle, timeout);
         let callers = &self.shared.callers;
         match &waited {
@@ -399,21 +471,28 @@ impl Engine {
     /// Ask all ranks to stop, wait until they have heard, end the thread, close the links.
     /// Operations that are still pending end with the shutdown error. May be called more than once.
     pub fn shutdown(&self) {
-        self.shared.lock().worker.shutdown();
+        self.shutdown_because(Leaving::Asked);
+    }
+
+    /// As [`Engine::shutdown`], with the reason that other ranks are told.
+    pub fn shutdown_because(&self, why: Leaving) {
+        self.shared.lock().worker.shutdown_because(why);
         self.shared
             .shutdown_requested
             .store(true, Ordering::Release);
         self.seat.call_engine();
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-            && thread.join().is_err()
-        {
-            tracing::error!("the engine thread ended by a panic");
+        // In this order: the second ends when the first has.
+        for (thread, name) in [
+            (&self.thread, "engine"),
+            (&self.callback_thread, "callback"),
+        ] {
+            let thread = thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(thread) = thread
+                && thread.thread().id() != std::thread::current().id()
+                && thread.join().is_err()
+            {
+                tracing::error!("the {name} thread ended by a panic");
+            }
         }
     }
 

@@ -21,12 +21,11 @@ pub(super) struct Recording {
     timeline: Arc<Timeline>,
     /// When executions that wait were ordered; only while something is recorded.
     ordered: VecDeque<(Seq, Nanos)>,
-    running: Option<Running>,
     catalog: Catalog,
 }
 
-/// The execution that runs.
-struct Running {
+/// What is recorded of an execution that has begun.
+pub(super) struct Recorded {
     session: u64,
     /// `None` if there was no room to tell what a number means.
     items: Option<Items>,
@@ -34,12 +33,19 @@ struct Running {
     begin: Instant,
 }
 
+/// Who has carried out an execution.
+pub(super) enum By<'a> {
+    /// The host's data plane, in these stages.
+    Host(&'a Stages),
+    /// A backend of this name.
+    Device(&'static str),
+}
+
 impl Recording {
     pub(super) fn new(timeline: Arc<Timeline>) -> Self {
         Self {
             timeline,
             ordered: VecDeque::new(),
-            running: None,
             catalog: Catalog::default(),
         }
     }
@@ -57,10 +63,13 @@ impl Recording {
         execution: &Execution,
         entries: &[Option<Entry>],
         stages: &mut Stages,
-    ) {
+    ) -> Option<Recorded> {
         let on = self.timeline.is_on();
         stages.record(on);
-        self.running = on.then(|| {
+        if !on {
+            self.ordered.clear();
+        }
+        on.then(|| {
             let begin = Instant::now();
             let mut ordered = self.timeline.at(begin);
             // Recording may have begun while some were waiting.
@@ -83,41 +92,50 @@ impl Recording {
             };
             let mut all = execution.items.iter().zip(entries);
             let told = all.try_for_each(|(item, entry)| tell(item, entry));
-            Running {
+            Recorded {
                 session,
                 items: told.map(|()| items),
                 ordered,
                 begin,
             }
-        });
-        if !on {
-            self.ordered.clear();
-        }
+        })
     }
 
     /// It has run: the results are there, but nobody has been told.
     pub(super) fn ends(
-        &mut self,
+        &self,
+        recorded: Option<Recorded>,
         now: impl FnOnce() -> Time,
         execution: &Execution,
         results: &[(EntryId, Result<OpResult, Error>)],
-        stages: &Stages,
+        by: By<'_>,
     ) {
-        let Some(running) = self.running.take() else {
+        let Some(recorded) = recorded else {
             return;
         };
         let (timeline, now) = (&self.timeline, now());
-        let Some(items) = running.items else {
+        let Some(items) = recorded.items else {
             timeline.missed(execution.items.len());
             return;
         };
-        let stages = stages.recorded().iter().map(|stage| Stage {
-            name: Text::Static(stage.name),
-            begin: timeline.at(stage.begin),
-            end: timeline.at(stage.end),
-        });
+        let stages = match by {
+            By::Host(stages) => stages
+                .recorded()
+                .iter()
+                .map(|stage| Stage {
+                    name: Text::Static(stage.name),
+                    begin: timeline.at(stage.begin),
+                    end: timeline.at(stage.end),
+                })
+                .collect(),
+            By::Device(name) => vec![Stage {
+                name: Text::Static(name),
+                begin: timeline.at(recorded.begin),
+                end: now.0,
+            }],
+        };
         timeline.executed(Executed {
-            session: running.session,
+            session: recorded.session,
             seq: execution.seq.0,
             set: execution.set,
             members: execution.members.clone(),
@@ -125,10 +143,10 @@ impl Recording {
             items,
             output_shapes: output_shapes(execution, results),
             thread: 0,
-            scheduled: running.ordered,
-            begin: timeline.at(running.begin),
+            scheduled: recorded.ordered,
+            begin: timeline.at(recorded.begin),
             end: now.0,
-            stages: stages.collect(),
+            stages,
         });
     }
 
@@ -136,7 +154,7 @@ impl Recording {
     pub(super) fn ended_without_data<T>(&self, result: &Result<T, OpError>, entry: Option<&Entry>) {
         if let (Err(e), Some(entry), true) = (result, entry, self.timeline.is_on()) {
             let thread = entry.submitted.map_or(0, |stamp| stamp.thread);
-            self.timeline.note("ERROR", thread, e.message.clone());
+            self.timeline.note("ERROR", thread, e.to_string());
         }
     }
 

@@ -38,6 +38,10 @@ use {
 #[path = "seat/model.rs"]
 mod model;
 
+/// A wait for a result ends after this at the latest: a clock cannot tell the end of any `Duration`.
+const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The callback thread looks up at least so often.
+const CALLBACKS_WAIT: Duration = Duration::from_secs(1);
 /// How long the engine's thread sleeps between two looks while calls come thick and fast.
 const TICK: Duration = Duration::from_micros(500);
 /// While there are at least so many waits in such a time, or a caller drives at its end, those who wait do all there is
@@ -236,7 +240,7 @@ impl Seat {
             if let Some(end) = table.take(handle) {
                 return end;
             }
-            let deadline = *deadline.get_or_insert_with(|| Instant::now() + timeout);
+            let deadline = *deadline.get_or_insert_with(|| Instant::now() + timeout.min(WAIT_MAX));
             // The lock is held so that nobody leaves the seat unheard in between.
             let seat = if self.shared.wanted() {
                 None
@@ -250,7 +254,7 @@ impl Seat {
                 continue;
             };
             drop(table);
-            self.drive(seat, handle, deadline);
+            self.drive(seat, deadline, true, || !handles.is_awaited(handle));
             if let Some(end) = handles.lock().take(handle) {
                 return end;
             }
@@ -260,15 +264,41 @@ impl Seat {
         }
     }
 
-    fn drive(&self, mut seat: MutexGuard<'_, Option<Driver>>, handle: Handle, deadline: Instant) {
+    /// The callback thread: while it waits for something to call it drives, but for the time that it needs to
+    /// look, for the process computes meanwhile.
+    pub(super) fn run_callbacks(&self) {
+        let handles = &self.shared.handles;
+        while let Some(table) = handles.run_callbacks() {
+            let deadline = Instant::now() + CALLBACKS_WAIT;
+            let seat = if self.shared.wanted() {
+                None
+            } else {
+                self.take()
+            };
+            match seat {
+                None => drop(handles.sleep(table, deadline)),
+                Some(seat) => {
+                    drop(table);
+                    self.drive(seat, deadline, false, || handles.has_callbacks());
+                }
+            }
+        }
+    }
+
+    fn drive(
+        &self,
+        mut seat: MutexGuard<'_, Option<Driver>>,
+        deadline: Instant,
+        has_time: bool,
+        done: impl Fn() -> bool,
+    ) {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.waits.fetch_add(1, Ordering::Relaxed);
         self.caller_drives.store(true, Ordering::SeqCst);
-        let done = || self.shared.handles.poll(handle) != Some(false);
         if let Some(driver) = seat.as_mut()
             && !done()
         {
-            guarded(driver, |d| d.work_until(deadline, done));
+            guarded(driver, |d| d.work_until(deadline, has_time, &done));
         }
         self.caller_drives.store(false, Ordering::SeqCst);
         self.leave(seat);

@@ -2,11 +2,14 @@
 
 use std::fmt::Write;
 
-use horovod_protocol::{Completion, DType, EntryId, Op, ProcessSetId, Rank, ReduceOp, Scale};
+use horovod_protocol::{
+    Completion, DType, Device, EntryId, Op, ProcessSetId, Rank, ReduceOp, Scale,
+};
 
-use super::{Engine, Entry, Handle, RecordedCall, State, Waited, public_error};
+use super::handles::{End, Handles};
+use super::{Allocator, Callback, Engine, Entry, Handle, Kept, RecordedCall, State, Waited};
 use crate::error::Error;
-use crate::tensor::{Output, Tensor, Tensors};
+use crate::tensor::{Tensor, Tensors};
 use crate::timeline::op_name;
 
 /// Longest single wait of the blocking calls between two looks at whether the caller wants to stop.
@@ -14,25 +17,83 @@ const WAIT_SLICE: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// One operation as the caller describes it; a group has several tensors.
 pub struct Submission<'a> {
-    /// Kind of call, first part of the key: `allreduce`, `grouped_allreduce`, …
-    pub prefix: &'a str,
-    /// Name given by the caller; `None` or empty: numbered per process set and prefix.
-    pub name: Option<&'a str>,
-    /// Operation and arguments.
-    pub op: Op,
-    /// The set whose members take part.
-    pub set: ProcessSetId,
-    /// What it works on.
-    pub tensors: Tensors,
-    /// Alltoall: rows for each member; `None`: even.
-    pub splits: Option<Vec<i64>>,
+    pub(super) prefix: &'a str,
+    pub(super) name: Option<&'a str>,
+    pub(super) op: Op,
+    pub(super) set: ProcessSetId,
+    pub(super) tensors: Tensors,
+    pub(super) splits: Option<Vec<i64>>,
+    pub(super) end: End,
+    pub(super) allocator: Option<Allocator>,
+}
+
+impl<'a> Submission<'a> {
+    /// `prefix` is the kind of call (`allreduce`, `grouped_allreduce`, …) and the first part of the operation's name;
+    /// without a `name`, or with an empty one, it is numbered per process set and prefix. The members of `set` take
+    /// part.
+    pub fn new(
+        prefix: &'a str,
+        name: Option<&'a str>,
+        op: Op,
+        set: ProcessSetId,
+        tensors: Tensors,
+    ) -> Self {
+        Self {
+            prefix,
+            name,
+            op,
+            set,
+            tensors,
+            splits: None,
+            end: End::Waited(None),
+            allocator: None,
+        }
+    }
+
+    /// Alltoall: rows of dimension 0 for each member; `None`: as many for each.
+    #[must_use]
+    pub fn with_splits(mut self, splits: Option<Vec<i64>>) -> Self {
+        self.splits = splits;
+        self
+    }
+
+    /// With something that [`Engine::wait`] gives back when the operation has ended.
+    #[must_use]
+    pub fn keeping(mut self, kept: Option<Kept>) -> Self {
+        self.end = End::Waited(kept);
+        self
+    }
+
+    /// With a function that is called with the result instead of a handle that is waited for: once, on a thread of the
+    /// engine's that does nothing else for this rank meanwhile, and while no lock of the engine is held. So it may take
+    /// locks of its caller's and submit again; while it runs no other call is made. A panic in it is logged and ends
+    /// nothing. It is not called when the submission is refused.
+    #[must_use]
+    pub fn calling(mut self, callback: Callback) -> Self {
+        self.end = End::Called(callback);
+        self
+    }
+
+    /// With who allocates the outputs that are [`Output::Allocate`], instead of the engine; called as of
+    /// [`Self::calling`]. Other operations than allgather, alltoall and reducescatter have none.
+    ///
+    /// # Safety
+    /// What the allocator returns is as [`Allocator`] says.
+    ///
+    /// [`Output::Allocate`]: crate::Output::Allocate
+    #[must_use]
+    pub unsafe fn allocating(mut self, allocator: Allocator) -> Self {
+        self.allocator = Some(allocator);
+        self
+    }
 }
 
 impl Engine {
     /// Queue one operation. On an error nothing is queued and no name is used up.
     ///
-    /// The memory of the tensors must stay valid, and must not be written (input) or touched (output)
-    /// by others, until the operation has ended.
+    /// # Errors
+    /// Arguments that have no meaning, tensors on a device that nobody here serves, a name that is pending already,
+    /// or an engine that has ended.
     pub fn submit(&self, submission: Submission<'_>) -> Result<Handle, Error> {
         let handle = self.queue(submission)?;
         self.seat.submitted();
@@ -57,6 +118,26 @@ impl Engine {
         outcome
     }
 
+    /// The kind of device that all these tensors lie on.
+    fn device_of(&self, tensors: &[Tensor]) -> Result<Device, Error> {
+        let mut devices = tensors.iter().map(|tensor| tensor.device);
+        let device = devices.next().unwrap_or(Device::Cpu);
+        if let Some(other) = devices.find(|other| *other != device) {
+            return Err(Error::Invalid(format!(
+                "the tensors of one group lie on a {} and on a {}; they must all lie on the same kind of device",
+                device.name(),
+                other.name()
+            )));
+        }
+        if !self.shared.devices.contains(&device) {
+            return Err(Error::Invalid(format!(
+                "the tensor lies on a {}, and nothing here moves the data of such tensors; copy it to host memory first",
+                device.name()
+            )));
+        }
+        Ok(device)
+    }
+
     fn queue(&self, submission: Submission<'_>) -> Result<Handle, Error> {
         let Submission {
             prefix,
@@ -65,8 +146,22 @@ impl Engine {
             set,
             tensors,
             splits,
+            end,
+            allocator,
         } = submission;
         check_arithmetic(&op, &tensors)?;
+        let device = self.device_of(&tensors)?;
+        let late = matches!(op, Op::Allgather | Op::Alltoall | Op::Reducescatter { .. });
+        let allocator = allocator.filter(|_| late);
+        if allocator.is_some() && device != Device::Cpu {
+            return Err(Error::Invalid(format!(
+                "outputs on a {} cannot be allocated by the submission yet",
+                device.name()
+            )));
+        }
+        if matches!(end, End::Called(_)) || allocator.is_some() {
+            self.start_callback_thread()?;
+        }
         for t in tensors.iter() {
             if t.bytes().is_none() || t.row_bytes().is_none() {
                 return Err(Error::Invalid(format!(
@@ -87,29 +182,28 @@ impl Engine {
             }
             _ => None,
         };
-        state.describe(set, prefix, named, op, &tensors);
+        state.describe(set, prefix, named, op, device, &tensors);
         self.shared.callers.submits();
-        let handle = self.shared.handles.create();
+        let handle = Handles::number();
         let id = EntryId(handle.0);
         state.early = None;
         let State {
             worker, request, ..
         } = &mut *state;
-        let submitted = worker.submit(id, request);
-        if let Err(e) = &submitted {
-            // It may be of any length.
-            request.name = String::new();
-            drop(state);
-            self.shared.handles.cancel(handle);
-            return Err(public_error(e));
-        }
+        let ticket = match worker.submit(id, request) {
+            Ok(ticket) => ticket,
+            Err(e) => {
+                // It may be of any length.
+                request.name = String::new();
+                drop(state);
+                return Err(e.into());
+            }
+        };
+        // Only now: whoever ends everything that is pending must not end what was refused.
+        self.shared.handles.insert(handle, end);
         // With others on their way it is likely to be fused with them.
         let alone = worker.pending() == 1;
-        state.early = submitted
-            .ok()
-            .flatten()
-            .filter(|_| alone)
-            .map(|ticket| (id, ticket));
+        state.early = ticket.filter(|_| alone).map(|ticket| (id, ticket));
         if named.is_none() {
             state.count_unnamed(set, prefix);
         }
@@ -118,6 +212,7 @@ impl Engine {
             tensors,
             splits,
             submitted,
+            allocator,
         };
         state.insert(id, entry);
         Ok(handle)
@@ -190,17 +285,11 @@ impl Engine {
             .is_on()
             .then(|| RecordedCall::begin(&self.shared));
         let begin = self.shared.now().0;
-        let handle = self.submit(Submission {
-            prefix,
-            name,
-            op,
-            set,
-            tensors: Tensors::default(),
-            splits: None,
-        })?;
+        let tensors = Tensors::default();
+        let handle = self.submit(Submission::new(prefix, name, op, set, tensors))?;
         loop {
-            match self.wait_unrecorded(handle, WAIT_SLICE) {
-                Waited::Ended(result) => {
+            match self.wait_unrecorded(handle, WAIT_SLICE, false) {
+                Waited::Ended { result, .. } => {
                     if self.shared.timeline.is_on() {
                         self.shared.timeline.spent(title, begin);
                     }
@@ -229,6 +318,7 @@ impl State {
         prefix: &str,
         name: Option<&str>,
         op: Op,
+        device: Device,
         tensors: &[Tensor],
     ) {
         let number = match name {
@@ -238,6 +328,7 @@ impl State {
         let request = &mut self.request;
         request.set = set;
         request.op = op;
+        request.device = device;
         request.name.clear();
         request.name.push_str(prefix);
         match name {
@@ -272,6 +363,10 @@ impl State {
 /// Combinations of element type, operation and factors that have no meaning.
 fn check_arithmetic(op: &Op, tensors: &[Tensor]) -> Result<(), Error> {
     let (op, scale) = match op {
+        // Refused whatever the element type, and in the words that say why.
+        Op::Reducescatter { op, .. } if !matches!(op, ReduceOp::Average | ReduceOp::Sum) => {
+            return Ok(());
+        }
         Op::Allreduce { op, scale } | Op::Reducescatter { op, scale } => (*op, *scale),
         _ => return Ok(()),
     };
@@ -337,32 +432,17 @@ fn row_splits(tensor: &Tensor, splits: Option<&[i64]>, members: usize) -> Result
     Ok(checked)
 }
 
-impl Tensor {
-    pub(crate) fn output_ptr(&self) -> Option<*mut u8> {
-        match self.output {
-            Output::At(p) => Some(p),
-            Output::Allocate => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use horovod_protocol::TensorMeta;
 
     use super::*;
+    use crate::tensor::Output;
 
     fn tensor(dtype: DType, shape: &[u64]) -> Tensor {
-        Tensor {
-            meta: TensorMeta {
-                dtype,
-                shape: shape.into(),
-            },
-            input: std::ptr::null(),
-            output: Output::Allocate,
-            ready: None,
-            owner: None,
-        }
+        let meta = TensorMeta::new(dtype, shape);
+        // SAFETY: nobody follows its pointers.
+        unsafe { Tensor::new(meta, std::ptr::null(), Output::Allocate) }
     }
 
     #[test]
@@ -394,6 +474,12 @@ mod tests {
             scale: Scale::NONE,
         };
         assert!(check_arithmetic(&adasum, &[tensor(DType::I32, &[2])]).is_err());
+        let scattered = Op::Reducescatter {
+            op: ReduceOp::Adasum,
+            scale: Scale::NONE,
+        };
+        let first = check_arithmetic(&scattered, &[tensor(DType::I32, &[2])]);
+        assert_eq!(first, Ok(()), "the operator is refused first, elsewhere");
         let scaled = Op::Allreduce {
             op: ReduceOp::Sum,
             scale: Scale {

@@ -5,11 +5,17 @@ use std::sync::Arc;
 use horovod_protocol::DecodeError;
 use horovod_protocol::wire::{Reader, Writer};
 
-use super::{FRAMES_MAX, Frame, NAMES_MAX, STACK_TEXT_MAX, Standing, THREADS_MAX, ThreadStack};
+use super::{
+    Brief, FRAMES_MAX, Frame, Key, NAMES_MAX, STACK_TEXT_MAX, Standing, THREADS_MAX, ThreadStack,
+};
 
 /// First bytes, which no message of a timeline has.
 const ASK: u8 = 0xA0;
 const ANSWER: u8 = 0xA1;
+const SOFT: u8 = 0xA2;
+const ASK_BRIEFLY: u8 = 0xA3;
+const BRIEF: u8 = 0xA4;
+const LET_GO: u8 = 0xA5;
 /// Longest name of an operation in an answer.
 const NAME_MAX: usize = 4096;
 
@@ -20,11 +26,23 @@ pub(crate) enum Message {
     Ask { question: u64 },
     /// A rank tells.
     Answer { question: u64, standing: Standing },
+    /// A rank has begun to wait softly, and for a while; or does so no more.
+    Soft { waits: bool },
+    /// Rank 0 wants to know what a rank waits for, and which of these it has asked for.
+    AskBriefly { question: u64, keys: Vec<Key> },
+    /// A rank tells.
+    Brief { question: u64, brief: Brief },
+    /// Rank 0 ends a soft wait: this rank, among others, waits for this operation.
+    LetGo {
+        handle: u64,
+        rank: u32,
+        name: Arc<str>,
+    },
 }
 
 /// Whether these bytes are meant to be a [`Message`].
 pub(crate) fn is_message(bytes: &[u8]) -> bool {
-    matches!(bytes.first(), Some(&(ASK | ANSWER)))
+    matches!(bytes.first(), Some(&(ASK..=LET_GO)))
 }
 
 /// At most `max` bytes, cut at a character.
@@ -50,6 +68,36 @@ impl Message {
                 w.varint(*question);
                 put(w, standing);
             }
+            Self::Soft { waits } => {
+                w.u8(SOFT);
+                w.u8(u8::from(*waits));
+            }
+            Self::AskBriefly { question, keys } => {
+                w.u8(ASK_BRIEFLY);
+                w.varint(*question);
+                let keys = &keys[..keys.len().min(NAMES_MAX)];
+                w.varint(keys.len() as u64);
+                keys.iter().for_each(|key| put_key(w, key));
+            }
+            Self::Brief { question, brief } => {
+                w.u8(BRIEF);
+                w.varint(*question);
+                w.u8(u8::from(brief.blocked));
+                let waits_for = &brief.waits_for[..brief.waits_for.len().min(NAMES_MAX)];
+                w.varint(waits_for.len() as u64);
+                for (key, handle) in waits_for {
+                    put_key(w, key);
+                    w.varint(*handle);
+                }
+                let pending = &brief.pending[..brief.pending.len().min(NAMES_MAX)];
+                w.varint(pending.len() as u64);
+                pending.iter().for_each(|is| w.u8(u8::from(*is)));
+            }
+            Self::LetGo { handle, rank, name } => {
+                w.u8(LET_GO);
+                w.varint(*handle);
+                put_key(w, &(*rank, name.clone()));
+            }
         }
         out
     }
@@ -64,6 +112,26 @@ impl Message {
                 question: r.varint("question")?,
                 standing: get(&mut r)?,
             },
+            SOFT => Self::Soft {
+                waits: r.u8("whether it waits")? != 0,
+            },
+            ASK_BRIEFLY => {
+                let question = r.varint("question")?;
+                let mut keys = Vec::new();
+                for _ in 0..r.count(NAMES_MAX, 2, "names")? {
+                    keys.push(get_key(&mut r)?);
+                }
+                Self::AskBriefly { question, keys }
+            }
+            BRIEF => Self::Brief {
+                question: r.varint("question")?,
+                brief: get_brief(&mut r)?,
+            },
+            LET_GO => {
+                let handle = r.varint("handle")?;
+                let (rank, name) = get_key(&mut r)?;
+                Self::LetGo { handle, rank, name }
+            }
             other => {
                 return Err(DecodeError::BadValue {
                     what: "question or answer",
@@ -78,6 +146,31 @@ impl Message {
     }
 }
 
+fn put_key(w: &mut Writer<'_>, (number, name): &Key) {
+    w.varint(u64::from(*number));
+    w.str(cut(name, NAME_MAX));
+}
+
+fn get_key(r: &mut Reader<'_>) -> Result<Key, DecodeError> {
+    let number = r.varint_u32("process set")?;
+    Ok((number, r.str(NAME_MAX, "name")?.into()))
+}
+
+fn get_brief(r: &mut Reader<'_>) -> Result<Brief, DecodeError> {
+    let mut brief = Brief {
+        blocked: r.u8("whether all threads wait")? != 0,
+        ..Brief::default()
+    };
+    for _ in 0..r.count(NAMES_MAX, 3, "names")? {
+        let key = get_key(r)?;
+        brief.waits_for.push((key, r.varint("handle")?));
+    }
+    for _ in 0..r.count(NAMES_MAX, 1, "answers")? {
+        brief.pending.push(r.u8("whether it is pending")? != 0);
+    }
+    Ok(brief)
+}
+
 fn put(w: &mut Writer<'_>, standing: &Standing) {
     w.varint(u64::from(standing.pid));
     w.varint(standing.submitted);
@@ -86,10 +179,7 @@ fn put(w: &mut Writer<'_>, standing: &Standing) {
     w.u8(u8::from(standing.blocked));
     let names = &standing.waits_for[..standing.waits_for.len().min(NAMES_MAX)];
     w.varint(names.len() as u64);
-    for (set, name) in names {
-        w.varint(u64::from(*set));
-        w.str(cut(name, NAME_MAX));
-    }
+    names.iter().for_each(|key| put_key(w, key));
     w.str(cut(&standing.without_stacks, STACK_TEXT_MAX));
     let threads = &standing.threads[..standing.threads.len().min(THREADS_MAX)];
     w.varint(threads.len() as u64);
@@ -115,9 +205,7 @@ fn get(r: &mut Reader<'_>) -> Result<Standing, DecodeError> {
         ..Standing::default()
     };
     for _ in 0..r.count(NAMES_MAX, 2, "names")? {
-        let set = r.varint_u32("process set")?;
-        let name: Arc<str> = r.str(NAME_MAX, "name")?.into();
-        standing.waits_for.push((set, name));
+        standing.waits_for.push(get_key(r)?);
     }
     standing.without_stacks = r.str(STACK_TEXT_MAX, "note")?.to_owned();
     for _ in 0..r.count(THREADS_MAX, 2, "threads")? {
@@ -176,10 +264,31 @@ mod tests {
             )
     }
 
+    fn keys() -> impl Strategy<Value = Vec<Key>> {
+        let name = (any::<u32>(), "\\PC{0,20}").prop_map(|(set, name)| (set, Arc::from(name)));
+        prop::collection::vec(name, 0..NAMES_MAX)
+    }
+
     proptest! {
         #[test]
-        fn what_is_said_is_heard(question: u64, standing in standing()) {
-            for message in [Message::Ask { question }, Message::Answer { question, standing }] {
+        fn what_is_said_is_heard(
+            question in any::<u64>(),
+            standing in standing(),
+            keys in keys(),
+            (waits, handle, rank) in (any::<bool>(), any::<u64>(), any::<u32>()),
+            pending in prop::collection::vec(any::<bool>(), 0..NAMES_MAX),
+        ) {
+            let waits_for = keys.iter().cloned().zip(0..).collect();
+            let brief = Brief { blocked: waits, waits_for, pending };
+            let name = Arc::from("näme");
+            for message in [
+                Message::Ask { question },
+                Message::Answer { question, standing },
+                Message::Soft { waits },
+                Message::AskBriefly { question, keys },
+                Message::Brief { question, brief },
+                Message::LetGo { handle, rank, name },
+            ] {
                 let bytes = message.encode();
                 prop_assert!(is_message(&bytes));
                 prop_assert_eq!(Message::decode(&bytes).unwrap(), message);
@@ -187,8 +296,8 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_an_error_and_no_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..200), ask: bool) {
-            bytes[0] = if ask { ASK } else { ANSWER };
+        fn garbage_is_an_error_and_no_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..200), kind in ASK..=LET_GO) {
+            bytes[0] = kind;
             let _ = Message::decode(&bytes);
         }
     }

@@ -10,6 +10,7 @@ mod leader;
 mod messages;
 mod place;
 mod report;
+mod soft;
 mod verdict;
 
 use std::sync::{Arc, OnceLock};
@@ -17,7 +18,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) use leader::{Leader, Step};
 pub(crate) use messages::{Message, is_message};
 pub(crate) use place::{ReportFile, cpu_ms};
-pub(crate) use report::{Job, render};
+pub(crate) use report::{Job, render, summary};
+pub(crate) use soft::{LetGo, Requests, SoftStep, SoftWatch};
 pub(crate) use verdict::{Diagnosis, Late};
 
 /// Frames kept of one thread; the innermost count.
@@ -84,6 +86,27 @@ pub(crate) struct Standing {
     /// Why there are no stacks; else empty.
     pub(crate) without_stacks: String,
     pub(crate) threads: Vec<ThreadStack>,
+}
+
+/// What one rank says of its waits alone, at once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Brief {
+    /// Every thread that has ever called an operation now waits for one, and all are listed here.
+    pub(crate) blocked: bool,
+    /// What its threads wait for; with the handle where the wait is a soft one, else 0.
+    pub(crate) waits_for: Vec<(Key, u64)>,
+    /// For each key of the question, whether this rank has asked for it.
+    pub(crate) pending: Vec<bool>,
+}
+
+impl Brief {
+    /// Keep what a message may hold. Who waits for more than can be told is not known to stand still.
+    pub(crate) fn bounded(mut self) -> Self {
+        self.blocked &= self.waits_for.len() <= NAMES_MAX;
+        self.waits_for.truncate(NAMES_MAX);
+        self.pending.truncate(NAMES_MAX);
+        self
+    }
 }
 
 impl Standing {

@@ -24,20 +24,10 @@ pub(crate) struct Job<'a> {
 
 /// The whole report.
 pub(crate) fn render(d: &Diagnosis, job: &Job<'_>) -> String {
-    let (size, host_of) = (job.tree.size(), job.host_of);
+    let host_of = job.host_of;
     let mut out = String::new();
     let t = &mut out;
-    let waited_ns = d.late.all().map(|r| r.waited_ns).max().unwrap_or(0);
-    let seconds = waited_ns / 1_000_000_000;
-    let never = if d.hopeless.is_empty() {
-        String::new()
-    } else {
-        " and will never end: the ranks wait for each other in a circle".into()
-    };
-    line(
-        t,
-        format!("Horovod: this job of {size} ranks has stood still for {seconds} s{never}."),
-    );
+    line(t, format!("Horovod: {}.", headline(d, job)));
     line(t, "What waits:".into());
     for request in d.late.requests.iter().take(SHOWN_MAX) {
         line(t, format!("  {}", wait_of(request)));
@@ -80,9 +70,37 @@ pub(crate) fn render(d: &Diagnosis, job: &Job<'_>) -> String {
     kinds.dedup();
     for kind in kinds {
         line(t, advice(kind).into());
+        if kind == Kind::Elsewhere && d.culprits.iter().any(|c| c.kind == kind && has_stacks(c)) {
+            line(t, "Its stack above shows where.".into());
+        }
     }
     out.truncate(out.trim_end().len());
     out
+}
+
+/// One line that says what a report is about, and who does not come; the errors of all ranks are made of it.
+pub(crate) fn summary(d: &Diagnosis, job: &Job<'_>) -> String {
+    let mut parts = vec![headline(d, job)];
+    let who = |c: &Culprit| format!("{} on {} {}", c.rank, (job.host_of)(c.rank), state_of(c));
+    parts.extend(d.culprits.iter().take(SHOWN_MAX).map(who));
+    parts.join("; ")
+}
+
+fn headline(d: &Diagnosis, job: &Job<'_>) -> String {
+    let size = job.tree.size();
+    let waited_ns = d.late.all().map(|r| r.waited_ns).max().unwrap_or(0);
+    let seconds = waited_ns / 1_000_000_000;
+    let never = if d.hopeless.is_empty() {
+        ""
+    } else {
+        " and will never end: the ranks wait for each other in a circle"
+    };
+    format!("this job of {size} ranks has stood still for {seconds} s{never}")
+}
+
+fn has_stacks(culprit: &Culprit) -> bool {
+    let standing = culprit.standing.as_ref();
+    standing.is_some_and(|standing| !standing.threads.is_empty())
 }
 
 fn line(out: &mut String, text: String) {
@@ -192,7 +210,7 @@ fn advice(kind: Kind) -> &'static str {
         Kind::Elsewhere => {
             "Missing call: a rank neither computes nor waits for an operation of Horovod. Usual causes: it skips a call that \
              the others make, its data loader or its storage hangs, it waits for a lock, for input or in another \
-             library's barrier. Its stack above shows where."
+             library's barrier."
         }
         Kind::Busy => {
             "Slow rank: it is at work and will probably come. Usual causes: rank 0 alone evaluates or saves a \
@@ -313,6 +331,31 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}\nis not in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_summary_is_one_line_that_names_who_does_not_come() {
+        let d = diagnosis(Kind::Diverged);
+        let tree = Tree::star(20);
+        let job = Job {
+            tree: &tree,
+            host_of: &|rank| format!("host{}", rank.0),
+            heartbeat: None,
+        };
+        assert_eq!(
+            summary(&d, &job),
+            "this job of 20 ranks has stood still for 10 s and will never end: the ranks wait for each other in a \
+             circle; rank 1 on host1 has not asked for allreduce.a (process set 2); it waits for allreduce.b"
+        );
+    }
+
+    #[test]
+    fn a_stack_is_pointed_at_only_where_there_is_one() {
+        let mut d = diagnosis(Kind::Elsewhere);
+        let says = |d: &Diagnosis| rendered(d, &Tree::star(20), None).contains("stack above");
+        assert!(says(&d));
+        d.culprits[0].standing = None;
+        assert!(!says(&d));
     }
 
     #[test]

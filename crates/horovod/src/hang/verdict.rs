@@ -153,7 +153,19 @@ fn hopeless(requests: &[StalledRequest], culprits: &[Culprit]) -> Vec<Key> {
         .filter(|culprit| culprit.kind == Kind::Diverged)
         .filter_map(|culprit| Some((culprit.rank, &*culprit.standing.as_ref()?.waits_for)))
         .collect();
-    let mut stuck: BTreeSet<Key> = requests.iter().map(key).collect();
+    let missing = requests
+        .iter()
+        .map(|request| (key(request), request.missing.clone()))
+        .collect();
+    stuck(&missing, &waits_for).into_iter().collect()
+}
+
+/// Which of the requests, each with the ranks it lacks, can never complete, going by what ranks are known to wait for.
+pub(super) fn stuck(
+    missing: &BTreeMap<Key, Vec<Rank>>,
+    waits_for: &BTreeMap<Rank, &[Key]>,
+) -> BTreeSet<Key> {
+    let mut stuck: BTreeSet<Key> = missing.keys().cloned().collect();
     loop {
         let can_come = |rank: &Rank| {
             waits_for.get(rank).is_none_or(|keys| {
@@ -161,14 +173,14 @@ fn hopeless(requests: &[StalledRequest], culprits: &[Culprit]) -> Vec<Key> {
                 keys.is_empty() || keys.iter().any(|key| !stuck.contains(key))
             })
         };
-        let freed = requests
+        let freed = missing
             .iter()
-            .filter(|request| stuck.contains(&key(request)))
-            .find(|request| request.missing.iter().all(can_come))
-            .map(key);
+            .filter(|(key, _)| stuck.contains(*key))
+            .find(|(_, missing)| missing.iter().all(can_come))
+            .map(|(key, _)| key.clone());
         match freed {
             Some(freed) => stuck.remove(&freed),
-            None => return stuck.into_iter().collect(),
+            None => return stuck,
         };
     }
 }

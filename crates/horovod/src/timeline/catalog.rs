@@ -135,10 +135,7 @@ mod tests {
     use super::*;
 
     fn item(name: &str, rows: u64) -> ExecItem {
-        let meta = TensorMeta {
-            dtype: DType::F32,
-            shape: [rows, 3].into(),
-        };
+        let meta = TensorMeta::new(DType::F32, [rows, 3]);
         ExecItem {
             entry: None,
             name: name.into(),

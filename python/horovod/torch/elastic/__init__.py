@@ -1,7 +1,7 @@
 """Training that survives ranks that die, hosts that leave and hosts that come: `hvd.elastic`."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from horovod.common.basics import basics
 from horovod.common.elastic import ObjectState, State, run_fn
@@ -21,10 +21,12 @@ __all__ = [
     "shutdown",
 ]
 
+_S = TypeVar("_S", bound=State)
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def run(func: Callable[..., _T]) -> Callable[..., _T]:
+def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
     """Decorate the training function `func(state, ...)`: it is called again whenever the job's members change.
 
     Before each call all ranks have the same state. After a lost rank that is the state of the last

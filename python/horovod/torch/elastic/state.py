@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from horovod.common.elastic import ObjectState
+from horovod.torch._types import HoldsModelAndOptimizer
 from horovod.torch.elastic._snapshot import Copier, Deferred, Snapshot
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.functions import (
@@ -18,6 +18,12 @@ from horovod.torch.functions import (
     broadcast_parameters,
 )
 from horovod.torch.mpi_ops import rank
+
+if TYPE_CHECKING:
+    from horovod.torch._types import ModelHeld, OptimizerHeld
+else:
+    # Their defaults need a newer Python; at run time nobody looks at them.
+    ModelHeld = OptimizerHeld = Any
 
 __all__ = [
     "ModelStateHandler",
@@ -169,7 +175,7 @@ def _handler_of(value: Any) -> StateHandler | None:
     return None
 
 
-class TorchState(ObjectState):
+class TorchState(HoldsModelAndOptimizer[ModelHeld, OptimizerHeld]):
     """State of a training with PyTorch.
 
     Snapshots are copies in host memory, allocated once; there are two, one complete and one being written.
@@ -199,8 +205,8 @@ class TorchState(ObjectState):
 
     def __init__(
         self,
-        model: torch.nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: ModelHeld = None,  # type: ignore[assignment]
+        optimizer: OptimizerHeld = None,  # type: ignore[assignment]
         **kwargs: Any,
     ) -> None:
         self._copier = Copier()

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::super::chart::{Chart, Patient, Plan, Skew};
 use super::super::facts::{HostFacts, Python, Space};
 use super::{Findings, Severity, bytes};
+use crate::check_build;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -176,6 +177,14 @@ fn judge_python(plan: &Plan, name: &str, facts: &HostFacts, found: &mut Findings
         }
     };
     let program = &python.program;
+    if let Some(wrong) = &python.mixed {
+        // It explains a failing import or another version, too.
+        let is_well = python.horovod.as_ref() == Ok(&plan.version);
+        let severity = if is_well { Severity::Risk } else { severity };
+        let what = format!("{program} has a mixed installation: {wrong}");
+        let fix = check_build::cure(program, &plan.version);
+        return found.add(severity, name, what, fix);
+    }
     let fix = format!("{program} -m pip install horovod-rs=={}", plan.version);
     match &python.horovod {
         Err(why) => {

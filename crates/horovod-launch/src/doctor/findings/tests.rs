@@ -255,6 +255,22 @@ fn what_a_job_needs_from_a_host() {
         "/opt/bin/python3 -m pip install horovod-rs==0.1.0",
     );
     check(
+        |f| f.python.as_mut().expect("well").mixed = Some("the original is there".into()),
+        Severity::Risk,
+        "/opt/bin/python3 has a mixed installation: the original is there",
+        "/opt/bin/python3 -m pip uninstall -y horovod horovod-rs;",
+    );
+    check(
+        |f| {
+            let python = f.python.as_mut().expect("well");
+            python.horovod = Err("ImportError: mpi_lib_v2".into());
+            python.mixed = Some("the original is there".into());
+        },
+        Severity::Fatal,
+        "/opt/bin/python3 has a mixed installation: the original is there",
+        "/opt/bin/python3 -m pip uninstall -y horovod horovod-rs;",
+    );
+    check(
         |f| f.python.as_mut().expect("well").horovod = Ok("0.0.9".into()),
         Severity::Fatal,
         "has horovod-rs 0.0.9, this launcher is 0.1.0",

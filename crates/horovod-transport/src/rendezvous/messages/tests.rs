@@ -18,6 +18,7 @@ fn common() -> Common {
         connections: 4,
         fan_out: 300,
         heartbeat: Some(Duration::from_millis(70_000)),
+        checksums: true,
         settings: vec![1, 2, 255],
     }
 }

@@ -1,14 +1,13 @@
 //! How a generation ends: who is gone and why, who is told, what every handle gets.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use horovod_protocol::{PeerLost, Rank};
+use horovod_protocol::{LossCause, PeerLost, Rank};
 use horovod_transport::Aborted;
 
 use super::pump::Pump;
-use crate::engine::execute::Failure;
-use crate::engine::{SHUTDOWN_GRACE, public_error};
+use crate::engine::SHUTDOWN_GRACE;
+use crate::engine::backend::Failure;
 use crate::error::Error;
 
 /// How long a closed connection waits for the launcher to say why the process ended.
@@ -28,16 +27,30 @@ impl Pump {
         if self.needs(rank) {
             self.control.tell_silent(rank);
         }
-        let cause = format!(
-            "it did not answer for {:.0} s (heartbeat time-out, HOROVOD_HEARTBEAT_TIMEOUT_SECONDS); its process may \
-             be stopped, its machine overloaded or unreachable",
-            silence.as_secs_f64()
-        );
+        let cause = LossCause::Silent {
+            seconds: silence.as_secs_f64().round() as u64,
+        };
         self.note_lost(rank, cause, false);
     }
 
+    /// What came from a rank is not what it sent. Both ends live and say the same: neither is to blame.
+    pub(super) fn end_for_altered(&mut self, from: Rank, what: &str) {
+        let me = self.topology.rank;
+        let altered = PeerLost {
+            rank: me,
+            host: self.host_of(me),
+            cause: LossCause::Altered {
+                from,
+                from_host: self.host_of(from),
+                what: what.to_owned(),
+            },
+        };
+        tracing::error!("{altered}");
+        self.end_generation(&altered);
+    }
+
     /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
-    pub(super) fn note_lost(&mut self, rank: Rank, cause: String, said_goodbye: bool) {
+    pub(super) fn note_lost(&mut self, rank: Rank, cause: LossCause, said_goodbye: bool) {
         if self.dead.is_some() || !self.needs(rank) {
             return;
         }
@@ -70,6 +83,7 @@ impl Pump {
     pub(super) fn needs(&self, rank: Rank) -> bool {
         let ready = self.ready.iter().map(|e| &e.members);
         !self.stopped
+            || self.flights.need(rank)
             || self
                 .running
                 .iter()
@@ -112,8 +126,9 @@ impl Pump {
             lost.clone()
         };
         let now = self.shared.now();
-        let error = public_error(&lost.to_error());
-        self.dead = Some(Aborted(Arc::from(error.to_string())));
+        let error = Error::Lost(Box::new(lost.clone()));
+        self.flights.abort(&Aborted(error.to_string().into()));
+        self.dead = Some(error.clone());
         self.node.lose_peer(now, lost);
         self.shared.lock().worker.report_lost(lost.clone());
         self.lost = None;
@@ -124,33 +139,40 @@ impl Pump {
         }
         let entries = self.shared.lock().remove_all();
         drop(entries);
-        if self.running.is_none() {
-            self.shared.handles.fail_pending(&error);
-        } // else the collective has to let go of the tensors first
+        // What is carried out has to let go of its tensors first.
+        self.fail_unused(&error);
         tracing::debug!("generation ended: {lost}");
     }
 
     /// Map the failure of a running collective to the error of its handles, ending the generation if it stands.
     pub(super) fn failure(&mut self, failure: Failure) -> Error {
         match failure {
-            Failure::Aborted(cause) => Error::Internal(cause.0.to_string()),
+            Failure::Aborted(cause) => {
+                let error = self.dead.clone();
+                error.unwrap_or_else(|| Error::Internal(cause.0.to_string()))
+            }
             Failure::Link { rank, cause } => {
                 let host = self.host_of(rank);
+                let cause = LossCause::Connection(cause);
                 let lost = PeerLost { rank, host, cause };
                 self.await_cause(&lost);
-                let cause = self.dead.as_ref().map(|a| a.0.to_string());
-                Error::Internal(cause.unwrap_or_else(|| lost.to_string()))
+                self.dead.clone().unwrap_or(Error::Lost(Box::new(lost)))
+            }
+            Failure::Altered { rank, what } => {
+                self.end_for_altered(rank, &what);
+                let error = self.dead.clone();
+                error.unwrap_or_else(|| Error::Internal(what.to_string()))
             }
             Failure::Local(text) => {
                 let rank = self.topology.rank;
                 let lost = PeerLost {
                     rank,
                     host: self.host_of(rank),
-                    cause: text,
+                    cause: LossCause::CannotGoOn(text),
                 };
                 tracing::error!("this rank cannot go on: {}", lost.cause);
                 self.end_generation(&lost);
-                public_error(&lost.to_error())
+                Error::Lost(Box::new(lost))
             }
         }
     }

@@ -30,19 +30,25 @@ impl Pump {
         });
     }
 
-    /// Whether a collective is on its way or about to be.
+    /// Whether an execution was started and has not ended.
+    pub(super) fn carries_out(&self) -> bool {
+        self.running.is_some() || !self.flights.is_empty()
+    }
+
+    /// The same, or it is about to be.
     pub(super) fn executes(&self) -> bool {
-        self.running.is_some() || !self.ready.is_empty()
+        self.carries_out() || !self.ready.is_empty()
     }
 
     /// Ask, answer and tell. `true`: something was sent. The time is given on rank 0, which has it at hand.
     pub(super) fn inspect(&mut self, now: Option<Time>) -> bool {
-        if self.stopped || !self.inspection.is_due(now) {
+        if self.stopped || !self.inspection.is_due(now, &self.shared) {
             return false;
         }
         let now = self.shared.now();
         let me = self.topology.rank;
-        let running = self.runs.as_ref().map(|runs| StalledRequest {
+        let running = self.runs.as_ref().or(self.flights.oldest());
+        let running = running.map(|runs| StalledRequest {
             set: runs.set,
             name: runs.name.clone(),
             waiting: vec![me],
@@ -62,10 +68,10 @@ impl Pump {
         );
         let Some(found) = found else { return sent };
         let job = (&self.tree, self.heartbeat);
-        if let Some(Hopeless { by, report }) = self.inspection.tell(&found, &self.topology, job)
+        if let Some(Hopeless { by, summary }) = self.inspection.tell(&found, &self.topology, job)
             && let Some(coordinator) = self.node.coordinator()
         {
-            coordinator.give_up(now, by, &report);
+            coordinator.give_up(now, by, &summary);
         }
         true
     }

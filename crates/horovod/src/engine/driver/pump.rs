@@ -6,21 +6,25 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    CACHE_EVICTION_TEXT, Completion, DecodeError, Execution, OpError, PeerLost, Rank, Response,
+    CACHE_EVICTION_TEXT, Completion, DecodeError, Execution, LossCause, PeerLost, Rank, Response,
     Time, ToCoordinator, ToWorker, Tree, WorkerAction,
 };
 use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
 
+use super::Job;
 use super::ending::Suspect;
+use super::flights::Flights;
 use super::inspect::Runs;
 use super::node::{Node, NodeAction, unheard};
 use crate::config::Config;
+use crate::engine::backend::Results;
+use crate::engine::backend::host::Announced;
 use crate::engine::handles::{Handle, OpResult};
 use crate::engine::inspection::Inspection;
-use crate::engine::recording::Recording;
+use crate::engine::recording::{By, Recording};
 use crate::engine::relay::Relay;
-use crate::engine::tuning::Announced;
-use crate::engine::{Entry, SHUTDOWN_GRACE, Shared, TOLD, nanos, public_error};
+use crate::engine::{Entry, SHUTDOWN_GRACE, Shared, TOLD, nanos};
+use crate::error::Error;
 
 /// The kind of a change of members in which somebody comes, as workers know it.
 const HOSTS_ADDED: u8 = 2;
@@ -44,11 +48,13 @@ pub(super) struct Pump {
     /// A peer that is gone, until the launcher's word or the deadline.
     pub(super) lost: Option<Suspect>,
     /// The generation is over; why.
-    pub(super) dead: Option<Aborted>,
+    pub(super) dead: Option<Error>,
     /// All ranks have agreed to stop.
     pub(super) stopped: bool,
-    /// Members of the collective that is on its way.
+    /// Members of the execution that was started and has not ended.
     pub(super) running: Option<Arc<[Rank]>>,
+    /// Executions that go on by themselves.
+    pub(super) flights: Flights,
     pub(super) shutdown_deadline: Option<Instant>,
     /// The thread in charge has to leave by then, also in the middle of a collective.
     pub(super) leave_by: Option<Instant>,
@@ -112,6 +118,7 @@ impl Pump {
             dead: None,
             stopped: false,
             running: None,
+            flights: Flights::default(),
             shutdown_deadline: None,
             leave_by: None,
             broken_off: false,
@@ -142,7 +149,7 @@ impl Pump {
             self.settle_lost_peer();
             let mut time = None;
             let deadline = self.node.next_deadline();
-            if deadline.is_some() || self.inspection.leads() {
+            if deadline.is_some() || self.inspection.looks() {
                 let now = *time.insert(self.moment.of(&self.shared));
                 if deadline.is_some_and(|deadline| deadline <= now) {
                     self.node.handle_timeout(now);
@@ -158,9 +165,14 @@ impl Pump {
             let held = self.shared.held.swap(TOLD, Ordering::AcqRel);
             self.control.tell_held(held);
         }
+        progress |= self.end_flights();
         progress |= self.relay.carry(&mut self.control);
         progress |= self.recording.carry_mail(&self.relay, &mut self.control);
-        progress | self.drain_actions()
+        progress |= self.drain_actions();
+        if progress {
+            self.inspection.has_news();
+        }
+        progress
     }
 
     pub(super) fn handle_control(&mut self, event: ControlEvent) {
@@ -179,7 +191,14 @@ impl Pump {
             // the rank has told may still be on its way, unless it told it here.
             ControlEvent::Left { rank } => {
                 self.nothing_more_from(rank);
-                self.note_lost(rank, "left while the job was running".into(), true);
+                self.note_lost(rank, LossCause::Left, true);
+            }
+            ControlEvent::Altered { rank, what } => {
+                self.recording.gone(rank);
+                self.nothing_more_from(rank);
+                if self.needs(rank) {
+                    self.end_for_altered(rank, &what);
+                }
             }
             ControlEvent::Silent { rank, silence } => {
                 self.recording.gone(rank);
@@ -238,7 +257,7 @@ impl Pump {
         let heard = self.hear(from, &bytes);
         self.control.give_back(bytes);
         if let Err(e) = heard {
-            let cause = format!("sent a message that cannot be read: {e}");
+            let cause = LossCause::Unreadable(e.to_string());
             self.end_generation(&PeerLost {
                 rank: from,
                 host: self.host_of(from),
@@ -296,6 +315,8 @@ impl Pump {
                 }
                 self.shared.lock().worker.recycle_message(message);
             }
+            // Its tensors are let go of, or will be, and whoever waits for it hears why the generation has ended.
+            WorkerAction::Execute(_) if self.dead.is_some() => {}
             WorkerAction::Execute(execution) => {
                 self.recording.ordered(&execution);
                 self.ready.push_back(execution);
@@ -320,9 +341,7 @@ impl Pump {
                 self.recording.ended_without_data(&result, entry.as_ref());
                 // An owner may run foreign code: not under our lock.
                 drop(entry);
-                let result = result
-                    .map(OpResult::plain)
-                    .map_err(|e: OpError| public_error(&e));
+                let result = result.map(OpResult::plain).map_err(Error::from);
                 self.shared.handles.complete([(Handle(id.0), result)]);
             }
             WorkerAction::Tuned { seq, values } => self.announced.push_back((seq, values)),
@@ -381,7 +400,7 @@ impl Pump {
 
     fn send_frame(&mut self, to: Rank) {
         if let Err(e) = self.control.send(to, &self.frame) {
-            self.note_lost(to, e.to_string(), false);
+            self.note_lost(to, LossCause::Connection(e.to_string()), false);
         }
     }
 
@@ -392,9 +411,29 @@ impl Pump {
         entries.extend(ids.map(|id| state.remove(id?)));
     }
 
-    /// Whether the bytes of any tensor of it may not be there yet.
-    pub(super) fn awaits_event(&self, execution: &Execution) -> bool {
-        self.shared.lock().awaits_event(&execution.items)
+    /// It has ended, and its tensors are let go of.
+    pub(super) fn complete(&mut self, job: Job, results: &mut Results, by: By<'_>) {
+        let Job {
+            execution,
+            recorded,
+            ..
+        } = job;
+        let now = || self.shared.now();
+        // First: who learns of the end may stop the recording.
+        self.recording.ends(recorded, now, &execution, results, by);
+        let results = results.drain(..);
+        self.shared
+            .handles
+            .complete(results.map(|(id, result)| (Handle(id.0), result)));
+        self.shared.lock().worker.recycle(execution);
+    }
+
+    /// Every handle ends with this but those of executions that may still touch their tensors.
+    pub(super) fn fail_unused(&self, error: &Error) {
+        if self.running.is_none() {
+            let in_use = |handle| self.flights.uses(handle);
+            self.shared.handles.fail_pending(error, in_use);
+        }
     }
 
     /// When something is to be done that no event announces.
@@ -431,11 +470,18 @@ impl Pump {
         if let Some(at) = looks.into_iter().chain(self.timer(now)).min() {
             limit = limit.min(Duration::from_nanos(at.0.saturating_sub(now.0)));
         }
+        if self.dead.is_none()
+            && !self.stopped
+            && !self.executes()
+            && let Some(at) = self.inspection.soft_deadline(&self.shared, now)
+        {
+            limit = limit.min(Duration::from_nanos(at.0.saturating_sub(now.0)));
+        }
         if let Some(suspect) = &self.lost {
             limit = limit.min(suspect.deadline.saturating_duration_since(Instant::now()));
         }
         if let Some(deadline) = self.shutdown_deadline
-            && (self.running.is_none() || !self.stopped)
+            && (!self.carries_out() || !self.stopped)
         {
             limit = limit.min(deadline.saturating_duration_since(Instant::now()));
         }
@@ -453,7 +499,13 @@ impl Pump {
         // What a caller still has to tell of itself must not come too late.
         let telling = self.stopped && self.shared.recorded_calls.load(Ordering::SeqCst) > 0;
         let unsent = self.control.has_unsent() || telling || !self.is_recording_settled();
-        self.shared.shutdown_requested.load(Ordering::Acquire)
+        if overdue && !self.flights.is_empty() {
+            self.end_overdue();
+        }
+        // What was agreed before the stop is carried out.
+        let unsent = unsent || self.running.is_some() || !self.ready.is_empty();
+        self.flights.is_empty()
+            && self.shared.shutdown_requested.load(Ordering::Acquire)
             && (self.dead.is_some() || (self.stopped && !unsent) || overdue)
     }
 
@@ -467,20 +519,27 @@ impl Pump {
     }
 }
 
+impl Pump {
+    /// This process has asked to leave, and its patience is over.
+    fn end_overdue(&mut self) {
+        let rank = self.topology.rank;
+        self.end_generation(&PeerLost {
+            rank,
+            host: self.host_of(rank),
+            cause: LossCause::CannotGoOn("left because not all ranks answered its shutdown".into()),
+        });
+    }
+}
+
 impl Idle for Pump {
     fn idle(&mut self, spins: u32) -> Result<(), Aborted> {
         let progress = self.turn();
         // A peer that is stuck neither answers the shutdown nor goes on with the collective.
         if !self.stopped && self.shutdown_overdue() {
-            let rank = self.topology.rank;
-            self.end_generation(&PeerLost {
-                rank,
-                host: self.host_of(rank),
-                cause: "left because not all ranks answered its shutdown".into(),
-            });
+            self.end_overdue();
         }
-        if let Some(cause) = &self.dead {
-            return Err(cause.clone());
+        if let Some(error) = &self.dead {
+            return Err(Aborted(error.to_string().into()));
         }
         if progress {
             return Ok(());

@@ -5,29 +5,28 @@ use std::sync::mpsc;
 use std::thread;
 
 use horovod_protocol::{
-    DType, Device, EntryId, ExecItem, Op, ProcessSetId, Rank, ReduceOp, Scale, Seq, TensorMeta,
+    DType, Device, EntryId, ExecItem, Item, LossCause, Op, ProcessSetId, Rank, ReduceOp, Request,
+    Response, Scale, Seq, SetKey, TensorMeta, ToWorker,
 };
 use horovod_transport::ControlEvent;
 use horovod_transport::testing::Cluster;
 
 use super::*;
 use crate::engine::Handle;
-use crate::engine::LastWords;
+use crate::engine::handles::End;
+use crate::engine::{LastWords, Waited};
 use crate::tensor::{Output, Tensor};
 
 /// Hard bound of every wait; reached only when something hangs.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn driver(mesh: Mesh) -> Driver {
-    let shared = Arc::new(Shared::new(&Config::solo(), &mesh));
-    Driver::new(&Config::solo(), mesh, shared)
+    let shared = Arc::new(Shared::new(&Config::solo(), &mesh, vec![Device::Cpu]));
+    Driver::new(&Config::solo(), mesh, Vec::new(), shared)
 }
 
 fn meta() -> TensorMeta {
-    TensorMeta {
-        dtype: DType::F32,
-        shape: [4].into(),
-    }
+    TensorMeta::new(DType::F32, [4])
 }
 
 /// A sum over some ranks in which this one takes part with `entry`, or with nothing.
@@ -66,7 +65,7 @@ fn execute(mut driver: Driver, execution: Execution) -> Driver {
 
 fn cause(driver: &Driver) -> String {
     let dead = driver.pump.dead.as_ref();
-    dead.map(|a| a.0.to_string()).unwrap_or_default()
+    dead.map(ToString::to_string).unwrap_or_default()
 }
 
 #[test]
@@ -103,8 +102,8 @@ fn after_the_end_of_a_generation_no_timer_of_it_keeps_a_rank_awake() {
     let mesh = meshes.remove(0);
     let mut config = Config::solo();
     config.stall_diagnosis = Some(Duration::from_millis(1));
-    let shared = Arc::new(Shared::new(&config, &mesh));
-    let mut driver = Driver::new(&config, mesh, shared);
+    let shared = Arc::new(Shared::new(&config, &mesh, vec![Device::Cpu]));
+    let mut driver = Driver::new(&config, mesh, Vec::new(), shared);
     let is_due = |driver: &Driver| {
         let now = driver.pump.shared.now();
         let at = driver.pump.inspection.deadline(now);
@@ -116,7 +115,7 @@ fn after_the_end_of_a_generation_no_timer_of_it_keeps_a_rank_awake() {
     driver.pump.end_generation(&PeerLost {
         rank: Rank(1),
         host: "h".into(),
-        cause: "gone".into(),
+        cause: LossCause::Ended("gone".into()),
     });
     assert!(driver.pump.sleep_limit() > Duration::from_millis(500));
     assert_eq!(driver.pump.deadline(), None);
@@ -138,27 +137,94 @@ fn an_aborted_operation_is_reported_only_when_its_memory_is_no_longer_used() {
     drop(meshes.pop());
     let driver = driver(meshes.remove(0));
     let shared = driver.pump.shared.clone();
-    let handle = shared.handles.create();
+    let handle = shared.handles.create(End::Waited(None));
     let (let_go, polled) = mpsc::channel();
     let mut data = Box::new([1.0f32; 4]);
     let p = data.as_mut_ptr().cast::<u8>();
-    let tensor = Tensor {
-        meta: meta(),
-        input: p,
-        output: Output::At(p),
-        ready: None,
-        owner: Some(Box::new(Owner(shared.clone(), handle, let_go))),
+    let tensor = {
+        // SAFETY: the memory outlives the operation, and nobody else touches it.
+        unsafe { Tensor::new(meta(), p, Output::At(p)) }.kept_by(Arc::new(Owner(
+            shared.clone(),
+            handle,
+            let_go,
+        )))
     };
     let id = EntryId(handle.0);
     let entry = Entry {
         tensors: tensor.into(),
         splits: None,
         submitted: None,
+        allocator: None,
     };
     shared.lock().insert(id, entry);
     let _driver = execute(driver, sum_over(&[0, 1], Some(id)));
     assert_eq!(polled.recv_timeout(LIMIT), Ok(Some(false)));
     assert_eq!(shared.handles.poll(handle), Some(true));
+}
+
+/// Both come in one look at the control plane: the decision to run an operation, and the news that ends its generation.
+#[test]
+fn what_was_decided_just_before_the_end_of_a_generation_is_not_run_any_more() {
+    let mut driver = driver(Cluster::new(2).build().remove(1));
+    let shared = driver.pump.shared.clone();
+    let handle = shared.handles.create(End::Waited(None));
+    let id = EntryId(handle.0);
+    let mut data = [1.0f32; 4];
+    let p = data.as_mut_ptr().cast::<u8>();
+    // SAFETY: the memory outlives the operation, and nobody else touches it.
+    let tensor = unsafe { Tensor::new(meta(), p, Output::At(p)) };
+    let entry = Entry {
+        tensors: tensor.into(),
+        splits: None,
+        submitted: None,
+        allocator: None,
+    };
+    let op = Op::Allreduce {
+        op: ReduceOp::Sum,
+        scale: Scale::NONE,
+    };
+    let request = Request {
+        set: ProcessSetId::GLOBAL,
+        name: "x".into(),
+        op: op.clone(),
+        device: Device::Cpu,
+        tensors: vec![meta()],
+    };
+    {
+        let mut state = shared.lock();
+        state.insert(id, entry);
+        state.worker.submit(id, &request).expect("is accepted");
+        state.worker.handle_message(&ToWorker {
+            generation: driver.pump.topology.generation,
+            mark: 0,
+            responses: vec![Arc::new(Response::Execute {
+                seq: Seq(1),
+                set: SetKey::GLOBAL,
+                op,
+                device: Device::Cpu,
+                absent: [].into(),
+                items: vec![Item::New {
+                    name: "x".into(),
+                    tensors: [meta()].into(),
+                    slot: None,
+                    first_dims: Vec::new(),
+                }],
+            })],
+            evicted: Vec::new(),
+        });
+        assert_eq!(state.worker.pending(), 0, "it is decided");
+    }
+    driver.pump.handle_control(ControlEvent::Notice(PeerLost {
+        rank: Rank(0),
+        host: "h".into(),
+        cause: LossCause::Ended("died".into()),
+    }));
+    assert!(!driver.has_job());
+    let end = shared.handles.lock().take(handle);
+    assert!(
+        matches!(end, Some(Waited::Ended { result: Err(_), .. })),
+        "{end:?}"
+    );
 }
 
 #[test]
@@ -177,6 +243,24 @@ fn after_the_stop_only_ranks_with_agreed_work_are_missed() {
 }
 
 #[test]
+fn what_was_agreed_before_the_stop_is_carried_out_before_the_engine_ends() {
+    let mut driver = driver(Mesh::solo().expect("a mesh of one"));
+    let pump = &mut driver.pump;
+    pump.stopped = true;
+    pump.shared
+        .shutdown_requested
+        .store(true, Ordering::Release);
+    // It waits for memory, say.
+    pump.running = Some([Rank(0)].into());
+    assert!(!pump.finished());
+    pump.running = None;
+    pump.ready.push_back(sum_over(&[0], None));
+    assert!(!pump.finished());
+    pump.ready.clear();
+    assert!(pump.finished());
+}
+
+#[test]
 fn a_death_is_blamed_before_the_goodbye_that_it_caused() {
     let mut driver = driver(Cluster::new(3).build().remove(0));
     let pump = &mut driver.pump;
@@ -184,7 +268,7 @@ fn a_death_is_blamed_before_the_goodbye_that_it_caused() {
     pump.handle_control(ControlEvent::Lost(PeerLost {
         rank: Rank(2),
         host: String::new(),
-        cause: "died".into(),
+        cause: LossCause::Ended("died".into()),
     }));
     pump.handle_control(ControlEvent::Left { rank: Rank(0) });
     assert_eq!(pump.lost.as_ref().map(|s| s.lost.rank), Some(Rank(2)));
@@ -194,7 +278,7 @@ fn a_death_is_blamed_before_the_goodbye_that_it_caused() {
 fn whatever_ends_the_thread_nothing_waits_for_it_afterwards() {
     let driver = driver(Mesh::solo().expect("a mesh of one"));
     let shared = driver.pump.shared.clone();
-    let handle = shared.handles.create();
+    let handle = shared.handles.create(End::Waited(None));
     drop(LastWords(shared.clone()));
     assert_eq!(shared.handles.poll(handle), Some(true));
 }

@@ -198,11 +198,20 @@ pub(crate) enum Waited {
 pub(super) struct Handles {
     table: Lock<Table>,
     changed: Condvar,
+    calling: Condvar,
+    /// Somebody looks on until calls are made.
+    called: Condvar,
 }
 
 pub(super) struct Table {
     ended: usize,
     waiters: usize,
+    /// As the engine's: operations that will end with a call, calls that are due, and whether there is an end of them.
+    awaited_callbacks: usize,
+    due: usize,
+    closed: bool,
+    /// Calls that were made.
+    made: usize,
 }
 
 impl Table {
@@ -216,8 +225,8 @@ impl Handles {
         self.table.lock().unwrap()
     }
 
-    pub(super) fn poll(&self, handle: Handle) -> Option<bool> {
-        Some(handle < self.lock().ended)
+    pub(super) fn is_awaited(&self, handle: Handle) -> bool {
+        handle >= self.lock().ended
     }
 
     pub(super) fn sleep(&self, mut table: LockGuard<'_, Table>, deadline: Instant) -> bool {
@@ -236,9 +245,37 @@ impl Handles {
         }
     }
 
+    pub(super) fn has_callbacks(&self) -> bool {
+        self.lock().due > 0
+    }
+
+    pub(super) fn run_callbacks(&self) -> Option<LockGuard<'_, Table>> {
+        let mut table = self.lock();
+        loop {
+            if table.due > 0 {
+                table.made += std::mem::take(&mut table.due);
+                self.called.notify_all();
+            } else if table.awaited_callbacks > 0 {
+                return Some(table);
+            } else if table.closed {
+                return None;
+            } else {
+                table = self.calling.wait(table).unwrap();
+            }
+        }
+    }
+
+    fn close(&self) {
+        self.lock().closed = true;
+        self.calling.notify_all();
+        self.changed.notify_all();
+    }
+
     fn complete(&self, ended: usize) {
         let mut table = self.lock();
         table.ended = ended;
+        let due = std::mem::take(&mut table.awaited_callbacks);
+        table.due += due;
         if table.waiters > 0 {
             self.changed.notify_all();
         }
@@ -334,7 +371,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn work_until(&mut self, deadline: Instant, done: impl Fn() -> bool) {
+    pub(super) fn work_until(&mut self, deadline: Instant, _: bool, done: impl Fn() -> bool) {
         self.shared.doorbell.disarm();
         let mut armed = false;
         loop {
@@ -429,8 +466,14 @@ impl Job {
                 table: Lock::new(Table {
                     ended: 0,
                     waiters: 0,
+                    awaited_callbacks: 0,
+                    due: 0,
+                    closed: false,
+                    made: 0,
                 }),
                 changed: Condvar::new(),
+                calling: Condvar::new(),
+                called: Condvar::new(),
             },
             doorbell: Doorbell::new(),
             engine_rest: EngineRest::new(),
@@ -498,6 +541,25 @@ impl Job {
         }
     }
 
+    /// With a callback thread: submit one that ends so, and look on until it is called.
+    fn be_called(&self) {
+        let caller = loom::thread::spawn({
+            let seat = self.seat.clone();
+            move || seat.run_callbacks()
+        });
+        let handles = &self.shared.handles;
+        handles.lock().awaited_callbacks += 1;
+        handles.calling.notify_all();
+        self.submit();
+        let mut table = handles.lock();
+        while table.made == 0 {
+            table = handles.called.wait(table).unwrap();
+        }
+        drop(table);
+        handles.close();
+        caller.join().unwrap();
+    }
+
     fn end(self) {
         self.shared
             .shutdown_requested
@@ -526,68 +588,5 @@ fn check(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cases() -> impl Iterator<Item = Case> {
-        let both = [false, true];
-        both.into_iter()
-            .flat_map(move |burst| both.map(|for_engine| Case { burst, for_engine }))
-    }
-
-    #[test]
-    fn who_submits_and_waits_gets_the_end() {
-        for case in cases() {
-            check(2, case, |job| job.finish(job.submit()), 1);
-        }
-    }
-
-    #[test]
-    fn what_nobody_waits_for_ends_by_the_engines_thread() {
-        for case in cases() {
-            check(2, case, |job| job.see_end(job.submit()), 1);
-        }
-    }
-
-    #[test]
-    fn a_caller_that_leaves_hands_over() {
-        for case in cases() {
-            check(
-                2,
-                case,
-                |job| {
-                    let handle = job.submit();
-                    let _ = job.seat.wait(handle, Duration::ZERO);
-                    job.see_end(handle);
-                },
-                1,
-            );
-        }
-    }
-
-    #[test]
-    fn one_thread_leaves_while_another_submits_and_waits() {
-        for case in cases() {
-            check(
-                1,
-                case,
-                |job| {
-                    let first = job.submit();
-                    let (shared, seat) = (job.shared.clone(), job.seat.clone());
-                    let other = loom::thread::spawn(move || {
-                        let job = Job {
-                            shared,
-                            seat,
-                            threads: Vec::new(),
-                        };
-                        job.finish(job.submit());
-                    });
-                    let _ = job.seat.wait(first, Duration::ZERO);
-                    other.join().unwrap();
-                    job.see_end(first);
-                },
-                2,
-            );
-        }
-    }
-}
+#[path = "model/tests.rs"]
+mod tests;

@@ -86,10 +86,18 @@ def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
     return list(slots), slots
 
 
+# Longest hostfile that is read, as in `horovodrun`: a device has no end.
+_FILE_CHARACTERS_MAX = 4 << 20
+
+
 def parse_host_files(filename: str) -> str:
     """Read a hostfile (`name slots=n`, `name:n` or `name`, comments from #) into `host1:2,host2:4`."""
     items = []
-    for number, line in enumerate(Path(filename).read_text().splitlines(), 1):
+    with Path(filename).open() as file:
+        text = file.read(_FILE_CHARACTERS_MAX + 1)
+    if len(text) > _FILE_CHARACTERS_MAX:
+        raise ValueError(f"{filename}: it is longer than {_FILE_CHARACTERS_MAX} characters")
+    for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#")[0].replace("=", " = ").split()
         if not words:
             continue

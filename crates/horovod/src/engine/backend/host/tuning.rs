@@ -8,14 +8,15 @@ use horovod_protocol::{Coordinator, Execution, Rank, Seq, Time};
 use horovod_transport::Topology;
 
 use crate::autotune::{Autotuner, Parameter, Values};
-use crate::config::Config;
+use crate::config::{Config, JoinAverage};
 
 /// Numbers that rank 0 has announced, each to be in force from its place in the order on.
-pub(super) type Announced = VecDeque<(Seq, Arc<[u64]>)>;
+pub(in crate::engine) type Announced = VecDeque<(Seq, Arc<[u64]>)>;
 
 /// The data plane's numbers in force.
 pub(super) struct Tuned {
     pub(super) tuning: Tuning,
+    pub(super) join_average: JoinAverage,
     /// Only on rank 0, only while it has something to try.
     autotuner: Option<Box<Autotuner>>,
 }
@@ -35,7 +36,11 @@ impl Tuned {
             let cache = config.cache_capacity > 0;
             Box::new(Autotuner::new(settings, begin, &tunable, cache))
         });
-        Self { tuning, autotuner }
+        Self {
+            tuning,
+            join_average: config.algorithms.join_average,
+            autotuner,
+        }
     }
 
     /// An execution has ended on this rank. May lead to an announcement, which comes back to [`Self::catch_up`]

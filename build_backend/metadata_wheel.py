@@ -1,0 +1,102 @@
+"""A wheel of metadata alone: the distribution `horovod`, which requires `horovod-rs` and brings no file of its own.
+
+Packages that require `horovod` would otherwise make pip install the original over this one. The distribution that owns
+the files keeps its own name, so that uninstalling either takes nothing from the other.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import tomllib
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "horovod"
+# The oldest date that a zip file can hold: equal sources make equal wheels.
+_DATE = (1980, 1, 1, 0, 0, 0)
+_FILE_MODE = 0o100644
+
+_ABOUT = """\
+# horovod
+
+The name under which other packages require Horovod. It holds no files: `horovod-rs`, which it requires, has them.
+"""
+
+
+def build(directory: Path) -> Path:
+    """Write it into a directory; its path."""
+    project = read_project()
+    rs, version = project["name"], version_of_workspace()
+    headers = [
+        ("Summary", "Requires horovod-rs, which is Horovod written in Rust"),
+        ("License-Expression", project["license"]),
+        ("Requires-Python", project["requires-python"]),
+        ("Requires-Dist", f"{rs}=={version}"),
+    ]
+    for extra in project["optional-dependencies"]:
+        headers.append(("Provides-Extra", extra))
+        headers.append(("Requires-Dist", f'{rs}[{extra}]=={version} ; extra == "{extra}"'))
+    return write_wheel(directory, NAME, version, headers, text=_ABOUT)
+
+
+def read_project() -> dict[str, Any]:
+    """The table `[project]` of pyproject.toml."""
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project
+
+
+def version_of_workspace() -> str:
+    """The version, which is stated in the Cargo workspace only."""
+    workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]
+    return str(workspace["package"]["version"])
+
+
+def write_wheel(
+    directory: Path,
+    name: str,
+    version: str,
+    headers: Iterable[tuple[str, str]] = (),
+    files: Mapping[str, str] | None = None,
+    text: str = "",
+) -> Path:
+    """Write a wheel for any Python and machine.
+
+    Parameters
+    ----------
+    headers
+        Lines of its METADATA beyond name and version.
+    files
+        What it installs: path and content.
+    text
+        Its description, in Markdown.
+    """
+    folder = f"{name.replace('-', '_')}-{version}.dist-info"
+    lines = [("Metadata-Version", "2.4"), ("Name", name), ("Version", version), *headers]
+    lines += [("Description-Content-Type", "text/markdown")]
+    metadata = "".join(f"{key}: {value}\n" for key, value in lines) + "\n" + text
+    tags = (
+        "Wheel-Version: 1.0\nGenerator: horovod_build\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    content = {**(files or {}), f"{folder}/METADATA": metadata, f"{folder}/WHEEL": tags}
+    record = "".join(
+        f"{path},{_digest(text)},{len(text.encode())}\n" for path, text in content.items()
+    )
+    content[f"{folder}/RECORD"] = record + f"{folder}/RECORD,,\n"
+    directory.mkdir(parents=True, exist_ok=True)
+    wheel = directory / f"{folder.removesuffix('.dist-info')}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in content.items():
+            entry = zipfile.ZipInfo(path, _DATE)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = _FILE_MODE << 16
+            archive.writestr(entry, text)
+    return wheel
+
+
+def _digest(text: str) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())
+    return f"sha256={digest.rstrip(b'=').decode()}"

@@ -1,0 +1,259 @@
+//! Workers by agents: `horovodrun`'s own executor, which reaches an agent on every host and shows what workers print.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::discovery::Listed;
+use super::events::{Cause, WorkerId};
+use super::executor::{Executor, NewWorker, News, Opened};
+use crate::args::Options;
+use crate::endings::agent_limit;
+use crate::events::Event as JobEvent;
+use crate::frames::{JobSpec, RankSpec, Stop, Stream, ToAgent};
+use crate::hosts::Placement;
+use crate::job::{self, PING_INTERVAL};
+use crate::launch::local_agent;
+use crate::link::{HostLink, Stage};
+use crate::output::Output;
+use crate::remote::Ssh;
+use crate::rendezvous::Rendezvous;
+use crate::threads::{self, Threads};
+
+/// Workers that failed whose last words are kept for the report.
+const TAILS_MAX: usize = 16;
+
+/// A host's connection.
+pub(super) struct Link {
+    pub(super) link: HostLink,
+    /// Until when it must have answered.
+    pub(super) open_by: Instant,
+    /// Nothing will be started there any more.
+    pub(super) is_closing: bool,
+}
+
+/// All of them.
+pub(super) struct Agents<'a> {
+    pub(super) options: &'a Options,
+    pub(super) output: Output,
+    pub(super) start_timeout: Duration,
+    pub(super) program: PathBuf,
+    pub(super) ssh: Ssh,
+    pub(super) cwd: PathBuf,
+    /// Everything that was ever on the list.
+    pub(super) listed: BTreeMap<String, Listed>,
+    pub(super) links: Vec<Link>,
+    /// The host of every worker that runs.
+    pub(super) workers: BTreeMap<WorkerId, String>,
+    /// How many threads ranks have, where that was news.
+    pub(super) threads: Vec<(String, Threads)>,
+    /// Last words of workers that failed.
+    pub(super) tails: BTreeMap<WorkerId, (Stream, Vec<String>)>,
+    pub(super) asked: Option<(Stop, Instant)>,
+    pub(super) ping_at: Instant,
+}
+
+impl Executor for Agents<'_> {
+    fn open(&mut self, host: &str) -> Result<Opened, String> {
+        let Some(listed) = self.listed.get(host).cloned() else {
+            return Ok(Opened::Opening);
+        };
+        let command = match listed.is_local {
+            true => local_agent(&self.program),
+            false => self
+                .ssh
+                .agent(&listed.host, listed.keys_settled, &self.program),
+        };
+        let placement = Placement {
+            host: listed.host,
+            slots: Vec::new(),
+        };
+        let link = HostLink::open(placement, listed.is_local, command)
+            .map_err(|error| format!("its agent cannot be started: {error}"))?;
+        self.links.push(Link {
+            link,
+            open_by: Instant::now() + self.start_timeout,
+            is_closing: false,
+        });
+        Ok(Opened::Opening)
+    }
+
+    fn close(&mut self, host: &str) {
+        if let Some(link) = self.link(host) {
+            link.link.send(&ToAgent::Close);
+            link.is_closing = true;
+        }
+    }
+
+    fn start(&mut self, new: &NewWorker<'_>) -> Result<(), Cause> {
+        let (worker, label) = (new.worker, new.rank);
+        if let Err(why) = self.output.add(worker, label) {
+            self.say(&format!("{why}; the output of rank {label} is only here"));
+        }
+        self.workers.insert(worker, new.host.to_owned());
+        // What every worker gets, its agent has.
+        let env = new.of_worker.clone();
+        if let Some(link) = self.link(new.host) {
+            link.link
+                .send(&ToAgent::Spawn(RankSpec { rank: worker, env }));
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, worker: WorkerId) {
+        self.send_to_host_of(worker, &ToAgent::End(worker));
+    }
+
+    fn look(&mut self, worker: WorkerId, pid: u32) {
+        self.send_to_host_of(worker, &ToAgent::Look { rank: worker, pid });
+    }
+
+    fn finish(&mut self, has_succeeded: bool) {
+        if !has_succeeded {
+            return self.ask(Stop::Terminate);
+        }
+        for link in &mut self.links {
+            link.link.send(&ToAgent::Close);
+            link.is_closing = true;
+        }
+        // Who was told to end, and what the ranks left, has as long as after a signal.
+        self.asked.get_or_insert((Stop::Terminate, Instant::now()));
+    }
+
+    fn tell(&mut self, news: News<'_>) {
+        match news {
+            News::Words(text) => self.say(text),
+            News::Rank(worker, rank) => self.output.relabel(worker, rank),
+            News::Round { number, workers } => {
+                self.output.tell(&JobEvent::Round(workers.to_vec()));
+                if self.options.verbose {
+                    self.say(&format!("round {number} stands"));
+                }
+            }
+            News::NoRound(why) if self.options.verbose => {
+                self.say(&format!("a round was given up: {why}"));
+            }
+            News::NoRound(_) => {}
+        }
+    }
+}
+
+impl Agents<'_> {
+    pub(super) fn say(&mut self, text: &str) {
+        self.output.say(&format!("horovodrun: {text}"));
+    }
+
+    /// The connection by which workers are started on this host.
+    fn link(&mut self, host: &str) -> Option<&mut Link> {
+        let mut links = self.links.iter_mut();
+        links.find(|l| !l.is_closing && l.link.name() == host)
+    }
+
+    fn send_to_host_of(&mut self, worker: WorkerId, message: &ToAgent) {
+        if let Some(host) = self.workers.get(&worker).cloned()
+            && let Some(link) = self.link(&host)
+        {
+            link.link.send(message);
+        }
+    }
+
+    /// Tells an agent that has answered what workers run.
+    pub(super) fn send_job(&mut self, index: usize, rendezvous: &Rendezvous) {
+        let link = &mut self.links[index].link;
+        link.send(&ToAgent::Job(JobSpec {
+            is_open: true,
+            ..job::spec(self.options, rendezvous, &self.cwd, link.is_local)
+        }));
+    }
+
+    /// Asks all workers to end, harder than before.
+    pub(super) fn ask(&mut self, how: Stop) {
+        if self.asked.is_none_or(|(before, _)| before < how) {
+            self.asked = Some((how, Instant::now()));
+            for link in &mut self.links {
+                link.link.send(&ToAgent::Stop(how));
+                if link.link.stage < Stage::Ready {
+                    // Nothing runs there yet.
+                    link.link.kill();
+                    link.link.stage = Stage::Lost;
+                }
+            }
+        }
+    }
+
+    pub(super) fn all_over(&self) -> bool {
+        self.links.iter().all(|l| l.link.is_over())
+    }
+
+    /// When something is due: a host that has not answered, one that does not end, a sign of life.
+    pub(super) fn deadlines(&self) -> [Option<Instant>; 3] {
+        let opening = self.links.iter().filter(|l| l.link.stage < Stage::Ready);
+        let opening = opening.map(|l| l.open_by).min();
+        let given_up = self.asked.map(|(how, at)| at + agent_limit(how));
+        let has_remote = self.links.iter().any(|l| !l.link.is_local);
+        [opening, given_up, has_remote.then_some(self.ping_at)]
+    }
+
+    /// Kills the agents that have not said in time that all is over, and tells the others that the launcher lives.
+    pub(super) fn on_time(&mut self, now: Instant) {
+        if let Some((how, at)) = self.asked
+            && now >= at + agent_limit(how)
+        {
+            for link in &mut self.links {
+                if !link.link.is_over() {
+                    link.link.kill();
+                    link.link.stage = Stage::Lost;
+                }
+            }
+        }
+        if now >= self.ping_at {
+            self.ping_at = now + PING_INTERVAL;
+            for l in &mut self.links {
+                if !l.link.is_local && !l.link.has_unsent() {
+                    l.link.send(&ToAgent::Ping);
+                }
+            }
+        }
+    }
+
+    /// Said once for each number, as hosts come and go.
+    pub(super) fn on_threads(&mut self, host: String, told: Threads) {
+        let known = threads::news(&self.threads, self.options.verbose).len();
+        self.threads.push((host, told));
+        let lines = threads::news(&self.threads, self.options.verbose);
+        match lines.get(known) {
+            Some(line) => self.say(line),
+            None => drop(self.threads.pop()),
+        }
+    }
+
+    pub(super) fn is_of(&self, host: &str, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|h| h == host)
+    }
+
+    /// Shows the last words of a worker, and keeps them if it has failed.
+    pub(super) fn on_end(&mut self, worker: WorkerId, cause: &Cause) {
+        self.output.finish(worker);
+        if let Some(host) = self.workers.get(&worker) {
+            self.output.tell(&JobEvent::Ended {
+                worker,
+                host: host.clone(),
+                cause: cause.clone(),
+            });
+        }
+        if cause.is_failure()
+            && let Some(tail) = self.output.tail(worker)
+        {
+            self.tails.insert(worker, tail);
+            if self.tails.len() > TAILS_MAX {
+                self.tails.pop_first();
+            }
+        }
+    }
+
+    /// Forgets a worker whose end the supervisor knows.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.workers.remove(&worker);
+        self.output.remove(worker);
+    }
+}

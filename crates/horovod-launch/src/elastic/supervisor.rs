@@ -1,0 +1,350 @@
+//! An elastic job without its processes: the driver, the rendezvous, and an executor that is told what to do.
+//!
+//! It has no thread and never waits. What happens comes in by calls; what follows is done before they return. Whoever owns it
+//! waits until [`Supervisor::as_fd`] is readable or [`Supervisor::deadline`] has come, and calls [`Supervisor::advance`].
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use horovod_protocol::Rank;
+use horovod_transport::rendezvous::ServerEvent;
+
+use super::driver::Driver;
+use super::events::{Action, Cause, Ending, Event, Policy, WorkerId};
+use super::executor::{Executor, NewWorker, News, Opened};
+use crate::environment;
+use crate::frames::Variables;
+use crate::hosts::Host;
+use crate::rendezvous::Rendezvous;
+
+/// A worker that runs.
+#[derive(Debug)]
+struct Running {
+    host: String,
+    local: u32,
+    /// The rank that people know it by.
+    label: u32,
+    /// As it calls itself, once it has come to the rendezvous.
+    pid: Option<u32>,
+}
+
+/// Runs one elastic job.
+#[derive(Debug)]
+pub struct Supervisor<E> {
+    driver: Driver,
+    pub(super) rendezvous: Rendezvous,
+    pub(super) executor: E,
+    of_job: Variables,
+    started: Instant,
+    /// What there is now, in the order in which it came.
+    hosts: Vec<Host>,
+    /// All that ever were, with the slots that they had last.
+    known: BTreeMap<String, Host>,
+    workers: BTreeMap<WorkerId, Running>,
+    /// The rank that the last worker of each place had.
+    labels: BTreeMap<(String, u32), u32>,
+    is_halted: bool,
+    ending: Option<Ending>,
+}
+
+impl<E: Executor> Supervisor<E> {
+    /// A job that has no hosts yet. The rendezvous must be [elastic](Rendezvous::start_elastic); `interfaces` are those to
+    /// use between hosts, none means all.
+    pub fn new(policy: Policy, rendezvous: Rendezvous, interfaces: &[String], executor: E) -> Self {
+        let of_job =
+            environment::of_job(rendezvous.addresses(), &rendezvous.key(), interfaces, &[]);
+        Self {
+            driver: Driver::new(policy),
+            rendezvous,
+            executor,
+            of_job,
+            started: Instant::now(),
+            hosts: Vec::new(),
+            known: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            is_halted: false,
+            ending: None,
+        }
+    }
+
+    /// These are all hosts and slots that there are now.
+    pub fn set_hosts(&mut self, hosts: Vec<Host>) {
+        let pairs = hosts.iter().map(|host| (host.name.clone(), host.slots));
+        let pairs = pairs.collect();
+        for host in &hosts {
+            self.known.insert(host.name.clone(), host.clone());
+        }
+        self.hosts = hosts;
+        self.handle(Event::Hosts(pairs));
+    }
+
+    /// A host has come, or has another number of slots.
+    pub fn add_host(&mut self, host: Host) {
+        let mut hosts = self.hosts.clone();
+        match hosts.iter_mut().find(|known| known.name == host.name) {
+            Some(known) => *known = host,
+            None => hosts.push(host),
+        }
+        self.set_hosts(hosts);
+    }
+
+    /// A host is to be used no more: what runs there leaves at its next commit. If it is gone already, call
+    /// [`Self::host_lost`], too.
+    pub fn remove_host(&mut self, name: &str) {
+        let mut hosts = self.hosts.clone();
+        hosts.retain(|host| host.name != name);
+        self.set_hosts(hosts);
+    }
+
+    /// Workers can be started on a host that was being opened.
+    pub fn host_ready(&mut self, host: &str) {
+        self.handle(Event::HostReady(host.to_owned()));
+    }
+
+    /// Nothing runs on this host any more, and cannot for now; why, and the exit code that follows from it if the job fails.
+    pub fn host_lost(&mut self, host: &str, why: &str, code: u8) {
+        let here = self.workers_on(host);
+        self.handle(Event::HostLost {
+            host: host.to_owned(),
+            why: why.to_owned(),
+            code,
+        });
+        for worker in here {
+            self.forget(worker);
+        }
+    }
+
+    /// A worker has ended.
+    pub fn ended(&mut self, worker: WorkerId, cause: Cause) {
+        self.handle(Event::Exited { worker, cause });
+        self.forget(worker);
+    }
+
+    /// The answer to [`Executor::look`].
+    pub fn looked(&mut self, worker: WorkerId, is_stopped: bool) {
+        self.handle(Event::Looked { worker, is_stopped });
+    }
+
+    /// Takes what the rendezvous has to say, and does what is due by now.
+    pub fn advance(&mut self) {
+        while let Some(event) = self.rendezvous.server().poll_event() {
+            self.on_rendezvous(event);
+        }
+        let now = Instant::now();
+        if self.deadline().is_some_and(|at| now >= at) {
+            self.driver.handle_timeout(now - self.started);
+            self.carry_out();
+        }
+    }
+
+    /// When to call [`Self::advance`] at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        let due = self.driver.next_deadline().filter(|_| self.is_going_on());
+        due.map(|at| self.started + at)
+    }
+
+    /// Readable when to call [`Self::advance`]. `None` in a forked child.
+    pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.rendezvous.server().as_fd()
+    }
+
+    /// How the job went, once that is decided; then its workers still have to end.
+    pub fn ending(&self) -> Option<&Ending> {
+        self.ending.as_ref()
+    }
+
+    /// Ends the job in this way, unless it has ended.
+    pub fn finish(&mut self, ending: Ending) {
+        if self.is_going_on() {
+            self.executor.finish(ending == Ending::Success);
+            self.ending = Some(ending);
+        }
+    }
+
+    /// Starts and decides nothing any more: what runs is the executor's to end.
+    pub fn halt(&mut self) {
+        self.is_halted = true;
+    }
+
+    /// The executor.
+    pub fn executor(&mut self) -> &mut E {
+        &mut self.executor
+    }
+
+    /// Lets go of the rendezvous; the executor.
+    pub fn into_executor(self) -> E {
+        self.executor
+    }
+
+    /// The host on which this worker runs.
+    pub fn host_of(&self, worker: WorkerId) -> Option<&str> {
+        self.workers.get(&worker).map(|w| w.host.as_str())
+    }
+
+    /// The workers that run on this host.
+    pub fn workers_on(&self, host: &str) -> Vec<WorkerId> {
+        let here = self.workers.iter().filter(|(_, w)| w.host == host);
+        here.map(|(worker, _)| *worker).collect()
+    }
+
+    fn is_going_on(&self) -> bool {
+        self.ending.is_none() && !self.is_halted
+    }
+
+    fn handle(&mut self, event: Event) {
+        if self.is_going_on() {
+            self.driver.handle(self.started.elapsed(), event);
+            self.carry_out();
+        }
+    }
+
+    fn on_rendezvous(&mut self, event: ServerEvent) {
+        match event {
+            ServerEvent::Joined {
+                worker,
+                held,
+                pid,
+                heartbeat,
+            } => {
+                if let Some(w) = self.workers.get_mut(&worker) {
+                    w.pid = Some(pid);
+                }
+                self.driver.expect_life_within(heartbeat);
+                self.handle(Event::Joined { worker, held });
+            }
+            ServerEvent::Away { worker } => self.handle(Event::Away(worker)),
+            ServerEvent::Held { worker, held } => self.handle(Event::Held { worker, held }),
+            ServerEvent::Silent { who, by } => self.handle(Event::Silent { worker: who, by }),
+            ServerEvent::Up(generation) => {
+                self.executor.tell(News::Round {
+                    number: generation.0,
+                    workers: &self.driver.round,
+                });
+                self.handle(Event::Up);
+            }
+            ServerEvent::Failed(why) => self.executor.tell(News::NoRound(&why)),
+            _ => {}
+        }
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(action) = self.driver.poll_action() {
+            self.act(action);
+        }
+    }
+
+    /// What an action leads to at once is told to the driver at once.
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Open(host) => match self.executor.open(&host) {
+                Ok(Opened::Opening) => {}
+                Ok(Opened::Ready) => self.feed(Event::HostReady(host)),
+                Err(why) => self.feed(Event::HostLost { host, why, code: 1 }),
+            },
+            Action::Close(host) => self.executor.close(&host),
+            Action::Start {
+                worker,
+                host,
+                local,
+            } => self.start(worker, &host, local),
+            Action::Stop(worker) => {
+                if self.workers.contains_key(&worker) {
+                    self.executor.end(worker);
+                }
+            }
+            Action::Look(worker) => {
+                if let Some(pid) = self.workers.get(&worker).and_then(|w| w.pid) {
+                    self.executor.look(worker, pid);
+                }
+            }
+            Action::TellDeath { worker, cause } => {
+                let host = self.host_of(worker).unwrap_or_default();
+                let server = self.rendezvous.server();
+                server.report_death(Rank(worker), host, &cause);
+            }
+            Action::Form(seats) => {
+                for (worker, seat) in &seats {
+                    self.relabel(*worker, seat.rank);
+                }
+                self.rendezvous.server().form(seats);
+            }
+            Action::Announce(kind) => self.rendezvous.server().announce(kind),
+            Action::Dismiss(worker, why) => self.rendezvous.server().dismiss(worker, &why),
+            Action::Say(text) => self.executor.tell(News::Words(&text)),
+            Action::End(ending) => self.finish(ending),
+        }
+    }
+
+    fn feed(&mut self, event: Event) {
+        self.driver.handle(self.started.elapsed(), event);
+    }
+
+    fn start(&mut self, worker: WorkerId, host: &str, local: u32) {
+        let Some(mut on) = self.known.get(host).cloned() else {
+            return;
+        };
+        // More than that will never run there.
+        let policy = &self.driver.policy;
+        on.slots = on.slots.min(policy.max_np);
+        let (size, patience_s) = (policy.first_np, policy.patience.as_secs());
+        let before = self.labels.get(&(host.to_owned(), local)).copied();
+        let label = before.filter(|label| !self.is_taken(*label));
+        let label = label.unwrap_or_else(|| self.free_label());
+        self.workers.insert(
+            worker,
+            Running {
+                host: host.to_owned(),
+                local,
+                label,
+                pid: None,
+            },
+        );
+        let of_worker = environment::of_worker(&on, worker, (local, label), size, patience_s);
+        let started = self.executor.start(&NewWorker {
+            worker,
+            host,
+            local_rank: local,
+            rank: label,
+            of_job: &self.of_job,
+            of_worker,
+        });
+        if let Err(cause) = started {
+            self.feed(Event::Exited { worker, cause });
+            self.forget(worker);
+        }
+    }
+
+    fn forget(&mut self, worker: WorkerId) {
+        if let Some(w) = self.workers.remove(&worker) {
+            self.labels.insert((w.host, w.local), w.label);
+        }
+    }
+
+    fn is_taken(&self, label: u32) -> bool {
+        self.workers.values().any(|w| w.label == label)
+    }
+
+    fn free_label(&self) -> u32 {
+        (0..).find(|label| !self.is_taken(*label)).unwrap_or(0)
+    }
+
+    /// A worker's rank is known now; who was only guessed to get it gets another guess.
+    fn relabel(&mut self, worker: WorkerId, rank: u32) {
+        let has_it = |(id, w): &(&WorkerId, &Running)| **id != worker && w.label == rank;
+        let other = self.workers.iter().find(has_it).map(|(id, _)| *id);
+        self.label(worker, rank);
+        if let Some(other) = other {
+            let label = self.free_label();
+            self.label(other, label);
+        }
+    }
+
+    fn label(&mut self, worker: WorkerId, label: u32) {
+        if let Some(w) = self.workers.get_mut(&worker) {
+            w.label = label;
+            self.executor.tell(News::Rank(worker, label));
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The end of agents: how long they may take, and what is done about those that take longer.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use crate::agent::{INTERRUPT_GRACE, LEFTOVER_GRACE, TERMINATE_GRACE};
+use crate::frames::Stop;
+use crate::io::{Interest, wait};
+use crate::link::HostLink;
+use crate::platform;
+use crate::signals::Signals;
+
+/// What an agent may take beyond all graces to say that its ranks have ended.
+const AGENT_GRACE: Duration = Duration::from_secs(5);
+/// How long the last output may wait for a reader after a signal.
+pub(crate) const CONSOLE_GRACE: Duration = Duration::from_secs(2);
+
+/// Waits for the agents' processes; what is still there then is killed, at once if nothing was started.
+pub(crate) fn let_go(
+    links: &mut [HostLink],
+    signals: &mut Signals,
+    was_running: bool,
+) -> io::Result<()> {
+    let deadline = Instant::now() + AGENT_GRACE;
+    for link in links.iter_mut() {
+        link.hang_up();
+    }
+    while links.iter_mut().any(|link| !link.has_ended()) {
+        let now = Instant::now();
+        if now >= deadline || !was_running {
+            links.iter_mut().for_each(HostLink::kill);
+        }
+        let _ = signals.take();
+        wait(
+            &[Interest::read(signals.as_fd())],
+            Some(now + Duration::from_millis(100)),
+        )?;
+    }
+    // An agent that was killed leaves the descendants of its ranks to us.
+    while Instant::now() < deadline + AGENT_GRACE && links.iter().all(|link| link.is_local) {
+        while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
+        let left = platform::descendants();
+        if left.is_empty() {
+            break;
+        }
+        for pid in left {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        wait(&[], Some(Instant::now() + Duration::from_millis(10)))?;
+    }
+    Ok(())
+}
+
+/// From a request until its agent must have said that all is over.
+pub(crate) fn agent_limit(how: Stop) -> Duration {
+    AGENT_GRACE
+        + match how {
+            Stop::Interrupt => INTERRUPT_GRACE + TERMINATE_GRACE + LEFTOVER_GRACE,
+            Stop::Terminate => TERMINATE_GRACE + LEFTOVER_GRACE,
+            Stop::Kill => Duration::ZERO,
+        }
+}

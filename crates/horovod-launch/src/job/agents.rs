@@ -1,0 +1,195 @@
+//! The agents' messages and the answers to them.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::{Job, has_rank};
+use crate::args::Options;
+use crate::events::Event;
+use crate::frames::{FromAgent, JobSpec, RankSpec, Stop, ToAgent};
+use crate::link::Stage;
+use crate::rendezvous::Rendezvous;
+use crate::report::Cause;
+use crate::{environment, platform, remote, threads};
+
+/// What the agent of a host is told of the job, but for its ranks.
+pub(crate) fn spec(
+    options: &Options,
+    rendezvous: &Rendezvous,
+    cwd: &Path,
+    is_local: bool,
+) -> JobSpec {
+    let mut env = environment::forwarded(is_local);
+    env.extend(environment::of_job(
+        rendezvous.addresses(),
+        &rendezvous.key(),
+        &options.network_interfaces,
+        &options.knobs,
+    ));
+    JobSpec {
+        inherit_env: !is_local,
+        env,
+        cwd: cwd.to_owned(),
+        command: options.command.clone(),
+        silence_max_s: remote::silence_max(is_local, environment::heartbeat_s()),
+        ranks: Vec::new(),
+        is_open: false,
+    }
+}
+
+impl Job<'_> {
+    pub(super) fn on_message(&mut self, index: usize, message: FromAgent) {
+        let verbose = self.options.verbose;
+        let name = self.links[index].name().to_owned();
+        match message {
+            FromAgent::Hello { version, hostname } => {
+                if let Some(text) = remote::other_version(&version) {
+                    self.refuse(index, 1, &text);
+                    return;
+                }
+                if verbose {
+                    self.output.say(&format!(
+                        "horovodrun: {name} answers and calls itself {hostname}"
+                    ));
+                }
+                self.links[index].stage = Stage::Greeted;
+                if self.slowest() == Stage::Greeted {
+                    self.send_jobs();
+                }
+            }
+            FromAgent::Ready => {
+                self.links[index].stage = Stage::Ready;
+                if self.slowest() == Stage::Ready && self.state.start_errors.is_empty() {
+                    self.start();
+                }
+            }
+            FromAgent::Refused { code, why } => self.refuse(index, code, &why),
+            FromAgent::Note(text) => self.output.say(&format!("horovodrun: {name}: {text}")),
+            FromAgent::Started { rank, pid } => {
+                self.output.tell(&Event::Started {
+                    worker: rank,
+                    host: name.clone(),
+                    pid,
+                });
+                if verbose {
+                    self.output.say(&format!(
+                        "horovodrun: rank {rank} runs on {name} as process {pid}"
+                    ));
+                }
+            }
+            FromAgent::Output {
+                rank,
+                stream,
+                bytes,
+            } => {
+                if self.is_of(index, rank) {
+                    self.output.push(rank, stream, &bytes);
+                }
+            }
+            FromAgent::Exited { rank, status } => {
+                if self.is_of(index, rank) {
+                    self.on_end(index, rank, Cause::Exit(status));
+                }
+            }
+            FromAgent::Done => {
+                self.links[index].stage = Stage::Done;
+                self.links[index].hang_up();
+            }
+            FromAgent::Threads(told) => self.state.threads.push((name, told)),
+            // Nobody asked.
+            FromAgent::Found(_) | FromAgent::Looked { .. } => {}
+        }
+    }
+
+    fn is_of(&self, index: usize, rank: u32) -> bool {
+        has_rank(&self.links[index], rank)
+    }
+
+    fn refuse(&mut self, index: usize, code: u8, why: &str) {
+        let link = &mut self.links[index];
+        let text = match link.is_local {
+            true => why.to_owned(),
+            false => format!("host {}: {why}", link.name()),
+        };
+        if self.state.is_running {
+            // It ends what it has started and says so.
+            self.state.start_errors.push((code, text));
+            self.ask(Stop::Terminate);
+        } else {
+            link.hang_up();
+            link.stage = Stage::Lost;
+            self.start_error(code, text);
+        }
+    }
+
+    /// Every host has answered: tell each what to run.
+    fn send_jobs(&mut self) {
+        self.state.start_deadline = Instant::now() + self.start_timeout;
+        self.state.has_sent_jobs = true;
+        for link in &mut self.links {
+            let host = &link.placement.host;
+            let ranks = link.placement.slots.iter().map(|slot| RankSpec {
+                rank: slot.rank,
+                env: environment::of_rank(host, *slot),
+            });
+            link.send(&ToAgent::Job(JobSpec {
+                ranks: ranks.collect(),
+                ..spec(self.options, &self.rendezvous, &self.cwd, link.is_local)
+            }));
+        }
+    }
+
+    /// Every host can: start the ranks.
+    fn start(&mut self) {
+        if let Some(directory) = &self.options.output_filename {
+            platform::raise_file_limit();
+            let size = self.options.num_proc.unwrap_or(1);
+            if let Err(why) = self.output.open_files(directory, size) {
+                self.start_error(1, why);
+                for link in &mut self.links {
+                    link.hang_up();
+                    link.stage = Stage::Lost;
+                }
+                return;
+            }
+        }
+        self.state.is_running = true;
+        for line in threads::news(&self.state.threads, self.options.verbose) {
+            self.output.say(&format!("horovodrun: {line}"));
+        }
+        for link in &mut self.links {
+            link.send(&ToAgent::Start);
+        }
+    }
+
+    pub(super) fn on_lost(&mut self, index: usize, why: &str) {
+        if self.links[index].is_over() {
+            return;
+        }
+        self.links[index].stage = Stage::Lost;
+        let name = self.links[index].name().to_owned();
+        if !self.state.is_running {
+            let why = self.links[index].why_not_started();
+            let text = match self.links[index].is_local {
+                true => why,
+                false => format!("host {name}: {why}"),
+            };
+            self.links[index].kill();
+            self.start_error(1, text);
+            return;
+        }
+        let why = self.links[index].with_words(why);
+        let slots: Vec<u32> = self.links[index]
+            .placement
+            .slots
+            .iter()
+            .map(|s| s.rank)
+            .collect();
+        for rank in slots {
+            if !self.state.ends.iter().any(|end| end.rank == rank) {
+                self.on_end(index, rank, Cause::HostLost(why.clone()));
+            }
+        }
+        self.links[index].kill();
+    }
+}

@@ -1,0 +1,96 @@
+//! The ends of ranks, and what is concluded from them.
+
+use std::time::Instant;
+
+use super::Job;
+use crate::events::{End as JobEnd, Event, Outcome};
+use crate::frames::ExitStatus;
+use crate::platform;
+use crate::report::{CONSEQUENCES, Cause, End, culprit, describe};
+
+impl Job<'_> {
+    pub(super) fn on_end(&mut self, index: usize, rank: u32, cause: Cause) {
+        self.output.finish(rank);
+        let host = self.links[index].name().to_owned();
+        let stopped = matches!(
+            cause,
+            Cause::Exit(ExitStatus::Signal(
+                libc::SIGINT | libc::SIGTERM | libc::SIGKILL
+            )) | Cause::Exit(ExitStatus::Code(130 | 137 | 143))
+        );
+        if cause.is_failure() {
+            self.rendezvous.report_death(rank, &host, &cause.text());
+            self.state.failed_at.get_or_insert_with(Instant::now);
+        }
+        if self.options.verbose {
+            self.output
+                .say(&format!("horovodrun: rank {rank} {}", cause.text()));
+        }
+        // After Ctrl-C every rank ends as its script likes; none of that is news.
+        let is_interrupted = self.state.interrupted_by.is_some();
+        let mut was_asked = self.state.asked.is_some() && (stopped || is_interrupted);
+        let mut cause = cause;
+        if was_asked
+            && !is_interrupted
+            && let (Some(by), Cause::Exit(status)) = (self.rendezvous.silent().get(&rank), &cause)
+        {
+            // Then it is what the others failed for.
+            was_asked = false;
+            cause = Cause::Silent(*by, *status);
+        }
+        self.output.tell(&Event::Ended {
+            worker: rank,
+            host: host.clone(),
+            cause: cause.clone(),
+        });
+        self.state.ends.push(End {
+            rank,
+            host,
+            was_asked,
+            is_consequence: CONSEQUENCES
+                .iter()
+                .any(|sign| self.output.tail_contains(rank, sign)),
+            cause,
+        });
+    }
+
+    /// Says what happened.
+    pub(super) fn conclude(&mut self) -> JobEnd {
+        let (status, outcome, paragraphs) = self.judge();
+        for text in &paragraphs {
+            self.output.say(&format!("horovodrun: {text}"));
+        }
+        JobEnd {
+            status,
+            outcome,
+            report: paragraphs.join("\n"),
+        }
+    }
+
+    fn judge(&self) -> (u8, Outcome, Vec<String>) {
+        let errors = &self.state.start_errors;
+        let mut paragraphs: Vec<String> = errors.iter().map(|(_, text)| text.clone()).collect();
+        let culprit = culprit(&self.state.ends).filter(|end| !end.was_asked);
+        if paragraphs.is_empty()
+            && let Some(culprit) = culprit
+        {
+            let tail = self.output.tail(culprit.rank);
+            paragraphs = describe(culprit, tail, &self.state.ends);
+        }
+        if let Some(signal) = self.state.interrupted_by {
+            paragraphs.push(ended_by(signal));
+            return ((128 + signal) as u8, Outcome::Interrupted, paragraphs);
+        }
+        match (errors.first(), culprit) {
+            (Some((code, _)), _) => (*code, Outcome::Failure, paragraphs),
+            (None, Some(culprit)) => (culprit.cause.code(), Outcome::Failure, paragraphs),
+            (None, None) => (0, Outcome::Success, paragraphs),
+        }
+    }
+}
+
+/// What is said of a launcher that a signal has ended.
+pub(crate) fn ended_by(signal: i32) -> String {
+    let name = platform::signal_name(signal);
+    format!("ended by signal {signal} ({name})")
+}

@@ -1,0 +1,93 @@
+//! The interpreter's end: a thread that is still in a wait then must not come back to it.
+//!
+//! The shutdown at exit ends what other threads wait for. They would come back with an error, within the frames of the
+//! framework's C++ code that called us; CPython ends a thread that asks for the interpreter's lock too late by
+//! unwinding it, and such frames turn that into an abort of the process, after all work was done. So from the moment
+//! at which Python calls its exit handlers, other threads that come out of a wait sleep until the process is gone.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+
+use pyo3::prelude::*;
+
+/// The exit handlers are running, or have run.
+static LEAVING: AtomicBool = AtomicBool::new(false);
+/// The thread that runs them.
+static LEAVER: Mutex<Option<ThreadId>> = Mutex::new(None);
+/// Threads that have been let back to the interpreter and may not have its lock yet.
+static RETURNING: AtomicUsize = AtomicUsize::new(0);
+/// The process that these are threads of: a forked child has none of them.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// A thread on its way back to the interpreter, until dropped.
+struct Returning(());
+
+impl Returning {
+    /// `None`: the interpreter is ending, and not by this thread.
+    fn begin() -> Option<Self> {
+        RETURNING.fetch_add(1, Ordering::SeqCst);
+        let returning = Self(());
+        let may_return = !LEAVING.load(Ordering::SeqCst) || is_leaver();
+        may_return.then_some(returning)
+    }
+}
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        RETURNING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn is_leaver() -> bool {
+    *LEAVER.lock().unwrap_or_else(PoisonError::into_inner) == Some(thread::current().id())
+}
+
+/// Work without the interpreter's lock; does not return once the interpreter ends, but in the thread that ends it.
+pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
+    let (result, returning) = py.detach(|| {
+        let result = work();
+        loop {
+            if let Some(returning) = Returning::begin() {
+                return (result, returning);
+            }
+            thread::park();
+        }
+    });
+    drop(returning);
+    result
+}
+
+/// Run with the interpreter from amid such work; `None` once the interpreter ends.
+pub(crate) fn attached<T>(look: impl FnOnce(Python<'_>) -> T) -> Option<T> {
+    let returning = Returning::begin()?;
+    let result = Python::attach(|py| {
+        drop(returning);
+        look(py)
+    });
+    Some(result)
+}
+
+/// The runtime is started: the process is not ending, whatever ran its exit handlers.
+pub(crate) fn stays() {
+    let process = std::process::id();
+    if PROCESS.swap(process, Ordering::SeqCst) != process {
+        RETURNING.store(0, Ordering::SeqCst);
+    }
+    LEAVING.store(false, Ordering::SeqCst);
+}
+
+/// The exit handlers have begun to run, in this thread: from now on no other comes back.
+pub(crate) fn leaves() {
+    *LEAVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
+    LEAVING.store(true, Ordering::SeqCst);
+}
+
+/// Waits, without the interpreter's lock, for those that were let back before.
+pub(crate) fn await_returning() {
+    while PROCESS.load(Ordering::SeqCst) == std::process::id()
+        && RETURNING.load(Ordering::SeqCst) > 0
+    {
+        thread::yield_now();
+    }
+}

@@ -1,0 +1,141 @@
+//! What the launcher knows, for executors in Python: places, environments, the rendezvous.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use horovod::JobKey;
+use horovod_launch::executor::{self, Meeting, Process};
+use horovod_launch::{Reach, RendezvousError};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::exit;
+
+/// Where the ranks of one job meet, served by this process.
+#[pyclass(frozen, module = "horovod._core")]
+pub(crate) struct Rendezvous {
+    /// `None` once closed.
+    served: Mutex<Option<horovod_launch::Rendezvous>>,
+    addresses: Vec<String>,
+    key: String,
+}
+
+impl Rendezvous {
+    fn lock(&self) -> MutexGuard<'_, Option<horovod_launch::Rendezvous>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Rendezvous {
+    /// For `size` ranks; on the loopback only if `local`, else on these interfaces or all.
+    #[new]
+    fn new(size: u32, local: bool, interfaces: Vec<String>) -> PyResult<Self> {
+        let reach = if local {
+            Reach::ThisHost
+        } else {
+            Reach::AllHosts
+        };
+        let served = horovod_launch::Rendezvous::start(size, reach, &interfaces);
+        let served = served.map_err(|error| match error {
+            RendezvousError::Interfaces(_) => PyValueError::new_err(error.to_string()),
+            error => PyOSError::new_err(error.to_string()),
+        })?;
+        Ok(Self {
+            addresses: served.addresses().iter().map(ToString::to_string).collect(),
+            key: served.key(),
+            served: Mutex::new(Some(served)),
+        })
+    }
+
+    /// Where ranks reach it, as `ip:port`.
+    fn addresses(&self) -> Vec<String> {
+        self.addresses.clone()
+    }
+
+    /// 64 hex digits; whoever has them belongs to the job.
+    fn key(&self) -> String {
+        self.key.clone()
+    }
+
+    /// Whether all ranks have met.
+    fn has_met(&self) -> bool {
+        let mut served = self.lock();
+        served.as_mut().is_some_and(|served| {
+            served.follow();
+            served.has_met()
+        })
+    }
+
+    /// Tells all ranks that one of them has died.
+    fn report_death(&self, rank: u32, host: &str, cause: &str) {
+        if let Some(served) = &*self.lock() {
+            served.report_death(rank, host, cause);
+        }
+    }
+
+    /// Stops serving.
+    fn close(&self, py: Python<'_>) {
+        exit::detached(py, || {
+            let served = self.lock().take();
+            drop(served);
+        });
+    }
+}
+
+/// Rank, size, local rank, local size, cross rank, cross size.
+type Numbers = (u32, u32, u32, u32, u32, u32);
+
+/// The place and the variables of each process, given as host and address. The ranks meet at `addresses`, or without any at
+/// rank 0, which listens on `port`.
+#[pyfunction]
+pub(crate) fn assign_ranks(
+    processes: Vec<(String, String)>,
+    addresses: Vec<String>,
+    port: u16,
+    key: &str,
+    interfaces: Vec<String>,
+) -> PyResult<Vec<(Numbers, BTreeMap<String, String>)>> {
+    let key = JobKey::from_hex(key)
+        .ok_or_else(|| PyValueError::new_err("the key is not 64 hex digits"))?;
+    let meeting = if addresses.is_empty() {
+        Meeting::RankZero { port, key }
+    } else {
+        let addresses = addresses.iter().map(|at| {
+            at.parse()
+                .map_err(|_| PyValueError::new_err(format!("{at:?} is not ip:port")))
+        });
+        Meeting::At {
+            addresses: addresses.collect::<PyResult<_>>()?,
+            key,
+        }
+    };
+    let processes: Vec<Process> = processes
+        .into_iter()
+        .map(|(host, address)| Process { host, address })
+        .collect();
+    let assigned = executor::assign(&processes, &meeting, &interfaces)
+        .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let plain = |assigned: executor::Assigned| {
+        let slot = assigned.slot;
+        let numbers = (
+            slot.rank,
+            slot.size,
+            slot.local_rank,
+            slot.local_size,
+            slot.cross_rank,
+            slot.cross_size,
+        );
+        let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
+        let variables = assigned.environment.into_iter();
+        let variables = variables.map(|(name, value)| (text(name), text(value)));
+        (numbers, variables.collect())
+    };
+    Ok(assigned.into_iter().map(plain).collect())
+}
+
+/// Variables that tell a process its part in a job.
+#[pyfunction]
+pub(crate) fn names_of_a_job() -> Vec<&'static str> {
+    executor::names_of_a_job().collect()
+}

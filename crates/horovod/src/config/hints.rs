@@ -1,0 +1,309 @@
+//! What launchers set in each process that tells of several members, but not enough to find the others.
+//!
+//! Only what is set per process counts. An allocation's variables (`SLURM_NTASKS`) and an array job's
+//! (`SLURM_ARRAY_TASK_ID`) are also there where one process is all there is.
+
+use super::reader::Reader;
+
+/// What the value of a variable says.
+enum Tells {
+    /// It is a rank: there are others, or it would not be needed.
+    Rank,
+    /// It is a rank that a single process has too: only from 1 on it says something.
+    RankFromOne,
+    /// It is the number of members.
+    Size,
+}
+
+struct Hint {
+    name: &'static str,
+    tells: Tells,
+    /// If this is set, too, the hint says nothing new.
+    unless: Option<&'static str>,
+    by: &'static str,
+    /// Completes the sentence "it is not known ...".
+    unknown: &'static str,
+    /// What to set to train together.
+    cure: &'static str,
+}
+
+const SIZE: &str = "HOROVOD_SIZE to the number of processes";
+const HINTS: &[Hint] = &[
+    Hint {
+        name: "SLURM_STEP_NUM_TASKS",
+        tells: Tells::Size,
+        unless: None,
+        by: "Slurm's srun",
+        unknown: "which of them this is (SLURM_PROCID and SLURM_STEP_ID are not both set)",
+        cure: "them",
+    },
+    Hint {
+        name: "SLURM_PROCID",
+        tells: Tells::RankFromOne,
+        unless: None,
+        by: "Slurm's srun",
+        unknown: "of how many (SLURM_STEP_NUM_TASKS and SLURM_STEP_ID are not both set)",
+        cure: "them",
+    },
+    Hint {
+        name: "WORLD_SIZE",
+        tells: Tells::Size,
+        unless: None,
+        by: "a launcher of PyTorch's",
+        unknown: "which of them this is (RANK is not set)",
+        cure: "RANK",
+    },
+    Hint {
+        name: "RANK",
+        tells: Tells::Rank,
+        unless: Some("WORLD_SIZE"),
+        by: "a launcher of PyTorch's",
+        unknown: "of how many (WORLD_SIZE is not set)",
+        cure: "WORLD_SIZE",
+    },
+    Hint {
+        name: "PMIX_RANK",
+        tells: Tells::Rank,
+        unless: None,
+        by: "a launcher with PMIx",
+        unknown: "of how many",
+        cure: SIZE,
+    },
+    Hint {
+        name: "PALS_RANKID",
+        tells: Tells::Rank,
+        unless: None,
+        by: "PALS",
+        unknown: "of how many",
+        cure: SIZE,
+    },
+    Hint {
+        name: "JOB_COMPLETION_INDEX",
+        tells: Tells::Rank,
+        unless: None,
+        by: "a Kubernetes indexed job",
+        unknown: "of how many, or whether its pods train together at all",
+        cure: "HOROVOD_SIZE to the job's completions",
+    },
+];
+
+/// Why this process may not train alone in silence; `None` if nothing tells of others.
+pub(super) fn of_several(r: &Reader<'_>) -> Option<String> {
+    let number = |name| -> Option<u32> { r.text(name)?.trim().parse().ok() };
+    for hint in HINTS {
+        let Some(value) = number(hint.name) else {
+            continue;
+        };
+        let tells = match hint.tells {
+            Tells::Rank => true,
+            Tells::RankFromOne => value > 0,
+            Tells::Size => value > 1,
+        };
+        if tells && hint.unless.is_none_or(|name| r.text(name).is_none()) {
+            return Some(format!(
+                "{}={value} (from {}) says that this process is one of several, but it is not known {}: set {} to \
+                 train together, or HOROVOD_SIZE=1 to train alone",
+                hint.name, hint.by, hint.unknown, hint.cure
+            ));
+        }
+    }
+    let (members, place) = tf_config(&r.text("TF_CONFIG")?)?;
+    let place = place.map_or_else(
+        || "HOROVOD_RANK (0 to the number less one)".to_owned(),
+        |place| format!("HOROVOD_RANK={place}"),
+    );
+    Some(format!(
+        "TF_CONFIG names {members} members that train, but says nothing of how they meet here: set \
+         HOROVOD_SIZE={members} and {place} to train together (docs/running.md says how they find each other), or \
+         HOROVOD_SIZE=1 to train alone"
+    ))
+}
+
+/// How many members of TensorFlow's cluster train, if more than one, and this process's place among them; `None` if it
+/// is not one of them (a parameter server, an evaluator) or the text is none of TensorFlow's.
+fn tf_config(text: &str) -> Option<(usize, Option<usize>)> {
+    let all = Json::parse(text)?;
+    let cluster = all.get("cluster")?;
+    let count = |kind: &str| cluster.get(kind).map_or(0, Json::count);
+    let chiefs = count("chief") + count("master");
+    let members = chiefs + count("worker");
+    if members <= 1 {
+        return None;
+    }
+    let task = all.get("task");
+    let index = task.and_then(|t| t.get("index")).and_then(Json::number);
+    let place = match task.and_then(|t| t.get("type")) {
+        None => None,
+        Some(Json::Text(kind)) if kind == "chief" || kind == "master" => index,
+        Some(Json::Text(kind)) if kind == "worker" => index.map(|index| index + chiefs),
+        Some(_) => return None,
+    };
+    Some((members, place))
+}
+
+/// As much of JSON as `TF_CONFIG` needs.
+enum Json {
+    Text(String),
+    List(Vec<Json>),
+    Object(Vec<(String, Json)>),
+    /// A number, `true`, `false` or `null`, as written.
+    Word(String),
+}
+
+/// Levels of lists and objects.
+const DEPTH_MAX: u32 = 16;
+
+impl Json {
+    fn parse(text: &str) -> Option<Self> {
+        let mut rest = text;
+        let value = Self::value(&mut rest, 0)?;
+        rest.trim().is_empty().then_some(value)
+    }
+
+    fn value(rest: &mut &str, depth: u32) -> Option<Self> {
+        *rest = rest.trim_start();
+        match rest.chars().next()? {
+            _ if depth > DEPTH_MAX => None,
+            '"' => Self::text(rest).map(Self::Text),
+            '[' => {
+                let mut items = Vec::new();
+                Self::items(rest, ']', |rest| {
+                    items.push(Self::value(rest, depth + 1)?);
+                    Some(())
+                })?;
+                Some(Self::List(items))
+            }
+            '{' => {
+                let mut items = Vec::new();
+                Self::items(rest, '}', |rest| {
+                    let name = Self::text(rest)?;
+                    *rest = rest.trim_start().strip_prefix(':')?;
+                    items.push((name, Self::value(rest, depth + 1)?));
+                    Some(())
+                })?;
+                Some(Self::Object(items))
+            }
+            _ => {
+                let end = rest
+                    .find(|c: char| !(c.is_ascii_alphanumeric() || "+-.".contains(c)))
+                    .unwrap_or(rest.len());
+                let (word, after) = rest.split_at(end);
+                *rest = after;
+                (!word.is_empty()).then(|| Self::Word(word.to_owned()))
+            }
+        }
+    }
+
+    /// What is between brackets, separated by commas.
+    fn items(
+        rest: &mut &str,
+        close: char,
+        mut item: impl FnMut(&mut &str) -> Option<()>,
+    ) -> Option<()> {
+        *rest = rest.get(1..)?.trim_start();
+        if let Some(after) = rest.strip_prefix(close) {
+            *rest = after;
+            return Some(());
+        }
+        loop {
+            *rest = rest.trim_start();
+            item(rest)?;
+            *rest = rest.trim_start();
+            if let Some(after) = rest.strip_prefix(close) {
+                *rest = after;
+                return Some(());
+            }
+            *rest = rest.strip_prefix(',')?;
+        }
+    }
+
+    /// Escapes are kept as they are: no name that is looked for has one.
+    fn text(rest: &mut &str) -> Option<String> {
+        let inner = rest.strip_prefix('"')?;
+        let mut is_escaped = false;
+        for (at, c) in inner.char_indices() {
+            match c {
+                '"' if !is_escaped => {
+                    *rest = inner.get(at + 1..)?;
+                    return inner.get(..at).map(str::to_owned);
+                }
+                '\\' => is_escaped = !is_escaped,
+                _ => is_escaped = false,
+            }
+        }
+        None
+    }
+
+    fn get(&self, name: &str) -> Option<&Self> {
+        let Self::Object(items) = self else {
+            return None;
+        };
+        items.iter().find(|(n, _)| n == name).map(|(_, v)| v)
+    }
+
+    fn count(&self) -> usize {
+        match self {
+            Self::List(items) => items.len(),
+            Self::Object(items) => items.len(),
+            Self::Text(_) | Self::Word(_) => 0,
+        }
+    }
+
+    fn number(&self) -> Option<usize> {
+        match self {
+            Self::Word(text) | Self::Text(text) => text.parse().ok(),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Map;
+    use super::*;
+
+    fn said(text: &'static str) -> Option<String> {
+        let env = Map(vec![("TF_CONFIG", text)]);
+        of_several(&Reader { env: &env })
+    }
+
+    #[test]
+    fn tensorflows_cluster_of_several_workers_is_no_single_process() {
+        let said_of_worker = said(
+            r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1", "c\"\\:1"], "ps": ["d:1"]},
+                "task": {"type": "worker", "index": 1}, "environment": "cloud"}"#,
+        );
+        let text = said_of_worker.expect("several");
+        for part in [
+            "TF_CONFIG",
+            "HOROVOD_SIZE=3",
+            "HOROVOD_RANK=2",
+            "HOROVOD_SIZE=1 ",
+        ] {
+            assert!(text.contains(part), "{part} in: {text}");
+        }
+        let text = said(r#"{"cluster": {"worker": {"0": "a:1", "1": "b:1"}}}"#).expect("several");
+        assert!(
+            text.contains("HOROVOD_SIZE=2") && text.contains("HOROVOD_RANK ("),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn other_clusters_of_tensorflow_say_nothing() {
+        for text in [
+            r#"{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}"#,
+            r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "ps", "index": 0}}"#,
+            r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}"#,
+            r#"{"task": {"type": "worker", "index": 0}}"#,
+            "{}",
+            "no json",
+            r#"{"cluster": {"worker": ["a:1", "b:1""#,
+            r#"{"cluster": {"worker": "a"}}"#,
+        ] {
+            assert_eq!(said(text), None, "{text}");
+        }
+        let deep = "[".repeat(100_000);
+        assert!(Json::parse(&deep).is_none());
+    }
+}

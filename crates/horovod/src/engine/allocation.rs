@@ -1,0 +1,99 @@
+//! Outputs that a submission allocates itself: asked for when their sizes are known, while no lock is held.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use horovod_protocol::{DType, Shape};
+use horovod_transport::Doorbell;
+
+use super::Entry;
+use super::backend::Outputs;
+use super::handles::Call;
+use crate::buffer::Buffer;
+
+/// Gives memory for an output: which tensor of the submission it belongs to, its element type and its shape. The memory
+/// must be writable, and nobody else's, until the operation has ended; for an output without elements it may be null.
+/// The text of an error says why there is none.
+pub type Allocator = Box<dyn FnMut(usize, DType, &[u64]) -> Result<*mut u8, String> + Send>;
+
+/// Memory that was asked for.
+#[derive(Default)]
+pub(super) struct Allocation {
+    ended: AtomicBool,
+    outcome: Mutex<Option<Result<Outputs, String>>>,
+}
+
+/// What one submission is asked for.
+struct Wanted {
+    allocator: Option<Allocator>,
+    outputs: Vec<(DType, Shape)>,
+}
+
+impl Allocation {
+    /// The outputs of these entries; the call asks for those that have an allocator.
+    pub(super) fn of(
+        entries: &mut [Option<Entry>],
+        shapes: Vec<Vec<Shape>>,
+        doorbell: Doorbell,
+    ) -> (Arc<Self>, Call) {
+        let wanted: Vec<_> = entries
+            .iter_mut()
+            .zip(shapes)
+            .map(|(entry, shapes)| {
+                let tensors = entry.iter().flat_map(|entry| entry.tensors.iter());
+                let types: Vec<_> = tensors.map(|tensor| tensor.meta.dtype).collect();
+                Wanted {
+                    allocator: entry.as_mut().and_then(|entry| entry.allocator.take()),
+                    outputs: types.into_iter().zip(shapes).collect(),
+                }
+            })
+            .collect();
+        let allocation = Arc::new(Self::default());
+        let asked = allocation.clone();
+        let call = move || {
+            let asking = AssertUnwindSafe(|| wanted.into_iter().map(Wanted::ask).collect());
+            let outcome = catch_unwind(asking)
+                .unwrap_or_else(|_| Err("the allocator of a result panicked".into()));
+            *asked.outcome() = Some(outcome);
+            asked.ended.store(true, Ordering::Release);
+            doorbell.ring();
+        };
+        (allocation, Box::new(call))
+    }
+
+    fn outcome(&self) -> std::sync::MutexGuard<'_, Option<Result<Outputs, String>>> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The memory, or why there is none; `None` while it is asked for.
+    pub(super) fn poll(&self) -> Option<Result<Outputs, String>> {
+        if !self.ended.load(Ordering::Acquire) {
+            return None;
+        }
+        self.outcome().take()
+    }
+}
+
+impl Wanted {
+    fn ask(self) -> Result<Vec<Option<(Buffer, Shape)>>, String> {
+        let Some(mut allocator) = self.allocator else {
+            return Ok(Vec::new());
+        };
+        let mut outputs = Vec::new();
+        for (i, (dtype, shape)) in self.outputs.into_iter().enumerate() {
+            let elems = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
+            let bytes = elems
+                .and_then(|n| usize::try_from(n).ok())
+                .and_then(|n| n.checked_mul(dtype.size()));
+            let bytes = bytes.ok_or("a result is too large for this machine")?;
+            let memory = allocator(i, dtype, &shape)
+                .map_err(|why| format!("cannot allocate a result of {bytes} bytes: {why}"))?;
+            let buffer = Buffer::lent(memory, bytes).ok_or_else(|| {
+                format!("cannot allocate a result of {bytes} bytes: it is at null")
+            })?;
+            outputs.push(Some((buffer, shape)));
+        }
+        Ok(outputs)
+    }
+}

@@ -1,0 +1,517 @@
+//! One execution on host memory: from entries to segments, through a collective, to results.
+
+use std::sync::Arc;
+
+use horovod_collectives::{
+    self as collectives, ByteSegment, CollectiveError, Ctx, GatherItem, Incoming, Outgoing,
+    Reduction, ScatterItem, Segment,
+};
+use horovod_protocol::{
+    Completion, DType, ExecItem, Execution, Op, Rank, ReduceOp, Scale, Shape, TensorMeta,
+};
+use horovod_transport::LinkError;
+
+use super::Lists;
+use crate::buffer::{Buffer, BufferPool};
+use crate::config::JoinAverage;
+use crate::engine::Entry;
+use crate::engine::backend::{Failure, Outputs, Results};
+use crate::engine::handles::OpResult;
+use crate::tensor::Tensor;
+
+impl From<CollectiveError> for Failure {
+    fn from(e: CollectiveError) -> Self {
+        match e {
+            CollectiveError::Aborted(a) => Self::Aborted(a),
+            CollectiveError::Link(LinkError::Altered { rank, what, .. }) => {
+                Self::Altered { rank, what }
+            }
+            CollectiveError::Link(l) => Self::Link {
+                rank: l.rank(),
+                cause: l.to_string(),
+            },
+            other => Self::Local(other.to_string()),
+        }
+    }
+}
+
+/// The outputs of one item.
+type ItemOutputs = Vec<Option<(Buffer, Shape)>>;
+
+/// An execution and what this rank brings to it.
+pub(super) struct Run<'a> {
+    pub(super) execution: &'a Execution,
+    pub(super) join_average: JoinAverage,
+    pub(super) entries: &'a [Option<Entry>],
+    pub(super) pool: &'a Arc<BufferPool>,
+    pub(super) me: Rank,
+}
+
+impl<'a> Run<'a> {
+    /// Carry it out, with memory for the outputs as far as it is given.
+    pub(super) fn all(
+        &self,
+        ctx: &mut Ctx<'_>,
+        lists: &mut Lists,
+        given: &mut Outputs,
+        sizes: Option<Vec<Incoming>>,
+        results: &mut Results,
+    ) -> Result<(), Failure> {
+        if self.entries.iter().flatten().any(Entry::has_event) {
+            return Err(Failure::Local(
+                "asked to run an operation before its tensors are ready".into(),
+            ));
+        }
+        let outputs = match &self.execution.op {
+            Op::Allreduce { op, scale } => {
+                self.allreduce(ctx, lists, *op, *scale)?;
+                return self.done(results);
+            }
+            Op::Allgather => self.allgather(ctx, given)?,
+            Op::Broadcast { root } => {
+                self.broadcast(ctx, lists, *root)?;
+                return self.done(results);
+            }
+            Op::Alltoall => {
+                let sizes = match sizes {
+                    Some(sizes) => sizes,
+                    None => self.exchange_sizes(ctx)?,
+                };
+                return self.alltoall(ctx, given, sizes, results);
+            }
+            Op::Reducescatter { op, scale } => self.reduce_scatter(ctx, given, *op, *scale)?,
+            Op::Barrier | Op::Join | Op::AddProcessSet { .. } | Op::RemoveProcessSet { .. } => {
+                collectives::barrier(ctx)?;
+                return self.done(results);
+            }
+        };
+        let items = self.execution.items.iter().zip(outputs);
+        results.extend(items.filter_map(|(item, outputs)| {
+            let result = OpResult {
+                outputs,
+                received_splits: None,
+                completion: Completion::Done,
+            };
+            Some((item.entry?, Ok(result)))
+        }));
+        Ok(())
+    }
+
+    /// Shapes of what is allocated for an allgather or a reduce-scatter, by item.
+    pub(super) fn output_shapes(&self, members: &[Rank]) -> Result<Vec<Vec<Shape>>, Failure> {
+        let me = members.iter().position(|rank| *rank == self.me);
+        let me = me.ok_or_else(joined_cannot)?;
+        let mut all = Vec::new();
+        for (item, entry) in self.items() {
+            let entry = entry.ok_or_else(joined_cannot)?;
+            let tensors = entry.tensors.iter().enumerate();
+            let shapes = tensors.map(|(i, tensor)| {
+                let rows = match self.execution.op {
+                    Op::Allgather => Gathered::of(item, i, tensor, me, members.len())?.rows,
+                    _ => share_of(usize_of(tensor.rows())?, me, members.len()) as u64,
+                };
+                Ok(with_rows(&tensor.meta.shape, rows))
+            });
+            all.push(shapes.collect::<Result<_, Failure>>()?);
+        }
+        Ok(all)
+    }
+
+    fn items(&self) -> impl Iterator<Item = (&'a ExecItem, Option<&'a Entry>)> + use<'a> {
+        let entries = self.entries.iter().map(Option::as_ref);
+        self.execution.items.iter().zip(entries)
+    }
+
+    fn buffer(&self, bytes: usize) -> Result<Buffer, Failure> {
+        self.pool
+            .take(bytes)
+            .ok_or_else(|| Failure::Local(format!("cannot allocate {bytes} bytes for a result")))
+    }
+
+    /// Memory for one output: what was given for it, or else of the pool.
+    fn output(
+        &self,
+        given: &mut Outputs,
+        item: usize,
+        tensor: usize,
+        bytes: usize,
+    ) -> Result<Buffer, Failure> {
+        let given = given.get_mut(item).and_then(|item| item.get_mut(tensor));
+        match given.and_then(Option::take) {
+            Some((buffer, _)) if buffer.len() >= bytes => Ok(buffer),
+            Some((buffer, shape)) => Err(Failure::Local(format!(
+                "{} bytes were allocated for a result of shape {shape:?}, which needs {bytes}",
+                buffer.len()
+            ))),
+            None => self.buffer(bytes),
+        }
+    }
+
+    /// Everything ended well, and what was submitted holds the results.
+    fn done(&self, results: &mut Results) -> Result<(), Failure> {
+        let items = self.execution.items.iter();
+        let done = |item: &ExecItem| Some((item.entry?, Ok(OpResult::plain(Completion::Done))));
+        results.extend(items.filter_map(done));
+        Ok(())
+    }
+
+    fn allreduce(
+        &self,
+        ctx: &mut Ctx<'_>,
+        lists: &mut Lists,
+        op: ReduceOp,
+        scale: Scale,
+    ) -> Result<(), Failure> {
+        for (item, entry) in self.items() {
+            for (i, meta) in item.tensors.iter().enumerate() {
+                let elems = elems_of(meta)?;
+                let (input, output) = match entry.map(|e| &e.tensors[i]) {
+                    Some(t) => (t.input, output_of(t)?),
+                    None => {
+                        // Joined: a null input stands for the identity, the result is thrown away.
+                        let bytes = elems.checked_mul(meta.dtype.size()).ok_or_else(too_large)?;
+                        let buffer = self.buffer(bytes)?;
+                        let output = buffer.as_mut_ptr();
+                        lists.stand_ins.push(buffer);
+                        (std::ptr::null(), output)
+                    }
+                };
+                let segment = Segment {
+                    input,
+                    output,
+                    elems,
+                };
+                lists.push(meta.dtype, segment);
+            }
+        }
+        for (dtype, segments) in &lists.by_type[..lists.types] {
+            let reduction = self.reduction(*dtype, op, scale);
+            // SAFETY: the submitter promised that its memory stays valid and untouched until completion, the lengths
+            // come from the tensors' own shapes, and allocated outputs are sized for what was agreed.
+            unsafe { collectives::allreduce(ctx, &reduction, segments) }?;
+        }
+        // What stood in for tensors goes back to the pool.
+        lists.stand_ins.clear();
+        Ok(())
+    }
+
+    fn reduction(&self, dtype: DType, op: ReduceOp, scale: Scale) -> Reduction {
+        Reduction {
+            dtype,
+            op,
+            scale,
+            divisor: match self.join_average {
+                JoinAverage::Members => {
+                    u32::try_from(self.execution.members.len()).unwrap_or(u32::MAX)
+                }
+                JoinAverage::Contributors => self.execution.contributors,
+            },
+        }
+    }
+
+    fn reduce_scatter(
+        &self,
+        ctx: &mut Ctx<'_>,
+        given: &mut Outputs,
+        op: ReduceOp,
+        scale: Scale,
+    ) -> Result<Vec<ItemOutputs>, Failure> {
+        let (n, me) = (ctx.members.len(), ctx.me);
+        let mut by_type: Vec<(DType, Vec<ScatterItem>)> = Vec::new();
+        let mut outputs = Vec::new();
+        for (at, (item, entry)) in self.items().enumerate() {
+            let entry = entry.ok_or_else(joined_cannot)?;
+            let mut mine = ItemOutputs::new();
+            let tensors = item.tensors.iter().zip(entry.tensors.iter());
+            for (i, (meta, tensor)) in tensors.enumerate() {
+                let rows = usize_of(tensor.rows())?;
+                let row_bytes = row_bytes_of(tensor)?;
+                let share = share_of(rows, me, n);
+                let buffer = self.output(given, at, i, share * row_bytes)?;
+                let scatter = ScatterItem {
+                    input: tensor.input,
+                    rows,
+                    row_elems: row_bytes / meta.dtype.size(),
+                    output: buffer.as_mut_ptr(),
+                };
+                match by_type.iter_mut().find(|(d, _)| *d == meta.dtype) {
+                    Some((_, items)) => items.push(scatter),
+                    None => by_type.push((meta.dtype, vec![scatter])),
+                }
+                mine.push(Some((buffer, with_rows(&meta.shape, share as u64))));
+            }
+            outputs.push(mine);
+        }
+        for (dtype, items) in by_type {
+            let reduction = self.reduction(dtype, op, scale);
+            // SAFETY: as in `allreduce`.
+            unsafe { collectives::reduce_scatter(ctx, &reduction, &items) }?;
+        }
+        Ok(outputs)
+    }
+
+    fn allgather(
+        &self,
+        ctx: &mut Ctx<'_>,
+        given: &mut Outputs,
+    ) -> Result<Vec<ItemOutputs>, Failure> {
+        let mut gathers = Vec::new();
+        let mut outputs = Vec::new();
+        for (at, (item, entry)) in self.items().enumerate() {
+            let entry = entry.ok_or_else(joined_cannot)?;
+            let mut mine = ItemOutputs::new();
+            for (i, tensor) in entry.tensors.iter().enumerate() {
+                let gathered = Gathered::of(item, i, tensor, ctx.me, ctx.members.len())?;
+                let Gathered { bytes, total, rows } = gathered;
+                let buffer = self.output(given, at, i, total)?;
+                gathers.push(GatherItem {
+                    input: tensor.input,
+                    output: buffer.as_mut_ptr(),
+                    bytes,
+                });
+                mine.push(Some((buffer, with_rows(&tensor.meta.shape, rows))));
+            }
+            outputs.push(mine);
+        }
+        // SAFETY: as in `allreduce`.
+        unsafe { collectives::allgather(ctx, &gathers) }?;
+        Ok(outputs)
+    }
+
+    fn broadcast(&self, ctx: &mut Ctx<'_>, lists: &mut Lists, root: Rank) -> Result<(), Failure> {
+        let root = ctx
+            .members
+            .iter()
+            .position(|r| *r == root)
+            .ok_or_else(|| Failure::Local(format!("{root} is not in the process set")))?;
+        for (_, entry) in self.items() {
+            let entry = entry.ok_or_else(joined_cannot)?;
+            for tensor in entry.tensors.iter() {
+                lists.bytes.push(ByteSegment {
+                    input: tensor.input,
+                    output: output_of(tensor)?,
+                    bytes: bytes_of(tensor)?,
+                });
+            }
+        }
+        // SAFETY: as in `allreduce`.
+        unsafe { collectives::broadcast(ctx, root, &lists.bytes) }?;
+        Ok(())
+    }
+
+    /// What each alltoall will receive.
+    pub(super) fn exchange_sizes(&self, ctx: &mut Ctx<'_>) -> Result<Vec<Incoming>, Failure> {
+        let exchange = |(item, entry)| {
+            let AlltoallInput { rows, .. } = AlltoallInput::of(item, entry)?;
+            Ok(collectives::exchange_sizes(ctx, &rows)?)
+        };
+        self.items().map(exchange).collect()
+    }
+
+    /// Shapes of what they receive.
+    pub(super) fn received_shapes(&self, sizes: &[Incoming]) -> Result<Vec<Vec<Shape>>, Failure> {
+        let shape = |((item, entry), incoming): ((_, _), &Incoming)| {
+            let AlltoallInput { tensor, .. } = AlltoallInput::of(item, entry)?;
+            Ok(vec![incoming_shape(tensor, incoming)])
+        };
+        self.items().zip(sizes).map(shape).collect()
+    }
+
+    fn alltoall(
+        &self,
+        ctx: &mut Ctx<'_>,
+        given: &mut Outputs,
+        sizes: Vec<Incoming>,
+        results: &mut Results,
+    ) -> Result<(), Failure> {
+        for (at, ((item, entry), incoming)) in self.items().zip(sizes).enumerate() {
+            let id = item.entry.ok_or_else(joined_cannot)?;
+            let AlltoallInput { tensor, rows } = AlltoallInput::of(item, entry)?;
+            let row_bytes = row_bytes_of(tensor)?;
+            let buffer = self.output(given, at, 0, incoming.bytes(row_bytes)?)?;
+            let shape = incoming_shape(tensor, &incoming);
+            let received = incoming.rows.iter().map(|rows| *rows as u64).collect();
+            let outgoing = Outgoing {
+                input: tensor.input,
+                rows: &rows,
+                row_bytes,
+            };
+            // SAFETY: as in `allreduce`; the buffer is as long as what comes in, and lives until the results are taken.
+            unsafe { collectives::exchange_rows(ctx, outgoing, incoming, buffer.as_mut_ptr()) }?;
+            let result = OpResult {
+                outputs: vec![Some((buffer, shape))],
+                received_splits: Some(received),
+                completion: Completion::Done,
+            };
+            results.push((id, Ok(result)));
+        }
+        Ok(())
+    }
+}
+
+/// What this rank sends in an alltoall.
+struct AlltoallInput<'a> {
+    tensor: &'a Tensor,
+    /// For each member.
+    rows: Vec<usize>,
+}
+
+impl<'a> AlltoallInput<'a> {
+    fn of(item: &ExecItem, entry: Option<&'a Entry>) -> Result<Self, Failure> {
+        let entry = entry.ok_or_else(joined_cannot)?;
+        let (Some(tensor), Some(splits)) = (entry.tensors.first(), &entry.splits) else {
+            return Err(Failure::Local(format!(
+                "{}: no splits were kept",
+                item.name
+            )));
+        };
+        let rows = splits.iter().map(|rows| usize_of(*rows));
+        Ok(Self {
+            tensor,
+            rows: rows.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn incoming_shape(tensor: &Tensor, incoming: &Incoming) -> Shape {
+    let rows = incoming.rows.iter().map(|rows| *rows as u64);
+    let rows = rows.fold(0, u64::saturating_add);
+    with_rows(&tensor.meta.shape, rows)
+}
+
+/// The rows of dimension 0 that one of so many members gets.
+fn share_of(rows: usize, me: usize, members: usize) -> usize {
+    rows / members + usize::from(me < rows % members)
+}
+
+fn elems_of(meta: &TensorMeta) -> Result<usize, Failure> {
+    meta.elems()
+        .and_then(|n| usize::try_from(n).ok())
+        .ok_or_else(too_large)
+}
+
+fn bytes_of(t: &Tensor) -> Result<usize, Failure> {
+    t.bytes().ok_or_else(too_large)
+}
+
+fn row_bytes_of(t: &Tensor) -> Result<usize, Failure> {
+    t.row_bytes().ok_or_else(too_large)
+}
+
+fn usize_of(n: u64) -> Result<usize, Failure> {
+    usize::try_from(n).map_err(|_| too_large())
+}
+
+fn output_of(t: &Tensor) -> Result<*mut u8, Failure> {
+    t.output_ptr()
+        .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))
+}
+
+fn with_rows(shape: &[u64], rows: u64) -> Shape {
+    let mut shape = Shape::from(shape);
+    if let Some(first) = shape.first_mut() {
+        *first = rows;
+    }
+    shape
+}
+
+fn too_large() -> Failure {
+    Failure::Local("a tensor is too large for this machine".into())
+}
+
+fn joined_cannot() -> Failure {
+    Failure::Local("a rank that has joined was asked for data it cannot stand in for".into())
+}
+
+/// What an allgather brings together from the rows that rank 0 has said each member has.
+#[derive(Debug, PartialEq, Eq)]
+struct Gathered {
+    /// Of each member.
+    bytes: Vec<usize>,
+    /// Of all members.
+    total: usize,
+    rows: u64,
+}
+
+impl Gathered {
+    fn of(
+        item: &ExecItem,
+        i: usize,
+        tensor: &Tensor,
+        me: usize,
+        members: usize,
+    ) -> Result<Self, Failure> {
+        let said = item.first_dims.get(i).ok_or_else(|| {
+            Failure::Local(format!(
+                "{}: no sizes were agreed for tensor {i}",
+                item.name
+            ))
+        })?;
+        Self::new(said, me, members, tensor)
+    }
+
+    /// Each member reads as much of its own tensor as it is said to have, so that is checked against the tensor.
+    fn new(said: &[u64], me: usize, members: usize, tensor: &Tensor) -> Result<Self, Failure> {
+        let own = tensor.rows();
+        if said.len() != members || said.get(me) != Some(&own) {
+            return Err(Failure::Local(format!(
+                "rank 0 says that the {members} members have {said:?} rows, but this one, number {me}, has {own}"
+            )));
+        }
+        let row_bytes = row_bytes_of(tensor)?;
+        let (mut rows, mut total) = (0u64, 0usize);
+        let mut bytes = Vec::with_capacity(members);
+        for &of_one in said {
+            let size = usize_of(of_one)?
+                .checked_mul(row_bytes)
+                .ok_or_else(too_large)?;
+            total = total.checked_add(size).ok_or_else(too_large)?;
+            rows = rows.checked_add(of_one).ok_or_else(too_large)?;
+            bytes.push(size);
+        }
+        Ok(Self { bytes, total, rows })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Output;
+
+    fn tensor(shape: &[u64]) -> Tensor {
+        {
+            // SAFETY: the memory outlives the operation, and nobody else touches it.
+            unsafe {
+                Tensor::new(
+                    TensorMeta::new(DType::F32, shape),
+                    std::ptr::null(),
+                    Output::Allocate,
+                )
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_are_said_of_this_rank_are_those_that_it_has() {
+        let mine = tensor(&[2, 3]);
+        let good = Gathered::new(&[1, 2], 1, 2, &mine).unwrap();
+        let (bytes, total, rows) = (vec![12, 24], 36, 3);
+        assert_eq!(good, Gathered { bytes, total, rows });
+        // More than it has, the other way round, of too few and of too many members.
+        for said in [&[1, 3][..], &[2, 1], &[1], &[1, 2, 0], &[]] {
+            let error = Gathered::new(said, 1, 2, &mine).unwrap_err();
+            assert!(
+                matches!(error, Failure::Local(text) if text.contains("has 2")),
+                "{said:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_sum_or_product_beyond_all_memory_is_an_error() {
+        let mine = tensor(&[2, 3]);
+        for said in [[u64::MAX, 2], [u64::MAX / 12, 2], [u64::MAX / 12 + 1, 2]] {
+            assert!(Gathered::new(&said, 1, 2, &mine).is_err(), "{said:?}");
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! Jobs whose tensors lie on a device: in any order of ends, with failures, aborts and ranks that do not agree.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::time::Duration;
+
+use horovod_protocol::{DType, Device, Op, ProcessSetId, Rank, ReduceOp, Scale, TensorMeta};
+use horovod_sim::Rng;
+use horovod_transport::testing;
+
+use super::double::Fabric;
+use crate::config::Config;
+use crate::engine::{Engine, Handle, OpResult, Submission, Waited};
+use crate::error::Error;
+use crate::tensor::{Output, ReadyEvent, Tensor};
+use crate::timeline::TimelineSetting;
+
+/// Hard bound of every wait; reached only when something hangs.
+const LIMIT: Duration = Duration::from_secs(120);
+const SEEDS: u64 = 24;
+
+const SUM: Op = Op::Allreduce {
+    op: ReduceOp::Sum,
+    scale: Scale::NONE,
+};
+
+/// Run `body` on every rank, each on a thread of its own, with a device that offers what `offer` says, or with none.
+fn on_ranks<T: Send + 'static>(
+    n: usize,
+    fabric: &Arc<Fabric>,
+    offer: impl Fn(usize) -> Option<u8>,
+    body: impl Fn(&Engine, usize) -> T + Send + Clone + 'static,
+) -> Vec<T> {
+    let (done, results) = mpsc::channel();
+    let together = Arc::new(Barrier::new(n));
+    for (rank, mesh) in testing::cluster(n).into_iter().enumerate() {
+        let (body, done, together) = (body.clone(), done.clone(), together.clone());
+        let device = offer(rank).map(|offer| fabric.device(offer));
+        std::thread::spawn(move || {
+            let config = Config {
+                timeline: Some(TimelineSetting::Dynamic),
+                ..Config::solo()
+            };
+            let engine = match device {
+                Some(device) => Engine::start_with(config, mesh, device),
+                None => Engine::start(config, mesh),
+            };
+            let engine = engine.expect("starts");
+            let result = body(&engine, rank);
+            // Nobody may learn of a failure from the end of another's engine.
+            together.wait();
+            engine.shutdown();
+            let _ = done.send((rank, result)); // nobody listens any more after a failure
+        });
+    }
+    drop(done);
+    let mut all: Vec<Option<T>> = (0..n).map(|_| None).collect();
+    for _ in 0..n {
+        let (rank, result) = results
+            .recv_timeout(LIMIT)
+            .expect("a rank hangs or panicked");
+        all[rank] = Some(result);
+    }
+    fabric.close();
+    all.into_iter().flatten().collect()
+}
+
+fn tensor(data: &mut [f32], device: Device) -> Tensor {
+    let meta = TensorMeta::new(DType::F32, [data.len() as u64]);
+    let memory = data.as_mut_ptr().cast::<u8>();
+    // SAFETY: the tests keep the memory until the operation has ended.
+    unsafe { Tensor::new(meta, memory, Output::At(memory)).on(device) }
+}
+
+fn submission<'a>(name: &'a str, op: Op, data: &mut [Vec<f32>], device: Device) -> Submission<'a> {
+    let tensors: Vec<_> = data.iter_mut().map(|d| tensor(d, device)).collect();
+    Submission::new("test", Some(name), op, ProcessSetId::GLOBAL, tensors.into())
+}
+
+fn finish(engine: &Engine, handle: Handle) -> Result<OpResult, Error> {
+    match engine.wait(handle, LIMIT) {
+        Waited::Ended { result, .. } => result,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The same on every rank: what is submitted in each round, in an order of its own.
+struct Round {
+    names: Vec<String>,
+    ops: Vec<Op>,
+    devices: Vec<Device>,
+    lengths: Vec<Vec<usize>>,
+}
+
+impl Round {
+    fn random(rng: &mut Rng, ranks: usize, number: usize) -> Self {
+        let count = 1 + rng.index(8);
+        // Names come again with other devices: then they are negotiated anew.
+        let names = (0..count).map(|i| format!("{}", i + number % 2)).collect();
+        let op = |rng: &mut Rng| match rng.below(3) {
+            0 => Op::Broadcast {
+                root: Rank(rng.below(ranks as u64) as u32),
+            },
+            _ => SUM,
+        };
+        let device = |rng: &mut Rng| match rng.chance(60) {
+            true => Device::Gpu,
+            false => Device::Cpu,
+        };
+        let lengths = |rng: &mut Rng| (0..=rng.index(2)).map(|_| rng.index(300)).collect();
+        Self {
+            names,
+            ops: (0..count).map(|_| op(rng)).collect(),
+            devices: (0..count).map(|_| device(rng)).collect(),
+            lengths: (0..count).map(|_| lengths(rng)).collect(),
+        }
+    }
+
+    /// What a rank brings to an operation, and what comes of it.
+    fn value(rank: usize, i: usize) -> f32 {
+        (1 + rank + 3 * i) as f32
+    }
+
+    fn expected(&self, ranks: usize, i: usize) -> f32 {
+        match self.ops[i] {
+            Op::Broadcast { root } => Self::value(root.index(), i),
+            _ => (0..ranks).map(|rank| Self::value(rank, i)).sum(),
+        }
+    }
+}
+
+/// A rank of [`results_follow_from_the_order_of_starts_alone`].
+fn rounds(engine: &Engine, seed: u64, rank: usize, ranks: usize) {
+    let mut shared = Rng::new(seed);
+    let mut own = Rng::new(seed * 100 + rank as u64);
+    for number in 0..6 {
+        let round = Round::random(&mut shared, ranks, number);
+        let mut data: Vec<Vec<Vec<f32>>> = (round.lengths.iter().enumerate())
+            .map(|(i, lengths)| {
+                let value = Round::value(rank, i);
+                lengths.iter().map(|n| vec![value; *n]).collect()
+            })
+            .collect();
+        let mut order: Vec<usize> = (0..round.names.len()).collect();
+        own.shuffle(&mut order);
+        let mut handles = Vec::new();
+        let (call, calls) = mpsc::channel();
+        let mut called = 0;
+        for &i in &order {
+            let (op, device) = (round.ops[i].clone(), round.devices[i]);
+            let submission = submission(&round.names[i], op, &mut data[i], device);
+            if own.chance(50) {
+                let call = call.clone();
+                called += 1;
+                let callback = move |result: Result<_, Error>| {
+                    // Nobody listens any more after a failure.
+                    let _ = call.send(result.map(drop));
+                };
+                engine
+                    .submit(submission.calling(Box::new(callback)))
+                    .unwrap();
+            } else {
+                handles.push(engine.submit(submission).unwrap());
+            }
+        }
+        own.shuffle(&mut handles);
+        for handle in handles {
+            finish(engine, handle).unwrap();
+        }
+        for _ in 0..called {
+            calls.recv_timeout(LIMIT).expect("no call").unwrap();
+        }
+        for (i, tensors) in data.iter().enumerate() {
+            let expected = round.expected(ranks, i);
+            let all = tensors.iter().flatten();
+            assert!(all.clone().all(|x| *x == expected), "{i}: {tensors:?}");
+        }
+    }
+}
+
+#[test]
+fn results_follow_from_the_order_of_starts_alone() {
+    let mut overtaken = 0;
+    for seed in 0..SEEDS {
+        let ranks = 1 + (seed % 4) as usize;
+        let fabric = Fabric::new(seed);
+        let body = move |engine: &Engine, rank: usize| rounds(engine, seed, rank, ranks);
+        on_ranks(ranks, &fabric, |_| Some(1), body);
+        overtaken += fabric.overtaken.load(Ordering::SeqCst);
+    }
+    assert!(overtaken > 0, "nothing has ended out of order");
+}
+
+#[test]
+fn others_go_on_while_an_execution_is_in_flight() {
+    let fabric = Fabric::new(1);
+    fabric.hold(true);
+    let held = fabric.clone();
+    let sums = on_ranks(
+        3,
+        &fabric,
+        |_| Some(1),
+        move |engine, rank| {
+            let (mut slow, mut quick) = (vec![vec![1.0; 10]], vec![vec![2.0; 10]]);
+            let first = engine
+                .submit(submission("slow", SUM, &mut slow, Device::Gpu))
+                .unwrap();
+            held.await_started(Rank(rank as u32), 1);
+            let second = engine
+                .submit(submission("quick", SUM, &mut quick, Device::Cpu))
+                .unwrap();
+            finish(engine, second).unwrap();
+            assert_eq!(engine.poll(first), Some(false));
+            engine
+                .barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()))
+                .unwrap();
+            held.hold(false);
+            finish(engine, first).unwrap();
+            (slow[0][0], quick[0][9])
+        },
+    );
+    assert_eq!(sums, [(3.0, 6.0); 3]);
+}
+
+struct Broken;
+
+impl ReadyEvent for Broken {
+    fn is_ready(&self) -> Result<bool, String> {
+        Err("an event has failed".into())
+    }
+}
+
+#[test]
+fn what_is_in_flight_when_the_generation_ends_is_aborted_and_names_the_cause() {
+    for seed in 0..SEEDS {
+        let ranks = 2 + (seed % 3) as usize;
+        let fabric = Fabric::new(seed);
+        fabric.hold(true);
+        let held = fabric.clone();
+        let errors = on_ranks(
+            ranks,
+            &fabric,
+            |_| Some(1),
+            move |engine, rank| {
+                let mut data = vec![vec![1.0; 100]];
+                let mut other = vec![1.0; 100];
+                let in_flight = engine
+                    .submit(submission("d", SUM, &mut data, Device::Gpu))
+                    .unwrap();
+                held.await_started(Rank(rank as u32), 1);
+                let mut last = tensor(&mut other, Device::Cpu);
+                if rank == 1 {
+                    last = last.ready_after(Some(Box::new(Broken)));
+                }
+                let set = ProcessSetId::GLOBAL;
+                // If a peer's end was faster it is refused, with the same cause.
+                let handle = engine.submit(Submission::new("t", None, SUM, set, last.into()));
+                let second = handle
+                    .and_then(|handle| finish(engine, handle))
+                    .unwrap_err();
+                let first = finish(engine, in_flight).unwrap_err();
+                // Nothing writes there any more.
+                data[0].fill(0.0);
+                [first.to_string(), second.to_string()]
+            },
+        );
+        for text in errors.into_iter().flatten() {
+            assert!(
+                text.contains("rank 1") && text.contains("an event has failed"),
+                "{text}"
+            );
+        }
+        assert_eq!(fabric.aborted.load(Ordering::SeqCst), ranks);
+        assert_eq!(fabric.ended.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[test]
+fn a_device_that_fails_ends_the_job_for_all_and_is_named() {
+    for seed in 0..SEEDS {
+        let ranks = 2 + (seed % 3) as usize;
+        let culprit = Rank((seed % ranks as u64) as u32);
+        let fabric = Fabric::new(seed);
+        fabric.fail(culprit, seed as usize % 5);
+        let errors = on_ranks(
+            ranks,
+            &fabric,
+            |_| Some(1),
+            move |engine, _| {
+                let mut data = vec![vec![1.0; 50]];
+                for _ in 0..8 {
+                    // One at a time: several may be one execution.
+                    let handle = engine.submit(submission("x", SUM, &mut data, Device::Gpu));
+                    if let Err(error) = handle.and_then(|handle| finish(engine, handle)) {
+                        return error.to_string();
+                    }
+                }
+                panic!("nothing has failed")
+            },
+        );
+        for text in errors {
+            assert!(text.contains(&culprit.to_string()), "{text}");
+            assert!(text.contains("the device has failed"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn members_that_offer_different_things_all_hear_so_and_go_on() {
+    let fabric = Fabric::new(1);
+    let ends = on_ranks(
+        3,
+        &fabric,
+        |rank| Some(1 + u8::from(rank == 2)),
+        |engine, _| {
+            let mut data = vec![vec![1.0; 5]];
+            let mut texts = Vec::new();
+            for name in ["a", "b"] {
+                let handle = engine
+                    .submit(submission(name, SUM, &mut data, Device::Gpu))
+                    .unwrap();
+                texts.push(finish(engine, handle).unwrap_err().to_string());
+            }
+            let handle = engine
+                .submit(submission("c", SUM, &mut data, Device::Cpu))
+                .unwrap();
+            finish(engine, handle).unwrap();
+            (texts, data[0][0])
+        },
+    );
+    let text = "rank 0 has version 1, rank 2 has version 2".to_owned();
+    assert_eq!(ends, vec![(vec![text; 2], 3.0); 3]);
+}
+
+#[test]
+fn a_rank_without_the_device_is_named_to_those_who_have_it() {
+    let fabric = Fabric::new(1);
+    let ends = on_ranks(
+        2,
+        &fabric,
+        |rank| (rank == 0).then_some(1),
+        |engine, rank| {
+            if rank == 1 {
+                let mut data = vec![vec![1.0; 5]];
+                let refused = engine.submit(submission("a", SUM, &mut data, Device::Gpu));
+                let text = refused.unwrap_err().to_string();
+                // It stands in for its tensors, so it is asked to take part.
+                engine.join::<Error>(|| Ok(())).unwrap();
+                return text;
+            }
+            let mut data = vec![vec![1.0; 5]];
+            let handle = engine
+                .submit(submission("a", SUM, &mut data, Device::Gpu))
+                .unwrap();
+            let text = finish(engine, handle).unwrap_err().to_string();
+            engine.join::<Error>(|| Ok(())).unwrap();
+            text
+        },
+    );
+    assert!(
+        ends[0].starts_with("rank 1 takes part in an operation on GPU tensors"),
+        "{ends:?}"
+    );
+    assert!(ends[1].contains("the tensor lies on a GPU"), "{ends:?}");
+}
+
+#[test]
+fn a_joined_rank_takes_part_with_nothing() {
+    let fabric = Fabric::new(1);
+    let sums = on_ranks(
+        3,
+        &fabric,
+        |_| Some(1),
+        |engine, rank| {
+            let mut data = vec![vec![1.0; 5]];
+            if rank > 0 {
+                let handle = engine
+                    .submit(submission("a", SUM, &mut data, Device::Gpu))
+                    .unwrap();
+                finish(engine, handle).unwrap();
+            }
+            engine.join::<Error>(|| Ok(())).unwrap();
+            data[0][4]
+        },
+    );
+    assert_eq!(sums, [1.0, 2.0, 2.0]);
+}
+
+#[test]
+fn different_kinds_of_device_are_an_error_that_names_both_sides() {
+    let fabric = Fabric::new(1);
+    let texts = on_ranks(
+        2,
+        &fabric,
+        |_| Some(1),
+        |engine, rank| {
+            let device = [Device::Cpu, Device::Gpu][rank];
+            let mut data = vec![vec![1.0; 5], vec![1.0; 5]];
+            let handle = engine
+                .submit(submission("a", SUM, &mut data, device))
+                .unwrap();
+            let apart = finish(engine, handle).unwrap_err().to_string();
+            let (first, second) = data.split_at_mut(1);
+            let group = vec![
+                tensor(&mut first[0], Device::Cpu),
+                tensor(&mut second[0], Device::Gpu),
+            ];
+            let group = Submission::new("t", None, SUM, ProcessSetId::GLOBAL, group.into());
+            (apart, engine.submit(group).unwrap_err().to_string())
+        },
+    );
+    for (apart, group) in texts {
+        assert!(
+            apart.contains("specified device CPU, but another rank specified device GPU"),
+            "{apart}"
+        );
+        assert!(group.contains("lie on a CPU and on a GPU"), "{group}");
+    }
+}
+
+#[test]
+fn the_timeline_shows_which_backend_an_execution_ran_on() {
+    let file = std::env::temp_dir().join(format!("horovod-{}-devices", std::process::id()));
+    let fabric = Fabric::new(1);
+    let path = file.clone();
+    on_ranks(
+        2,
+        &fabric,
+        |_| Some(1),
+        move |engine, _| {
+            engine.start_timeline(&path, false).unwrap();
+            // From here on every rank records.
+            engine
+                .barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()))
+                .unwrap();
+            for (name, device) in [("on_device", Device::Gpu), ("on_host", Device::Cpu)] {
+                let mut data = vec![vec![1.0; 5]];
+                let handle = engine
+                    .submit(submission(name, SUM, &mut data, device))
+                    .unwrap();
+                finish(engine, handle).unwrap();
+            }
+            engine.stop_timeline();
+        },
+    );
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(
+        text.contains("test.on_device") && text.contains("test.on_host"),
+        "{text}"
+    );
+    // Once on each rank, for the one on the device.
+    assert_eq!(
+        text.matches(r#""name":"DOUBLE","cat":"stage""#).count(),
+        2,
+        "{text}"
+    );
+}
+
+#[test]
+fn a_device_that_never_ends_keeps_no_engine_and_is_called_back_by_nobody() {
+    let fabric = Fabric::new(1);
+    fabric.hold(true);
+    fabric.ignore_aborts();
+    let held = fabric.clone();
+    let called = Arc::new(Mutex::new(Vec::new()));
+    let calls = called.clone();
+    // Both leave while it is in flight: the engines end, though nothing can be told of it.
+    on_ranks(
+        2,
+        &fabric,
+        |_| Some(1),
+        move |engine, rank| {
+            let data: &'static mut Vec<Vec<f32>> = Box::leak(Box::new(vec![vec![1.0; 5]]));
+            let calls = calls.clone();
+            let callback = move |result: Result<OpResult, Error>| {
+                calls.lock().unwrap().push(result.is_ok());
+            };
+            let stuck = submission("stuck", SUM, data, Device::Gpu);
+            engine.submit(stuck.calling(Box::new(callback))).unwrap();
+            held.await_started(Rank(rank as u32), 1);
+        },
+    );
+    assert!(called.lock().unwrap().is_empty());
+}

@@ -1,0 +1,157 @@
+//! Executions that go on by themselves: polled, and aborted when the generation ends.
+
+use std::time::{Duration, Instant};
+
+use horovod_protocol::{EntryId, Rank};
+use horovod_transport::Aborted;
+
+use super::Job;
+use super::inspect::Runs;
+use super::pump::Pump;
+use crate::engine::Handle;
+use crate::engine::backend::{Failure, InFlight, Results};
+use crate::engine::recording::By;
+use crate::error::Error;
+
+/// Executions that may be in flight at once; the next is started when one has ended.
+const FLIGHTS_MAX: usize = 256;
+/// How long what was aborted is waited for.
+const ABORT_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+/// Between two looks at it when nothing else is left to do.
+const ABORT_NAP: Duration = Duration::from_millis(1);
+
+/// One execution on its way.
+pub(super) struct Flight {
+    pub(super) job: Job,
+    pub(super) execution: Box<dyn InFlight>,
+    pub(super) backend: &'static str,
+    /// What rank 0 must know of it in order to tell of it.
+    pub(super) runs: Option<Runs>,
+}
+
+/// All that are on their way, in the order of their starts.
+#[derive(Default)]
+pub(super) struct Flights {
+    flights: Vec<Flight>,
+    /// When they are waited for no longer; once they were aborted.
+    deadline: Option<Instant>,
+}
+
+impl Flight {
+    fn entries(&self) -> impl Iterator<Item = EntryId> {
+        self.job.execution.items.iter().filter_map(|i| i.entry)
+    }
+}
+
+impl Flights {
+    pub(super) fn is_empty(&self) -> bool {
+        self.flights.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.flights.len() >= FLIGHTS_MAX
+    }
+
+    pub(super) fn push(&mut self, flight: Flight) {
+        self.flights.push(flight);
+    }
+
+    pub(super) fn abort(&mut self, cause: &Aborted) {
+        self.deadline
+            .get_or_insert_with(|| Instant::now() + ABORT_PATIENCE);
+        for flight in &mut self.flights {
+            flight.execution.abort(cause);
+        }
+    }
+
+    /// Whether the operation of this handle is among them.
+    pub(super) fn uses(&self, handle: Handle) -> bool {
+        let mut entries = self.flights.iter().flat_map(Flight::entries);
+        entries.any(|id| id.0 == handle.0)
+    }
+
+    /// Whether this rank takes part in one of them.
+    pub(super) fn need(&self, rank: Rank) -> bool {
+        let mut members = self
+            .flights
+            .iter()
+            .map(|flight| &flight.job.execution.members);
+        members.any(|members| members.contains(&rank))
+    }
+
+    /// What is told of the one that began first.
+    pub(super) fn oldest(&self) -> Option<&Runs> {
+        self.flights.iter().find_map(|flight| flight.runs.as_ref())
+    }
+
+    fn take_ended(&mut self) -> Option<(Flight, Result<Results, Failure>)> {
+        let mut flights = self.flights.iter_mut().enumerate();
+        let (i, result) = flights.find_map(|(i, f)| Some((i, f.execution.poll()?)))?;
+        Some((self.flights.remove(i), result))
+    }
+}
+
+impl Pump {
+    /// Tell of what has ended. `true`: something has.
+    pub(super) fn end_flights(&mut self) -> bool {
+        let mut progress = false;
+        while let Some((flight, result)) = self.flights.take_ended() {
+            progress = true;
+            let handles: Vec<_> = flight.entries().map(|id| Handle(id.0)).collect();
+            let Flight {
+                mut job, backend, ..
+            } = flight;
+            // Before anybody hears of the end: the owners may give back memory that is waited for.
+            job.entries.clear();
+            match result {
+                Ok(mut results) => self.complete(job, &mut results, By::Device(backend)),
+                Err(failure) => {
+                    let error = self.failure(failure);
+                    let failed = handles
+                        .into_iter()
+                        .map(|handle| (handle, Err(error.clone())));
+                    self.shared.handles.complete(failed);
+                    self.fail_unused(&error);
+                }
+            }
+        }
+        let is_over = |deadline| Instant::now() >= deadline;
+        if self.flights.deadline.is_some_and(is_over) {
+            progress |= !self.flights.is_empty();
+            self.leak_flights();
+        }
+        progress
+    }
+
+    /// What does not end is waited for no longer, though it may still use its tensors.
+    fn leak_flights(&mut self) {
+        for flight in std::mem::take(&mut self.flights.flights) {
+            tracing::error!(
+                "{} does not end after it was aborted; the memory of its tensors is never given back, and no callback \
+                 of it is run",
+                flight.backend
+            );
+            let error = self.dead.clone().unwrap_or(Error::Closed);
+            let handles: Vec<_> = flight.entries().map(|id| Handle(id.0)).collect();
+            for handle in &handles {
+                self.shared.handles.forget_callback(*handle);
+            }
+            // What may still be written to must not become other memory.
+            std::mem::forget(flight);
+            let failed = handles
+                .into_iter()
+                .map(|handle| (handle, Err(error.clone())));
+            self.shared.handles.complete(failed);
+        }
+    }
+
+    /// The engine ends: nothing may touch a tensor after its owner has been told so.
+    pub(super) fn await_flights(&mut self) {
+        self.flights.abort(&Aborted("the engine has ended".into()));
+        while !self.flights.is_empty() {
+            if !self.end_flights() {
+                std::thread::sleep(ABORT_NAP);
+            }
+        }
+    }
+}

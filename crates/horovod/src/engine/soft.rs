@@ -1,0 +1,180 @@
+//! Soft waits: they end early when the others wait for what this rank does only afterwards.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use horovod_protocol::Rank;
+
+use super::handles::{Handle, Waited};
+use super::{Engine, nanos};
+
+/// How long a soft wait lasts before rank 0 hears of it: at first, after one that was ended early, and where many
+/// lasted longer because some rank was merely slow.
+const GRACE: Duration = Duration::from_millis(4);
+const GRACE_LEAST: Duration = Duration::from_millis(1);
+const GRACE_MOST: Duration = Duration::from_millis(64);
+
+/// For what others wait, so that a soft wait ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitedFor {
+    /// One of those who wait.
+    pub rank: Rank,
+    /// The operation, as in reports.
+    pub name: Box<str>,
+}
+
+/// How a soft wait goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Softly {
+    /// The operation has ended, or the handle is unknown; the result is where it was.
+    Ended,
+    /// The time is over, the operation is not.
+    Pending,
+    /// Nothing can go on before this rank does. The operation is as pending as before.
+    LetGo(WaitedFor),
+}
+
+/// The soft waits of this rank, as far as the driver has to know.
+#[derive(Debug)]
+pub(super) struct SoftWaits {
+    waiting: AtomicU32,
+    /// Since when, in nanoseconds.
+    since: AtomicU64,
+    grace: AtomicU64,
+}
+
+impl SoftWaits {
+    pub(super) fn new() -> Self {
+        Self {
+            waiting: AtomicU32::new(0),
+            since: AtomicU64::new(0),
+            grace: AtomicU64::new(nanos(GRACE)),
+        }
+    }
+
+    fn begin(&self, now_ns: u64) {
+        if self.waiting.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.since.store(now_ns, Ordering::Release);
+        }
+    }
+
+    fn end(&self, now_ns: u64, let_go: bool) {
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+        let grace = self.grace.load(Ordering::Relaxed);
+        let waited = now_ns.saturating_sub(self.since.load(Ordering::Acquire));
+        let next = if let_go {
+            nanos(GRACE_LEAST)
+        } else if waited > grace {
+            (2 * grace).min(nanos(GRACE_MOST))
+        } else {
+            return;
+        };
+        self.grace.store(next, Ordering::Relaxed);
+    }
+
+    /// Since when a thread has waited softly, if one does.
+    pub(super) fn since(&self) -> Option<u64> {
+        let any = self.waiting.load(Ordering::Acquire) > 0;
+        any.then(|| self.since.load(Ordering::Acquire))
+    }
+
+    /// When rank 0 is to hear of a wait that began then.
+    pub(super) fn due(&self, since: u64) -> u64 {
+        since.saturating_add(self.grace.load(Ordering::Relaxed))
+    }
+}
+
+/// A soft wait of this thread; over when it is dropped.
+pub struct SoftWait<'a> {
+    engine: &'a Engine,
+    handle: Handle,
+    let_go: bool,
+}
+
+impl Engine {
+    /// The first of these operations that has not ended.
+    pub fn first_pending(&self, handles: &[u64]) -> Option<Handle> {
+        let mut handles = handles.iter().copied().map(Handle);
+        let table = self.shared.handles.lock();
+        handles.find(|handle| table.is_pending(*handle))
+    }
+
+    /// Begin to wait softly: not longer than until all others that the operation lacks wait, in the end, for
+    /// something that this rank has not asked for. That is proven, not guessed from the time.
+    pub fn wait_softly(&self, handle: Handle) -> SoftWait<'_> {
+        self.shared.soft.begin(self.shared.now().0);
+        SoftWait {
+            engine: self,
+            handle,
+            let_go: false,
+        }
+    }
+}
+
+impl SoftWait<'_> {
+    /// Wait at most `timeout`. The handle stays valid whatever happens.
+    pub fn wait(&mut self, timeout: Duration) -> Softly {
+        let shared = &self.engine.shared;
+        if let Waited::Ended { result, kept } = self.engine.wait_as(self.handle, timeout, true) {
+            let mut table = shared.handles.lock();
+            table.put_back(self.handle, result, kept);
+            return Softly::Ended;
+        }
+        let table = shared.handles.lock();
+        if let Some(cause) = table.let_go(self.handle) {
+            self.let_go = true;
+            return Softly::LetGo(cause.clone());
+        }
+        if table.is_pending(self.handle) {
+            Softly::Pending
+        } else {
+            Softly::Ended
+        }
+    }
+}
+
+impl Drop for SoftWait<'_> {
+    fn drop(&mut self) {
+        let shared = &self.engine.shared;
+        // In this order: who looks in between finds a wait that is over, never one that still lasts.
+        shared.callers.waits_no_more();
+        shared.handles.lock().keep(self.handle);
+        shared.soft.end(shared.now().0, self.let_go);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn slow_ranks_lengthen_the_grace_and_one_early_end_shortens_it() {
+        let soft = SoftWaits::new();
+        assert_eq!(soft.since(), None);
+        soft.begin(5 * MS);
+        assert_eq!((soft.since(), soft.due(5 * MS)), (Some(5 * MS), 9 * MS));
+        soft.end(6 * MS, false);
+        assert_eq!((soft.since(), soft.due(0)), (None, 4 * MS));
+        for (waited, grace) in [(5, 8), (7, 8), (9, 16), (99, 32), (99, 64), (99, 64)] {
+            soft.begin(0);
+            soft.end(waited * MS, false);
+            assert_eq!(soft.due(0), grace * MS);
+        }
+        soft.begin(0);
+        soft.end(99 * MS, true);
+        assert_eq!(soft.due(0), MS);
+    }
+
+    #[test]
+    fn of_several_threads_the_first_counts() {
+        let soft = SoftWaits::new();
+        soft.begin(1);
+        soft.begin(2);
+        soft.end(3, false);
+        assert_eq!(soft.since(), Some(1));
+        soft.end(3, false);
+        assert_eq!(soft.since(), None);
+    }
+}

@@ -1,0 +1,217 @@
+//! Ends that are calls, and outputs that a submission allocates: of several engines in one process.
+
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+use horovod::config::Config;
+use horovod::{
+    DType, Engine, Error, Op, OpResult, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
+    TensorMeta,
+};
+use horovod_transport::testing;
+
+/// Hard bound of every wait; reached only when something hangs.
+const LIMIT: Duration = Duration::from_secs(240);
+
+const SUM: Op = Op::Allreduce {
+    op: ReduceOp::Sum,
+    scale: Scale::NONE,
+};
+
+/// Run `body` on every rank, each on a thread of its own; `body` ends the engine.
+fn on_ranks<T: Send + 'static>(
+    n: usize,
+    body: impl Fn(Engine, usize) -> T + Send + Clone + 'static,
+) -> Vec<T> {
+    let (done, results) = mpsc::channel();
+    for (rank, mesh) in testing::cluster(n).into_iter().enumerate() {
+        let (body, done) = (body.clone(), done.clone());
+        std::thread::spawn(move || {
+            let engine = Engine::start(Config::solo(), mesh).expect("starts");
+            let _ = done.send((rank, body(engine, rank))); // nobody listens any more after a failure
+        });
+    }
+    drop(done);
+    let mut all: Vec<Option<T>> = (0..n).map(|_| None).collect();
+    for _ in 0..n {
+        let (rank, result) = results
+            .recv_timeout(LIMIT)
+            .expect("a rank hangs or panicked");
+        all[rank] = Some(result);
+    }
+    all.into_iter().flatten().collect()
+}
+
+/// One row of `f32`, that lives as long as the process.
+fn row(value: f32, op: &Op) -> Tensor {
+    let data: &'static mut [f32; 3] = Box::leak(Box::new([value; 3]));
+    let memory = data.as_mut_ptr().cast::<u8>();
+    let output = match op {
+        Op::Allreduce { .. } => Output::At(memory),
+        _ => Output::Allocate,
+    };
+    let meta = TensorMeta::new(DType::F32, [1, 3]);
+    // SAFETY: nobody else knows the memory, which is never given back.
+    unsafe { Tensor::new(meta, memory, output) }
+}
+
+/// Submit, and what it ends with, as a call says it.
+fn call(
+    engine: &Engine,
+    op: Op,
+    value: f32,
+    allocator: Option<horovod::Allocator>,
+) -> Result<OpResult, Error> {
+    let (end, ended) = mpsc::channel();
+    let set = ProcessSetId::GLOBAL;
+    let tensor = row(value, &op);
+    let callback = move |result| {
+        // Nobody listens any more after a failure.
+        let _ = end.send(result);
+    };
+    let mut submission =
+        Submission::new("test", None, op, set, tensor.into()).calling(Box::new(callback));
+    if let Some(allocator) = allocator {
+        // SAFETY: the allocators here leak what they give, or give nothing.
+        submission = unsafe { submission.allocating(allocator) };
+    }
+    engine.submit(submission)?;
+    ended.recv_timeout(LIMIT).expect("nobody is called")
+}
+
+fn leaking(slow: bool) -> horovod::Allocator {
+    Box::new(move |index, dtype, shape| {
+        assert_eq!((index, dtype, shape.len()), (0, DType::F32, 2));
+        if slow {
+            // As one that waits for the interpreter: the engine's thread may fall asleep meanwhile.
+            (0..1000).for_each(|_| std::thread::yield_now());
+        }
+        let elems = shape.iter().product::<u64>() as usize;
+        Ok(Box::leak(vec![0.0f32; elems].into_boxed_slice())
+            .as_mut_ptr()
+            .cast())
+    })
+}
+
+#[test]
+fn outputs_lie_where_the_submission_allocated_them_also_where_others_do_not() {
+    let results = on_ranks(3, |engine, rank| {
+        let mut all = Vec::new();
+        for slow in [false, true] {
+            for op in [Op::Allgather, Op::Allgather] {
+                // The others' outputs are the engine's.
+                let allocator = (rank == 1).then(|| leaking(slow));
+                let result = call(&engine, op, rank as f32, allocator).unwrap();
+                let Some((memory, shape)) = &result.outputs[0] else {
+                    panic!("no output");
+                };
+                // SAFETY: the result holds so many elements.
+                let read = |i| unsafe { *memory.as_mut_ptr().cast::<f32>().add(i) };
+                all.push((shape.to_vec(), read(0), read(8)));
+            }
+        }
+        engine.shutdown();
+        all
+    });
+    assert!(
+        results
+            .iter()
+            .flatten()
+            .all(|r| *r == (vec![3, 3], 0.0, 2.0)),
+        "{results:?}"
+    );
+}
+
+#[test]
+fn a_result_without_memory_is_an_error_everywhere_and_never_lies_elsewhere() {
+    for round in 0..20 {
+        let texts = on_ranks(2, move |engine, rank| {
+            let slow = round % 2 == 1;
+            let none: horovod::Allocator = Box::new(move |_, _, _| {
+                (0..if slow { 1000 } else { 0 }).for_each(|_| std::thread::yield_now());
+                Err("no memory is left".into())
+            });
+            let allocator = (rank == 0).then_some(none);
+            let text = call(&engine, Op::Allgather, 1.0, allocator)
+                .unwrap_err()
+                .to_string();
+            engine.shutdown();
+            text
+        });
+        for text in texts {
+            assert!(
+                text.contains("rank 0") && text.contains("no memory is left"),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_allocator_that_panics_ends_the_job_with_an_error() {
+    let texts = on_ranks(2, |engine, rank| {
+        let panics: horovod::Allocator = Box::new(|_, _, _| panic!("as some may"));
+        let allocator = (rank == 0).then_some(panics);
+        let text = call(&engine, Op::Allgather, 1.0, allocator)
+            .unwrap_err()
+            .to_string();
+        engine.shutdown();
+        text
+    });
+    assert!(
+        texts.iter().all(|text| text.contains("panicked")),
+        "{texts:?}"
+    );
+}
+
+#[test]
+fn an_allocator_is_not_asked_where_there_is_nothing_to_allocate() {
+    let ends = on_ranks(2, |engine, _| {
+        let asked: horovod::Allocator = Box::new(|_, _, _| Err("it was asked".into()));
+        let end = call(&engine, SUM, 1.0, Some(asked)).map(drop);
+        engine.shutdown();
+        end
+    });
+    assert_eq!(ends, [Ok(()), Ok(())]);
+}
+
+#[test]
+fn a_function_that_submits_again_when_the_job_has_ended_is_refused_and_called_once() {
+    let calls = on_ranks(2, |engine, rank| {
+        let engine = Arc::new(engine);
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        // Rank 1 never takes part.
+        if rank == 0 {
+            let (again, said) = (Arc::downgrade(&engine), calls.clone());
+            let callback = move |result: Result<OpResult, Error>| {
+                let engine = again.upgrade().expect("shutdown waits for its calls");
+                let retry = Submission::new(
+                    "again",
+                    None,
+                    SUM,
+                    ProcessSetId::GLOBAL,
+                    row(1.0, &SUM).into(),
+                );
+                let unheard = said.clone();
+                let retry =
+                    retry.calling(Box::new(move |_| unheard.lock().unwrap().push("called")));
+                let refused = engine.submit(retry).is_err();
+                said.lock().unwrap().push(match (result, refused) {
+                    (Err(_), true) => "ended, and refused",
+                    _ => "went on",
+                });
+            };
+            let lone = Submission::new(
+                "lone",
+                None,
+                SUM,
+                ProcessSetId::GLOBAL,
+                row(1.0, &SUM).into(),
+            );
+            engine.submit(lone.calling(Box::new(callback))).unwrap();
+        }
+        engine.shutdown();
+        calls.lock().unwrap().clone()
+    });
+    assert_eq!(calls, [vec!["ended, and refused"], vec![]]);
+}

@@ -1,0 +1,109 @@
+"""What the original has under a name that does not exist here: one table of advice, told by the ImportError.
+
+Packages and scripts import modules of the original's launcher and adapters. Where a small module can do what they
+want, it exists (`horovod.runner.util.threads`, `horovod.runner.elastic.discovery`, ...). For the others a stub that
+imports and then does nothing would only move the failure to where nobody understands it.
+"""
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+_PLANNED = (
+    "{name} does not exist in this version of horovod-rs: {framework} is planned; so far there are horovod.torch and "
+    "horovod.numpy"
+)
+_CALL = "start jobs with the program horovodrun, or with horovod.run(func, num_proc=..., hosts=...) from Python"
+_ELASTIC = (
+    "elastic jobs are driven by the program horovodrun: horovodrun --host-discovery-script ..., or "
+    "horovod.run(func, min_num_proc=..., max_num_proc=..., host_discovery_script=...)"
+)
+_MEETING = (
+    "ranks meet through the rendezvous of horovodrun; "
+    "without it set HOROVOD_RANK0_ADDRESS or HOROVOD_RENDEZVOUS_DIR"
+)
+_SERVICES = "there are no services that run what is sent to them; " + _CALL
+
+# Frameworks whose adapters are to come; submodules included.
+_FRAMEWORKS = {
+    "horovod.tensorflow": "TensorFlow",
+    "horovod.keras": "Keras",
+    "horovod._keras": "Keras",
+    "horovod.mxnet": "MXNet",
+    "horovod.spark": "Spark",
+    "horovod.ray": "Ray",
+    "horovod.jax": "JAX",
+}
+# Modules, submodules included, and names in modules that exist, after a colon.
+_INSTEAD = {
+    "horovod.runner.gloo_run": _CALL,
+    "horovod.runner.mpi_run": f"there is no MPI here; {_CALL}; ranks that mpirun starts find each other by themselves",
+    "horovod.runner.js_run": f"{_CALL}; ranks that jsrun starts find each other by themselves",
+    "horovod.runner.task_fn": _SERVICES,
+    "horovod.runner.task": _SERVICES,
+    "horovod.runner.driver": f"{_SERVICES}; horovodrun --doctor says which addresses hosts reach each other by",
+    "horovod.runner.service": _SERVICES,
+    "horovod.runner.http": _MEETING,
+    "horovod.runner.common.service": _SERVICES,
+    "horovod.runner.common.util.network": _SERVICES,
+    "horovod.runner.common.util.settings": f"arguments take its place: {_CALL}",
+    "horovod.runner.common.util.config_parser": "horovodrun --config-file reads the same YAML; "
+    + _CALL,
+    "horovod.runner.common.util.safe_shell_exec": (
+        "use subprocess.run(..., start_new_session=True); horovodrun finds and ends all processes of its ranks itself"
+    ),
+    "horovod.runner.common.util.tiny_shell_exec": "use subprocess.run",
+    "horovod.runner.util.network": "Python's socket module has gethostname and getaddrinfo; "
+    + _CALL,
+    "horovod.runner.util.remote": _CALL,
+    "horovod.runner.util.streams": "use os.pipe or io.BytesIO",
+    "horovod.runner.util.cache": "nothing is cached between jobs",
+    "horovod.runner.util.lsf": _CALL,
+    "horovod.runner.elastic.driver": _ELASTIC,
+    "horovod.runner.elastic.registration": _ELASTIC,
+    "horovod.runner.elastic.rendezvous": _ELASTIC,
+    "horovod.runner.elastic.settings": f"arguments take its place: {_ELASTIC}",
+    "horovod.runner.elastic.constants": "docs/settings.md and the options of horovodrun have their values",
+    "horovod.runner.launch:parse_args": "horovodrun parses its own options; " + _CALL,
+    "horovod.runner.launch:check_build": "run the program: horovodrun --check-build",
+    "horovod.runner.launch:run_controller": _CALL,
+}
+
+
+def advice(name: str) -> str | None:
+    """What to tell who imports a module, or `module:name`, of the original's; None if it is none of them."""
+    where = name
+    while where:
+        if where in _FRAMEWORKS:
+            return _PLANNED.format(name=where, framework=_FRAMEWORKS[where])
+        if where in _INSTEAD:
+            shown = where.replace(":", ".")
+            return (
+                f"{shown} of the original Horovod does not exist in horovod-rs: {_INSTEAD[where]}"
+            )
+        where = where.rpartition(".")[0] if ":" not in where else ""
+    return None
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Last in line: asked for modules of this package that nobody else has found."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith("horovod."):
+            return None
+        text = advice(fullname)
+        # Who only asks whether there is such a module (`importlib.util.find_spec`) gets the plain answer.
+        if text is None or not sys._getframe(2).f_code.co_name.startswith("_find_and_load"):
+            return None
+        # With a `name`, `from horovod import tensorflow` would hide the text behind its own.
+        raise ModuleNotFoundError(text)
+
+
+def install() -> None:
+    """Make imports of what is absent say what to use instead; again does nothing."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

@@ -1,0 +1,68 @@
+"""Files of the original Horovod among this package's: both install into one folder, and a mixture of them breaks.
+
+`horovodrun` runs this file's text in a bare interpreter, so it imports nothing of this package.
+"""
+
+import glob
+import importlib.metadata
+import importlib.util
+import os
+import warnings
+
+# Every version of the original has the first, most have the second; this package never has either.
+MARKERS = ("runner/js_run.py", "metadata.json")
+# The original's last version is 0.28.1; from this one on, a distribution `horovod` is of metadata alone.
+_FIRST_OF_OURS = (0, 29)
+
+
+def warn_if_mixed(folder: str) -> None:
+    """Warn if the original's files are in this package's folder; at import, so it looks at names only."""
+    for marker in MARKERS:
+        if os.path.exists(os.path.join(folder, marker)):
+            warnings.warn(
+                f"horovod: files of the original Horovod are mixed with those of horovod-rs in {folder} ({marker}, for "
+                "one). To repair it: pip uninstall -y horovod horovod-rs; remove what is left of that folder; then "
+                "pip install horovod-rs. `horovodrun --check-build` says more.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def findings() -> list[str]:
+    """What is wrong with the installation that `import horovod` would take; each a sentence without its end."""
+    found = []
+    for original in importlib.metadata.distributions(name="horovod"):
+        if _numbers(original.version) < _FIRST_OF_OURS:
+            found.append(
+                f"the original Horovod {original.version} is installed, too, in {original.locate_file('')}"
+            )
+    spec = importlib.util.find_spec("horovod")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        foreign = [name for name in MARKERS if os.path.exists(os.path.join(folder, name))]
+        foreign += glob.glob("*/mpi_lib*.so", root_dir=folder)
+        if foreign:
+            found.append(f"{folder} holds files of the original Horovod: {', '.join(foreign)}")
+    for ours in importlib.metadata.distributions(name="horovod-rs"):
+        changed = [str(file) for file in ours.files or [] if _is_changed(file)]
+        if changed:
+            found.append(
+                f"files of horovod-rs {ours.version} in {ours.locate_file('')} were replaced or removed after it was "
+                f"installed: {len(changed)}, such as {changed[0]}"
+            )
+    return found
+
+
+def _is_changed(file: importlib.metadata.PackagePath) -> bool:
+    # `pip install --target` moves the launcher without noting it in the record.
+    if file.size is None or file.parts[0] != "horovod":
+        return False
+    try:
+        return os.stat(file.locate()).st_size != file.size
+    except OSError:
+        return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split(".")[:2]
+    return tuple(int(part) if part.isdigit() else 0 for part in parts)

@@ -1,0 +1,49 @@
+"""Handing operations to the core: the one caller of `_core.enqueue`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horovod import _core
+from horovod.common._ops import Sum
+
+# One tensor: input pointer, output pointer (0: the core allocates), dtype code, shape, owner of the memory.
+Entry = tuple[int, int, int, Sequence[int], Any]
+
+# A result that the core allocated: memory and shape.
+Output = tuple[_core.Buffer, tuple[int, ...]]
+
+
+def start(
+    kind: int,
+    prefix: str,
+    name: str | None,
+    entries: Sequence[Entry],
+    process_set_id: int | None,
+    *,
+    op: int = Sum,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    root_rank: int = -1,
+    splits: Sequence[int] | None = None,
+    grouped: bool = False,
+    finish: Callable[[Any], Any] | None = None,
+) -> int:
+    """Queue an operation and return its handle.
+
+    `_core.wait` will return what `finish` makes of the outputs: for each entry an `Output`, or None where the caller
+    gave the memory; for alltoall with the received splits, `(outputs, splits)`.
+    """
+    return _core.enqueue(
+        kind,
+        prefix,
+        name,
+        entries,
+        op,
+        prescale,
+        postscale,
+        root_rank,
+        splits,
+        process_set_id,  # None raises the TypeError users know
+        grouped,
+        finish,
+    )

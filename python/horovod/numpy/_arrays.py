@@ -1,0 +1,90 @@
+"""How a NumPy array is presented to the core."""
+
+from typing import Any
+
+import numpy as np
+
+from horovod.common._collectives import Memory
+from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
+from horovod.common._operations import Output
+
+Array = np.ndarray[Any, Any]
+
+
+def _memory(wire: Array, dtype: Any, is_own: bool, has_rows: bool) -> Memory:
+    code = CODES[wire.dtype.name]
+    return Memory(wire.ctypes.data, code, wire.shape, wire, dtype, is_own, has_rows)
+
+
+class NumpyArrays:
+    """Arrays of any layout, of numbers, of `ml_dtypes`' kinds, and, where they are only copied, of any fixed size."""
+
+    def describe(self, array: Any, op: int | None) -> Memory:
+        if not isinstance(array, np.ndarray | np.generic | int | float | complex | list):
+            raise TypeError(f"Expected a numpy.ndarray, got {type(array).__name__}.")
+        given = np.asarray(array)
+        dtype = given.dtype
+        if dtype.hasobject:
+            raise ValueError(
+                f"Arrays of dtype {dtype} hold references to objects; see broadcast_object."
+            )
+        if op is not None and op in OP_NAMES and not can_be_reduced(op, dtype.name):
+            raise ValueError(f"Arrays of dtype {dtype} are not supported for op {OP_NAMES[op]}.")
+        native = dtype.newbyteorder("=")
+        wire = np.require(given, native, ["C", "A"])
+        is_own = isinstance(array, np.ndarray) and np.may_share_memory(wire, array)
+        wire = wire[...]  # a view, for an array that somebody views cannot be resized
+        if dtype.name in REAL_OF:
+            wire = wire[..., np.newaxis].view(REAL_OF[dtype.name])
+        elif dtype.name not in CODES:
+            wire = wire[..., np.newaxis].view(np.uint8)
+        return _memory(wire, native, is_own, given.ndim > 0)
+
+    def check_writable(self, array: Any) -> None:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"Expected a numpy.ndarray, got {type(array).__name__}.")
+        if not array.flags.writeable:
+            raise ValueError(
+                "The array is read-only: pass a copy() of it, or use the form that returns a new one."
+            )
+
+    def allocate(self, like: Memory) -> Memory:
+        wire = np.empty(like.shape, like.owner.dtype)
+        return _memory(wire, like.dtype, True, like.has_rows)
+
+    def copy(self, memory: Memory) -> Memory:
+        wire = memory.owner.copy()
+        return _memory(wire, memory.dtype, True, memory.has_rows)
+
+    def put(self, array: Array, memory: Memory) -> None:
+        if not memory.is_own:
+            array[...] = self.wrap(memory)
+
+    def wrap(self, memory: Memory) -> Array:
+        return _typed(memory.owner, memory.dtype)
+
+    def wrap_output(self, output: Output, like: Memory) -> Array:
+        buffer, shape = output
+        dtype = like.owner.dtype
+        flat = np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)  # type: ignore[call-overload]
+        return _typed(flat.reshape(shape), like.dtype)
+
+    def rows(self, splits: Any) -> list[int] | None:
+        if splits is None:
+            return None
+        rows = np.asarray(splits)
+        if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise ValueError(
+                f"alltoall expects a 1D list of integers as splits, not {splits!r:.200}."
+            )
+        if bool((rows < 0).any()):
+            raise ValueError(f"alltoall expects splits that are not negative, not {rows.tolist()}.")
+        return rows.tolist() or None
+
+    def counts(self, numbers: list[int], splits: Any) -> Array:
+        return np.array(numbers, np.int32)
+
+
+def _typed(wire: Array, dtype: Any) -> Array:
+    """Undo what `describe` made of element types that the core does not know."""
+    return wire if wire.dtype == dtype else wire.view(dtype)[..., 0]

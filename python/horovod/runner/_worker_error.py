@@ -1,0 +1,88 @@
+"""A rank's exception in the calling process: of its own class, and a `RuntimeError`, which the original raises."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from typing import Any
+
+
+def also_runtime_error(error: Exception) -> Exception:
+    """The same exception, caught by `except` of its own class as well as by `except RuntimeError`.
+
+    Where its class allows no such subclass, the exception as it is.
+    """
+    if isinstance(error, RuntimeError):
+        return error
+    kind = type(error)
+    with contextlib.suppress(Exception):
+        both = _both(kind)
+        for turn in (_by_its_class, _by_its_reduction, _by_its_parts):
+            with contextlib.suppress(Exception):
+                turned = turn(error, both)
+                if str(turned) == str(error) and turned.args == error.args:
+                    return turned
+    return error
+
+
+def _both(kind: type[Exception]) -> type[Exception]:
+    """A class that is both, and goes by the name of the first."""
+
+    def __reduce_ex__(self: Exception, protocol: Any) -> tuple[Any, ...]:
+        # Pickled with the class that others can import.
+        reduced: Any = super(both, self).__reduce_ex__(protocol)
+        call, args, *state = reduced
+        return _unpickled, (kind if call is both else call, args, *state)
+
+    names = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "__reduce_ex__": __reduce_ex__,
+    }
+    bases = (kind, RuntimeError)
+    both: type[Exception] = types.new_class(
+        kind.__name__, bases, exec_body=lambda n: n.update(names)
+    )
+    return both
+
+
+def _by_its_class(error: Exception, both: type[Exception]) -> Exception:
+    """Possible for classes written in Python; changes nothing else of it."""
+    error.__class__ = both
+    return error
+
+
+def _by_its_reduction(error: Exception, both: type[Exception]) -> Exception:
+    """As copying makes another: classes of C keep more than `args`."""
+    reduced: Any = error.__reduce__()
+    call, args, *state = reduced
+    if call is not type(error) or not isinstance(args, tuple):
+        raise TypeError("it is not made by calling its class")
+    turned = both(*args)
+    _set_state(turned, state)
+    return turned
+
+
+def _by_its_parts(error: Exception, both: type[Exception]) -> Exception:
+    turned = both.__new__(both, *error.args)
+    turned.args = error.args
+    vars(turned).update(vars(error))
+    return turned
+
+
+def _set_state(error: Exception, state: list[Any]) -> None:
+    if state and state[0]:
+        error.__setstate__(state[0])
+
+
+def _unpickled(call: Any, args: tuple[Any, ...], *state: Any) -> Exception:
+    error: Exception
+    try:
+        error = call(*args)
+    except Exception:
+        # Its `__init__` takes something else than its `args`.
+        error = call.__new__(call, *args)
+        error.args = args
+    _set_state(error, list(state))
+    return also_runtime_error(error)

@@ -1,0 +1,1 @@
+"""What launchers of others import from here."""

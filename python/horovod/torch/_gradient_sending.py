@@ -1,0 +1,167 @@
+"""Gradients on their way: their reductions are started, several at once where possible, and results put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from horovod.common.exceptions import DuplicateNameError
+from horovod.torch import _sparse
+from horovod.torch._allreduce import allreduce_together_
+from horovod.torch._gradient_errors import DUPLICATE_NAME
+from horovod.torch._gradient_slots import ReduceOptions, Slot
+from horovod.torch.compression import Compression
+from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
+
+# Gradients wait for each other until there are this many bytes, or backward is over: each hand-over wakes the engine,
+# which then agrees with the other ranks, and where all cores compute that costs more than a small tensor's journey.
+_HAND_OVER_BYTES = 256 * 1024
+
+
+class Sender:
+    """The reductions of one optimizer's gradients from when they are ready until their results are in place."""
+
+    def __init__(self, options: ReduceOptions) -> None:
+        self._options = options
+        self._prescale, self._postscale = options.factors()
+        self._uncompressed = options.compression is Compression.none
+        self._held: list[tuple[Slot, torch.Tensor]] = []
+        self._held_bytes = 0
+        self._in_flight: list[Callable[[], object]] = []
+        self.awaited: list[int] = []  # the handles behind it
+        self.handed_over = False  # whether the engine got something that was not agreed upon yet
+        self.sparse = False  # whether a gradient of this cycle was
+
+    def forget(self) -> None:
+        """Begin a new cycle; what is still in flight is forgotten."""
+        self._held.clear()
+        self._held_bytes = 0
+        self._in_flight.clear()
+        self.awaited.clear()
+        self.handed_over = self.sparse = False
+
+    def hold(self, slot: Slot, grad: torch.Tensor) -> bool:
+        """Take the gradient of one slot, which is marked as sent; whether enough are held to hand them over.
+
+        A sparse one that stays sparse is not held: it is handed over at once.
+        """
+        if grad.is_sparse:
+            self.sparse = slot.sparse = True
+            if not self._options.sparse_as_dense:
+                self._send_sparse(slot, grad)
+                return False
+        self._held.append((slot, grad))
+        self._held_bytes += slot.nbytes
+        return self._held_bytes >= _HAND_OVER_BYTES
+
+    def hand_over(self) -> None:
+        """Start to reduce the gradients that are held, all at once where that is possible."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        if not held:
+            return
+        self.handed_over = True
+        if len(held) > 1 and self._uncompressed:
+            handles = allreduce_together_(
+                [grad for _, grad in held],
+                [slot.name if slot.sent == 1 else slot.wire_name for slot, _ in held],
+                self._options.op,
+                self._prescale,
+                self._postscale,
+                self._options.process_set,
+            )
+            self.awaited.extend(handles)
+            self._in_flight.extend(partial(synchronize, handle) for handle in handles)
+            # What has to be prepared, and what was refused and shall say why.
+            held = held[len(handles) :]
+        for slot, grad in held:
+            self._send(slot, grad)
+
+    def send_group(self, slots: Sequence[Slot]) -> None:
+        """Start to reduce the gradients of slots, which are marked as sent, as one operation."""
+        options = self._options
+        self.handed_over = True
+        grads = [grad for slot in slots if (grad := slot.param.grad) is not None]
+        packed = [
+            options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
+            for grad in grads
+        ]
+        try:
+            handle = grouped_allreduce_async_(
+                [tensor for tensor, _ in packed],
+                name=slots[0].wire_name,
+                op=options.op,
+                prescale_factor=self._prescale,
+                postscale_factor=self._postscale,
+                process_set=options.process_set,
+            )
+        except DuplicateNameError as error:
+            error.add_note(DUPLICATE_NAME)
+            raise
+
+        def complete() -> None:
+            results = synchronize(handle)
+            for slot, grad, result, (_, ctx) in zip(slots, grads, results, packed, strict=True):
+                self._store(slot, grad, result, ctx)
+
+        self.awaited.append(handle)
+        self._in_flight.append(complete)
+        self.sparse = self.sparse or any(grad.is_sparse for grad in grads)
+
+    def wait(self) -> None:
+        """Hand over what is held, wait for everything and put the results in place; raise what failed first."""
+        self.hand_over()
+        pending, self._in_flight, self.awaited = self._in_flight, [], []
+        failure = None
+        for complete in pending:
+            try:
+                complete()
+            except RuntimeError as error:
+                # The others still write into gradients: nobody may touch those before.
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _send_sparse(self, slot: Slot, grad: torch.Tensor) -> None:
+        self.handed_over = True
+        handles, result = _sparse.start(
+            grad, slot.wire_name, self._options.op, self._options.process_set
+        )
+        self.awaited.extend(handles)
+        self._in_flight.append(lambda: slot.put(grad, result()))
+
+    def _send(self, slot: Slot, grad: torch.Tensor) -> None:
+        options = self._options
+        tensor, ctx = options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
+        try:
+            handle = allreduce_async_(
+                tensor,
+                name=slot.wire_name,
+                op=options.op,
+                prescale_factor=self._prescale,
+                postscale_factor=self._postscale,
+                process_set=options.process_set,
+            )
+        except DuplicateNameError as error:
+            error.add_note(DUPLICATE_NAME)
+            raise
+        self.awaited.append(handle)
+        if tensor is grad and self._uncompressed:
+            self._in_flight.append(partial(synchronize, handle))
+        else:
+            self._in_flight.append(lambda: self._store(slot, grad, synchronize(handle), ctx))
+
+    def _store(self, slot: Slot, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
+        """Put a reduced dense tensor where the gradient was, in the gradient's own memory and layout."""
+        compression = self._options.compression
+        if compression is Compression.fp16 and not grad.is_sparse:
+            result = reduced  # what copies it into the gradient also converts it
+        else:
+            result = compression.decompress(reduced, ctx)
+        if grad.is_sparse:
+            slot.put(grad, result.to_sparse(grad.sparse_dim()))
+        elif result is not grad:
+            with torch.no_grad():
+                grad.copy_(result)

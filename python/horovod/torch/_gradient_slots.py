@@ -1,0 +1,98 @@
+"""The gradient of one parameter within a cycle: how often it was sent, and the parts that it comes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from horovod.common.process_sets import ProcessSet
+from horovod.torch._gradient_hooks import Watched
+from horovod.torch.mpi_ops import Average
+
+# Where a gradient stands within a cycle (from one step() to the next): it is accumulated, it waits for the rest of its
+# group, it is sent.
+IDLE, READY, STARTED = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceOptions:
+    """How gradients travel; the same on every rank."""
+
+    compression: Any
+    op: int
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+    zero_missing_gradients: bool = True
+
+    def factors(self) -> tuple[float, float]:
+        """Scale factors before and after the reduction."""
+        if self.op != Average:
+            return 1.0, 1.0
+        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
+
+
+class Slot(Watched):
+    """One parameter and where its gradient stands; `settled` while that is sent."""
+
+    __slots__ = ("group", "name", "nbytes", "parts", "passes_left", "sent", "sparse", "state")
+
+    def __init__(self, param: torch.Tensor, name: str, passes: int) -> None:
+        super().__init__(param)
+        self.name = name
+        self.nbytes = param.nbytes
+        self.group: Group | None = None
+        self.passes_left = passes
+        self.state = IDLE
+        self.sent = 0  # how often in this cycle
+        # Sent earlier in this cycle, to be added to what `.grad` holds.
+        self.parts: list[torch.Tensor] = []
+        self.sparse = False  # whether its last gradient was
+
+    @property
+    def wire_name(self) -> str:
+        """The name under which the gradient travels that was marked as sent last."""
+        return self.name if self.sent == 1 else f"{self.name}.again{self.sent - 1}"
+
+    def put(self, grad: torch.Tensor, result: torch.Tensor) -> None:
+        """Put a result that could not be written into `grad` where that is; nowhere if the user dropped it."""
+        if self.param.grad is grad:
+            self.param.grad = result
+        self.parts = [result if part is grad else part for part in self.parts]
+
+    def unite(self) -> None:
+        """Add up what was reduced in parts."""
+        parts, self.parts = self.parts, []
+        last = self.param.grad
+        if last is None:  # dropped by the user, and with it what came before
+            return
+        total, *rest = parts
+        with torch.no_grad():
+            for part in [*rest, last]:
+                if total.is_sparse:
+                    total = part + total
+                else:
+                    total.add_(part)
+        self.param.grad = total
+
+
+class Group:
+    """Gradients that travel together once all of them are ready."""
+
+    __slots__ = ("arrived", "members")
+
+    def __init__(self, members: list[Slot]) -> None:
+        self.members = members
+        self.arrived: set[Slot] = set()
+
+
+def zeros_for(param: torch.Tensor, *, sparse: bool) -> torch.Tensor:
+    zeros = torch.zeros_like(param, requires_grad=False)
+    return zeros.to_sparse(1) if sparse else zeros
+
+
+def unwatch(slots: list[Slot]) -> None:
+    for slot in slots:
+        slot.unwatch()

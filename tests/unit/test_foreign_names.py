@@ -1,0 +1,195 @@
+"""What scripts for the original import besides `horovod.torch`: it is there, or the error says what to do."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import harness
+import horovod
+import horovod.torch as hvd
+from horovod import _absent, _core
+from horovod.common import elastic
+from horovod.common._news import HostMessages
+from horovod.runner.elastic import discovery
+from horovod.runner.elastic.worker import HostUpdateResult
+from horovod.runner.util import threads
+
+FRAMEWORKS = ["tensorflow", "keras", "mxnet", "spark", "ray", "jax", "tensorflow.keras"]
+MODULES = [
+    *("gloo_run", "mpi_run", "js_run", "task_fn", "driver.driver_service", "http.http_server"),
+    *("common.util.settings", "common.util.config_parser", "common.util.network"),
+    *("common.util.safe_shell_exec", "common.service.task_service", "util.network", "util.lsf"),
+    *("elastic.driver", "elastic.settings", "elastic.rendezvous", "elastic.registration"),
+    "elastic.constants",
+]
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_an_adapter_that_does_not_exist_yet_is_planned(name: str) -> None:
+    with pytest.raises(
+        ModuleNotFoundError, match=r"is planned; so far there are horovod\.torch and horovod\.numpy"
+    ):
+        importlib.import_module(f"horovod.{name}")
+    with pytest.raises(ImportError, match="is planned"):
+        exec(f"from horovod import {name.split('.')[0]}")
+    # Who asks first gets a plain answer.
+    assert importlib.util.find_spec(f"horovod.{name.split('.')[0]}") is None
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_of_the_originals_launcher_says_what_to_use(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"does not exist in horovod-rs: \w+") as caught:
+        importlib.import_module(f"horovod.runner.{name}")
+    assert "horovod.runner" in str(caught.value)
+    parent, _, last = f"horovod.runner.{name}".rpartition(".")
+    with pytest.raises(ImportError, match="does not exist in horovod-rs"):
+        exec(f"from {parent} import {last}")
+
+
+@pytest.mark.parametrize("name", ["parse_args", "check_build", "run_controller"])
+def test_a_function_of_the_originals_launcher_says_what_to_use(name: str) -> None:
+    with pytest.raises(ImportError, match=rf"horovod\.runner\.launch\.{name} .*horovodrun"):
+        exec(f"from horovod.runner.launch import {name}")
+
+
+def test_what_is_only_misspelled_fails_as_ever() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'horovod\.torhc'$"):
+        importlib.import_module("horovod.torhc")
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec("from horovod.runner.launch import nothing")
+    assert _absent.advice("horovod.torch") is None
+
+
+def test_no_name_in_the_table_exists() -> None:
+    home = Path(horovod.__file__).parent.parent
+    for name in {**_absent._FRAMEWORKS, **_absent._INSTEAD}:
+        if ":" not in name:
+            place = home / name.replace(".", "/")
+            assert not place.is_dir(), name
+            assert not place.with_suffix(".py").is_file(), name
+
+
+def test_an_adapter_without_its_framework_says_what_to_install() -> None:
+    code = (
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else found(name, *a)\n"
+        "import horovod.torch"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=harness.LIMIT_S,
+        check=False,
+    )
+    assert "horovod.torch needs PyTorch, which is not installed for" in done.stderr
+    assert "pip install torch" in done.stderr
+
+
+def test_functions_in_threads() -> None:
+    done = threading.Event()
+    thread = threads.in_thread(lambda *args: args == (1, 2) and done.set(), (1, 2), name="t")
+    assert thread.daemon
+    assert done.wait(60)
+    threads.in_thread(lambda: 1 / 0, silent=True).join(60)
+    with pytest.raises(ValueError, match="args: expected a tuple"):
+        threads.in_thread(print, "text")
+
+    event, stop, called = threading.Event(), threading.Event(), threading.Event()
+    waiting = threads.on_event(event, called.set, stop=stop, check_stop_interval_s=0.01)
+    event.set()
+    waiting.join(60)
+    assert called.is_set()
+    never = threading.Event()
+    waiting = threads.on_event(threading.Event(), never.set, (), stop, 0.01)
+    stop.set()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert not never.is_set()
+
+    squares = threads.execute_function_multithreaded(lambda a: a * a, [(1,), (2,), (3,)])
+    assert squares == {0: 1, 1: 4, 2: 9}
+    with pytest.raises(RuntimeError, match=r"call 1 of .* failed: ZeroDivisionError"):
+        threads.execute_function_multithreaded(lambda a: 1 / a, [(1,), (0,)], True, 1)
+    gate, passed = threading.Event(), threading.Event()
+    calls = [(lambda: gate.wait(60),), (passed.set,)]
+    assert threads.execute_function_multithreaded(lambda f: f(), calls, False, 1) is None
+    assert not passed.is_set()
+    gate.set()
+    assert passed.wait(60)
+    with pytest.raises(ValueError, match="must be larger than 0"):
+        threads.execute_function_multithreaded(print, [], max_concurrent_executions=0)
+
+
+def test_discoveries() -> None:
+    script = discovery.HostDiscoveryScript("echo a:2; echo; echo b", 3)
+    assert script.find_available_hosts_and_slots() == {"a": 2, "b": 3}
+    with pytest.raises(ValueError, match="the line 'b' tells no slots"):
+        discovery.HostDiscoveryScript("echo b").find_available_hosts_and_slots()
+    with pytest.raises(RuntimeError, match="Exit code: 3"):
+        discovery.HostDiscoveryScript("exit 3", 1).find_available_hosts_and_slots()
+    fixed = discovery.FixedHosts({"a": 1})
+    fixed.set({"b": 2})
+    assert fixed.find_available_hosts_and_slots() == {"b": 2}
+    with pytest.raises(NotImplementedError):
+        discovery.HostDiscovery().find_available_hosts_and_slots()
+    with pytest.raises(ImportError, match="host-discovery-script"):
+        exec("from horovod.runner.elastic.discovery import HostManager")
+
+
+def test_a_states_messages_hold_the_launchers_news_and_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    news = [(0, 0)]
+    monkeypatch.setattr(_core, "is_initialized", lambda: True)
+    monkeypatch.setattr(_core, "host_updates", lambda: news[-1])
+    messages = HostMessages()
+    assert messages.empty()
+    with pytest.raises(queue.Empty):
+        messages.get_nowait()
+    news.append((4, int(HostUpdateResult.added)))
+    assert not messages.empty()
+    assert messages.qsize() == 1
+    assert messages.get()[1] == HostUpdateResult.added
+    assert messages.empty()
+    news.append((5, int(HostUpdateResult.mixed)))
+    assert not messages.empty()
+    messages.acted_upon(5)
+    assert messages.empty()
+    messages.put((1.0, HostUpdateResult.removed))
+    assert messages.get(timeout=1) == (1.0, HostUpdateResult.removed)
+    with pytest.raises(queue.Empty):
+        messages.get(timeout=0)
+    messages.put((2.0, HostUpdateResult.removed))
+    assert messages.take_given() == [1]
+
+
+def test_the_notification_manager_tells_states() -> None:
+    state = elastic.ObjectState(lambda value, root_rank: value, lambda: 0)
+    manager = elastic.notification_manager
+    manager.init()
+    manager.register_listener(state)
+    manager.handle_hosts_updated(7.0, HostUpdateResult.added)
+    manager.remove_listener(state)
+    manager.handle_hosts_updated(8.0, HostUpdateResult.added)
+    assert state._host_messages.get_nowait() == (7.0, HostUpdateResult.added)
+    assert state._host_messages.empty()
+
+
+def test_queries_can_be_patched() -> None:
+    for target in ("horovod.torch.mpi_enabled", "horovod.torch.mpi_ops.mpi_enabled"):
+        with mock.patch(target, return_value=True):
+            pass
+    with mock.patch("horovod.torch.mpi_enabled", return_value=True):
+        assert hvd.mpi_enabled()
+    assert not hvd.mpi_enabled()

@@ -1,0 +1,189 @@
+"""The two distributions: `horovod`, of metadata alone, and `horovod-rs`, which has the files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import harness
+import horovod
+import metadata_wheel
+from horovod import _installation
+
+# Every extra that the original declares.
+EXTRAS = {
+    *("pytorch", "tensorflow", "tensorflow-cpu", "tensorflow-gpu", "keras", "mxnet"),
+    *("spark", "pytorch-spark", "ray", "all-frameworks", "dev", "test"),
+}
+
+
+def pip(home: Path, *words: str) -> str:
+    """Run pip for an environment, without any network; what it said."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    command += ["--isolated", "--python", str(home / "bin" / "python"), *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=harness.LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_version_goes_on_from_the_originals() -> None:
+    version = tuple(int(part) for part in horovod.__version__.split("."))
+    assert version > (0, 28, 1)
+    assert horovod.__version__ == metadata_wheel.version_of_workspace()
+
+
+def test_horovod_is_metadata_alone_with_the_originals_extras(tmp_path: Path) -> None:
+    wheel = metadata_wheel.build(tmp_path)
+    version = metadata_wheel.version_of_workspace()
+    assert wheel.name == f"horovod-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(f"horovod-{version}.dist-info/METADATA").decode().splitlines()
+    assert all(name.startswith(f"horovod-{version}.dist-info/") for name in names), names
+    assert f"Requires-Dist: horovod-rs=={version}" in metadata
+    for extra in EXTRAS:
+        assert f"Provides-Extra: {extra}" in metadata
+        assert f'Requires-Dist: horovod-rs[{extra}]=={version} ; extra == "{extra}"' in metadata
+    assert set(metadata_wheel.read_project()["optional-dependencies"]) == EXTRAS
+    again = metadata_wheel.build(tmp_path / "again")
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    """A folder of wheels: `horovod`, a stand-in for the compiled `horovod-rs`, one for what it needs, a client."""
+    place = tmp_path / "dist"
+    version = metadata_wheel.version_of_workspace()
+    project = metadata_wheel.read_project()
+    metadata_wheel.build(place)
+    headers = [("Requires-Dist", need) for need in project["dependencies"]]
+    for extra, needs in project["optional-dependencies"].items():
+        headers.append(("Provides-Extra", extra))
+        headers += [("Requires-Dist", f'{need} ; extra == "{extra}"') for need in needs]
+    files = {"horovod/__init__.py": f"__version__ = {version!r}\n", "horovod/torch/__init__.py": ""}
+    metadata_wheel.write_wheel(place, "horovod-rs", version, headers, files)
+    metadata_wheel.write_wheel(place, "cloudpickle", "3.0")
+    metadata_wheel.write_wheel(place, "torch", "2.9")
+    needs_horovod = [("Requires-Dist", "horovod[pytorch,tensorflow]>=0.27")]
+    metadata_wheel.write_wheel(place, "client", "1.0", needs_horovod)
+    return place
+
+
+def test_a_package_that_requires_horovod_is_satisfied_and_each_can_go_alone(
+    tmp_path: Path, shelf: Path
+) -> None:
+    home = tmp_path / "venv"
+    venv.create(home)
+    site = next((home / "lib").glob("python*/site-packages"))
+
+    def installed() -> set[str]:
+        return {line.split("==")[0] for line in pip(home, "freeze", "--all").split()}
+
+    pip(home, "install", "--no-index", f"--find-links={shelf}", "client")
+    assert {"client", "horovod", "horovod-rs", "torch", "cloudpickle"} <= installed()
+    assert "No broken requirements found" in pip(home, "check")
+
+    pip(home, "uninstall", "--yes", "horovod")
+    assert (site / "horovod" / "torch" / "__init__.py").is_file()
+    assert "horovod" not in installed()
+
+    pip(home, "install", "--no-index", f"--find-links={shelf}", "horovod")
+    pip(home, "uninstall", "--yes", "horovod-rs")
+    assert not (site / "horovod").exists()
+    assert list(site.glob("horovod-*.dist-info/RECORD"))
+    # The rest asks for what is missing and gets it.
+    pip(home, "install", "--no-index", f"--find-links={shelf}", "horovod")
+    assert (site / "horovod" / "__init__.py").is_file()
+    assert "No broken requirements found" in pip(home, "check")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A folder with this package's files in it, as `pip install` would have put them there."""
+    ours = Path(horovod.__file__).parent
+    for file in ours.rglob("*"):
+        place = tmp_path / "site" / "horovod" / file.relative_to(ours)
+        if file.is_file() and "__pycache__" not in file.parts:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(file)
+    return tmp_path / "site"
+
+
+def imported(site: Path) -> str:
+    """What `import horovod` says with a folder before all others."""
+    return outcome(site, [sys.executable, "-c", "import horovod; print(horovod.__file__)"])
+
+
+def outcome(site: Path, command: list[str | Path]) -> str:
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=harness.LIMIT_S,
+        check=True,
+    )
+    return done.stderr
+
+
+def test_no_file_of_ours_is_taken_for_one_of_the_original() -> None:
+    folder = Path(horovod.__file__).parent
+    assert not [name for name in _installation.MARKERS if (folder / name).exists()]
+
+
+def test_files_of_the_original_are_noticed_at_import(copy: Path) -> None:
+    assert imported(copy) == ""
+    (copy / "horovod" / "runner" / "js_run.py").touch()
+    said = imported(copy)
+    assert f"mixed with those of horovod-rs in {copy}/horovod (runner/js_run.py" in said
+    assert "pip uninstall -y horovod horovod-rs" in said
+
+
+def test_check_build_and_doctor_name_a_mixed_installation(copy: Path) -> None:
+    # What the tests run with need not be an installed wheel: its record is not for here.
+    home, version = copy / "horovod", metadata_wheel.version_of_workspace()
+    check = [harness.HOROVODRUN, "--check-build"]
+    doctor = [harness.HOROVODRUN, "--doctor", "-np", "1", sys.executable, "x.py"]
+    metadata_wheel.write_wheel(copy, "horovod", "0.28.1")
+    for wheel in copy.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(copy)
+        wheel.unlink()
+    said = outcome(copy, check)
+    assert f"mixed with another: the original Horovod 0.28.1 is installed, too, in {copy}" in said
+    assert f"-m pip install horovod-rs=={version}" in said
+    (home / "torch" / "mpi_lib_v2.cpython-311-x86_64-linux-gnu.so").touch()
+    said = outcome(copy, check)
+    assert f"{home} holds files of the original Horovod: torch/mpi_lib_v2" in said
+
+    info = copy / f"horovod_rs-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: horovod-rs\nVersion: {version}\n")
+    size = (home / "__init__.py").stat().st_size
+    whole = f"horovod/__init__.py,sha256=x,{size}\nhorovod_rs.dist-info/RECORD,,\n"
+    # As `pip install --target` leaves it, which moves programs.
+    (info / "RECORD").write_text(whole + "../../bin/horovodrun,sha256=x,5\n")
+    assert "replaced or removed" not in outcome(copy, check)
+    (info / "RECORD").write_text(whole + f"horovod/torch/__init__.py,sha256=x,{size + 1}\n")
+    said = outcome(copy, check)
+    assert f"files of horovod-rs {version} in {copy} were replaced or removed" in said
+    assert "1, such as horovod/torch/__init__.py" in said
+    done = subprocess.run(
+        doctor,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        timeout=harness.LIMIT_S,
+        check=False,
+    )
+    # Its lines are broken where they are full, which depends on the length of paths.
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "has a mixed installation: the original Horovod 0.28.1" in said
