@@ -43,6 +43,7 @@ class Case:
     repeats: int = 1  # times the usual number: small operations need more
     quick: bool = False  # part of a quick run
     chained: int = 1  # so many one after the other, of which one is counted
+    order: tuple[int, ...] = ()  # of the dimensions in memory, outermost first, where that is not row-major
     rows_per_rank: bool = False  # the shape's rows are meant for each of the ranks
     floor: tuple[str, str, int] | None = None  # what floor.c does, its dtype, bytes
     targets: tuple[Target, ...] = ()
@@ -175,6 +176,22 @@ def _cases() -> tuple[Case, ...]:
     ]
     cases += [
         Case(
+            f"allreduce f32 16 MiB, {name}",
+            "orders",
+            "allreduce",
+            "float32",
+            ((32, 128, 32, 32),),
+            order=order,
+            floor=("allreduce", "f32", 16 * MIB),
+        )
+        for name, order in (
+            ("contiguous", ()),
+            ("channels-last", (0, 2, 3, 1)),
+            ("transposed", (3, 2, 1, 0)),
+        )
+    ]
+    cases += [
+        Case(
             f"ends as calls: allreduce f32 {byte_text(size)}",
             "calls",
             "chain",
@@ -198,7 +215,7 @@ def targets_of(case: Case, ranks: int) -> tuple[Target, ...]:
     """The goals on two ranks; with more ranks than processors, that peers are never faster."""
     if ranks == 2:
         return case.targets
-    if case.operation == "chain":
+    if case.operation == "chain" or case.order:
         return ()
     gloo = 8.0 if case.group == "resnet" else 1.0
     return at_least(gloo=gloo, mpi=0.25 if case.nbytes == 4 else 1.0)

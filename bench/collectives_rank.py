@@ -26,7 +26,13 @@ def tensors_of(case: Case, size: int, value: float) -> list[torch.Tensor]:
     """The case's tensors, all elements alike."""
     times = size if case.rows_per_rank else 1
     dtype = getattr(torch, case.dtype)
-    return [torch.full((first * times, *rest), value, dtype=dtype) for first, *rest in case.shapes]
+    tensors = [
+        torch.full((first * times, *rest), value, dtype=dtype) for first, *rest in case.shapes
+    ]
+    if not case.order:
+        return tensors
+    places = [case.order.index(dim) for dim in range(len(case.order))]
+    return [tensor.permute(case.order).contiguous().permute(places) for tensor in tensors]
 
 
 def check(peer: Peer, case: Case) -> None:
@@ -103,7 +109,7 @@ def main() -> None:
     peer = PEERS[options.peer]()
     report = Report(options.out, peer.rank)
     for case in CASES:
-        if case.name in options.cases and not lacks(options.peer, case.operation, case.dtype):
+        if case.name in options.cases and not lacks(options.peer, case):
             check(peer, case)
             seconds = measure(peer, case, options.repeats, options.budget)
             report.add(case=case.name, seconds=seconds)

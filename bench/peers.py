@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import calls
 import torch
+from cases import Case
 
 
 class Peer(Protocol):
@@ -145,10 +146,12 @@ def _rows(tensor: torch.Tensor, times: int, parts: int) -> torch.Tensor:
 PEERS: dict[str, Callable[[], Peer]] = {"horovod": Horovod, "gloo": Gloo, "mpi": Mpi}
 
 
-def lacks(peer: str, operation: str, dtype: str) -> str | None:
-    """Why a peer cannot take part in cases with an operation and a dtype, or None."""
-    if operation == "chain" and peer != "horovod":
+def lacks(peer: str, case: Case) -> str | None:
+    """Why a peer cannot take part in a case, or None."""
+    if case.operation == "chain" and peer != "horovod":
         return "its ends are waited for"
-    if peer == "mpi" and dtype != "float32":
-        return f"MPI has no type for {dtype}"
+    if case.order and peer != "horovod":
+        return "it reduces contiguous memory only"
+    if peer == "mpi" and case.dtype != "float32":
+        return f"MPI has no type for {case.dtype}"
     return None

@@ -107,8 +107,23 @@ class PlainTensors:
     ) -> int | None:
         """As `enqueue`, an ALLREDUCE or BROADCAST of one tensor in place.
 
-        None if it is not contiguous host memory, of one of the types and of a dtype that the operation works
-        with, or if the framework lacks the interface; nothing was queued then.
+        None if it is not dense host memory (in any order of strides), of one of the types and of a dtype that the
+        operation works with, or if the framework lacks the interface; nothing was queued then.
+        """
+
+    def grouped_allreduce(
+        self,
+        tensors: tuple[Any, ...],
+        prefix: str,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: int | None,
+    ) -> int | None:
+        """As `enqueue` of one grouped ALLREDUCE in place; `wait` will return `tensors`.
+
+        None where there are none, or one of them is not such a tensor.
         """
 
     def allreduce_together(

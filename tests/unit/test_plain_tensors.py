@@ -39,6 +39,8 @@ class Subclass(torch.Tensor):
         torch.ones(0, 3),
         torch.ones(2, 3, dtype=torch.bfloat16),
         torch.ones(2, 1, 3).transpose(0, 1),  # contiguous all the same
+        torch.ones(4, 2).t(),
+        torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
         torch.ones(4, dtype=torch.bool),
         torch.ones(8)[4:],
         torch.nn.Parameter(torch.ones(3)),
@@ -54,7 +56,8 @@ def test_plain_tensors_are_reduced_in_place(tensor):
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.ones(4, 2).t(),
+        torch.ones(4, 2)[:, :1],
+        torch.ones(4, 4).t()[1:],
         torch.ones(1).expand(3),
         torch.tensor([1 + 2j]),
         torch.tensor([1 + 2j]).conj().imag,  # its memory holds the negative

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use arbitrary::{Arbitrary, Unstructured};
 use horovod_protocol::{
     Aggregator, AggregatorAction, AggregatorConfig, Coordinator, CoordinatorAction,
-    CoordinatorConfig, DType, Device, EntryId, Execution, Generation, LossCause, Op, PeerLost,
-    ProcessSetId, Rank, ReduceOp, Request, Scale, Seq, StallConfig, TensorMeta, Time,
+    CoordinatorConfig, DType, Device, EntryId, Execution, Generation, LossCause, MemoryOrder, Op,
+    PeerLost, ProcessSetId, Rank, ReduceOp, Request, Scale, Seq, StallConfig, TensorMeta, Time,
     ToCoordinator, ToWorker, Tree, Worker, WorkerAction, WorkerConfig,
 };
 
@@ -103,7 +103,13 @@ impl Wanted {
         }
         let dtype = DType::ALL[usize::from(self.shape % 13)];
         let shape = [u64::from(self.shape / 13), u64::from(detail / 32)];
-        let tensor = TensorMeta::new(dtype, shape);
+        let order =
+            if matches!(op, Op::Allreduce { .. } | Op::Broadcast { .. }) && self.tensors >= 128 {
+                MemoryOrder::of(&shape, &[1, shape[0] as i64]).unwrap_or_default()
+            } else {
+                MemoryOrder::ROW_MAJOR
+            };
+        let tensor = TensorMeta::new(dtype, shape).in_order(order);
         Request {
             set: ProcessSetId(u32::from(self.set % 4)),
             name: format!("t{}", self.name % 12),

@@ -31,6 +31,7 @@ mod float_mode;
 mod half;
 mod scalar;
 mod spec;
+mod strided;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -44,3 +45,4 @@ pub use dispatch::{Isa, chosen, reduce, reduce_with, scale};
 pub use fill::fill_identity;
 pub use float_mode::DefaultMode;
 pub use spec::{Combine, Source, Spec};
+pub use strided::Reordering;

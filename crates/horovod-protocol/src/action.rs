@@ -81,6 +81,9 @@ pub struct ExecItem {
     pub name: Arc<str>,
     /// As agreed; allgather and alltoall: this rank's own.
     pub tensors: Arc<[TensorMeta]>,
+    /// Memory orders differ between the ranks, so row-major was agreed on, which is not what all of this rank's own
+    /// tensors are in.
+    pub reordered: bool,
     /// Allgather: rows as `[tensor][member]`; else empty.
     pub first_dims: Vec<Vec<u64>>,
 }

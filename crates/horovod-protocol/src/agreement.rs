@@ -385,6 +385,33 @@ mod tests {
     }
 
     #[test]
+    fn memory_orders_may_differ_and_then_row_major_is_meant() {
+        let base = content(sum(), &[(F32, &[2, 3]), (F32, &[3])]);
+        let order = crate::MemoryOrder::of(&[2, 3], &[1, 2]).unwrap();
+        let transposed = Content {
+            tensors: [
+                TensorMeta::new(F32, [2, 3]).in_order(order),
+                TensorMeta::new(F32, [3]),
+            ]
+            .into(),
+            ..base.clone()
+        };
+        assert!(!base.agrees(&transposed));
+        let asked = [(Rank(0), &transposed), (Rank(1), &base)];
+        assert_eq!(compare("x", &asked), Ok(()));
+        assert_eq!(transposed.in_row_major(), base);
+        let run = |asked: &Content, told: &Content| {
+            asked.may_run_as(&told.op, told.device, &told.tensors)
+        };
+        assert!(run(&transposed, &base) && run(&transposed, &transposed));
+        assert!(!run(&base, &transposed));
+        assert!(!run(
+            &transposed,
+            &content(sum(), &[(F32, &[3, 2]), (F32, &[3])])
+        ));
+    }
+
+    #[test]
     fn gathered_bytes_do_not_overflow() {
         let wide = content(Op::Allgather, &[(F32, &[1, 1 << 40])]);
         assert_eq!(gathered_bytes("x", &wide, &[2, 3], 2), Ok(5 << 42));

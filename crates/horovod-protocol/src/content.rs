@@ -1,5 +1,6 @@
 //! What ranks must agree on for one name: the request without its name and set, shared by reference.
 
+use crate::memory_order::MemoryOrder;
 use crate::types::{Device, Op, TensorMeta};
 use std::sync::Arc;
 
@@ -29,6 +30,33 @@ impl Content {
             } else {
                 *self.tensors == *tensors
             }
+    }
+
+    /// Whether this is what a rank that asked for `self` may be told to carry out: the same, or the same in row-major
+    /// order.
+    pub(crate) fn may_run_as(&self, op: &Op, device: Device, tensors: &[TensorMeta]) -> bool {
+        let is_row_major = |t: &TensorMeta| t.order == MemoryOrder::ROW_MAJOR;
+        self.agrees_with(op, device, tensors)
+            || (self.op == *op
+                && !op.has_own_rows()
+                && self.device == device
+                && self.tensors.len() == tensors.len()
+                && self
+                    .tensors
+                    .iter()
+                    .zip(tensors)
+                    .all(|(a, b)| a.is_same_but_order(b))
+                && tensors.iter().all(is_row_major))
+    }
+
+    /// The same with row-major tensors.
+    pub(crate) fn in_row_major(&self) -> Self {
+        let row_major = |t: &TensorMeta| t.clone().in_order(MemoryOrder::ROW_MAJOR);
+        Self {
+            op: self.op.clone(),
+            device: self.device,
+            tensors: self.tensors.iter().map(row_major).collect(),
+        }
     }
 
     pub(crate) fn agrees(&self, other: &Self) -> bool {

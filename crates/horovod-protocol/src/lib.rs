@@ -26,6 +26,7 @@ mod limits;
 mod local;
 mod lookup;
 mod lost;
+mod memory_order;
 mod message;
 mod outbox;
 mod process_sets;
@@ -49,6 +50,7 @@ pub use error::{
 };
 pub use limits::*;
 pub use lost::{LossCause, PeerLost};
+pub use memory_order::{MemoryOrder, ORDERED_DIMS_MAX};
 pub use message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
 pub use refusal::{Difference, Impossible, Mismatch, Refusal};
 pub use shape::Shape;

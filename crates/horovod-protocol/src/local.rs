@@ -2,6 +2,7 @@
 
 use crate::error::OpError;
 use crate::limits::{DIMS_MAX, GROUP_TENSORS_MAX, NAME_BYTES_MAX, RANKS_MAX, REQUEST_BYTES_MAX};
+use crate::memory_order::MemoryOrder;
 use crate::types::{Op, ProcessSetId, Rank, ReduceOp, Request, TensorMeta};
 
 pub(crate) fn unknown_set(op: &Op) -> OpError {
@@ -27,7 +28,12 @@ pub(crate) fn check_call(
         })
     };
     match &req.op {
-        Op::Allreduce { .. } | Op::Allgather | Op::Alltoall => {
+        Op::Allreduce { .. } => {
+            member()?;
+            some_tensors(req)
+        }
+        Op::Allgather | Op::Alltoall => {
+            row_major(req)?;
             member()?;
             some_tensors(req)
         }
@@ -50,6 +56,7 @@ pub(crate) fn check_call(
                     "Reducescatter does not support scalar inputs",
                 ));
             }
+            row_major(req)?;
             member()?;
             some_tensors(req)
         }
@@ -66,6 +73,19 @@ pub(crate) fn check_call(
             no_tensors(req)?;
             check_new_set(ranks, size)
         }
+    }
+}
+
+/// Rows that ranks exchange lie one after the other.
+fn row_major(req: &Request) -> Result<(), OpError> {
+    let mut tensors = req.tensors.iter();
+    match tensors.find(|t| t.order != MemoryOrder::ROW_MAJOR) {
+        None => Ok(()),
+        Some(tensor) => Err(OpError::invalid(format!(
+            "{}: a tensor of shape {:?} is not in row-major order in memory; pass a contiguous copy.",
+            req.op.title(),
+            tensor.shape
+        ))),
     }
 }
 
@@ -126,7 +146,7 @@ pub(crate) fn encoded_bytes(name_len: usize, tensors: &[TensorMeta]) -> usize {
     64 + name_len
         + tensors
             .iter()
-            .map(|t| 2 + 10 * t.shape.len())
+            .map(|t| 2 + 10 * (t.shape.len() + usize::from(t.order != MemoryOrder::ROW_MAJOR)))
             .sum::<usize>()
 }
 

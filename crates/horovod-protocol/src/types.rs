@@ -1,5 +1,6 @@
 //! The vocabulary every layer shares: ranks, element types, operations, requests.
 
+use crate::memory_order::MemoryOrder;
 use crate::shape::Shape;
 use std::fmt;
 
@@ -231,13 +232,30 @@ pub struct TensorMeta {
     pub dtype: DType,
     /// Dimensions; empty for a 0-d tensor.
     pub shape: Shape,
+    /// How they lie in memory. Ranks that differ in this alone do agree: on row-major.
+    pub order: MemoryOrder,
 }
 
 impl TensorMeta {
-    /// A tensor of this type and shape.
+    /// A row-major tensor of this type and shape.
     pub fn new(dtype: DType, shape: impl Into<Shape>) -> Self {
-        let shape = shape.into();
-        Self { dtype, shape }
+        Self {
+            dtype,
+            shape: shape.into(),
+            order: MemoryOrder::ROW_MAJOR,
+        }
+    }
+
+    /// In this order; it must be one for this shape.
+    #[must_use]
+    pub fn in_order(mut self, order: MemoryOrder) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// Whether it is the same tensor, in whatever order.
+    pub(crate) fn is_same_but_order(&self, other: &Self) -> bool {
+        self.dtype == other.dtype && self.shape == other.shape
     }
 
     /// Number of elements; `None` on overflow.

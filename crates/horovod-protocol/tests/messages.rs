@@ -17,7 +17,12 @@ fn tensors() -> impl Strategy<Value = Arc<[TensorMeta]>> {
     let shape = prop::collection::vec(any::<u64>(), 0..4);
     let tensor =
         (select(&DType::ALL), shape).prop_map(|(dtype, shape)| TensorMeta::new(dtype, shape));
-    prop::collection::vec(tensor, 0..4).prop_map(Into::into)
+    let transposed = (select(&DType::ALL), 1..9u64, 1..9u64).prop_map(|(dtype, rows, columns)| {
+        let shape = [rows, columns];
+        let order = MemoryOrder::of(&shape, &[1, rows as i64]).expect("column-major");
+        TensorMeta::new(dtype, shape).in_order(order)
+    });
+    prop::collection::vec(prop_oneof![3 => tensor, 1 => transposed], 0..4).prop_map(Into::into)
 }
 
 fn reduction() -> impl Strategy<Value = (ReduceOp, Scale)> {

@@ -6,7 +6,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-use horovod::{DType, Shape, TensorMeta};
+use horovod::{DType, MemoryOrder, Shape, TensorMeta};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -109,8 +109,8 @@ impl Reader {
         Some(unsafe { raw.assume_init() })
     }
 
-    /// Where the elements of a tensor are, and what they are. `None` unless it is contiguous host memory of a
-    /// type that the core computes with.
+    /// Where the elements of a tensor are, and what they are. `None` unless it is dense host memory, in
+    /// any order, of a type that the core computes with.
     pub(crate) fn read(self, tensor: &Bound<'_, PyAny>) -> Option<(*mut u8, TensorMeta)> {
         let raw = self.describe(tensor)?;
         if raw.device_type != CPU || raw.lanes != 1 {
@@ -132,18 +132,17 @@ impl Reader {
                 )
             }
         };
-        if !contiguous(shape, strides) {
-            return None;
-        }
         let shape = shape
             .iter()
             .map(|&n| u64::try_from(n))
             .collect::<Result<Shape, _>>()
             .ok()?;
+        let order = MemoryOrder::of(&shape, strides)?;
         if raw.data.is_null() && !shape.contains(&0) {
             return None;
         }
-        Some((raw.memory()?, TensorMeta::new(dtype, shape)))
+        let meta = TensorMeta::new(dtype, shape).in_order(order);
+        Some((raw.memory()?, meta))
     }
 }
 
@@ -153,26 +152,6 @@ impl RawTensor {
         let offset = usize::try_from(self.byte_offset).ok()?;
         Some(self.data.cast::<u8>().wrapping_add(offset))
     }
-}
-
-/// Whether elements follow each other in row-major order.
-fn contiguous(shape: &[i64], strides: &[i64]) -> bool {
-    if shape.contains(&0) {
-        return true;
-    }
-    let mut step = 1i64;
-    for (&length, &stride) in shape.iter().zip(strides).rev() {
-        if length != 1 {
-            if stride != step {
-                return false;
-            }
-            let Some(next) = step.checked_mul(length) else {
-                return false;
-            };
-            step = next;
-        }
-    }
-    true
 }
 
 /// The core's type for DLPack's type code and width.

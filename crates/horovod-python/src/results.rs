@@ -28,6 +28,8 @@ static LOST: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 pub(crate) enum Kept {
     /// The tensor is the result.
     InPlace(InPlace),
+    /// These are, given back as what they came in; what each keeps is an [`Kept::InPlace`].
+    GroupInPlace(Py<PyTuple>, Vec<horovod::Kept>),
     /// What this makes of the outputs is.
     Finish(Py<PyAny>),
 }
@@ -40,6 +42,19 @@ pub(crate) struct InPlace {
     pub(crate) storage: Py<PyAny>,
     /// Where the result was written, if it has elements, and how to find out where the tensor's memory is.
     pub(crate) written: Option<(Reader, usize)>,
+}
+
+impl InPlace {
+    /// That the result is where the tensor's memory is.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some((reader, at)) = &self.written
+            && let Some(now) = reader.address(self.tensor.bind(py))
+            && now.addr() != *at
+        {
+            return Err(PyRuntimeError::new_err(MOVED));
+        }
+        Ok(())
+    }
 }
 
 /// What is left of a job that was just left.
@@ -94,16 +109,17 @@ pub(crate) fn wait(py: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Py<PyA
         };
     };
     match kept.as_ref().and_then(|kept| kept.downcast_ref()) {
-        Some(Kept::InPlace(InPlace {
-            tensor, written, ..
-        })) => {
-            if let Some((reader, at)) = written
-                && let Some(now) = reader.address(tensor.bind(py))
-                && now.addr() != *at
-            {
-                return Err(PyRuntimeError::new_err(MOVED));
+        Some(Kept::InPlace(in_place)) => {
+            in_place.check(py)?;
+            Ok(in_place.tensor.clone_ref(py))
+        }
+        Some(Kept::GroupInPlace(tensors, parts)) => {
+            for part in parts {
+                if let Some(Kept::InPlace(in_place)) = part.downcast_ref() {
+                    in_place.check(py)?;
+                }
             }
-            Ok(tensor.clone_ref(py))
+            Ok(tensors.clone_ref(py).into_any())
         }
         Some(Kept::Finish(finish)) => finish.call1(py, (outputs(py, result)?,)),
         None => outputs(py, result),

@@ -7,7 +7,7 @@ use horovod::{
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyType};
+use pyo3::types::{PyList, PyTuple, PyType};
 
 use crate::dlpack::Reader;
 use crate::errors::operation_error;
@@ -250,6 +250,46 @@ impl PlainTensors {
             }
         });
         Ok(handles)
+    }
+
+    /// Queue one grouped allreduce of tensors in place and return its handle. `None`: one of them is no such tensor, or
+    /// there are none; nothing was queued.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one crossing per operation, no builder objects"
+    )]
+    fn grouped_allreduce(
+        &self,
+        tensors: &Bound<'_, PyTuple>,
+        prefix: &str,
+        name: Option<&str>,
+        op: u8,
+        prescale: f64,
+        postscale: f64,
+        process_set: Option<u32>,
+    ) -> PyResult<Option<u64>> {
+        let py = tensors.py();
+        let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
+        let mut members = Vec::with_capacity(tensors.len());
+        let mut parts = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            let Some((tensor, part)) = self.read(&tensor, &op)? else {
+                return Ok(None);
+            };
+            members.push(tensor);
+            parts.push(part);
+        }
+        if members.is_empty() {
+            return Ok(None);
+        }
+        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let set = registered(process_set)?;
+        let kept = Arc::new(Kept::GroupInPlace(tensors.clone().unbind(), parts));
+        let submission = Submission::new(prefix, name, op, set, Tensors::Many(members));
+        engine
+            .submit(submission.keeping(Some(kept)))
+            .map(|h| Some(h.0))
+            .map_err(|e| operation_error(py, e))
     }
 }
 

@@ -45,9 +45,9 @@ pub use error::Error;
 pub use hang::{FRAMES_MAX, Frame, THREADS_MAX, ThreadStack, tell_stacks};
 #[cfg(not(loom))]
 pub use horovod_protocol::{
-    Completion, DType, Device, Difference, Generation, Impossible, Leaving, LossCause, Mismatch,
-    Op, PeerLost, ProcessSetId, Rank, ReduceOp, Refusal, Scale, Shape, StopReason, TensorMeta,
-    printable,
+    Completion, DType, Device, Difference, Generation, Impossible, Leaving, LossCause, MemoryOrder,
+    Mismatch, Op, PeerLost, ProcessSetId, Rank, ReduceOp, Refusal, Scale, Shape, StopReason,
+    TensorMeta, printable,
 };
 #[cfg(not(loom))]
 pub use horovod_transport::{Interrupt, JobKey, parcel, resolve_interfaces};

@@ -26,7 +26,7 @@ pub enum Output {
 pub struct Tensor {
     /// Element type and shape on this rank.
     pub(crate) meta: TensorMeta,
-    /// First input byte; dense, row-major.
+    /// First input byte; dense, in the order that `meta` says.
     pub(crate) input: *const u8,
     pub(crate) output: Output,
     pub(crate) device: Device,
@@ -92,8 +92,8 @@ impl From<Vec<Tensor>> for Tensors {
 unsafe impl Send for Tensor {}
 
 impl Tensor {
-    /// A dense, row-major tensor in host memory whose bytes begin at `input`. Null pointers are for tensors without
-    /// elements.
+    /// A dense tensor in host memory, in the order that `meta` says, whose bytes begin at `input`; its output is in the
+    /// same order. Null pointers are for tensors without elements.
     ///
     /// # Safety
     /// Until the operation it is submitted to has ended (or the submission is refused), `input` is readable for the

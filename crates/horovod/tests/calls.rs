@@ -1,6 +1,6 @@
 //! Ends that are calls, and outputs that a submission allocates: of several engines in one process.
 
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Duration;
 
 use horovod::config::Config;
@@ -177,10 +177,11 @@ fn an_allocator_is_not_asked_where_there_is_nothing_to_allocate() {
 
 #[test]
 fn a_function_that_submits_again_when_the_job_has_ended_is_refused_and_called_once() {
-    let calls = on_ranks(2, |engine, rank| {
+    let submitted = Arc::new(Barrier::new(2));
+    let calls = on_ranks(2, move |engine, rank| {
         let engine = Arc::new(engine);
         let calls = Arc::new(Mutex::new(Vec::new()));
-        // Rank 1 never takes part.
+        // Rank 1 never takes part, and leaves when rank 0 has submitted.
         if rank == 0 {
             let (again, said) = (Arc::downgrade(&engine), calls.clone());
             let callback = move |result: Result<OpResult, Error>| {
@@ -210,6 +211,7 @@ fn a_function_that_submits_again_when_the_job_has_ended_is_refused_and_called_on
             );
             engine.submit(lone.calling(Box::new(callback))).unwrap();
         }
+        submitted.wait();
         engine.shutdown();
         calls.lock().unwrap().clone()
     });

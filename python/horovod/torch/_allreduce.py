@@ -20,6 +20,7 @@ from horovod.torch._tensors import (
     enqueue_plain,
     entry,
     from_wire,
+    grouped_allreduce_plain,
     to_wire,
 )
 
@@ -38,7 +39,7 @@ def allreduce_async_(
     """Start an in-place `allreduce_` and return its handle for `poll` and `synchronize`.
 
     The tensor must not be touched before `synchronize`, which also is what writes the result into a tensor
-    that is not contiguous. Parameters and errors as in `allreduce`; those that all ranks share are raised by
+    that is not dense. Parameters and errors as in `allreduce`; those that all ranks share are raised by
     `synchronize`.
     """
     if average is not None or type(op) is not int:
@@ -133,8 +134,9 @@ def allreduce_(
 ) -> torch.Tensor:
     """Combine one tensor of every rank in place: each rank's tensor becomes the result, and is returned.
 
-    Autograd does not see the change; leaves that require gradients may be passed. Tensors that are not
-    contiguous are worked on as a copy and written back. Parameters and errors as in `allreduce`.
+    Autograd does not see the change; leaves that require gradients may be passed. Dense tensors are worked on where
+    they are if they have the same order of strides on all ranks (contiguous, channels-last, transposed); others as a
+    copy, written back. Parameters and errors as in `allreduce`.
     """
     handle = allreduce_async_(
         tensor, average, name, op, prescale_factor, postscale_factor, process_set
@@ -159,6 +161,12 @@ def grouped_allreduce_async_(
         return eagerly(grouped_allreduce_async_, tensors, None, name, *options)
     tensors = tuple(tensors)
     require_members(tensors)
+    set_id = process_set.process_set_id
+    plain = grouped_allreduce_plain(
+        tensors, "grouped_allreduce", name, op, prescale_factor, postscale_factor, set_id
+    )
+    if plain is not None:
+        return plain
     entries = []
     staged = []
     for tensor in tensors:

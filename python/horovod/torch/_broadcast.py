@@ -61,7 +61,7 @@ def broadcast_async_(
     """Start an in-place `broadcast_` and return its handle for `poll` and `synchronize`.
 
     The tensor must not be touched before `synchronize`, which also is what writes the result into a tensor
-    that is not contiguous.
+    that is not dense.
     """
     if is_dynamo_compiling():
         return eagerly(broadcast_async_, tensor, root_rank, name, process_set)
@@ -163,8 +163,9 @@ def broadcast_(
 ) -> torch.Tensor:
     """Replace each rank's tensor by the root's, in place, and return it.
 
-    Autograd does not see the change; leaves that require gradients may be passed. Tensors that are not
-    contiguous are worked on as a copy and written back. Parameters and errors as in `broadcast`.
+    Autograd does not see the change; leaves that require gradients may be passed. Dense tensors are worked on where
+    they are if they have the same order of strides on all ranks (contiguous, channels-last, transposed); others as a
+    copy, written back. Parameters and errors as in `broadcast`.
     """
     result: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return result

@@ -10,10 +10,10 @@ from horovod.common._dtypes import OP_NAMES, can_be_reduced
 from horovod.common._operations import Entry, Output
 from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 
-# Queues an operation in place on one tensor that needs no preparation: contiguous host memory of a dtype that the
-# core computes with. It reads address, shape and dtype itself, which asked for in Python would cost most of a small
-# operation; None for any other tensor, or for all where torch is too old to have the interface (before 2.10).
-# It asks `is_neg` of single elements only: a longer negated tensor is never contiguous, unless torch's private
+# Queues an operation in place on one tensor that needs no preparation: dense host memory, in any order of strides, of a
+# dtype that the core computes with. It reads address, shape, strides and dtype itself, which asked for in Python would
+# cost most of a small operation; None for any other tensor, or for all where torch is too old to have the interface
+# (before 2.10). It asks `is_neg` of single elements only: a longer negated tensor is never dense, unless torch's private
 # `_neg_view` made it.
 # What it keeps alive is the storage: the tensor may be given another one while the operation is in flight.
 _plain = _core.PlainTensors(
@@ -22,6 +22,8 @@ _plain = _core.PlainTensors(
 enqueue_plain = _plain.enqueue
 # The same for several allreduces of which the other ranks hear at once.
 allreduce_plain_together = _plain.allreduce_together
+# The same for a group of them.
+grouped_allreduce_plain = _plain.grouped_allreduce
 
 # dtypes that the core computes with.
 CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in _dtypes.CODES.items()}
@@ -150,7 +152,7 @@ def from_core(output: Output, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Staged:
-    """An in-place operand without plain contiguous memory of its own: worked on as a copy, written back later."""
+    """An in-place operand without plain dense memory of its own: worked on as a copy, written back later."""
 
     __slots__ = ("address", "target", "wire")
 

@@ -32,8 +32,14 @@ impl Coordinator {
                 .copied()
                 .collect()
         };
-        let verdict = agreed(&name, &pending)
-            .and_then(|()| agreement::possible(&name, &pending.content, !absent.is_empty()));
+        let verdict = agreed(&name, &pending);
+        // All agree, yet not all said the same: in memory orders alone they may differ.
+        let in_several_orders = verdict.is_ok() && !pending.others.is_empty();
+        if in_several_orders {
+            pending.content = Arc::new(pending.content.in_row_major());
+        }
+        let verdict =
+            verdict.and_then(|()| agreement::possible(&name, &pending.content, !absent.is_empty()));
         let outcome = match (verdict, &pending.content.op) {
             (Err(error), _) => Err(error),
             (Ok(()), Op::AddProcessSet { ranks }) => self.add_set(&name, ranks),
@@ -49,6 +55,7 @@ impl Coordinator {
                     members: &members,
                     to: &to,
                     absent: &absent,
+                    in_several_orders,
                 };
                 self.run(&seat, &name, &mut pending)
             }
@@ -143,7 +150,8 @@ impl Coordinator {
             .cached
             .and_then(|slot| Some((slot, self.cache.line(slot)?)));
         let known = line.filter(|(_, line)| {
-            Arc::ptr_eq(&line.content, content) || line.content.agrees(content)
+            !seat.in_several_orders
+                && (Arc::ptr_eq(&line.content, content) || line.content.agrees(content))
         });
         let (fusion, mut bytes) = match known {
             Some((_, line)) => (line.fusion, line.bytes),
@@ -194,7 +202,8 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Gives the agreed content a slot. Not while ranks are missing: they would not learn of it.
+    /// Gives the agreed content a slot. Not while ranks are missing: they would not learn of it. Nor where the ranks ask
+    /// for different orders: a slot stands for one.
     fn remember(
         &mut self,
         seat: &Seat<'_>,
@@ -206,7 +215,7 @@ impl Coordinator {
             self.board.remove(old);
             self.entries.get_mut(seat.index)?.cached = None;
         }
-        if !seat.absent.is_empty() || name.contains(UNNAMED_MARK) {
+        if !seat.absent.is_empty() || seat.in_several_orders || name.contains(UNNAMED_MARK) {
             return None;
         }
         match self.cache.room(seat.key) {
@@ -314,6 +323,8 @@ struct Seat<'a> {
     /// The links to them.
     to: &'a Arc<[u32]>,
     absent: &'a Arc<[Rank]>,
+    /// The ranks' tensors lie in memory in different orders.
+    in_several_orders: bool,
 }
 
 fn agreed(name: &str, pending: &Pending) -> Result<(), Refusal> {

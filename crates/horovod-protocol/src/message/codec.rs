@@ -5,6 +5,9 @@ use crate::wire::{DecodeError, Reader, Writer};
 
 use super::{Slot, SlotRun};
 
+/// Beside an element type: an order in memory follows the dimensions. Row-major takes no byte.
+const ORDERED: u8 = 0x80;
+
 /// Slots relative to the slot after the previous run: in a steady step nearly always zero.
 #[derive(Default)]
 pub(super) struct SlotDelta {
@@ -37,7 +40,9 @@ impl SlotDelta {
 
 pub(super) mod put {
     //! Writing.
+    use super::ORDERED;
     use super::{Rank, Writer};
+    use crate::memory_order::MemoryOrder;
     use crate::types::{Device, Op, ReduceOp, Scale, TensorMeta};
 
     pub(in super::super) fn option(w: &mut Writer<'_>, value: Option<u64>) {
@@ -77,8 +82,14 @@ pub(super) mod put {
     pub(in super::super) fn tensors(w: &mut Writer<'_>, tensors: &[TensorMeta]) {
         w.varint(tensors.len() as u64);
         for tensor in tensors {
-            w.u8(tensor.dtype as u8);
-            dims(w, &tensor.shape);
+            if tensor.order == MemoryOrder::ROW_MAJOR {
+                w.u8(tensor.dtype as u8);
+                dims(w, &tensor.shape);
+            } else {
+                w.u8(tensor.dtype as u8 | ORDERED);
+                dims(w, &tensor.shape);
+                w.varint(tensor.order.code());
+            }
         }
     }
 
@@ -125,8 +136,9 @@ pub(super) mod put {
 
 pub(super) mod get {
     //! Reading.
-    use super::{DecodeError, Rank, Reader};
+    use super::{DecodeError, ORDERED, Rank, Reader};
     use crate::limits::{DIMS_MAX, GROUP_TENSORS_MAX, NAME_BYTES_MAX, RANKS_MAX};
+    use crate::memory_order::MemoryOrder;
     use crate::types::{DType, Device, Op, ProcessSetId, ReduceOp, Scale, TensorMeta};
     use std::sync::Arc;
 
@@ -207,8 +219,17 @@ pub(super) mod get {
     pub(in super::super) fn tensors(r: &mut Reader<'_>) -> Result<Arc<[TensorMeta]>, DecodeError> {
         let tensors = list(r, GROUP_TENSORS_MAX, 2, "tensors", |r| {
             let code = r.u8("element type")?;
-            let dtype = DType::from_code(code).ok_or(bad("element type", code))?;
-            Ok(TensorMeta::new(dtype, dims(r, DIMS_MAX)?))
+            let dtype = DType::from_code(code & !ORDERED).ok_or(bad("element type", code))?;
+            let meta = TensorMeta::new(dtype, dims(r, DIMS_MAX)?);
+            if code & ORDERED == 0 {
+                return Ok(meta);
+            }
+            let what = "memory order";
+            let value = r.varint(what)?;
+            let order = MemoryOrder::from_code(value, &meta.shape)
+                .filter(|order| *order != MemoryOrder::ROW_MAJOR)
+                .ok_or(DecodeError::BadValue { what, value })?;
+            Ok(meta.in_order(order))
         })?;
         Ok(tensors.into())
     }

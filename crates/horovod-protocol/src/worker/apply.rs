@@ -236,6 +236,7 @@ impl Worker {
             entry: id,
             name: Arc::clone(&entry.name),
             tensors: Arc::clone(&content.tensors),
+            reordered: false,
             first_dims: run.rows(content.tensors.len(), first_dims)?,
         };
         if !run.absent {
@@ -263,6 +264,7 @@ impl Worker {
                 entry: None,
                 name: Arc::clone(name),
                 tensors: Arc::clone(tensors),
+                reordered: false,
                 first_dims,
             });
         }
@@ -278,14 +280,20 @@ impl Worker {
             .entries
             .get_mut(index)
             .ok_or("ordered work that was not asked for")?;
-        let agrees = |p: &mut super::Pending| p.content.agrees_with(run.op, run.device, tensors);
-        let pending = entry.pending.take_if(agrees);
+        let asked = |p: &mut super::Pending| p.content.may_run_as(run.op, run.device, tensors);
+        let pending = entry.pending.take_if(asked);
         let pending = pending.ok_or("ordered other work than was asked for")?;
         self.pending -= 1;
+        let own = &pending.content.tensors;
+        let reordered = !run.op.has_own_rows() && **own != **tensors;
+        if reordered && slot.is_some() {
+            return Err("gave a slot to what the ranks ask for in several orders");
+        }
         let item = ExecItem {
             entry: Some(pending.id),
             name: Arc::clone(&entry.name),
-            tensors: Arc::clone(&pending.content.tensors),
+            tensors: Arc::clone(if reordered { tensors } else { own }),
+            reordered,
             first_dims,
         };
         match slot {

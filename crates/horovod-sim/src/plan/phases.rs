@@ -1,9 +1,9 @@
 //! Phases of a plan: ordinary work, joins, changes of the process sets, work that never finishes.
 
-use super::requests::{has_own_rows, mistake, own_rows, random};
+use super::requests::{has_own_rows, mistake, own_form, random};
 use super::{Expected, Phase};
 use crate::rng::Rng;
-use horovod_protocol::{Device, Op, OpErrorKind, ProcessSetId, Rank, Request, Shape};
+use horovod_protocol::{Device, MemoryOrder, Op, OpErrorKind, ProcessSetId, Rank, Request, Shape};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Keeps track of what the ranks have agreed on so far.
@@ -112,7 +112,7 @@ impl Maker {
         };
         let mut asked: Vec<(Rank, Request)> = members
             .iter()
-            .map(|rank| (*rank, own_rows(rng, &request)))
+            .map(|rank| (*rank, own_form(rng, &request)))
             .collect();
         let expected = if members.len() > 1 && rng.chance(15) {
             let wrong = rng.index(members.len());
@@ -313,15 +313,16 @@ impl Maker {
     }
 }
 
-/// Equal, but for rows that are each rank's own.
+/// Equal, but for rows and memory orders that are each rank's own.
 fn alike(a: &Request, b: &Request) -> bool {
     let strip = |request: &Request| {
         let mut request = request.clone();
-        if has_own_rows(&request.op) {
-            for tensor in &mut request.tensors {
-                if let Some(rows) = tensor.shape.first_mut() {
-                    *rows = 0;
-                }
+        for tensor in &mut request.tensors {
+            tensor.order = MemoryOrder::ROW_MAJOR;
+            if has_own_rows(&request.op)
+                && let Some(rows) = tensor.shape.first_mut()
+            {
+                *rows = 0;
             }
         }
         request

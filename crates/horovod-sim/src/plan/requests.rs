@@ -2,10 +2,10 @@
 
 use crate::rng::Rng;
 use horovod_protocol::{
-    DType, Device, Op, ProcessSetId, Rank, ReduceOp, Request, Scale, TensorMeta,
+    DType, Device, MemoryOrder, Op, ProcessSetId, Rank, ReduceOp, Request, Scale, TensorMeta,
 };
 
-/// A valid request on a set. Rows of gathers are set by [`own_rows`].
+/// A valid request on a set. Rows of gathers are set by [`own_form`].
 pub(super) fn random(rng: &mut Rng, set: ProcessSetId, members: &[Rank], name: &str) -> Request {
     let scale = if rng.chance(80) {
         Scale::NONE
@@ -57,7 +57,12 @@ pub(super) fn random(rng: &mut Rng, set: ProcessSetId, members: &[Rank], name: &
         .map(|_| {
             let dtype = *rng.pick(&dtypes);
             let shape: Vec<u64> = (0..dims_min + rng.index(3)).map(|_| rng.below(6)).collect();
-            TensorMeta::new(dtype, shape)
+            let order = if has_own_order(&op) && rng.chance(20) {
+                random_order(rng, &shape)
+            } else {
+                MemoryOrder::ROW_MAJOR
+            };
+            TensorMeta::new(dtype, shape).in_order(order)
         })
         .collect();
     let device = if rng.chance(90) {
@@ -79,9 +84,31 @@ pub(super) fn has_own_rows(op: &Op) -> bool {
     matches!(op, Op::Allgather | Op::Alltoall)
 }
 
-/// The request with this rank's own rows, where those are free.
-pub(super) fn own_rows(rng: &mut Rng, request: &Request) -> Request {
+/// Whether tensors may lie in any order in memory.
+pub(super) fn has_own_order(op: &Op) -> bool {
+    matches!(op, Op::Allreduce { .. } | Op::Broadcast { .. })
+}
+
+fn random_order(rng: &mut Rng, shape: &[u64]) -> MemoryOrder {
+    let mut dims: Vec<usize> = (0..shape.len()).collect();
+    rng.shuffle(&mut dims);
+    let mut strides = vec![0; shape.len()];
+    let mut step = 1;
+    for dim in dims {
+        strides[dim] = step;
+        step *= shape[dim] as i64;
+    }
+    MemoryOrder::of(shape, &strides).unwrap_or_default()
+}
+
+/// The request with this rank's own rows or order in memory, where those are free.
+pub(super) fn own_form(rng: &mut Rng, request: &Request) -> Request {
     let mut request = request.clone();
+    if has_own_order(&request.op) && rng.chance(10) {
+        for tensor in &mut request.tensors {
+            tensor.order = random_order(rng, &tensor.shape);
+        }
+    }
     if has_own_rows(&request.op) {
         for tensor in &mut request.tensors {
             if let Some(rows) = tensor.shape.first_mut() {
@@ -95,6 +122,10 @@ pub(super) fn own_rows(rng: &mut Rng, request: &Request) -> Request {
 /// Changes a request so that it no longer agrees with the others, and says with which text the
 /// ranks must learn of it.
 pub(super) fn mistake(rng: &mut Rng, request: &mut Request, members: &[Rank]) -> &'static str {
+    // Orders are of a shape, and of few operations.
+    for tensor in &mut request.tensors {
+        tensor.order = MemoryOrder::ROW_MAJOR;
+    }
     if request.tensors.is_empty() {
         request.op = Op::Allreduce {
             op: ReduceOp::Sum,

@@ -27,6 +27,7 @@ fn allreduce(set: ProcessSetId, name: &str, elems: u64) -> Execution {
             entry: None,
             name: Arc::from(name),
             tensors: Arc::from([TensorMeta::new(DType::F32, [elems])]),
+            reordered: false,
             first_dims: Vec::new(),
         }],
     }

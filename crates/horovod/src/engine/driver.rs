@@ -65,7 +65,7 @@ struct Job {
     entries: Vec<Option<Entry>>,
     recorded: Option<Recorded>,
     memory: OutputMemory,
-    /// OutputMemory for its outputs as far as it was asked for.
+    /// Memory for its outputs as far as it was asked for.
     outputs: Outputs,
 }
 
@@ -548,7 +548,7 @@ impl Driver {
 enum Outcome {
     /// To the end: the results are in the driver's list.
     Ended,
-    /// OutputMemory was asked for.
+    /// Memory was asked for.
     Asked(Arc<Allocation>),
     /// It goes on by itself, in a backend of this name.
     InFlight(Box<dyn super::backend::InFlight>, &'static str),

@@ -140,6 +140,7 @@ mod tests {
             entry: None,
             name: name.into(),
             tensors: [meta].into(),
+            reordered: false,
             first_dims: Vec::new(),
         }
     }

@@ -1,5 +1,6 @@
 //! The host's data plane: collectives over shared memory and TCP, run to their end while they are started.
 
+mod reordered;
 mod run;
 mod tuning;
 
@@ -19,6 +20,7 @@ use super::{Backend, Failure, Members, Start, Started};
 use crate::buffer::Buffer;
 use crate::config::Config;
 use crate::tensor::Tensor;
+use reordered::Reordered;
 use run::Run;
 use tuning::Tuned;
 
@@ -79,6 +81,10 @@ impl Host {
         let Op::Allreduce { op, .. } = execution.op else {
             return false;
         };
+        // Copies would be made anew, elsewhere.
+        if execution.items.iter().any(|item| item.reordered) {
+            return false;
+        }
         let layout = self.layouts.of(execution.set, &execution.members);
         let (data, tuning) = (&self.data, &self.tuned.tuning);
         // Element types run apart; the algorithm of each follows from its own bytes.
@@ -284,6 +290,8 @@ struct Lists {
     types: usize,
     bytes: Vec<ByteSegment>,
     stand_ins: Vec<Buffer>,
+    /// With where their results belong; null if nowhere.
+    reordered: Vec<(Reordered, *mut u8)>,
 }
 
 // SAFETY: the pointers in the segments are only followed inside `Host::start`, which fills in all that it uses.
@@ -293,6 +301,18 @@ impl Lists {
     fn clear(&mut self) {
         self.types = 0;
         self.bytes.clear();
+        self.stand_ins.clear();
+        self.reordered.clear();
+    }
+
+    /// The execution has ended well: results go where they belong, and what stood in for tensors back to the pool.
+    fn settle(&mut self) {
+        for (reordered, output) in self.reordered.drain(..) {
+            if !output.is_null() {
+                // SAFETY: the submitter promised that its output stays writable until completion.
+                unsafe { reordered.write_to(output) };
+            }
+        }
         self.stand_ins.clear();
     }
 

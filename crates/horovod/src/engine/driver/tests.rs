@@ -46,6 +46,7 @@ fn sum_over(ranks: &[u32], entry: Option<EntryId>) -> Execution {
             entry,
             name: "x".into(),
             tensors: [meta()].into(),
+            reordered: false,
             first_dims: Vec::new(),
         }],
     }

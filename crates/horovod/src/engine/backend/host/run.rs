@@ -12,6 +12,7 @@ use horovod_protocol::{
 use horovod_transport::LinkError;
 
 use super::Lists;
+use super::reordered::Reordered;
 use crate::buffer::{Buffer, BufferPool};
 use crate::config::JoinAverage;
 use crate::engine::Entry;
@@ -166,7 +167,7 @@ impl<'a> Run<'a> {
             for (i, meta) in item.tensors.iter().enumerate() {
                 let elems = elems_of(meta)?;
                 let (input, output) = match entry.map(|e| &e.tensors[i]) {
-                    Some(t) => (t.input, output_of(t)?),
+                    Some(t) => self.operand(lists, meta, t, true)?,
                     None => {
                         // Joined: a null input stands for the identity, the result is thrown away.
                         let bytes = elems.checked_mul(meta.dtype.size()).ok_or_else(too_large)?;
@@ -190,9 +191,34 @@ impl<'a> Run<'a> {
             // come from the tensors' own shapes, and allocated outputs are sized for what was agreed.
             unsafe { collectives::allreduce(ctx, &reduction, segments) }?;
         }
-        // What stood in for tensors goes back to the pool.
-        lists.stand_ins.clear();
+        lists.settle();
         Ok(())
+    }
+
+    /// Where an operation reads and writes a tensor of this rank: a copy, if it has to be in another order than it is.
+    fn operand(
+        &self,
+        lists: &mut Lists,
+        agreed: &TensorMeta,
+        tensor: &Tensor,
+        changes: bool,
+    ) -> Result<(*const u8, *mut u8), Failure> {
+        let output = output_of(tensor)?;
+        if tensor.meta.order == agreed.order {
+            return Ok((tensor.input, output));
+        }
+        let buffer = self.buffer(bytes_of(tensor)?)?;
+        // SAFETY: the submitter promised that its memory stays valid and untouched until completion.
+        let copy = unsafe { Reordered::of(tensor, buffer) }.ok_or_else(too_large)?;
+        let memory = copy.memory();
+        let is_there = !changes && tensor.input == output.cast_const();
+        let output = if is_there {
+            std::ptr::null_mut()
+        } else {
+            output
+        };
+        lists.reordered.push((copy, output));
+        Ok((memory, memory))
     }
 
     fn reduction(&self, dtype: DType, op: ReduceOp, scale: Scale) -> Reduction {
@@ -284,18 +310,21 @@ impl<'a> Run<'a> {
             .iter()
             .position(|r| *r == root)
             .ok_or_else(|| Failure::Local(format!("{root} is not in the process set")))?;
-        for (_, entry) in self.items() {
+        for (item, entry) in self.items() {
             let entry = entry.ok_or_else(joined_cannot)?;
-            for tensor in entry.tensors.iter() {
+            for (meta, tensor) in item.tensors.iter().zip(entry.tensors.iter()) {
+                let (input, output) = self.operand(lists, meta, tensor, root != ctx.me)?;
+                let bytes = bytes_of(tensor)?;
                 lists.bytes.push(ByteSegment {
-                    input: tensor.input,
-                    output: output_of(tensor)?,
-                    bytes: bytes_of(tensor)?,
+                    input,
+                    output,
+                    bytes,
                 });
             }
         }
         // SAFETY: as in `allreduce`.
         unsafe { collectives::broadcast(ctx, root, &lists.bytes) }?;
+        lists.settle();
         Ok(())
     }
 
