@@ -42,7 +42,7 @@ test-portable: ## Run the Rust tests with the ways that need no Linux (docs/port
 		--package horovod-transport --package horovod-collectives --package horovod --package horovod-launch
 
 test-loom: ## Try every order of events in the lock-free parts and in who drives the engine (loom).
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/loom" cargo test --locked --release --lib \
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/loom" cargo test --locked --profile loom --lib \
 		--package horovod-transport --package horovod
 
 test-aarch64: $(STAMPS)/aarch64 ## Build and run the Rust tests for Linux on 64-bit Arm, under qemu.
@@ -56,7 +56,8 @@ fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 	fuzz/run.sh
 
-nightly: chaos ## What the default run leaves out: many seeds, simulations of hundreds of ranks, every fault in every phase; hours.
+nightly: chaos ## What the default run leaves out: four ranks, many seeds, hundreds of simulated ranks, every fault in every phase; hours.
+	python -m pytest tests/test_parallel.py --max-np 4
 	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-sim --test safety --test membership -- --include-ignored
 	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-launch --lib elastic::simulation
 

@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how much garbage strangers send to a job's ports (MB)",
     )
     parser.addoption(
-        "--max-np", type=int, default=4, help="largest number of ranks for tests/parallel"
+        "--max-np", type=int, default=3, help="largest number of ranks for tests/parallel"
     )
 
 

@@ -1,4 +1,5 @@
-"""Runs the files of tests/parallel on 1, 2, 3 and 4 real ranks, and checks that all ranks ran the same tests.
+"""Runs the files of tests/parallel on 1, 2 and 3 real ranks (`--max-np 4`: also on 4), and checks that all ranks ran
+the same tests.
 
 All files that are asked for run in one job per number of ranks: starting ranks costs more than most of the tests.
 """

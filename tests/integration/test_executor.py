@@ -21,11 +21,11 @@ BASE = {
 }
 RANK = """
 import json
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 hvd.init()
-total = hvd.allreduce(torch.arange(4.0) + hvd.rank(), op=hvd.Sum)
+total = hvd.allreduce(np.arange(4.0, dtype=np.float32) + hvd.rank(), op=hvd.Sum)
 numbers = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
 print(json.dumps([numbers, total.tolist()]), flush=True)
 """
@@ -119,7 +119,7 @@ os.environ.update(ranks[0].variables)
 def test_ranks_are_told_why_one_has_died() -> None:
     script = """
 import os, signal, sys
-import horovod.torch as hvd
+import horovod.numpy as hvd
 
 hvd.init()
 hvd.barrier()

@@ -14,14 +14,14 @@ import harness
 # Survivors ignore SIGTERM to show that the error reaches them by itself, not that the launcher ended them.
 REDUCE_FOR_EVER = """
 import os, signal, sys, time
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 hvd.init()
 rank = hvd.rank()
 print(f"rank {rank} is process {os.getpid()}", flush=True)
-tensor = torch.ones(int(sys.argv[1]))
+tensor = np.ones(int(sys.argv[1]), np.float32)
 try:
     step = 0
     while True:
@@ -84,15 +84,15 @@ def test_rank_that_ends_early_fails_the_others_and_gives_its_exit_code(
     path = script(
         f"""
 import os, signal, sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 hvd.init()
 rank = hvd.rank()
 try:
     for step in range(1000000):
-        hvd.allreduce(torch.ones(10), name="x")
+        hvd.allreduce(np.ones(10, np.float32), name="x")
         if rank == 1 and step == 5:
             print("last words of rank 1", flush=True)
             {farewell}
@@ -117,16 +117,16 @@ def test_rank_that_finishes_early_with_success_fails_the_waiting_ones(script, jo
     path = script(
         """
 import sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 hvd.init()
 rank = hvd.rank()
-hvd.allreduce(torch.ones(1), name="first")
+hvd.allreduce(np.ones(1, np.float32), name="first")
 if rank == 0:
     sys.exit(0)
 try:
-    hvd.allreduce(torch.ones(1), name="second")
+    hvd.allreduce(np.ones(1, np.float32), name="second")
 except hvd.HorovodInternalError as error:
     print(f"rank {rank} caught: {error}", flush=True)
     sys.exit(0)
@@ -200,15 +200,15 @@ def test_threads_that_wait_at_the_end_of_a_script_do_not_spoil_it(script, jobs) 
 
 WAIT_FOR_NOBODY = """
 import subprocess, sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 hvd.init()
 # A child in its own session that nobody waits for: the launcher must find it too.
 subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"], start_new_session=True)
 print("waiting", flush=True)
 if hvd.rank() == 0:
-    hvd.allreduce(torch.ones(1), name="only rank 0 asks")
+    hvd.allreduce(np.ones(1, np.float32), name="only rank 0 asks")
 else:
     import threading
     threading.Event().wait()
@@ -217,12 +217,12 @@ else:
 
 INTERRUPTIBLE = """
 import os, sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 hvd.init()
 print(f"rank {hvd.rank()} is process {os.getpid()}", flush=True)
-tensor = torch.ones(int(sys.argv[2]))
+tensor = np.ones(int(sys.argv[2]), np.float32)
 call = {
     "allreduce": lambda: hvd.allreduce(tensor, name="gradient"),
     "allgather": lambda: hvd.allgather(tensor, name="gathered"),

@@ -55,7 +55,7 @@ def of_kind(events: list[dict[str, object]], kind: str) -> list[dict[str, object
 
 
 def test_a_job_from_its_beginning_to_its_end() -> None:
-    script = "import horovod.torch as hvd; hvd.init(); hvd.barrier()"
+    script = "import horovod.numpy as hvd; hvd.init(); hvd.barrier()"
     events = events_of("-np", "2", sys.executable, "-c", script)
     started = of_kind(events, "started")
     assert sorted(event["worker"] for event in started) == [0, 1]
@@ -130,7 +130,7 @@ def test_ranks_have_neither_the_descriptor_nor_its_number() -> None:
 def test_an_elastic_job_tells_of_every_worker_and_round() -> None:
     # Worker 0 dies in the first round; another comes for it.
     script = (
-        "import os, horovod.torch as hvd\n"
+        "import os, horovod.numpy as hvd\n"
         "while True:\n"
         "    hvd.init()\n"
         "    try:\n"

@@ -17,15 +17,15 @@ import strangers
 # The ranks work until told to stop; what they share is full of one byte that is found nowhere else.
 WORK_UNTIL_TOLD = """
 import os, sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 hvd.init()
 stop = False
 step = 0
 while not stop:
-    hvd.allreduce(torch.full((100_000,), float(hvd.rank())), op=hvd.Sum, name="work")
-    stop = bool(hvd.broadcast(torch.tensor(int(os.path.exists(sys.argv[1]))), 0, name="stop"))
+    hvd.allreduce(np.full(100_000, float(hvd.rank()), np.float32), op=hvd.Sum, name="work")
+    stop = bool(hvd.broadcast(np.array(int(os.path.exists(sys.argv[1]))), 0, name="stop"))
     step += 1
     if step == 3:
         print("working", os.environ["HOROVOD_JOB_KEY"], flush=True)

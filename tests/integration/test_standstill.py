@@ -14,16 +14,16 @@ SOON = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3"}
 
 CIRCLE = """
 import sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 hvd.init()
 
 def evaluate(name):
-    return hvd.allreduce(torch.ones(4), name=name)
+    return hvd.allreduce(np.ones(4, np.float32), name=name)
 
 for _ in range(3):
-    hvd.allreduce(torch.ones(2), name="known to all")
+    hvd.allreduce(np.ones(2, np.float32), name="known to all")
 try:
     evaluate(["left", "right", "left"][hvd.rank()])
 except hvd.HorovodStalledError as error:
@@ -60,8 +60,8 @@ def test_ranks_that_wait_for_each_other_in_a_circle_end_with_the_report(script, 
 
 HELD_UP = """
 import os, pathlib, signal, sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 go, pipe = pathlib.Path(sys.argv[1]), sys.argv[2]
 hvd.init()
@@ -83,7 +83,7 @@ if rank == 2:
     load_data()
 if rank == 3:
     signal.raise_signal(signal.SIGSTOP)
-print(f"sum {hvd.allreduce(torch.ones(1), op=hvd.Sum, name='late').item()}", flush=True)
+print(f"sum {hvd.allreduce(np.ones(1, np.float32), op=hvd.Sum, name='late').item()}", flush=True)
 """
 
 
@@ -117,12 +117,12 @@ def test_ranks_that_compute_wait_or_are_stopped_are_told_apart_and_may_still_com
 
 STUCK_AMID = """
 import os, sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 hvd.init()
 print(f"rank {hvd.rank()} is process {os.getpid()}", flush=True)
-gradient = torch.ones(1 << 22)
+gradient = np.ones(1 << 22, np.float32)
 step = 0
 while True:
     hvd.allreduce_(gradient, name="gradient")

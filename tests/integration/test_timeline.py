@@ -13,12 +13,12 @@ import harness
 
 TRAIN = """
 import os, sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 hvd.init()
 for step in range(int(sys.argv[1])):
-    handles = [hvd.allreduce_async(torch.ones(100), name=f"grad.{i}", op=hvd.Sum) for i in range(20)]
+    handles = [hvd.allreduce_async(np.ones(100, np.float32), name=f"grad.{i}", op=hvd.Sum) for i in range(20)]
     for handle in handles:
         assert hvd.synchronize(handle)[0].item() == hvd.size()
 print(f"rank {hvd.rank()} is done", flush=True)
@@ -98,7 +98,7 @@ def test_the_file_is_valid_when_a_rank_is_killed(victim: int, script, jobs, tmp_
     path = tmp_path / "timeline.json"
     endless = """
 import os
-import horovod.torch as hvd
+import horovod.numpy as hvd
 hvd.init()
 print(f"rank {hvd.rank()} is process {os.getpid()}", flush=True)
 """ + TRAIN.replace("int(sys.argv[1])", "10**9")

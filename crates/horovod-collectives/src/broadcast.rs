@@ -224,7 +224,7 @@ struct Writing {
 }
 
 impl Writing {
-    /// As measured (docs/performance-log.md): four times what it takes with a shared cache, about half of what without.
+    /// As measured (docs/performance-decisions.md): four times what it takes with a shared cache, about half of what without.
     const SLOW_PER_LINE: Duration = Duration::from_nanos(16);
     /// One may be slow because its thread lost the core.
     const SLOW_CHUNKS: u32 = 3;
