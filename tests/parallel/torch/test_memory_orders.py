@@ -18,7 +18,7 @@ ORDERS = {
 def laid_out(tensor, order):
     """The same values, with the dimensions in this order in memory."""
     places = [order.index(dim) for dim in range(len(order))]
-    return tensor.permute(order).contiguous().permute(places)
+    return tensor.permute(order).contiguous().permute(places).clone()
 
 
 def mixed(rank):
