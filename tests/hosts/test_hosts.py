@@ -88,10 +88,10 @@ def test_the_usual_script_trains_on_two_hosts(launch, tmp_path: Path) -> None:
 def test_uneven_hosts(launch, script) -> None:
     path = script(
         """
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 hvd.init()
-result = hvd.allreduce(torch.full((100_003,), float(hvd.rank())), op=hvd.Sum)
+result = hvd.allreduce(np.full(100_003, float(hvd.rank()), np.float32), op=hvd.Sum)
 assert (result == 3).all()
 print("cross", hvd.rank(), hvd.cross_rank(), hvd.cross_size(), hvd.is_initialized(), flush=True)
 """
@@ -193,11 +193,11 @@ def test_hosts_with_ip_version_6_only(launch, net, script) -> None:
 
 WITHOUT_LAUNCHER = """
 import os
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 hvd.init()
-total = hvd.allreduce(torch.arange(100_000.0), op=hvd.Sum)
-assert torch.equal(total, torch.arange(100_000.0) * 4)
+total = hvd.allreduce(np.arange(100_000, dtype=np.float32), op=hvd.Sum)
+assert np.array_equal(total, np.arange(100_000, dtype=np.float32) * 4)
 numbers = (hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
 os.write(1, f"rank {' '.join(map(str, numbers))}\\n".encode())  # in one piece
 """
@@ -244,14 +244,14 @@ def test_functions_are_called_on_two_hosts(net, jobs, script) -> None:
 
 REDUCE_FOR_EVER = """
 import os, signal, socket, sys, time
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 hvd.init()
 rank = hvd.rank()
 print(f"rank {rank} is process {os.getpid()}", flush=True)
-tensor = torch.ones(1 << 20)
+tensor = np.ones(1 << 20, np.float32)
 try:
     step = 0
     while True:
@@ -354,15 +354,15 @@ def test_interrupt_ends_ranks_on_all_hosts(launch, script) -> None:
 
 WORK_UNTIL_TOLD = """
 import os, sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
 
 hvd.init()
 stop, step = False, 0
 while not stop:
-    total = hvd.allreduce(torch.full((100_000,), float(hvd.rank())), op=hvd.Sum, name="work")
+    total = hvd.allreduce(np.full(100_000, float(hvd.rank()), np.float32), op=hvd.Sum, name="work")
     assert (total == 6).all()
-    stop = bool(hvd.broadcast(torch.tensor(int(os.path.exists(sys.argv[1]))), 0, name="stop"))
+    stop = bool(hvd.broadcast(np.array(int(os.path.exists(sys.argv[1]))), 0, name="stop"))
     step += 1
     if step == 3:
         print(f"working {os.getpid()}", flush=True)
