@@ -1,12 +1,15 @@
-//! `docs/settings.md` is written from the one table of settings, and must equal it.
+//! `docs/settings.md` is written from the one table of settings and must equal it; no page may name a setting that is none.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use horovod_settings::SETTINGS;
+use horovod_settings::{Environment, SETTINGS, unknown_settings};
 
 const PAGE: &str = "docs/settings.md";
+/// Its constants look like settings.
+const HEADER: &str = "python/horovod/include/horovod.h";
 
 const HEAD: &str = "\
 # Settings
@@ -34,10 +37,53 @@ pub(crate) fn write(root: &Path) -> ExitCode {
     }
 }
 
-/// A complaint when the page is out of date.
-pub(crate) fn check(root: &Path) -> Option<String> {
-    let is_current = std::fs::read_to_string(root.join(PAGE)).is_ok_and(|text| text == page());
-    (!is_current).then(|| format!("{PAGE}: out of date; run `cargo run -p xtask -- docs`"))
+/// Complaints when the page is out of date, and of pages that name a setting that does not exist.
+pub(crate) fn check(root: &Path) -> Vec<String> {
+    let mut complaints = Vec::new();
+    if std::fs::read_to_string(root.join(PAGE)).map_or(true, |text| text != page()) {
+        complaints.push(format!(
+            "{PAGE}: out of date; run `cargo run -p xtask -- docs`"
+        ));
+    }
+    let header = std::fs::read_to_string(root.join(HEADER)).unwrap_or_default();
+    for page in pages(root) {
+        let text = std::fs::read_to_string(&page).unwrap_or_default();
+        for name in unknown_settings(&Named(&text)) {
+            if !header.contains(&name) {
+                let page = page.strip_prefix(root).unwrap_or(&page);
+                let page = page.display();
+                complaints.push(format!("{page}: names {name}, which is no setting"));
+            }
+        }
+    }
+    complaints
+}
+
+/// What users read.
+fn pages(root: &Path) -> Vec<PathBuf> {
+    let docs = std::fs::read_dir(root.join("docs"));
+    let docs = docs.into_iter().flatten().flatten();
+    let mut pages: Vec<PathBuf> = docs.map(|entry| entry.path()).collect();
+    pages.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    pages.push(root.join("README.md"));
+    pages.sort();
+    pages
+}
+
+/// The names of variables in a text, as if they were set.
+struct Named<'a>(&'a str);
+
+impl Environment for Named<'_> {
+    fn get(&self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn names(&self) -> Vec<String> {
+        let is_inside = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let words = self.0.split(|c: char| !is_inside(c));
+        let words: BTreeSet<&str> = words.filter(|word| !word.ends_with('_')).collect();
+        words.into_iter().map(str::to_owned).collect()
+    }
 }
 
 fn page() -> String {
