@@ -312,7 +312,8 @@ pub(crate) fn of_job(
 
 /// The same for a job without a launcher, whose rank 0 serves the rendezvous at this address and port.
 pub(crate) fn of_job_at_rank_0(
-    (address, port): (&str, u16),
+    address: &str,
+    port: u16,
     key: &str,
     interfaces: &[String],
 ) -> Variables {
@@ -348,7 +349,8 @@ fn of_any_job(first: Option<(String, u16)>, key: &str, interfaces: &[String]) ->
 pub(crate) fn of_worker(
     host: &Host,
     worker: u32,
-    (local_rank, rank): (u32, u32),
+    local_rank: u32,
+    rank: u32,
     size: u32,
     timeout_s: u64,
 ) -> Variables {
