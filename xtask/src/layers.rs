@@ -7,6 +7,7 @@ use std::process::Command;
 /// Crates from the ground up; one may use those of lower numbers only.
 const LAYERS: &[(&str, u32)] = &[
     ("horovod-protocol", 0),
+    ("horovod-settings", 0),
     ("horovod-kernels", 1),
     ("horovod-transport", 1),
     ("horovod-collectives", 2),

@@ -1,6 +1,7 @@
 //! What every collective is given: where it runs, in whose company, and how it is tuned.
 
 use horovod_protocol::{Rank, Seq, Ticket};
+use horovod_settings as settings;
 use horovod_transport::{Data, Idle};
 
 use crate::layout::SetLayout;
@@ -63,17 +64,17 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
-            chunk_bytes: 64 << 10,
+            chunk_bytes: settings::CHUNK_BYTES.kind.default,
             chunk_min_bytes: 16 << 10,
-            direct_max_bytes: 8 << 10,
-            exchange_max_bytes: 64 << 10,
-            pairwise_max_hosts: 64,
-            wire_chunk_bytes: 128 << 10,
+            direct_max_bytes: settings::DIRECT_MAX_BYTES.kind.default,
+            exchange_max_bytes: settings::EXCHANGE_MAX_BYTES.kind.default,
+            pairwise_max_hosts: settings::PAIRWISE_MAX_HOSTS.kind.default,
+            wire_chunk_bytes: settings::WIRE_CHUNK_BYTES.kind.default,
             stream_min_bytes: 16 << 20,
             chain_min_bytes: 256 << 10,
             allreduce: None,
-            hierarchical_allreduce: true,
-            hierarchical_allgather: true,
+            hierarchical_allreduce: settings::HIERARCHICAL_ALLREDUCE.kind.0,
+            hierarchical_allgather: settings::HIERARCHICAL_ALLGATHER.kind.0,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use horovod_kernels::{DefaultMode, Source};
 
-use crate::allreduce::{Reducer, Reduction, reduce_range};
+use crate::allreduce::{GroupPosition, Reducer, Reduction, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::SendCursor;
@@ -160,14 +160,17 @@ impl Work for Inside<'_> {
         // SAFETY: as in `stage`; all peers have published this step.
         unsafe {
             let theirs = |position| slots.from(position, self.chunk_bytes()).cast_const();
-            let shape = (self.me, self.shares.len());
+            let group = GroupPosition {
+                me: self.me,
+                members: self.shares.len(),
+            };
             let share = &self.shares[self.me];
             reduce_range(
                 &mut sources,
                 self.reducer,
                 share,
                 self.range(step),
-                shape,
+                group,
                 theirs,
                 None,
             );
@@ -235,7 +238,7 @@ fn across(ctx: &mut Ctx<'_>, reducer: &Reducer, shares: &[Vector]) -> Result<(),
                     reducer,
                     &shares[me],
                     range,
-                    (me, n),
+                    GroupPosition { me, members: n },
                     theirs,
                     None,
                 );

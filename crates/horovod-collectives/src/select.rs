@@ -68,12 +68,12 @@ pub enum Wish {
 }
 
 impl Wish {
-    /// All there are, by name.
-    pub const NAMES: [(&'static str, Self); 4] = [
-        ("staged", Self::Staged),
-        ("exchange", Self::Across(Across::Exchange)),
-        ("pairwise", Self::Across(Across::Pairwise)),
-        ("ring", Self::Across(Across::Ring)),
+    /// All there are; the words for them are those of the setting.
+    pub const ALL: [Self; 4] = [
+        Self::Staged,
+        Self::Across(Across::Exchange),
+        Self::Across(Across::Pairwise),
+        Self::Across(Across::Ring),
     ];
 }
 

@@ -184,7 +184,7 @@ fn results_handed_out_past_the_caches_are_the_same() {
 fn every_algorithm_gives_the_same_wherever_it_is_possible() {
     let some = [DType::F32, DType::BF16, DType::U8, DType::I32, DType::Bool];
     for world in World::all() {
-        for (_, wish) in Wish::NAMES {
+        for wish in Wish::ALL {
             for hierarchical in [true, false] {
                 world.run(|node| {
                     node.tuning.allreduce = Some(wish);

@@ -7,7 +7,9 @@ use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use common::{Node, World, exact_values, oracle, rough_values};
-use horovod_collectives::{Ctx, Reduction, Segment, allreduce, barrier, stage_early};
+use horovod_collectives::{
+    Ctx, Reduction, Segment, StagingContext, allreduce, barrier, stage_early,
+};
 use horovod_protocol::{DType, ReduceOp, Scale, Ticket};
 use horovod_transport::{Aborted, Idle};
 
@@ -48,18 +50,15 @@ fn segment(data: &mut [u8], dtype: DType) -> Segment {
 fn stage(node: &mut Node, ticket: u64, red: &Reduction, data: &mut [u8]) -> bool {
     let segment = segment(data, red.dtype);
     node.op(|ctx| {
-        let (scratch, ticket) = (&mut *ctx.scratch, Ticket(ticket));
+        let context = StagingContext {
+            data: ctx.data,
+            layout: ctx.layout,
+            tuning: ctx.tuning,
+            scratch: ctx.scratch,
+            crowded: true,
+        };
         // SAFETY: this thread's own bytes, which it does not touch until the operation has ended.
-        unsafe {
-            stage_early(
-                ctx.data,
-                ctx.layout,
-                ctx.tuning,
-                (scratch, true),
-                ticket,
-                (red, segment),
-            )
-        }
+        unsafe { stage_early(context, Ticket(ticket), red, segment) }
     })
 }
 

@@ -7,7 +7,8 @@ use std::arch::asm;
 
 use common::{Node, World};
 use horovod_collectives::{
-    Reduction, ScatterItem, Segment, allreduce, barrier, reduce_scatter, stage_early,
+    Reduction, ScatterItem, Segment, StagingContext, allreduce, barrier, reduce_scatter,
+    stage_early,
 };
 use horovod_protocol::{DType, ReduceOp, Scale, Ticket};
 
@@ -138,13 +139,16 @@ fn reduce_all(node: &mut Node, other: Option<u64>) -> Vec<Vec<u8>> {
                 let ticket = early.then_some(Ticket(ticket));
                 run(node, other, |node| {
                     node.op(|ctx| {
-                        let means = (&mut *ctx.scratch, true);
-                        let what = (&red, segment);
+                        let context = StagingContext {
+                            data: ctx.data,
+                            layout: ctx.layout,
+                            tuning: ctx.tuning,
+                            scratch: ctx.scratch,
+                            crowded: true,
+                        };
                         if let Some(ticket) = ticket {
                             // SAFETY: this thread's own bytes.
-                            unsafe {
-                                stage_early(ctx.data, ctx.layout, ctx.tuning, means, ticket, what)
-                            };
+                            unsafe { stage_early(context, ticket, &red, segment) };
                         }
                     });
                     node.op(barrier).expect("nobody aborts");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Node, World, exact_values, rough_values, uneven};
 use horovod_collectives::{
-    CollectiveError, Ctx, Reduction, Segment, allreduce, may_pause, stage_early,
+    CollectiveError, Ctx, Reduction, Segment, StagingContext, allreduce, may_pause, stage_early,
 };
 use horovod_protocol::{DType, ReduceOp, Scale, Ticket};
 use horovod_transport::{Aborted, Idle};
@@ -179,19 +179,16 @@ impl Case {
             elems: *elems,
         };
         node.op(|ctx| {
-            let means = (&mut *ctx.scratch, true);
+            let context = StagingContext {
+                data: ctx.data,
+                layout: ctx.layout,
+                tuning: ctx.tuning,
+                scratch: ctx.scratch,
+                crowded: true,
+            };
             if rank != last {
                 // SAFETY: this thread's own bytes; what is staged is never used.
-                unsafe {
-                    stage_early(
-                        ctx.data,
-                        ctx.layout,
-                        ctx.tuning,
-                        means,
-                        ticket,
-                        (&red, segment),
-                    )
-                };
+                unsafe { stage_early(context, ticket, &red, segment) };
             }
         });
     }

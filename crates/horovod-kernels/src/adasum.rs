@@ -146,7 +146,16 @@ pub fn adasum_coefficients(sums: DotNorms) -> (f64, f64) {
     (factor(sums.norm_a), factor(sums.norm_b))
 }
 
-/// `dst = ca * a + cb * b`, computed in `f64` (halves then through `f32`) and rounded at the end.
+/// An operand of [`adasum_combine`] and its factor.
+#[derive(Clone, Copy, Debug)]
+pub struct Weighted {
+    /// Its elements.
+    pub data: *const u8,
+    /// By what they are multiplied.
+    pub factor: f64,
+}
+
+/// `dst = a.factor * a + b.factor * b`, computed in `f64` (halves then through `f32`) and rounded at the end.
 ///
 /// # Safety
 /// `a` and `b` are readable, `dst` is writable for `elems` elements of `dtype`; `dst` either is exactly
@@ -154,23 +163,17 @@ pub fn adasum_coefficients(sums: DotNorms) -> (f64, f64) {
 ///
 /// # Panics
 /// When `dtype` is not a float type.
-pub unsafe fn adasum_combine(
-    dtype: DType,
-    (a, ca): (*const u8, f64),
-    (b, cb): (*const u8, f64),
-    dst: *mut u8,
-    elems: usize,
-) {
+pub unsafe fn adasum_combine(dtype: DType, a: Weighted, b: Weighted, dst: *mut u8, elems: usize) {
     // SAFETY: the caller's promise, passed on; `chosen` is available.
     unsafe {
         combine_with(
             chosen(),
             dtype,
             &CombineArgs {
-                a,
-                ca,
-                b,
-                cb,
+                a: a.data,
+                ca: a.factor,
+                b: b.data,
+                cb: b.factor,
                 dst,
                 elems,
             },

@@ -38,7 +38,7 @@ mod aarch64;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-pub use adasum::{DotNorms, adasum_coefficients, adasum_combine, adasum_dot_norms};
+pub use adasum::{DotNorms, Weighted, adasum_coefficients, adasum_combine, adasum_dot_norms};
 pub use checksum::checksum;
 pub use copy::{copy_out_and_in, copy_streaming, copy_taking, copy_taking_streaming};
 pub use dispatch::{Isa, chosen, reduce, reduce_with, scale};

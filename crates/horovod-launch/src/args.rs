@@ -7,12 +7,14 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
+use horovod_settings as settings;
+
 use crate::config_file;
 pub use crate::doctor::Form as DoctorForm;
 use crate::environment;
 use crate::hosts::Host;
 pub use crate::options::ElasticOptions;
-use crate::options::{self, OptionSpec, TIMELINE_MARK_CYCLES};
+use crate::options::{self, OptionSpec};
 
 /// What the command line asks for.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -142,10 +144,11 @@ pub fn parse(words: &[OsString]) -> Result<Options, UsageError> {
 
 /// Checks what no single option can know.
 fn complete(mut options: Options) -> Result<Options, UsageError> {
-    if !options.knobs.iter().any(|(n, _)| *n == "HOROVOD_TIMELINE") {
+    let is_recorded = |(name, _): &(&str, String)| *name == settings::TIMELINE.name;
+    if !options.knobs.iter().any(is_recorded) {
         options
             .knobs
-            .retain(|(name, _)| *name != TIMELINE_MARK_CYCLES);
+            .retain(|(name, _)| *name != settings::TIMELINE_MARK_CYCLES.name);
     }
     if options.check_build {
         return Ok(options);
@@ -300,9 +303,9 @@ pub fn help() -> String {
             left = format!("{left}[={value}]");
         }
         if left.len() > 28 {
-            text.push_str(&format!("  {left}\n{:32}{}\n", "", spec.help));
+            text.push_str(&format!("  {left}\n{:32}{}\n", "", spec.help()));
         } else {
-            text.push_str(&format!("  {left:<29} {}\n", spec.help));
+            text.push_str(&format!("  {left:<29} {}\n", spec.help()));
         }
     }
     text

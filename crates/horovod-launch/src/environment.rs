@@ -3,35 +3,39 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
+use horovod_settings::{
+    self as settings, Declaration, Environment, Number, ProcessEnvironment, Whole,
+};
+
 use crate::frames::Variables;
 use crate::hosts::{self, Host, Slot};
 use crate::io::read_text;
 
 /// Set by a launcher for its own job; never handed down from an outer one.
 pub(crate) const IDENTITY: &[&str] = &[
-    "HOROVOD_RANK",
-    "HOROVOD_SIZE",
-    "HOROVOD_LOCAL_RANK",
+    settings::RANK.name,
+    settings::SIZE.name,
+    settings::LOCAL_RANK.name,
     LOCAL_SIZE,
-    "HOROVOD_CROSS_RANK",
-    "HOROVOD_CROSS_SIZE",
-    "HOROVOD_HOSTNAME",
+    settings::CROSS_RANK.name,
+    settings::CROSS_SIZE.name,
+    settings::HOSTNAME.name,
     "HOROVOD_CONTROLLER",
     "HOROVOD_CPU_OPERATIONS",
-    "HOROVOD_RENDEZVOUS",
-    "HOROVOD_JOB_KEY",
+    settings::RENDEZVOUS.name,
+    settings::JOB_KEY.name,
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
-    "HOROVOD_ELASTIC",
-    "HOROVOD_ELASTIC_WORKER",
+    settings::ELASTIC.name,
+    settings::ELASTIC_WORKER.name,
     "_HOROVOD_SECRET_KEY",
     LEASH,
     EVENTS,
 ];
 /// Where rank 0 serves the rendezvous of a job that has no launcher.
-pub(crate) const RANK0_ADDRESS: &str = "HOROVOD_RANK0_ADDRESS";
+pub(crate) const RANK0_ADDRESS: &str = settings::RANK0_ADDRESS.name;
 /// Ranks on a rank's host.
-pub(crate) const LOCAL_SIZE: &str = "HOROVOD_LOCAL_SIZE";
+pub(crate) const LOCAL_SIZE: &str = settings::LOCAL_SIZE.name;
 /// Descriptor of the pipe whose end tells that whoever started this launcher has ended.
 const LEASH: &str = "HOROVODRUN_LEASH_FD";
 /// Descriptor on which whoever started this launcher wants to hear of events.
@@ -88,35 +92,21 @@ pub(crate) fn start_timeout() -> Option<u32> {
         .filter(|seconds| *seconds > 0)
 }
 
-/// `HOROVOD_HEARTBEAT_TIMEOUT_SECONDS` in whole seconds, rounded up, as the ranks understand it: 30 if it is not set (or is
-/// nonsense, which the ranks refuse); `None` if nobody is to be given up.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the launcher's environment module"
-)]
+/// The heartbeat's time-out in whole seconds, rounded up, as the ranks understand it: the default if it is nonsense, which
+/// the ranks refuse; `None` if nobody is to be given up.
 pub(crate) fn heartbeat_s() -> Option<u32> {
-    let text = std::env::var("HOROVOD_HEARTBEAT_TIMEOUT_SECONDS").unwrap_or_default();
-    heartbeat_of(&text)
+    heartbeat_of(&ProcessEnvironment)
 }
 
-fn heartbeat_of(text: &str) -> Option<u32> {
-    const DEFAULT_S: u32 = 30;
-    const MAX_S: f64 = 86_400.0;
-    match text.trim().parse::<f64>() {
-        Ok(0.0) => None,
-        // Between 1 and MAX_S, so that it fits.
-        Ok(seconds) if (1.0..=MAX_S).contains(&seconds) => Some(seconds.ceil() as u32),
-        _ => Some(DEFAULT_S),
-    }
+fn heartbeat_of(env: &dyn Environment) -> Option<u32> {
+    let seconds = settings::HEARTBEAT_TIMEOUT_SECONDS.read_or_default(env);
+    // At most a day.
+    (seconds > 0.0).then_some(seconds.ceil() as u32)
 }
 
 /// `HOROVOD_LOG_LEVEL`, empty if it is not set.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the launcher's environment module"
-)]
 pub(crate) fn log_level() -> String {
-    std::env::var("HOROVOD_LOG_LEVEL").unwrap_or_default()
+    settings::text_of(&ProcessEnvironment, settings::LOG_LEVEL.name).unwrap_or_default()
 }
 
 /// See [`crate::leash`].
@@ -180,16 +170,6 @@ pub(crate) fn default_hostfile() -> Option<std::path::PathBuf> {
     std::env::var_os("OMPI_MCA_orte_default_hostfile").map(Into::into)
 }
 
-/// A whole number from a variable; 0 and nonsense count as not set.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the launcher's environment module"
-)]
-fn positive(name: &str) -> Option<u32> {
-    let value = std::env::var(name).ok()?;
-    value.trim().parse().ok().filter(|number| *number > 0)
-}
-
 /// Settings of the ranks by which the doctor judges hosts.
 pub(crate) struct DataPlane {
     /// Bytes of shared memory of each rank.
@@ -202,24 +182,36 @@ pub(crate) struct DataPlane {
 
 /// From the launcher's environment, as ranks get it.
 pub(crate) fn of_data_plane() -> DataPlane {
-    const STAGING: u32 = 8 << 20;
+    let env = &ProcessEnvironment;
     DataPlane {
-        staging: positive("HOROVOD_SHM_BYTES_PER_RANK")
-            .unwrap_or(STAGING)
-            .into(),
-        connections: positive("HOROVOD_CONNECTIONS_PER_PEER").unwrap_or(1),
-        encrypt: is_on("HOROVOD_ENCRYPT"),
+        staging: settings::SHM_BYTES_PER_RANK.read_or_default(env) as u64,
+        connections: settings::CONNECTIONS_PER_PEER.read_or_default(env).into(),
+        encrypt: settings::ENCRYPT.read_or_default(env),
     }
 }
 
-/// Seconds from `HOROVOD_ELASTIC_TIMEOUT`.
-pub(crate) fn elastic_timeout() -> Option<u32> {
-    positive("HOROVOD_ELASTIC_TIMEOUT")
+/// A number of the launcher's own; 0, nonsense and what is too large count as not set.
+fn positive<T: Number>(setting: &Declaration<Whole<T>>) -> u32 {
+    let number = |value: T| {
+        value
+            .try_into()
+            .ok()
+            .and_then(|n: u64| u32::try_from(n).ok())
+    };
+    number(setting.read_or_default(&ProcessEnvironment))
+        .filter(|n| *n > 0)
+        .or_else(|| number(setting.kind.default))
+        .unwrap_or(u32::MAX)
 }
 
-/// From `HOROVOD_ELASTIC_SLOT_FAILURES`.
-pub(crate) fn elastic_slot_failures() -> Option<u32> {
-    positive("HOROVOD_ELASTIC_SLOT_FAILURES")
+/// Seconds to wait for enough processes of an elastic job.
+pub(crate) fn elastic_timeout() -> u32 {
+    positive(&settings::ELASTIC_TIMEOUT)
+}
+
+/// Failures of one slot within a minute after which it rests.
+pub(crate) fn elastic_slot_failures() -> u32 {
+    positive(&settings::ELASTIC_SLOT_FAILURES)
 }
 
 /// Variables that steer the original's build and are set; here there is nothing to build.
@@ -281,23 +273,14 @@ pub(crate) fn lay_over_own(forwarded: &Variables) -> Variables {
     own.chain(forwarded.iter().cloned()).collect()
 }
 
-/// Whether the user's environment turns a setting on.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the launcher's environment module"
-)]
-fn is_on(name: &str) -> bool {
-    let value = std::env::var(name).unwrap_or_default();
-    let word = value.trim().to_ascii_lowercase();
-    matches!(word.as_str(), "true" | "yes" | "on") || word.parse::<i64>().is_ok_and(|n| n > 0)
-}
-
 /// The settings that reach the ranks: the details of autotuning only when it is on.
 fn acting<'a>(
     knobs: &'a [(&'static str, String)],
     autotune: bool,
 ) -> impl Iterator<Item = &'a (&'static str, String)> {
-    let told = knobs.iter().find(|(name, _)| *name == "HOROVOD_AUTOTUNE");
+    let told = knobs
+        .iter()
+        .find(|(name, _)| *name == settings::AUTOTUNE.name);
     let autotune = told.map_or(autotune, |(_, value)| value == "1");
     let detail = |name: &str| name.starts_with("HOROVOD_AUTOTUNE_");
     knobs
@@ -314,11 +297,12 @@ pub(crate) fn of_job(
 ) -> Variables {
     let mut variables: Variables = Vec::new();
     let mut set = |name: &str, value: String| variables.push((name.into(), value.into()));
-    for (name, value) in acting(knobs, is_on("HOROVOD_AUTOTUNE")) {
+    let is_autotuned = settings::AUTOTUNE.read_or_default(&ProcessEnvironment);
+    for (name, value) in acting(knobs, is_autotuned) {
         set(name, value.clone());
     }
     let candidates: Vec<String> = rendezvous.iter().map(ToString::to_string).collect();
-    set("HOROVOD_RENDEZVOUS", candidates.join(","));
+    set(settings::RENDEZVOUS.name, candidates.join(","));
     // Programs that look at Horovod's own names find the first candidate there.
     let first = rendezvous.first();
     let first = first.map(|first| (first.ip().to_string(), first.port()));
@@ -328,7 +312,8 @@ pub(crate) fn of_job(
 
 /// The same for a job without a launcher, whose rank 0 serves the rendezvous at this address and port.
 pub(crate) fn of_job_at_rank_0(
-    (address, port): (&str, u16),
+    address: &str,
+    port: u16,
     key: &str,
     interfaces: &[String],
 ) -> Variables {
@@ -348,13 +333,13 @@ fn of_any_job(first: Option<(String, u16)>, key: &str, interfaces: &[String]) ->
     set("PYTHONUNBUFFERED", "1");
     set("HOROVOD_CONTROLLER", "gloo");
     set("HOROVOD_CPU_OPERATIONS", "gloo");
-    set("HOROVOD_JOB_KEY", key);
+    set(settings::JOB_KEY.name, key);
     if let Some((address, port)) = first {
         set("HOROVOD_GLOO_RENDEZVOUS_ADDR", &address);
         set("HOROVOD_GLOO_RENDEZVOUS_PORT", &port.to_string());
     }
     if !interfaces.is_empty() {
-        set("HOROVOD_GLOO_IFACE", &interfaces.join(","));
+        set(settings::GLOO_IFACE.name, &interfaces.join(","));
         set("NCCL_SOCKET_IFNAME", &interfaces.join(","));
     }
     variables
@@ -364,7 +349,8 @@ fn of_any_job(first: Option<(String, u16)>, key: &str, interfaces: &[String]) ->
 pub(crate) fn of_worker(
     host: &Host,
     worker: u32,
-    (local_rank, rank): (u32, u32),
+    local_rank: u32,
+    rank: u32,
     size: u32,
     timeout_s: u64,
 ) -> Variables {
@@ -378,9 +364,9 @@ pub(crate) fn of_worker(
     };
     let mut variables = of_rank(host, slot);
     for (name, value) in [
-        ("HOROVOD_ELASTIC", "1".to_owned()),
-        ("HOROVOD_ELASTIC_WORKER", worker.to_string()),
-        ("HOROVOD_ELASTIC_TIMEOUT", timeout_s.to_string()),
+        (settings::ELASTIC.name, "1".to_owned()),
+        (settings::ELASTIC_WORKER.name, worker.to_string()),
+        (settings::ELASTIC_TIMEOUT.name, timeout_s.to_string()),
     ] {
         variables.push((name.into(), value.into()));
     }
@@ -390,24 +376,36 @@ pub(crate) fn of_worker(
 /// What only this rank gets.
 pub(crate) fn of_rank(host: &Host, slot: Slot) -> Variables {
     let numbers = [
-        ("HOROVOD_RANK", slot.rank),
-        ("HOROVOD_SIZE", slot.size),
-        ("HOROVOD_LOCAL_RANK", slot.local_rank),
+        (settings::RANK.name, slot.rank),
+        (settings::SIZE.name, slot.size),
+        (settings::LOCAL_RANK.name, slot.local_rank),
         (LOCAL_SIZE, slot.local_size),
-        ("HOROVOD_CROSS_RANK", slot.cross_rank),
-        ("HOROVOD_CROSS_SIZE", slot.cross_size),
+        (settings::CROSS_RANK.name, slot.cross_rank),
+        (settings::CROSS_SIZE.name, slot.cross_size),
     ];
     let mut variables: Variables = numbers
         .iter()
         .map(|(name, value)| ((*name).into(), value.to_string().into()))
         .collect();
-    variables.push(("HOROVOD_HOSTNAME".into(), host.address().into()));
+    variables.push((settings::HOSTNAME.name.into(), host.address().into()));
     variables
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    struct Heartbeat(&'static str);
+
+    impl Environment for Heartbeat {
+        fn get(&self, name: &str) -> Option<String> {
+            (name == "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS").then(|| self.0.to_owned())
+        }
+
+        fn names(&self) -> Vec<String> {
+            Vec::new()
+        }
+    }
 
     #[test]
     fn understands_the_heartbeat_as_the_ranks_do() {
@@ -419,7 +417,7 @@ mod tests {
             ("soon", Some(30)),
             ("1e9", Some(30)),
         ] {
-            assert_eq!(heartbeat_of(text), expected, "{text:?}");
+            assert_eq!(heartbeat_of(&Heartbeat(text)), expected, "{text:?}");
         }
     }
 

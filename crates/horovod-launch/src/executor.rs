@@ -96,7 +96,7 @@ pub fn assign(
         }
         Meeting::RankZero { port: 0, .. } => return Err(AssignError::Port),
         Meeting::RankZero { port, key } => {
-            environment::of_job_at_rank_0((&first.address, *port), &key.to_hex(), interfaces)
+            environment::of_job_at_rank_0(&first.address, *port, &key.to_hex(), interfaces)
         }
     };
     let mut found = Vec::new();

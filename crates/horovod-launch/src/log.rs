@@ -13,6 +13,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
+use horovod_settings::{self as settings, LogLevel};
+
 use crate::args::Options;
 use crate::environment;
 
@@ -20,8 +22,6 @@ use crate::environment;
 const LINES_MAX: usize = 64;
 /// Bytes of one line.
 const LINE_BYTES_MAX: usize = 1000;
-/// The variable, and the option's name for it.
-const LEVEL: &str = "HOROVOD_LOG_LEVEL";
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -36,7 +36,8 @@ pub(crate) struct Log(Arc<Mutex<Waiting>>);
 impl Log {
     /// Collects from now on what this process logs at the level of these options; `ring` wakes the launcher.
     pub(crate) fn install(options: &Options, ring: UnixStream) -> Self {
-        let told = options.knobs.iter().rev().find(|(name, _)| *name == LEVEL);
+        let is_level = |(name, _): &&(&str, String)| *name == settings::LOG_LEVEL.name;
+        let told = options.knobs.iter().rev().find(is_level);
         let word = told.map(|(_, value)| value.clone());
         let collector = Collector {
             level: level_of(&word.unwrap_or_else(environment::log_level)),
@@ -78,12 +79,13 @@ impl Log {
 
 /// As the ranks read it: an unknown word means warnings.
 fn level_of(word: &str) -> Level {
-    match word.trim().to_ascii_lowercase().as_str() {
-        "trace" => Level::TRACE,
-        "debug" => Level::DEBUG,
-        "info" => Level::INFO,
-        "error" | "fatal" => Level::ERROR,
-        _ => Level::WARN,
+    let level = settings::LOG_LEVEL.parse(word);
+    match level.unwrap_or(settings::LOG_LEVEL.kind.default) {
+        LogLevel::Trace => Level::TRACE,
+        LogLevel::Debug => Level::DEBUG,
+        LogLevel::Info => Level::INFO,
+        LogLevel::Warning => Level::WARN,
+        LogLevel::Error | LogLevel::Fatal => Level::ERROR,
     }
 }
 

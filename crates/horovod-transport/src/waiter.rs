@@ -79,7 +79,8 @@ impl Waiter {
     pub(crate) fn new(
         bell: Bell,
         poller: Arc<Poller>,
-        (crowded, spread): (bool, Option<Spread>),
+        crowded: bool,
+        spread: Option<Spread>,
         has_sockets: bool,
     ) -> Self {
         Self {

@@ -56,7 +56,14 @@ impl Job {
     fn form(&self, workers: &[u32]) {
         let size = workers.len() as u32;
         let seat = |(rank, worker): (u32, &u32)| {
-            let seat = Seat::new(rank, (*worker, size), (0, 1), true);
+            let seat = Seat {
+                rank,
+                local_rank: *worker,
+                local_size: size,
+                cross_rank: 0,
+                cross_size: 1,
+                needs_sync: true,
+            };
             (*worker, seat)
         };
         self.server.form((0..).zip(workers).map(seat).collect());

@@ -1,4 +1,4 @@
-//! What the `HOROVOD_*` settings of the runtime say; the only reader of the environment.
+//! What the `HOROVOD_*` settings say to the runtime. They are declared, with defaults and limits, in `horovod-settings`.
 
 mod algorithms;
 mod autotune;
@@ -8,58 +8,42 @@ mod hints;
 mod log;
 mod reader;
 mod scheduler;
-mod table;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use horovod_settings::{self as settings, Decimal, Declaration};
+pub use horovod_settings::{
+    Environment, JoinAverage, ProcessEnvironment, SETTINGS, Setting, unknown_settings,
+};
 use horovod_transport::Congestion;
 
 pub use crate::bootstrap::Settings as MeetingSettings;
 use crate::error::Error;
 use crate::timeline::TimelineSetting;
-pub use algorithms::{Algorithms, JoinAverage};
+pub use algorithms::Algorithms;
 pub use autotune::AutotuneSettings;
 pub use consistency::ConsistencySettings;
 pub use elastic::is_elastic;
 pub use log::LogSettings;
 use reader::Reader;
 pub use scheduler::Started;
-pub use table::{SETTINGS, Setting, unknown_settings};
 
 /// What tells libraries of linear algebra how many threads to use.
 const THREADS: &[&str] = &["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
 
-fn fan_out(r: &Reader<'_>) -> Result<u32, Error> {
-    const NAME: &str = "HOROVOD_CONTROL_FAN_OUT";
-    let fan_out = r.number(NAME, horovod_transport::FAN_OUT)?;
-    if (2..=1 << 16).contains(&fan_out) {
-        Ok(fan_out)
-    } else {
-        Err(Error::Init(format!(
-            "{NAME}={fan_out}: expected 2 to 65536"
-        )))
-    }
+fn heartbeat(env: &dyn Environment) -> Result<Option<Duration>, Error> {
+    let seconds = settings::HEARTBEAT_TIMEOUT_SECONDS.read(env)?;
+    Ok((seconds > 0.0).then(|| Duration::from_secs_f64(seconds)))
 }
 
-fn heartbeat(r: &Reader<'_>) -> Result<Option<Duration>, Error> {
-    const NAME: &str = "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS";
-    let seconds = r.not_negative(NAME, horovod_transport::HEARTBEAT.as_secs_f64())?;
-    if seconds == 0.0 {
-        return Ok(None);
-    }
-    if (1.0..=86_400.0).contains(&seconds) {
-        Ok(Some(Duration::from_secs_f64(seconds)))
-    } else {
-        Err(Error::Init(format!(
-            "{NAME}={seconds}: expected 1 to 86400, or 0 for never"
-        )))
-    }
+fn seconds(setting: &Declaration<Decimal>, env: &dyn Environment) -> Result<Duration, Error> {
+    Ok(Duration::from_secs_f64(setting.read(env)?))
 }
 
 /// Largest staging area of a rank that may be asked for.
-pub const SHM_BYTES_PER_RANK_MAX: usize = 64 << 20;
+pub const SHM_BYTES_PER_RANK_MAX: usize = settings::SHM_BYTES_PER_RANK.kind.most;
 
 /// Settings of one generation, read once at init and passed down.
 #[derive(Clone, Debug)]
@@ -115,34 +99,6 @@ pub struct Config {
     pub autotune: Option<AutotuneSettings>,
 }
 
-/// How the variables are looked up; tests pass a map.
-pub trait Environment {
-    /// Value of one variable, `None` when unset.
-    fn get(&self, name: &str) -> Option<String>;
-    /// Names of all variables.
-    fn names(&self) -> Vec<String>;
-}
-
-/// The environment of this process.
-#[derive(Clone, Copy, Debug)]
-pub struct ProcessEnvironment;
-
-impl Environment for ProcessEnvironment {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the one place that reads settings"
-    )]
-    fn get(&self, name: &str) -> Option<String> {
-        std::env::var_os(name).map(|v| v.to_string_lossy().into_owned())
-    }
-
-    fn names(&self) -> Vec<String> {
-        std::env::vars_os()
-            .map(|(k, _)| k.to_string_lossy().into_owned())
-            .collect()
-    }
-}
-
 impl Config {
     /// Read and check all settings; the error names the variable, the value and what is accepted.
     pub fn from_environment(env: &dyn Environment) -> Result<Self, Error> {
@@ -150,20 +106,15 @@ impl Config {
         let started = scheduler::detect(&r)?;
         let (rank, size) = match &started {
             Some(started) => (started.rank, started.size),
-            None => (
-                r.number("HOROVOD_RANK", 0u32)?,
-                r.number("HOROVOD_SIZE", 1u32)?,
-            ),
+            None => (settings::RANK.read(env)?, settings::SIZE.read(env)?),
         };
         if size == 0 || rank >= size {
             return Err(Error::Init(format!(
                 "HOROVOD_RANK={rank} and HOROVOD_SIZE={size}: the rank must be below the size"
             )));
         }
-        let stall_warning =
-            Duration::from_secs_f64(r.not_negative("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0)?);
-        let stall_shutdown =
-            Duration::from_secs_f64(r.not_negative("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0)?);
+        let stall_warning = seconds(&settings::STALL_CHECK_TIME_SECONDS, env)?;
+        let stall_shutdown = seconds(&settings::STALL_SHUTDOWN_TIME_SECONDS, env)?;
         let stall_shutdown = if stall_shutdown.is_zero() {
             None
         } else if stall_shutdown < stall_warning {
@@ -174,19 +125,13 @@ impl Config {
         } else {
             Some(stall_shutdown)
         };
-        let is_stall_checked = !r.flag("HOROVOD_STALL_CHECK_DISABLE", false)?;
-        let diagnosis =
-            Duration::from_secs_f64(r.not_negative("HOROVOD_STALL_DIAGNOSIS_SECONDS", 10.0)?);
-        let shm_bytes_per_rank = r.number("HOROVOD_SHM_BYTES_PER_RANK", 8usize << 20)?;
-        if !(4096..=SHM_BYTES_PER_RANK_MAX).contains(&shm_bytes_per_rank) {
-            return Err(Error::Init(format!(
-                "HOROVOD_SHM_BYTES_PER_RANK={shm_bytes_per_rank}: expected 4096 to {SHM_BYTES_PER_RANK_MAX}"
-            )));
-        }
+        let is_stall_checked = !settings::STALL_CHECK_DISABLE.read(env)?;
+        let diagnosis = seconds(&settings::STALL_DIAGNOSIS_SECONDS, env)?;
+        let shm_bytes_per_rank = settings::SHM_BYTES_PER_RANK.read(env)?;
         if size > 1
-            && r.text("HOROVOD_SIZE").is_some()
+            && settings::SIZE.is_set(env)
             && started.is_none()
-            && r.text("HOROVOD_RANK").is_none()
+            && !settings::RANK.is_set(env)
         {
             return Err(Error::Init(format!(
                 "HOROVOD_SIZE={size} is set but HOROVOD_RANK is not: every process needs a rank of its own"
@@ -195,61 +140,61 @@ impl Config {
         Ok(Self {
             rank,
             size,
-            local_rank: r.number("HOROVOD_LOCAL_RANK", 0)?,
-            local_size: r.number("HOROVOD_LOCAL_SIZE", 1)?,
-            cross_rank: r.number("HOROVOD_CROSS_RANK", 0)?,
-            cross_size: r.number("HOROVOD_CROSS_SIZE", 1)?,
-            hostname: r.text("HOROVOD_HOSTNAME").unwrap_or_else(system_hostname),
-            rendezvous: r.addresses("HOROVOD_RENDEZVOUS")?,
-            elastic: r.flag("HOROVOD_ELASTIC", false)?,
-            worker: r.number("HOROVOD_ELASTIC_WORKER", 0u32)?,
-            elastic_timeout: elastic::timeout(&r)?,
-            job_key: r.text("HOROVOD_JOB_KEY"),
+            local_rank: settings::LOCAL_RANK.read(env)?,
+            local_size: settings::LOCAL_SIZE.read(env)?,
+            cross_rank: settings::CROSS_RANK.read(env)?,
+            cross_size: settings::CROSS_SIZE.read(env)?,
+            hostname: settings::HOSTNAME
+                .read(env)?
+                .unwrap_or_else(system_hostname),
+            rendezvous: settings::RENDEZVOUS.read(env)?,
+            elastic: settings::ELASTIC.read(env)?,
+            worker: settings::ELASTIC_WORKER.read(env)?.unwrap_or_default(),
+            elastic_timeout: elastic::timeout(env)?,
+            job_key: settings::JOB_KEY.read(env)?,
             meeting: MeetingSettings {
-                rank0_address: r.text("HOROVOD_RANK0_ADDRESS"),
-                directory: r.text("HOROVOD_RENDEZVOUS_DIR").map(PathBuf::from),
-                key_file: r.text("HOROVOD_JOB_KEY_FILE").map(PathBuf::from),
-                unauthenticated: r.text("HOROVOD_UNAUTHENTICATED_JOB"),
+                rank0_address: settings::RANK0_ADDRESS.read(env)?,
+                directory: settings::RENDEZVOUS_DIR.read(env)?.map(PathBuf::from),
+                key_file: settings::JOB_KEY_FILE.read(env)?.map(PathBuf::from),
+                unauthenticated: settings::UNAUTHENTICATED_JOB.read(env)?,
                 temporary: r
                     .text("TMPDIR")
                     .map_or_else(|| "/tmp".into(), PathBuf::from),
             },
             started,
             threads_set: THREADS.iter().any(|name| r.text(name).is_some()),
-            interfaces: r.list("HOROVOD_GLOO_IFACE"),
-            connect_timeout: Duration::from_secs_f64(
-                r.not_negative("HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0)?
-                    .max(1.0),
-            ),
-            fusion_threshold: r.number("HOROVOD_FUSION_THRESHOLD", 128u64 << 20)?,
+            interfaces: settings::GLOO_IFACE.read(env)?,
+            connect_timeout: seconds(&settings::GLOO_TIMEOUT_SECONDS, env)?
+                .max(Duration::from_secs(1)),
+            fusion_threshold: settings::FUSION_THRESHOLD.read(env)?,
             cycle_time: Duration::from_secs_f64(
-                r.not_negative("HOROVOD_CYCLE_TIME", 0.0)?.min(10_000.0) / 1e3,
+                settings::CYCLE_TIME.read(env)?.min(10_000.0) / 1e3,
             ),
-            cache_capacity: r.number("HOROVOD_CACHE_CAPACITY", 1024usize)?,
-            disable_group_fusion: r.flag("HOROVOD_DISABLE_GROUP_FUSION", false)?,
+            cache_capacity: settings::CACHE_CAPACITY.read(env)?,
+            disable_group_fusion: settings::DISABLE_GROUP_FUSION.read(env)?,
             stall_check: (is_stall_checked && !stall_warning.is_zero()).then_some(stall_warning),
             stall_shutdown,
             stall_diagnosis: (is_stall_checked && !diagnosis.is_zero()).then_some(diagnosis),
-            stall_report: r.text("HOROVOD_STALL_REPORT").map(PathBuf::from),
-            deadlock_error: r.flag("HOROVOD_DEADLOCK_ERROR", true)?,
-            consistency: ConsistencySettings::read(&r)?,
-            dynamic_process_sets: r.flag("HOROVOD_DYNAMIC_PROCESS_SETS", false)?,
-            shm: r.flag("HOROVOD_SHM", true)?,
+            stall_report: settings::STALL_REPORT.read(env)?.map(PathBuf::from),
+            deadlock_error: settings::DEADLOCK_ERROR.read(env)?,
+            consistency: ConsistencySettings::read(env)?,
+            dynamic_process_sets: settings::DYNAMIC_PROCESS_SETS.read(env)?,
+            shm: settings::SHM.read(env)?,
             shm_bytes_per_rank,
-            congestion: r
-                .text("HOROVOD_TCP_CONGESTION")
-                .map_or(Congestion::Auto, |text| Congestion::from_setting(&text)),
-            control_fan_out: fan_out(&r)?,
-            heartbeat: heartbeat(&r)?,
-            encrypt: r.flag("HOROVOD_ENCRYPT", false)?,
-            checksums: r.flag("HOROVOD_DATA_CHECKSUM", true)?,
-            timeline: r.text("HOROVOD_TIMELINE").map(|v| match v.as_str() {
-                "DYNAMIC" => TimelineSetting::Dynamic,
-                path => TimelineSetting::File(path.into()),
-            }),
-            timeline_mark_cycles: r.flag("HOROVOD_TIMELINE_MARK_CYCLES", false)?,
-            algorithms: Algorithms::read(&r)?,
-            autotune: AutotuneSettings::from_environment(&r)?,
+            congestion: Congestion::from_setting(&settings::TCP_CONGESTION.read(env)?),
+            control_fan_out: settings::CONTROL_FAN_OUT.read(env)?,
+            heartbeat: heartbeat(env)?,
+            encrypt: settings::ENCRYPT.read(env)?,
+            checksums: settings::DATA_CHECKSUM.read(env)?,
+            timeline: settings::TIMELINE
+                .read(env)?
+                .map(|value| match value.as_str() {
+                    "DYNAMIC" => TimelineSetting::Dynamic,
+                    path => TimelineSetting::File(path.into()),
+                }),
+            timeline_mark_cycles: settings::TIMELINE_MARK_CYCLES.read(env)?,
+            algorithms: Algorithms::read(env)?,
+            autotune: AutotuneSettings::from_environment(env)?,
         })
     }
 

@@ -64,6 +64,12 @@ impl Error {
     }
 }
 
+impl From<horovod_settings::Refused> for Error {
+    fn from(refused: horovod_settings::Refused) -> Self {
+        Self::Init(refused.to_string())
+    }
+}
+
 impl From<OpError> for Error {
     fn from(error: OpError) -> Self {
         match error {

@@ -75,11 +75,7 @@ pub(super) fn with(
     let mut going: Box<dyn Going + '_> = match way {
         Across::Exchange => Box::new(Exchange::new(reducer, vector, group)),
         Across::Pairwise => Box::new(Pairwise::new(
-            ctx,
-            reducer,
-            vector,
-            (&inputs, &outputs),
-            group,
+            ctx, reducer, vector, &inputs, &outputs, group,
         )),
         Across::Ring => Box::new(Ring::new(ctx, reducer, vector, &outputs, group)),
     };

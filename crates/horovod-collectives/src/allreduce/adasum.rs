@@ -8,7 +8,9 @@
 
 use std::ops::Range;
 
-use horovod_kernels::{DotNorms, adasum_coefficients, adasum_combine, adasum_dot_norms, scale};
+use horovod_kernels::{
+    DotNorms, Weighted, adasum_coefficients, adasum_combine, adasum_dot_norms, scale,
+};
 
 use super::Reduction;
 use crate::context::Ctx;
@@ -212,8 +214,18 @@ impl<'a> Adasum<'a> {
             } else {
                 (theirs, mine.cast_const())
             };
+            let (a, b) = (
+                Weighted {
+                    data: a,
+                    factor: ca,
+                },
+                Weighted {
+                    data: b,
+                    factor: cb,
+                },
+            );
             // SAFETY: both buffers hold the whole vector.
-            unsafe { adasum_combine(self.red.dtype, (a, ca), (b, cb), mine, piece.elems) };
+            unsafe { adasum_combine(self.red.dtype, a, b, mine, piece.elems) };
         }
     }
 }

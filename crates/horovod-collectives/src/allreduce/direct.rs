@@ -1,7 +1,7 @@
 //! Small vectors on one host: every rank stages everything and reduces everything, which takes one
 //! hand-over instead of two.
 
-use super::{Reducer, reduce_range};
+use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::local::Local;
@@ -28,7 +28,10 @@ pub(super) fn run(
             unsafe { reducer.stage(&piece, mine.wrapping_add(piece.at)) };
         }
     };
-    let shape = (local.me(), local.len());
+    let group = GroupPosition {
+        me: local.me(),
+        members: local.len(),
+    };
     let result = local.run_small(ctx, stage, |slots| {
         // SAFETY: as above; all peers have published their areas.
         unsafe {
@@ -38,7 +41,7 @@ pub(super) fn run(
                 reducer,
                 vector,
                 all.clone(),
-                shape,
+                group,
                 theirs,
                 None,
             );

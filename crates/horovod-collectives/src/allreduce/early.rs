@@ -6,7 +6,7 @@
 use horovod_protocol::Ticket;
 use horovod_transport::Data;
 
-use super::{Reducer, Reduction, reduce_range};
+use super::{GroupPosition, Reducer, Reduction, reduce_range};
 use crate::context::{Ctx, Tuning};
 use crate::error::CollectiveError;
 use crate::layout::SetLayout;
@@ -15,6 +15,21 @@ use crate::scratch::Scratch;
 use crate::select;
 use crate::slices::{Segment, Vector};
 
+/// What [`stage_early`] works with: as in [`Ctx`], before there is one.
+#[derive(Debug)]
+pub struct StagingContext<'a> {
+    /// The links and the arena of this generation.
+    pub data: &'a Data,
+    /// Which members share a host.
+    pub layout: &'a SetLayout,
+    /// Sizes; the same on all members.
+    pub tuning: &'a Tuning,
+    /// What lasts from one operation to the next.
+    pub scratch: &'a mut Scratch,
+    /// Whether ranks outnumber the cores of this host.
+    pub crowded: bool,
+}
+
 /// Stages the operand of the allreduce that will run with `ticket` as its [`Ctx::ticket`], if it is small enough for
 /// that; whether it was. For a rank that is about to say that it is ready, and has said so of nothing else that was
 /// staged early and has not run.
@@ -22,13 +37,18 @@ use crate::slices::{Segment, Vector};
 /// # Safety
 /// The input is readable, and nobody writes to it until the operation has ended.
 pub unsafe fn stage_early(
-    data: &Data,
-    layout: &SetLayout,
-    tuning: &Tuning,
-    (scratch, crowded): (&mut Scratch, bool),
+    context: StagingContext<'_>,
     ticket: Ticket,
-    (red, seg): (&Reduction, Segment),
+    red: &Reduction,
+    seg: Segment,
 ) -> bool {
+    let StagingContext {
+        data,
+        layout,
+        tuning,
+        scratch,
+        crowded,
+    } = context;
     let bytes = seg.elems.saturating_mul(red.dtype.size());
     if bytes == 0 || bytes > select::early_max_bytes(red.op, crowded, layout, tuning) {
         return false;
@@ -60,11 +80,14 @@ pub(super) fn run(
         return Ok(false);
     };
     let mut sources = std::mem::take(&mut ctx.scratch.sources);
-    let shape = (local.me(), local.len());
+    let group = GroupPosition {
+        me: local.me(),
+        members: local.len(),
+    };
     let all = 0..vector.len();
     let result = local.run_early(ctx, ticket, |theirs| {
         // SAFETY: the caller of the collective vouches for the segments; all members have published their areas.
-        unsafe { reduce_range(&mut sources, reducer, vector, all, shape, theirs, None) };
+        unsafe { reduce_range(&mut sources, reducer, vector, all, group, theirs, None) };
     });
     ctx.scratch.sources = sources;
     result

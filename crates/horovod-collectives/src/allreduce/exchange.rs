@@ -2,7 +2,7 @@
 //! them, in the order of members. One hop, and as many bytes as there are members.
 
 use super::across::{Going, Group};
-use super::{Reducer, reduce_range};
+use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::slices::Vector;
@@ -58,9 +58,12 @@ impl<'a> Exchange<'a> {
         let (nobody, all) = (usize::MAX, 0..self.vector.len());
         // SAFETY: the caller of the collective vouches for the segments; the buffer holds everybody's.
         unsafe {
-            let shape = (nobody, self.group.len());
+            let group = GroupPosition {
+                me: nobody,
+                members: self.group.len(),
+            };
             let sources = &mut ctx.scratch.sources;
-            reduce_range(sources, self.reducer, self.vector, all, shape, theirs, None);
+            reduce_range(sources, self.reducer, self.vector, all, group, theirs, None);
         }
     }
 }

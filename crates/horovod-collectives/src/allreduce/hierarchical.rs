@@ -10,7 +10,7 @@ use std::ops::Range;
 use horovod_kernels::Source;
 
 use super::across::{self, Going, Group, speaking, to_the_end};
-use super::{Reducer, reduce_range};
+use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::local::{LINE, Landing, Local, Pattern, Pipeline, Plan, Slots, Track, Work};
@@ -149,14 +149,17 @@ fn in_one_go(
             unsafe { reducer.stage(&piece, mine.wrapping_add(piece.at)) };
         }
     };
-    let shape = (local.me(), local.len());
+    let group = GroupPosition {
+        me: local.me(),
+        members: local.len(),
+    };
     let done = local.run_small(ctx, stage, |slots| {
         let theirs = |position| slots.of(position).cast_const();
         if leader {
             // SAFETY: as above; all peers have published their areas.
             unsafe {
                 let range = all.clone();
-                reduce_range(&mut sources, &partial, vector, range, shape, theirs, None);
+                reduce_range(&mut sources, &partial, vector, range, group, theirs, None);
             }
         }
     });
@@ -338,13 +341,17 @@ impl Work for Inward<'_> {
             // own inputs, when in place, is never staged.
             unsafe {
                 let theirs = |position| self.at(slots.of(position), self.me, part).cast_const();
-                let (reducer, shape) = (self.reducer, (self.me, self.members));
+                let reducer = self.reducer;
+                let group = GroupPosition {
+                    me: self.me,
+                    members: self.members,
+                };
                 reduce_range(
                     &mut sources,
                     reducer,
                     self.vector,
                     range,
-                    shape,
+                    group,
                     theirs,
                     None,
                 );

@@ -22,7 +22,7 @@ use crate::layout::SetLayout;
 use crate::select::{self, AllreduceAlgorithm};
 use crate::slices::{Piece, Segment, Vector};
 
-pub use early::stage_early;
+pub use early::{StagingContext, stage_early};
 
 /// How values combine.
 #[derive(Clone, Copy, Debug)]
@@ -263,6 +263,15 @@ impl Reducer {
     }
 }
 
+/// Where this rank stands among those whose data are added up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupPosition {
+    /// Its position; that of nobody if its own data come like the others'.
+    pub(crate) me: usize,
+    /// How many there are.
+    pub(crate) members: usize,
+}
+
 /// Reduces own and staged pieces of `range` in the order of the host's members: `theirs(position)`
 /// gives a peer's data for the range (and this rank's, if it is to be prescaled), `second` another place
 /// for the result.
@@ -275,14 +284,14 @@ pub(crate) unsafe fn reduce_range(
     reducer: &Reducer,
     vector: &Vector,
     range: Range<usize>,
-    (me, members): (usize, usize),
+    group: GroupPosition,
     theirs: impl Fn(usize) -> *const u8,
     second: Option<*mut u8>,
 ) {
     for piece in vector.pieces(range) {
         sources.clear();
-        for position in 0..members {
-            if position != me || reducer.prescaled {
+        for position in 0..group.members {
+            if position != group.me || reducer.prescaled {
                 let ptr = theirs(position).wrapping_add(piece.at);
                 sources.push(reducer.staged(ptr));
             } else if let Some(own) = reducer.own(&piece) {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use horovod_kernels::Source;
 
 use super::across::{Going, Group, parts};
-use super::{Reducer, reduce_range};
+use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{RecvCursor, SendCursor};
@@ -53,7 +53,8 @@ impl<'a> Pairwise<'a> {
         ctx: &mut Ctx<'_>,
         reducer: &'a Reducer,
         vector: &'a Vector,
-        (inputs, outputs): (&'a Vector, &'a Vector),
+        inputs: &'a Vector,
+        outputs: &'a Vector,
         group: Group<'a>,
     ) -> Self {
         let (n, size) = (group.len(), vector.size());
@@ -121,7 +122,7 @@ impl<'a> Pairwise<'a> {
                 self.reducer,
                 self.vector,
                 start..start + elems,
-                (me, n),
+                GroupPosition { me, members: n },
                 theirs,
                 None,
             );

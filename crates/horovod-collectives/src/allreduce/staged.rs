@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use horovod_kernels::Source;
 
-use super::{Reducer, reduce_range};
+use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::{Ctx, Tuning};
 use crate::error::CollectiveError;
 use crate::local::{LINE, Local, Pattern, Plan, Slots, Work};
@@ -192,7 +192,7 @@ impl Work for Staged<'_> {
                     self.reducer,
                     self.vector,
                     range,
-                    (me, members),
+                    GroupPosition { me, members },
                     |position| place(position).cast_const(),
                     Some(place(first)),
                 );

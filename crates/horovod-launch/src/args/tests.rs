@@ -1,6 +1,9 @@
 //! Command lines and what becomes of them.
 
+use horovod_settings::Accepts;
+
 use super::*;
+use crate::options::Written;
 
 fn run(line: &str) -> Result<Options, UsageError> {
     let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
@@ -369,4 +372,74 @@ fn reads_the_options_of_elastic_jobs() {
         "-np 2 -H a:1 --host-discovery-script ./h x",
         "not allowed with argument",
     );
+}
+
+#[test]
+fn an_option_accepts_and_says_what_its_setting_does() {
+    let mut settings = 0;
+    for spec in options::all() {
+        let (name, Some(setting)) = (spec.names[0], spec.setting()) else {
+            continue;
+        };
+        settings += 1;
+        let sent = |value: &str| {
+            let mut options = Options::default();
+            spec.apply(&mut options, value.as_ref())
+                .map(|()| options.knobs)
+        };
+        match spec.action {
+            options::Action::Turns(_, value) => {
+                let knobs = sent("").expect(name);
+                assert_eq!(knobs, [(setting.name(), value.to_owned())], "{name}");
+                assert_eq!(setting.accepts(), Accepts::Flag, "{name}");
+                assert!(spec.hidden || !spec.help().is_empty(), "{name}");
+                let is_default = setting.is_default(value);
+                assert_eq!(spec.help().contains("default"), is_default, "{name}");
+            }
+            options::Action::Setting(_, _, written) => {
+                let scale = if written == Written::Mebibytes {
+                    1 << 20
+                } else {
+                    1
+                };
+                let help = spec.help();
+                if setting.has_default() {
+                    let default = setting.default_text();
+                    let typed = match scale {
+                        1 => default,
+                        scale => (default.parse::<u64>().expect(name) / scale).to_string(),
+                    };
+                    assert!(help.ends_with(&format!("({typed})")), "{name}: {help}");
+                    let knobs = sent(&typed).expect(name);
+                    assert!(setting.is_default(&knobs[0].1), "{name}: {knobs:?}");
+                }
+                for value in ["-1", "0", "1", "17", "0.5", "1e10", "nan", "5000000000"] {
+                    for (variable, value) in sent(value).into_iter().flatten() {
+                        assert_eq!(variable, setting.name());
+                        assert_eq!(setting.check(&value), Ok(()), "{name}");
+                    }
+                    if written != Written::Text && setting.check(value).is_err() && scale == 1 {
+                        assert!(sent(value).is_err(), "{name} {value}");
+                    }
+                }
+            }
+            _ => assert!(
+                spec.help().contains(&setting.default_text()),
+                "{name}: {}",
+                spec.help()
+            ),
+        }
+    }
+    assert!(settings > 20, "{settings}");
+}
+
+#[test]
+fn no_option_sets_a_setting_past_the_table() {
+    for spec in options::all() {
+        if let options::Action::Sets(variable, _) | options::Action::Count(_, variable) =
+            spec.action
+        {
+            assert!(horovod_settings::find(variable).is_none(), "{variable}");
+        }
+    }
 }

@@ -22,8 +22,14 @@ pub(super) fn assign(places: &[(&str, u32)], needs_sync: bool) -> Vec<Seat> {
             let (position, local_size) = hosts[host];
             let column = &columns[local];
             let cross_rank = column.range(..position).count() as u32;
-            let cross = (cross_rank, column.len() as u32);
-            Seat::new(rank, (*local, local_size), cross, needs_sync)
+            Seat {
+                rank,
+                local_rank: *local,
+                local_size,
+                cross_rank,
+                cross_size: column.len() as u32,
+                needs_sync,
+            }
         })
         .collect()
 }
@@ -38,9 +44,30 @@ mod tests {
         assert_eq!(
             seats,
             [
-                Seat::new(0, (1, 1), (0, 2), true),
-                Seat::new(1, (0, 2), (0, 1), true),
-                Seat::new(2, (1, 2), (1, 2), true),
+                Seat {
+                    rank: 0,
+                    local_rank: 1,
+                    local_size: 1,
+                    cross_rank: 0,
+                    cross_size: 2,
+                    needs_sync: true
+                },
+                Seat {
+                    rank: 1,
+                    local_rank: 0,
+                    local_size: 2,
+                    cross_rank: 0,
+                    cross_size: 1,
+                    needs_sync: true
+                },
+                Seat {
+                    rank: 2,
+                    local_rank: 1,
+                    local_size: 2,
+                    cross_rank: 1,
+                    cross_size: 2,
+                    needs_sync: true
+                },
             ]
         );
     }

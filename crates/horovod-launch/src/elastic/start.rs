@@ -18,11 +18,6 @@ use crate::rendezvous::{Reach, Rendezvous};
 use crate::signals::Signals;
 use crate::{environment, leash, platform, remote};
 
-/// Seconds to wait for enough workers, unless told otherwise.
-const ELASTIC_TIMEOUT_S: u32 = 600;
-/// Failures of one slot within a minute after which it rests, unless told otherwise.
-const SLOT_FAILURES: u32 = 3;
-
 /// Runs the job; the exit code.
 pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError> {
     let np = options.num_proc.unwrap_or(1);
@@ -71,9 +66,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     platform::adopt_orphans();
     let rendezvous = Rendezvous::start_elastic(Reach::of(all_local), &options.network_interfaces)?;
     let patience = elastic.timeout.filter(|seconds| *seconds > 0);
-    let patience = patience
-        .or_else(environment::elastic_timeout)
-        .unwrap_or(ELASTIC_TIMEOUT_S);
+    let patience = patience.unwrap_or_else(environment::elastic_timeout);
     let seconds = |s: u32| Duration::from_secs(s.into());
     let policy = Policy {
         first_np: np,
@@ -83,7 +76,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
         start_grace: start_timeout,
         reset_limit: elastic.reset_limit,
         cooldown: elastic.cooldown.map(|(a, b)| (seconds(a), seconds(b))),
-        slot_failures_max: environment::elastic_slot_failures().unwrap_or(SLOT_FAILURES),
+        slot_failures_max: environment::elastic_slot_failures(),
         has_fixed_hosts: elastic.script.is_none(),
     };
     let agents = Agents {

@@ -301,7 +301,7 @@ impl<E: Executor> Supervisor<E> {
                 pid: None,
             },
         );
-        let of_worker = environment::of_worker(&on, worker, (local, label), size, patience_s);
+        let of_worker = environment::of_worker(&on, worker, local, label, size, patience_s);
         let started = self.executor.start(&NewWorker {
             worker,
             host,

@@ -2,6 +2,8 @@
 
 use std::ffi::OsStr;
 
+use horovod_settings as settings;
+
 use super::{Action, OptionSpec, Options, Wrong, at_least_zero, option, too_large, whole};
 use crate::args::text;
 
@@ -133,8 +135,9 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
             o.elastic.timeout = Some(count(v)?);
             Ok(())
         }),
-        "longest wait for enough processes (HOROVOD_ELASTIC_TIMEOUT, else 600)",
-    ),
+        "",
+    )
+    .about(&settings::ELASTIC_TIMEOUT),
     option(
         ELASTIC,
         &["--reset-limit"],

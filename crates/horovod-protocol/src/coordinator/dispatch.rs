@@ -247,7 +247,10 @@ impl Coordinator {
     fn send(&mut self, outgoing: &[Outgoing]) {
         let mark_before = self.cache.mark();
         let evicted = self.cache.announce();
-        let marks = (mark_before, self.cache.mark());
+        let marks = Marks {
+            before: mark_before,
+            after: self.cache.mark(),
+        };
         let everybody = Arc::clone(&self.everybody);
         let all_alike = outgoing.iter().all(|out| Arc::ptr_eq(&out.to, &everybody))
             && evicted.iter().all(|(to, _)| Arc::ptr_eq(to, &everybody));
@@ -279,7 +282,11 @@ impl Coordinator {
         }
     }
 
-    fn send_stream(&mut self, to: &Arc<[u32]>, stream: Stream, (before, mark): (u64, u64)) {
+    fn send_stream(&mut self, to: &Arc<[u32]>, stream: Stream, marks: Marks) {
+        let Marks {
+            before,
+            after: mark,
+        } = marks;
         let links = &self.sets.links;
         let ranks: Arc<[Rank]> = if Arc::ptr_eq(to, &self.everybody) {
             Arc::clone(&self.everybody_ranks)
@@ -325,6 +332,15 @@ impl Known {
             item: Item::Slots(SlotRun { first, len: 1 }),
         })
     }
+}
+
+/// How far the cache had come around what is sent.
+#[derive(Clone, Copy, Debug)]
+struct Marks {
+    /// Before it.
+    before: u64,
+    /// After it.
+    after: u64,
 }
 
 /// What goes to one link, or to all alike.

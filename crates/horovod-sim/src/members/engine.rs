@@ -11,7 +11,7 @@ use horovod_protocol::{
     ToCoordinator, ToWorker, Worker, WorkerAction, WorkerConfig,
 };
 
-use super::links::{LinkId, Message};
+use super::links::{LinkId, Message, Route};
 use super::process::{Roster, Stage};
 use super::world::{Happening, MS, World};
 use crate::trace::Digest;
@@ -325,7 +325,10 @@ impl World {
                 from: worker,
                 to,
             };
-            let way = (Some(here), Some(roster.hosts[rank.index()]));
+            let way = Route {
+                from: Some(here),
+                to: Some(roster.hosts[rank.index()]),
+            };
             self.send(link, way, what());
         }
     }
@@ -434,7 +437,10 @@ impl World {
             from: worker,
             to: roster.members[to.index()],
         };
-        let way = (Some(process.host), Some(roster.hosts[to.index()]));
+        let way = Route {
+            from: Some(process.host),
+            to: Some(roster.hosts[to.index()]),
+        };
         self.send(link, way, Message::Bytes(bytes));
     }
 

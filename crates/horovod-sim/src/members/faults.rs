@@ -86,7 +86,7 @@ impl World {
                 }
             }
             Fault::PowerLoss(time) => {
-                if self.cut(host, (true, true), time) {
+                if self.cut(host, true, true, time) {
                     self.lose_power(host);
                 }
             }
@@ -95,7 +95,7 @@ impl World {
                 outward,
                 time,
             } => {
-                self.cut(host, (inward, outward), time);
+                self.cut(host, inward, outward, time);
             }
             Fault::AgentLost => {
                 if let Some(agent) = self.hosts[host].agent {
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    fn cut(&mut self, host: usize, (inward, outward): (bool, bool), time: u64) -> bool {
+    fn cut(&mut self, host: usize, inward: bool, outward: bool, time: u64) -> bool {
         let it = &mut self.hosts[host];
         if it.cut_in || it.cut_out {
             return false;

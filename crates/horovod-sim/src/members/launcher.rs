@@ -7,7 +7,7 @@ use horovod_launch::frames::ExitStatus;
 use horovod_transport::rendezvous::{Seat, ServerEvent};
 use horovod_transport::testing::Done;
 
-use super::links::{LinkId, Message};
+use super::links::{LinkId, Message, Route};
 use super::world::{Happening, MS, SECOND, World};
 
 /// What the launcher wants of the rendezvous, which has a thread of its own.
@@ -29,6 +29,14 @@ pub(super) fn host_of(name: &str) -> usize {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// From the launcher to a host.
+fn down(host: usize) -> Route {
+    Route {
+        from: None,
+        to: Some(host),
+    }
 }
 
 impl World {
@@ -111,7 +119,7 @@ impl World {
                 match self.hosts[host].agent {
                     Some(agent) => {
                         let link = LinkId::ToAgent(host, agent);
-                        self.send(link, (None, Some(host)), Message::Start { worker, local });
+                        self.send(link, down(host), Message::Start { worker, local });
                     }
                     None => self.fail("a worker is started where no agent is".to_owned()),
                 }
@@ -122,7 +130,7 @@ impl World {
                     && let Some(agent) = self.hosts[host].agent
                 {
                     let link = LinkId::ToAgent(host, agent);
-                    self.send(link, (None, Some(host)), Message::End(worker));
+                    self.send(link, down(host), Message::End(worker));
                 }
             }
             // Only where the driver was told of a time-out.
@@ -182,7 +190,7 @@ impl World {
                     let Some((_, host)) = self.clients.get(&client).copied() else {
                         continue;
                     };
-                    let (link, way) = (LinkId::FromDoor(client), (None, Some(host)));
+                    let (link, way) = (LinkId::FromDoor(client), down(host));
                     self.send(link, way, Message::Bytes(bytes));
                     if is_last {
                         self.send(link, way, Message::Closed);
@@ -190,7 +198,7 @@ impl World {
                 }
                 Done::Close(client) => {
                     if let Some((_, host)) = self.clients.get(&client).copied() {
-                        let way = (None, Some(host));
+                        let way = down(host);
                         self.send(LinkId::FromDoor(client), way, Message::Closed);
                     }
                 }

@@ -50,6 +50,15 @@ pub(super) struct Link {
     last_at: u64,
 }
 
+/// From where to where something is said.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Route {
+    /// Who says it.
+    pub(super) from: Place,
+    /// Who is to hear it.
+    pub(super) to: Place,
+}
+
 impl World {
     /// Whether bytes get from one place to another.
     pub(super) fn is_open(&self, from: Place, to: Place) -> bool {
@@ -58,7 +67,8 @@ impl World {
         from == to || (leaves && enters)
     }
 
-    pub(super) fn send(&mut self, id: LinkId, (from, to): (Place, Place), message: Message) {
+    pub(super) fn send(&mut self, id: LinkId, way: Route, message: Message) {
+        let Route { from, to } = way;
         let delay = match from == to {
             true => self.rng.below(self.delay / 10 + 1),
             false => self.rng.below(self.delay + 1),

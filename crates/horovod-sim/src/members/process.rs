@@ -7,7 +7,7 @@ use horovod_protocol::Tree;
 use horovod_transport::testing::{Heard, Saying};
 
 use super::engine::Engine;
-use super::links::{LinkId, Message};
+use super::links::{LinkId, Message, Route};
 use super::script::Script;
 use super::world::{Happening, MS, PATIENCE, SECOND, World};
 
@@ -145,7 +145,10 @@ impl World {
         {
             process.roster = None;
             process.updates = (0, 0);
-            let way = (Some(process.host), None);
+            let way = Route {
+                from: Some(process.host),
+                to: None,
+            };
             self.send(LinkId::ToDoor(client), way, Message::Closed);
         }
     }
@@ -186,7 +189,10 @@ impl World {
         if let Some(process) = self.processes.get(&worker)
             && let Some(client) = process.client
         {
-            let way = (Some(process.host), None);
+            let way = Route {
+                from: Some(process.host),
+                to: None,
+            };
             let message = Message::Bytes(what.encode());
             self.send(LinkId::ToDoor(client), way, message);
         }
@@ -357,7 +363,11 @@ impl World {
         if self.hosts[host].agents.contains(&agent) {
             let link = LinkId::FromAgent(host, agent);
             let message = Message::Exited(worker, status);
-            self.send(link, (Some(host), None), message);
+            let way = Route {
+                from: Some(host),
+                to: None,
+            };
+            self.send(link, way, message);
         }
     }
 }

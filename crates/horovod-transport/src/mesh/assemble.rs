@@ -192,7 +192,7 @@ impl Mesh {
             .filter(|_| crowded)
             .map(|arena| arena.spread(cores));
         let data = Data::new(links, arena);
-        let waiter = Waiter::new(bell, poller, (crowded, spread), has_sockets);
+        let waiter = Waiter::new(bell, poller, crowded, spread, has_sockets);
         Ok(Self {
             topology,
             tree,

@@ -5,14 +5,15 @@ use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 use horovod_protocol::Rank;
 #[cfg(doc)]
 use horovod_protocol::Tree;
+use horovod_settings as settings;
 
 use crate::JobKey;
 
 /// Most TCP connections for data between two ranks.
-pub const CONNECTIONS_MAX: u8 = 16;
+pub const CONNECTIONS_MAX: u8 = settings::CONNECTIONS_PER_PEER.kind.most;
 
 /// Default of [`MeshConfig::fan_out`]: about the best at any number of ranks (docs/scaling.md).
-pub const FAN_OUT: u32 = 16;
+pub const FAN_OUT: u32 = settings::CONTROL_FAN_OUT.kind.default;
 
 /// Where the rendezvous is, and the key that it has.
 #[derive(Clone, Debug)]
@@ -24,7 +25,8 @@ pub struct Place {
 }
 
 /// Default of [`MeshConfig::heartbeat`]: long against what a loaded machine or a busy network of one building takes.
-pub const HEARTBEAT: Duration = Duration::from_secs(30);
+pub const HEARTBEAT: Duration =
+    Duration::from_secs(settings::HEARTBEAT_TIMEOUT_SECONDS.kind.default as u64);
 
 /// Which congestion control the system uses for the data that this rank sends over TCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

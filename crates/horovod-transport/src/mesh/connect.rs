@@ -146,7 +146,7 @@ impl Joining {
         let (place, giving, _local_listener) = self.open(&topology, &tree, &mates, &mut gate)?;
         self.tell(&ToServer::Ready(place))?;
         let places = self.table()?;
-        let mut links = Links::new(self, (topology, tree), mates, gate, giving);
+        let mut links = Links::new(self, topology, tree, mates, gate, giving);
         links.plan(&places, common.connections.clamp(1, CONNECTIONS_MAX));
         links.parts.settings = common.settings;
         links.parts.heartbeat = common.heartbeat;
@@ -245,7 +245,8 @@ struct Links<'a> {
 impl<'a> Links<'a> {
     fn new(
         joining: &'a mut Joining,
-        (topology, tree): (Topology, Tree),
+        topology: Topology,
+        tree: Tree,
         mates: Arc<[Rank]>,
         gate: Gate,
         giving: Option<Giving>,

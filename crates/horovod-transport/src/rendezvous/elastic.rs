@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     config::ServerEvent,
-    messages::{Common, MemberEntry, Seat, ToClient, ToServer, Where},
+    messages::{Common, MemberEntry, Registration, Seat, ToClient, ToServer, Where},
     round::{ClientId, Do},
 };
 
@@ -52,7 +52,8 @@ impl Rounds {
     pub(crate) fn hear(
         &mut self,
         client: ClientId,
-        (from, registered): (u32, &mut bool),
+        from: u32,
+        registered: &mut bool,
         message: ToServer,
     ) -> Result<Vec<Do>, &'static str> {
         Ok(match message {
@@ -74,7 +75,7 @@ impl Rounds {
                     pid: member.pid,
                     heartbeat: common.heartbeat,
                 })];
-                todo.extend(self.join(client, worker, (member, common), timeout));
+                todo.extend(self.join(client, worker, Registration { member, common }, timeout));
                 todo
             }
             ToServer::Holds { held } => {
@@ -97,7 +98,7 @@ impl Rounds {
         &mut self,
         client: ClientId,
         worker: u32,
-        (member, common): (MemberEntry, Common),
+        Registration { member, common }: Registration,
         timeout: Duration,
     ) -> Vec<Do> {
         let mut todo = Vec::new();
@@ -356,7 +357,7 @@ fn dismiss_all(workers: Vec<(u32, Waiting)>, text: &str) -> Vec<Do> {
 mod tests {
     use super::*;
 
-    fn registration(pid: u32) -> (MemberEntry, Common) {
+    fn registration(pid: u32) -> Registration {
         let member = MemberEntry {
             identity: "x".into(),
             hostname: "h1".into(),
@@ -370,7 +371,7 @@ mod tests {
             checksums: pid.is_multiple_of(2),
             settings: vec![pid as u8],
         };
-        (member, common)
+        Registration { member, common }
     }
 
     const LIMIT: Duration = Duration::from_secs(30);
@@ -391,7 +392,17 @@ mod tests {
     fn seats(workers: &[u32]) -> Vec<(u32, Seat)> {
         (0..)
             .zip(workers)
-            .map(|(rank, worker)| (*worker, Seat::new(rank, (rank, 9), (0, 1), true)))
+            .map(|(rank, worker)| {
+                let seat = Seat {
+                    rank,
+                    local_rank: rank,
+                    local_size: 9,
+                    cross_rank: 0,
+                    cross_size: 1,
+                    needs_sync: true,
+                };
+                (*worker, seat)
+            })
             .collect()
     }
 

@@ -8,7 +8,7 @@ use std::{
 use super::{
     config::ServerEvent,
     elastic::Rounds,
-    messages::{Common, MemberEntry, Seat, ToClient, ToServer, Where},
+    messages::{Common, MemberEntry, Registration, Seat, ToClient, ToServer, Where},
     round::{ClientId, Do, Meeting},
 };
 
@@ -182,8 +182,7 @@ impl Door {
         };
         let message = ToServer::decode(bytes).map_err(|error| error.to_string());
         let heard = message.and_then(|message| {
-            let known = (*worker, registered);
-            let heard = self.rounds.hear(client, known, message);
+            let heard = self.rounds.hear(client, *worker, registered, message);
             heard.map_err(str::to_owned)
         });
         match heard {
@@ -396,7 +395,15 @@ fn elastic(mut plan: &[u8]) {
             5 => {
                 let mut seats = Vec::new();
                 for worker in (0..8).filter(|worker| who >> worker & 1 == 1) {
-                    seats.push((worker, Seat::new(seats.len() as u32, (0, 1), (0, 1), true)));
+                    let seat = Seat {
+                        rank: seats.len() as u32,
+                        local_rank: 0,
+                        local_size: 1,
+                        cross_rank: 0,
+                        cross_size: 1,
+                        needs_sync: true,
+                    };
+                    seats.push((worker, seat));
                 }
                 door.form(&seats, now)
             }
@@ -432,14 +439,14 @@ fn fixed(mut plan: &[u8]) {
             0 | 1 => {
                 next += 1;
                 let said = ToServer::decode(message(&mut plan));
-                let (id, told) = match said {
+                let (rank, size, told) = match said {
                     Ok(ToServer::Hello {
                         rank,
                         size,
                         member,
                         common,
                         ..
-                    }) => ((rank, size), (member, common)),
+                    }) => (rank, size, Registration { member, common }),
                     _ => {
                         let member = MemberEntry {
                             identity: String::new(),
@@ -448,11 +455,12 @@ fn fixed(mut plan: &[u8]) {
                             shm: false,
                         };
                         let size = u32::from(size % 8) + 1;
-                        ((u32::from(*who), size), (member, Common::default()))
+                        let common = Common::default();
+                        (u32::from(*who), size, Registration { member, common })
                     }
                 };
                 let answer_by = now + Duration::from_millis(u64::from(*who));
-                meeting.hello(next, id, told, answer_by)
+                meeting.hello(next, rank, size, told, answer_by)
             }
             2 => meeting.ready(client, Where::default()),
             3 => meeting.gone(client, "closed"),

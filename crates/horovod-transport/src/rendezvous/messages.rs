@@ -45,9 +45,17 @@ pub(crate) struct MemberEntry {
     pub(crate) shm: bool,
 }
 
+/// What a rank says of itself when it registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registration {
+    /// Who it is, for all.
+    pub(crate) member: MemberEntry,
+    /// What the job runs with, if it becomes rank 0.
+    pub(crate) common: Common,
+}
+
 /// A rank's place in a round of an elastic job, where its launcher gives the numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Seat {
     /// Position in the round.
     pub rank: u32,
@@ -61,25 +69,6 @@ pub struct Seat {
     pub cross_size: u32,
     /// Whether some rank of the round does not hold the current training state.
     pub needs_sync: bool,
-}
-
-impl Seat {
-    /// The place with these numbers.
-    pub fn new(
-        rank: u32,
-        (local_rank, local_size): (u32, u32),
-        (cross_rank, cross_size): (u32, u32),
-        needs_sync: bool,
-    ) -> Self {
-        Self {
-            rank,
-            local_rank,
-            local_size,
-            cross_rank,
-            cross_size,
-            needs_sync,
-        }
-    }
 }
 
 /// Where a rank can be reached.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use super::{
     config::ServerEvent,
-    messages::{Common, MemberEntry, ToClient, Where},
+    messages::{Common, MemberEntry, Registration, ToClient, Where},
 };
 
 /// A connection of the server.
@@ -60,8 +60,9 @@ impl Meeting {
     pub(crate) fn hello(
         &mut self,
         client: ClientId,
-        (rank, size): (u32, u32),
-        (member, common): (MemberEntry, Common),
+        rank: u32,
+        size: u32,
+        Registration { member, common }: Registration,
         answer_by: Instant,
     ) -> Vec<Do> {
         let refuse = |text: String| vec![Do::Dismiss(client, ToClient::Refused { text })];
@@ -242,7 +243,7 @@ mod tests {
     }
 
     /// Only rank 0's counts: here its process 2's.
-    fn registration(pid: u32) -> (MemberEntry, Common) {
+    fn registration(pid: u32) -> Registration {
         let common = Common {
             connections: pid as u8,
             fan_out: pid,
@@ -250,7 +251,10 @@ mod tests {
             checksums: pid.is_multiple_of(2),
             settings: vec![pid as u8],
         };
-        (member(pid), common)
+        Registration {
+            member: member(pid),
+            common,
+        }
     }
 
     fn meeting(size: u32) -> (Meeting, Instant) {
@@ -262,8 +266,8 @@ mod tests {
         let (mut m, by) = meeting(2);
         for generation in 1..=2 {
             let client = generation * 10;
-            assert_eq!(m.hello(client + 1, (1, 2), registration(1), by), []);
-            let roster = m.hello(client, (0, 2), registration(2), by);
+            assert_eq!(m.hello(client + 1, 1, 2, registration(1), by), []);
+            let roster = m.hello(client, 0, 2, registration(2), by);
             assert_eq!(roster.len(), 2);
             for told in roster {
                 match told {
@@ -292,14 +296,15 @@ mod tests {
     #[test]
     fn refusals_say_what_is_wrong() {
         let (mut m, by) = meeting(2);
-        let mut refused = |client, id| match m.hello(client, id, registration(7), by).pop() {
-            Some(Do::Dismiss(c, ToClient::Refused { text })) if c == client => text,
-            other => panic!("{other:?}"),
-        };
-        assert!(refused(1, (0, 3)).contains("3 ranks, this one has 2"));
-        assert!(refused(1, (2, 2)).contains("no rank 2"));
-        assert_eq!(m.hello(1, (1, 2), registration(7), by), []);
-        match m.hello(2, (1, 2), registration(8), by).pop() {
+        let mut refused =
+            |client, rank, size| match m.hello(client, rank, size, registration(7), by).pop() {
+                Some(Do::Dismiss(c, ToClient::Refused { text })) if c == client => text,
+                other => panic!("{other:?}"),
+            };
+        assert!(refused(1, 0, 3).contains("3 ranks, this one has 2"));
+        assert!(refused(1, 2, 2).contains("no rank 2"));
+        assert_eq!(m.hello(1, 1, 2, registration(7), by), []);
+        match m.hello(2, 1, 2, registration(8), by).pop() {
             Some(Do::Dismiss(2, ToClient::Refused { text })) => {
                 assert!(text.contains("process 7 on h1"), "{text}");
             }
@@ -310,7 +315,7 @@ mod tests {
     #[test]
     fn who_waits_too_long_learns_who_is_missing() {
         let (mut m, by) = meeting(4);
-        m.hello(1, (1, 4), registration(1), by);
+        m.hello(1, 1, 4, registration(1), by);
         assert_eq!(m.timeout(by - Duration::from_secs(1)), []);
         assert_eq!(m.deadline(), Some(by));
         let missing = ToClient::Missing {
@@ -323,22 +328,22 @@ mod tests {
     #[test]
     fn a_rank_lost_while_setting_up_ends_the_round_for_all() {
         let (mut m, by) = meeting(2);
-        m.hello(1, (0, 2), registration(1), by);
-        m.hello(2, (1, 2), registration(2), by);
+        m.hello(1, 0, 2, registration(1), by);
+        m.hello(2, 1, 2, registration(2), by);
         let todo = m.gone(2, "it closed the connection");
         let text = "rank 1 on h1: it closed the connection".to_owned();
         assert_eq!(todo[0], Do::Failed(text.clone()));
         assert_eq!(todo[1..], [Do::Dismiss(1, ToClient::Aborted { text })]);
         // The next round can start from scratch.
-        assert_eq!(m.hello(3, (0, 2), registration(1), by), []);
-        assert_eq!(m.hello(4, (1, 2), registration(2), by).len(), 2);
+        assert_eq!(m.hello(3, 0, 2, registration(1), by), []);
+        assert_eq!(m.hello(4, 1, 2, registration(2), by).len(), 2);
     }
 
     #[test]
     fn a_rank_that_left_before_the_others_came_may_come_again() {
         let (mut m, by) = meeting(2);
-        m.hello(1, (0, 2), registration(1), by);
+        m.hello(1, 0, 2, registration(1), by);
         assert_eq!(m.gone(1, "closed"), []);
-        assert_eq!(m.hello(2, (0, 2), registration(2), by), []);
+        assert_eq!(m.hello(2, 0, 2, registration(2), by), []);
     }
 }

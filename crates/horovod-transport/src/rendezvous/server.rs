@@ -19,7 +19,7 @@ use horovod_protocol::{Generation, Rank};
 use super::{
     config::{ServerConfig, ServerEvent},
     elastic::Rounds,
-    messages::{RANKS_MAX, Seat, TO_SERVER_MAX, ToClient, ToServer},
+    messages::{RANKS_MAX, Registration, Seat, TO_SERVER_MAX, ToClient, ToServer},
     round::{ClientId, Do, Meeting},
 };
 use crate::{
@@ -341,7 +341,13 @@ impl Worker {
                 client.registered = true;
                 let (hostname, pid) = (member.hostname.clone(), member.pid);
                 let patience = Duration::from_millis(patience_ms.min(1 << 40));
-                let todo = meeting.hello(id, (rank, size), (member, common), now + patience);
+                let todo = meeting.hello(
+                    id,
+                    rank,
+                    size,
+                    Registration { member, common },
+                    now + patience,
+                );
                 if !matches!(todo.first(), Some(Do::Dismiss(..))) {
                     self.event(ServerEvent::Registered {
                         rank: Rank(rank),
@@ -352,8 +358,7 @@ impl Worker {
                 todo
             }
             (message, Room::Elastic(rounds)) => {
-                let known = (client.rank, &mut client.registered);
-                match rounds.hear(id, known, message) {
+                match rounds.hear(id, client.rank, &mut client.registered, message) {
                     Ok(todo) => todo,
                     Err(why) => return self.remove(id, why),
                 }

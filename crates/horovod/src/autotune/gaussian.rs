@@ -152,7 +152,7 @@ fn backward(cholesky: &[Vec<f64>], b: &[f64]) -> Vec<f64> {
 }
 
 /// How much a place is expected to exceed `best`, counting only what exceeds it.
-pub(crate) fn expected_improvement((mean, deviation): (f64, f64), best: f64) -> f64 {
+pub(crate) fn expected_improvement(mean: f64, deviation: f64, best: f64) -> f64 {
     let gain = mean - best;
     if deviation < 1e-9 {
         return gain.max(0.0);
@@ -251,13 +251,13 @@ mod tests {
 
     #[test]
     fn improvement_grows_with_mean_and_doubt_and_is_never_negative() {
-        let sure = expected_improvement((0.1, 0.0), 0.0);
+        let sure = expected_improvement(0.1, 0.0, 0.0);
         assert!((sure - 0.1).abs() < 1e-12);
-        assert!(expected_improvement((-0.1, 0.0), 0.0).abs() < 1e-12);
-        assert!(expected_improvement((0.0, 0.2), 0.0) > expected_improvement((0.0, 0.1), 0.0));
-        assert!(expected_improvement((-5.0, 0.1), 0.0) >= 0.0);
+        assert!(expected_improvement(-0.1, 0.0, 0.0).abs() < 1e-12);
+        assert!(expected_improvement(0.0, 0.2, 0.0) > expected_improvement(0.0, 0.1, 0.0));
+        assert!(expected_improvement(-5.0, 0.1, 0.0) >= 0.0);
         // E[max(0, N(0, 1))] is the density at 0.
-        let unit = expected_improvement((0.0, 1.0), 0.0);
+        let unit = expected_improvement(0.0, 1.0, 0.0);
         assert!((unit - 0.398_942_28).abs() < 1e-6);
     }
 }

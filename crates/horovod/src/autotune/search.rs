@@ -242,7 +242,8 @@ impl Search {
             .fold(f64::NEG_INFINITY, f64::max);
         let candidates = candidates(&self.space, &self.rounds, &mut self.random);
         let promises = candidates.into_iter().map(|point| {
-            let promise = expected_improvement(at(&point), best);
+            let (mean, deviation) = at(&point);
+            let promise = expected_improvement(mean, deviation, best);
             (promise, point)
         });
         promises

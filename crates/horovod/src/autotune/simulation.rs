@@ -14,6 +14,12 @@ type Surface = fn(&[f64]) -> f64;
 /// A machine: the logarithm of its speed at the given coordinates, and how measurements stray.
 struct Machine {
     speed: Surface,
+    disturbance: Disturbance,
+}
+
+/// What disturbs measurements.
+#[derive(Clone, Copy, Debug)]
+struct Disturbance {
     /// Standard deviation of a sample.
     noise: f64,
     /// One sample in this many takes three times as long; 0: none.
@@ -78,9 +84,10 @@ fn run(machine: &Machine, parameters: &[Parameter], plan: Plan) -> Ended {
     let true_speed = |v: &Values| (machine.speed)(&place(&ruler, v));
     for samples in 0..100_000usize {
         let normal = (-2.0 * uniform().ln()).sqrt() * (TAU * uniform()).cos();
-        let mut log = true_speed(&values) + machine.noise * normal;
-        log += machine.drift * (TAU * samples as f64 / 150.0).sin();
-        if machine.hiccups > 0 && uniform() * (machine.hiccups as f64) < 1.0 {
+        let mut log = true_speed(&values) + machine.disturbance.noise * normal;
+        log += machine.disturbance.drift * (TAU * samples as f64 / 150.0).sin();
+        if machine.disturbance.hiccups > 0 && uniform() * (machine.disturbance.hiccups as f64) < 1.0
+        {
             log -= 3f64.ln();
         }
         match search.handle_sample(1000.0 * log.exp()) {
@@ -163,23 +170,26 @@ fn best_gain(speed: Surface, parameters: &[Parameter]) -> f64 {
 }
 
 /// Calm, ordinary and wild machines.
-const CALM: (f64, f64, usize) = (0.01, 0.0, 0);
-const ORDINARY: (f64, f64, usize) = (0.05, 0.03, 20);
-const WILD: (f64, f64, usize) = (0.15, 0.05, 10);
+const CALM: Disturbance = Disturbance {
+    noise: 0.01,
+    drift: 0.0,
+    hiccups: 0,
+};
+const ORDINARY: Disturbance = Disturbance {
+    noise: 0.05,
+    drift: 0.03,
+    hiccups: 20,
+};
+const WILD: Disturbance = Disturbance {
+    noise: 0.15,
+    drift: 0.05,
+    hiccups: 10,
+};
 
 const SEEDS: u64 = 8;
 
-fn ends(
-    speed: Surface,
-    (noise, drift, hiccups): (f64, f64, usize),
-    parameters: &[Parameter],
-) -> Vec<Ended> {
-    let machine = Machine {
-        speed,
-        noise,
-        hiccups,
-        drift,
-    };
+fn ends(speed: Surface, disturbance: Disturbance, parameters: &[Parameter]) -> Vec<Ended> {
+    let machine = Machine { speed, disturbance };
     (0..SEEDS)
         .map(|seed| run(&machine, parameters, plan(seed)))
         .collect()
@@ -257,9 +267,10 @@ fn ends_within_its_budget() {
 fn chance_is_decided_by_the_seed() {
     let machine = Machine {
         speed: separable,
-        noise: 0.05,
-        hiccups: 0,
-        drift: 0.0,
+        disturbance: Disturbance {
+            noise: 0.05,
+            ..CALM
+        },
     };
     let [a, b] = [3, 3].map(|seed| run(&machine, &HOST, plan(seed)));
     assert_eq!((a.values, a.samples), (b.values, b.samples));
@@ -269,9 +280,7 @@ fn chance_is_decided_by_the_seed() {
 fn the_users_noise_counts() {
     let machine = Machine {
         speed: separable,
-        noise: 0.01,
-        hiccups: 0,
-        drift: 0.0,
+        disturbance: CALM,
     };
     for noise in [0.0, 0.8, 1.0] {
         let plan = Plan {
@@ -286,9 +295,7 @@ fn the_users_noise_counts() {
 fn with_everything_fixed_it_measures_once_and_ends() {
     let machine = Machine {
         speed: flat,
-        noise: 0.01,
-        hiccups: 0,
-        drift: 0.0,
+        disturbance: CALM,
     };
     assert_eq!(run(&machine, &[], plan(0)).samples, 3 * 5 + 5);
 }

@@ -1,5 +1,7 @@
 //! What may be tuned: the parameters, the levels each may take, and the points between them.
 
+use horovod_settings as settings;
+
 /// Something that tuning may change. The discriminants are indices into [`Values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parameter {
@@ -52,15 +54,18 @@ impl Parameter {
     }
 
     /// The variables by which a user decides it.
-    pub(crate) fn variables(self) -> &'static [&'static str] {
+    pub(crate) fn variables(self) -> Vec<&'static str> {
         match self {
-            FusionThreshold => &["HOROVOD_FUSION_THRESHOLD"],
-            CycleTime => &["HOROVOD_CYCLE_TIME"],
-            Chunk => &["HOROVOD_CHUNK_BYTES"],
-            DirectMax => &["HOROVOD_DIRECT_MAX_BYTES"],
-            ExchangeMax => &["HOROVOD_EXCHANGE_MAX_BYTES"],
-            WireChunk => &["HOROVOD_WIRE_CHUNK_BYTES"],
-            Hierarchical => &["HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE"],
+            FusionThreshold => vec![settings::FUSION_THRESHOLD.name],
+            CycleTime => vec![settings::CYCLE_TIME.name],
+            Chunk => vec![settings::CHUNK_BYTES.name],
+            DirectMax => vec![settings::DIRECT_MAX_BYTES.name],
+            ExchangeMax => vec![settings::EXCHANGE_MAX_BYTES.name],
+            WireChunk => vec![settings::WIRE_CHUNK_BYTES.name],
+            Hierarchical => vec![
+                settings::HIERARCHICAL_ALLREDUCE.name,
+                settings::TORUS_ALLREDUCE.name,
+            ],
         }
     }
 

@@ -1,14 +1,14 @@
 //! The settings of the data plane: which algorithms run and with what sizes. They must be equal on all
 //! ranks, so rank 0's are given to all while they connect.
 
-use horovod_collectives::{Tuning, select::Wish};
-use horovod_transport::CONNECTIONS_MAX;
+use horovod_collectives::{
+    Tuning,
+    select::{Across, Wish},
+};
+use horovod_settings::{self as settings, Algorithm, Declaration, JoinAverage, Whole};
 
-use super::reader::Reader;
+use super::Environment;
 use crate::error::Error;
-
-/// Most of any of the sizes.
-const SIZE_MAX: usize = 1 << 30;
 
 /// What the data plane runs with when the job begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,25 +21,18 @@ pub struct Algorithms {
     pub join_average: JoinAverage,
 }
 
-/// By what `Average` divides while ranks have joined.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum JoinAverage {
-    /// By all members, so that every sample keeps its weight.
-    #[default]
-    Members,
-    /// By those that contribute, so that the scale stays that of the data.
-    Contributors,
-}
-
 /// A number that all ranks must have equal, and its place.
 struct Number {
-    /// What sets it, and the least that may be; `None`: nothing does.
-    setting: Option<(&'static str, usize)>,
+    /// What sets it; `None`: nothing does.
+    setting: Option<&'static Declaration<Whole<usize>>>,
     place: fn(&mut Tuning) -> &mut usize,
 }
 
-const fn set_by(name: &'static str, least: usize, place: fn(&mut Tuning) -> &mut usize) -> Number {
-    let setting = Some((name, least));
+const fn set_by(
+    setting: &'static Declaration<Whole<usize>>,
+    place: fn(&mut Tuning) -> &mut usize,
+) -> Number {
+    let setting = Some(setting);
     Number { setting, place }
 }
 
@@ -49,51 +42,42 @@ const fn fixed(place: fn(&mut Tuning) -> &mut usize) -> Number {
 }
 
 /// In the order in which rank 0 tells them.
-const NUMBERS: [Number; 7] = [
-    set_by("HOROVOD_CHUNK_BYTES", 1 << 10, |t| &mut t.chunk_bytes),
-    set_by("HOROVOD_WIRE_CHUNK_BYTES", 1 << 10, |t| {
-        &mut t.wire_chunk_bytes
-    }),
-    set_by("HOROVOD_DIRECT_MAX_BYTES", 0, |t| &mut t.direct_max_bytes),
-    set_by("HOROVOD_EXCHANGE_MAX_BYTES", 0, |t| {
-        &mut t.exchange_max_bytes
-    }),
-    set_by("HOROVOD_PAIRWISE_MAX_HOSTS", 1, |t| {
-        &mut t.pairwise_max_hosts
-    }),
+static NUMBERS: [Number; 7] = [
+    set_by(&settings::CHUNK_BYTES, |t| &mut t.chunk_bytes),
+    set_by(&settings::WIRE_CHUNK_BYTES, |t| &mut t.wire_chunk_bytes),
+    set_by(&settings::DIRECT_MAX_BYTES, |t| &mut t.direct_max_bytes),
+    set_by(&settings::EXCHANGE_MAX_BYTES, |t| &mut t.exchange_max_bytes),
+    set_by(&settings::PAIRWISE_MAX_HOSTS, |t| &mut t.pairwise_max_hosts),
     fixed(|t| &mut t.chunk_min_bytes),
     fixed(|t| &mut t.chain_min_bytes),
 ];
 
 impl Algorithms {
-    pub(super) fn read(r: &Reader<'_>) -> Result<Self, Error> {
+    pub(super) fn read(env: &dyn Environment) -> Result<Self, Error> {
         let mut tuning = Tuning::default();
-        tuning.allreduce = wish(r)?;
-        tuning.hierarchical_allreduce = r.flag("HOROVOD_HIERARCHICAL_ALLREDUCE", true)?
-            || r.flag("HOROVOD_TORUS_ALLREDUCE", false)?;
-        tuning.hierarchical_allgather = r.flag("HOROVOD_HIERARCHICAL_ALLGATHER", true)?;
+        tuning.allreduce = wish(settings::ALLREDUCE_ALGORITHM.read(env)?);
+        tuning.hierarchical_allreduce =
+            settings::HIERARCHICAL_ALLREDUCE.read(env)? || settings::TORUS_ALLREDUCE.read(env)?;
+        tuning.hierarchical_allgather = settings::HIERARCHICAL_ALLGATHER.read(env)?;
         for number in &NUMBERS {
-            if let Some((name, least)) = number.setting {
-                let size = (number.place)(&mut tuning);
-                *size = between(r, name, *size, least, SIZE_MAX)?;
+            if let Some(setting) = number.setting {
+                *(number.place)(&mut tuning) = setting.read(env)?;
             }
         }
-        let most = usize::from(CONNECTIONS_MAX);
-        let connections = between(r, "HOROVOD_CONNECTIONS_PER_PEER", 1, 1, most)?;
         Ok(Self {
             tuning,
-            connections: u8::try_from(connections).unwrap_or(CONNECTIONS_MAX),
-            join_average: join_average(r)?,
+            connections: settings::CONNECTIONS_PER_PEER.read(env)?,
+            join_average: settings::JOIN_AVERAGE.read(env)?,
         })
     }
 
     /// What the ranks must have equal, as bytes for [`Self::adopt`].
     pub(crate) fn common(&self) -> Vec<u8> {
         let mut tuning = self.tuning.clone();
-        let wish = Wish::NAMES
+        let wish = ALGORITHMS
             .iter()
-            .position(|(_, wish)| tuning.allreduce == Some(*wish))
-            .map_or(0, |index| index + 1);
+            .position(|(_, known)| wish(*known) == tuning.allreduce)
+            .unwrap_or(0);
         let mut numbers: Vec<usize> = NUMBERS.iter().map(|n| *(n.place)(&mut tuning)).collect();
         numbers.extend([
             wish,
@@ -119,7 +103,7 @@ impl Algorithms {
         let Some((
             sizes,
             &[
-                wish,
+                ref index,
                 hierarchical_allreduce,
                 hierarchical_allgather,
                 contributors,
@@ -133,19 +117,17 @@ impl Algorithms {
         };
         let mut tuning = self.tuning.clone();
         for (number, size) in NUMBERS.iter().zip(sizes) {
-            if let Some((name, least)) = number.setting
-                && !(least..=SIZE_MAX).contains(size)
+            if let Some(refused) = number
+                .setting
+                .and_then(|setting| setting.parse(&size.to_string()).err())
             {
                 return Err(Error::Init(format!(
-                    "rank 0 sent {name}={size}: expected {least} to {SIZE_MAX}; is it the same version?"
+                    "rank 0 sent {refused}; is it the same version?"
                 )));
             }
             *(number.place)(&mut tuning) = *size;
         }
-        tuning.allreduce = wish
-            .checked_sub(1)
-            .and_then(|index| Wish::NAMES.get(index))
-            .map(|(_, wish)| *wish);
+        tuning.allreduce = ALGORITHMS.get(*index).and_then(|(_, known)| wish(*known));
         tuning.hierarchical_allreduce = hierarchical_allreduce != 0;
         tuning.hierarchical_allgather = hierarchical_allgather != 0;
         self.tuning = tuning;
@@ -161,78 +143,46 @@ impl Algorithms {
     pub(crate) fn check(&self, hosts: usize) -> Result<(), Error> {
         if self.tuning.allreduce == Some(Wish::Staged) && hosts > 1 {
             return Err(Error::Init(format!(
-                "HOROVOD_ALLREDUCE_ALGORITHM=staged needs all ranks on one host that share memory, but there \
-                 are {hosts} groups of them: choose {}",
-                names(|wish| wish != Wish::Staged)
+                "{}=staged needs all ranks on one host that share memory, but there are {hosts} groups of them: \
+                 choose {}",
+                settings::ALLREDUCE_ALGORITHM.name,
+                across_hosts()
             )));
         }
         Ok(())
     }
 }
 
-fn wish(r: &Reader<'_>) -> Result<Option<Wish>, Error> {
-    let Some(text) = r.text("HOROVOD_ALLREDUCE_ALGORITHM") else {
-        return Ok(None);
-    };
-    let name = text.trim().to_ascii_lowercase();
-    let known = Wish::NAMES.iter().find(|(known, _)| *known == name);
-    match known {
-        Some((_, wish)) => Ok(Some(*wish)),
-        None if name == "auto" => Ok(None),
-        None => Err(Error::Init(format!(
-            "HOROVOD_ALLREDUCE_ALGORITHM={text:?}: expected {}",
-            names(|_| true)
-        ))),
+/// In the order in which rank 0 tells its choice, by a number.
+static ALGORITHMS: &[(&str, Algorithm)] = settings::ALLREDUCE_ALGORITHM.kind.words;
+
+/// What the data plane makes of the setting.
+fn wish(algorithm: Algorithm) -> Option<Wish> {
+    match algorithm {
+        Algorithm::Auto => None,
+        Algorithm::Staged => Some(Wish::Staged),
+        Algorithm::Exchange => Some(Wish::Across(Across::Exchange)),
+        Algorithm::Pairwise => Some(Wish::Across(Across::Pairwise)),
+        Algorithm::Ring => Some(Wish::Across(Across::Ring)),
     }
 }
 
-fn join_average(r: &Reader<'_>) -> Result<JoinAverage, Error> {
-    const NAME: &str = "HOROVOD_JOIN_AVERAGE";
-    let text = r.text(NAME).unwrap_or_default();
-    match text.trim().to_ascii_lowercase().as_str() {
-        "" | "members" => Ok(JoinAverage::Members),
-        "contributors" => Ok(JoinAverage::Contributors),
-        _ => Err(Error::Init(format!(
-            "{NAME}={text:?}: expected members or contributors"
-        ))),
-    }
-}
-
-/// The names of those algorithms and of automatic choice, for an error.
-fn names(of: impl Fn(Wish) -> bool) -> String {
-    let names = Wish::NAMES.iter().filter(|(_, wish)| of(*wish));
-    let names: Vec<&str> = names.map(|(name, _)| *name).collect();
-    format!("auto, {}", names.join(", "))
-}
-
-fn between(
-    r: &Reader<'_>,
-    name: &str,
-    default: usize,
-    least: usize,
-    most: usize,
-) -> Result<usize, Error> {
-    let value = r.number(name, default)?;
-    if (least..=most).contains(&value) {
-        Ok(value)
-    } else {
-        Err(Error::Init(format!(
-            "{name}={value}: expected {least} to {most}"
-        )))
-    }
+/// The words for what runs on any number of hosts, for an error.
+fn across_hosts() -> String {
+    let known = ALGORITHMS
+        .iter()
+        .filter(|(_, known)| *known != Algorithm::Staged);
+    let words: Vec<&str> = known.map(|(word, _)| *word).collect();
+    words.join(", ")
 }
 
 #[cfg(test)]
 mod tests {
-    use horovod_collectives::select::Across;
-
     use super::super::{SETTINGS, tests::Map};
     use super::*;
 
     fn read(vars: &[(&'static str, &'static str)]) -> Result<Algorithms, Error> {
-        Algorithms::read(&Reader {
-            env: &Map(vars.to_vec()),
-        })
+        Algorithms::read(&Map(vars.to_vec()))
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::SETTINGS;
-use super::reader::Reader;
+use horovod_settings as settings;
+
+use super::{Environment, SETTINGS};
 use crate::error::Error;
 
 /// How to tune; the fields are the settings of the same names.
@@ -23,32 +24,18 @@ pub struct AutotuneSettings {
 }
 
 impl AutotuneSettings {
-    pub(super) fn from_environment(r: &Reader<'_>) -> Result<Option<Self>, Error> {
-        const NOISE: &str = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE";
-        let noise = match r.text(NOISE) {
-            None => None,
-            Some(_) => Some(r.not_negative(NOISE, 0.0)?),
-        };
-        if let Some(noise) = noise.filter(|n| *n > 1.0) {
-            return Err(Error::Init(format!(
-                "{NOISE}={noise}: expected a number from 0 to 1"
-            )));
-        }
-        let steps_per_sample = r.number("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10u32)?;
-        if steps_per_sample == 0 {
-            return Err(Error::Init(
-                "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE=0: expected at least 1".into(),
-            ));
-        }
+    pub(super) fn from_environment(env: &dyn Environment) -> Result<Option<Self>, Error> {
         let names = SETTINGS.iter().map(|s| s.name);
         let settings = Self {
-            log: r.text("HOROVOD_AUTOTUNE_LOG").map(PathBuf::from),
-            warmup_samples: r.number("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", 3)?,
-            steps_per_sample,
-            bayes_opt_max_samples: r.number("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20)?,
-            gaussian_process_noise: noise,
-            explicit: names.filter(|name| r.text(name).is_some()).collect(),
+            log: settings::AUTOTUNE_LOG.read(env)?.map(PathBuf::from),
+            warmup_samples: settings::AUTOTUNE_WARMUP_SAMPLES.read(env)?,
+            steps_per_sample: settings::AUTOTUNE_STEPS_PER_SAMPLE.read(env)?,
+            bayes_opt_max_samples: settings::AUTOTUNE_BAYES_OPT_MAX_SAMPLES.read(env)?,
+            gaussian_process_noise: settings::AUTOTUNE_GAUSSIAN_PROCESS_NOISE.read(env)?,
+            explicit: names
+                .filter(|name| settings::text_of(env, name).is_some())
+                .collect(),
         };
-        Ok(r.flag("HOROVOD_AUTOTUNE", false)?.then_some(settings))
+        Ok(settings::AUTOTUNE.read(env)?.then_some(settings))
     }
 }

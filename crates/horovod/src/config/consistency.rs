@@ -1,6 +1,8 @@
 //! How often replicas are compared, and what happens if they differ.
 
-use super::reader::Reader;
+use horovod_settings::{self as settings, ConsistencyAction};
+
+use super::Environment;
 use crate::error::Error;
 
 /// Settings of the divergence watch.
@@ -13,20 +15,10 @@ pub struct ConsistencySettings {
 }
 
 impl ConsistencySettings {
-    pub(super) fn read(r: &Reader<'_>) -> Result<Self, Error> {
-        const ACTION: &str = "HOROVOD_CONSISTENCY_ACTION";
-        let is_error = match r.text(ACTION).as_deref().map(str::trim) {
-            None | Some("warn") => false,
-            Some("error") => true,
-            Some(other) => {
-                return Err(Error::Init(format!(
-                    "{ACTION}={other:?}: expected warn or error"
-                )));
-            }
-        };
+    pub(super) fn read(env: &dyn Environment) -> Result<Self, Error> {
         Ok(Self {
-            every: r.number("HOROVOD_CHECK_CONSISTENCY", 0)?,
-            is_error,
+            every: settings::CHECK_CONSISTENCY.read(env)?,
+            is_error: settings::CONSISTENCY_ACTION.read(env)? == ConsistencyAction::Error,
         })
     }
 }

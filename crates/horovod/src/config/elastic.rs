@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use horovod_settings as settings;
 use horovod_transport::rendezvous::Seat;
 
-use super::reader::Reader;
 use super::{Config, Environment};
 use crate::error::Error;
 
@@ -21,14 +21,12 @@ impl Config {
 }
 
 /// How long the launcher of an elastic job waits for its processes.
-pub(super) fn timeout(r: &Reader<'_>) -> Result<Duration, Error> {
-    let seconds = r.number("HOROVOD_ELASTIC_TIMEOUT", 600u64)?;
+pub(super) fn timeout(env: &dyn Environment) -> Result<Duration, Error> {
+    let seconds = settings::ELASTIC_TIMEOUT.read(env)?;
     Ok(Duration::from_secs(seconds.max(1)))
 }
 
 /// Whether this process belongs to an elastic job, which can be asked before init.
 pub fn is_elastic(env: &dyn Environment) -> bool {
-    Reader { env }
-        .flag("HOROVOD_ELASTIC", false)
-        .unwrap_or(false)
+    settings::ELASTIC.read_or_default(env)
 }

@@ -1,6 +1,8 @@
 //! Settings of the log.
 
-use super::{Environment, Reader};
+use horovod_settings::{self as settings, LogLevel};
+
+use super::Environment;
 
 /// What the log shows; read when the bindings are loaded, before any init.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,21 +16,17 @@ pub struct LogSettings {
 impl LogSettings {
     /// An unknown level means warning, as in the original.
     pub fn from_environment(env: &dyn Environment) -> Self {
-        let r = Reader { env };
-        let level = match r
-            .text("HOROVOD_LOG_LEVEL")
-            .map(|v| v.trim().to_ascii_lowercase())
-        {
-            Some(v) if v == "trace" => tracing::Level::TRACE,
-            Some(v) if v == "debug" => tracing::Level::DEBUG,
-            Some(v) if v == "info" => tracing::Level::INFO,
-            Some(v) if v == "error" || v == "fatal" => tracing::Level::ERROR,
-            _ => tracing::Level::WARN,
+        // The log itself has nobody to complain to.
+        let level = match settings::LOG_LEVEL.read_or_default(env) {
+            LogLevel::Trace => tracing::Level::TRACE,
+            LogLevel::Debug => tracing::Level::DEBUG,
+            LogLevel::Info => tracing::Level::INFO,
+            LogLevel::Warning => tracing::Level::WARN,
+            LogLevel::Error | LogLevel::Fatal => tracing::Level::ERROR,
         };
         Self {
             level,
-            // The log itself has nobody to complain to.
-            hide_time: r.flag("HOROVOD_LOG_HIDE_TIME", false).unwrap_or(false),
+            hide_time: settings::LOG_HIDE_TIME.read_or_default(env),
         }
     }
 }

@@ -3,6 +3,8 @@
 //! What is read here only says who is who, and what the scheduler knows of the others. How the ranks then find
 //! each other, and with which key, is decided in `crate::bootstrap`.
 
+use horovod_settings as settings;
+
 use super::hints;
 use super::reader::Reader;
 use crate::error::Error;
@@ -225,8 +227,8 @@ pub struct Started {
 /// Whatever tells of more than one member ends in a job of that size or in an error: training alone, once per
 /// process, would go unnoticed for long.
 pub(super) fn detect(r: &Reader<'_>) -> Result<Option<Started>, Error> {
-    let told_size = r.text("HOROVOD_SIZE").is_some();
-    if told_size && (r.text("HOROVOD_RANK").is_some() || r.number("HOROVOD_SIZE", 0u32)? == 1) {
+    let told_size = settings::SIZE.is_set(r.env);
+    if told_size && (settings::RANK.is_set(r.env) || settings::SIZE.read(r.env)? == 1) {
         return Ok(None);
     }
     for scheduler in SCHEDULERS {
@@ -234,7 +236,7 @@ pub(super) fn detect(r: &Reader<'_>) -> Result<Option<Started>, Error> {
             return Ok(Some(started));
         }
     }
-    if let Some(address) = r.text("HOROVOD_RANK0_ADDRESS") {
+    if let Some(address) = settings::RANK0_ADDRESS.read(r.env)? {
         return Err(Error::Init(format!(
             "HOROVOD_RANK0_ADDRESS={address} is set, so this is to be one of several ranks, but nothing says which of \
              how many: set HOROVOD_RANK and HOROVOD_SIZE (in a Kubernetes indexed job HOROVOD_SIZE, to its \

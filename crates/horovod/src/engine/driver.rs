@@ -13,7 +13,7 @@ use horovod_protocol::{Device, EntryId, Execution, LossCause, PeerLost};
 use horovod_transport::{Aborted, Mesh};
 
 use flights::Flight;
-use pump::Pump;
+use pump::{ControlPlane, Pump};
 
 use super::allocation::Allocation;
 use super::backend::host::{Host, Operand, bytes_of_all};
@@ -123,20 +123,22 @@ impl Driver {
         } = mesh;
         // Beside the engine's thread its process computes.
         waiter.set_has_time(false);
+        let host = Host::new(config, data, &topology);
+        let plane = ControlPlane {
+            topology,
+            tree,
+            control,
+            heartbeat,
+            waiter,
+        };
         Self {
-            host: Host::new(config, data, &topology),
+            host,
             devices,
             agreements: Agreements::default(),
             results: Results::new(),
             spare: Vec::new(),
             staged: None,
-            pump: Pump::new(
-                config,
-                (control, heartbeat),
-                waiter,
-                (topology, tree),
-                shared,
-            ),
+            pump: Pump::new(config, plane, shared),
             parked: None,
             broken: false,
             engine_looks_at: 0,

@@ -233,7 +233,9 @@ impl Inspection {
         &mut self,
         now: Time,
         coordinator: Option<&mut Coordinator>,
-        (shared, relay, control): (&Arc<Shared>, &Relay, &mut Control),
+        shared: &Arc<Shared>,
+        relay: &Relay,
+        control: &mut Control,
         running: Option<StalledRequest>,
     ) -> (bool, Option<Box<Diagnosis>>) {
         self.finish_answer();
@@ -351,7 +353,8 @@ impl Inspection {
         &mut self,
         diagnosis: &Diagnosis,
         topology: &Topology,
-        (tree, heartbeat): (&Tree, Option<Duration>),
+        tree: &Tree,
+        heartbeat: Option<Duration>,
     ) -> Option<Hopeless> {
         let host_of = |rank: Rank| {
             let peer = topology.peers.get(rank.index());

@@ -199,12 +199,12 @@ impl Recording {
         }
         let mut sent = false;
         for _ in 0..self.timeline.mail_limit() {
-            let Some(mail) = self.timeline.next_mail() else {
+            let Some((to, bytes)) = self.timeline.next_mail() else {
                 break;
             };
-            match relay.send(control, mail.0, &mail.1) {
+            match relay.send(control, to, &bytes) {
                 Ok(true) => sent = true,
-                Ok(false) => self.timeline.put_back(mail),
+                Ok(false) => self.timeline.put_back(to, bytes),
                 // Who is gone is noticed elsewhere; here only events are missing.
                 Err(e) => tracing::debug!("timeline: {e}"),
             }

@@ -279,7 +279,8 @@ impl Timeline {
     }
 
     /// It could not be sent now.
-    pub(crate) fn put_back(&self, mail: (Rank, Vec<u8>)) {
+    pub(crate) fn put_back(&self, to: Rank, bytes: Vec<u8>) {
+        let mail = (to, bytes);
         match &self.role {
             // One busy peer must not keep the others waiting.
             Role::Leader(_) => self.outgoing().push_back(mail),

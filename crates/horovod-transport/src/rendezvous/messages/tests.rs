@@ -71,7 +71,14 @@ fn every_message_survives_the_wire() {
             generation: 9,
             members: vec![member()],
             common: common(),
-            seat: Some(Seat::new(1, (2, 3), (4, 5), true)),
+            seat: Some(Seat {
+                rank: 1,
+                local_rank: 2,
+                local_size: 3,
+                cross_rank: 4,
+                cross_size: 5,
+                needs_sync: true,
+            }),
         },
         ToClient::HostsUpdated {
             version: 1 << 40,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use horovod_collectives::{
     self as collectives, ByteSegment, Ctx, GatherItem, Incoming, Reduction, Scratch, Segment,
-    SetLayout, Stages,
+    SetLayout, Stages, StagingContext,
 };
 use horovod_protocol::{
     Coordinator, DType, Execution, Op, ProcessSetId, Rank, Seq, Shape, TensorMeta, Ticket, Time,
@@ -123,18 +123,16 @@ impl Host {
             scale: *scale,
             divisor: 1,
         };
+        let context = StagingContext {
+            data: &self.data,
+            layout,
+            tuning: &self.tuned.tuning,
+            scratch: &mut self.scratch,
+            crowded: operand.crowded,
+        };
         // SAFETY: the submitter promised that its memory stays valid and untouched until completion, which is later:
         // the entry is still pending.
-        unsafe {
-            collectives::stage_early(
-                &self.data,
-                layout,
-                &self.tuned.tuning,
-                (&mut self.scratch, operand.crowded),
-                operand.ticket,
-                (&reduction, segment),
-            )
-        }
+        unsafe { collectives::stage_early(context, operand.ticket, &reduction, segment) }
     }
 
     /// Exchange the members' bytes of equal length, at the place in the order of `execution`.

@@ -63,12 +63,16 @@ impl Pump {
         let (sent, found) = self.inspection.turn(
             now,
             self.node.coordinator(),
-            (&self.shared, &self.relay, &mut self.control),
+            &self.shared,
+            &self.relay,
+            &mut self.control,
             running,
         );
         let Some(found) = found else { return sent };
-        let job = (&self.tree, self.heartbeat);
-        if let Some(Hopeless { by, summary }) = self.inspection.tell(&found, &self.topology, job)
+        let told = self
+            .inspection
+            .tell(&found, &self.topology, &self.tree, self.heartbeat);
+        if let Some(Hopeless { by, summary }) = told
             && let Some(coordinator) = self.node.coordinator()
         {
             coordinator.give_up(now, by, &summary);

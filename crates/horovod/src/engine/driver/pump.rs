@@ -86,14 +86,29 @@ impl Moment {
     }
 }
 
+/// What the pump needs of the mesh: all but the links for data.
+pub(super) struct ControlPlane {
+    /// Who there is, and where.
+    pub(super) topology: Topology,
+    /// Who talks to whom in the negotiation.
+    pub(super) tree: Tree,
+    /// The links along that tree.
+    pub(super) control: Control,
+    /// How long one of them may be silent; `None`: for ever.
+    pub(super) heartbeat: Option<Duration>,
+    /// Where to wait for all of them.
+    pub(super) waiter: Waiter,
+}
+
 impl Pump {
-    pub(super) fn new(
-        config: &Config,
-        (mut control, heartbeat): (Control, Option<Duration>),
-        waiter: Waiter,
-        (topology, tree): (Topology, Tree),
-        shared: Arc<Shared>,
-    ) -> Self {
+    pub(super) fn new(config: &Config, plane: ControlPlane, shared: Arc<Shared>) -> Self {
+        let ControlPlane {
+            topology,
+            tree,
+            mut control,
+            heartbeat,
+            waiter,
+        } = plane;
         let node = Node::new(config, &topology, &tree);
         if let Some(timeout) = heartbeat {
             control.watch(timeout, shared.now());

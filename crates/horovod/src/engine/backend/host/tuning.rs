@@ -30,8 +30,8 @@ impl Tuned {
             .filter(|_| topology.rank == Rank(0));
         let autotuner = settings.map(|settings| {
             let mut tunable = acting_in(topology, &tuning);
-            let by_user = |name| settings.explicit.contains(name);
-            tunable.retain(|parameter| !parameter.variables().iter().any(by_user));
+            let by_user = |name: &'static str| settings.explicit.contains(&name);
+            tunable.retain(|parameter| !parameter.variables().into_iter().any(by_user));
             let begin = in_force(config, &tuning);
             let cache = config.cache_capacity > 0;
             Box::new(Autotuner::new(settings, begin, &tunable, cache))
