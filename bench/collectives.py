@@ -26,10 +26,10 @@ def measure(
         print(f"skipped: {peer}: {why}", flush=True)
     arguments = ["--repeats", str(repeats), "--budget", str(budget_s), "--cases"]
     arguments += [case.name for case in cases]
-    meetings = []
+    barriers = []
     for turn in range(1, rounds + 1):
         if "floor" not in skipped:
-            meetings.append(floor.meeting_s(folder))
+            barriers.append(floor.barrier_s(folder))
         for peer in PEERS:
             if peer in skipped:
                 continue
@@ -50,4 +50,4 @@ def measure(
             for case in cases:
                 if found := floor.measure(case, ranks, repeats, folder):
                     seconds[case.name].setdefault("floor", []).extend(found)
-    return {"ranks": ranks, "seconds": seconds, "skipped": skipped, "meetings": meetings}
+    return {"ranks": ranks, "seconds": seconds, "skipped": skipped, "meetings": barriers}

@@ -13,8 +13,8 @@ from processes import output_of
 SOURCE = Path(__file__).with_name("floor.c")
 LIMIT_S = 60
 #: As in floor.c.
-MEETINGS = 1000
-MEETING_REPEATS = 20
+BARRIERS = 1000
+BARRIER_REPEATS = 20
 
 
 def missing() -> str | None:
@@ -39,12 +39,12 @@ def measure(case: Case, ranks: int, repeats: int, folder: Path) -> list[float]:
     return _run(folder, *case.floor, ranks, repeats * case.repeats)
 
 
-def meeting_s(folder: Path) -> float:
+def barrier_s(folder: Path) -> float:
     """Seconds in which two processes meet through one line of memory, at best.
 
     The host of a virtual machine may put its processors under one cache or under two, and move them.
     """
-    return min(_run(folder, "meet", "-", 8, 2, MEETING_REPEATS)) / MEETINGS
+    return min(_run(folder, "meet", "-", 8, 2, BARRIER_REPEATS)) / BARRIERS
 
 
 def _run(folder: Path, what: str, dtype: str, nbytes: int, ranks: int, repeats: int) -> list[float]:

@@ -50,7 +50,7 @@ WIRE_OVER_PAYLOAD = 1514 / 1448
 MIB = 1 << 20
 
 
-class Turn(enum.Enum):
+class Pacing(enum.Enum):
     """When a rank submits its tensors."""
 
     BARRIER = "all of them after a barrier"
@@ -60,10 +60,10 @@ class Turn(enum.Enum):
     )
 
     @property
-    def ways(self) -> int:
+    def crossings(self) -> int:
         """How often a message must cross the link while nothing else is on it, whatever the ranks do."""
         # "Ready", the answer to it, and the last bytes; a barrier leaves one rank one way behind the other.
-        return {Turn.BARRIER: 4, Turn.IN_A_ROW: 2, Turn.IN_FLIGHT: 0}[self]
+        return {Pacing.BARRIER: 4, Pacing.IN_A_ROW: 2, Pacing.IN_FLIGHT: 0}[self]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Case:
     bytes: int
     """Of a tensor; 0: the gradients of ResNet-50 instead."""
     tensors: int = 1
-    turn: Turn = Turn.BARRIER
+    pacing: Pacing = Pacing.BARRIER
 
 
 CASES = {
@@ -85,9 +85,9 @@ CASES = {
         Case("1 MiB", MIB),
         Case("8 MiB", 8 * MIB),
         Case("64 MiB", 64 * MIB),
-        Case("64 MiB in a row", 64 * MIB, turn=Turn.IN_A_ROW),
-        Case("4 x 64 MiB in a row", 64 * MIB, 4, Turn.IN_A_ROW),
-        Case("64 MiB, 4 in flight", 64 * MIB, 4, Turn.IN_FLIGHT),
+        Case("64 MiB in a row", 64 * MIB, pacing=Pacing.IN_A_ROW),
+        Case("4 x 64 MiB in a row", 64 * MIB, 4, Pacing.IN_A_ROW),
+        Case("64 MiB, 4 in flight", 64 * MIB, 4, Pacing.IN_FLIGHT),
         Case("resnet50", 0),
     )
 }
@@ -121,7 +121,7 @@ class Link:
     def allowed(self, case: Case, bytes_: int, bits_per_s: float) -> float:
         """The share of this rate that is left when nothing passes while messages cross the link."""
         sending = bytes_ * 8 / bits_per_s
-        return sending / (sending + case.turn.ways * self.delay_s)
+        return sending / (sending + case.pacing.crossings * self.delay_s)
 
 
 ONE, IN_FLIGHT = "64 MiB", "64 MiB, 4 in flight"
@@ -163,7 +163,7 @@ def rank_program(cases: Sequence[str], repeats: int) -> None:
         """Seconds of each operation by itself."""
         seconds = []
         for _ in range(rounds):
-            if case.turn is Turn.BARRIER:
+            if case.pacing is Pacing.BARRIER:
                 hvd.barrier()
             start = time.perf_counter()
             reduce(tensors, case.name)
@@ -198,7 +198,7 @@ def rank_program(cases: Sequence[str], repeats: int) -> None:
             raise SystemExit(f"rank {hvd.rank()}: {case.name}: wrong sums")
         for t in tensors:
             t.zero_()
-        if case.turn is Turn.IN_FLIGHT:
+        if case.pacing is Pacing.IN_FLIGHT:
             total //= len(tensors)
             seconds = in_flight(case, tensors, rounds)
         else:
@@ -361,7 +361,7 @@ def table(records: list[dict[str, object]]) -> str:
         of_iperf3 = allows = of_line = ""
         if peer := record["iperf3_bits_per_s"] if nbytes >= MIB else None:
             of_iperf3 = share(rate / float(str(peer)), link.goal, "iperf3", case)
-            if case.turn.ways and link.delay_s:
+            if case.pacing.crossings and link.delay_s:
                 allows = f"{link.allowed(case, nbytes, float(str(peer))):.0%}".replace("%", " %")
         if link.bits_per_s and nbytes >= MIB:
             of_line = share(rate * WIRE_OVER_PAYLOAD / link.bits_per_s, link.goal, "line", case)

@@ -23,8 +23,8 @@ def sections(results: Results, pictures: Path) -> list[str]:
         picture = pictures / f"performance-sizes-{ranks}.png"
         plots.sizes(found, picture)
         lines += [f"### Collectives, {ranks} ranks on one host", "", found["machine"] + ".", ""]
-        if meetings := found.get("meetings"):
-            times = ", ".join(f"{1e9 * seconds:.0f}" for seconds in meetings)
+        if barriers := found.get("meetings"):
+            times = ", ".join(f"{1e9 * seconds:.0f}" for seconds in barriers)
             lines += [f"Two processes met in {times} ns before each round.", ""]
         if found.get("disturbed"):
             lines += [

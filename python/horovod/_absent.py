@@ -20,7 +20,7 @@ _ELASTIC = (
     "elastic jobs are driven by the program horovodrun: horovodrun --host-discovery-script ..., or "
     "horovod.run(func, min_num_proc=..., max_num_proc=..., host_discovery_script=...)"
 )
-_MEETING = (
+_RENDEZVOUS = (
     "ranks meet through the rendezvous of horovodrun; "
     "without it set HOROVOD_RANK0_ADDRESS or HOROVOD_RENDEZVOUS_DIR"
 )
@@ -45,7 +45,7 @@ _INSTEAD = {
     "horovod.runner.task": _SERVICES,
     "horovod.runner.driver": f"{_SERVICES}; horovodrun --doctor says which addresses hosts reach each other by",
     "horovod.runner.service": _SERVICES,
-    "horovod.runner.http": _MEETING,
+    "horovod.runner.http": _RENDEZVOUS,
     "horovod.runner.common.service": _SERVICES,
     "horovod.runner.common.util.network": _SERVICES,
     "horovod.runner.common.util.settings": f"arguments take its place: {_CALL}",

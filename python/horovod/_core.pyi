@@ -16,7 +16,7 @@ __all__ = [
     "REDUCESCATTER",
     "THREADS_MAX",
     "Buffer",
-    "ParcelServer",
+    "PayloadServer",
     "PlainTensors",
     "Rendezvous",
     "__version__",
@@ -27,10 +27,10 @@ __all__ = [
     "consistency",
     "cross_rank",
     "cross_size",
-    "deliver_parcel",
+    "deliver_payload",
     "dynamic_process_sets",
     "enqueue",
-    "fetch_parcel",
+    "fetch_payload",
     "handles",
     "hold_state",
     "host_updates",
@@ -142,10 +142,10 @@ class PlainTensors:
         """
 
 @final
-class ParcelServer:
+class PayloadServer:
     """Holds what every rank of one `horovod.run` fetches, and collects what they deliver."""
 
-    def __new__(cls, parcel: bytes, local: bool, interfaces: Sequence[str]) -> Self:
+    def __new__(cls, payload: bytes, local: bool, interfaces: Sequence[str]) -> Self:
         """Listens on the loopback only if `local`, else on these interfaces or all."""
 
     def addresses(self) -> list[str]: ...
@@ -198,9 +198,9 @@ def names_of_a_job() -> list[str]:
     """Variables that tell a process its part in a job: whoever starts another with it removes them first."""
 
 # Both: RuntimeError when the process that called `horovod.run` cannot be reached or goes away.
-def fetch_parcel(addresses: Sequence[str], key: str, rank: int, patience_s: float) -> bytes: ...
-def deliver_parcel(
-    addresses: Sequence[str], key: str, rank: int, content: bytes, patience_s: float
+def fetch_payload(addresses: Sequence[str], key: str, rank: int, timeout_s: float) -> bytes: ...
+def deliver_payload(
+    addresses: Sequence[str], key: str, rank: int, content: bytes, timeout_s: float
 ) -> None: ...
 def init(ranks: Sequence[int] | None = None, dynamic_process_sets: bool = False) -> None:
     """Start the runtime; when it is running, do nothing.

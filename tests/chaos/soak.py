@@ -35,7 +35,7 @@ HERE = Path(__file__).resolve().parent
 # Seconds of silence after which a rank is given up; stops and cuts last for less and for more.
 HEARTBEAT_S = 2
 # A job that does not commit for so long hangs.
-STANDSTILL_MAX_S = 60.0
+STALL_MAX_S = 60.0
 
 # Kinds of faults and how often each is drawn.
 LOCAL = {
@@ -118,7 +118,7 @@ class Soak:
                 due += self.args.every
                 if due < time.monotonic():
                     due = time.monotonic()
-            if now > due + STANDSTILL_MAX_S:
+            if now > due + STALL_MAX_S:
                 raise AssertionError(f"nobody to do something to\n{self.tail()}")
             time.sleep(0.05)
             self._look()
@@ -181,8 +181,8 @@ class Soak:
         if self.job.process.poll() is not None and not (self.folder / "stop").exists():
             raise AssertionError(f"the job has ended\n{self.tail()}")
         last = next((e.at for e in reversed(self.entries) if e.committed), time.monotonic())
-        if time.monotonic() - last > STANDSTILL_MAX_S:
-            raise AssertionError(f"no commit for {STANDSTILL_MAX_S} s\n{self.tail()}")
+        if time.monotonic() - last > STALL_MAX_S:
+            raise AssertionError(f"no commit for {STALL_MAX_S} s\n{self.tail()}")
 
     def _until(self, is_so) -> None:
         while not is_so():

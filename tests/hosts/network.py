@@ -193,20 +193,20 @@ class Host:
         """Leave no route from here to the other host, but for ssh."""
         self._misroute(other, "unreachable")
 
-    def _misroute(self, other: Host, *way: str) -> None:
+    def _misroute(self, other: Host, *via: str) -> None:
         # Routes decide, not a firewall: every kernel has these. Ports of ssh are below those that programs get.
         for family, address, nobody in (
             ("-4", other.address, f"{other.address.rpartition('.')[0]}.250"),
             ("-6", other.address6, f"{other.address6.rpartition(':')[0]}:fa"),
         ):
             ip = ("ip", "-n", self.namespace, family)
-            if not way:
+            if not via:
                 # To a neighbour that does not exist, but whose address on the wire is known.
                 silent = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
                 run(*ip, "neigh", "replace", nobody, *silent)
                 route = (address, "via", nobody, "dev", "eth0")
             else:
-                route = (*way, address)
+                route = (*via, address)
             run(*ip, "route", "replace", *route, "table", MISROUTED)
             # By the other side's port: its own a connection has only after the way is chosen.
             to = ("to", address, "ipproto", "tcp")

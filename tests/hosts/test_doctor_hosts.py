@@ -61,8 +61,8 @@ def finding(chart: dict, what: str) -> dict:
     return found[0]
 
 
-def way(chart: dict, start: str, end: str) -> dict:
-    return next(way for way in chart["ways"] if (way["from"], way["to"]) == (start, end))
+def route(chart: dict, start: str, end: str) -> dict:
+    return next(route for route in chart["ways"] if (route["from"], route["to"]) == (start, end))
 
 
 def test_a_healthy_pair(examine, net) -> None:
@@ -79,7 +79,7 @@ def test_a_healthy_pair(examine, net) -> None:
         names = {entry["name"]: entry["addresses"] for entry in host["names"]}
         assert names == {"host-a": [first.address], "host-b": [second.address]}
     for start, end in (("host-a", second), ("host-b", first)):
-        found = way(chart, start, end.name)
+        found = route(chart, start, end.name)
         assert (found["address"], found["interface"]) == (end.address, "eth0")
         # Both versions of IP were tried.
         assert [one["address"] for one in found["tried"]] == [end.address, end.address6]
@@ -134,7 +134,7 @@ def test_hosts_that_cannot_be_reached_are_named_and_the_others_examined(examine,
     assert "its name does not resolve" in unknown
     assert "firewall" in finding(chart, re.escape(silent))["fix"]
     assert finding(chart, "does not resolve \\(")["hosts"] == ["no-such-host.invalid"]
-    assert way(chart, "host-b", "host-a")["bytes_per_second"] > 1e6
+    assert route(chart, "host-b", "host-a")["bytes_per_second"] > 1e6
 
 
 def test_a_wrong_key_is_explained_as_at_the_start_of_a_job(examine, net) -> None:

@@ -203,13 +203,13 @@ os.write(1, f"rank {' '.join(map(str, numbers))}\\n".encode())  # in one piece
 """
 
 
-@pytest.mark.parametrize("way", ["address", "folder"])
-def test_ranks_on_two_hosts_meet_without_a_launcher(way, net, jobs, script, tmp_path) -> None:
+@pytest.mark.parametrize("variant", ["address", "folder"])
+def test_ranks_on_two_hosts_meet_without_a_launcher(variant, net, jobs, script, tmp_path) -> None:
     path = script(WITHOUT_LAUNCHER)
     env = {
         "address": {"HOROVOD_RANK0_ADDRESS": "host-a:29600", "HOROVOD_JOB_KEY": "ab" * 32},
         "folder": {"HOROVOD_RENDEZVOUS_DIR": str(tmp_path)},
-    }[way]
+    }[variant]
     # Both ranks of a host in one set of namespaces: else they were hosts of their own, as containers are.
     both = 'HOROVOD_RANK=$1 "$3" "$4" & HOROVOD_RANK=$2 "$3" "$4"; wait'
     started = []
@@ -331,9 +331,9 @@ def test_ssh_is_as_patient_as_the_ranks(seconds, launch, script) -> None:
     asked = [words[0], "-G", *words[1 : words.index("--")], "host-b"]
     said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     settings = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
-    patience = int(settings["serveraliveinterval"]) * int(settings["serveralivecountmax"])
+    limit = int(settings["serveraliveinterval"]) * int(settings["serveralivecountmax"])
     # 0 is for ever, for both.
-    assert patience == 0 if seconds == "0" else patience >= 300
+    assert limit == 0 if seconds == "0" else limit >= 300
     job.process.send_signal(signal.SIGINT)
     assert job.fail() == 130
 

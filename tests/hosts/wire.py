@@ -54,7 +54,7 @@ class Wire:
             )
         context = multiprocessing.get_context("fork")
         # For each way: the share of packets that are lost, and the delay of the others.
-        self._ways = {
+        self._routes = {
             (i, j): context.RawArray("d", [0.0, delay_s])
             for i in range(len(hosts))
             for j in range(len(hosts))
@@ -64,8 +64,8 @@ class Wire:
         sinks = {bytes(map(int, a.split("."))): i for i, a in enumerate(self.addresses)}
         self._processes = []
         for i in range(len(hosts)):
-            ways = {j: self._ways[i, j] for j in range(len(hosts)) if j != i}
-            body = (devices, i, sinks, ways, VNET_HDR if whole else 0, seed + i)
+            routes = {j: self._routes[i, j] for j in range(len(hosts)) if j != i}
+            body = (devices, i, sinks, routes, VNET_HDR if whole else 0, seed + i)
             self._processes.append(context.Process(target=_carry, args=body, daemon=True))
         for process in self._processes:
             process.start()
@@ -75,7 +75,7 @@ class Wire:
 
     def set(self, source: int, sink: int, *, loss: float = 0.0, delay_s: float = 0.0) -> None:
         """From here on this is what happens to packets from one host to another; a loss of 1 is a cut."""
-        self._ways[source, sink][:] = [loss, delay_s]
+        self._routes[source, sink][:] = [loss, delay_s]
 
     def last_host(
         self,
@@ -126,7 +126,7 @@ def _carry(
     devices: list[int],
     me: int,
     sinks: dict[bytes, int],
-    ways: dict[int, ctypes.Array[ctypes.c_double]],
+    routes: dict[int, ctypes.Array[ctypes.c_double]],
     header: int,
     seed: int,
 ) -> None:
@@ -145,7 +145,7 @@ def _carry(
                 packet = os.read(source, PACKET_MAX)
                 sink = sinks.get(packet[begin:end], me)
                 if sink != me:
-                    loss, delay_s = ways[sink]
+                    loss, delay_s = routes[sink]
                     if loss == 0 or dice.random() >= loss:
                         count += 1
                         heapq.heappush(waiting, (time.monotonic() + delay_s, count, sink, packet))

@@ -14,8 +14,8 @@ import harness
 SCRIPT = """
 import os, sys
 rank = int(os.environ["HOROVOD_RANK"])
-seat = {"LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": rank, "CROSS_SIZE": 2}
-os.environ.update({f"HOROVOD_{name}": str(value) for name, value in seat.items()})
+placement = {"LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": rank, "CROSS_SIZE": 2}
+os.environ.update({f"HOROVOD_{name}": str(value) for name, value in placement.items()})
 os.environ["HOROVOD_HOSTNAME"] = f"host-{'ab'[rank]}"
 sys.path.append(sys.argv[1])
 import bit_flipper
@@ -44,25 +44,25 @@ except hvd.HorovodInternalError as error:
 IN_A_MESSAGE, IN_A_TENSOR = 70, 1_000_003
 
 
-def _job(jobs, script, way: str, byte: int = IN_A_TENSOR, **env: str) -> harness.Job:
-    words = (str(harness.ROOT / "tests"), str(byte), way)
+def _job(jobs, script, direction: str, byte: int = IN_A_TENSOR, **env: str) -> harness.Job:
+    words = (str(harness.ROOT / "tests"), str(byte), direction)
     return jobs(harness.python(2, script(SCRIPT), *words, env=env))
 
 
 # The way of what rank 1 says, and of what it hears.
-@pytest.mark.parametrize("way", ["out", "in"])
+@pytest.mark.parametrize("direction", ["out", "in"])
 @pytest.mark.parametrize(
     ("byte", "encrypt"),
     [(IN_A_MESSAGE, "0"), (IN_A_TENSOR, "0"), (IN_A_TENSOR, "1")],
     ids=["message", "tensor", "tensor encrypted"],
 )
 def test_every_rank_names_the_link_and_none_is_called_dead(
-    way, byte, encrypt, script, jobs
+    direction, byte, encrypt, script, jobs
 ) -> None:
-    job = _job(jobs, script, way, byte, HOROVOD_ENCRYPT=encrypt)
+    job = _job(jobs, script, direction, byte, HOROVOD_ENCRYPT=encrypt)
     caught = job.wait_for(" caught: ", count=2)
     job.succeed()
-    source, sink = ("rank 1 on host-b", "rank 0 on host-a")[:: 1 if way == "out" else -1]
+    source, sink = ("rank 1 on host-b", "rank 0 on host-a")[:: 1 if direction == "out" else -1]
     for line in caught:
         assert f"what {source} sent to {sink} was changed on the way" in line, job.report()
         assert ("record does not open" if encrypt == "1" else "checksum") in line, job.report()

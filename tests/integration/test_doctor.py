@@ -42,9 +42,9 @@ def test_four_hosts_meet_each_other_in_both_directions(jobs) -> None:
     chart = json.loads(examine(jobs, "--doctor=json", "-H", hosts).succeed().stdout)
     assert not chart["would_stop"]
     assert chart["not_measured"] == []
-    ways = {(way["from"], way["to"]): way["bytes_per_second"] for way in chart["ways"]}
-    assert set(ways) == {(a, b) for a in names for b in names if a != b}
-    assert all(rate > 1e6 for rate in ways.values()), ways
+    routes = {(route["from"], route["to"]): route["bytes_per_second"] for route in chart["ways"]}
+    assert set(routes) == {(a, b) for a in names for b in names if a != b}
+    assert all(rate > 1e6 for rate in routes.values()), routes
     assert all(host["memory"]["free"] > 0 for host in chart["hosts"])
 
 

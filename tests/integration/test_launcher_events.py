@@ -66,7 +66,7 @@ def test_a_job_from_its_beginning_to_its_end() -> None:
     assert events[-1] == {"event": "end", "status": 0, "outcome": "success", "report": ""}
 
 
-def test_a_failure_has_the_rank_to_blame_and_its_last_words() -> None:
+def test_a_failure_has_the_rank_to_blame_and_its_error_lines() -> None:
     script = "[ $HOROVOD_RANK = 0 ] || { echo why >&2; exit 3; }; exec sleep 1000"
     events = events_of("-np", "2", "sh", "-c", script)
     first, second = of_kind(events, "ended")

@@ -110,7 +110,7 @@ def test_idle_runtime_takes_under_one_percent_of_a_core_and_changes_no_thread(sc
 
 
 # Four ranks on two cores, which move between them while they wait; the last one may not.
-CROWDED = """
+OVERSUBSCRIBED = """
 import os
 import numpy as np
 
@@ -129,6 +129,6 @@ print("as before", flush=True)
 
 
 def test_ranks_that_outnumber_cores_keep_the_cores_they_may_use(script, jobs) -> None:
-    job = jobs(harness.python(4, script(CROWDED))).succeed()
+    job = jobs(harness.python(4, script(OVERSUBSCRIBED))).succeed()
 
     assert job.stdout.count("as before") == 4

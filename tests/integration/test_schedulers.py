@@ -291,9 +291,9 @@ print("again", _core.size(), flush=True)
 def test_a_signal_handler_may_give_up_the_init_that_it_interrupts(script, jobs) -> None:
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600", "HOROVOD_RANK": "0"}
     job = jobs(harness.Job([sys.executable, script(HANDLES)], env=env))
-    meeting = job.folder / "horovod-meeting-2"
+    rendezvous_file = job.folder / "horovod-meeting-2"
     deadline = time.monotonic() + 60
-    while not meeting.exists():
+    while not rendezvous_file.exists():
         assert time.monotonic() < deadline, job.report()
         time.sleep(0.01)
     # It waits for the other rank by now, which never comes.
@@ -315,9 +315,9 @@ def test_init_can_be_interrupted(rank, script, jobs) -> None:
     job = jobs(harness.Job([sys.executable, script(WAITS)], env=env))
     job.wait_for("waits")
     if rank == "0":
-        meeting = job.folder / "horovod-meeting-2"
+        rendezvous_file = job.folder / "horovod-meeting-2"
         deadline = time.monotonic() + 60
-        while not meeting.exists():
+        while not rendezvous_file.exists():
             assert time.monotonic() < deadline, job.report()
             time.sleep(0.01)
     job.process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-//! What every source file must have: an opening sentence, a bounded length, no left-overs, bounds with names.
+//! The check of source files: an opening sentence, a bounded length, no left-overs, bounds with names.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Every path that the map and the docs name must exist: maps rot.
+//! The check of paths: every one that the map and the docs name must exist, for maps rot.
 
 use std::path::Path;
 

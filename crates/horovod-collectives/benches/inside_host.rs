@@ -141,7 +141,7 @@ fn measure(ranks: usize, case: Case, bytes: usize, staging: usize) -> (f64, f64)
                         together.wait();
                         let start = Instant::now();
                         let mut ctx = Ctx {
-                            ticket: None,
+                            tag: None,
                             data: &mut data,
                             idle: &mut idle,
                             members: &members,

@@ -10,7 +10,7 @@ use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{RecvCursor, SendCursor};
 use crate::layout::SetLayout;
-use crate::local::{Landing, Local, Pattern, Plan, Slots, Work};
+use crate::local::{Landing, Local, Pattern, Schedule, Slots, Work};
 use crate::select;
 use crate::slices::{Segment, Vector, copy};
 
@@ -150,7 +150,7 @@ fn inside(
     }
     let chunk = local.slot_len().min(2 * ctx.tuning.chunk_bytes).max(1);
     let longest = parts.iter().map(Vector::len).max().unwrap_or(0);
-    let plan = Plan {
+    let schedule = Schedule {
         steps: longest.div_ceil(chunk),
         pattern: Pattern::Share,
         slot_len: local.slot_len(),
@@ -166,7 +166,7 @@ fn inside(
         landing,
         me: local.me(),
     };
-    let result = local.run(ctx, plan, &mut work);
+    let result = local.run(ctx, schedule, &mut work);
     ctx.scratch.put_vectors(parts);
     result
 }

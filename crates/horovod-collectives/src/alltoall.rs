@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{Transfer, exchange, exchange_bytes};
-use crate::local::{LINE, Landing, Local, Pattern, Plan, Slots, Work};
+use crate::local::{LINE, Landing, Local, Pattern, Schedule, Slots, Work};
 use crate::slices::{Segment, copy};
 
 /// What this member sends: `rows[j]` rows of `row_bytes` bytes to each member `j`, consecutive from `input` on.
@@ -206,7 +206,7 @@ fn inside(
     let (own, len) = blocks.out(local.me());
     // SAFETY: the caller of the collective vouches for both; what only reads does not take.
     unsafe { landing.copy(own.cast_mut(), blocks.inn(local.me()).0, len) };
-    let plan = Plan {
+    let schedule = Schedule {
         steps: bytes.div_ceil(chunk),
         pattern: Pattern::Pairs,
         slot_len: local.slot_len(),
@@ -218,7 +218,7 @@ fn inside(
         me: local.me(),
         members: local.len(),
     };
-    local.run(ctx, plan, &mut work)
+    local.run(ctx, schedule, &mut work)
 }
 
 struct Inside<'a> {

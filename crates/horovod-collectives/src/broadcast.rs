@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::{RecvCursor, SendCursor};
-use crate::local::{LINE, Landing, Local, Pattern, Pipeline, Plan, Slots, Track, Work};
+use crate::local::{LINE, Landing, Local, Pattern, Pipeline, Schedule, Slots, Track, Work};
 use crate::select::{self, Relay};
 use crate::slices::{Segment, Vector, copy};
 
@@ -111,7 +111,7 @@ pub(crate) fn inside(
     } else {
         0
     };
-    let plan = Plan {
+    let schedule = Schedule {
         steps,
         pattern: Pattern::From(position),
         slot_len: match local.as_ref().map_or(1, Local::len) {
@@ -140,7 +140,7 @@ pub(crate) fn inside(
             .is_some_and(|local| local.len() > 2)
             .then(Writing::default),
     };
-    let mut pipeline = Pipeline::new(ctx, plan, Track::First)?;
+    let mut pipeline = Pipeline::new(ctx, schedule, Track::First)?;
     let mut spins = 0;
     loop {
         let Progress {

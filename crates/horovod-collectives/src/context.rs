@@ -1,12 +1,12 @@
-//! What every collective is given: where it runs, in whose company, and how it is tuned.
+//! The execution context of a collective: where it runs, with which peers, and how it is tuned.
 
-use horovod_protocol::{Rank, Seq, Ticket};
+use horovod_protocol::{OperationTag, Rank, Seq};
 use horovod_settings as settings;
 use horovod_transport::{Data, Idle};
 
 use crate::layout::SetLayout;
 use crate::scratch::Scratch;
-use crate::select::Wish;
+use crate::select::AlgorithmOverride;
 
 /// Everything one operation runs with.
 pub struct Ctx<'a> {
@@ -26,8 +26,8 @@ pub struct Ctx<'a> {
     /// Sizes and overrides; the same on all members.
     pub tuning: &'a Tuning,
     /// Under which the members may have staged the operand of [`crate::allreduce`] beforehand; see
-    /// [`crate::stage_early`].
-    pub ticket: Option<Ticket>,
+    /// [`crate::prestage`].
+    pub tag: Option<OperationTag>,
     /// What lasts from one operation to the next; one per generation.
     pub scratch: &'a mut Scratch,
 }
@@ -54,7 +54,7 @@ pub struct Tuning {
     /// From this many bytes a broadcast passes along a chain of hosts rather than down a tree.
     pub chain_min_bytes: usize,
     /// Use this algorithm for allreduce wherever it is possible.
-    pub allreduce: Option<Wish>,
+    pub allreduce: Option<AlgorithmOverride>,
     /// Whether an allreduce between hosts adds up inside each host first.
     pub hierarchical_allreduce: bool,
     /// Whether an allgather between hosts gathers inside each host first.

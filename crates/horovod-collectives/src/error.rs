@@ -1,4 +1,4 @@
-//! Why a collective did not finish.
+//! The errors of collectives: why one did not finish.
 
 use horovod_protocol::DType;
 use horovod_transport::{Aborted, LinkError};

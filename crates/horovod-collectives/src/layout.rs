@@ -1,4 +1,4 @@
-//! Which members of a process set share a host: what algorithms are chosen by.
+//! The layout of a process set: which members share a host, by which algorithms are chosen.
 
 use horovod_protocol::Rank;
 use horovod_transport::Topology;

@@ -37,7 +37,7 @@ mod slices;
 mod stages;
 
 pub use allgather::{GatherItem, allgather};
-pub use allreduce::{Reduction, StagingContext, allreduce, may_pause, stage_early};
+pub use allreduce::{Reduction, StagingContext, allreduce, may_pause, prestage};
 pub use alltoall::{Incoming, Outgoing, exchange_rows, exchange_sizes};
 pub use barrier::barrier;
 pub use broadcast::{ByteSegment, broadcast};

@@ -11,13 +11,13 @@
 //! operands lay, and where what a member stages has one reader, the two swap places each time round.
 //! Cheapest is to write a line while it is still in the first-level cache from reading it.
 
-use horovod_protocol::{Seq, Ticket};
+use horovod_protocol::{OperationTag, Seq};
 use horovod_transport::{Arena, Data, Idle};
 
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::layout::SetLayout;
-use crate::scratch::{EARLY_AREAS, LastUse, SMALL_AREAS, Scratch, TRACKS};
+use crate::scratch::{LastUse, PRESTAGED_AREAS, SMALL_AREAS, Scratch, TRACKS};
 
 /// "I have staged my chunks up to this step."
 const STAGED: usize = 0;
@@ -31,17 +31,17 @@ const STEP_BITS: u32 = 24;
 
 /// Flags of one track: the three above.
 const TRACK_FLAGS: usize = 3;
-/// Behind the flags of both tracks: the ticket of what lies in each early area.
-const EARLY: usize = TRACKS * TRACK_FLAGS;
-const _: () = assert!(EARLY + EARLY_AREAS <= Arena::FLAGS);
+/// Behind the flags of both tracks: the tag of what lies in each area for pre-staged operands.
+const PRESTAGED: usize = TRACKS * TRACK_FLAGS;
+const _: () = assert!(PRESTAGED + PRESTAGED_AREAS <= Arena::FLAGS);
 
 /// Slots of a track, if they are as long as can be. Two would let a rank stage while its peers read;
 /// with four, ranks that share a core seldom wait for each other.
 const SLOTS: usize = 4;
 /// Most bytes of an area for small operations.
 const SMALL_BYTES_MAX: usize = 32 << 10;
-/// Most bytes of an area for operands that are staged early.
-pub(crate) const EARLY_BYTES_MAX: usize = 64 << 10;
+/// Most bytes of an area for pre-staged operands.
+pub(crate) const PRESTAGED_BYTES_MAX: usize = 64 << 10;
 /// Everything is cut at cache lines.
 pub(crate) const LINE: usize = 64;
 
@@ -49,7 +49,7 @@ pub(crate) const LINE: usize = 64;
 #[derive(Clone, Copy, Debug)]
 struct Areas {
     small: usize,
-    early: usize,
+    ahead: usize,
     slot: usize,
 }
 
@@ -66,8 +66,8 @@ impl Areas {
     fn of(staging: usize, ranks: usize) -> Result<Self, CollectiveError> {
         let down = |bytes: usize| bytes - bytes % LINE;
         let small = down((staging / 4 / SMALL_AREAS).min(SMALL_BYTES_MAX));
-        let early = down((staging / 8 / EARLY_AREAS).min(EARLY_BYTES_MAX));
-        let rest = staging - SMALL_AREAS * small - EARLY_AREAS * early;
+        let ahead = down((staging / 8 / PRESTAGED_AREAS).min(PRESTAGED_BYTES_MAX));
+        let rest = staging - SMALL_AREAS * small - PRESTAGED_AREAS * ahead;
         let slot = down(rest / (TRACKS * SLOTS));
         if slot / LINE < ranks {
             return Err(CollectiveError::StagingTooSmall {
@@ -75,12 +75,12 @@ impl Areas {
                 ranks,
             });
         }
-        Ok(Self { small, early, slot })
+        Ok(Self { small, ahead, slot })
     }
 
     /// Where the slots of the first track begin.
     fn before_slots(&self) -> usize {
-        SMALL_AREAS * self.small + EARLY_AREAS * self.early
+        SMALL_AREAS * self.small + PRESTAGED_AREAS * self.ahead
     }
 }
 
@@ -146,9 +146,8 @@ pub(crate) trait Work {
     /// Reads the slots for the last time: in plans that reduce its own, with the peers' results, else
     /// the peers'.
     fn finish(&mut self, step: usize, slots: &Slots<'_>);
-    /// [`Self::finish`] of one step and [`Self::stage`] of the one that has its slot next; only in plans that turn
-    /// over.
-    fn turn_over(&mut self, finished: usize, staged: usize, slots: &Slots<'_>) {
+    /// [`Self::finish`] of one step and [`Self::stage`] of the one that has its slot next; only with `refills`.
+    fn refill(&mut self, finished: usize, staged: usize, slots: &Slots<'_>) {
         self.finish(finished, slots);
         self.stage(staged, slots);
     }
@@ -156,7 +155,7 @@ pub(crate) trait Work {
 
 /// The shape of a pipelined operation; the same on all members of the host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct Schedule {
     pub(crate) steps: usize,
     pub(crate) pattern: Pattern,
     /// Bytes of a slot, [`SLOTS`] times [`Local::slot_len`] at most; the shorter, the more there are of them.
@@ -170,7 +169,7 @@ pub(crate) enum Pattern {
     /// arrived, the slot is its owner's alone.
     Reduce {
         /// Results leave a slot and the next operands come there in one go, which fetches its lines once for both.
-        turns_over: bool,
+        refills: bool,
     },
     /// Every member for all others.
     Share,
@@ -257,40 +256,38 @@ impl<'a> Local<'a> {
         self.arena.publish(flag, value, self.index);
     }
 
-    /// Lets `stage` write `bytes` for the operation that will have this ticket, if there is room; whether it did. To
-    /// be called before anybody can know that this rank is ready for it, and while no other ticket waits for its
-    /// operation.
-    pub(crate) fn stage_early(
+    /// Lets `stage` write `bytes` for the operation that will have this tag, if there is room; whether it did. Only
+    /// before anybody can know that this rank is ready for it, and while no other tag waits for its operation.
+    pub(crate) fn prestage(
         &self,
         scratch: &Scratch,
-        ticket: Ticket,
+        tag: OperationTag,
         bytes: usize,
         stage: impl FnOnce(*mut u8),
     ) -> bool {
         // First the one that was used longer ago: to ask costs the peers' words.
-        let mut by_age: [usize; EARLY_AREAS] = std::array::from_fn(|area| area);
-        by_age.sort_unstable_by_key(|area| scratch.early[*area].value);
+        let mut by_age: [usize; PRESTAGED_AREAS] = std::array::from_fn(|area| area);
+        by_age.sort_unstable_by_key(|area| scratch.prestaged[*area].value);
         let is_free =
-            |area: &usize| bytes <= self.areas.early && self.is_free(&scratch.early[*area]);
+            |area: &usize| bytes <= self.areas.ahead && self.is_free(&scratch.prestaged[*area]);
         let Some(area) = by_age.into_iter().find(is_free) else {
             return false;
         };
-        stage(self.early_area(self.index[self.me], area));
-        self.arena.publish(EARLY + area, ticket.0, &[]);
+        stage(self.prestaged_area(self.index[self.me], area));
+        self.arena.publish(PRESTAGED + area, tag.0, &[]);
         true
     }
 
-    /// Carries out the whole operation if all members have staged under this ticket; whether they have. Whoever asks
-    /// gets the same answer: it stood before the operation was agreed on, and stands until all have said that they
-    /// are through.
-    pub(crate) fn run_early(
+    /// Carries out the whole operation if all members have staged under this tag; whether they have. Whoever asks
+    /// gets the same answer: it stood before the operation was agreed on, and stands until all are through with it.
+    pub(crate) fn run_prestaged(
         &self,
         ctx: &mut Ctx<'_>,
-        ticket: Ticket,
+        tag: OperationTag,
         finish: impl FnOnce(&dyn Fn(usize) -> *const u8),
     ) -> Result<bool, CollectiveError> {
         let area_of = |arena: usize| {
-            (0..EARLY_AREAS).find(|area| self.arena.peek(arena, EARLY + area) == ticket.0)
+            (0..PRESTAGED_AREAS).find(|area| self.arena.peek(arena, PRESTAGED + area) == tag.0)
         };
         let Some(mine) = area_of(self.index[self.me]) else {
             return Ok(false);
@@ -302,17 +299,17 @@ impl<'a> Local<'a> {
         check_steps(step)?;
         finish(&|position| {
             let arena = self.index[position];
-            self.early_area(arena, area_of(arena).unwrap_or_default())
+            self.prestaged_area(arena, area_of(arena).unwrap_or_default())
         });
         let value = flag_value(ctx.seq, step);
         // Nobody sleeps until these areas are free.
         self.arena.publish(DONE, value, &[]);
-        ctx.scratch.early[mine].set(value, self.index);
+        ctx.scratch.prestaged[mine].set(value, self.index);
         Ok(true)
     }
 
-    fn early_area(&self, arena: usize, area: usize) -> *mut u8 {
-        let offset = SMALL_AREAS * self.areas.small + area * self.areas.early;
+    fn prestaged_area(&self, arena: usize, area: usize) -> *mut u8 {
+        let offset = SMALL_AREAS * self.areas.small + area * self.areas.ahead;
         self.arena.staging(arena).wrapping_add(offset)
     }
 
@@ -350,10 +347,10 @@ impl<'a> Local<'a> {
     pub(crate) fn run(
         &self,
         ctx: &mut Ctx<'_>,
-        plan: Plan,
+        schedule: Schedule,
         work: &mut dyn Work,
     ) -> Result<(), CollectiveError> {
-        let mut pipeline = Pipeline::new(ctx, plan, Track::First)?;
+        let mut pipeline = Pipeline::new(ctx, schedule, Track::First)?;
         let mut spins = 0;
         let mut result = Ok(());
         while result.is_ok() && !pipeline.is_done() {
@@ -375,7 +372,7 @@ impl<'a> Local<'a> {
 /// A pipelined operation on its way. All members of the host make the same ones in the same order.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
-    plan: Plan,
+    schedule: Schedule,
     track: Track,
     seq: Seq,
     /// Steps of this operation that came before.
@@ -390,16 +387,16 @@ pub(crate) struct Pipeline {
 impl Pipeline {
     pub(crate) fn new(
         ctx: &mut Ctx<'_>,
-        plan: Plan,
+        schedule: Schedule,
         track: Track,
     ) -> Result<Self, CollectiveError> {
-        let base = ctx.scratch.claim(ctx.seq, plan.steps as u64);
-        check_steps(base + plan.steps as u64)?;
+        let base = ctx.scratch.claim(ctx.seq, schedule.steps as u64);
+        check_steps(base + schedule.steps as u64)?;
         if let Some(paused) = ctx.scratch.resume(base) {
             return Ok(paused);
         }
         Ok(Self {
-            plan,
+            schedule,
             track,
             seq: ctx.seq,
             base,
@@ -417,7 +414,7 @@ impl Pipeline {
 
     /// Whether this rank has nothing left to do.
     pub(crate) fn is_done(&self) -> bool {
-        self.finished == self.plan.steps
+        self.finished == self.schedule.steps
     }
 
     /// Steps of which this rank has read all it needs.
@@ -436,7 +433,7 @@ impl Pipeline {
 
     fn slots<'a>(&self, local: &'a Local<'a>, step: usize) -> Slots<'a> {
         let track = self.track as usize * SLOTS * local.areas.slot;
-        let (count, slot_len) = (self.slot_count(local), self.plan.slot_len);
+        let (count, slot_len) = (self.slot_count(local), self.schedule.slot_len);
         Slots {
             local,
             offset: local.areas.before_slots() + track + step % count * slot_len,
@@ -445,12 +442,12 @@ impl Pipeline {
     }
 
     fn slot_count(&self, local: &Local<'_>) -> usize {
-        SLOTS * local.areas.slot / self.plan.slot_len
+        SLOTS * local.areas.slot / self.schedule.slot_len
     }
 
     /// Whether members write next where they have just read.
     fn swaps(&self, local: &Local<'_>) -> bool {
-        match self.plan.pattern {
+        match self.schedule.pattern {
             Pattern::Pairs => true,
             Pattern::Share => local.len() == 2,
             Pattern::Reduce { .. } | Pattern::From(_) => false,
@@ -459,13 +456,13 @@ impl Pipeline {
 
     /// Whether a slot may be written once this rank itself is through with its step.
     fn returns_slots(&self, local: &Local<'_>) -> bool {
-        matches!(self.plan.pattern, Pattern::Reduce { .. }) || self.swaps(local)
+        matches!(self.schedule.pattern, Pattern::Reduce { .. }) || self.swaps(local)
     }
 
     /// Whether the peers whose slots this rank reads have set `flag` for a step.
     fn awaited(&self, local: &Local<'_>, flag: usize, step: usize) -> bool {
         let (flag, value) = (self.flag(flag), self.value(step));
-        match self.plan.pattern {
+        match self.schedule.pattern {
             Pattern::From(producer) if producer == local.me => true,
             Pattern::From(producer) => local.reached([local.index[producer]], flag, value),
             _ => local.reached(local.peers(), flag, value),
@@ -481,33 +478,37 @@ impl Pipeline {
         work: &mut dyn Work,
         stage_limit: usize,
     ) -> bool {
-        let plan = self.plan;
-        let reduces = matches!(plan.pattern, Pattern::Reduce { .. });
-        let turns_over = plan.pattern == Pattern::Reduce { turns_over: true };
-        let produces = match plan.pattern {
+        let schedule = self.schedule;
+        let reduces = matches!(schedule.pattern, Pattern::Reduce { .. });
+        let refills = schedule.pattern == Pattern::Reduce { refills: true };
+        let produces = match schedule.pattern {
             Pattern::From(producer) => producer == local.me,
             _ => true,
         };
-        let staged = if produces { self.staged } else { plan.steps };
+        let staged = if produces {
+            self.staged
+        } else {
+            schedule.steps
+        };
         let (ready, flag) = if reduces {
             (self.reduced, REDUCED)
         } else {
             (staged, STAGED)
         };
-        let stage_end = plan.steps.min(stage_limit);
+        let stage_end = schedule.steps.min(stage_limit);
         let count = self.slot_count(local);
-        // What turns over first fills all its slots.
-        let fills = turns_over && staged < count.min(stage_end) && self.may_stage(local, ctx);
+        // What refills slots first fills all of them.
+        let fills = refills && staged < count.min(stage_end) && self.may_stage(local, ctx);
         if !fills && self.finished < ready && self.awaited(local, flag, self.finished) {
             let slots = self.slots(local, self.finished);
-            if turns_over && staged == self.finished + count && staged < stage_end {
-                work.turn_over(self.finished, staged, &slots);
+            if refills && staged == self.finished + count && staged < stage_end {
+                work.refill(self.finished, staged, &slots);
                 local.publish(self.flag(STAGED), self.value(staged));
                 self.staged += 1;
             } else {
                 work.finish(self.finished, &slots);
             }
-            let asked_for = !self.returns_slots(local) || self.finished + 1 == plan.steps;
+            let asked_for = !self.returns_slots(local) || self.finished + 1 == schedule.steps;
             if asked_for && !reduces {
                 local.publish(self.flag(DONE), self.value(self.finished));
             }
@@ -524,8 +525,8 @@ impl Pipeline {
             work.stage(staged, &self.slots(local, staged));
             local.publish(self.flag(STAGED), self.value(staged));
             self.staged += 1;
-            if self.staged == plan.steps && !reduces {
-                let last = self.value(plan.steps - 1);
+            if self.staged == schedule.steps && !reduces {
+                let last = self.value(schedule.steps - 1);
                 ctx.scratch.bulk[self.track as usize].set(last, local.index);
             }
         } else {

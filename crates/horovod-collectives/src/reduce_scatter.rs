@@ -12,7 +12,7 @@ use crate::allreduce::{GroupPosition, Reducer, Reduction, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
 use crate::exchange::SendCursor;
-use crate::local::{LINE, Local, Pattern, Plan, Slots, Work};
+use crate::local::{LINE, Local, Pattern, Schedule, Slots, Work};
 use crate::slices::{Segment, Vector};
 
 /// One tensor to reduce and share out.
@@ -104,7 +104,7 @@ fn inside(
     let fits = local.slot_len() / shares.len() / LINE * align;
     let chunk = (ctx.tuning.chunk_bytes / size).clamp(align, fits);
     let longest = shares.iter().map(Vector::len).max().unwrap_or(0);
-    let plan = Plan {
+    let schedule = Schedule {
         steps: longest.div_ceil(chunk),
         pattern: Pattern::Pairs,
         slot_len: local.slot_len(),
@@ -117,7 +117,7 @@ fn inside(
         me: local.me(),
         sources,
     };
-    let result = local.run(ctx, plan, &mut work);
+    let result = local.run(ctx, schedule, &mut work);
     ctx.scratch.sources = work.sources;
     result
 }

@@ -1,5 +1,5 @@
-//! What lasts from one operation to the next: who may still read the staging memory, and buffers that
-//! are used again.
+//! The scratch of a rank, which lasts from one operation to the next: who may still read the staging memory, and
+//! buffers that are used again.
 
 use horovod_kernels::Source;
 use horovod_protocol::Seq;
@@ -11,7 +11,7 @@ use crate::stages::Stages;
 /// Staging areas for small operations; which one is used follows from the sequence number.
 pub(crate) const SMALL_AREAS: usize = 4;
 /// Staging areas for operands that are staged before their operation begins.
-pub(crate) const EARLY_AREAS: usize = 2;
+pub(crate) const PRESTAGED_AREAS: usize = 2;
 /// Pipelines that one operation may have under way at the same time.
 pub(crate) const TRACKS: usize = 2;
 
@@ -36,11 +36,11 @@ pub struct Scratch {
     /// The last step of which this rank has staged its part in a small area, as a flag value.
     pub(crate) staged_small: u64,
     pub(crate) small: [LastUse; SMALL_AREAS],
-    pub(crate) early: [LastUse; EARLY_AREAS],
+    pub(crate) prestaged: [LastUse; PRESTAGED_AREAS],
     pub(crate) bulk: [LastUse; TRACKS],
     pub(crate) sources: Vec<Source>,
     vectors: Vec<Vector>,
-    lists: Vec<Vec<Vector>>,
+    spare_vectors: Vec<Vec<Vector>>,
     counts: Vec<Vec<usize>>,
     buffers: Vec<Vec<u8>>,
     /// When the parts of the operation began and ended, if somebody wants to know.
@@ -155,14 +155,14 @@ impl Scratch {
 
     /// An empty list of vectors.
     pub(crate) fn vectors(&mut self) -> Vec<Vector> {
-        self.lists.pop().unwrap_or_default()
+        self.spare_vectors.pop().unwrap_or_default()
     }
 
     /// Takes a list and what is in it back for reuse.
     pub(crate) fn put_vectors(&mut self, mut list: Vec<Vector>) {
         list.drain(..).for_each(|vector| self.put_vector(vector));
-        if self.lists.len() < KEPT_MAX {
-            self.lists.push(list);
+        if self.spare_vectors.len() < KEPT_MAX {
+            self.spare_vectors.push(list);
         }
     }
 

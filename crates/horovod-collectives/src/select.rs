@@ -1,4 +1,4 @@
-//! Which algorithm runs: one pure function of operation, size, layout and tuning.
+//! The choice of an algorithm: one pure function of operation, size, layout and tuning.
 //!
 //! What is chosen by size never changes the result: all choices combine every element in the same
 //! order (see [`crate::allreduce`]). What would change it (a ring rounds halves more often, a flat
@@ -8,7 +8,7 @@ use horovod_protocol::ReduceOp;
 
 use crate::context::Tuning;
 use crate::layout::SetLayout;
-use crate::local::EARLY_BYTES_MAX;
+use crate::local::PRESTAGED_BYTES_MAX;
 
 /// How an allreduce (other than Adasum) is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,19 +55,19 @@ pub enum Across {
     Ring,
 }
 
-/// Bytes of its peers that a rank of a crowded host reads at most, rather than share the work.
-const EARLY_READ_MAX: usize = 192 << 10;
+/// Bytes of its peers that a rank of an oversubscribed host reads at most, rather than share the work.
+const PRESTAGED_READ_MAX: usize = 192 << 10;
 
 /// An algorithm that a user asks for by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Wish {
+pub enum AlgorithmOverride {
     /// [`AllreduceAlgorithm::Staged`], on one host.
     Staged,
     /// This one between hosts; on one host between its ranks, over links instead of staging memory.
     Across(Across),
 }
 
-impl Wish {
+impl AlgorithmOverride {
     /// All there are; the words for them are those of the setting.
     pub const ALL: [Self; 4] = [
         Self::Staged,
@@ -77,7 +77,7 @@ impl Wish {
     ];
 }
 
-/// The algorithm for an allreduce of `bytes`. A wish counts where it is possible.
+/// The algorithm for an allreduce of `bytes`. An override counts where it is possible.
 pub fn allreduce(bytes: usize, layout: &SetLayout, tuning: &Tuning) -> AllreduceAlgorithm {
     use AllreduceAlgorithm::{Alone, Direct, Flat, Hierarchical, Staged};
     let (members, hosts) = (layout.members(), layout.hosts());
@@ -86,21 +86,21 @@ pub fn allreduce(bytes: usize, layout: &SetLayout, tuning: &Tuning) -> Allreduce
     }
     if hosts == 1 {
         return match tuning.allreduce {
-            Some(Wish::Across(way)) => Flat(way),
+            Some(AlgorithmOverride::Across(algorithm)) => Flat(algorithm),
             None if bytes <= tuning.direct_max_bytes => Direct,
-            Some(Wish::Staged) | None => Staged,
+            Some(AlgorithmOverride::Staged) | None => Staged,
         };
     }
     let grouped = tuning.hierarchical_allreduce && hosts < members;
     let ends = if grouped { hosts } else { members };
-    let way = match tuning.allreduce {
-        Some(Wish::Across(way)) => way,
-        Some(Wish::Staged) | None => across(bytes, ends, tuning),
+    let algorithm = match tuning.allreduce {
+        Some(AlgorithmOverride::Across(algorithm)) => algorithm,
+        Some(AlgorithmOverride::Staged) | None => across(bytes, ends, tuning),
     };
     if grouped {
-        Hierarchical(way)
+        Hierarchical(algorithm)
     } else {
-        Flat(way)
+        Flat(algorithm)
     }
 }
 
@@ -123,17 +123,22 @@ pub fn allreduce_at_once(bytes: usize, layout: &SetLayout, tuning: &Tuning) -> A
 
 /// Most bytes of an allreduce for which a rank stages its operand before it says that it is ready; so it is done with
 /// the direct algorithm, if all do. Each rank may go by numbers of its own.
-pub fn early_max_bytes(op: ReduceOp, crowded: bool, layout: &SetLayout, tuning: &Tuning) -> usize {
+pub fn prestaged_max_bytes(
+    op: ReduceOp,
+    oversubscribed: bool,
+    layout: &SetLayout,
+    tuning: &Tuning,
+) -> usize {
     if op == ReduceOp::Adasum || layout.hosts() > 1 || tuning.allreduce.is_some() {
         return 0;
     }
     // Where ranks share cores, each hand-over that is saved saves several switches between them.
-    let most = if crowded {
-        EARLY_READ_MAX / (layout.members() - 1).max(1)
+    let most = if oversubscribed {
+        PRESTAGED_READ_MAX / (layout.members() - 1).max(1)
     } else {
         0
     };
-    tuning.direct_max_bytes.max(most).min(EARLY_BYTES_MAX)
+    tuning.direct_max_bytes.max(most).min(PRESTAGED_BYTES_MAX)
 }
 
 /// How `bytes` pass between so many ends.
@@ -208,9 +213,9 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_and_flatness_hold_where_they_are_possible() {
+    fn an_override_and_flatness_hold_where_they_are_possible() {
         let ring = Tuning {
-            allreduce: Some(Wish::Across(Across::Ring)),
+            allreduce: Some(AlgorithmOverride::Across(Across::Ring)),
             ..Tuning::default()
         };
         assert_eq!(chosen(&[0, 0], 4, &ring), Flat(Across::Ring));
@@ -221,7 +226,7 @@ mod tests {
         };
         assert_eq!(chosen(&[0, 0, 1], 4, &flat), Flat(Across::Ring));
         let staged = Tuning {
-            allreduce: Some(Wish::Staged),
+            allreduce: Some(AlgorithmOverride::Staged),
             ..Tuning::default()
         };
         assert_eq!(chosen(&[0, 0], 4, &staged), Staged);

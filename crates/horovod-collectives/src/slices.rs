@@ -1,4 +1,4 @@
-//! Many tensors as one logical vector: no fusion buffer, ranges instead.
+//! Slices: many tensors as one logical vector, no fusion buffer, ranges instead.
 
 use std::ops::Range;
 use std::ptr;

@@ -1,4 +1,4 @@
-//! When the parts of an operation began and ended, for whoever wants to show them.
+//! Time stamps of the parts of an operation, for whoever wants to show them.
 
 use std::time::Instant;
 

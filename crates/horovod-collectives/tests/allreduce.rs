@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Node, World, exact_values, oracle, rough_values, uneven};
-use horovod_collectives::select::{Across, Wish};
+use horovod_collectives::select::{Across, AlgorithmOverride};
 use horovod_collectives::{CollectiveError, Reduction, Segment, allreduce};
 use horovod_protocol::{DType, ReduceOp, Scale};
 
@@ -15,12 +15,12 @@ const OPS: [ReduceOp; 5] = [
     ReduceOp::Product,
 ];
 
-/// No wish, and every way between hosts.
-const ACROSS: [Option<Wish>; 4] = [
+/// No override, and every algorithm between hosts.
+const ACROSS: [Option<AlgorithmOverride>; 4] = [
     None,
-    Some(Wish::Across(Across::Exchange)),
-    Some(Wish::Across(Across::Pairwise)),
-    Some(Wish::Across(Across::Ring)),
+    Some(AlgorithmOverride::Across(Across::Exchange)),
+    Some(AlgorithmOverride::Across(Across::Pairwise)),
+    Some(AlgorithmOverride::Across(Across::Ring)),
 ];
 
 /// One case: what is reduced and how it lies in memory.
@@ -184,10 +184,10 @@ fn results_handed_out_past_the_caches_are_the_same() {
 fn every_algorithm_gives_the_same_wherever_it_is_possible() {
     let some = [DType::F32, DType::BF16, DType::U8, DType::I32, DType::Bool];
     for world in World::all() {
-        for wish in Wish::ALL {
+        for forced in AlgorithmOverride::ALL {
             for hierarchical in [true, false] {
                 world.run(|node| {
-                    node.tuning.allreduce = Some(wish);
+                    node.tuning.allreduce = Some(forced);
                     node.tuning.hierarchical_allreduce = hierarchical;
                     check_all(node, &some, &[1, 3, 700]);
                 });
@@ -204,9 +204,9 @@ fn links_that_drip_split_elements_anywhere() {
             drip: Some(7),
             ..World::shm(1)
         };
-        for wish in ACROSS {
+        for forced in ACROSS {
             world.run(|node| {
-                node.tuning.allreduce = wish;
+                node.tuning.allreduce = forced;
                 check_all(node, &[DType::F64, DType::F16], &[1, 501]);
             });
         }
@@ -245,7 +245,7 @@ fn factors_apply_once_around_the_reduction() {
         World::hosts(&[2, 1]),
         World::hosts(&[2, 2]),
     ] {
-        for forced in ACROSS.into_iter().chain([Some(Wish::Staged)]) {
+        for forced in ACROSS.into_iter().chain([Some(AlgorithmOverride::Staged)]) {
             world.run(|node| {
                 node.tuning.allreduce = forced;
                 for scale in scales {
@@ -280,7 +280,7 @@ fn rough_floats_are_bitwise_equal_on_all_ranks_and_near_the_oracle() {
                 elems: 1501,
                 in_place: true,
             };
-            let run = |forced: Option<Wish>| {
+            let run = |forced: Option<AlgorithmOverride>| {
                 world.run(|node| {
                     node.tuning.allreduce = forced;
                     case.run(node, &inputs[node.rank]).unwrap()

@@ -134,7 +134,7 @@ fn an_abort_returns_from_every_operation_on_every_rank() {
                 through.fetch_add(1, Ordering::SeqCst);
                 if node.rank == node.size - 1 {
                     wait_for(&through, node.size);
-                    // Never takes part; the others find out from whoever drives the generation.
+                    // Never takes part; the others find out from the generation's end.
                     node.idle.aborted.store(true, Ordering::SeqCst);
                     return None;
                 }

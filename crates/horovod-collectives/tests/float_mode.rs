@@ -7,10 +7,9 @@ use std::arch::asm;
 
 use common::{Node, World};
 use horovod_collectives::{
-    Reduction, ScatterItem, Segment, StagingContext, allreduce, barrier, reduce_scatter,
-    stage_early,
+    Reduction, ScatterItem, Segment, StagingContext, allreduce, barrier, prestage, reduce_scatter,
 };
-use horovod_protocol::{DType, ReduceOp, Scale, Ticket};
+use horovod_protocol::{DType, OperationTag, ReduceOp, Scale};
 
 /// Subnormal results are zeros; subnormal operands are; all is rounded up, or to zero; what is rounded ends the process.
 /// Each by itself, so that none is overlooked beside another, and some together.
@@ -118,7 +117,7 @@ fn reduce_all(node: &mut Node, other: Option<u64>) -> Vec<Vec<u8>> {
         (ReduceOp::Product, Scale::NONE),
         (ReduceOp::Adasum, Scale::NONE),
     ];
-    let mut ticket = 0;
+    let mut tag = 0;
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
         for (op, scale) in ops {
             let red = Reduction {
@@ -127,8 +126,8 @@ fn reduce_all(node: &mut Node, other: Option<u64>) -> Vec<Vec<u8>> {
                 scale,
                 divisor: node.size as u32,
             };
-            for (elems, early) in [(9, true), (21, false), (900, false)] {
-                ticket += 1;
+            for (elems, prestaged) in [(9, true), (21, false), (900, false)] {
+                tag += 1;
                 let mut data = values(dtype, elems, node.rank);
                 let output = data.as_mut_ptr();
                 let segment = Segment {
@@ -136,7 +135,7 @@ fn reduce_all(node: &mut Node, other: Option<u64>) -> Vec<Vec<u8>> {
                     output,
                     elems,
                 };
-                let ticket = early.then_some(Ticket(ticket));
+                let tag = prestaged.then_some(OperationTag(tag));
                 run(node, other, |node| {
                     node.op(|ctx| {
                         let context = StagingContext {
@@ -144,16 +143,16 @@ fn reduce_all(node: &mut Node, other: Option<u64>) -> Vec<Vec<u8>> {
                             layout: ctx.layout,
                             tuning: ctx.tuning,
                             scratch: ctx.scratch,
-                            crowded: true,
+                            oversubscribed: true,
                         };
-                        if let Some(ticket) = ticket {
+                        if let Some(tag) = tag {
                             // SAFETY: this thread's own bytes.
-                            unsafe { stage_early(context, ticket, &red, segment) };
+                            unsafe { prestage(context, tag, &red, segment) };
                         }
                     });
                     node.op(barrier).expect("nobody aborts");
                     node.op(|ctx| {
-                        ctx.ticket = ticket;
+                        ctx.tag = tag;
                         // SAFETY: as above.
                         unsafe { allreduce(ctx, &red, &[segment]) }
                     })

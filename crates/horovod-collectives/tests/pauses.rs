@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use common::{Node, World, exact_values, rough_values, uneven};
 use horovod_collectives::{
-    CollectiveError, Ctx, Reduction, Segment, StagingContext, allreduce, may_pause, stage_early,
+    CollectiveError, Ctx, Reduction, Segment, StagingContext, allreduce, may_pause, prestage,
 };
-use horovod_protocol::{DType, ReduceOp, Scale, Ticket};
+use horovod_protocol::{DType, OperationTag, ReduceOp, Scale};
 use horovod_transport::{Aborted, Idle};
 
 /// More waits than any operation here has: who waits so often waits for nothing.
@@ -29,8 +29,8 @@ struct Case {
     in_place: bool,
     /// The last rank has nothing to say.
     joined: bool,
-    /// All ranks but the last have staged their operand early, so nobody can use it.
-    ticket: Option<Ticket>,
+    /// All ranks but the last have pre-staged their operand, so nobody can use it.
+    tag: Option<OperationTag>,
 }
 
 impl Case {
@@ -48,7 +48,7 @@ impl Case {
             (ReduceOp::Product, scaled(2.0, 1.0)),
         ];
         let calls: [&[(DType, usize)]; 6] = [
-            // By everybody alone; in one step; in several that turn over, and do not.
+            // By everybody alone; in one step; in several that refill slots, and do not.
             &[(DType::F32, 40)],
             &[(DType::F16, 120)],
             &[(DType::F32, 700)],
@@ -66,8 +66,8 @@ impl Case {
                         calls: calls.to_vec(),
                         in_place,
                         joined: (i + j) % 3 == 2,
-                        ticket: (calls.len() == 1 && j == 0)
-                            .then(|| Ticket(cases.len() as u64 + 1)),
+                        tag: (calls.len() == 1 && j == 0)
+                            .then(|| OperationTag(cases.len() as u64 + 1)),
                     });
                 }
             }
@@ -143,7 +143,7 @@ impl Case {
                     seq: ctx.seq,
                     layout: ctx.layout,
                     tuning: ctx.tuning,
-                    ticket: self.ticket,
+                    tag: self.tag,
                     scratch: &mut *ctx.scratch,
                 };
                 let mut calls = self.calls.iter().zip(&segments);
@@ -165,9 +165,9 @@ impl Case {
         if self.in_place { inputs } else { outputs }
     }
 
-    /// Some stage early, so that the operation has to find out that not all have.
+    /// Some pre-stage, so that the operation has to find out that not all have.
     fn stage(&self, node: &mut Node) {
-        let (Some(ticket), [(dtype, elems)]) = (self.ticket, &self.calls[..]) else {
+        let (Some(tag), [(dtype, elems)]) = (self.tag, &self.calls[..]) else {
             return;
         };
         let red = self.reduction(*dtype, node.size);
@@ -184,54 +184,58 @@ impl Case {
                 layout: ctx.layout,
                 tuning: ctx.tuning,
                 scratch: ctx.scratch,
-                crowded: true,
+                oversubscribed: true,
             };
             if rank != last {
                 // SAFETY: this thread's own bytes; what is staged is never used.
-                unsafe { stage_early(context, ticket, &red, segment) };
+                unsafe { prestage(context, tag, &red, segment) };
             }
         });
     }
 }
 
 /// Which rank runs: one at a time, until it has to wait. So every wait comes again with the same seed.
-struct Turns {
-    state: Mutex<Turn>,
+struct RoundRobin {
+    state: Mutex<RoundRobinState>,
     changed: Condvar,
 }
 
-struct Turn {
+struct RoundRobinState {
     whose: usize,
     present: Vec<bool>,
     random: u64,
-    /// How many have come to the meeting with this number.
+    /// How many have come to the barrier with this number.
     arrived: usize,
-    meeting: u64,
+    barriers: u64,
     /// How often somebody left since the last operation began.
     left: u64,
 }
 
-impl Turns {
+impl RoundRobin {
     fn new(ranks: usize) -> Self {
         Self {
-            state: Mutex::new(Turn {
+            state: Mutex::new(RoundRobinState {
                 whose: 0,
                 present: vec![true; ranks],
                 random: 0,
                 arrived: 0,
-                meeting: 0,
+                barriers: 0,
                 left: 0,
             }),
             changed: Condvar::new(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Turn> {
+    fn lock(&self) -> MutexGuard<'_, RoundRobinState> {
         self.state.lock().expect("another rank has failed")
     }
 
     /// Waits until `ready`; fails when another rank has.
-    fn wait(&self, mut state: MutexGuard<'_, Turn>, ready: impl Fn(&Turn) -> bool) -> u64 {
+    fn wait(
+        &self,
+        mut state: MutexGuard<'_, RoundRobinState>,
+        ready: impl Fn(&RoundRobinState) -> bool,
+    ) -> u64 {
         while !ready(&state) {
             let limit = Duration::from_secs(240);
             let next = self.changed.wait_timeout(state, limit);
@@ -247,16 +251,16 @@ impl Turns {
     fn meet(&self, seed: u64) -> u64 {
         let mut state = self.lock();
         state.arrived += 1;
-        let meeting = state.meeting;
+        let barriers = state.barriers;
         if state.arrived == state.present.len() {
             state.arrived = 0;
-            state.meeting += 1;
+            state.barriers += 1;
             state.present.fill(true);
             state.random = seed;
             state.whose = seed as usize % state.present.len();
             self.changed.notify_all();
         }
-        self.wait(state, |state| state.meeting > meeting)
+        self.wait(state, |state| state.barriers > barriers)
     }
 
     fn take(&self, me: usize) {
@@ -284,7 +288,7 @@ impl Turns {
 }
 
 /// Wakes the others when a rank fails, so that they do, too.
-struct Poison<'a>(&'a Turns);
+struct Poison<'a>(&'a RoundRobin);
 
 impl Drop for Poison<'_> {
     fn drop(&mut self) {
@@ -296,11 +300,11 @@ impl Drop for Poison<'_> {
     }
 }
 
-/// In whose company a rank waits.
+/// How a rank waits.
 #[derive(Clone, Copy)]
 enum Among<'a> {
     /// Of those of whom one runs at a time; which one it is.
-    Turns(&'a Turns, usize),
+    RoundRobin(&'a RoundRobin, usize),
     /// Of those that all run at the same time, until one has failed.
     All(&'a AtomicBool),
 }
@@ -329,10 +333,10 @@ impl<'a> Leaving<'a> {
 
     fn others_go_on(&self) {
         match self.among {
-            Among::Turns(turns, me) => {
+            Among::RoundRobin(round_robin, me) => {
                 assert!(self.waits < WAITS_MAX, "it waits for ever");
-                turns.pass(false);
-                turns.take(me);
+                round_robin.pass(false);
+                round_robin.take(me);
             }
             Among::All(aborted) => {
                 assert!(!aborted.load(Ordering::SeqCst), "another rank has failed");
@@ -356,37 +360,38 @@ impl Idle for Leaving<'_> {
 }
 
 /// Runs `case` on all ranks, one at a time, in the order that `seed` gives; tells how often somebody left.
-fn in_turns(
+fn in_round_robin(
     (node, case): (&mut Node, &Case),
-    turns: &Turns,
+    round_robin: &RoundRobin,
     seed: u64,
     leaves: &dyn Fn(u64) -> bool,
 ) -> (Outputs, u64) {
     case.stage(node);
-    turns.meet(seed);
-    turns.take(node.rank);
-    let mut leaving = Leaving::new(Among::Turns(turns, node.rank), leaves);
+    round_robin.meet(seed);
+    round_robin.take(node.rank);
+    let mut leaving = Leaving::new(Among::RoundRobin(round_robin, node.rank), leaves);
     let got = case.run(node, &mut leaving);
-    turns.lock().left += leaving.times;
-    turns.pass(true);
-    let left = turns.meet(0);
-    turns.meet(0);
-    turns.lock().left = 0;
+    round_robin.lock().left += leaving.times;
+    round_robin.pass(true);
+    let left = round_robin.meet(0);
+    round_robin.meet(0);
+    round_robin.lock().left = 0;
     (got, left)
 }
 
 /// Every case with `n` ranks: undisturbed, left at every wait, and left once, at each wait of each rank in turn.
 fn every_wait(n: usize) {
-    let turns = Turns::new(n);
+    let round_robin = RoundRobin::new(n);
     let wrong = World::shm(n).run(|node| {
-        let _poison = Poison(&turns);
+        let _poison = Poison(&round_robin);
         let me = node.rank;
         let mut waits = 0;
         let mut wrong = Vec::new();
         for (number, case) in Case::all().iter().enumerate() {
             let seed = number as u64;
-            let mut run =
-                |seed, leaves: &dyn Fn(u64) -> bool| in_turns((node, case), &turns, seed, leaves);
+            let mut run = |seed, leaves: &dyn Fn(u64) -> bool| {
+                in_round_robin((node, case), &round_robin, seed, leaves)
+            };
             let (want, _) = run(seed, &|_| false);
             for seed in [seed, seed + 1000] {
                 let (got, times) = run(seed, &|_| true);

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Node, World, oracle, rough_values};
-use horovod_collectives::select::{Across, Wish};
+use horovod_collectives::select::{Across, AlgorithmOverride};
 use horovod_collectives::{Reduction, Segment, allreduce};
 use horovod_kernels::{Combine, Isa, Source, Spec, reduce_with};
 use horovod_protocol::{DType, ReduceOp, Scale};
@@ -14,29 +14,29 @@ const FUSIONS: u64 = 6;
 
 /// What is done to every tensor.
 #[derive(Clone, Copy, Debug)]
-struct Job {
+struct Case {
     dtype: DType,
     op: ReduceOp,
     scale: Scale,
 }
 
-const JOBS: [Job; 6] = [
-    Job {
+const CASES: [Case; 6] = [
+    Case {
         dtype: DType::F32,
         op: ReduceOp::Sum,
         scale: Scale::NONE,
     },
-    Job {
+    Case {
         dtype: DType::F64,
         op: ReduceOp::Average,
         scale: Scale::NONE,
     },
-    Job {
+    Case {
         dtype: DType::F16,
         op: ReduceOp::Average,
         scale: Scale::NONE,
     },
-    Job {
+    Case {
         dtype: DType::BF16,
         op: ReduceOp::Sum,
         scale: Scale {
@@ -44,7 +44,7 @@ const JOBS: [Job; 6] = [
             post: 1.7,
         },
     },
-    Job {
+    Case {
         dtype: DType::F16,
         op: ReduceOp::Product,
         scale: Scale {
@@ -52,7 +52,7 @@ const JOBS: [Job; 6] = [
             post: 0.9,
         },
     },
-    Job {
+    Case {
         dtype: DType::I32,
         op: ReduceOp::Average,
         scale: Scale {
@@ -71,31 +71,33 @@ fn values(dtype: DType, tensor: usize, rank: usize) -> Vec<u8> {
     }
 }
 
-fn combine(job: Job, pre: f64, divisor: u32, post: f64, inputs: &[Vec<u8>]) -> Vec<u8> {
+fn combine(case: Case, pre: f64, divisor: u32, post: f64, inputs: &[Vec<u8>]) -> Vec<u8> {
     let spec = Spec {
-        dtype: job.dtype,
-        combine: Combine::of(job.op).expect("not Adasum"),
+        dtype: case.dtype,
+        combine: Combine::of(case.op).expect("not Adasum"),
         pre,
         divisor,
         post,
     };
     let sources: Vec<Source> = inputs.iter().map(|i| Source::raw(i.as_ptr())).collect();
     let mut out = vec![0; inputs[0].len()];
-    let elems = out.len() / job.dtype.size();
+    let elems = out.len() / case.dtype.size();
     // SAFETY: all vectors have the same length.
     unsafe { reduce_with(Isa::Scalar, &spec, &sources, out.as_mut_ptr(), None, elems) };
     out
 }
 
 /// What every rank must get: the members of each host in their order, then the hosts in theirs.
-fn expected(world: &World, grouped: bool, job: Job, tensor: usize) -> Vec<u8> {
+fn expected(world: &World, grouped: bool, case: Case, tensor: usize) -> Vec<u8> {
     let n = world.size();
-    let mut inputs: Vec<Vec<u8>> = (0..n).map(|rank| values(job.dtype, tensor, rank)).collect();
-    let Scale { mut pre, post } = job.scale;
-    if pre != 1.0 && job.op == ReduceOp::Product {
+    let mut inputs: Vec<Vec<u8>> = (0..n)
+        .map(|rank| values(case.dtype, tensor, rank))
+        .collect();
+    let Scale { mut pre, post } = case.scale;
+    if pre != 1.0 && case.op == ReduceOp::Product {
         inputs = inputs
             .iter()
-            .map(|input| combine(job, pre, 1, 1.0, std::slice::from_ref(input)))
+            .map(|input| combine(case, pre, 1, 1.0, std::slice::from_ref(input)))
             .collect();
         pre = 1.0;
     }
@@ -105,24 +107,24 @@ fn expected(world: &World, grouped: bool, job: Job, tensor: usize) -> Vec<u8> {
             hosts.push(*host);
         }
     }
-    let divisor = if job.op == ReduceOp::Average {
+    let divisor = if case.op == ReduceOp::Average {
         n as u32
     } else {
         1
     };
     if !grouped || !world.shm || hosts.len() == 1 || hosts.len() == n {
         let scale = Scale { pre, post };
-        return oracle(job.dtype, job.op, scale, &inputs);
+        return oracle(case.dtype, case.op, scale, &inputs);
     }
     let partials: Vec<Vec<u8>> = hosts
         .iter()
         .map(|host| {
             let members = (0..n).filter(|rank| world.hosts[*rank] == *host);
             let theirs: Vec<Vec<u8>> = members.map(|rank| inputs[rank].clone()).collect();
-            combine(job, pre, 1, 1.0, &theirs)
+            combine(case, pre, 1, 1.0, &theirs)
         })
         .collect();
-    combine(job, 1.0, divisor, post, &partials)
+    combine(case, 1.0, divisor, post, &partials)
 }
 
 /// Cuts the tensors, in an order of its own, into groups that run as one collective each.
@@ -149,25 +151,25 @@ fn fusion(seed: u64) -> Vec<Vec<usize>> {
 }
 
 /// Reduces all tensors, fused as the seed says; results by tensor.
-fn reduce_all(node: &mut Node, job: Job, seed: u64) -> Vec<Vec<u8>> {
+fn reduce_all(node: &mut Node, case: Case, seed: u64) -> Vec<Vec<u8>> {
     let mut results = vec![Vec::new(); LENGTHS.len()];
     for group in fusion(seed) {
         let mut tensors: Vec<Vec<u8>> = group
             .iter()
-            .map(|tensor| values(job.dtype, *tensor, node.rank))
+            .map(|tensor| values(case.dtype, *tensor, node.rank))
             .collect();
         let segments: Vec<Segment> = tensors
             .iter_mut()
             .map(|tensor| Segment {
                 input: tensor.as_ptr(),
                 output: tensor.as_mut_ptr(),
-                elems: tensor.len() / job.dtype.size(),
+                elems: tensor.len() / case.dtype.size(),
             })
             .collect();
         let red = Reduction {
-            dtype: job.dtype,
-            op: job.op,
-            scale: job.scale,
+            dtype: case.dtype,
+            op: case.op,
+            scale: case.scale,
             divisor: node.size as u32,
         };
         // SAFETY: the memory is this thread's own.
@@ -201,24 +203,24 @@ fn worlds() -> Vec<World> {
     worlds
 }
 
-fn check(wish: Option<Wish>, grouped: bool, is_ring: bool) {
+fn check(forced: Option<AlgorithmOverride>, grouped: bool, is_ring: bool) {
     for world in worlds() {
-        for job in JOBS {
+        for case in CASES {
             let want: Vec<Vec<u8>> = (0..LENGTHS.len())
-                .map(|tensor| expected(&world, grouped, job, tensor))
+                .map(|tensor| expected(&world, grouped, case, tensor))
                 .collect();
             let runs: Vec<Vec<Vec<Vec<u8>>>> = (0..2)
                 .map(|_| {
                     world.run(|node| {
-                        node.tuning.allreduce = wish;
+                        node.tuning.allreduce = forced;
                         node.tuning.hierarchical_allreduce = grouped;
                         if is_ring {
                             node.tuning.pairwise_max_hosts = 1;
                         }
                         let seeds = 0..FUSIONS;
-                        let all = seeds.map(|seed| reduce_all(node, job, seed));
+                        let all = seeds.map(|seed| reduce_all(node, case, seed));
                         let all: Vec<_> = all.collect();
-                        assert!(all.iter().all(|one| *one == all[0]), "{job:?} {world:?}");
+                        assert!(all.iter().all(|one| *one == all[0]), "{case:?} {world:?}");
                         all.into_iter().next().expect("some fusion")
                     })
                 })
@@ -226,12 +228,12 @@ fn check(wish: Option<Wish>, grouped: bool, is_ring: bool) {
             for rank in runs.iter().flatten() {
                 assert!(
                     *rank == runs[0][0],
-                    "ranks or runs differ: {job:?} {world:?}"
+                    "ranks or runs differ: {case:?} {world:?}"
                 );
             }
             // A ring rounds halves at each member.
-            let exact = !is_ring || job.dtype.size() > 2;
-            assert!(!exact || runs[0][0] == want, "{job:?} {world:?}");
+            let exact = !is_ring || case.dtype.size() > 2;
+            assert!(!exact || runs[0][0] == want, "{case:?} {world:?}");
         }
     }
 }
@@ -248,18 +250,26 @@ fn without_regard_to_hosts() {
 
 #[test]
 fn by_exchange() {
-    check(Some(Wish::Across(Across::Exchange)), true, false);
+    check(
+        Some(AlgorithmOverride::Across(Across::Exchange)),
+        true,
+        false,
+    );
 }
 
 #[test]
 fn pairwise() {
-    check(Some(Wish::Across(Across::Pairwise)), true, false);
+    check(
+        Some(AlgorithmOverride::Across(Across::Pairwise)),
+        true,
+        false,
+    );
 }
 
 #[test]
 fn around_a_ring() {
-    check(Some(Wish::Across(Across::Ring)), true, true);
-    check(Some(Wish::Across(Across::Ring)), false, true);
+    check(Some(AlgorithmOverride::Across(Across::Ring)), true, true);
+    check(Some(AlgorithmOverride::Across(Across::Ring)), false, true);
 }
 
 #[test]

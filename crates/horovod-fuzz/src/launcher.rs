@@ -1,4 +1,4 @@
-//! What launcher and agents read: each other's frames, command lines, lists of hosts.
+//! Targets for what launcher and agents read: each other's frames, command lines, lists of hosts.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;

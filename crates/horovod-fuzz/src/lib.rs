@@ -1,4 +1,4 @@
-//! Everything that reads bytes from outside, as functions that any bytes may be given to.
+//! Fuzz targets: everything that reads bytes from outside, as functions that any bytes may be given to.
 //!
 //! A target panics where a promise is broken. `fuzz/` runs the targets under a fuzzer (`make fuzz`); the test
 //! `corpus` of this crate runs them over the inputs kept in `corpus/`, on every machine.
@@ -20,16 +20,16 @@ pub const TARGETS: &[Target] = &[
     ("handshake", parsers::handshake),
     ("framing", parsers::framing),
     ("rendezvous", parsers::rendezvous),
-    ("meetings", parsers::meetings),
-    ("parcels", parsers::parcels),
+    ("rendezvous_server", parsers::rendezvous_server),
+    ("payloads", parsers::payloads),
     ("control", control::messages),
     ("negotiation", negotiation::steps),
     ("launcher_frames", launcher::frames),
     ("launcher_words", launcher::words),
     ("config_file", launcher::config_file),
     ("runtime", runtime::messages),
-    ("meeting_file", horovod::testing::meeting_file),
-    ("standstill", horovod::testing::standstill),
+    ("rendezvous_file", horovod::testing::rendezvous_file),
+    ("stall_report", horovod::testing::stall_report),
 ];
 
 /// Runs one target.

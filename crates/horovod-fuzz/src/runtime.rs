@@ -1,4 +1,4 @@
-//! What the runtime itself reads from other ranks.
+//! Targets for what the runtime itself reads from other ranks.
 
 use horovod::testing;
 

@@ -15,7 +15,7 @@ use crate::spec::Source;
 pub(crate) const BLOCK: usize = 1024;
 
 /// Operands and factors of one reduction; [`crate::Spec`] with the types taken out.
-pub(crate) struct Job<'a> {
+pub(crate) struct KernelTask<'a> {
     pub(crate) srcs: &'a [Source],
     pub(crate) dst: *mut u8,
     pub(crate) second: Option<*mut u8>,
@@ -111,28 +111,30 @@ impl Load for Bf16 {
 /// - A destination is exactly a source or overlaps none; the two destinations do not overlap.
 /// - The CPU has what `C` was compiled for.
 #[inline(always)]
-pub(crate) unsafe fn run<E: Load, O: Binary<E>, C: Convert>(job: &Job<'_>) {
+pub(crate) unsafe fn run<E: Load, O: Binary<E>, C: Convert>(task: &KernelTask<'_>) {
     let mut acc = [MaybeUninit::<E::Acc>::uninit(); BLOCK];
     let mut tmp = [MaybeUninit::<E::Acc>::uninit(); BLOCK];
     let (acc, tmp) = (
         acc.as_mut_ptr().cast::<E::Acc>(),
         tmp.as_mut_ptr().cast::<E::Acc>(),
     );
-    let mut start = job.start;
-    while start < job.elems {
-        let n = BLOCK.min(job.elems - start);
+    let mut start = task.start;
+    while start < task.elems {
+        let n = BLOCK.min(task.elems - start);
         // SAFETY: start + n <= elems, and acc and tmp hold BLOCK >= n elements; all elements of acc
         // below n are written before they are read.
         unsafe {
-            gather::<E, O, C>(job, start, n, acc, tmp);
-            match (job.divisor != 1, job.post != 1.0) {
-                (true, true) => map::<E>(acc, n, |a| E::divide_and_scale(a, job.divisor, job.post)),
-                (true, false) => map::<E>(acc, n, |a| E::divide(a, job.divisor)),
-                (false, true) => map::<E>(acc, n, |a| E::scale(a, job.post)),
+            gather::<E, O, C>(task, start, n, acc, tmp);
+            match (task.divisor != 1, task.post != 1.0) {
+                (true, true) => {
+                    map::<E>(acc, n, |a| E::divide_and_scale(a, task.divisor, task.post))
+                }
+                (true, false) => map::<E>(acc, n, |a| E::divide(a, task.divisor)),
+                (false, true) => map::<E>(acc, n, |a| E::scale(a, task.post)),
                 (false, false) => {}
             }
-            E::store::<C>(acc, job.dst.cast::<E>().add(start), n);
-            if let Some(second) = job.second {
+            E::store::<C>(acc, task.dst.cast::<E>().add(start), n);
+            if let Some(second) = task.second {
                 E::store::<C>(acc, second.cast::<E>().add(start), n);
             }
         }
@@ -143,17 +145,17 @@ pub(crate) unsafe fn run<E: Load, O: Binary<E>, C: Convert>(job: &Job<'_>) {
 /// Combines one block of all sources into `acc`.
 ///
 /// # Safety
-/// As [`run`]; `start + n <= job.elems`; `acc` and `tmp` hold `n` elements.
+/// As [`run`]; `start + n <= task.elems`; `acc` and `tmp` hold `n` elements.
 #[inline(always)]
 unsafe fn gather<E: Load, O: Binary<E>, C: Convert>(
-    job: &Job<'_>,
+    task: &KernelTask<'_>,
     start: usize,
     n: usize,
     acc: *mut E::Acc,
     tmp: *mut E::Acc,
 ) {
-    let mut sources = job.srcs.iter().enumerate();
-    if let ([a, b, ..], true) = (job.srcs, E::DIRECT && job.pre == 1.0) {
+    let mut sources = task.srcs.iter().enumerate();
+    if let ([a, b, ..], true) = (task.srcs, E::DIRECT && task.pre == 1.0) {
         // SAFETY: both are readable for elems >= start + n elements.
         unsafe {
             let (a, b) = (a.ptr.cast::<E::Acc>(), b.ptr.cast::<E::Acc>());
@@ -165,12 +167,12 @@ unsafe fn gather<E: Load, O: Binary<E>, C: Convert>(
         // SAFETY: the source is readable for elems >= start + n elements.
         unsafe {
             let src = source.ptr.cast::<E>().add(start);
-            let scaled = source.pre && job.pre != 1.0;
+            let scaled = source.pre && task.pre != 1.0;
             if k == 0 || scaled || !E::DIRECT {
                 let into = if k == 0 { acc } else { tmp };
                 E::load::<C>(src, into, n);
                 if scaled {
-                    map::<E>(into, n, |a| E::scale(a, job.pre));
+                    map::<E>(into, n, |a| E::scale(a, task.pre));
                 }
                 if k > 0 {
                     zip::<E, O>(acc, tmp, n);
@@ -224,17 +226,17 @@ unsafe fn zip_into<E: Element, O: Binary<E>>(
     }
 }
 
-/// Calls `$run::<Element, Operation>($job)` for a runtime type and operation.
+/// Calls `$run::<Element, Operation>($task)` for a runtime type and operation.
 macro_rules! for_types {
-    ($dtype:expr, $combine:expr, $run:ident, $job:expr) => {{
+    ($dtype:expr, $combine:expr, $run:ident, $task:expr) => {{
         use horovod_protocol::DType;
         macro_rules! for_op {
             ($t:ty) => {
                 match $combine {
-                    $crate::spec::Combine::Sum => $run::<$t, $crate::element::Sum>($job),
-                    $crate::spec::Combine::Min => $run::<$t, $crate::element::Min>($job),
-                    $crate::spec::Combine::Max => $run::<$t, $crate::element::Max>($job),
-                    $crate::spec::Combine::Product => $run::<$t, $crate::element::Product>($job),
+                    $crate::spec::Combine::Sum => $run::<$t, $crate::element::Sum>($task),
+                    $crate::spec::Combine::Min => $run::<$t, $crate::element::Min>($task),
+                    $crate::spec::Combine::Max => $run::<$t, $crate::element::Max>($task),
+                    $crate::spec::Combine::Product => $run::<$t, $crate::element::Product>($task),
                 }
             };
         }
@@ -242,8 +244,8 @@ macro_rules! for_types {
             ($t:ty) => {
                 match $combine {
                     // A sum that is to be divided; nothing else is ever divided.
-                    $crate::spec::Combine::Sum if $job.divisor != 1 => {
-                        $run::<$crate::element::Wide<$t>, $crate::element::Sum>($job)
+                    $crate::spec::Combine::Sum if $task.divisor != 1 => {
+                        $run::<$crate::element::Wide<$t>, $crate::element::Sum>($task)
                     }
                     _ => for_op!($t),
                 }

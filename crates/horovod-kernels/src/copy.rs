@@ -180,18 +180,18 @@ mod tests {
 
     #[test]
     fn out_and_in_moves_every_length_and_nothing_else() {
-        let way: [unsafe fn(*mut u8, *mut u8, *const u8, usize); 2] =
+        let variant: [unsafe fn(*mut u8, *mut u8, *const u8, usize); 2] =
             [copy_out_and_in, out_and_in::<u128>];
         for len in [0, 1, 15, 16, 63, 64, 65, 255, 256, 257, 600, 1000] {
             for skew in [0, 1, 4, 33] {
-                for way in way {
+                for variant in variant {
                     let next: Vec<u8> = (0..1100u32).map(|i| (i * 7 % 251) as u8).collect();
                     let before: Vec<u8> = (0..1100u32).map(|i| (i * 5 % 241) as u8).collect();
                     let (mut slot, mut out) = (before.clone(), vec![0xa5; 1100]);
                     // SAFETY: twice the skew and the length fit all three.
                     unsafe {
                         let slot = slot.as_mut_ptr().add(2 * skew);
-                        way(out.as_mut_ptr().add(skew), slot, next.as_ptr(), len);
+                        variant(out.as_mut_ptr().add(skew), slot, next.as_ptr(), len);
                     }
                     assert_eq!(out[skew..][..len], before[2 * skew..][..len]);
                     assert_eq!(slot[2 * skew..][..len], next[..len]);
@@ -208,20 +208,20 @@ mod tests {
     fn every_length_and_misalignment_arrives_and_nothing_else_changes() {
         for len in [0, 1, 15, 63, 64, 65, 127, 128, 200, 1000] {
             for (skew_from, skew_to) in [(0, 0), (1, 0), (0, 1), (17, 63), (64, 32)] {
-                let ways: [unsafe fn(*mut u8, *mut u8, usize); 3] = [
+                let variants: [unsafe fn(*mut u8, *mut u8, usize); 3] = [
                     // SAFETY: what the caller of the function promises.
                     |from, to, n| unsafe { copy_streaming(from, to, n) },
                     copy_taking,
                     copy_taking_streaming,
                 ];
-                for way in ways {
+                for variant in variants {
                     let mut from: Vec<u8> = (0..1200u32).map(|i| (i * 7 % 251) as u8).collect();
                     let before = from.clone();
                     let mut to = vec![0xa5; 1200];
                     // SAFETY: skew + len < 1200 for both vectors.
                     unsafe {
                         let from = from.as_mut_ptr().add(skew_from);
-                        way(from, to.as_mut_ptr().add(skew_to), len);
+                        variant(from, to.as_mut_ptr().add(skew_to), len);
                     }
                     assert_eq!(from, before);
                     assert_eq!(to[skew_to..][..len], before[skew_from..][..len]);

@@ -1,11 +1,11 @@
-//! Chooses the instruction set, once, and says which.
+//! The choice of the instruction set, made once.
 
 use std::fmt;
 use std::sync::OnceLock;
 
 use horovod_protocol::DType;
 
-use crate::blocks::{self, Job, for_types};
+use crate::blocks::{self, KernelTask, for_types};
 use crate::half::Portable;
 use crate::scalar;
 use crate::spec::{Combine, Source, Spec};
@@ -131,7 +131,7 @@ pub unsafe fn reduce_with(
     } else {
         spec.divisor
     };
-    let job = Job {
+    let task = KernelTask {
         srcs,
         dst,
         second,
@@ -145,14 +145,14 @@ pub unsafe fn reduce_with(
     // SAFETY: the caller's promise about the operands; the CPU has `isa`.
     unsafe {
         match isa {
-            Isa::Scalar => scalar::reduce(spec, &job),
-            Isa::Portable => portable(spec, &job),
+            Isa::Scalar => scalar::reduce(spec, &task),
+            Isa::Portable => portable(spec, &task),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => crate::x86_64::avx2::reduce(spec, &job),
+            Isa::Avx2 => crate::x86_64::avx2::reduce(spec, &task),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => crate::x86_64::avx512::reduce(spec, &job),
+            Isa::Avx512 => crate::x86_64::avx512::reduce(spec, &task),
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon => neon(spec, &job),
+            Isa::Neon => neon(spec, &task),
         }
     }
 }
@@ -172,27 +172,27 @@ pub unsafe fn scale(dtype: DType, factor: f64, src: *const u8, dst: *mut u8, ele
 
 /// # Safety
 /// As [`blocks::run`].
-unsafe fn portable(spec: &Spec, job: &Job<'_>) {
+unsafe fn portable(spec: &Spec, task: &KernelTask<'_>) {
     /// # Safety
     /// As [`blocks::run`].
-    unsafe fn typed<E: blocks::Load, O: crate::element::Binary<E>>(job: &Job<'_>) {
+    unsafe fn typed<E: blocks::Load, O: crate::element::Binary<E>>(task: &KernelTask<'_>) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { blocks::run::<E, O, Portable>(job) }
+        unsafe { blocks::run::<E, O, Portable>(task) }
     }
     // SAFETY: the caller's promise, passed on.
-    unsafe { for_types!(spec.dtype, spec.combine, typed, job) }
+    unsafe { for_types!(spec.dtype, spec.combine, typed, task) }
 }
 
 /// # Safety
 /// As [`blocks::run`].
 #[cfg(target_arch = "aarch64")]
-unsafe fn neon(spec: &Spec, job: &Job<'_>) {
+unsafe fn neon(spec: &Spec, task: &KernelTask<'_>) {
     /// # Safety
     /// As [`blocks::run`].
-    unsafe fn typed<E: blocks::Load, O: crate::element::Binary<E>>(job: &Job<'_>) {
+    unsafe fn typed<E: blocks::Load, O: crate::element::Binary<E>>(task: &KernelTask<'_>) {
         // SAFETY: the caller's promise, passed on; NEON is baseline.
-        unsafe { blocks::run::<E, O, crate::aarch64::neon::Neon>(job) }
+        unsafe { blocks::run::<E, O, crate::aarch64::neon::Neon>(task) }
     }
     // SAFETY: the caller's promise, passed on.
-    unsafe { for_types!(spec.dtype, spec.combine, typed, job) }
+    unsafe { for_types!(spec.dtype, spec.combine, typed, task) }
 }

@@ -1,4 +1,4 @@
-//! Blocks of halves to `f32` and back: the portable way, and the trait instruction sets improve on.
+//! Blocks of halves to `f32` and back: portable code, and the trait instruction sets improve on.
 
 /// Conversion of blocks between halves and `f32`; rounding is to nearest, ties to even.
 pub(crate) trait Convert {

@@ -3,7 +3,7 @@
 use horovod_protocol::DType;
 
 use crate::adasum::{CombineArgs, DotArgs, LANES, fold};
-use crate::blocks::Job;
+use crate::blocks::KernelTask;
 use crate::element::{Bf16, Binary, Bool, Element, F16, Wide};
 use crate::spec::Spec;
 
@@ -53,13 +53,13 @@ impl One for Bf16 {
 
 /// # Safety
 /// As [`crate::blocks::run`].
-unsafe fn typed<E: One, O: Binary<E>>(job: &Job<'_>) {
-    for i in 0..job.elems {
+unsafe fn typed<E: One, O: Binary<E>>(task: &KernelTask<'_>) {
+    for i in 0..task.elems {
         // SAFETY: i < elems, for which every source is readable.
-        let operands = job.srcs.iter().map(|source| unsafe {
+        let operands = task.srcs.iter().map(|source| unsafe {
             let value = source.ptr.cast::<E>().add(i).read_unaligned().widen();
-            if source.pre && job.pre != 1.0 {
-                E::scale(value, job.pre)
+            if source.pre && task.pre != 1.0 {
+                E::scale(value, task.pre)
             } else {
                 value
             }
@@ -67,17 +67,17 @@ unsafe fn typed<E: One, O: Binary<E>>(job: &Job<'_>) {
         let Some(mut value) = operands.reduce(O::apply) else {
             return;
         };
-        value = match (job.divisor != 1, job.post != 1.0) {
-            (true, true) => E::divide_and_scale(value, job.divisor, job.post),
-            (true, false) => E::divide(value, job.divisor),
-            (false, true) => E::scale(value, job.post),
+        value = match (task.divisor != 1, task.post != 1.0) {
+            (true, true) => E::divide_and_scale(value, task.divisor, task.post),
+            (true, false) => E::divide(value, task.divisor),
+            (false, true) => E::scale(value, task.post),
             (false, false) => value,
         };
         let result = E::narrow(value);
         // SAFETY: i < elems, for which the destinations are writable.
         unsafe {
-            job.dst.cast::<E>().add(i).write_unaligned(result);
-            if let Some(second) = job.second {
+            task.dst.cast::<E>().add(i).write_unaligned(result);
+            if let Some(second) = task.second {
                 second.cast::<E>().add(i).write_unaligned(result);
             }
         }
@@ -86,9 +86,9 @@ unsafe fn typed<E: One, O: Binary<E>>(job: &Job<'_>) {
 
 /// # Safety
 /// As [`crate::blocks::run`].
-pub(crate) unsafe fn reduce(spec: &Spec, job: &Job<'_>) {
+pub(crate) unsafe fn reduce(spec: &Spec, task: &KernelTask<'_>) {
     // SAFETY: the caller's promise, passed on.
-    unsafe { crate::blocks::for_types!(spec.dtype, spec.combine, typed, job) }
+    unsafe { crate::blocks::for_types!(spec.dtype, spec.combine, typed, task) }
 }
 
 /// Sums of products in `f64`, in the lanes and the order that `adasum.rs` defines.

@@ -1,4 +1,4 @@
-//! What a reduction does to its elements: the vocabulary of the kernels.
+//! The specification of a reduction: what it does to its elements.
 
 use horovod_protocol::{DType, ReduceOp};
 

@@ -1,7 +1,7 @@
 //! The host agent: starts the ranks of one host, carries their output and exit statuses to the launcher, and
 //! leaves no process behind, whatever happens to the launcher or to the connection.
 //!
-//! One thread, one poll. The launcher's end of stdin is the leash: when it closes, the ranks end.
+//! One thread, one poll. The agent watches the launcher's end of stdin: when it closes, the ranks end.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -134,7 +134,7 @@ impl Agent {
             self.lose_launcher();
         }
         self.sleep()?;
-        // Before reaping: a child that ends in between must ring again.
+        // Before reaping: a child that ends in between must wake it again.
         let asked_to_end = !self.signals.take().is_empty();
         self.reap();
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Parses `horovodrun`'s command line with the habits of Python's argparse.
+//! The parser of `horovodrun`'s command line, with the habits of Python's argparse.
 //!
 //! Single-dash options may be long (`-np 4`, `-np=4`, `-cb`), long options may be shortened to a unique
 //! prefix, and the first word that is not an option starts the command, which is passed on untouched.

@@ -37,12 +37,12 @@ struct State {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct ConsoleState {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Shared {
+impl ConsoleState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -51,18 +51,18 @@ impl Shared {
 /// Hands bytes to the thread.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<ConsoleState>,
     wake: UnixStream,
-    bell: UnixStream,
+    notifier: UnixStream,
 }
 
 impl Writer {
     pub(crate) fn start(stdout: File, stderr: File) -> io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ConsoleState::default());
         let (wake, ring) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         ring.set_nonblocking(true)?;
-        let bell = ring.try_clone()?;
+        let notifier = ring.try_clone()?;
         let theirs = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("output".to_owned())
@@ -79,7 +79,11 @@ impl Writer {
                 }
                 .run();
             })?;
-        Ok(Self { shared, wake, bell })
+        Ok(Self {
+            shared,
+            wake,
+            notifier,
+        })
     }
 
     /// More files; they are numbered in the order in which they are added.
@@ -97,8 +101,8 @@ impl Writer {
     }
 
     /// What makes [`Self::as_fd`] readable: for others who have something for the launcher's thread.
-    pub(crate) fn bell(&self) -> io::Result<UnixStream> {
-        self.bell.try_clone()
+    pub(crate) fn notifier(&self) -> io::Result<UnixStream> {
+        self.notifier.try_clone()
     }
 
     pub(crate) fn has_room(&self) -> bool {
@@ -119,8 +123,8 @@ impl Writer {
         self.shared.changed.notify_all();
     }
 
-    pub(crate) fn close(self, patience: Option<Duration>) {
-        let deadline = patience.map(|patience| Instant::now() + patience);
+    pub(crate) fn close(self, timeout: Option<Duration>) {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let mut state = self.shared.lock();
         state.is_closed = true;
         self.shared.changed.notify_all();
@@ -138,7 +142,7 @@ impl Writer {
 
 /// The thread's side.
 struct Sinks {
-    shared: Arc<Shared>,
+    shared: Arc<ConsoleState>,
     ring: UnixStream,
     stdout: File,
     stderr: File,

@@ -1,4 +1,4 @@
-//! `horovodrun --doctor`: looks at the hosts of a job before there is one, and says what to mend.
+//! `horovodrun --doctor`: an examination of a job's hosts before there is a job, and what to mend.
 //!
 //! The launcher starts its agents as for a job (`visit`); each looks at its own host (`gather`) and, with the others,
 //! at the network (`examiner`, over the transport's probes). The result is a `chart` of plain data, from which
@@ -25,7 +25,7 @@ use crate::args::Options;
 use crate::hosts::{self, Host, Placement};
 use crate::launch::{LaunchError, open_links, ssh_of, wanted_hosts};
 use crate::signals::Signals;
-use crate::{leash, platform, remote};
+use crate::{parent_watch, platform, remote};
 
 /// How long a name server may take to say which hosts are this machine.
 const RESOLVE_TIME: Duration = Duration::from_secs(2);
@@ -61,7 +61,7 @@ fn examine(options: &Options, form: Form) -> Result<u8, LaunchError> {
     let mut ssh = ssh_of(options)?;
     ssh.connect_timeout_s = ssh.connect_timeout_s.min(SSH_TIME_S);
     let signals = Signals::watch()?;
-    leash::watch();
+    parent_watch::watch();
     platform::adopt_orphans();
     let named: Vec<&Host> = placements.iter().map(|placement| &placement.host).collect();
     let mut are_local = remote::are_local(&named, RESOLVE_TIME);

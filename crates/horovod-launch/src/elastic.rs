@@ -1,11 +1,12 @@
 //! Elastic jobs: members come and go while the job runs.
 //!
-//! `driver` decides, without I/O (with `hosts`, `rounds`, `leaving`, `silent`, `stopped`, `seats` and `waiting`). [`Supervisor`]
-//! connects it with the rendezvous and with what starts and ends workers, which is an [`Executor`]: `horovodrun` has
-//! `agents` for it, and `job` is its loop, which hears them, signals and `discovery`. Others bring their own executor, and
-//! tell by calls which hosts there are and who has ended.
+//! `driver` decides, without I/O (with `hosts`, `rounds`, `leaving`, `silent`, `stopped`, `assignment` and `waiting`).
+//! [`Supervisor`] connects it with the rendezvous and with what starts and ends workers, which is an [`Executor`]:
+//! `horovodrun` has `agents` for it, and `job` is its loop, which hears them, signals and `discovery`. Others bring
+//! their own executor, and tell by calls which hosts there are and who has ended.
 
 mod agents;
+mod assignment;
 mod discovery;
 mod driver;
 mod events;
@@ -14,7 +15,6 @@ mod hosts;
 mod job;
 mod leaving;
 mod rounds;
-mod seats;
 mod silent;
 #[cfg(test)]
 mod simulation;

@@ -8,7 +8,7 @@ use horovod_settings::{
 };
 
 use crate::frames::Variables;
-use crate::hosts::{self, Host, Slot};
+use crate::hosts::{self, Host, HostSlot};
 use crate::io::read_text;
 
 /// Set by a launcher for its own job; never handed down from an outer one.
@@ -29,7 +29,7 @@ pub(crate) const IDENTITY: &[&str] = &[
     settings::ELASTIC.name,
     settings::ELASTIC_WORKER.name,
     "_HOROVOD_SECRET_KEY",
-    LEASH,
+    PARENT_WATCH,
     EVENTS,
 ];
 /// Where rank 0 serves the rendezvous of a job that has no launcher.
@@ -37,7 +37,7 @@ pub(crate) const RANK0_ADDRESS: &str = settings::RANK0_ADDRESS.name;
 /// Ranks on a rank's host.
 pub(crate) const LOCAL_SIZE: &str = settings::LOCAL_SIZE.name;
 /// Descriptor of the pipe whose end tells that whoever started this launcher has ended.
-const LEASH: &str = "HOROVODRUN_LEASH_FD";
+const PARENT_WATCH: &str = "HOROVODRUN_LEASH_FD";
 /// Descriptor on which whoever started this launcher wants to hear of events.
 const EVENTS: &str = "HOROVODRUN_EVENTS_FD";
 /// Descriptor through which an agent has the launcher's standard input.
@@ -109,13 +109,13 @@ pub(crate) fn log_level() -> String {
     settings::text_of(&ProcessEnvironment, settings::LOG_LEVEL.name).unwrap_or_default()
 }
 
-/// See [`crate::leash`].
+/// See [`crate::parent_watch`].
 #[expect(
     clippy::disallowed_methods,
     reason = "this is the launcher's environment module"
 )]
-pub(crate) fn leash() -> Option<u32> {
-    std::env::var(LEASH).ok()?.parse().ok()
+pub(crate) fn parent_watch() -> Option<u32> {
+    std::env::var(PARENT_WATCH).ok()?.parse().ok()
 }
 
 /// See [`crate::events`].
@@ -354,7 +354,7 @@ pub(crate) fn of_worker(
     size: u32,
     timeout_s: u64,
 ) -> Variables {
-    let slot = Slot {
+    let slot = HostSlot {
         rank,
         size: size.max(rank + 1),
         local_rank,
@@ -374,7 +374,7 @@ pub(crate) fn of_worker(
 }
 
 /// What only this rank gets.
-pub(crate) fn of_rank(host: &Host, slot: Slot) -> Variables {
+pub(crate) fn of_rank(host: &Host, slot: HostSlot) -> Variables {
     let numbers = [
         (settings::RANK.name, slot.rank),
         (settings::SIZE.name, slot.size),
@@ -484,12 +484,12 @@ mod tests {
     }
 
     #[test]
-    fn gives_ranks_their_place_and_the_meeting_point() {
+    fn gives_ranks_their_place_and_the_rendezvous() {
         let host = Host {
             name: "u@[fe80::1]".to_owned(),
             slots: 2,
         };
-        let slot = Slot {
+        let slot = HostSlot {
             rank: 5,
             size: 7,
             local_rank: 1,

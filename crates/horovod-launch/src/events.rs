@@ -1,4 +1,4 @@
-//! Events for programs: what happens to a job, a line of JSON each, on the descriptor that `HOROVODRUN_EVENTS_FD` names.
+//! Events for programs: the course of a job, a line of JSON each, on the descriptor that `HOROVODRUN_EVENTS_FD` names.
 //!
 //! The one definition of them; docs/running.md describes it for users. Within a version events and fields are only added,
 //! and readers pass over what they do not know.

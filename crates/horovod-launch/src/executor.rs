@@ -11,7 +11,7 @@ use horovod_transport::JobKey;
 
 use crate::environment;
 use crate::frames::Variables;
-use crate::hosts::{self, Host, HostsError, Slot};
+use crate::hosts::{self, Host, HostSlot, HostsError};
 
 /// A process that is to be a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub struct Process {
 
 /// Where the ranks of a job find each other.
 #[derive(Clone, Debug)]
-pub enum Meeting {
-    /// At a running rendezvous: [`crate::Rendezvous::meeting`].
+pub enum RendezvousSource {
+    /// At a running rendezvous: [`crate::Rendezvous::rendezvous`].
     At {
         /// Where it can be reached.
         addresses: Vec<SocketAddr>,
@@ -46,7 +46,7 @@ pub enum Meeting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assigned {
     /// Its place.
-    pub slot: Slot,
+    pub slot: HostSlot,
     /// What it needs in its environment, over what it has without the variables of [`names_of_a_job`].
     pub environment: Variables,
 }
@@ -77,7 +77,7 @@ pub enum AssignError {
 /// process, whatever the order of the others.
 pub fn assign(
     processes: &[Process],
-    meeting: &Meeting,
+    rendezvous: &RendezvousSource,
     interfaces: &[String],
 ) -> Result<Vec<Assigned>, AssignError> {
     let Some(first) = processes.first() else {
@@ -90,12 +90,12 @@ pub fn assign(
             }
         }
     }
-    let of_job = match meeting {
-        Meeting::At { addresses, key } => {
+    let of_job = match rendezvous {
+        RendezvousSource::At { addresses, key } => {
             environment::of_job(addresses, &key.to_hex(), interfaces, &[])
         }
-        Meeting::RankZero { port: 0, .. } => return Err(AssignError::Port),
-        Meeting::RankZero { port, key } => {
+        RendezvousSource::RankZero { port: 0, .. } => return Err(AssignError::Port),
+        RendezvousSource::RankZero { port, key } => {
             environment::of_job_at_rank_0(&first.address, *port, &key.to_hex(), interfaces)
         }
     };
@@ -113,7 +113,7 @@ pub fn assign(
 }
 
 /// The place of each process, in their order.
-fn places(processes: &[Process]) -> Result<Vec<Slot>, HostsError> {
+fn places(processes: &[Process]) -> Result<Vec<HostSlot>, HostsError> {
     let each = processes.iter().map(|process| Host {
         name: process.host.clone(),
         slots: 1,
@@ -146,8 +146,8 @@ mod tests {
         JobKey::from_hex(&"ab".repeat(32)).expect("a key")
     }
 
-    fn at() -> Meeting {
-        Meeting::At {
+    fn at() -> RendezvousSource {
+        RendezvousSource::At {
             addresses: vec![
                 "10.0.0.1:5".parse().expect("an address"),
                 "[::1]:6".parse().expect("an address"),
@@ -221,7 +221,7 @@ mod tests {
             slots: *slots,
         };
         let hosts: Vec<Host> = hosts.iter().map(host).collect();
-        let Meeting::At { addresses, key } = at() else {
+        let RendezvousSource::At { addresses, key } = at() else {
             panic!("it is");
         };
         let of_job = environment::of_job(&addresses, &key.to_hex(), interfaces, &[]);
@@ -260,11 +260,11 @@ mod tests {
         fn check(address: &str, expected: &str) {
             let mut processes = on(&["a", "b"]);
             processes[0].address = address.to_owned();
-            let meeting = Meeting::RankZero {
+            let rendezvous = RendezvousSource::RankZero {
                 port: 29_600,
                 key: key(),
             };
-            let assigned = assign(&processes, &meeting, &[]).expect("possible");
+            let assigned = assign(&processes, &rendezvous, &[]).expect("possible");
             for one in &assigned {
                 assert_eq!(value(one, "HOROVOD_RANK0_ADDRESS"), Some(expected));
                 assert_eq!(value(one, "HOROVOD_JOB_KEY"), Some(&*"ab".repeat(32)));
@@ -280,8 +280,8 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         #[track_caller]
-        fn check(processes: &[Process], meeting: &Meeting, expected: &AssignError) {
-            assert_eq!(&assign(processes, meeting, &[]).unwrap_err(), expected);
+        fn check(processes: &[Process], rendezvous: &RendezvousSource, expected: &AssignError) {
+            assert_eq!(&assign(processes, rendezvous, &[]).unwrap_err(), expected);
         }
         check(&[], &at(), &AssignError::NoProcess);
         check(&on(&["a", ""]), &at(), &AssignError::Missing(1, "host"));
@@ -291,7 +291,7 @@ mod tests {
         let (port, key) = (0, key());
         check(
             &on(&["a"]),
-            &Meeting::RankZero { port, key },
+            &RendezvousSource::RankZero { port, key },
             &AssignError::Port,
         );
     }
@@ -299,15 +299,15 @@ mod tests {
     #[test]
     fn what_a_job_sets_is_removed_before_the_next() {
         let names: Vec<_> = names_of_a_job().collect();
-        let meetings = [
+        let sources = [
             at(),
-            Meeting::RankZero {
+            RendezvousSource::RankZero {
                 port: 1,
                 key: key(),
             },
         ];
-        for meeting in meetings {
-            let assigned = assign(&on(&["a"]), &meeting, &[]).expect("possible");
+        for rendezvous in sources {
+            let assigned = assign(&on(&["a"]), &rendezvous, &[]).expect("possible");
             for (name, _) in &assigned[0].environment {
                 let name = name.to_str().expect("plain");
                 // Not of a single job.

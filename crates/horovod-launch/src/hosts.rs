@@ -1,4 +1,4 @@
-//! Hosts and slots: reads `-H` and hostfiles, and says which rank runs where.
+//! Hosts and slots: `-H`, hostfiles, and the place of each rank.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -304,7 +304,7 @@ pub(crate) fn merge(hosts: Vec<Host>) -> Vec<Host> {
 
 /// One rank's place in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slot {
+pub struct HostSlot {
     /// Position in the whole job.
     pub rank: u32,
     /// Ranks of the job.
@@ -325,7 +325,7 @@ pub struct Placement {
     /// The host.
     pub host: Host,
     /// Its ranks, at least one.
-    pub slots: Vec<Slot>,
+    pub slots: Vec<HostSlot>,
 }
 
 /// Fills the hosts in order, all slots of one before the next, with exactly `count` ranks.
@@ -364,7 +364,7 @@ pub fn assign(hosts: &[Host], count: u32) -> Result<Vec<Placement>, HostsError> 
                     .fold(0, |n: u32, _| n + 1)
             };
             let rank = next + local_rank;
-            Slot {
+            HostSlot {
                 rank,
                 size: count,
                 local_rank,

@@ -92,8 +92,8 @@ impl Job<'_> {
         let_go(&mut self.links, &mut self.signals, self.state.is_running)?;
         let status = end.status;
         self.output.tell(&Event::End(end));
-        let patience = self.state.interrupted_by.map(|_| CONSOLE_GRACE);
-        self.output.close(patience);
+        let timeout = self.state.interrupted_by.map(|_| CONSOLE_GRACE);
+        self.output.close(timeout);
         Ok(status)
     }
 
@@ -139,7 +139,7 @@ impl Job<'_> {
         for signal in self.signals.take() {
             self.on_signal(signal);
         }
-        self.follow_meeting();
+        self.follow_rendezvous();
         if self.output.is_stdout_gone() && self.state.interrupted_by.is_none() {
             self.state.interrupted_by = Some(libc::SIGPIPE);
             self.ask(Stop::Terminate);
@@ -157,7 +157,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn follow_meeting(&mut self) {
+    fn follow_rendezvous(&mut self) {
         let before = self.rendezvous.rounds();
         for words in self.rendezvous.follow() {
             if self.options.verbose {

@@ -1,4 +1,4 @@
-//! From options to a running job: hosts, meeting point, agents.
+//! The launch of a job from its options: hosts, rendezvous, agents.
 
 use std::io;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::remote::{self, Ssh};
 use crate::rendezvous::{Reach, Rendezvous, RendezvousError};
 use crate::signals::Signals;
 use crate::threads::Share;
-use crate::{agent, elastic, environment, leash, platform, stdin};
+use crate::{agent, elastic, environment, parent_watch, platform, stdin};
 
 /// Seconds until all hosts must have answered, unless told otherwise.
 const START_TIMEOUT_S: u32 = 30;
@@ -73,7 +73,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     let start_timeout = start_timeout_of(options);
     // From here on Ctrl-C ends things in order.
     let signals = Signals::watch()?;
-    leash::watch();
+    parent_watch::watch();
     let mut output = Output::new(size, options.prefix_timestamp)?;
     output.show_log(options)?;
     output.show_events(events);

@@ -10,10 +10,10 @@
 //!
 //! Deliberately absent: tensors, Python.
 //!
-//! Threads of a launcher beside its own, by name: `output` writes what ranks say, `hvd-rendezvous` serves the rendezvous,
-//! `discovery` asks for the hosts of an elastic job, `leash` watches for the end of whoever called `horovod.run`; `lookup`
-//! asks a name server, one for each host until it has answered. Agents have none, but when they examine their host
-//! for `--doctor`: there each question that takes time has a thread of its own.
+//! Threads of a launcher beside its own, by name: `output` writes what ranks say, `hvd-rendezvous` serves the
+//! rendezvous, `discovery` asks for the hosts of an elastic job, `parent-watch` watches for the end of whoever called
+//! `horovod.run`; `lookup` asks a name server, one for each host until it has answered. Agents have none, but when they
+//! examine their host for `--doctor`: there each question that takes time has a thread of its own.
 
 #![deny(unsafe_code)]
 
@@ -28,6 +28,7 @@ mod doctor;
 pub mod elastic;
 mod endings;
 mod environment;
+mod error_lines;
 mod events;
 pub mod executor;
 /// Public for tests and fuzzing: no part of what executors use.
@@ -37,13 +38,12 @@ pub mod hosts;
 mod io;
 mod job;
 mod json;
-mod last_words;
 mod launch;
-mod leash;
 mod link;
 mod log;
 mod options;
 mod output;
+mod parent_watch;
 mod platform;
 mod preflight;
 mod rank_exec;

@@ -16,7 +16,7 @@ use crate::remote;
 const PREAMBLE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of ssh's or the agent's own words that are kept.
 const WORDS_BYTES_MAX: usize = 8 << 10;
-/// How long a process whose output has ended may take for its last words and its end, together.
+/// How long a process whose output has ended may take for its last lines and its end, together.
 const LAST_MOMENT: Duration = Duration::from_millis(500);
 
 /// How far a host has come.
@@ -219,7 +219,7 @@ impl HostLink {
         }
     }
 
-    /// What ssh or the agent itself said until the deadline, in one line: its last words may follow the end of its
+    /// What ssh or the agent itself said until the deadline, in one line: its last lines may follow the end of its
     /// output by a moment.
     fn words(&mut self, deadline: Instant) -> String {
         loop {

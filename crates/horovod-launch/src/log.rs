@@ -1,6 +1,6 @@
 //! The launcher's log: what its rendezvous warns of, on standard error like everything else that the launcher says.
 //!
-//! The threads that warn only leave a line here and ring; the launcher's own thread says it, so that a console that
+//! The threads that warn only leave a line here and notify; the launcher's own thread says it, so that a console that
 //! takes nothing holds up no rendezvous. How often there is something to say about strangers is limited where they are met
 //! (`crates/horovod-transport/src/tcp/listener.rs`); whatever else there may be, is bounded here.
 
@@ -106,7 +106,7 @@ impl Subscriber for Collector {
 
     fn event(&self, event: &Event<'_>) {
         self.log.add(line(event));
-        // Full: then it rings already.
+        // Full: then it is notified already.
         let _ = (&self.ring).write(&[1]);
     }
 

@@ -1,4 +1,4 @@
-//! What ranks print: whole lines with their rank in front, on the console and in files.
+//! The output of ranks: whole lines with their rank in front, on the console and in files.
 //!
 //! The launcher's thread cuts lines; a thread of its own writes them, so that a console or disk that does not
 //! take more never keeps the launcher from hearing a signal. Bytes are passed on as they are.
@@ -12,9 +12,9 @@ use std::time::SystemTime;
 
 use crate::args::Options;
 use crate::console::{Target, Writer};
+use crate::error_lines::Frames;
 use crate::events::{Event, Events};
 use crate::frames::Stream;
-use crate::last_words::Frames;
 use crate::log::Log;
 use crate::platform::asctime;
 
@@ -115,7 +115,7 @@ impl Output {
 
     /// Shows from now on what this process logs, at the level of these options.
     pub(crate) fn show_log(&mut self, options: &Options) -> io::Result<()> {
-        self.log = Log::install(options, self.writer.bell()?);
+        self.log = Log::install(options, self.writer.notifier()?);
         Ok(())
     }
 
@@ -213,7 +213,7 @@ impl Output {
 
     /// Whether more output should be taken from the ranks. Says what was logged meanwhile.
     pub(crate) fn has_room(&mut self) -> bool {
-        // The bell is silenced first: who rings after that is heard again.
+        // The notifier is reset first: a notification after that wakes again.
         let has_room = self.writer.has_room();
         self.say_log();
         has_room
@@ -303,10 +303,10 @@ impl Output {
         })
     }
 
-    /// Writes what is left, but does not wait for a reader that has stopped when `patience` is over.
-    pub(crate) fn close(mut self, patience: Option<std::time::Duration>) {
+    /// Writes what is left, but does not wait for a reader that has stopped when `timeout` is over.
+    pub(crate) fn close(mut self, timeout: Option<std::time::Duration>) {
         self.say_log();
-        self.writer.close(patience);
+        self.writer.close(timeout);
     }
 
     fn console(&self, stream: Stream) -> usize {

@@ -1,4 +1,4 @@
-//! What the operating system must help with, and a portable way where it does not.
+//! Facilities of the operating system, and portable code where there are none.
 //!
 //! The `unsafe` of this crate is here: the C library's conversion to local time, and a flag of a descriptor known by number.
 

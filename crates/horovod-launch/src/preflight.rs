@@ -1,4 +1,4 @@
-//! Looks before starting: does the command exist on this host, and the script it names?
+//! The check before the start: does the command exist on this host, and the script that it names?
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,4 @@
-//! Which hosts are this machine, and how ssh starts an agent on the others.
+//! Remote hosts: which ones are this machine, and how ssh starts an agent on the others.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
@@ -311,8 +311,8 @@ mod tests {
     #[test]
     fn ssh_is_never_less_patient_than_the_ranks() {
         for heartbeat in [1, 5, 14, 15, 16, 30, 31, 299, 300, 86_400] {
-            let patience = alive_interval(Some(heartbeat)) * ALIVE_COUNT;
-            assert!(patience >= heartbeat, "{patience} s for {heartbeat} s");
+            let timeout = alive_interval(Some(heartbeat)) * ALIVE_COUNT;
+            assert!(timeout >= heartbeat, "{timeout} s for {heartbeat} s");
         }
         assert_eq!(alive_interval(Some(30)), 10);
         assert_eq!(alive_interval(None), 0, "nobody is given up");

@@ -8,7 +8,7 @@ use horovod_protocol::Rank;
 use horovod_transport::rendezvous::{Server, ServerConfig, ServerEvent};
 use horovod_transport::{JobKey, resolve_interfaces};
 
-use crate::executor::Meeting;
+use crate::executor::RendezvousSource;
 
 /// Where it listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,8 +115,8 @@ impl Rendezvous {
     }
 
     /// Where the ranks find each other, for [`crate::executor::assign`].
-    pub fn meeting(&self) -> Meeting {
-        Meeting::At {
+    pub fn rendezvous(&self) -> RendezvousSource {
+        RendezvousSource::At {
             addresses: self.addresses.clone(),
             key: self.key.clone(),
         }

@@ -1,4 +1,4 @@
-//! Who is to blame for a failed job, and how to say it.
+//! The report of a failed job: who is to blame, and how to say it.
 
 use crate::frames::{ExitStatus, Stream};
 use crate::platform::signal_name;
@@ -25,7 +25,7 @@ pub(crate) struct End {
     pub(crate) cause: Cause,
     /// The launcher had asked it to end.
     pub(crate) was_asked: bool,
-    /// Its last words show that it only noticed another's failure.
+    /// Its last lines show that it only noticed another's failure.
     pub(crate) is_consequence: bool,
 }
 
@@ -61,7 +61,7 @@ impl Cause {
     }
 }
 
-/// What the last words of a rank contain that only noticed another's end. The runtime writes these.
+/// What the last lines of a rank contain that only noticed another's end. The runtime writes these.
 pub(crate) const CONSEQUENCES: [&str; 3] = [
     "HorovodInternalError",
     "Horovod has been shut down",
@@ -80,7 +80,7 @@ pub(crate) fn culprit(ends: &[End]) -> Option<&End> {
         .map(|(_, end)| end)
 }
 
-/// The report in paragraphs: the culprit first, with its last words, then the others in one line.
+/// The report in paragraphs: the culprit first, with its last lines, then the others in one line.
 pub(crate) fn describe(
     culprit: &End,
     tail: Option<(Stream, Vec<String>)>,

@@ -1,4 +1,4 @@
-//! Standard input goes to rank 0 if it runs on this host; all other ranks read an empty one.
+//! Standard input: for rank 0 if it runs on this host; all other ranks read an empty one.
 //!
 //! Rank 0 gets the very file, pipe or terminal, so that nothing is read ahead of it or copied.
 

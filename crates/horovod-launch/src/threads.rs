@@ -1,4 +1,5 @@
-//! How many threads a rank's libraries may use: the cores that this agent may use, divided by the ranks of its host.
+//! The number of threads that a rank's libraries may use: the cores that this agent may use, divided by the ranks of
+//! its host.
 //!
 //! OpenMP, BLAS and TensorFlow each take a thread per core when nobody tells them, in every rank: with as many ranks as
 //! cores they wait for each other most of the time. So the agent tells them, where the user has not.

@@ -38,7 +38,7 @@ enum Said {
     Ended(WorkerId, ExitStatus),
 }
 
-struct Worker {
+struct WorkerProcess {
     orders: Sender<Order>,
     thread: JoinHandle<()>,
 }
@@ -46,7 +46,7 @@ struct Worker {
 /// Starts threads.
 struct Threads {
     said: Sender<Said>,
-    workers: BTreeMap<WorkerId, Worker>,
+    workers: BTreeMap<WorkerId, WorkerProcess>,
     /// Hosts that take time to open.
     slow: Vec<&'static str>,
     /// All calls but those that start and end workers.
@@ -93,7 +93,8 @@ impl Executor for Threads {
             let _ = said.send(Said::Ended(number, status));
         });
         self.environments.insert(number, environment);
-        self.workers.insert(number, Worker { orders, thread });
+        self.workers
+            .insert(number, WorkerProcess { orders, thread });
         Ok(())
     }
 
@@ -131,7 +132,7 @@ fn work(
         worker,
         // As if restored from a file: what is told later may arrive after the death that a test lets follow.
         held: 2,
-        patience: LIMIT,
+        wait_timeout: LIMIT,
     });
     loop {
         let mut mesh = match connect(&config) {
@@ -139,8 +140,8 @@ fn work(
             Err(ConnectError::Removed(_)) => return ExitStatus::Code(0),
             Err(_) => return ExitStatus::Code(1),
         };
-        let seat = mesh.seat.expect("of an elastic job");
-        let place = [seat.rank, mesh.topology.size, seat.local_rank];
+        let assignment = mesh.assignment.expect("of an elastic job");
+        let place = [assignment.rank, mesh.topology.size, assignment.local_rank];
         let _ = said.send(Said::In(worker, place));
         loop {
             match orders.recv_timeout(LOOK) {
@@ -149,7 +150,7 @@ fn work(
                 Err(RecvTimeoutError::Timeout) => {}
             }
             match mesh.control.poll() {
-                None | Some(ControlEvent::Frame { .. } | ControlEvent::Aside { .. }) => {}
+                None | Some(ControlEvent::Frame { .. } | ControlEvent::OutOfBand { .. }) => {}
                 Some(ControlEvent::HostsUpdated { .. }) => {
                     let _ = said.send(Said::Changed(worker));
                 }
@@ -180,7 +181,7 @@ impl Job {
             first_np,
             min_np: *np.start(),
             max_np: *np.end(),
-            patience: LIMIT,
+            wait_timeout: LIMIT,
             start_grace: Duration::ZERO,
             reset_limit: None,
             cooldown: None,

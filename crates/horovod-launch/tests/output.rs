@@ -54,7 +54,7 @@ i=0; while [ $i -lt 2000 ]; do echo "line $i of $HOROVOD_RANK."; i=$((i+1)); don
     let ended = run(shell(3, script));
     assert_eq!(ended.code, 0);
     let mut next = [0; 3];
-    let mut letters = 0;
+    let mut characters = 0;
     for line in ended.text().lines() {
         let (rank, text) = line
             .split_once("]<stdout>:")
@@ -62,13 +62,13 @@ i=0; while [ $i -lt 2000 ]; do echo "line $i of $HOROVOD_RANK."; i=$((i+1)); don
         let rank: usize = rank.trim_start_matches('[').parse().expect("a rank");
         if rank == 0 {
             assert!(text.bytes().all(|b| b == b'x'), "only rank 0's own bytes");
-            letters += text.len();
+            characters += text.len();
         } else {
             assert_eq!(text, format!("line {} of {rank}.", next[rank]));
             next[rank] += 1;
         }
     }
-    assert_eq!((letters, next[1], next[2]), (4_000_000, 2000, 2000));
+    assert_eq!((characters, next[1], next[2]), (4_000_000, 2000, 2000));
 }
 
 #[test]

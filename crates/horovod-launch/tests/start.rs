@@ -280,7 +280,7 @@ fn a_bad_hostfile_line_is_quoted_with_its_number() {
 }
 
 #[test]
-fn garbage_on_the_meeting_point_does_not_disturb_the_job() {
+fn garbage_on_the_rendezvous_does_not_disturb_the_job() {
     let scratch = Scratch::new();
     let go = scratch.file("go");
     let script = format!(

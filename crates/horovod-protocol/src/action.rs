@@ -1,9 +1,9 @@
-//! What a worker tells its engine to do.
+//! Actions that a worker wants its engine to carry out.
 
 use crate::error::{OpError, StopReason};
 use crate::lost::PeerLost;
 use crate::message::ToCoordinator;
-use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, Seq, TensorMeta, Ticket};
+use crate::types::{Device, EntryId, Op, OperationTag, ProcessSetId, Rank, Seq, TensorMeta};
 use std::sync::Arc;
 
 /// What the engine shall do; drain with [`crate::Worker::poll_action`].
@@ -69,7 +69,7 @@ pub struct Execution {
     /// In the same order on every member.
     pub items: Vec<ExecItem>,
     /// What [`crate::Worker::submit`] returned on every member, where this is one known request and all contribute.
-    pub ticket: Option<Ticket>,
+    pub tag: Option<OperationTag>,
 }
 
 /// One request of an execution.

@@ -1,4 +1,4 @@
-//! A node of the negotiation's tree: merges what is said below it, and passes on what is decided.
+//! The aggregator, a node of the negotiation's tree: merges requests from below, and passes decisions on.
 //!
 //! Semantics are those of a star, in which every rank speaks to the coordinator itself. What saves
 //! messages is that known requests go up once, when everybody below has asked for them. That is
@@ -7,12 +7,12 @@
 //! and when the wait gets long, so that stragglers can be named. From then until the request has
 //! run, its slot is *open*: everybody who asks for it is passed on at once.
 
-use crate::board::Board;
 use crate::limits::CACHE_CAPACITY_MAX;
 use crate::lost::PeerLost;
 use crate::message::{SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
 use crate::outbox::Outbox;
 use crate::rank_set::RankSet;
+use crate::readiness::ReadinessBitmap;
 use crate::slots::{SlotMap, bits, blocks_of, runs_of, slots_of};
 use crate::tree::{Links, Tree, position};
 use crate::types::{Generation, Rank, Time};
@@ -57,7 +57,7 @@ pub struct Aggregator {
     everybody: Arc<[Rank]>,
     /// The links that lead to members of each set.
     sets: BTreeMap<SetKey, Arc<[u32]>>,
-    board: Board,
+    readiness: ReadinessBitmap,
     /// Known names, to see when one is asked for otherwise.
     names: BTreeMap<(SetKey, Arc<str>), Slot>,
     named: SlotMap<(SetKey, Arc<str>)>,
@@ -102,7 +102,7 @@ impl Aggregator {
             everybody: (0..count).map(|link| links.get(link).rank).collect(),
             sets: BTreeMap::from([(SetKey::GLOBAL, (0..count as u32).collect())]),
             links,
-            board: Board::default(),
+            readiness: ReadinessBitmap::default(),
             names: BTreeMap::new(),
             named: SlotMap::default(),
             transparent: false,
@@ -157,7 +157,7 @@ impl Aggregator {
         }
         let (now, hold) = (self.now, self.cfg.hold_ns);
         self.give_up(|since| now.0 >= since.0.saturating_add(hold));
-        let waiting = self.board.waiting().flat_map(|block| {
+        let waiting = self.readiness.waiting().flat_map(|block| {
             let times: Vec<u64> = bits(block.waiting_slots())
                 .map(|bit| block.since(bit).0)
                 .collect();
@@ -288,14 +288,15 @@ impl Aggregator {
         check_length(run)?;
         for (number, mask) in blocks_of(run) {
             let mut counted = 0;
-            if let Some(block) = self.board.block(number).filter(|_| !self.transparent) {
+            if let Some(block) = self.readiness.block(number).filter(|_| !self.transparent) {
                 counted = block.counted(mask);
                 let to = self
                     .sets
                     .get(&block.set)
                     .ok_or("used an unknown process set")?;
                 let at = position(to, link).ok_or("used a foreign process set")?;
-                let (complete, begun) = block.say(self.now, at, counted).map_err(|_| TWICE)?;
+                let (complete, begun) =
+                    block.mark_ready(self.now, at, counted).map_err(|_| TWICE)?;
                 if begun != 0 {
                     let late_at = Time(self.now.0.saturating_add(self.cfg.hold_ns));
                     self.late_at.get_or_insert(late_at);
@@ -313,7 +314,7 @@ impl Aggregator {
 
     /// Passes on who has asked for these slots so far, and from now on everybody at once.
     fn open(&mut self, number: u64, mask: u64) {
-        let Some(block) = self.board.block(number) else {
+        let Some(block) = self.readiness.block(number) else {
             return;
         };
         let set = block.set;
@@ -344,7 +345,7 @@ impl Aggregator {
     /// Passes on all that is withheld since a time that `chosen` picks.
     fn give_up(&mut self, chosen: impl Fn(Time) -> bool) {
         let waiting: Vec<(u64, u64)> = self
-            .board
+            .readiness
             .waiting()
             .map(|block| {
                 let waiting = bits(block.waiting_slots());
@@ -380,7 +381,7 @@ impl Aggregator {
     }
 
     fn forget(&mut self, slot: Slot) {
-        self.board.remove(slot);
+        self.readiness.remove(slot);
         if let Some(name) = self.named.remove(slot)
             && self.names.get(&name) == Some(&slot)
         {
@@ -390,7 +391,7 @@ impl Aggregator {
 
     fn forget_set(&mut self, set: SetKey) {
         self.sets.remove(&set);
-        self.board.remove_set(set);
+        self.readiness.remove_set(set);
         let mine = (set, Arc::from(""))..(SetKey(set.0 + 1), Arc::from(""));
         let gone: Vec<_> = self
             .names
@@ -406,7 +407,10 @@ impl Aggregator {
     fn slots_among(&mut self, run: SlotRun) -> Vec<Slot> {
         blocks_of(run)
             .flat_map(|(number, mask)| {
-                let live = self.board.block(number).map_or(0, |block| block.live(mask));
+                let live = self
+                    .readiness
+                    .block(number)
+                    .map_or(0, |block| block.live(mask));
                 slots_of(number, live)
             })
             .collect()

@@ -4,11 +4,11 @@
 //! workers mirror it. A hit may be on its way while its slot is evicted, so evicted content is kept
 //! until every member has confirmed the eviction.
 
-use crate::content::Content;
 use crate::fusion::FusionKey;
 use crate::limits::{CACHE_CAPACITY_MAX, RETIRED_SLOTS_MAX};
 use crate::lookup::Lookup;
 use crate::message::{SetKey, Slot, SlotRun};
+use crate::signature::RequestSignature;
 use crate::slots::{BLOCK_SLOTS, SlotMap};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(crate) struct Line {
     pub(crate) set: SetKey,
     /// The coordinator's entry of that name.
     pub(crate) entry: usize,
-    pub(crate) content: Arc<Content>,
+    pub(crate) signature: Arc<RequestSignature>,
     pub(crate) fusion: Option<FusionKey>,
     /// Bytes of the tensors on one rank.
     pub(crate) bytes: u64,
@@ -53,7 +53,7 @@ pub(crate) struct Line {
 pub(crate) struct Retired {
     pub(crate) set: SetKey,
     pub(crate) name: Arc<str>,
-    pub(crate) content: Arc<Content>,
+    pub(crate) signature: Arc<RequestSignature>,
 }
 
 /// Slots that can be forgotten once all members have seen the mark.
@@ -70,7 +70,7 @@ struct Confirmation {
 
 /// Whether a set's cache has room for one more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
+pub(crate) enum Space {
     Free,
     /// After this slot has been evicted, which nobody has used for long.
     Instead(Slot),
@@ -122,32 +122,32 @@ impl Cache {
     }
 
     /// Whether there is room for one more entry of a set.
-    pub(crate) fn room(&mut self, set: SetKey) -> Room {
+    pub(crate) fn space_for(&mut self, set: SetKey) -> Space {
         if self.capacity == 0 || self.retired_count >= RETIRED_SLOTS_MAX {
-            return Room::None { first: false };
+            return Space::None { first: false };
         }
         let full = |slots: &BTreeSet<_>| slots.len() >= self.capacity;
         if !self.by_use.get(&set).is_some_and(full) {
-            return Room::Free;
+            return Space::Free;
         }
         self.clock += 1;
         let idle_max = self.capacity as u64 * IDLE_CAPACITIES;
         let victim = self.least_recently_used(set);
         let idle = victim.and_then(|slot| Some(self.clock - self.lines.get(slot)?.used));
         match victim {
-            Some(slot) if idle.is_some_and(|idle| idle > idle_max) => Room::Instead(slot),
-            _ => Room::None {
+            Some(slot) if idle.is_some_and(|idle| idle > idle_max) => Space::Instead(slot),
+            _ => Space::None {
                 first: self.warned.insert(set),
             },
         }
     }
 
-    /// Caches agreed content; there must be [`Room`].
+    /// Caches agreed content; there must be [`Space`].
     pub(crate) fn insert(
         &mut self,
         set: SetKey,
         entry: usize,
-        content: &Arc<Content>,
+        signature: &Arc<RequestSignature>,
         bytes: u64,
     ) -> Slot {
         let next = self.next_slot.entry(set).or_default();
@@ -160,14 +160,14 @@ impl Cache {
         self.clock += 1;
         let used = self.clock;
         self.by_use.entry(set).or_default().insert((used, slot));
-        let fusion = FusionKey::of(set, content);
-        let content = Arc::clone(content);
+        let fusion = FusionKey::of(set, signature);
+        let signature = Arc::clone(signature);
         self.lines.insert(
             slot,
             Line {
                 set,
                 entry,
-                content,
+                signature,
                 fusion,
                 bytes,
                 used,
@@ -288,7 +288,7 @@ impl Cache {
         let retired = Retired {
             set: line.set,
             name: Arc::clone(name),
-            content: line.content,
+            signature: line.signature,
         };
         self.retired.insert(slot, retired);
         self.retired_count += 1;
@@ -333,19 +333,19 @@ mod tests {
     }
 
     /// Asks for room and takes it.
-    fn insert(cache: &mut Cache, members: &Arc<[u32]>, entry: usize) -> (Room, Option<Slot>) {
-        let content = Arc::new(Content {
+    fn insert(cache: &mut Cache, members: &Arc<[u32]>, entry: usize) -> (Space, Option<Slot>) {
+        let signature = Arc::new(RequestSignature {
             op: Op::Alltoall,
             device: Device::Cpu,
             tensors: [].into(),
         });
-        let room = cache.room(SetKey::GLOBAL);
-        if let Room::Instead(victim) = room {
+        let room = cache.space_for(SetKey::GLOBAL);
+        if let Space::Instead(victim) = room {
             let name = cache.line(victim).expect("in use").entry.to_string();
             cache.retire(victim, members, &name.into());
         }
-        let cached = !matches!(room, Room::None { .. });
-        let slot = cached.then(|| cache.insert(SetKey::GLOBAL, entry, &content, 0));
+        let cached = !matches!(room, Space::None { .. });
+        let slot = cached.then(|| cache.insert(SetKey::GLOBAL, entry, &signature, 0));
         (room, slot)
     }
 
@@ -365,8 +365,8 @@ mod tests {
         let slot = loop {
             cache.touch(Slot(0));
             match insert(&mut cache, &members, 2) {
-                (Room::None { first }, None) => refused.push(first),
-                (Room::Instead(Slot(1)), Some(slot)) => break slot,
+                (Space::None { first }, None) => refused.push(first),
+                (Space::Instead(Slot(1)), Some(slot)) => break slot,
                 other => panic!("{other:?}"),
             }
         };
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn evicted_content_resolves_until_every_member_has_confirmed() {
+    fn evicted_signatures_resolve_until_every_member_has_confirmed() {
         let (mut cache, members) = cache(1);
         insert(&mut cache, &members, 7);
         insert_at_last(&mut cache, &members, 8);
@@ -447,7 +447,7 @@ mod tests {
         let (mut cache, members) = cache(0);
         assert_eq!(
             insert(&mut cache, &members, 0),
-            (Room::None { first: false }, None)
+            (Space::None { first: false }, None)
         );
     }
 }

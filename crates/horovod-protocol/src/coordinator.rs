@@ -1,9 +1,6 @@
-//! The job's one arbiter: counts who is ready, checks agreement, fuses, orders and answers.
+//! The job's one arbiter: counts who is ready, validates, fuses, orders and answers.
 
-use crate::agreement;
-use crate::board::Board;
 use crate::cache::Cache;
-use crate::content::Content;
 use crate::error::{StopReason, clip};
 use crate::fusion::FusionKey;
 use crate::join::Joins;
@@ -13,10 +10,13 @@ use crate::lost::PeerLost;
 use crate::message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
 use crate::process_sets::SetTable;
 use crate::rank_set::RankSet;
+use crate::readiness::ReadinessBitmap;
 use crate::refusal::Refusal;
+use crate::signature::RequestSignature;
 use crate::stall::{StallClock, StallReport};
 use crate::tree::{Links, Tree};
 use crate::types::{Generation, Op, ProcessSetId, Rank, Time};
+use crate::validation;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ pub struct Coordinator {
     entries: Slab<Entry>,
     cache: Cache,
     /// Known requests that wait, as long as there is nothing unusual about them.
-    board: Board,
+    readiness: ReadinessBitmap,
     joins: Joins,
     /// Whom the links lead to; `None` in a star, where every rank has its own.
     tree: Option<Tree>,
@@ -150,8 +150,8 @@ struct Pending {
     /// Place among all arrivals, to release in order.
     order: u64,
     /// What the first asked for; so did everybody who is not among `others`.
-    content: Arc<Content>,
-    others: Vec<(RankSet, Arc<Content>)>,
+    signature: Arc<RequestSignature>,
+    others: Vec<(RankSet, Arc<RequestSignature>)>,
     /// Allgather: first dimensions per rank.
     rows: Vec<(Rank, Vec<u64>)>,
 }
@@ -195,7 +195,7 @@ impl Coordinator {
             sets,
             entries: Slab::default(),
             cache: Cache::new(cfg.cache_capacity, link_count),
-            board: Board::default(),
+            readiness: ReadinessBitmap::default(),
             joins: Joins::default(),
             tree: deep.then(|| tree.clone()),
             outstanding: vec![0; link_count],

@@ -1,8 +1,8 @@
-//! Which ready requests run together: a pure plan over their kinds and sizes.
+//! Fusion: which ready requests run together, a pure plan over their kinds and sizes.
 
-use crate::content::Content;
 use crate::limits::{BATCH_BYTES_MAX, FUSED_ITEMS_MAX};
 use crate::message::SetKey;
+use crate::signature::RequestSignature;
 use crate::types::{DType, Device, Op, Rank};
 
 /// Requests that a fused execution may skip over; keeps planning linear for odd mixtures.
@@ -22,8 +22,8 @@ pub(crate) struct FusionKey {
 
 impl FusionKey {
     /// `None` for what always runs alone: other operations and groups of several types.
-    pub(crate) fn of(set: SetKey, content: &Content) -> Option<Self> {
-        let (kind, reduce, detail) = match &content.op {
+    pub(crate) fn of(set: SetKey, signature: &RequestSignature) -> Option<Self> {
+        let (kind, reduce, detail) = match &signature.op {
             Op::Allreduce { op, scale } => {
                 (0, *op as u8, (scale.pre.to_bits(), scale.post.to_bits()))
             }
@@ -34,9 +34,9 @@ impl FusionKey {
             Op::Broadcast { root } => (3, 0, (u64::from(root.0), 0)),
             _ => return None,
         };
-        let (first, rest) = content.tensors.split_first()?;
+        let (first, rest) = signature.tensors.split_first()?;
         // What only moves bytes goes together whatever the bytes mean.
-        let moves = matches!(content.op, Op::Allgather | Op::Broadcast { .. });
+        let moves = matches!(signature.op, Op::Allgather | Op::Broadcast { .. });
         let dtype = if moves { DType::U8 } else { first.dtype };
         let alike = moves || rest.iter().all(|t| t.dtype == dtype);
         alike.then_some(Self {
@@ -44,7 +44,7 @@ impl FusionKey {
             kind,
             reduce,
             detail,
-            device: content.device,
+            device: signature.device,
             dtype,
         })
     }
@@ -74,7 +74,7 @@ impl Candidate<'_> {
 
 /// Which requests run together. Kept from one time to the next for its memory.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct FusionPlan {
     taken: Vec<bool>,
     /// Positions, one execution after the other.
     order: Vec<usize>,
@@ -82,7 +82,7 @@ pub(crate) struct Plan {
     ends: Vec<usize>,
 }
 
-impl Plan {
+impl FusionPlan {
     /// Splits `count` requests into executions, in order. A request that does not fit is skipped, and later ones
     /// may still join, as long as fused and skipped bytes stay within the threshold.
     pub(crate) fn make<'a>(
@@ -165,7 +165,7 @@ mod tests {
         let tensors = [TensorMeta::new(dtype, [1])].into();
         FusionKey::of(
             SetKey::GLOBAL,
-            &Content {
+            &RequestSignature {
                 op,
                 device: Device::Cpu,
                 tensors,
@@ -187,7 +187,7 @@ mod tests {
     }
 
     fn plan(ready: &[Candidate<'_>], threshold: u64) -> Vec<Vec<usize>> {
-        let mut plan = Plan::default();
+        let mut plan = FusionPlan::default();
         plan.make(ready.len(), |at| ready[at], threshold);
         plan.executions().map(<[usize]>::to_vec).collect()
     }
@@ -242,12 +242,12 @@ mod tests {
         let of = |root: u32, dtype: DType| {
             let tensors = [TensorMeta::new(dtype, [1])].into();
             let op = Op::Broadcast { root: Rank(root) };
-            let content = Content {
+            let signature = RequestSignature {
                 op,
                 device: Device::Cpu,
                 tensors,
             };
-            FusionKey::of(SetKey::GLOBAL, &content)
+            FusionKey::of(SetKey::GLOBAL, &signature)
         };
         let (a, b) = (of(0, DType::F32), of(0, DType::I64));
         assert_eq!(
@@ -264,11 +264,11 @@ mod tests {
             scale: Scale::NONE,
         };
         let mixed = [meta(DType::F32), meta(DType::F16)].into();
-        let content = Content {
+        let signature = RequestSignature {
             op,
             device: Device::Cpu,
             tensors: mixed,
         };
-        assert_eq!(FusionKey::of(SetKey::GLOBAL, &content), None);
+        assert_eq!(FusionKey::of(SetKey::GLOBAL, &signature), None);
     }
 }

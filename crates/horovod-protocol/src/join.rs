@@ -1,4 +1,4 @@
-//! Ranks that have no more data: exactly which, and who came last.
+//! Joins: which ranks have no more data, and who came last.
 
 use crate::rank_set::RankSet;
 use crate::types::Rank;

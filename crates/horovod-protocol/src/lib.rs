@@ -13,10 +13,7 @@
 
 mod action;
 mod aggregator;
-mod agreement;
-mod board;
 mod cache;
-mod content;
 mod coordinator;
 mod error;
 mod fusion;
@@ -31,18 +28,20 @@ mod message;
 mod outbox;
 mod process_sets;
 mod rank_set;
+mod readiness;
 mod refusal;
 mod shape;
+mod signature;
 mod slots;
 mod stall;
 mod tree;
 mod types;
+mod validation;
 pub mod wire;
 mod worker;
 
 pub use action::{Completion, ExecItem, Execution, WorkerAction};
 pub use aggregator::{Aggregator, AggregatorAction, AggregatorConfig};
-pub use content::Content;
 pub use coordinator::{Coordinator, CoordinatorAction, CoordinatorConfig, StallConfig};
 pub use error::{
     CACHE_EVICTION_TEXT, DUPLICATE_NAME_TEXT, Leaving, OpError, OpErrorKind, SET_REMOVED_TEXT,
@@ -54,6 +53,7 @@ pub use memory_order::{MemoryOrder, ORDERED_DIMS_MAX};
 pub use message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
 pub use refusal::{Difference, Impossible, Mismatch, Refusal};
 pub use shape::Shape;
+pub use signature::RequestSignature;
 pub use stall::{StallReport, StalledRequest};
 pub use tree::Tree;
 pub use types::*;

@@ -1,4 +1,4 @@
-//! The loss of a rank, or of the way to it, as data.
+//! The loss of a rank, or of the connection to it, as data.
 
 use crate::error::clip;
 use crate::limits::NAME_BYTES_MAX;

@@ -1,13 +1,13 @@
-//! What ranks and the coordinator say to each other, with bounded encoding and decoding.
+//! Messages between ranks and the coordinator, with bounded encoding and decoding.
 //!
 //! Messages of one link arrive in order. Repeated work travels as cache slots, and neighbouring
 //! slots as runs, so that a step of a thousand known tensors is a few bytes.
 
-use crate::content::Content;
 use crate::error::{Leaving, StopReason};
 use crate::limits::{BATCH_ITEMS_MAX, MESSAGE_BYTES_MAX, RETIRED_SLOTS_MAX};
 use crate::lost::PeerLost;
 use crate::refusal::Refusal;
+use crate::signature::RequestSignature;
 use crate::types::{Device, Generation, Op, ProcessSetId, Rank, Seq, TensorMeta};
 use crate::wire::{DecodeError, Reader, Writer};
 use std::sync::Arc;
@@ -108,7 +108,7 @@ pub enum Submission {
         /// Full key.
         name: Arc<str>,
         /// What the ranks must agree on.
-        content: Arc<Content>,
+        signature: Arc<RequestSignature>,
     },
     /// This rank has no more data.
     Join,

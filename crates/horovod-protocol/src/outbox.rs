@@ -1,4 +1,4 @@
-//! What a worker is going to say: one message for everything since the last one, within bounds.
+//! The outbox of a worker: one message for everything since the last one, within bounds.
 
 use crate::limits::{BATCH_BYTES_MAX, BATCH_ITEMS_MAX};
 use crate::message::{Slot, SlotRun, Submission, ToCoordinator};

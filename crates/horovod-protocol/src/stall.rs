@@ -1,4 +1,4 @@
-//! Who is late: requests that some members asked for and others have not, as data and as text.
+//! Stalled requests, which some members asked for and others have not, as data and as text.
 
 use crate::coordinator::StallConfig;
 use crate::error::printable_name;

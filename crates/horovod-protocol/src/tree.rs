@@ -1,4 +1,4 @@
-//! Who speaks to the coordinator through whom: directly in small jobs, through a tree in large ones.
+//! The tree of the negotiation: ranks reach the coordinator directly in small jobs, through others in large ones.
 
 use crate::rank_set::RankSet;
 use crate::types::Rank;

@@ -41,17 +41,17 @@ pub struct Seq(pub u64);
 /// Names the next execution of one known request that runs by itself: alike on all its members, known to each when it
 /// submits, and never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
+pub struct OperationTag(pub u64);
 
-/// Bits of a ticket that name the slot; the rest is where the slot last stood in the order, counted from 1.
-const TICKET_SLOT_BITS: u32 = 20;
+/// Bits of a tag that name the slot; the rest is where the slot last stood in the order, counted from 1.
+const TAG_SLOT_BITS: u32 = 20;
 
-impl Ticket {
+impl OperationTag {
     /// For the execution of a slot after the one at `last`; `None` for numbers that do not fit. Never 0.
     pub(crate) fn new(slot: u64, last: Seq) -> Option<Self> {
         let place = last.0.checked_add(1)?;
-        let fits = slot >> TICKET_SLOT_BITS == 0 && place >> (u64::BITS - TICKET_SLOT_BITS) == 0;
-        fits.then_some(Self(place << TICKET_SLOT_BITS | slot))
+        let fits = slot >> TAG_SLOT_BITS == 0 && place >> (u64::BITS - TAG_SLOT_BITS) == 0;
+        fits.then_some(Self(place << TAG_SLOT_BITS | slot))
     }
 }
 

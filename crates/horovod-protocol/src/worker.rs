@@ -1,7 +1,6 @@
-//! One rank's side of the negotiation: what it has pending, and what it is told to do.
+//! The worker, one rank's side of the negotiation: what it has pending, and what it is told to do.
 
 use crate::action::{ExecItem, Execution, WorkerAction};
-use crate::content::Content;
 use crate::error::{Leaving, OpError, StopReason, clip};
 use crate::limits::PENDING_MAX;
 use crate::local;
@@ -9,15 +8,16 @@ use crate::lookup::{Lookup, Slab};
 use crate::lost::PeerLost;
 use crate::message::{SetKey, Slot, Submission, ToCoordinator, ToWorker};
 use crate::outbox::Outbox;
+use crate::signature::RequestSignature;
 use crate::slots::SlotMap;
-use crate::types::{EntryId, Generation, Op, ProcessSetId, Rank, Request, Seq, Ticket};
+use crate::types::{EntryId, Generation, Op, OperationTag, ProcessSetId, Rank, Request, Seq};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 mod apply;
 
 /// Lists of items kept for executions to come: as many as may wait for the one that runs in a burst of calls.
-const SPARE_LISTS_MAX: usize = 64;
+const SPARE_VECS_MAX: usize = 64;
 
 /// What a worker must know from the start.
 #[derive(Clone, Debug)]
@@ -82,21 +82,21 @@ struct Entry {
 #[derive(Debug)]
 struct Cached {
     slot: Slot,
-    content: Arc<Content>,
+    signature: Arc<RequestSignature>,
     /// Where it ran last; `None` if it has failed since. The same on all members when they have heard the same.
     last: Option<Seq>,
 }
 
 impl Cached {
-    fn ticket(&self) -> Option<Ticket> {
-        Ticket::new(self.slot.0, self.last?)
+    fn tag(&self) -> Option<OperationTag> {
+        OperationTag::new(self.slot.0, self.last?)
     }
 }
 
 #[derive(Debug)]
 struct Pending {
     id: EntryId,
-    content: Arc<Content>,
+    signature: Arc<RequestSignature>,
 }
 
 /// Why a message of the coordinator is impossible.
@@ -127,12 +127,12 @@ impl Worker {
     }
 
     /// Queues a request; its end is an [`WorkerAction::Execute`] or [`WorkerAction::Complete`] with
-    /// this `id`. The name may be used again from then on. A known request gets the ticket that its execution will
+    /// this `id`. The name may be used again from then on. A known request gets the tag that its execution will
     /// have if it is the only one in it.
     ///
     /// # Errors
     /// Local mistakes, with Horovod's texts; then nothing is queued.
-    pub fn submit(&mut self, id: EntryId, req: &Request) -> Result<Option<Ticket>, OpError> {
+    pub fn submit(&mut self, id: EntryId, req: &Request) -> Result<Option<OperationTag>, OpError> {
         let Some(set) = self.sets.get(&req.set) else {
             return Err(local::unknown_set(&req.op));
         };
@@ -172,7 +172,7 @@ impl Worker {
                 }
                 self.pending += 1;
                 entry.submit_hit(id, req, &mut self.outbox);
-                Ok(entry.cached.as_ref().and_then(Cached::ticket))
+                Ok(entry.cached.as_ref().and_then(Cached::tag))
             }
             Some((index, _)) => self.submit_new(id, req, Some(index)).map(|()| None),
             None => self.submit_new(id, req, None).map(|()| None),
@@ -243,7 +243,7 @@ impl Worker {
     pub fn recycle(&mut self, execution: Execution) {
         let mut items = execution.items;
         items.clear();
-        if self.spare.len() < SPARE_LISTS_MAX {
+        if self.spare.len() < SPARE_VECS_MAX {
             self.spare.push(items);
         }
     }
@@ -293,14 +293,14 @@ impl Worker {
             return Err(local::unknown_set(&req.op));
         };
         let bytes = local::encoded_bytes(req.name.len(), &req.tensors) + 5 * op_ranks(&req.op);
-        let content = Arc::new(Content {
+        let signature = Arc::new(RequestSignature {
             op: req.op.clone(),
             device: req.device,
             tensors: req.tensors.as_slice().into(),
         });
         let pending = Pending {
             id,
-            content: Arc::clone(&content),
+            signature: Arc::clone(&signature),
         };
         let name = match index.and_then(|i| self.entries.get_mut(i)) {
             Some(entry) => {
@@ -324,7 +324,7 @@ impl Worker {
             Submission::New {
                 set: set.key,
                 name,
-                content,
+                signature,
             },
             bytes,
         );
@@ -336,22 +336,22 @@ impl Entry {
     fn hits(&self, req: &Request) -> bool {
         self.cached
             .as_ref()
-            .is_some_and(|c| c.content.agrees_with(&req.op, req.device, &req.tensors))
+            .is_some_and(|c| c.signature.agrees_with(&req.op, req.device, &req.tensors))
     }
 
     fn submit_hit(&mut self, id: EntryId, req: &Request, outbox: &mut Outbox) {
         let Some(cached) = &self.cached else { return };
-        let content = if req.op.has_own_rows() && *cached.content.tensors != *req.tensors {
-            Arc::new(Content {
+        let signature = if req.op.has_own_rows() && *cached.signature.tensors != *req.tensors {
+            Arc::new(RequestSignature {
                 op: req.op.clone(),
                 device: req.device,
                 tensors: req.tensors.as_slice().into(),
             })
         } else {
-            Arc::clone(&cached.content)
+            Arc::clone(&cached.signature)
         };
-        if content.op == Op::Allgather {
-            let first_dims: Vec<u64> = content
+        if signature.op == Op::Allgather {
+            let first_dims: Vec<u64> = signature
                 .tensors
                 .iter()
                 .map(|t| t.shape.first().copied().unwrap_or(0))
@@ -367,7 +367,7 @@ impl Entry {
         } else {
             outbox.push_hit(cached.slot);
         }
-        self.pending = Some(Pending { id, content });
+        self.pending = Some(Pending { id, signature });
     }
 }
 

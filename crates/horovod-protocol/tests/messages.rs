@@ -84,7 +84,7 @@ fn plain_submission() -> impl Strategy<Value = Submission> {
         new.prop_map(|(set, name, op, device, tensors)| Submission::New {
             set: SetKey(set),
             name,
-            content: Arc::new(Content {
+            signature: Arc::new(RequestSignature {
                 op,
                 device,
                 tensors

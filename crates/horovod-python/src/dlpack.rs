@@ -1,4 +1,4 @@
-//! Reads a framework's tensor through DLPack's C exchange table: address, shape and type in one call.
+//! The reader of tensors through DLPack's C exchange table: address, shape and type in one call.
 //!
 //! Asking the tensor for each of its properties through Python costs more than everything else that `enqueue`
 //! does. The table is DLPack's stable interface (since 1.3); frameworks without it are served by descriptions

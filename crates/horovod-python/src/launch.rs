@@ -1,10 +1,10 @@
-//! What the launcher knows, for executors in Python: places, environments, the rendezvous.
+//! The launcher's library for executors in Python: places, environments, the rendezvous.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use horovod::JobKey;
-use horovod_launch::executor::{self, Meeting, Process};
+use horovod_launch::executor::{self, Process, RendezvousSource};
 use horovod_launch::{Reach, RendezvousError};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -98,14 +98,14 @@ pub(crate) fn assign_ranks(
 ) -> PyResult<Vec<(Numbers, BTreeMap<String, String>)>> {
     let key = JobKey::from_hex(key)
         .ok_or_else(|| PyValueError::new_err("the key is not 64 hex digits"))?;
-    let meeting = if addresses.is_empty() {
-        Meeting::RankZero { port, key }
+    let rendezvous = if addresses.is_empty() {
+        RendezvousSource::RankZero { port, key }
     } else {
         let addresses = addresses.iter().map(|at| {
             at.parse()
                 .map_err(|_| PyValueError::new_err(format!("{at:?} is not ip:port")))
         });
-        Meeting::At {
+        RendezvousSource::At {
             addresses: addresses.collect::<PyResult<_>>()?,
             key,
         }
@@ -114,7 +114,7 @@ pub(crate) fn assign_ranks(
         .into_iter()
         .map(|(host, address)| Process { host, address })
         .collect();
-    let assigned = executor::assign(&processes, &meeting, &interfaces)
+    let assigned = executor::assign(&processes, &rendezvous, &interfaces)
         .map_err(|error| PyValueError::new_err(error.to_string()))?;
     let plain = |assigned: executor::Assigned| {
         let slot = assigned.slot;

@@ -1,4 +1,4 @@
-//! The list of what Python sees: module `horovod._core`.
+//! The module `horovod._core`: the list of what Python sees.
 
 mod buffer;
 mod checksums;
@@ -9,7 +9,7 @@ mod ffi;
 mod launch;
 mod log;
 mod memory;
-mod parcels;
+mod payloads;
 mod results;
 mod runtime;
 mod stacks;
@@ -29,7 +29,7 @@ mod _core {
     #[pymodule_export]
     use crate::launch::{Rendezvous, assign_ranks, names_of_a_job};
     #[pymodule_export]
-    use crate::parcels::{ParcelServer, deliver_parcel, fetch_parcel};
+    use crate::payloads::{PayloadServer, deliver_payload, fetch_payload};
     #[pymodule_export]
     use crate::results::{handles, poll, wait, wait_softly};
     #[pymodule_export]

@@ -45,14 +45,14 @@ where
             SystemTime.format_time(&mut writer)?;
             write!(writer, ": ")?;
         }
-        let letter = match *meta.level() {
+        let initial = match *meta.level() {
             Level::TRACE => 'T',
             Level::DEBUG => 'D',
             Level::INFO => 'I',
             Level::WARN => 'W',
             Level::ERROR => 'E',
         };
-        write!(writer, "{letter} {}] ", meta.target())?;
+        write!(writer, "{initial} {}] ", meta.target())?;
         if let Some(engine) = horovod::try_engine() {
             write!(writer, "[{}]: ", engine.topology().rank.0)?;
         }

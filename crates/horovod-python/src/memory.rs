@@ -1,4 +1,4 @@
-//! What a rank knows of itself, kept for its forked children, which have no part in the job but may ask who they are.
+//! A rank's knowledge of itself, kept for its forked children, which have no part in the job but may ask who they are.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

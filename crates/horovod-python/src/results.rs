@@ -1,4 +1,4 @@
-//! What each handle gives to whoever waits for it, and the waiting, without the interpreter lock.
+//! The results of handles, and the wait for them without the interpreter lock.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

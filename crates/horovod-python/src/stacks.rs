@@ -1,4 +1,4 @@
-//! Where the Python threads stand, for reports of standstills.
+//! The stacks of Python threads, for reports of stalls.
 
 use horovod::{Frame, ThreadStack};
 use pyo3::prelude::*;

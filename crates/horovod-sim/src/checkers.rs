@@ -1,8 +1,8 @@
-//! What must hold in every run, whatever the seed.
+//! Checkers of what must hold in every run, whatever the seed.
 
-use crate::plan::{Ending, Expected, Plan};
+use crate::plan::{Ending, Expected, SimulationPlan};
 use crate::trace::{Digest, End, Event, Trace};
-use horovod_protocol::{Completion, EntryId, OpError, OpErrorKind, Rank, Seq, Ticket};
+use horovod_protocol::{Completion, EntryId, OpError, OpErrorKind, OperationTag, Rank, Seq};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -42,7 +42,7 @@ impl fmt::Display for Failure {
 ///
 /// # Errors
 /// The first broken promise.
-pub fn check(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
+pub fn check(plan: &SimulationPlan, trace: &Trace) -> Result<(), Failure> {
     if let Some(Event::Accused(text)) = trace.events.iter().find(|e| matches!(e, Event::Accused(_)))
     {
         return Err(Failure::new(format!("an honest rank was accused: {text}")));
@@ -55,7 +55,7 @@ pub fn check(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
     stall_reports_name_only_the_missing(trace)
 }
 
-fn nobody_hangs(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
+fn nobody_hangs(plan: &SimulationPlan, trace: &Trace) -> Result<(), Failure> {
     if !trace.stuck.is_empty() {
         return Err(Failure::new(format!(
             "hang: {:?} wait for ever",
@@ -78,7 +78,10 @@ fn nobody_hangs(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
     Ok(())
 }
 
-fn every_submission_ends_once_as_expected(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
+fn every_submission_ends_once_as_expected(
+    plan: &SimulationPlan,
+    trace: &Trace,
+) -> Result<(), Failure> {
     let mut open: BTreeMap<(Rank, EntryId), (usize, usize)> = BTreeMap::new();
     for event in &trace.events {
         match event {
@@ -103,7 +106,12 @@ fn every_submission_ends_once_as_expected(plan: &Plan, trace: &Trace) -> Result<
     }
 }
 
-fn expect(plan: &Plan, rank: Rank, item: (usize, usize), end: &End) -> Result<(), Failure> {
+fn expect(
+    plan: &SimulationPlan,
+    rank: Rank,
+    item: (usize, usize),
+    end: &End,
+) -> Result<(), Failure> {
     if let (Ending::Kill { .. }, End::Completed(Err(error))) = (&plan.ending, end)
         && error.kind() == OpErrorKind::PeerLost
     {
@@ -133,7 +141,7 @@ fn expect(plan: &Plan, rank: Rank, item: (usize, usize), end: &End) -> Result<()
 
 /// Refusals on the spot happen only where the reason may have come first.
 fn expect_refusal(
-    plan: &Plan,
+    plan: &SimulationPlan,
     rank: Rank,
     item: (usize, usize),
     error: &OpError,
@@ -168,7 +176,7 @@ fn expect_refusal(
 fn executions_are_alike_and_in_order(trace: &Trace) -> Result<(), Failure> {
     let mut last: BTreeMap<Rank, Seq> = BTreeMap::new();
     let mut runs: BTreeMap<Seq, (Digest, Vec<Rank>, Vec<u32>)> = BTreeMap::new();
-    let mut tickets: BTreeMap<Ticket, Seq> = BTreeMap::new();
+    let mut tags: BTreeMap<OperationTag, Seq> = BTreeMap::new();
     for event in &trace.events {
         let Event::Executed { rank, digest } = event else {
             continue;
@@ -182,25 +190,25 @@ fn executions_are_alike_and_in_order(trace: &Trace) -> Result<(), Failure> {
                 digest.seq
             )));
         }
-        if let Some(ticket) = digest.ticket {
-            let told = digest.items.iter().map(|item| item.ticket);
-            if told.clone().any(|told| told != Some(ticket)) {
+        if let Some(tag) = digest.tag {
+            let told = digest.items.iter().map(|item| item.tag);
+            if told.clone().any(|told| told != Some(tag)) {
                 return Err(Failure::new(format!(
-                    "{rank} ran {:?} with {ticket:?}, and had been told {:?}",
+                    "{rank} ran {:?} with {tag:?}, and had been told {:?}",
                     digest.seq,
                     told.collect::<Vec<_>>()
                 )));
             }
-            let first = *tickets.entry(ticket).or_insert(digest.seq);
+            let first = *tags.entry(tag).or_insert(digest.seq);
             if first != digest.seq {
                 return Err(Failure::new(format!(
-                    "{ticket:?} is of {first:?} and of {:?}",
+                    "{tag:?} is of {first:?} and of {:?}",
                     digest.seq
                 )));
             }
         }
         let mut common = digest.clone();
-        common.items.iter_mut().for_each(|item| item.ticket = None);
+        common.items.iter_mut().for_each(|item| item.tag = None);
         let present: Vec<u32> = common
             .items
             .iter_mut()
@@ -250,7 +258,10 @@ fn executions_are_alike_and_in_order(trace: &Trace) -> Result<(), Failure> {
 }
 
 /// Between the same executions everywhere: their numbers are of the one order that grows on each rank.
-fn tunings_have_one_place_on_all_ranks(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
+fn tunings_have_one_place_on_all_ranks(
+    plan: &SimulationPlan,
+    trace: &Trace,
+) -> Result<(), Failure> {
     let mut last: BTreeMap<Rank, Seq> = BTreeMap::new();
     let mut told: BTreeMap<Seq, (&[u64], usize)> = BTreeMap::new();
     for event in &trace.events {
@@ -285,7 +296,7 @@ fn tunings_have_one_place_on_all_ranks(plan: &Plan, trace: &Trace) -> Result<(),
 }
 
 /// The latest arrival at the coordinator is last on every rank, also among those of one moment.
-fn joins_agree_on_the_last(plan: &Plan, trace: &Trace) -> Result<(), Failure> {
+fn joins_agree_on_the_last(plan: &SimulationPlan, trace: &Trace) -> Result<(), Failure> {
     let mut arrivals = trace.events.iter().filter_map(|event| match event {
         Event::JoinArrived(rank) => Some(*rank),
         _ => None,
@@ -343,7 +354,7 @@ fn stall_reports_name_only_the_missing(trace: &Trace) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The first difference.
-pub fn check_alike(plan: &Plan, one: &Trace, other: &Trace) -> Result<(), Failure> {
+pub fn check_alike(plan: &SimulationPlan, one: &Trace, other: &Trace) -> Result<(), Failure> {
     if plan.stops_amid || matches!(plan.ending, Ending::Kill { .. }) {
         return Ok(());
     }

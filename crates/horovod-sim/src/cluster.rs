@@ -1,12 +1,12 @@
-//! Runs a plan: real state machines, ordered links with random delays, a virtual clock.
+//! The simulated cluster that runs a plan: real state machines, ordered links with random delays, a virtual clock.
 
-use crate::plan::{Delays, Ending, Plan};
+use crate::plan::{Delays, Ending, SimulationPlan};
 use crate::rng::Rng;
 use crate::trace::{Digest, End, Event, Trace};
 use horovod_protocol::{
     Aggregator, AggregatorAction, AggregatorConfig, Coordinator, CoordinatorAction, EntryId,
-    LossCause, PeerLost, Rank, Submission, Ticket, Time, ToCoordinator, ToWorker, Tree, Worker,
-    WorkerAction, WorkerConfig,
+    LossCause, OperationTag, PeerLost, Rank, Submission, Time, ToCoordinator, ToWorker, Tree,
+    Worker, WorkerAction, WorkerConfig,
 };
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 const TIME_MAX: u64 = 1 << 40;
 
 /// Runs `plan` in a star; `rng` decides delays and interleavings.
-pub fn run_plan(plan: &Plan, rng: &mut Rng) -> Trace {
+pub fn run_plan(plan: &SimulationPlan, rng: &mut Rng) -> Trace {
     run_plan_in(plan, &Tree::star(plan.size), rng)
 }
 
 /// Runs `plan` with these control links.
-pub fn run_plan_in(plan: &Plan, tree: &Tree, rng: &mut Rng) -> Trace {
+pub fn run_plan_in(plan: &SimulationPlan, tree: &Tree, rng: &mut Rng) -> Trace {
     let mut cluster = Cluster::new(plan, tree, rng);
     cluster.run();
     cluster.trace
@@ -55,12 +55,12 @@ struct Node {
     stopping: bool,
     phase: usize,
     step: usize,
-    open: BTreeMap<EntryId, Option<Ticket>>,
+    open: BTreeMap<EntryId, Option<OperationTag>>,
     next_entry: u64,
 }
 
 struct Cluster<'a> {
-    plan: &'a Plan,
+    plan: &'a SimulationPlan,
     tree: &'a Tree,
     /// When the last message on a link arrives, by direction, sender and receiver.
     link_at: BTreeMap<(bool, Rank, Rank), u64>,
@@ -75,7 +75,7 @@ struct Cluster<'a> {
 }
 
 impl<'a> Cluster<'a> {
-    fn new(plan: &'a Plan, tree: &'a Tree, rng: &'a mut Rng) -> Self {
+    fn new(plan: &'a SimulationPlan, tree: &'a Tree, rng: &'a mut Rng) -> Self {
         let generation = plan.coordinator.generation;
         let aggregator = |rank| AggregatorConfig {
             rank,
@@ -217,9 +217,9 @@ impl<'a> Cluster<'a> {
             }
         }
         self.trace.root_messages += 1;
-        // A driver reads its clock once a turn, so what arrives meanwhile has one time.
-        let turn = Time(self.now - self.now % self.plan.delays.typical.max(1));
-        self.coordinator.handle_message(turn, from, &message);
+        // A driver reads its clock once a poll, so what arrives meanwhile has one time.
+        let moment = Time(self.now - self.now % self.plan.delays.typical.max(1));
+        self.coordinator.handle_message(moment, from, &message);
         if later {
             self.after(self.plan.delays.typical, Happening::PollCoordinator);
         } else {
@@ -323,8 +323,8 @@ impl<'a> Cluster<'a> {
             node.next_entry += 1;
             let item = (node.phase, *item);
             match node.worker.submit(entry, request) {
-                Ok(ticket) => {
-                    node.open.insert(entry, ticket);
+                Ok(tag) => {
+                    node.open.insert(entry, tag);
                     self.trace
                         .events
                         .push(Event::Submitted { rank, entry, item });

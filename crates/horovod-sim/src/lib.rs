@@ -22,7 +22,7 @@ pub use checkers::{Failure, check, check_alike};
 pub use cluster::{run_plan, run_plan_in};
 use horovod_protocol::Tree;
 pub use members::{JobLimits, Outcome, run_job_seed};
-pub use plan::{Delays, Ending, Expected, Limits, Phase, Plan};
+pub use plan::{Delays, Ending, Expected, Limits, Phase, SimulationPlan};
 pub use rng::Rng;
 pub use trace::{Digest, End, Event, ItemDigest, Trace};
 
@@ -32,7 +32,7 @@ pub use trace::{Digest, End, Event, ItemDigest, Trace};
 /// The first broken promise, with the seed.
 pub fn run_seed(seed: u64, limits: &Limits) -> Result<Trace, Failure> {
     let mut rng = Rng::new(seed);
-    let plan = Plan::random(&mut rng, limits);
+    let plan = SimulationPlan::random(&mut rng, limits);
     let trace = run_plan(&plan, &mut rng);
     match check(&plan, &trace) {
         Ok(()) => Ok(trace),
@@ -47,16 +47,16 @@ pub fn run_seed(seed: u64, limits: &Limits) -> Result<Trace, Failure> {
 /// The first broken promise, with the seed.
 pub fn run_seed_in_tree(seed: u64, limits: &Limits) -> Result<Trace, Failure> {
     let mut rng = Rng::new(seed);
-    let plan = Plan::random(&mut rng, limits);
-    let mut aside = rng.clone();
-    let hosts: Vec<u32> = match aside.below(3) {
+    let plan = SimulationPlan::random(&mut rng, limits);
+    let mut side_rng = rng.clone();
+    let hosts: Vec<u32> = match side_rng.below(3) {
         0 => (0..plan.size).collect(),
         1 => (0..plan.size).map(|rank| rank / 3).collect(),
         _ => (0..plan.size)
-            .map(|_| aside.below(u64::from(plan.size)) as u32)
+            .map(|_| side_rng.below(u64::from(plan.size)) as u32)
             .collect(),
     };
-    let tree = Tree::new(&hosts, 2 + aside.below(3) as u32);
+    let tree = Tree::new(&hosts, 2 + side_rng.below(3) as u32);
     let star = run_plan(&plan, &mut rng.clone());
     let trace = run_plan_in(&plan, &tree, &mut rng);
     match check(&plan, &trace).and_then(|()| check_alike(&plan, &star, &trace)) {

@@ -1,4 +1,4 @@
-//! What the ranks of a run will ask for, made from a seed, and how each of it must end.
+//! The plan of a run: what its ranks will ask for, made from a seed, and how each of it must end.
 
 use crate::rng::Rng;
 use horovod_protocol::{
@@ -11,7 +11,7 @@ use phases::Maker;
 
 /// A whole run.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct SimulationPlan {
     /// Ranks.
     pub size: u32,
     /// Settings of the coordinator.
@@ -109,7 +109,7 @@ impl Default for Limits {
     }
 }
 
-impl Plan {
+impl SimulationPlan {
     /// The plan that `rng` decides.
     pub fn random(rng: &mut Rng, limits: &Limits) -> Self {
         let size = 1 + rng.below(u64::from(limits.ranks_max)) as u32;
@@ -135,14 +135,14 @@ impl Plan {
         let ending = Self::random_ending(rng, size, typical * 6 * count as u64);
         let stops_amid = matches!(ending, Ending::Shutdown { .. }) && size > 1 && rng.chance(40);
         // Everybody gets this far before anybody stops.
-        phases.push(maker.meeting_phase(rng));
+        phases.push(maker.common_phase(rng));
         if stops_amid {
             phases.push(maker.unfinished_phase(rng));
         }
         // From a copy, so that seeds keep meaning what they meant.
-        let mut aside = rng.clone();
-        let tunings = (0..aside.index(4))
-            .map(|_| aside.below(typical * 6 * count as u64 + 1))
+        let mut side_rng = rng.clone();
+        let tunings = (0..side_rng.index(4))
+            .map(|_| side_rng.below(typical * 6 * count as u64 + 1))
             .collect();
         Self {
             size,

@@ -1,8 +1,8 @@
-//! What happened in a run, as the checkers see it.
+//! The trace of a run: what happened, as the checkers see it.
 
 use horovod_protocol::{
-    Completion, Device, EntryId, Execution, Op, OpError, ProcessSetId, Rank, Seq, StallReport,
-    TensorMeta, Ticket,
+    Completion, Device, EntryId, Execution, Op, OpError, OperationTag, ProcessSetId, Rank, Seq,
+    StallReport, TensorMeta,
 };
 
 /// Everything that happened, in order.
@@ -104,8 +104,8 @@ pub struct Digest {
     pub contributors: u32,
     /// The requests.
     pub items: Vec<ItemDigest>,
-    /// Its ticket.
-    pub ticket: Option<Ticket>,
+    /// Its tag.
+    pub tag: Option<OperationTag>,
 }
 
 /// One request of an execution.
@@ -119,13 +119,13 @@ pub struct ItemDigest {
     pub first_dims: Vec<Vec<u64>>,
     /// Whether this rank contributes; this and the next may differ.
     pub present: bool,
-    /// The ticket that this rank got for it.
-    pub ticket: Option<Ticket>,
+    /// The tag that this rank got for it.
+    pub tag: Option<OperationTag>,
 }
 
 impl Digest {
-    /// What matters of an execution; `tickets` are those that this rank got when it submitted.
-    pub fn of(execution: &Execution, tickets: impl Fn(EntryId) -> Option<Ticket>) -> Self {
+    /// What matters of an execution; `tags` are those that this rank got when it submitted.
+    pub fn of(execution: &Execution, tags: impl Fn(EntryId) -> Option<OperationTag>) -> Self {
         let own_rows = matches!(execution.op, Op::Allgather | Op::Alltoall);
         let tensors = |tensors: &[TensorMeta]| -> Vec<TensorMeta> {
             let mut tensors = tensors.to_vec();
@@ -151,10 +151,10 @@ impl Digest {
                     tensors: tensors(&item.tensors),
                     first_dims: item.first_dims.clone(),
                     present: item.entry.is_some(),
-                    ticket: item.entry.and_then(&tickets),
+                    tag: item.entry.and_then(&tags),
                 })
                 .collect(),
-            ticket: execution.ticket,
+            tag: execution.tag,
         }
     }
 }

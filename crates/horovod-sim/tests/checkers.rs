@@ -1,13 +1,15 @@
 //! Bugs put into traces on purpose: the checkers must see each of them.
 
 use horovod_protocol::{Completion, OpError, Rank, Seq};
-use horovod_sim::{End, Ending, Event, Expected, Limits, Plan, Rng, Trace, check, run_plan};
+use horovod_sim::{
+    End, Ending, Event, Expected, Limits, Rng, SimulationPlan, Trace, check, run_plan,
+};
 
 /// A good run with several ranks, executions and mistakes.
-fn good_run() -> (Plan, Trace) {
+fn good_run() -> (SimulationPlan, Trace) {
     for seed in 0.. {
         let mut rng = Rng::new(seed);
-        let plan = Plan::random(&mut rng, &Limits::default());
+        let plan = SimulationPlan::random(&mut rng, &Limits::default());
         let fails = |e: &Expected| matches!(e, Expected::Fail { .. });
         let joins = |e: &Expected| *e == Expected::Joined;
         let has = |f: &dyn Fn(&Expected) -> bool| {
@@ -81,7 +83,7 @@ fn a_swapped_order_on_one_rank_is_seen() {
 }
 
 #[test]
-fn different_content_on_one_rank_is_seen() {
+fn a_different_signature_on_one_rank_is_seen() {
     caught("ran different things", |events, at| {
         let Event::Executed { digest, .. } = &mut events[at] else {
             return false;

@@ -241,7 +241,7 @@ fn a_hit_that_goes_out_together_with_the_news_of_its_eviction_still_counts() {
 }
 
 #[test]
-fn a_stale_hit_is_compared_by_its_content() {
+fn a_stale_hit_is_compared_by_its_signature() {
     let mut job = evicted_unheard();
     let stale = job.submit(1, sum("x", &[2]));
     job.submit(0, sum("x", &[3]));

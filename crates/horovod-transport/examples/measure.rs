@@ -111,13 +111,14 @@ fn exchange(mesh: &mut Mesh, peer: Rank, out: &[u8], buf: &mut [u8], both: bool)
 }
 
 /// Spins and yields before sleeping.
-const PATIENCE: [(u32, u32); 6] = [(200, 100), (0, 0), (200, 0), (2000, 0), (200, 10), (0, 100)];
+const WAIT_POLICIES: [(u32, u32); 6] =
+    [(200, 100), (0, 0), (200, 0), (2000, 0), (200, 10), (0, 100)];
 const BULK: usize = 64 << 20;
 const BULK_ROUNDS: usize = 8;
 
 fn first(mesh: &mut Mesh, kind: &str) {
-    for (spins, yields) in PATIENCE {
-        mesh.waiter.set_patience(spins, yields);
+    for (spins, yields) in WAIT_POLICIES {
+        mesh.waiter.set_wait_policy(spins, yields);
         let rounds = ROUNDS;
         let mut times = Vec::new();
         for round in 0..rounds + WARM_UP {
@@ -134,7 +135,7 @@ fn first(mesh: &mut Mesh, kind: &str) {
             &mut times,
         );
     }
-    mesh.waiter.set_patience(200, 100);
+    mesh.waiter.set_wait_policy(200, 100);
     if let Some(arena) = mesh.data.arena().cloned() {
         let mut times = Vec::new();
         for round in 1..=(ROUNDS + WARM_UP) as u64 {
@@ -154,9 +155,9 @@ fn first(mesh: &mut Mesh, kind: &str) {
             frame(mesh);
             best = best.min(start.elapsed().as_secs_f64());
         }
-        let way = if both { "each way" } else { "one way" };
+        let direction = if both { "each way" } else { "one way" };
         println!(
-            "{kind}: {way} {:.2} GB/s (best of {BULK_ROUNDS})",
+            "{kind}: {direction} {:.2} GB/s (best of {BULK_ROUNDS})",
             BULK as f64 / best / 1e9
         );
     }
@@ -164,14 +165,14 @@ fn first(mesh: &mut Mesh, kind: &str) {
 }
 
 fn second(mesh: &mut Mesh) {
-    for (spins, yields) in PATIENCE {
-        mesh.waiter.set_patience(spins, yields);
+    for (spins, yields) in WAIT_POLICIES {
+        mesh.waiter.set_wait_policy(spins, yields);
         for _ in 0..ROUNDS + WARM_UP {
             let bytes = frame(mesh);
             mesh.control.send(Rank(0), &bytes).unwrap();
         }
     }
-    mesh.waiter.set_patience(200, 100);
+    mesh.waiter.set_wait_policy(200, 100);
     if let Some(arena) = mesh.data.arena().cloned() {
         for round in 1..=(ROUNDS + WARM_UP) as u64 {
             until(mesh, |_| arena.peek(0, 0) >= round);

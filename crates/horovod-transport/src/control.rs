@@ -1,4 +1,5 @@
-//! Small ordered messages between a rank and its neighbours in the tree of control links, and news of who is gone.
+//! The control plane of one rank: small ordered messages to and from its neighbours in the tree, and news of who is
+//! gone.
 
 use std::{
     sync::Arc,
@@ -39,8 +40,8 @@ pub enum ControlEvent {
         /// The message.
         bytes: Vec<u8>,
     },
-    /// A message that is no part of the main conversation ([`Control::send_aside`]).
-    Aside {
+    /// A message that is no part of the main conversation ([`Control::send_out_of_band`]).
+    OutOfBand {
         /// Who sent it.
         from: Rank,
         /// The message.
@@ -131,7 +132,7 @@ impl Peer {
             match self.reader.pop(spare) {
                 Ok(None) => {}
                 // A sign of life has done its work by coming.
-                Ok(Some(Incoming::Aside(bytes))) if bytes.is_empty() => {
+                Ok(Some(Incoming::OutOfBand(bytes))) if bytes.is_empty() => {
                     *spare = bytes;
                     continue;
                 }
@@ -273,7 +274,7 @@ impl Control {
 
     /// Sends a frame that can wait: only when nothing else waits for this peer, so that it holds nothing up
     /// but what comes while it is written. It is made of `parts`. `false`: not now.
-    pub fn send_aside(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<bool, LinkError> {
+    pub fn send_out_of_band(&mut self, to: Rank, parts: [&[u8]; 2]) -> Result<bool, LinkError> {
         let len = parts[0].len() + parts[1].len();
         if len > CONTROL_FRAME_MAX {
             let limit = CONTROL_FRAME_MAX;
@@ -290,7 +291,7 @@ impl Control {
         if !peer.queue.is_empty() {
             return Ok(false);
         }
-        peer.queue.push_aside(parts);
+        peer.queue.push_out_of_band(parts);
         peer.flush().map(|_| true)
     }
 
@@ -367,7 +368,7 @@ impl Control {
             // What waits for a peer is a sign of life, too. An error shows again when the peer is heard.
             let idle = peers.iter_mut().filter(|p| !p.ended && p.queue.is_empty());
             for peer in idle {
-                peer.queue.push_aside([&[], &[]]);
+                peer.queue.push_out_of_band([&[], &[]]);
                 let _ = peer.flush();
             }
         }
@@ -391,9 +392,9 @@ impl Control {
     }
 
     /// Tells all peers that this rank leaves in good order, so that its end is no loss to them. Waits
-    /// at most `patience` until everything queued has been sent; false if it has not.
-    pub fn goodbye(&mut self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
+    /// at most `wait_timeout` until everything queued has been sent; false if it has not.
+    pub fn goodbye(&mut self, wait_timeout: Duration) -> bool {
+        let deadline = Instant::now() + wait_timeout;
         for peer in self.peers.iter_mut().filter(|p| !p.ended) {
             peer.queue.push_goodbye();
         }
@@ -432,10 +433,10 @@ impl Control {
                     self.next = i + 1;
                     return Some(ControlEvent::Frame { from, bytes });
                 }
-                Ok(Some(Incoming::Aside(bytes))) => {
+                Ok(Some(Incoming::OutOfBand(bytes))) => {
                     let from = peer.name.rank;
                     self.next = i + 1;
-                    return Some(ControlEvent::Aside { from, bytes });
+                    return Some(ControlEvent::OutOfBand { from, bytes });
                 }
                 Ok(Some(Incoming::Goodbye)) => ControlEvent::Left {
                     rank: peer.name.rank,

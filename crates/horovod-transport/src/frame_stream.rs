@@ -1,4 +1,4 @@
-//! Frames on an authenticated connection that is not one of the mesh: to the rendezvous, for a parcel.
+//! Frames on an authenticated connection that is not one of the mesh: to the rendezvous, for a payload.
 
 use crate::{
     framing::{FrameQueue, FrameReader, Incoming},
@@ -52,7 +52,7 @@ impl FrameStream {
                 .map_err(|e| format!("a message of {} bytes", e.0))?
             {
                 Some(Incoming::Frame(bytes)) => return Ok(Some(bytes)),
-                Some(Incoming::Aside(_)) => return Err("a message of an unknown kind".into()),
+                Some(Incoming::OutOfBand(_)) => return Err("a message of an unknown kind".into()),
                 Some(Incoming::Goodbye) => return Err("it said goodbye".into()),
                 None => {}
             }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 /// Instead of a length: the sender says goodbye and will send nothing more.
 const GOODBYE: u32 = u32::MAX;
 /// Set in a length: the message is no part of the stream's main conversation.
-const ASIDE: u32 = 1 << 31;
+const OUT_OF_BAND: u32 = 1 << 31;
 const HEADER: usize = 4;
 /// How much is asked of the stream at once.
 const CHUNK: usize = 64 << 10;
@@ -17,7 +17,7 @@ const CHUNK: usize = 64 << 10;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Incoming {
     Frame(Vec<u8>),
-    Aside(Vec<u8>),
+    OutOfBand(Vec<u8>),
     Goodbye,
 }
 
@@ -81,7 +81,7 @@ impl FrameReader {
             self.start += HEADER;
             return Ok(Some(Incoming::Goodbye));
         }
-        let len = (header & !ASIDE) as usize;
+        let len = (header & !OUT_OF_BAND) as usize;
         if len > self.max {
             return Err(TooLong(len));
         }
@@ -92,10 +92,10 @@ impl FrameReader {
         bytes.clear();
         bytes.extend_from_slice(frame);
         self.start += HEADER + len;
-        Ok(Some(if header & ASIDE == 0 {
+        Ok(Some(if header & OUT_OF_BAND == 0 {
             Incoming::Frame(bytes)
         } else {
-            Incoming::Aside(bytes)
+            Incoming::OutOfBand(bytes)
         }))
     }
 }
@@ -113,13 +113,13 @@ impl FrameQueue {
     }
 
     /// As [`Self::push`], for what is no part of the main conversation; its parts follow each other.
-    pub(crate) fn push_aside(&mut self, parts: [&[u8]; 2]) {
-        self.push_with(ASIDE, parts);
+    pub(crate) fn push_out_of_band(&mut self, parts: [&[u8]; 2]) {
+        self.push_with(OUT_OF_BAND, parts);
     }
 
     fn push_with(&mut self, mark: u32, parts: [&[u8]; 2]) {
         let len = parts[0].len() + parts[1].len();
-        debug_assert!(len < ASIDE as usize);
+        debug_assert!(len < OUT_OF_BAND as usize);
         let header = len as u32 | mark;
         self.bytes.extend(header.to_le_bytes());
         for part in parts {
@@ -194,7 +194,7 @@ mod tests {
             let mut queue = FrameQueue::default();
             for (i, frame) in frames.iter().enumerate() {
                 if i % 3 == 1 {
-                    queue.push_aside(frame.split_at(frame.len() / 2).into());
+                    queue.push_out_of_band(frame.split_at(frame.len() / 2).into());
                 } else {
                     queue.push(frame);
                 }
@@ -212,7 +212,7 @@ mod tests {
                 }).unwrap();
             }
             let got = feed(&mut FrameReader::new(1 << 20), &wire, piece);
-            let kind = |i| if i % 3 == 1 { Incoming::Aside } else { Incoming::Frame };
+            let kind = |i| if i % 3 == 1 { Incoming::OutOfBand } else { Incoming::Frame };
             let want: Vec<_> = frames
                 .into_iter()
                 .enumerate()

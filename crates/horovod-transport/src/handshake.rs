@@ -50,7 +50,7 @@ pub(crate) enum Purpose {
     /// The first rank of a host gives away the shared memory.
     Host = 4,
     /// A function to call, or what became of it.
-    Parcel = 5,
+    Payload = 5,
     /// Before a job: whether and how fast hosts reach each other.
     Probe = 6,
 }
@@ -62,7 +62,7 @@ impl Purpose {
             Self::Control,
             Self::Data,
             Self::Host,
-            Self::Parcel,
+            Self::Payload,
             Self::Probe,
         ]
         .into_iter()
@@ -77,7 +77,7 @@ impl std::fmt::Display for Purpose {
             Self::Control => "control",
             Self::Data => "data",
             Self::Host => "local",
-            Self::Parcel => "parcel",
+            Self::Payload => "payload",
             Self::Probe => "probe",
         })
     }

@@ -1,4 +1,5 @@
-//! Which neighbours have been silent for too long: a state machine that is told the time and what was heard.
+//! The heartbeat: which neighbours have been silent for too long, a state machine that is told the time and what came
+//! in.
 //!
 //! Every rank says something to each neighbour four times in a time-out, and looks as often who has said anything.
 //! Who was not heard for the whole time-out is given up. A rank that did not look itself, because its process was

@@ -2,8 +2,8 @@
 //!
 //! [`connect`] turns a [`MeshConfig`] into a [`Mesh`]: who is where ([`Topology`]), small ordered
 //! messages to and from rank 0 ([`Control`]), byte links and the shared arena for tensor data
-//! ([`Data`]) and one place to sleep for all of them ([`Waiter`]). [`rendezvous`] is the meeting
-//! point that the launcher runs.
+//! ([`Data`]) and one place to sleep for all of them ([`Waiter`]). [`rendezvous`] is what the
+//! launcher runs for them to find each other.
 //!
 //! Deliberately absent: any meaning of the bytes, algorithms, environment variables, threads (but
 //! the rendezvous server's).
@@ -14,6 +14,8 @@ mod shm;
 
 #[cfg(not(loom))]
 mod control;
+#[cfg(not(loom))]
+mod core_migration;
 #[cfg(not(loom))]
 mod data;
 #[cfg(not(loom))]
@@ -30,9 +32,7 @@ mod link;
 #[cfg(not(loom))]
 mod mesh;
 #[cfg(not(loom))]
-pub mod parcel;
-#[cfg(not(loom))]
-mod patience;
+pub mod payload;
 #[cfg(not(loom))]
 mod platform;
 #[cfg(not(loom))]
@@ -42,8 +42,6 @@ pub mod probe;
 #[cfg(not(loom))]
 pub mod rendezvous;
 #[cfg(not(loom))]
-mod spread;
-#[cfg(not(loom))]
 mod tcp;
 #[cfg(all(feature = "testing", not(loom)))]
 pub mod testing;
@@ -51,6 +49,8 @@ pub mod testing;
 mod topology;
 #[cfg(not(loom))]
 mod wait;
+#[cfg(not(loom))]
+mod wait_policy;
 #[cfg(not(loom))]
 mod waiter;
 
@@ -64,8 +64,8 @@ pub use self::{
         CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt,
         Membership, Mesh, MeshConfig, Place, connect,
     },
-    platform::{WAYS, Ways, fd::fork_epoch, net::resolve_interfaces},
+    platform::{MECHANISMS, Mechanisms, fd::fork_epoch, net::resolve_interfaces},
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},
-    waiter::{Doorbell, Sleeper, Waiter},
+    waiter::{Notifier, Sleeper, Waiter},
 };

@@ -1,4 +1,4 @@
-//! What a link is to the layers above: non-blocking bytes, typed errors, and how to wait.
+//! The interface of links to the layers above: non-blocking bytes, typed errors, and how to wait.
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ pub(crate) mod dial;
 mod register;
 mod talk;
 
-pub(crate) use assemble::{Parts, Shared};
+pub(crate) use assemble::{Parts, SharedMemory};
 pub use config::{
     CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership,
     MeshConfig, Place,
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use horovod_protocol::Tree;
 
-use crate::{Control, Data, Topology, Waiter, rendezvous::Seat};
+use crate::{Control, Data, Topology, Waiter, rendezvous::RankAssignment};
 
 /// Everything through which one rank reaches the others in one generation. The fields move out
 /// separately; all belong to one thread at a time.
@@ -40,5 +40,5 @@ pub struct Mesh {
     /// `None`: for ever.
     pub heartbeat: Option<Duration>,
     /// The place that the launcher of an elastic job gave this process.
-    pub seat: Option<Seat>,
+    pub assignment: Option<RankAssignment>,
 }

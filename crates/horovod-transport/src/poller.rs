@@ -1,4 +1,4 @@
-//! One wait for everything a rank can hear: its doorbell and all of its sockets.
+//! The poller: one wait for a rank's notifier and all of its sockets.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ pub(crate) const HANGUP: u8 = 4;
 /// One thing to wait for.
 pub(crate) struct Source {
     pub(crate) fd: Arc<Fd>,
-    pub(crate) is_bell: bool,
+    pub(crate) is_notifier: bool,
 }
 
 /// What is known to be ready, kept up to date by [`Self::pump`].
@@ -39,7 +39,13 @@ pub(crate) struct Poller {
 impl Poller {
     pub(crate) fn new(sources: Vec<Source>) -> io::Result<Self> {
         let events = Events::new(&sources)?;
-        let start = |s: &Source| AtomicU8::new(if s.is_bell { 0 } else { READABLE | WRITABLE });
+        let start = |s: &Source| {
+            AtomicU8::new(if s.is_notifier {
+                0
+            } else {
+                READABLE | WRITABLE
+            })
+        };
         let ready = sources.iter().map(start).collect();
         Ok(Self {
             events,
@@ -56,7 +62,7 @@ impl Poller {
             .wait(&self.sources, timeout, &known, |token, bits| {
                 self.news.store(true, Ordering::Relaxed);
                 if let Some(ready) = self.ready.get(token)
-                    && !self.sources[token].is_bell
+                    && !self.sources[token].is_notifier
                 {
                     ready.fetch_or(bits, Ordering::AcqRel);
                 }

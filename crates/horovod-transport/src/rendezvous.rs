@@ -1,11 +1,11 @@
-//! Where the ranks of a job meet: each registers, all learn of all, and deaths are told.
+//! The rendezvous of a job's ranks: each registers, all learn of all, and deaths are told.
 //!
 //! The launcher runs a [`Server`]; [`crate::connect`] is the client. A round goes: every rank says
 //! hello, all get the roster, every rank says where it listens, all get the table. Registering
 //! again starts the next generation. The connections stay open for notices of deaths.
 //!
-//! In an elastic job processes are known by worker numbers, wait at the door, and the launcher says which of them
-//! form the next round and with which ranks.
+//! In an elastic job processes are known by worker numbers, wait in the waiting set, and the launcher says which of
+//! them form the next round and with which ranks.
 
 mod client;
 mod config;
@@ -18,6 +18,6 @@ mod server;
 
 pub(crate) use client::{Client, Notice};
 pub use config::{ServerConfig, ServerEvent};
-pub use messages::Seat;
+pub use messages::RankAssignment;
 pub(crate) use messages::{Common, MemberEntry, ToClient, ToServer, Where};
 pub use server::Server;

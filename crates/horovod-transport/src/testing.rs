@@ -25,7 +25,7 @@
 )]
 
 pub mod parsers;
-pub use crate::rendezvous::harness::{Done, Door, Heard, Saying};
+pub use crate::rendezvous::harness::{Done, Heard, Saying, SimulatedRendezvous};
 
 use std::{
     io::{Read, Write},
@@ -38,9 +38,9 @@ use horovod_protocol::{Generation, Rank, Tree};
 
 use crate::{
     Arena, Congestion, Link, LinkError, Mesh, Topology,
-    mesh::{FAN_OUT, Parts, Shared},
+    mesh::{FAN_OUT, Parts, SharedMemory},
     platform::{self, fd::Fd, net, region::Region},
-    shm::{layout::Layout, share},
+    shm::{layout::Layout, segment},
     tcp::stream::Stream,
     topology::Member,
 };
@@ -79,7 +79,7 @@ pub struct Cluster {
 #[derive(Clone, Copy, Debug)]
 pub struct Flip {
     /// From which rank to which.
-    pub way: [usize; 2],
+    pub direction: [usize; 2],
     /// Of the bytes for control, or of those of each connection for data.
     pub control: bool,
     /// Which bit of all that travels there, the checksums included.
@@ -183,7 +183,7 @@ impl Cluster {
                 congestion: Congestion::Auto,
                 heartbeat: self.heartbeat,
                 checksums: self.checksums,
-                seat: None,
+                assignment: None,
             })
             .collect();
         self.share_memory(&mut parts);
@@ -199,19 +199,22 @@ impl Cluster {
             }
             let layout = Layout::new(ranks.len(), self.staging);
             let region = Arc::new(Region::private(layout.total()).expect("memory"));
-            let bells: Vec<_> = ranks
+            let notifiers: Vec<_> = ranks
                 .iter()
-                .map(|_| platform::bell().expect("a doorbell"))
+                .map(|_| platform::notifier().expect("a notifier"))
                 .collect();
-            let rings: Vec<Arc<Fd>> = bells.iter().map(|(_, rings)| rings.clone()).collect();
+            let senders: Vec<Arc<Fd>> = notifiers
+                .iter()
+                .map(|(_, senders)| senders.clone())
+                .collect();
             let members: Arc<[Rank]> = ranks.clone().into();
-            for (local, (rank, (hears, _))) in ranks.iter().zip(bells).enumerate() {
-                let arena = Arena::new(region.clone(), layout, members.clone(), local, &rings);
-                parts[rank.index()].shared = Some(Shared { arena, hears });
+            for (local, (rank, (hears, _))) in ranks.iter().zip(notifiers).enumerate() {
+                let arena = Arena::new(region.clone(), layout, members.clone(), local, &senders);
+                parts[rank.index()].shared = Some(SharedMemory { arena, hears });
             }
             for (local, &rank) in ranks.iter().enumerate() {
                 let tree = &parts[0].tree;
-                let watched = share::watched(tree, &ranks, local);
+                let watched = segment::watched(tree, &ranks, local);
                 let first = (local > 0).then_some(ranks[0]);
                 let lower = watched.into_iter().filter(|other| *other < rank);
                 for other in lower.chain(first).collect::<Vec<_>>() {
@@ -230,13 +233,13 @@ impl Cluster {
                     continue;
                 }
                 for lane in 0..self.connections {
-                    let (a, b) = self.way([low, high], false);
+                    let (a, b) = self.direction([low, high], false);
                     parts[low].data.push((Rank(high as u32), lane, a));
                     parts[high].data.push((Rank(low as u32), lane, b));
                 }
                 let [l, h] = [low, high].map(|rank| Rank(rank as u32));
                 if parts[0].tree.parent(h) == Some(l) {
-                    let (a, b) = self.way([low, high], true);
+                    let (a, b) = self.direction([low, high], true);
                     parts[low].control.push((Rank(high as u32), a));
                     parts[high].control.push((Rank(low as u32), b));
                 }
@@ -245,9 +248,9 @@ impl Cluster {
     }
 
     /// A connection, with somebody in between who changes a bit if that is wanted here.
-    fn way(&self, [low, high]: [usize; 2], control: bool) -> (Stream, Stream) {
+    fn direction(&self, [low, high]: [usize; 2], control: bool) -> (Stream, Stream) {
         let Some(flip) = self.flip.filter(|flip| {
-            let same = flip.way == [low, high] || flip.way == [high, low];
+            let same = flip.direction == [low, high] || flip.direction == [high, low];
             same && flip.control == control
         }) else {
             let (a, b) = tcp_pair();
@@ -255,13 +258,13 @@ impl Cluster {
         };
         let ((a, to_a), (b, to_b)) = (tcp_pair(), tcp_pair());
         let clone = |socket: &TcpStream| socket.try_clone().expect("a descriptor");
-        let upwards = (flip.way == [low, high]).then_some(flip.bit);
-        let downwards = (flip.way == [high, low]).then_some(flip.bit);
-        let ways = [
+        let upwards = (flip.direction == [low, high]).then_some(flip.bit);
+        let downwards = (flip.direction == [high, low]).then_some(flip.bit);
+        let directions = [
             (clone(&to_a), clone(&to_b), upwards),
             (to_b, to_a, downwards),
         ];
-        for (from, to, bit) in ways {
+        for (from, to, bit) in directions {
             std::thread::spawn(move || pass_on(from, to, bit));
         }
         (stream(a), stream(b))

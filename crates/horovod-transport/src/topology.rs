@@ -1,4 +1,4 @@
-//! Who takes part in a generation and who shares a host with whom.
+//! The topology of a generation: its ranks, and who shares a host with whom.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How a rank waits: spin a little, give way a little, then sleep until its doorbell or a socket.
+//! The waiter of a rank: spins a little, yields its core a little, then sleeps until its notifier or a socket wakes it.
 
 use std::{
     sync::Arc,
@@ -6,28 +6,28 @@ use std::{
 };
 
 use crate::{
-    patience::{Patience, Step},
+    core_migration::CoreMigration,
     platform,
     poller::Poller,
-    shm::{arena::Bell, bell},
-    spread::Spread,
+    shm::{arena::RankNotifier, notifier},
+    wait_policy::{Step, WaitPolicy},
 };
 
 /// Wakes a rank from another thread of its process.
 #[derive(Clone)]
-pub struct Doorbell(Bell);
+pub struct Notifier(RankNotifier);
 
-impl Doorbell {
+impl Notifier {
     /// Wakes the rank if it sleeps. Publish first what it should see. Does nothing in a forked
     /// child.
-    pub fn ring(&self) {
-        self.0.ring();
+    pub fn notify(&self) {
+        self.0.notify();
     }
 }
 
-impl std::fmt::Debug for Doorbell {
+impl std::fmt::Debug for Notifier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Doorbell(..)")
+        f.write_str("Notifier(..)")
     }
 }
 
@@ -37,19 +37,19 @@ impl std::fmt::Debug for Doorbell {
 /// from one that is; should it get one all the same, it passes it on by [`Self::wake`].
 #[derive(Clone)]
 pub struct Sleeper {
-    bell: Bell,
+    notifier: RankNotifier,
     poller: Arc<Poller>,
 }
 
 impl Sleeper {
-    /// Sleeps until a doorbell, a socket, or the end of `max_sleep`.
+    /// Sleeps until a notifier, a socket, or the end of `max_sleep`.
     pub fn sleep(&self, max_sleep: Duration) {
         self.poller.pump(Some(max_sleep));
     }
 
     /// Wakes whoever sleeps, now or next, whether it has said so or not.
     pub fn wake(&self) {
-        self.bell.ring_anyway();
+        self.notifier.notify_always();
     }
 }
 
@@ -59,68 +59,68 @@ impl std::fmt::Debug for Sleeper {
     }
 }
 
-/// One wait for everything that concerns a rank: its doorbell (rung by peers of the host and by
-/// [`Doorbell`]) and its sockets.
+/// One wait for everything that concerns a rank: its notifier (used by peers of the host and by
+/// [`Notifier`]) and its sockets.
 pub struct Waiter {
-    bell: Bell,
+    notifier: RankNotifier,
     poller: Arc<Poller>,
     armed: bool,
-    patience: Patience,
+    wait_policy: WaitPolicy,
     /// Progress may come over a socket, so waiting without sleeping must look there, too.
     has_sockets: bool,
-    crowded: bool,
-    spread: Option<Spread>,
+    oversubscribed: bool,
+    core_migration: Option<CoreMigration>,
 }
 
 /// How often a rank without data sockets looks at its few others while it gives way.
-const GLANCE: u32 = 32;
+const POLL_EVERY: u32 = 32;
 
 impl Waiter {
     pub(crate) fn new(
-        bell: Bell,
+        notifier: RankNotifier,
         poller: Arc<Poller>,
-        crowded: bool,
-        spread: Option<Spread>,
+        oversubscribed: bool,
+        core_migration: Option<CoreMigration>,
         has_sockets: bool,
     ) -> Self {
         Self {
-            bell,
+            notifier,
             poller,
             armed: false,
-            patience: Patience::new(crowded, has_sockets),
+            wait_policy: WaitPolicy::new(oversubscribed, has_sockets),
             has_sockets,
-            crowded,
-            spread,
+            oversubscribed,
+            core_migration,
         }
     }
 
     /// Whether the ranks of this host outnumber its cores.
-    pub fn is_crowded(&self) -> bool {
-        self.crowded
+    pub fn is_oversubscribed(&self) -> bool {
+        self.oversubscribed
     }
 
     /// A handle that wakes this rank from other threads.
-    pub fn doorbell(&self) -> Doorbell {
-        Doorbell(self.bell.clone())
+    pub fn notifier(&self) -> Notifier {
+        Notifier(self.notifier.clone())
     }
 
     /// Where another thread sleeps in place of this waiter.
     pub fn sleeper(&self) -> Sleeper {
         Sleeper {
-            bell: self.bell.clone(),
+            notifier: self.notifier.clone(),
             poller: self.poller.clone(),
         }
     }
 
     /// Rounds that [`Self::idle`] spins and then gives way before it sleeps.
-    pub fn set_patience(&mut self, spins: u32, yields: u32) {
-        self.patience = Patience::of_rounds(spins, yields);
+    pub fn set_wait_policy(&mut self, spins: u32, yields: u32) {
+        self.wait_policy = WaitPolicy::of_rounds(spins, yields);
     }
 
     /// Whether the thread that waits next has nothing better to do than to give way to peers for a while, where
     /// ranks outnumber cores. So it is at first; a thread beside which its process computes should sleep.
     pub fn set_has_time(&mut self, has_time: bool) {
-        self.patience.set_has_time(has_time);
+        self.wait_policy.set_has_time(has_time);
     }
 
     /// One step of waiting, the `n`th since the last progress: the caller checks for work after
@@ -136,27 +136,27 @@ impl Waiter {
 
     /// The `n`th step of [`Self::idle`] if it is one that spins or gives way. `false`: it is time to sleep.
     pub fn stays_awake(&mut self, n: u32) -> bool {
-        let step = self.patience.step(n, Instant::now);
+        let step = self.wait_policy.step(n, Instant::now);
         if step == Step::Sleep {
             return false;
         }
         self.disarm();
-        let gives_way = step == Step::GiveWay;
-        if self.has_sockets || (gives_way && n % GLANCE == GLANCE - 1) {
+        let yields_core = step == Step::Yield;
+        if self.has_sockets || (yields_core && n % POLL_EVERY == POLL_EVERY - 1) {
             self.poller.pump(Some(Duration::ZERO));
-        } else if !gives_way {
+        } else if !yields_core {
             std::hint::spin_loop();
         }
-        if gives_way {
-            self.spread();
-            self.patience
-                .give_way(rustix::thread::sched_yield, Instant::now);
+        if yields_core {
+            self.core_migration();
+            self.wait_policy
+                .yield_core(rustix::thread::sched_yield, Instant::now);
         }
         true
     }
 
     /// The `n`th step of [`Self::idle`] where that sleeps: one call announces that this rank will, so that the caller
-    /// checks once more; the next sleeps until a doorbell, a socket, or the end of `max_sleep`. Wake-ups can be
+    /// checks once more; the next sleeps until a notifier, a socket, or the end of `max_sleep`. Wake-ups can be
     /// spurious, never lost.
     pub fn falls_asleep(&mut self, n: u32, max_sleep: Option<Duration>) {
         if self.armed && n > 0 {
@@ -169,26 +169,26 @@ impl Waiter {
         }
     }
 
-    /// Helps to spread the ranks over the cores, by this one.
-    fn spread(&mut self) {
-        let Some(spread) = &mut self.spread else {
+    /// Moves this rank to another core if too many wait on its own.
+    fn core_migration(&mut self) {
+        let Some(core_migration) = &mut self.core_migration else {
             return;
         };
-        if self.patience.has_time()
-            && !self.bell.region.is_foreign()
+        if self.wait_policy.has_time()
+            && !self.notifier.region.is_foreign()
             && let Some(core) = platform::current_core()
         {
-            spread.gives_way(core);
+            core_migration.before_yield(core);
         }
     }
 
     /// Announces a sleep, of this or another thread ([`Self::sleeper`]). The caller must look for work after
     /// this, and again if [`Self::has_news`] then.
     pub fn arm(&mut self) {
-        if !self.bell.region.is_foreign() {
+        if !self.notifier.region.is_foreign() {
             // What was noted until now the caller sees when it checks once more.
             self.poller.take_news();
-            bell::arm(self.bell.sleeping());
+            notifier::arm(self.notifier.sleeping());
             self.armed = true;
         }
     }
@@ -198,10 +198,10 @@ impl Waiter {
         self.poller.has_news()
     }
 
-    /// Takes back the announcement: who watches needs no bell.
+    /// Takes back the announcement: who is awake needs no notification.
     pub fn disarm(&mut self) {
-        if self.armed && !self.bell.region.is_foreign() {
-            bell::disarm(self.bell.sleeping());
+        if self.armed && !self.notifier.region.is_foreign() {
+            notifier::disarm(self.notifier.sleeping());
         }
         self.armed = false;
     }

@@ -8,7 +8,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Rig, pattern, rigs};
+use common::{Rig, TIMEOUT, pattern, rigs};
 use horovod_protocol::Rank;
 use horovod_transport::{
     ControlEvent, LinkError,
@@ -21,7 +21,7 @@ const RECORD: u64 = HEAD + 64 + (128 << 10);
 
 fn flipped(connections: u8, checksums: bool, control: bool, bit: u64) -> Vec<Rig> {
     let flip = Flip {
-        way: [0, 1],
+        direction: [0, 1],
         control,
         bit,
     };
@@ -36,7 +36,7 @@ fn transfer(rigs: &mut [Rig], bytes: &[u8]) -> (Vec<u8>, Option<LinkError>) {
     };
     let (mut sent, mut came, mut fault) = (0, vec![0; bytes.len()], None);
     let mut have = 0;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while fault.is_none() && have < bytes.len() {
         assert!(
             Instant::now() < deadline,

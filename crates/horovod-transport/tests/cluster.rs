@@ -1,4 +1,4 @@
-//! Ranks as threads over all kinds of links: control, data, arena, doorbells, goodbyes and deaths.
+//! Ranks as threads over all kinds of links: control, data, arena, notifiers, goodbyes and deaths.
 #![allow(
     clippy::unwrap_used,
     reason = "a test wants to fail at once, with the place"
@@ -104,7 +104,7 @@ fn a_sleeping_rank_is_woken_by_a_flag() {
     for (kind, meshes) in kinds(4) {
         on_all(kind, meshes, |rig| {
             // No spinning: every wait goes through arm, re-check and sleep.
-            rig.waiter.set_patience(0, 0);
+            rig.waiter.set_wait_policy(0, 0);
             let Some(arena) = rig.data.arena().cloned() else {
                 return;
             };
@@ -151,17 +151,17 @@ fn staging_is_shared_and_aligned() {
 }
 
 #[test]
-fn a_doorbell_wakes_from_another_thread() {
+fn a_notifier_wakes_from_another_thread() {
     for (kind, meshes) in kinds(2) {
         on_all(kind, meshes, |rig| {
-            rig.waiter.set_patience(0, 0);
-            let bell = rig.waiter.doorbell();
+            rig.waiter.set_wait_policy(0, 0);
+            let notifier = rig.waiter.notifier();
             let flag = std::sync::atomic::AtomicU32::new(0);
             std::thread::scope(|s| {
                 s.spawn(|| {
                     for _ in 0..100 {
                         flag.fetch_add(1, std::sync::atomic::Ordering::Release);
-                        bell.ring();
+                        notifier.notify();
                     }
                 });
                 rig.until(|_| flag.load(std::sync::atomic::Ordering::Acquire) == 100);
@@ -215,7 +215,7 @@ fn a_goodbye_is_no_loss() {
         let mut rigs = rigs(meshes);
         let mut leaver = rigs.remove(3);
         leaver.control.send(Rank(0), b"done").unwrap();
-        assert!(leaver.control.goodbye(common::PATIENCE), "{kind}");
+        assert!(leaver.control.goodbye(common::TIMEOUT), "{kind}");
         drop(leaver);
         let zero = &mut rigs[0];
         assert_eq!(zero.frame(), (Rank(3), b"done".to_vec()), "{kind}");
@@ -287,7 +287,7 @@ fn what_cannot_be_sent_is_an_error_and_not_a_wait() {
 fn a_sleep_ends_by_itself_when_asked_to() {
     for (kind, meshes) in kinds(2) {
         for rig in &mut rigs(meshes) {
-            rig.waiter.set_patience(0, 0);
+            rig.waiter.set_wait_policy(0, 0);
             for n in 0..10 {
                 rig.waiter.idle(n, Some(Duration::from_millis(1)));
             }
@@ -302,14 +302,14 @@ fn alone_there_is_nothing_to_hear() {
     assert_eq!((mesh.topology.size, mesh.topology.rank), (1, Rank(0)));
     assert!(mesh.data.arena().is_none());
     assert_eq!(mesh.control.poll(), None);
-    mesh.waiter.set_patience(0, 0);
+    mesh.waiter.set_wait_policy(0, 0);
     let mut rig = Rig::new(mesh);
-    let bell = rig.waiter.doorbell();
+    let notifier = rig.waiter.notifier();
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|s| {
         s.spawn(|| {
             done.store(true, std::sync::atomic::Ordering::Release);
-            bell.ring();
+            notifier.notify();
         });
         rig.until(|_| done.load(std::sync::atomic::Ordering::Acquire));
     });

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{PATIENCE, Rig, on_all, rigs};
+use common::{Rig, TIMEOUT, on_all, rigs};
 use horovod_protocol::{Generation, LossCause, Rank};
 use horovod_transport::{
     ConnectError, ControlEvent, JobKey, Mesh, MeshConfig, connect,
@@ -38,7 +38,7 @@ impl Job {
     fn config(&self, rank: u32) -> MeshConfig {
         let rendezvous = self.server.addrs().to_vec();
         let mut config = MeshConfig::new(Rank(rank), self.size, self.key.clone(), rendezvous);
-        config.timeout = PATIENCE;
+        config.timeout = TIMEOUT;
         config.staging = 1 << 16;
         config
     }
@@ -230,11 +230,11 @@ fn registering_again_makes_the_next_generation() {
         );
         check("again", meshes);
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut ups = Vec::new();
     while ups.len() < 3 {
         assert!(Instant::now() < deadline, "only {ups:?}");
-        if let Some(ServerEvent::Up(generation)) = job.server.wait_event(PATIENCE) {
+        if let Some(ServerEvent::Up(generation)) = job.server.wait_event(TIMEOUT) {
             ups.push(generation.0);
         }
     }
@@ -297,7 +297,7 @@ fn a_second_process_for_a_rank_is_refused() {
     std::thread::scope(|s| {
         let first = s.spawn(|| connect(&job.config(1)).unwrap());
         // Only when the first has registered is the second one a duplicate.
-        match job.server.wait_event(PATIENCE) {
+        match job.server.wait_event(TIMEOUT) {
             Some(ServerEvent::Registered { rank: Rank(1), .. }) => {}
             other => panic!("{other:?}"),
         }
@@ -355,14 +355,14 @@ fn strangers_do_not_disturb() {
         let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(at).unwrap()).collect();
         s.spawn(move || {
             let mut stream = TcpStream::connect(at).unwrap();
-            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            stream.set_write_timeout(Some(TIMEOUT)).unwrap();
             let garbage = vec![0xa5; 1 << 20];
             let refused = (0..1000).any(|_| stream.write_all(&garbage).is_err());
             assert!(refused, "a gigabyte of garbage was taken");
         });
         s.spawn(move || {
             let mut stream = TcpStream::connect(at).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
             let mut answer = Vec::new();
             // Closed without a word; a reset is as good.
@@ -372,7 +372,7 @@ fn strangers_do_not_disturb() {
         s.spawn(move || {
             // The right first words, then another version: an answer that says so.
             let mut stream = TcpStream::connect(at).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             let mut hello = b"horovod\xee".to_vec();
             hello.resize(74, 0);
             stream.write_all(&hello).unwrap();
@@ -414,7 +414,7 @@ fn who_never_waits_in_vain_for_long_hears_the_launcher_all_the_same() {
     // From here on only a look at the sockets can show it.
     while first.control.poll().is_some() {}
     job.server.report_death(Rank(1), "h1", "killed by signal 9");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         assert!(Instant::now() < deadline, "the notice did not come");
         second.control.send(Rank(0), b"frame").unwrap();
@@ -434,7 +434,7 @@ fn a_death_while_others_wait_is_told_at_once() {
     let job = Job::new(2);
     std::thread::scope(|s| {
         let waiting = s.spawn(|| connect(&job.config(0)).unwrap_err());
-        match job.server.wait_event(PATIENCE) {
+        match job.server.wait_event(TIMEOUT) {
             Some(ServerEvent::Registered { .. }) => {}
             other => panic!("{other:?}"),
         }

@@ -11,11 +11,11 @@ use std::{
     thread::{JoinHandle, spawn},
 };
 
-use common::{PATIENCE, on_all, rigs};
+use common::{TIMEOUT, on_all, rigs};
 use horovod_protocol::{Generation, Rank};
 use horovod_transport::{
     ConnectError, ControlEvent, HEARTBEAT, JobKey, Membership, Mesh, MeshConfig, connect,
-    rendezvous::{Seat, Server, ServerConfig, ServerEvent},
+    rendezvous::{RankAssignment, Server, ServerConfig, ServerEvent},
 };
 
 struct Job {
@@ -31,16 +31,16 @@ impl Job {
         Self { key, server }
     }
 
-    /// A worker comes to the door; returns when the server knows it.
+    /// A worker joins the waiting set; returns when the server knows it.
     fn join(&self, worker: u32, held: u8) -> JoinHandle<Result<Mesh, ConnectError>> {
         let addresses = self.server.addrs().to_vec();
         let mut config = MeshConfig::new(Rank(0), 1, self.key.clone(), addresses);
-        config.timeout = PATIENCE;
+        config.timeout = TIMEOUT;
         config.staging = 1 << 16;
         config.elastic = Some(Membership {
             worker,
             held,
-            patience: PATIENCE,
+            wait_timeout: TIMEOUT,
         });
         let thread = spawn(move || connect(&config));
         self.expect(&joined(worker, held));
@@ -48,15 +48,15 @@ impl Job {
     }
 
     fn expect(&self, event: &ServerEvent) {
-        let next = self.server.wait_event(PATIENCE);
+        let next = self.server.wait_event(TIMEOUT);
         assert_eq!(next.as_ref(), Some(event));
     }
 
     /// These workers form a round, each in a slot of its own number.
     fn form(&self, workers: &[u32]) {
         let size = workers.len() as u32;
-        let seat = |(rank, worker): (u32, &u32)| {
-            let seat = Seat {
+        let assignment = |(rank, worker): (u32, &u32)| {
+            let assignment = RankAssignment {
                 rank,
                 local_rank: *worker,
                 local_size: size,
@@ -64,9 +64,10 @@ impl Job {
                 cross_size: 1,
                 needs_sync: true,
             };
-            (*worker, seat)
+            (*worker, assignment)
         };
-        self.server.form((0..).zip(workers).map(seat).collect());
+        self.server
+            .form((0..).zip(workers).map(assignment).collect());
     }
 }
 
@@ -95,8 +96,8 @@ fn the_launcher_says_who_takes_part_and_all_hear_of_changes() {
     job.expect(&ServerEvent::Up(Generation(1)));
     for (rank, worker, mesh) in [(0, 9, &meshes[0]), (1, 3, &meshes[1])] {
         assert_eq!((mesh.topology.rank, mesh.topology.size), (Rank(rank), 2));
-        let seat = mesh.seat.unwrap();
-        assert_eq!((seat.rank, seat.local_rank), (rank, worker));
+        let assignment = mesh.assignment.unwrap();
+        assert_eq!((assignment.rank, assignment.local_rank), (rank, worker));
     }
 
     let mut rigs = rigs(meshes);
@@ -124,13 +125,13 @@ fn the_launcher_says_who_takes_part_and_all_hear_of_changes() {
 }
 
 #[test]
-fn a_round_that_does_not_come_to_be_brings_its_workers_back_to_the_door() {
+fn a_round_that_does_not_come_to_be_brings_its_workers_back_to_the_waiting_set() {
     let job = Job::new();
     let (one, two) = (job.join(1, 0), job.join(2, 0));
-    // Somebody has died at the door without being noticed yet.
+    // Somebody has died in the waiting set without being noticed yet.
     job.form(&[1, 2, 7]);
     job.expect(&ServerEvent::Failed("worker 7 has left".into()));
-    let mut back: Vec<_> = (0..2).map(|_| job.server.wait_event(PATIENCE)).collect();
+    let mut back: Vec<_> = (0..2).map(|_| job.server.wait_event(TIMEOUT)).collect();
     back.sort_by_key(|event| format!("{event:?}"));
     assert_eq!(back, [Some(joined(1, 0)), Some(joined(2, 0))]);
     job.form(&[2, 1]);

@@ -13,7 +13,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-use common::{PATIENCE, Rig, rigs};
+use common::{Rig, TIMEOUT, rigs};
 use horovod_protocol::Rank;
 use horovod_transport::{
     ControlEvent, JobKey, MeshConfig, connect,
@@ -37,7 +37,7 @@ fn rank_process() {
     let key = JobKey::from_hex(&var("T_KEY")).unwrap();
     let at: SocketAddr = var("T_AT").parse().unwrap();
     let mut config = MeshConfig::new(Rank(rank), var("T_SIZE").parse().unwrap(), key, vec![at]);
-    config.timeout = PATIENCE;
+    config.timeout = TIMEOUT;
     config.shm = var("T_SHM") == "1";
     let mut rig = Rig::new(connect(&config).unwrap());
     rig.exchange(300_000);
@@ -173,13 +173,13 @@ fn a_forked_child_keeps_no_connection_open() {
 #[test]
 fn the_parent_goes_on_after_a_fork_and_the_child_is_inert() {
     let mut rigs = rigs(testing::cluster(2));
-    let bell = rigs[0].waiter.doorbell();
+    let notifier = rigs[0].waiter.notifier();
     // SAFETY: the child touches atomics only and ends by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
         // Would crash if it touched the shared memory, which is not there.
-        bell.ring();
+        notifier.notify();
         let dead = rigs[0].data.link(Rank(1)).try_recv(&mut [0]).is_err();
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(i32::from(!dead)) };

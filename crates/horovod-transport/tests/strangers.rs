@@ -12,7 +12,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use common::PATIENCE;
+use common::TIMEOUT;
 use horovod_protocol::{Generation, Rank};
 use horovod_transport::{
     JobKey, MeshConfig, connect,
@@ -27,7 +27,7 @@ fn server(key: &JobKey) -> Server {
 
 fn dial(at: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(at).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
@@ -63,7 +63,7 @@ type Said = (Vec<u8>, usize);
 fn record(server: &Server, key: &JobKey) -> (Said, Said) {
     let tap = TcpListener::bind((LOOPBACK, 0)).unwrap();
     let mut config = MeshConfig::new(Rank(0), 1, key.clone(), vec![tap.local_addr().unwrap()]);
-    config.timeout = PATIENCE;
+    config.timeout = TIMEOUT;
     let rank = std::thread::spawn(move || drop(connect(&config).unwrap()));
     let (left, _) = tap.accept().unwrap();
     let right = TcpStream::connect(server.addrs()[0]).unwrap();
@@ -84,7 +84,7 @@ fn registrations(server: &Server) -> usize {
 /// A true rank still gets in, and is the only one that did.
 fn still_works(server: &Server, key: &JobKey, generation: u64) {
     let mut config = MeshConfig::new(Rank(0), 1, key.clone(), server.addrs().to_vec());
-    config.timeout = PATIENCE;
+    config.timeout = TIMEOUT;
     let mesh = connect(&config).unwrap();
     assert_eq!(mesh.topology.generation, Generation(generation));
     assert_eq!(registrations(server), 1);

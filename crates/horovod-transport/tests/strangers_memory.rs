@@ -13,7 +13,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use common::PATIENCE;
+use common::TIMEOUT;
 use horovod_transport::{
     JobKey,
     rendezvous::{Server, ServerConfig},
@@ -51,7 +51,7 @@ fn nothing_is_allocated_by_what_strangers_claim() {
     for claimed in [0x7fff_ffffu32, 0x4000_0000, 1 << 24, 0xffff] {
         for version in 0..9 {
             let mut stranger = TcpStream::connect(at).unwrap();
-            stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+            stranger.set_read_timeout(Some(TIMEOUT)).unwrap();
             // As far as a first message can be right without the key.
             let mut bytes = [b"horovod", &[version, 1, 1][..], &[0; 12], &[0xff; 4]].concat();
             bytes.truncate(if version == 0 { 0 } else { bytes.len() });

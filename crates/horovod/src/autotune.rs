@@ -1,7 +1,7 @@
 //! Autotuning: watches the collectives of rank 0 and proposes settings, which then change on all ranks at the same
 //! place of the job's total order. Knows neither clock nor peers; the engine carries proposals out.
 
-mod duel;
+mod ab_comparison;
 mod gaussian;
 mod meter;
 mod report;
@@ -16,15 +16,15 @@ mod tests;
 use horovod_protocol::{Execution, Op, ProcessSetId, Time};
 
 use crate::config::AutotuneSettings;
-use duel::median;
+use ab_comparison::median;
 use meter::Meter;
 use report::Report;
-use search::{Next, Plan, Search};
+use search::{Next, Search, SearchPlan};
 use space::Space;
 pub(crate) use space::{Parameter, Values};
 
 /// A sample may take this many times what it took under the first settings.
-const PATIENCE: f64 = 4.0;
+const OVERDUE_FACTOR: f64 = 4.0;
 /// Samples under the first settings that are remembered for it.
 const REMEMBERED: usize = 5;
 
@@ -50,7 +50,7 @@ impl Autotuner {
         cache_enabled: bool,
     ) -> Self {
         let space = Space::new(defaults, tunable);
-        let plan = Plan {
+        let plan = SearchPlan {
             warmup_rounds: settings.warmup_samples,
             proposals: settings.bayes_opt_max_samples,
             noise: settings.gaussian_process_noise,
@@ -82,7 +82,9 @@ impl Autotuner {
             _ => return None,
         };
         let names = execution.items.iter().map(|item| &item.name);
-        let sample = self.meter.observe(now, names, bytes, self.patience())?;
+        let sample = self
+            .meter
+            .observe(now, names, bytes, self.overdue_after())?;
         if !self.changed && self.first.len() < REMEMBERED {
             #[expect(clippy::cast_precision_loss, reason = "a duration")]
             self.first.push(sample.nanos as f64);
@@ -121,9 +123,9 @@ impl Autotuner {
         clippy::cast_sign_loss,
         reason = "a positive duration; the cast saturates"
     )]
-    fn patience(&self) -> Option<u64> {
+    fn overdue_after(&self) -> Option<u64> {
         let known = self.changed && !self.first.is_empty();
-        known.then(|| (PATIENCE * median(&self.first)) as u64)
+        known.then(|| (OVERDUE_FACTOR * median(&self.first)) as u64)
     }
 
     fn report_news(&mut self) {

@@ -40,7 +40,7 @@ pub struct Settings {
 
 /// How the ranks find rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Way {
+enum Locator {
     /// It listens there.
     Address { host: String, port: u16 },
     /// It says so in a file, which also carries the key.
@@ -49,8 +49,8 @@ enum Way {
 
 /// How this job meets.
 #[derive(Debug)]
-struct Plan {
-    way: Way,
+struct RendezvousPlan {
+    locator: Locator,
     /// `None`: rank 0 makes one and leaves it in the file.
     key: Option<JobKey>,
     size: u32,
@@ -59,7 +59,7 @@ struct Plan {
 /// What is kept between two inits of one process.
 #[derive(Debug)]
 pub(crate) struct Standing {
-    way: Way,
+    locator: Locator,
     size: u32,
     /// Rank 0's.
     server: Option<Server>,
@@ -69,14 +69,14 @@ pub(crate) struct Standing {
 }
 
 /// How to reach the rendezvous; for rank 0 it runs from now on.
-pub(crate) enum Meeting {
+pub(crate) enum Rendezvous {
     /// Rank 0's own server.
     Served(Place),
     /// Rank 0 is somewhere else.
     Found(Finder),
 }
 
-impl Meeting {
+impl Rendezvous {
     /// The place, if it is known; what finds it, if not.
     pub(crate) fn split(self) -> Result<(Place, Option<Finder>), Error> {
         match self {
@@ -91,33 +91,36 @@ impl Meeting {
     }
 }
 
-/// Prepares the meeting of a job without a launcher.
-pub(crate) fn prepare(config: &Config, standing: &mut Option<Standing>) -> Result<Meeting, Error> {
+/// Prepares the rendezvous of a job without a launcher.
+pub(crate) fn prepare(
+    config: &Config,
+    standing: &mut Option<Standing>,
+) -> Result<Rendezvous, Error> {
     let plan = plan(config)?;
     if !standing
         .as_ref()
-        .is_some_and(|s| s.way == plan.way && s.size == plan.size)
+        .is_some_and(|s| s.locator == plan.locator && s.size == plan.size)
     {
         *standing = None;
     }
     if config.rank == 0 {
-        return serve(config, plan, standing).map(Meeting::Served);
+        return serve(config, plan, standing).map(Rendezvous::Served);
     }
     let kept = standing.get_or_insert_with(|| Standing {
-        way: plan.way.clone(),
+        locator: plan.locator.clone(),
         size: plan.size,
         server: None,
         last: Arc::default(),
         has_met: false,
     });
-    Ok(Meeting::Found(finder(plan, Arc::clone(&kept.last))))
+    Ok(Rendezvous::Found(finder(plan, Arc::clone(&kept.last))))
 }
 
 /// After an attempt to meet. When all have met nobody will look for the file any more; when they never have, the next
 /// attempt begins anew, with another key.
 pub(crate) fn settle(standing: &mut Option<Standing>, has_met: bool) {
     let Some(kept) = standing else { return };
-    if let (Way::File { path, .. }, Some(_)) = (&kept.way, &kept.server)
+    if let (Locator::File { path, .. }, Some(_)) = (&kept.locator, &kept.server)
         && (has_met || !kept.has_met)
     {
         file::remove(path);
@@ -128,7 +131,11 @@ pub(crate) fn settle(standing: &mut Option<Standing>, has_met: bool) {
     }
 }
 
-fn serve(config: &Config, plan: Plan, standing: &mut Option<Standing>) -> Result<Place, Error> {
+fn serve(
+    config: &Config,
+    plan: RendezvousPlan,
+    standing: &mut Option<Standing>,
+) -> Result<Place, Error> {
     let init = Error::Init;
     if let Some(Standing {
         server: Some(_),
@@ -145,14 +152,14 @@ fn serve(config: &Config, plan: Plan, standing: &mut Option<Standing>) -> Result
     };
     let interfaces = resolve_interfaces(&config.interfaces)
         .map_err(|e| init(format!("HOROVOD_GLOO_IFACE: {e}")))?;
-    let (bind, port): (Vec<IpAddr>, u16) = match &plan.way {
-        Way::File {
+    let (bind, port): (Vec<IpAddr>, u16) = match &plan.locator {
+        Locator::File {
             on_this_host: true, ..
         } => (vec![Ipv4Addr::LOCALHOST.into()], 0),
-        way => {
-            let port = match way {
-                Way::Address { port, .. } => *port,
-                Way::File { .. } => 0,
+        locator => {
+            let port = match locator {
+                Locator::Address { port, .. } => *port,
+                Locator::File { .. } => 0,
             };
             let all = vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
             (
@@ -174,7 +181,7 @@ fn serve(config: &Config, plan: Plan, standing: &mut Option<Standing>) -> Result
         ))
     })?;
     let mut addresses = server.addrs().to_vec();
-    if let Way::File { path, on_this_host } = &plan.way {
+    if let Locator::File { path, on_this_host } = &plan.locator {
         if !on_this_host {
             // To another host the loopback is itself.
             addresses.retain(|at| !at.ip().is_loopback());
@@ -184,7 +191,7 @@ fn serve(config: &Config, plan: Plan, standing: &mut Option<Standing>) -> Result
     }
     let place = Place { addresses, key };
     *standing = Some(Standing {
-        way: plan.way,
+        locator: plan.locator,
         size: plan.size,
         server: Some(server),
         last: Arc::new(Mutex::new(Some(place.clone()))),
@@ -193,14 +200,14 @@ fn serve(config: &Config, plan: Plan, standing: &mut Option<Standing>) -> Result
     Ok(place)
 }
 
-fn finder(plan: Plan, last: Arc<Mutex<Option<Place>>>) -> Finder {
+fn finder(plan: RendezvousPlan, last: Arc<Mutex<Option<Place>>>) -> Finder {
     Finder::new(move || {
-        let found = match &plan.way {
-            Way::File { path, .. } => file::read(path).map(|(addresses, key)| Place {
+        let found = match &plan.locator {
+            Locator::File { path, .. } => file::read(path).map(|(addresses, key)| Place {
                 addresses,
                 key: plan.key.clone().unwrap_or(key),
             }),
-            Way::Address { host, port } => {
+            Locator::Address { host, port } => {
                 let key = plan.key.clone().ok_or("there is no key")?;
                 resolve(host, *port).map(|addresses| Place { addresses, key })
             }
@@ -211,7 +218,7 @@ fn finder(plan: Plan, last: Arc<Mutex<Option<Place>>>) -> Finder {
                 *last = Some(place.clone());
                 Ok(place)
             }
-            // Rank 0 has removed its file after the first meeting, and is still there.
+            // Rank 0 has removed its file after the first rendezvous, and is still there.
             Err(why) => last.clone().ok_or(why),
         }
     })
@@ -227,8 +234,8 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
 }
 
 /// Decides how to meet; the error says what to set.
-fn plan(config: &Config) -> Result<Plan, Error> {
-    let settings = &config.meeting;
+fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
+    let settings = &config.bootstrap;
     let started = config.started.as_ref();
     let user_key = user_key(config)?;
     let key = || -> Result<Option<JobKey>, Error> {
@@ -240,8 +247,8 @@ fn plan(config: &Config) -> Result<Plan, Error> {
             .and_then(of_secret);
         Ok(secret.or(no_key(settings)?))
     };
-    let with = |way, key| Plan {
-        way,
+    let with = |locator, key| RendezvousPlan {
+        locator,
         key,
         size: config.size,
     };
@@ -253,33 +260,33 @@ fn plan(config: &Config) -> Result<Plan, Error> {
                 how_to_give_a_key()
             )));
         };
-        return Ok(with(Way::Address { host, port }, Some(key)));
+        return Ok(with(Locator::Address { host, port }, Some(key)));
     }
     if let Some(directory) = &settings.directory {
         let path = directory.join(
             file_name(started, config.size)
                 .unwrap_or_else(|| format!("horovod-meeting-{}", config.size)),
         );
-        let way = Way::File {
+        let locator = Locator::File {
             path,
             on_this_host: false,
         };
-        return Ok(with(way, user_key));
+        return Ok(with(locator, user_key));
     }
     if let Some(started) = started {
         if started.one_host
             && let Some(name) = file_name(Some(started), config.size)
         {
-            let way = Way::File {
+            let locator = Locator::File {
                 path: private_folder(&settings.temporary).join(name),
                 on_this_host: true,
             };
-            return Ok(with(way, user_key));
+            return Ok(with(locator, user_key));
         }
         if let Some((host, port)) = started.rank0.clone()
             && let Some(key) = key()?
         {
-            return Ok(with(Way::Address { host, port }, Some(key)));
+            return Ok(with(Locator::Address { host, port }, Some(key)));
         }
     }
     Err(Error::Init(cannot_meet(config)))
@@ -328,7 +335,7 @@ fn user_key(config: &Config) -> Result<Option<JobKey>, Error> {
     if let Some(text) = &config.job_key {
         return parse_key(text, "HOROVOD_JOB_KEY").map(Some);
     }
-    let Some(path) = &config.meeting.key_file else {
+    let Some(path) = &config.bootstrap.key_file else {
         return Ok(None);
     };
     let text = file::read_key(path)

@@ -19,7 +19,7 @@ pub use horovod_settings::{
 };
 use horovod_transport::Congestion;
 
-pub use crate::bootstrap::Settings as MeetingSettings;
+pub use crate::bootstrap::Settings as BootstrapSettings;
 use crate::error::Error;
 use crate::timeline::TimelineSetting;
 pub use algorithms::Algorithms;
@@ -65,7 +65,7 @@ pub struct Config {
     pub elastic_timeout: Duration,
     pub job_key: Option<String>,
     /// How to meet without a launcher.
-    pub meeting: MeetingSettings,
+    pub bootstrap: BootstrapSettings,
     /// The scheduler that started this process as one of several, if it was none of ours.
     pub started: Option<Started>,
     /// How many threads libraries use is told by the environment.
@@ -152,7 +152,7 @@ impl Config {
             worker: settings::ELASTIC_WORKER.read(env)?.unwrap_or_default(),
             elastic_timeout: elastic::timeout(env)?,
             job_key: settings::JOB_KEY.read(env)?,
-            meeting: MeetingSettings {
+            bootstrap: BootstrapSettings {
                 rank0_address: settings::RANK0_ADDRESS.read(env)?,
                 directory: settings::RENDEZVOUS_DIR.read(env)?.map(PathBuf::from),
                 key_file: settings::JOB_KEY_FILE.read(env)?.map(PathBuf::from),

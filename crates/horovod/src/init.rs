@@ -178,8 +178,8 @@ fn start_with(mut config: Config, interrupt: Option<Interrupt>) -> Result<(), Er
     let met = connect(&mut config, interrupt, &runtime.standing, held);
     starting.still_wanted()?;
     let mesh = met?;
-    if let Some(seat) = &mesh.seat {
-        config.take_seat(seat, mesh.topology.size);
+    if let Some(assignment) = &mesh.assignment {
+        config.take_assignment(assignment, mesh.topology.size);
     }
     config.algorithms.adopt(&mesh.settings)?;
     config.algorithms.check(memory_groups(&mesh.topology))?;
@@ -223,7 +223,7 @@ fn connect(
         worker: config.worker,
         held: held as u8,
         // The launcher gives up earlier; it may wait once more for who hangs in the former round.
-        patience: 2 * config.elastic_timeout + config.connect_timeout,
+        wait_timeout: 2 * config.elastic_timeout + config.connect_timeout,
     });
     let met = horovod_transport::connect(&mesh);
     if !has_launcher {
@@ -302,7 +302,7 @@ pub fn try_engine() -> Option<Arc<Engine>> {
 /// What carries the bytes on this machine: name and mechanism.
 pub fn transports() -> Vec<(&'static str, &'static str)> {
     vec![
-        ("shm", horovod_transport::WAYS.shared_memory),
+        ("shm", horovod_transport::MECHANISMS.shared_memory),
         (
             "tcp",
             "authenticated by Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s",

@@ -3,7 +3,7 @@
 //! A process calls [`init`], submits operations to the [`Engine`] and waits for their [`Handle`]s. Nothing here
 //! knows of Python or of a framework: tensors are pointers with a type, a shape and an owner.
 
-// Under loom only the engine's seat is built, around a driver of its own.
+// Under loom only the engine's driver lock is built, around a driver of its own.
 #[cfg(not(loom))]
 mod autotune;
 #[cfg(not(loom))]
@@ -12,6 +12,9 @@ mod bootstrap;
 mod buffer;
 #[cfg(not(loom))]
 pub mod config;
+#[cfg(all(loom, test))]
+#[path = "engine/driver_lock.rs"]
+mod driver_lock;
 #[cfg(not(loom))]
 mod engine;
 #[cfg(not(loom))]
@@ -20,9 +23,6 @@ mod error;
 mod hang;
 #[cfg(not(loom))]
 mod init;
-#[cfg(all(loom, test))]
-#[path = "engine/seat.rs"]
-mod seat;
 #[cfg(not(loom))]
 mod tensor;
 #[cfg(all(feature = "testing", not(loom)))]
@@ -50,7 +50,7 @@ pub use horovod_protocol::{
     TensorMeta, printable,
 };
 #[cfg(not(loom))]
-pub use horovod_transport::{Interrupt, JobKey, parcel, resolve_interfaces};
+pub use horovod_transport::{Interrupt, JobKey, payload, resolve_interfaces};
 #[cfg(not(loom))]
 pub use init::{
     HeldState, engine, hold_state, init, init_interruptible, init_with, is_elastic, is_initialized,

@@ -1,4 +1,4 @@
-//! How a framework's tensor looks to the engine: where its bytes are, when they are ready, who keeps them alive.
+//! A framework's tensor as the engine sees it: where its bytes are, when they are ready, who keeps them alive.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use horovod_protocol::{Device, TensorMeta};
 /// Host tensors that are ready when they are submitted have none.
 pub trait ReadyEvent: Send {
     /// Whether the bytes are ready; the text says why they never will be. It is asked again and again, by whichever
-    /// thread drives the engine, with a lock of the engine held: it must not block, and must not call the engine.
+    /// thread makes progress, with a lock of the engine held: it must not block, and must not call the engine.
     fn is_ready(&self) -> Result<bool, String>;
 }
 

@@ -1,12 +1,12 @@
-//! What the runtime reads from other ranks, for fuzzing: any bytes may be given to these, and a broken promise
+//! Parsers of the runtime, for fuzzing: any bytes may be given to these, and a broken promise
 //! panics.
 
 use horovod_collectives::Tuning;
 
 use crate::config::{Algorithms, JoinAverage};
 
-pub use crate::bootstrap::harness::meeting_file;
-pub use crate::hang::harness::standstill;
+pub use crate::bootstrap::harness::rendezvous_file;
+pub use crate::hang::harness::stall_report;
 pub use crate::timeline::harness::timeline;
 
 /// Settings as rank 0 sends them: what is taken over can be passed on.

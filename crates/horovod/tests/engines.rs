@@ -225,7 +225,7 @@ fn an_operand_of_an_operation_that_failed_is_not_that_of_the_next() {
                 let handle = submit(engine, "x", SUM, vec![in_place(&mut data)]).unwrap();
                 finish(engine, handle).unwrap_err();
             }
-            // Beside another, so that this time it is not staged early.
+            // Beside another, so that this time it is not pre-staged.
             let (mut other, mut data) = (vec![1.0f32; 4], vec![rank as f32 + 1.0; 4]);
             let y =
                 (rank == 0).then(|| submit(engine, "y", SUM, vec![in_place(&mut other)]).unwrap());
@@ -533,13 +533,17 @@ fn a_rank_alone_on_its_host_sees_the_hosts_as_the_others_do() {
 #[test]
 fn data_that_changes_between_hosts_is_told_alike_and_blames_no_rank() {
     for (control, bit) in [(false, 8 * 70_000), (true, 8 * 64 + 3)] {
-        for way in [[0, 1], [1, 0], [2, 1]] {
+        for direction in [[0, 1], [1, 0], [2, 1]] {
             // Control links are those with rank 0 only.
-            if control && way == [2, 1] {
+            if control && direction == [2, 1] {
                 continue;
             }
             let cluster = testing::Cluster::new(3).hosts(&[0, 1, 2]);
-            let flip = testing::Flip { way, control, bit };
+            let flip = testing::Flip {
+                direction,
+                control,
+                bit,
+            };
             let ends = on_meshes(
                 cluster.flip(flip).build(),
                 Config::solo(),
@@ -555,12 +559,15 @@ fn data_that_changes_between_hosts_is_told_alike_and_blames_no_rank() {
                     }
                 },
             );
-            let [from, to] = way;
+            let [from, to] = direction;
             let text = format!(
                 "though no rank is lost: what rank {from} on host{from} sent to rank {to} on host{to} was changed"
             );
             for end in &ends {
-                assert!(end.contains(&text), "{way:?}, control {control}: {ends:#?}");
+                assert!(
+                    end.contains(&text),
+                    "{direction:?}, control {control}: {ends:#?}"
+                );
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Many threads of each rank submit, poll and wait at random: whoever drives, nobody waits for ever and every
+//! Many threads of each rank submit, poll and wait at random: whoever makes progress, nobody waits for ever and every
 //! result is right.
 
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn submit_scaled(
     ))
 }
 
-/// Wait in slices of random length, so that threads leave in the middle of what they drive.
+/// Wait in slices of random length, so that threads leave in the middle of an execution.
 fn finish(engine: &Engine, handle: Handle, dice: &mut Dice) {
     loop {
         let slice = [0, 20, 300, 50_000][dice.below(4)];
@@ -215,7 +215,8 @@ fn a_wait_ends_in_time_though_the_operations_of_others_never_stop() {
             let engine = Engine::start(Config::solo(), mesh).expect("starts");
             let mut late = vec![1.0f32; 3];
             let waiting = AtomicBool::new(rank == 0);
-            // Round and round until rank 0 says that its wait is over; it only looks, so the other thread drives.
+            // Round and round until rank 0 says that its wait is over; it only looks, so the other thread makes
+            // progress.
             let rounds = || {
                 let mut go_on = vec![1.0f32];
                 while go_on[0] > 0.0 {

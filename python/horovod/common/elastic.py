@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from horovod import _core
-from horovod.common import _agreement
+from horovod.common import _consensus
 from horovod.common._news import HostMessages, HostUpdateResult, notification_manager
 from horovod.common.exceptions import (
     HorovodInternalError,
@@ -99,7 +99,7 @@ class State:
             kind |= given_kind
             self._given += 1
         # Ranks hear the news at different moments; whoever knows most tells the others.
-        announced, given, removed, added = _agreement.greatest(
+        announced, given, removed, added = _consensus.greatest(
             [
                 announced,
                 self._given,
@@ -309,7 +309,7 @@ class _Run:
         """Bring all ranks to one state, unless they have it: decided by those who are there now."""
         state = self._state
         mine = [self._number, self._held, state._commits, self._sync_wanted]
-        everyone = _agreement.everyones(mine, "elastic.agree")
+        everyone = _consensus.everyones(mine, "elastic.agree")
         self._raise_if_elsewhere([entry[0] for entry in everyone])
         states = [(held, commits) for _, held, commits, _ in everyone]
         changed = len(everyone) != self._size or any(held == _Held.NOTHING for held, _ in states)

@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from horovod import _core
-from horovod.runner import _parcels
+from horovod.runner import _payloads
 from horovod.runner._events import FD, Events
 from horovod.runner._worker_error import also_runtime_error
 from horovod.runner.launch import find_horovodrun
@@ -28,7 +28,7 @@ from horovod.runner.launch import find_horovodrun
 # After Ctrl-C: ranks get SIGINT, after 3 s SIGTERM, after 5 s more SIGKILL.
 _INTERRUPT_LIMIT_S = 15.0
 _KILL_LIMIT_S = 10.0
-_LEASH = "HOROVODRUN_LEASH_FD"
+_PARENT_WATCH = "HOROVODRUN_LEASH_FD"
 
 
 class WorkerTraceback(Exception):
@@ -195,10 +195,10 @@ def _pickled(
     func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> bytes:
     content = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})), protocol=5)
-    return pickle.dumps(_parcels.Job(content, list(sys.path)), protocol=5)
+    return pickle.dumps(_payloads.FunctionCall(content, list(sys.path)), protocol=5)
 
 
-Outcomes = list[tuple[int, _parcels.Outcome]]
+Outcomes = list[tuple[int, _payloads.Outcome]]
 
 
 def _launch(
@@ -206,30 +206,30 @@ def _launch(
 ) -> tuple[Outcomes, str]:
     """Run the launcher to its end: what the ranks brought, and what the launcher said if it failed."""
     try:
-        parcels = _core.ParcelServer(content, is_local, interfaces)
+        payloads = _core.PayloadServer(content, is_local, interfaces)
     except OSError as error:
         if not interfaces:
             raise
         raise ValueError(f"horovod.run: network_interfaces: {error}") from None
     try:
-        place = _parcels.Place(parcels.addresses(), parcels.key())
+        place = _payloads.Place(payloads.addresses(), payloads.key())
         exit_status, events = _run_launcher(command, place)
         outcomes = []
-        while (parcel := parcels.take()) is not None:
+        while (payload := payloads.take()) is not None:
             # From a process that holds the key, which only this job's ranks were given.
-            outcomes.append((parcel[0], pickle.loads(parcel[1])))
+            outcomes.append((payload[0], pickle.loads(payload[1])))
         report = events.report(exit_status)
         if events.was_wrong_call():
             raise ValueError(f"horovod.run: {report}")
         return outcomes, report
     finally:
-        parcels.close()
+        payloads.close()
 
 
-def _run_launcher(command: list[str], place: _parcels.Place) -> tuple[int, Events]:
+def _run_launcher(command: list[str], place: _payloads.Place) -> tuple[int, Events]:
     """Run it to its end; its exit status, and what it told."""
     # The end of this pipe tells the launcher that this process has ended, however it did.
-    leash, held = os.pipe()
+    parent_watch, held = os.pipe()
     told, telling = os.pipe()
     try:
         try:
@@ -241,15 +241,15 @@ def _run_launcher(command: list[str], place: _parcels.Place) -> tuple[int, Event
                 env={
                     **os.environ,
                     **place.to_environment(),
-                    _LEASH: str(leash),
+                    _PARENT_WATCH: str(parent_watch),
                     FD: str(telling),
                 },
-                pass_fds=[leash, telling],
+                pass_fds=[parent_watch, telling],
                 # Ctrl-C is this process's to pass on.
                 start_new_session=True,
             )
         finally:
-            os.close(leash)
+            os.close(parent_watch)
             os.close(telling)
         events = Events(told)
         with process:
@@ -337,7 +337,7 @@ def _results(outcomes: Outcomes, report: str, wanted: int) -> list[Any]:
     return [cloudpickle.loads(results[rank]) for rank in range(wanted)]
 
 
-def _raise(rank: int, outcome: _parcels.Outcome, report: str) -> None:
+def _raise(rank: int, outcome: _payloads.Outcome, report: str) -> None:
     where = f"rank {rank} on host {outcome.host}"
     if outcome.kind == "exit":
         raise RuntimeError(

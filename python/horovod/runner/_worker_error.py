@@ -17,11 +17,11 @@ def also_runtime_error(error: Exception) -> Exception:
     kind = type(error)
     with contextlib.suppress(Exception):
         both = _both(kind)
-        for turn in (_by_its_class, _by_its_reduction, _by_its_parts):
+        for convert in (_by_its_class, _by_its_reduction, _by_its_parts):
             with contextlib.suppress(Exception):
-                turned = turn(error, both)
-                if str(turned) == str(error) and turned.args == error.args:
-                    return turned
+                converted = convert(error, both)
+                if str(converted) == str(error) and converted.args == error.args:
+                    return converted
     return error
 
 
@@ -59,16 +59,16 @@ def _by_its_reduction(error: Exception, both: type[Exception]) -> Exception:
     call, args, *state = reduced
     if call is not type(error) or not isinstance(args, tuple):
         raise TypeError("it is not made by calling its class")
-    turned = both(*args)
-    _set_state(turned, state)
-    return turned
+    converted = both(*args)
+    _set_state(converted, state)
+    return converted
 
 
 def _by_its_parts(error: Exception, both: type[Exception]) -> Exception:
-    turned = both.__new__(both, *error.args)
-    turned.args = error.args
-    vars(turned).update(vars(error))
-    return turned
+    converted = both.__new__(both, *error.args)
+    converted.args = error.args
+    vars(converted).update(vars(error))
+    return converted
 
 
 def _set_state(error: Exception, state: list[Any]) -> None:

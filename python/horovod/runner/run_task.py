@@ -16,29 +16,29 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from horovod import _core
-from horovod.runner import _parcels
+from horovod.runner import _payloads
 
 # How long to look for the process that called `horovod.run`.
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 def main() -> int:
     """Do all of it; the exit status."""
-    parcels = _parcels.Place.from_environment()
+    payloads = _payloads.Place.from_environment()
     # Neither children nor the function need the key.
-    _parcels.Place.remove_from_environment()
+    _payloads.Place.remove_from_environment()
     rank = int(os.environ["HOROVOD_RANK"])
-    content = _core.fetch_parcel(parcels.addresses, parcels.key, rank, _PATIENCE_S)
+    content = _core.fetch_payload(payloads.addresses, payloads.key, rank, _TIMEOUT_S)
     job = pickle.loads(content)
     outcome = _call(job)
     rank = _core.rank() if _core.is_initialized() else int(os.environ["HOROVOD_RANK"])
-    _core.deliver_parcel(
-        parcels.addresses, parcels.key, rank, pickle.dumps(outcome, protocol=5), _PATIENCE_S
+    _core.deliver_payload(
+        payloads.addresses, payloads.key, rank, pickle.dumps(outcome, protocol=5), _TIMEOUT_S
     )
     return outcome.exit_status
 
 
-def _call(job: _parcels.Job) -> _parcels.Outcome:
+def _call(job: _payloads.FunctionCall) -> _payloads.Outcome:
     host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
     try:
         # Modules that the caller could import can be imported here, too, where they exist.
@@ -48,18 +48,18 @@ def _call(job: _parcels.Job) -> _parcels.Outcome:
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
         text = f"the function called sys.exit({error.code!r})"
-        return _parcels.Outcome(host, "exit", b"", text, status)
+        return _payloads.Outcome(host, "exit", b"", text, status)
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
         sys.stderr.write(f"User function raise error: {error}\n{text}")
-        return _parcels.Outcome(host, "error", _pickled_exception(error), text, 1)
+        return _payloads.Outcome(host, "error", _pickled_exception(error), text, 1)
     try:
         content = cloudpickle.dumps(value, protocol=5)
     except Exception as error:
         text = f"the result, of type {type(value).__qualname__}, cannot be pickled: {error!r}"
         sys.stderr.write(text + "\n")
-        return _parcels.Outcome(host, "unpicklable", b"", text, 1)
-    return _parcels.Outcome(host, "result", content, "", 0)
+        return _payloads.Outcome(host, "unpicklable", b"", text, 1)
+    return _payloads.Outcome(host, "result", content, "", 0)
 
 
 def _pickled_exception(error: BaseException) -> bytes:
@@ -67,7 +67,7 @@ def _pickled_exception(error: BaseException) -> bytes:
     if not isinstance(error, Exception):
         return b""
     # Pickling calls the class with `args`, which fails or garbles the text where `__init__` takes something else.
-    for packed in (error, _parcels.PackedException(error)):
+    for packed in (error, _payloads.PackedException(error)):
         with contextlib.suppress(Exception):
             content: bytes = cloudpickle.dumps(packed, protocol=5)
             copy: Any = cloudpickle.loads(content)

@@ -31,13 +31,13 @@ from horovod.torch._gradient_agreement import (
 from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR
 from horovod.torch._gradient_hooks import can_be_watched, queue_callback
 from horovod.torch._gradient_sending import Sender
-from horovod.torch._gradient_slots import (
+from horovod.torch._gradient_entries import (
     IDLE,
     READY,
     STARTED,
     Group,
     ReduceOptions,
-    Slot,
+    GradientEntry,
     unwatch,
     zeros_for,
 )
@@ -73,10 +73,10 @@ class GradientReducer:
         self.step_skipped = False
         self._options = options
         self._sender = Sender(options)
-        self._slots: list[Slot] = []  # sorted by name: the same order on every rank
-        self._by_param: dict[torch.Tensor, Slot] = {}
+        self._entries: list[GradientEntry] = []  # sorted by name: the same order on every rank
+        self._by_param: dict[torch.Tensor, GradientEntry] = {}
         self._soft_wait = SoftWait()
-        self._in_parts: list[Slot] = []
+        self._in_parts: list[GradientEntry] = []
         self._announced: tuple[torch.Tensor, torch.Tensor, int, bool] | None = None
         # For the other ranks to compare: steps taken, and reductions that zero_grad() dropped.
         self._steps = self._drops = 0
@@ -93,19 +93,19 @@ class GradientReducer:
         self._me = weakref.ref(self)
         self._exclusive = False  # whether it was looked for others that reduce these gradients
         _reducers.add(self)
-        weakref.finalize(self, unwatch, self._slots)
+        weakref.finalize(self, unwatch, self._entries)
 
     # ---- set-up ------------------------------------------------------------------------------------------------
 
     def track(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Take parameters under their names on the wire and hook them, frozen ones too: they may thaw."""
         for name, param in named:
-            slot = Slot(param, name, self.passes)
-            self._slots.append(slot)
-            self._by_param[param] = slot
+            entry = GradientEntry(param, name, self.passes)
+            self._entries.append(entry)
+            self._by_param[param] = entry
             if can_be_watched(param):  # gradients of others are picked up by `finish`
-                self._watch(slot)
-        self._slots.sort(key=lambda slot: slot.name)
+                self._watch(entry)
+        self._entries.sort(key=lambda entry: entry.name)
         self._open += len(named)
         self._digest = None
         self._exclusive = False
@@ -116,28 +116,28 @@ class GradientReducer:
             members = [self._by_param[param] for param in params]
             if len(members) > 1:
                 group = Group(members)
-                for slot in members:
-                    slot.group = group
+                for entry in members:
+                    entry.group = group
 
     def detach(self) -> None:
         """Remove every hook: the parameters are reduced by somebody else from now on, or by nobody."""
-        unwatch(self._slots)
+        unwatch(self._entries)
         _reducers.discard(self)
 
-    def _watch(self, slot: Slot) -> None:
+    def _watch(self, entry: GradientEntry) -> None:
         me = self._me
 
         def reopen() -> None:
             reducer = me()
             if reducer is not None:
-                reducer._reopen(slot)
+                reducer._reopen(entry)
 
         def after(*_: object) -> None:
             reducer = me()
             if reducer is not None:
-                reducer._on_gradient(slot)
+                reducer._on_gradient(entry)
 
-        slot.watch(reopen, after)
+        entry.watch(reopen, after)
 
     # ---- one cycle ---------------------------------------------------------------------------------------------
 
@@ -163,16 +163,16 @@ class GradientReducer:
         self._announced = self._end = None
         self._touched = self._unannounced = self._agreed = self.step_skipped = False
         self._repeated = self._reduced = False
-        self._open = len(self._slots)
+        self._open = len(self._entries)
         passes = self.passes
-        for slot in self._slots:
-            slot.state = slot.sent = IDLE
-            slot.settled = False
-            slot.passes_left = passes
-            if slot.parts:
-                slot.parts = []
-            if slot.group is not None:
-                slot.group.arrived.clear()
+        for entry in self._entries:
+            entry.state = entry.sent = IDLE
+            entry.settled = False
+            entry.passes_left = passes
+            if entry.parts:
+                entry.parts = []
+            if entry.group is not None:
+                entry.group.arrived.clear()
 
     def stepped(self) -> None:
         """Begin a new cycle after a step."""
@@ -220,18 +220,18 @@ class GradientReducer:
         if not self._exclusive:  # no backward pass that our hooks have seen
             self._check_exclusive()
         if self._open:
-            for slot in self._slots:
-                if slot.state == IDLE and slot.param.grad is not None:
-                    self._ready(slot)
+            for entry in self._entries:
+                if entry.state == IDLE and entry.param.grad is not None:
+                    self._ready(entry)
                     self._agreed = False
         if not self._agreed:
             self._bring_to_an_end()
         else:
             self.wait()
         if self._open and self._options.zero_missing_gradients:
-            for slot in self._slots:
-                if slot.param.grad is None and slot.param.requires_grad:
-                    slot.param.grad = zeros_for(slot.param, sparse=slot.sparse)
+            for entry in self._entries:
+                if entry.param.grad is None and entry.param.requires_grad:
+                    entry.param.grad = zeros_for(entry.param, sparse=entry.sparse)
 
     def _bring_to_an_end(self) -> None:
         try:
@@ -244,7 +244,7 @@ class GradientReducer:
             self.reset()
             raise
 
-    def _on_gradient(self, slot: Slot) -> None:
+    def _on_gradient(self, entry: GradientEntry) -> None:
         if self.step_skipped:  # and nobody called zero_grad() of this optimizer since
             self.wait()
             self.reset()
@@ -252,30 +252,30 @@ class GradientReducer:
         if self._holding:
             return
         if queue_callback is not None and (self._end is None or self._end() is None):
-            self._begin_pass(slot, queue_callback)
+            self._begin_pass(entry, queue_callback)
         self._agreed = False
-        slot.passes_left -= 1
-        if slot.passes_left == 0:
-            self._ready(slot)
-        elif slot.settled:  # torch is too old to tell before the gradient is added
+        entry.passes_left -= 1
+        if entry.passes_left == 0:
+            self._ready(entry)
+        elif entry.settled:  # torch is too old to tell before the gradient is added
             raise AssertionError(EXTRA_BACKWARD)
         if queue_callback is None and self._unannounced and self._all_sent():
             self._end_of_backward()
 
     def _all_sent(self) -> bool:
-        return all(slot.settled for slot in self._slots if slot.param.requires_grad)
+        return all(entry.settled for entry in self._entries if entry.param.requires_grad)
 
-    def _begin_pass(self, slot: Slot, queue_callback: Callable[[Callable[[], None]], None]) -> None:
+    def _begin_pass(self, entry: GradientEntry, queue_callback: Callable[[Callable[[], None]], None]) -> None:
         if not self._exclusive:
             self._check_exclusive()
         if self._end is not None:
             # The last pass failed half-way. Its gradients must not mix with this one's, whose first is there already.
-            grad, slot.param.grad = slot.param.grad, None
+            grad, entry.param.grad = entry.param.grad, None
             if self._sender.handed_over or self._announced is not None:
                 self._bring_to_an_end()
             else:
                 self.reset()
-            slot.param.grad = grad
+            entry.param.grad = grad
             self._touched = True
         end = _EndOfPass(self._me)
         self._end = weakref.ref(end)
@@ -283,7 +283,7 @@ class GradientReducer:
 
     def _check_exclusive(self) -> None:
         """Raise if these gradients are reduced by somebody else, too; once, when everything is built."""
-        named = [(slot.name, slot.param) for slot in self._slots]
+        named = [(entry.name, entry.param) for entry in self._entries]
         refuse_foreign(named)
         refuse_shared(named, lambda: [r._by_param for r in _reducers if r is not self])
         self._exclusive = True
@@ -298,69 +298,69 @@ class GradientReducer:
             self.reset()
             raise
 
-    def _reopen(self, slot: Slot) -> None:
+    def _reopen(self, entry: GradientEntry) -> None:
         """Put a gradient aside that was sent, so that the next one is accumulated apart from it."""
         self._sender.hand_over()
-        grad = slot.param.grad
+        grad = entry.param.grad
         if grad is None:  # dropped by the user
-            slot.parts.clear()
+            entry.parts.clear()
         else:
             if self._options.op not in (Average, Sum):
                 raise AssertionError(NOT_LINEAR)
-            if not slot.parts:
-                self._in_parts.append(slot)
-            slot.parts.append(grad)
-            slot.param.grad = None
-        slot.state = IDLE
-        slot.settled = False
-        slot.passes_left = self.passes
+            if not entry.parts:
+                self._in_parts.append(entry)
+            entry.parts.append(grad)
+            entry.param.grad = None
+        entry.state = IDLE
+        entry.settled = False
+        entry.passes_left = self.passes
         self._open += 1
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
-    def _ready(self, slot: Slot) -> None:
-        grad = slot.param.grad
+    def _ready(self, entry: GradientEntry) -> None:
+        grad = entry.param.grad
         if grad is None:
-            raise RuntimeError(f"the gradient of {slot.name!r} vanished while it was being reduced")
+            raise RuntimeError(f"the gradient of {entry.name!r} vanished while it was being reduced")
         if grad.requires_grad:
             raise AssertionError(
-                f"the gradient of {slot.name!r} carries a graph (backward(create_graph=True)); reducing it in place "
+                f"the gradient of {entry.name!r} carries a graph (backward(create_graph=True)); reducing it in place "
                 "would falsify its derivative. Take higher derivatives with torch.autograd.grad and put "
                 "detached tensors into .grad."
             )
-        group = slot.group
+        group = entry.group
         if group is None:
-            self._send(slot, grad)
+            self._send(entry, grad)
             return
-        group.arrived.add(slot)
+        group.arrived.add(entry)
         if grad.is_sparse and not self._options.sparse_as_dense:
-            self._send(slot, grad)
+            self._send(entry, grad)
         else:
-            slot.state = READY
+            entry.state = READY
             self._unannounced = True
         if len(group.arrived) == len(group.members):
             group.arrived.clear()
             self._send_group([member for member in group.members if member.state == READY])
 
-    def _send(self, slot: Slot, grad: torch.Tensor) -> None:
-        self._mark_started(slot)
+    def _send(self, entry: GradientEntry, grad: torch.Tensor) -> None:
+        self._mark_started(entry)
         # The last ones go with the announcement that follows them.
-        if self._sender.hold(slot, grad) and (self._open or self._end is None):
+        if self._sender.hold(entry, grad) and (self._open or self._end is None):
             self._sender.hand_over()
 
-    def _send_group(self, slots: list[Slot]) -> None:
-        if not slots:
+    def _send_group(self, entries: list[GradientEntry]) -> None:
+        if not entries:
             return
-        for slot in slots:
-            self._mark_started(slot)
-        self._sender.send_group(slots)
+        for entry in entries:
+            self._mark_started(entry)
+        self._sender.send_group(entries)
 
-    def _mark_started(self, slot: Slot) -> None:
-        slot.state = STARTED
-        slot.settled = True
-        slot.passes_left = 0
-        slot.sent += 1
-        if slot.sent > 1:
+    def _mark_started(self, entry: GradientEntry) -> None:
+        entry.state = STARTED
+        entry.settled = True
+        entry.passes_left = 0
+        entry.sent += 1
+        if entry.sent > 1:
             self._repeated = True
         self._open -= 1
         self._unannounced = True
@@ -369,14 +369,14 @@ class GradientReducer:
         """Wait for the reductions in flight and put their results in place; raise what failed first."""
         self._sender.wait()
         if self._in_parts:
-            united = [slot for slot in self._in_parts if slot.settled]
-            self._in_parts = [slot for slot in self._in_parts if not slot.settled]
-            for slot in united:
-                slot.unite()
+            united = [entry for entry in self._in_parts if entry.settled]
+            self._in_parts = [entry for entry in self._in_parts if not entry.settled]
+            for entry in united:
+                entry.unite()
 
     def _wait_softly(self) -> None:
         """Agree and wait, unless the others wait for what comes after `backward()`; `finish` does what is left."""
-        names = [slot.name for slot in self._slots]
+        names = [entry.name for entry in self._entries]
         while self._announced is not None or self._unannounced:
             # What an earlier pass told of is agreed upon first.
             self._announced = self._announced or self._announce()
@@ -417,7 +417,7 @@ class GradientReducer:
         theirs = mine.clone()
         handle = allreduce_async_(
             theirs,
-            name=f"presence.{self._slots[0].name}" if self._slots else "presence",
+            name=f"presence.{self._entries[0].name}" if self._entries else "presence",
             op=Max,
             process_set=self._options.process_set,
         )
@@ -426,21 +426,21 @@ class GradientReducer:
 
     def _announcement(self) -> tuple[torch.Tensor, bool]:
         if self._digest is None:
-            self._digest = agreement.digest(slot.name for slot in self._slots)
+            self._digest = agreement.digest(entry.name for entry in self._entries)
         head = agreement.header(self._steps, self._drops, self._digest, self.watch.said)
         if not (self._open or self._sender.sparse or self._repeated):
-            return agreement.all_sent_once(head, len(self._slots)), True
-        rows = [[0] * len(self._slots) for _ in range(ROWS)]
-        for index, slot in enumerate(self._slots):
-            grad = slot.param.grad
-            rows[SENT][index] = slot.sent
+            return agreement.all_sent_once(head, len(self._entries)), True
+        rows = [[0] * len(self._entries) for _ in range(ROWS)]
+        for index, entry in enumerate(self._entries):
+            grad = entry.param.grad
+            rows[SENT][index] = entry.sent
             if grad is None:
                 continue
             rows[IS_SPARSE if grad.is_sparse else IS_DENSE][index] = 1
-            if slot.state == READY:
-                rows[WAITS_FOR_GROUP][index] = slot.sent + 1
-            elif slot.state == IDLE:
-                rows[LOCAL_ONLY][index] = slot.sent + 1
+            if entry.state == READY:
+                rows[WAITS_FOR_GROUP][index] = entry.sent + 1
+            elif entry.state == IDLE:
+                rows[LOCAL_ONLY][index] = entry.sent + 1
         sent_all = not any(rows[WAITS_FOR_GROUP]) and not any(rows[LOCAL_ONLY])
         return agreement.announcement(head, rows), sent_all
 
@@ -455,30 +455,30 @@ class GradientReducer:
     def _join_round(self, number: int, wanted: list[int], rows: list[list[int]]) -> None:
         as_dense = self._options.sparse_as_dense
         # By group: what travels now because a rank that had all members sent them, or because some rank holds it back.
-        sent: dict[Group, list[Slot]] = {}
-        held: dict[Group, list[Slot]] = {}
-        for index, slot in enumerate(self._slots):
+        sent: dict[Group, list[GradientEntry]] = {}
+        held: dict[Group, list[GradientEntry]] = {}
+        for index, entry in enumerate(self._entries):
             if wanted[index] < number:
                 continue
-            slot.sparse = bool(rows[IS_SPARSE][index])
-            if slot.sparse and rows[IS_DENSE][index] and not as_dense:
+            entry.sparse = bool(rows[IS_SPARSE][index])
+            if entry.sparse and rows[IS_DENSE][index] and not as_dense:
                 raise RuntimeError(
-                    f"the gradient of {slot.name!r} is sparse on some ranks and dense on others; "
+                    f"the gradient of {entry.name!r} is sparse on some ranks and dense on others; "
                     "use DistributedOptimizer(..., sparse_as_dense=True)"
                 )
-            if slot.sent >= number:
+            if entry.sent >= number:
                 continue
-            if slot.settled:
-                self._reopen(slot)
-            if slot.param.grad is None:
-                slot.param.grad = zeros_for(slot.param, sparse=slot.sparse)
-            if slot.group is None or (slot.sparse and not as_dense):
-                self._send(slot, slot.param.grad)
+            if entry.settled:
+                self._reopen(entry)
+            if entry.param.grad is None:
+                entry.param.grad = zeros_for(entry.param, sparse=entry.sparse)
+            if entry.group is None or (entry.sparse and not as_dense):
+                self._send(entry, entry.param.grad)
             else:
                 by_group = sent if rows[SENT][index] >= number else held
-                by_group.setdefault(slot.group, []).append(slot)
+                by_group.setdefault(entry.group, []).append(entry)
         for groups in (held, sent):
-            for group, slots in groups.items():
-                chosen = set(slots)
-                self._send_group([slot for slot in group.members if slot in chosen])
-                group.arrived = {slot for slot in group.arrived if slot.state == READY}
+            for group, entries in groups.items():
+                chosen = set(entries)
+                self._send_group([entry for entry in group.members if entry in chosen])
+                group.arrived = {entry for entry in group.arrived if entry.state == READY}

@@ -12,7 +12,7 @@ from horovod.common.exceptions import DuplicateNameError
 from horovod.torch import _sparse
 from horovod.torch._allreduce import allreduce_together_
 from horovod.torch._gradient_errors import DUPLICATE_NAME
-from horovod.torch._gradient_slots import ReduceOptions, Slot
+from horovod.torch._gradient_entries import ReduceOptions, GradientEntry
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
 
@@ -28,7 +28,7 @@ class Sender:
         self._options = options
         self._prescale, self._postscale = options.factors()
         self._uncompressed = options.compression is Compression.none
-        self._held: list[tuple[Slot, torch.Tensor]] = []
+        self._held: list[tuple[GradientEntry, torch.Tensor]] = []
         self._held_bytes = 0
         self._in_flight: list[Callable[[], object]] = []
         self.awaited: list[int] = []  # the handles behind it
@@ -43,18 +43,18 @@ class Sender:
         self.awaited.clear()
         self.handed_over = self.sparse = False
 
-    def hold(self, slot: Slot, grad: torch.Tensor) -> bool:
+    def hold(self, entry: GradientEntry, grad: torch.Tensor) -> bool:
         """Take the gradient of one slot, which is marked as sent; whether enough are held to hand them over.
 
         A sparse one that stays sparse is not held: it is handed over at once.
         """
         if grad.is_sparse:
-            self.sparse = slot.sparse = True
+            self.sparse = entry.sparse = True
             if not self._options.sparse_as_dense:
-                self._send_sparse(slot, grad)
+                self._send_sparse(entry, grad)
                 return False
-        self._held.append((slot, grad))
-        self._held_bytes += slot.nbytes
+        self._held.append((entry, grad))
+        self._held_bytes += entry.nbytes
         return self._held_bytes >= _HAND_OVER_BYTES
 
     def hand_over(self) -> None:
@@ -66,7 +66,7 @@ class Sender:
         if len(held) > 1 and self._uncompressed:
             handles = allreduce_together_(
                 [grad for _, grad in held],
-                [slot.name if slot.sent == 1 else slot.wire_name for slot, _ in held],
+                [entry.name if entry.sent == 1 else entry.wire_name for entry, _ in held],
                 self._options.op,
                 self._prescale,
                 self._postscale,
@@ -76,14 +76,14 @@ class Sender:
             self._in_flight.extend(partial(synchronize, handle) for handle in handles)
             # What has to be prepared, and what was refused and shall say why.
             held = held[len(handles) :]
-        for slot, grad in held:
-            self._send(slot, grad)
+        for entry, grad in held:
+            self._send(entry, grad)
 
-    def send_group(self, slots: Sequence[Slot]) -> None:
+    def send_group(self, entries: Sequence[GradientEntry]) -> None:
         """Start to reduce the gradients of slots, which are marked as sent, as one operation."""
         options = self._options
         self.handed_over = True
-        grads = [grad for slot in slots if (grad := slot.param.grad) is not None]
+        grads = [grad for entry in entries if (grad := entry.param.grad) is not None]
         packed = [
             options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
             for grad in grads
@@ -91,7 +91,7 @@ class Sender:
         try:
             handle = grouped_allreduce_async_(
                 [tensor for tensor, _ in packed],
-                name=slots[0].wire_name,
+                name=entries[0].wire_name,
                 op=options.op,
                 prescale_factor=self._prescale,
                 postscale_factor=self._postscale,
@@ -103,8 +103,8 @@ class Sender:
 
         def complete() -> None:
             results = synchronize(handle)
-            for slot, grad, result, (_, ctx) in zip(slots, grads, results, packed, strict=True):
-                self._store(slot, grad, result, ctx)
+            for entry, grad, result, (_, ctx) in zip(entries, grads, results, packed, strict=True):
+                self._store(entry, grad, result, ctx)
 
         self.awaited.append(handle)
         self._in_flight.append(complete)
@@ -124,21 +124,21 @@ class Sender:
         if failure is not None:
             raise failure
 
-    def _send_sparse(self, slot: Slot, grad: torch.Tensor) -> None:
+    def _send_sparse(self, entry: GradientEntry, grad: torch.Tensor) -> None:
         self.handed_over = True
         handles, result = _sparse.start(
-            grad, slot.wire_name, self._options.op, self._options.process_set
+            grad, entry.wire_name, self._options.op, self._options.process_set
         )
         self.awaited.extend(handles)
-        self._in_flight.append(lambda: slot.put(grad, result()))
+        self._in_flight.append(lambda: entry.put(grad, result()))
 
-    def _send(self, slot: Slot, grad: torch.Tensor) -> None:
+    def _send(self, entry: GradientEntry, grad: torch.Tensor) -> None:
         options = self._options
         tensor, ctx = options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
         try:
             handle = allreduce_async_(
                 tensor,
-                name=slot.wire_name,
+                name=entry.wire_name,
                 op=options.op,
                 prescale_factor=self._prescale,
                 postscale_factor=self._postscale,
@@ -151,9 +151,9 @@ class Sender:
         if tensor is grad and self._uncompressed:
             self._in_flight.append(partial(synchronize, handle))
         else:
-            self._in_flight.append(lambda: self._store(slot, grad, synchronize(handle), ctx))
+            self._in_flight.append(lambda: self._store(entry, grad, synchronize(handle), ctx))
 
-    def _store(self, slot: Slot, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
+    def _store(self, entry: GradientEntry, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
         """Put a reduced dense tensor where the gradient was, in the gradient's own memory and layout."""
         compression = self._options.compression
         if compression is Compression.fp16 and not grad.is_sparse:
@@ -161,7 +161,7 @@ class Sender:
         else:
             result = compression.decompress(reduced, ctx)
         if grad.is_sparse:
-            slot.put(grad, result.to_sparse(grad.sparse_dim()))
+            entry.put(grad, result.to_sparse(grad.sparse_dim()))
         elif result is not grad:
             with torch.no_grad():
                 grad.copy_(result)

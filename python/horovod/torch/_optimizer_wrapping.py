@@ -14,7 +14,7 @@ import torch
 from horovod import _core
 from horovod.common.consistency import Watch
 from horovod.common.process_sets import ProcessSet
-from horovod.torch._gradient_slots import ReduceOptions
+from horovod.torch._gradient_entries import ReduceOptions
 from horovod.torch._original_attributes import OriginalAttributes
 from horovod.torch.mpi_ops import Average, Max, Min, Product, is_initialized, size
 

@@ -76,7 +76,7 @@ def test_a_mismatch_reaches_every_call(adapter):
 
 
 def test_other_threads_wait_meanwhile(adapter):
-    """A thread that waits for its own operation drives as well; both come to their end."""
+    """A thread that waits for its own operation makes progress as well; both come to their end."""
     ended = []
 
     def sums():

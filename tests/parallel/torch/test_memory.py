@@ -26,15 +26,15 @@ def mine(elems=ELEMS):
     return torch.full((elems,), float(hvd.rank() + 1))
 
 
-@pytest.mark.parametrize("way", OTHER_MEMORY)
-def test_a_tensor_that_gets_other_memory_is_an_error_and_the_result_is_in_the_old(way):
+@pytest.mark.parametrize("variant", OTHER_MEMORY)
+def test_a_tensor_that_gets_other_memory_is_an_error_and_the_result_is_in_the_old(variant):
     for i in range(TIMES):
         x = mine()
         if i % 2:
             x = torch.nn.Parameter(x, requires_grad=False)
         view = x[1:]
         handle = hvd.allreduce_async_(x, name="x", op=hvd.Sum)
-        OTHER_MEMORY[way](x)
+        OTHER_MEMORY[variant](x)
         with pytest.raises(RuntimeError, match="got other memory"):
             hvd.synchronize(handle)
         assert bool((view == total()).all())
@@ -103,8 +103,8 @@ def test_a_tensor_that_becomes_smaller_keeps_its_memory():
         assert x.tolist() == [total()] * 10
 
 
-@pytest.mark.parametrize("way", ["grow", "empty", "share"])
-def test_a_storage_that_is_resized_is_noticed(way):
+@pytest.mark.parametrize("variant", ["grow", "empty", "share"])
+def test_a_storage_that_is_resized_is_noticed(variant):
     # Nothing can keep the memory of a storage that gives it back, so this does it when nobody writes any more.
     for start in (
         lambda x: hvd.allreduce_async_(x, name="x", op=hvd.Sum),
@@ -114,9 +114,9 @@ def test_a_storage_that_is_resized_is_noticed(way):
         handle = start(x)
         while not hvd.poll(handle):
             time.sleep(0)
-        if way == "grow":
+        if variant == "grow":
             x.resize_(ELEMS * 4)
-        elif way == "empty":
+        elif variant == "empty":
             x.untyped_storage().resize_(0)
         else:
             x.share_memory_()

@@ -34,7 +34,7 @@ def wait_while_others_stand_still(start, others):
         if handlers_run < LEAVES:
             return
         if not has_begun:
-            # Now this thread drives, not the engine's.
+            # Now this thread makes progress, not the engine's.
             kill(others, signal.SIGUSR1)
             has_begun, handlers_run = True, 0
         elif not has_ended and are_stopped(others):

@@ -32,8 +32,8 @@ pub(super) trait Going {
 }
 
 /// The order in which a way goes through `len` elements of `members`.
-pub(super) fn parts(way: Across, len: usize, members: usize) -> Parts {
-    let count = match way {
+pub(super) fn parts(algorithm: Across, len: usize, members: usize) -> Parts {
+    let count = match algorithm {
         Across::Exchange | Across::Ring => 1,
         Across::Pairwise => members,
     };
@@ -62,7 +62,7 @@ impl Group<'_> {
 /// Starts an allreduce of the vector among the group and has `drive` bring it to its end.
 pub(super) fn with(
     ctx: &mut Ctx<'_>,
-    way: Across,
+    algorithm: Across,
     reducer: &Reducer,
     vector: &Vector,
     group: Group<'_>,
@@ -72,7 +72,7 @@ pub(super) fn with(
     let inputs = as_bytes(ctx, vector, |segment| segment.input.cast_mut());
     let outputs = as_bytes(ctx, vector, |segment| segment.output);
     debug_assert_eq!(inputs.len(), vector.len() * size);
-    let mut going: Box<dyn Going + '_> = match way {
+    let mut going: Box<dyn Going + '_> = match algorithm {
         Across::Exchange => Box::new(Exchange::new(reducer, vector, group)),
         Across::Pairwise => Box::new(Pairwise::new(
             ctx, reducer, vector, &inputs, &outputs, group,
@@ -102,7 +102,7 @@ fn as_bytes(ctx: &mut Ctx<'_>, vector: &Vector, side: impl Fn(&Segment) -> *mut 
 /// Runs among all members, each for itself.
 pub(super) fn run(
     ctx: &mut Ctx<'_>,
-    way: Across,
+    algorithm: Across,
     reducer: &Reducer,
     vector: &Vector,
 ) -> Result<(), CollectiveError> {
@@ -112,7 +112,7 @@ pub(super) fn run(
         me: ctx.me,
     };
     let ready = speaking(ctx, reducer, vector, false);
-    let result = with(ctx, way, reducer, &ready, group, to_the_end);
+    let result = with(ctx, algorithm, reducer, &ready, group, to_the_end);
     ctx.scratch.put_vector(ready);
     result
 }

@@ -13,25 +13,25 @@ use super::across::{self, Going, Group, speaking, to_the_end};
 use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
-use crate::local::{LINE, Landing, Local, Pattern, Pipeline, Plan, Slots, Track, Work};
+use crate::local::{LINE, Landing, Local, Pattern, Pipeline, Schedule, Slots, Track, Work};
 use crate::select::Across;
 use crate::slices::{Parts, Segment, Vector, even_part};
 
 pub(super) fn run(
     ctx: &mut Ctx<'_>,
-    way: Across,
+    algorithm: Across,
     reducer: &Reducer,
     vector: &Vector,
 ) -> Result<(), CollectiveError> {
     let local = Local::new(ctx)?;
     let bytes = vector.len() * vector.size();
     // The same on all hosts, for all have the same settings.
-    let small = way == Across::Exchange && bytes <= ctx.tuning.exchange_max_bytes;
+    let small = algorithm == Across::Exchange && bytes <= ctx.tuning.exchange_max_bytes;
     let lanes = Lanes {
         len: vector.len(),
         lanes: if small { 1 } else { ctx.layout.lanes() },
         hosts: ctx.layout.hosts(),
-        way,
+        algorithm,
     };
     match local {
         None => alone_on_host(ctx, reducer, vector, lanes),
@@ -49,7 +49,7 @@ struct Lanes {
     len: usize,
     lanes: usize,
     hosts: usize,
-    way: Across,
+    algorithm: Across,
 }
 
 impl Lanes {
@@ -62,7 +62,7 @@ impl Lanes {
     }
 
     fn parts(self, position: usize) -> Parts {
-        across::parts(self.way, self.of(position).len(), self.hosts)
+        across::parts(self.algorithm, self.of(position).len(), self.hosts)
     }
 
     /// What a step takes of a lane: `chunk` elements of each part, with the part's number.
@@ -125,7 +125,7 @@ fn alone_on_host(
     };
     let ready = speaking(ctx, reducer, vector, true);
     let plain = reducer.without_pre();
-    let result = across::with(ctx, lanes.way, &plain, &ready, group, to_the_end);
+    let result = across::with(ctx, lanes.algorithm, &plain, &ready, group, to_the_end);
     ctx.scratch.put_vector(ready);
     result
 }
@@ -174,7 +174,7 @@ fn in_one_go(
             me,
         };
         let plain = reducer.without_pre();
-        across::with(ctx, lanes.way, &plain, &mine, group, to_the_end)?;
+        across::with(ctx, lanes.algorithm, &plain, &mine, group, to_the_end)?;
         ctx.scratch.put_vector(mine);
     }
     let size = vector.size();
@@ -213,7 +213,7 @@ fn side_by_side(
     let fits = local.slot_len() / places / LINE * align;
     // What passes between hosts at a time; the host's memory may not hold as much.
     let chunk = (ctx.tuning.wire_chunk_bytes / size / align * align).clamp(align, fits.max(align));
-    let plan = Plan {
+    let schedule = Schedule {
         steps: lanes.steps(chunk),
         pattern: Pattern::Share,
         slot_len: local.slot_len(),
@@ -240,8 +240,8 @@ fn side_by_side(
             taking: false,
         },
     };
-    let mut reducing = Pipeline::new(ctx, plan, Track::First)?;
-    let mut collecting = Pipeline::new(ctx, plan, Track::Second)?;
+    let mut reducing = Pipeline::new(ctx, schedule, Track::First)?;
+    let mut collecting = Pipeline::new(ctx, schedule, Track::Second)?;
     let mut drive = |ctx: &mut Ctx<'_>, mut going: Option<&mut dyn Going>| {
         let mut spins = 0;
         loop {
@@ -250,7 +250,7 @@ fn side_by_side(
                 moved |= reducing.step(local, ctx, &mut inward, usize::MAX);
             }
             let extent = |steps: usize| {
-                if steps == plan.steps {
+                if steps == schedule.steps {
                     usize::MAX
                 } else {
                     steps * chunk
@@ -293,7 +293,7 @@ fn side_by_side(
         me: ctx.layout.my_host(),
     };
     let plain = reducer.without_pre();
-    across::with(ctx, lanes.way, &plain, &mine, group, |ctx, going| {
+    across::with(ctx, lanes.algorithm, &plain, &mine, group, |ctx, going| {
         drive(ctx, Some(going))
     })?;
     ctx.scratch.put_vector(mine);

@@ -1,12 +1,12 @@
-//! Allreduce: what is asked for, and which algorithm does it.
+//! Allreduce: its arguments, and the algorithm that carries it out.
 
 mod across;
 mod adasum;
 mod direct;
-mod early;
 mod exchange;
 mod hierarchical;
 mod pairwise;
+mod prestaged;
 mod ring;
 mod staged;
 
@@ -22,7 +22,7 @@ use crate::layout::SetLayout;
 use crate::select::{self, AllreduceAlgorithm};
 use crate::slices::{Piece, Segment, Vector};
 
-pub use early::{StagingContext, stage_early};
+pub use prestaged::{StagingContext, prestage};
 
 /// How values combine.
 #[derive(Clone, Copy, Debug)]
@@ -83,18 +83,18 @@ pub unsafe fn allreduce(
             reducer = reducer.without_pre();
         }
         let stage = ctx.scratch.stages.begin(algorithm.stage_name());
-        let early = match ctx.ticket {
-            Some(ticket) => early::run(ctx, ticket, &reducer, &vector)?,
+        let prestaged = match ctx.tag {
+            Some(tag) => prestaged::run(ctx, tag, &reducer, &vector)?,
             None => false,
         };
         match algorithm {
-            _ if early => {}
+            _ if prestaged => {}
             AllreduceAlgorithm::Alone => alone(&reducer, &vector),
             AllreduceAlgorithm::Direct => direct::run(ctx, &reducer, &vector)?,
             AllreduceAlgorithm::Staged => staged::run(ctx, &reducer, &vector)?,
-            AllreduceAlgorithm::Flat(way) => across::run(ctx, way, &reducer, &vector)?,
-            AllreduceAlgorithm::Hierarchical(way) => {
-                hierarchical::run(ctx, way, &reducer, &vector)?;
+            AllreduceAlgorithm::Flat(algorithm) => across::run(ctx, algorithm, &reducer, &vector)?,
+            AllreduceAlgorithm::Hierarchical(algorithm) => {
+                hierarchical::run(ctx, algorithm, &reducer, &vector)?;
             }
         }
         ctx.scratch.stages.end(stage);
@@ -225,7 +225,7 @@ impl Reducer {
     ///
     /// # Safety
     /// The piece is readable, `output` and `slot` are writable for its length, without overlap.
-    unsafe fn turn_over(&self, output: *mut u8, slot: *mut u8, piece: &Piece) {
+    unsafe fn refill(&self, output: *mut u8, slot: *mut u8, piece: &Piece) {
         let bytes = piece.elems * self.spec.dtype.size();
         // SAFETY: the caller's promise, passed on.
         unsafe {

@@ -13,7 +13,7 @@ use horovod_kernels::Source;
 use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::{Ctx, Tuning};
 use crate::error::CollectiveError;
-use crate::local::{LINE, Local, Pattern, Plan, Slots, Work};
+use crate::local::{LINE, Local, Pattern, Schedule, Slots, Work};
 use crate::select::Across;
 use crate::slices::{Piece, Vector};
 
@@ -35,18 +35,18 @@ pub(super) fn run(
         sources,
     };
     // What does not stay in the caches waits for memory, which serves two streams at a time better than four.
-    let turns_over = vector.len() * vector.size() < ctx.tuning.stream_min_bytes;
-    let plan = Plan {
+    let refills = vector.len() * vector.size() < ctx.tuning.stream_min_bytes;
+    let schedule = Schedule {
         steps: cut.steps,
-        pattern: Pattern::Reduce { turns_over },
-        slot_len: if turns_over {
+        pattern: Pattern::Reduce { refills },
+        slot_len: if refills {
             // Two are enough then, and stay in the second-level cache beside the tensors.
             2 * local.slot_len()
         } else {
             local.slot_len()
         },
     };
-    let result = local.run(ctx, plan, &mut work);
+    let result = local.run(ctx, schedule, &mut work);
     ctx.scratch.sources = work.sources;
     result
 }
@@ -219,7 +219,7 @@ impl Work for Staged<'_> {
         }
     }
 
-    fn turn_over(&mut self, finished: usize, staged: usize, slots: &Slots<'_>) {
+    fn refill(&mut self, finished: usize, staged: usize, slots: &Slots<'_>) {
         for position in (0..self.cut.parts).filter(|position| *position != self.me) {
             let slot = slots.to(position, self.part_bytes());
             let results = self.cut.part(finished, position);
@@ -236,7 +236,7 @@ impl Work for Staged<'_> {
                     // overwritten.
                     unsafe {
                         match operand {
-                            Some(operand) => self.reducer.turn_over(output, slot, &operand),
+                            Some(operand) => self.reducer.refill(output, slot, &operand),
                             None => output.copy_from_nonoverlapping(slot, bytes),
                         }
                     }

@@ -121,13 +121,13 @@ impl Drop for AbortOnPanic {
 }
 
 /// Waits on the real waiter, with a bound.
-pub(crate) struct Patience {
+pub(crate) struct IdleTimeout {
     waiter: Waiter,
     pub(crate) aborted: Arc<AtomicBool>,
     deadline: Instant,
 }
 
-impl Idle for Patience {
+impl Idle for IdleTimeout {
     fn idle(&mut self, spins: u32) -> Result<(), Aborted> {
         if self.aborted.load(Ordering::SeqCst) {
             return Err(Aborted("a peer is gone".into()));
@@ -143,7 +143,7 @@ pub(crate) struct Node {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) tuning: Tuning,
-    pub(crate) idle: Patience,
+    pub(crate) idle: IdleTimeout,
     data: Option<Data>,
     scratch: Scratch,
     topology: Topology,
@@ -165,7 +165,7 @@ impl Node {
             rank: topology.rank.index(),
             size: topology.size as usize,
             tuning: small_tuning(),
-            idle: Patience {
+            idle: IdleTimeout {
                 waiter,
                 aborted,
                 deadline,
@@ -204,7 +204,7 @@ impl Node {
                 me: self.rank,
                 seq: Seq(self.seq),
                 layout: &layout,
-                ticket: None,
+                tag: None,
                 tuning: &self.tuning,
                 scratch: &mut self.scratch,
             });
@@ -228,7 +228,7 @@ impl Node {
             me,
             seq: Seq(self.seq),
             layout: &layout,
-            ticket: None,
+            tag: None,
             tuning: &self.tuning,
             scratch: &mut self.scratch,
         }))

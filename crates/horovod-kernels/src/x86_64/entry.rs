@@ -1,4 +1,4 @@
-//! The way into one instruction set, the same for all: each generic loop compiled with the set's features, and the
+//! The entry into one instruction set, the same for all: each generic loop compiled with the set's features, and the
 //! choice of the loop for a type.
 
 /// Makes `reduce`, `dots`, `combine`, `out_and_in` and the conversions of halves for an instruction set. `widen` and `narrow` stand
@@ -28,35 +28,35 @@ macro_rules! entry_points {
         /// As [`crate::blocks::run`], on a CPU with these features.
         #[target_feature(enable = $features)]
         unsafe fn typed<E: crate::blocks::Load, O: crate::element::Binary<E>>(
-            job: &crate::blocks::Job<'_>,
+            task: &crate::blocks::KernelTask<'_>,
         ) {
             // SAFETY: the caller's promise, passed on.
-            unsafe { crate::blocks::run::<E, O, $set>(job) }
+            unsafe { crate::blocks::run::<E, O, $set>(task) }
         }
 
         /// # Safety
         /// As [`crate::x86_64::sums::sum`], on a CPU with these features.
         #[target_feature(enable = $features)]
-        unsafe fn typed_sum<L: crate::x86_64::sums::Lanes>(job: &crate::blocks::Job<'_>) -> usize {
+        unsafe fn typed_sum<L: crate::x86_64::sums::Lanes>(task: &crate::blocks::KernelTask<'_>) -> usize {
             // SAFETY: the caller's promise, passed on.
-            unsafe { crate::x86_64::sums::sum::<L>(job) }
+            unsafe { crate::x86_64::sums::sum::<L>(task) }
         }
 
         /// # Safety
         /// As [`crate::blocks::run`], on a CPU with these features.
-        pub(crate) unsafe fn reduce(spec: &crate::spec::Spec, job: &crate::blocks::Job<'_>) {
+        pub(crate) unsafe fn reduce(spec: &crate::spec::Spec, task: &crate::blocks::KernelTask<'_>) {
             // SAFETY: the caller's promise, passed on; the rest of the operands lies within them.
             unsafe {
                 let mut done = 0;
                 if spec.combine == crate::spec::Combine::Sum {
                     done = crate::x86_64::sums::for_float_lanes!(
-                        spec.dtype, typed_sum, job, $f16, $bf16, $f32, $f64
+                        spec.dtype, typed_sum, task, $f16, $bf16, $f32, $f64
                     );
                 }
-                if done < job.elems {
-                    let rest = crate::blocks::Job {
+                if done < task.elems {
+                    let rest = crate::blocks::KernelTask {
                         start: done,
-                        ..*job
+                        ..*task
                     };
                     crate::blocks::for_types!(spec.dtype, spec.combine, typed, &rest)
                 }

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::blocks::Job;
+use crate::blocks::KernelTask;
 
 /// A vector register full of one element type, in the type it is combined in.
 pub(crate) trait Lanes {
@@ -38,10 +38,10 @@ const UNROLLED: usize = 4;
 /// # Safety
 /// As [`crate::blocks::run`], for elements of `L`.
 #[inline(always)]
-pub(crate) unsafe fn sum<L: Lanes>(job: &Job<'_>) -> usize {
+pub(crate) unsafe fn sum<L: Lanes>(task: &KernelTask<'_>) -> usize {
     let round = UNROLLED * L::LANES;
-    let whole = job.elems - job.elems % round;
-    let Some((first, rest)) = job.srcs.split_first() else {
+    let whole = task.elems - task.elems % round;
+    let Some((first, rest)) = task.srcs.split_first() else {
         return 0;
     };
     let width = L::LANES * L::SIZE;
@@ -54,29 +54,29 @@ pub(crate) unsafe fn sum<L: Lanes>(job: &Job<'_>) -> usize {
             for (j, sum) in sums.iter_mut().enumerate().skip(1) {
                 *sum = L::load(first.ptr.add(at + j * width));
             }
-            if first.pre && job.pre != 1.0 {
-                sums = sums.map(|sum| L::multiply(sum, job.pre));
+            if first.pre && task.pre != 1.0 {
+                sums = sums.map(|sum| L::multiply(sum, task.pre));
             }
             for source in rest {
-                let scaled = source.pre && job.pre != 1.0;
+                let scaled = source.pre && task.pre != 1.0;
                 for (j, sum) in sums.iter_mut().enumerate() {
                     let mut value = L::load(source.ptr.add(at + j * width));
                     if scaled {
-                        value = L::multiply(value, job.pre);
+                        value = L::multiply(value, task.pre);
                     }
                     *sum = L::add(*sum, value);
                 }
             }
-            if job.divisor != 1 {
-                sums = sums.map(|sum| L::divide(sum, job.divisor));
+            if task.divisor != 1 {
+                sums = sums.map(|sum| L::divide(sum, task.divisor));
             }
-            if job.post != 1.0 {
-                sums = sums.map(|sum| L::multiply(sum, job.post));
+            if task.post != 1.0 {
+                sums = sums.map(|sum| L::multiply(sum, task.post));
             }
             for (j, sum) in sums.iter().enumerate() {
-                L::store(*sum, job.dst.add(at + j * width));
+                L::store(*sum, task.dst.add(at + j * width));
             }
-            if let Some(second) = job.second {
+            if let Some(second) = task.second {
                 for (j, sum) in sums.iter().enumerate() {
                     L::store(*sum, second.add(at + j * width));
                 }
@@ -236,12 +236,12 @@ unsafe fn bf16_rounded_256(a: __m256) -> __m128i {
 
 /// Calls the typed function for a float type; 0 elements done for the others.
 macro_rules! for_float_lanes {
-    ($dtype:expr, $run:ident, $job:expr, $f16:ty, $bf16:ty, $f32:ty, $f64:ty) => {
+    ($dtype:expr, $run:ident, $task:expr, $f16:ty, $bf16:ty, $f32:ty, $f64:ty) => {
         match $dtype {
-            horovod_protocol::DType::F16 => $run::<$f16>($job),
-            horovod_protocol::DType::BF16 => $run::<$bf16>($job),
-            horovod_protocol::DType::F32 => $run::<$f32>($job),
-            horovod_protocol::DType::F64 => $run::<$f64>($job),
+            horovod_protocol::DType::F16 => $run::<$f16>($task),
+            horovod_protocol::DType::BF16 => $run::<$bf16>($task),
+            horovod_protocol::DType::F32 => $run::<$f32>($task),
+            horovod_protocol::DType::F64 => $run::<$f64>($task),
             _ => 0,
         }
     };

@@ -1,4 +1,4 @@
-//! Everything that an examination has found, as plain data.
+//! The chart of an examination: everything that it has found, as plain data.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use super::talk::{Pace, Stood};
 
 /// What kind of job is to run.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Plan {
+pub(crate) struct JobPlan {
     /// Number of ranks.
     pub(crate) size: u32,
     /// Bytes of shared memory of each rank.
@@ -60,10 +60,10 @@ pub(crate) type Tried = (SocketAddr, Result<Stood, Obstacle>);
 /// Hosts, the ways between them, and how good these are.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Chart {
-    pub(crate) plan: Plan,
+    pub(crate) plan: JobPlan,
     pub(crate) hosts: Vec<Patient>,
     /// From host to host: every address that was tried, in the order in which ranks would.
-    pub(crate) ways: BTreeMap<(usize, usize), Vec<Tried>>,
+    pub(crate) routes: BTreeMap<(usize, usize), Vec<Tried>>,
     /// Who measured, whom, and the result.
     pub(crate) paces: BTreeMap<(usize, usize), Result<Pace, Obstacle>>,
     pub(crate) took: Duration,
@@ -82,7 +82,7 @@ impl Chart {
 
     /// The address by which ranks of `from` would reach those of `to`, and its interface there.
     pub(crate) fn chosen(&self, from: usize, to: usize) -> Option<(SocketAddr, &str)> {
-        let tried = self.ways.get(&(from, to))?;
+        let tried = self.routes.get(&(from, to))?;
         let (at, _) = tried.iter().find(|(_, result)| result.is_ok())?;
         Some((*at, self.interface(to, at.ip())))
     }
@@ -131,23 +131,23 @@ impl Chart {
 
     /// Every address was tried without success.
     pub(crate) fn is_blocked(&self, from: usize, to: usize) -> bool {
-        let tried = self.ways.get(&(from, to));
+        let tried = self.routes.get(&(from, to));
         tried.is_some_and(|t| !t.is_empty() && t.iter().all(|(_, result)| result.is_err()))
     }
 
     /// Brings the addresses into the order in which ranks try them: first the one by which a host reaches the
     /// launcher, then those of IP version 4.
-    pub(crate) fn sort_ways(&mut self) {
+    pub(crate) fn sort_routes(&mut self) {
         let Some(launcher) = self.launcher() else {
             return;
         };
         let towards_launcher = |host: usize| {
-            let tried = self.ways.get(&(host, launcher))?;
+            let tried = self.routes.get(&(host, launcher))?;
             let stood = tried.iter().find_map(|(_, result)| result.as_ref().ok())?;
             Some(stood.local)
         };
         let known_good: Vec<Option<IpAddr>> = (0..self.hosts.len()).map(towards_launcher).collect();
-        for (&(_, to), tried) in &mut self.ways {
+        for (&(_, to), tried) in &mut self.routes {
             tried.sort_by_key(|(at, _)| (Some(at.ip()) != known_good[to], at.is_ipv6()));
         }
     }

@@ -52,7 +52,7 @@ impl Back {
         let mut ring = self.ring.try_clone()?;
         std::thread::Builder::new().spawn(move || {
             let _ = sender.send(work());
-            // Full: then it rings already.
+            // Full: then it is notified already.
             let _ = ring.write(&[1]);
         })?;
         Ok(())

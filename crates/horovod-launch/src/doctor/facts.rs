@@ -1,4 +1,4 @@
-//! What an agent finds on its host. Plain data: looked up in `gather`, judged in `findings`.
+//! Facts that an agent finds on its host. Plain data: looked up in `gather`, judged in `findings`.
 
 use std::net::IpAddr;
 

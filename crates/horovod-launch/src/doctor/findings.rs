@@ -1,4 +1,4 @@
-//! What is wrong, and what to do about it: conclusions from a chart, without a look at the world.
+//! Findings: what is wrong and what to do about it, concluded from a chart without a look at the world.
 
 mod hosts;
 mod network;

@@ -1,4 +1,4 @@
-//! Looks a host over: everything that an agent can find out alone, by a deadline.
+//! The examination of one host: everything that an agent can find out alone, by a deadline.
 
 use std::ffi::{OsStr, OsString};
 use std::io;

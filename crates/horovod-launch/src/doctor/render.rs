@@ -19,7 +19,7 @@ pub(crate) fn text(chart: &Chart, findings: &[Finding]) -> String {
             fold(&mut out, "    ", "      ", &line);
         }
     }
-    out.push_str(&ways(chart));
+    out.push_str(&routes(chart));
     out.push('\n');
     for (number, finding) in findings.iter().enumerate() {
         let places = finding.hosts.join(", ");
@@ -180,9 +180,9 @@ fn addresses(host: &Patient) -> String {
 }
 
 /// The table of the ways between hosts.
-fn ways(chart: &Chart) -> String {
+fn routes(chart: &Chart) -> String {
     let mut rows = Vec::new();
-    for (&(from, to), tried) in &chart.ways {
+    for (&(from, to), tried) in &chart.routes {
         if from == to {
             continue;
         }
@@ -300,7 +300,7 @@ fn fold(out: &mut String, first: &str, further: &str, text: &str) {
 
 /// For programs.
 pub(crate) fn json(chart: &Chart, findings: &[Finding]) -> String {
-    let ways = chart.ways.iter().map(|(&(from, to), tried)| {
+    let routes = chart.routes.iter().map(|(&(from, to), tried)| {
         let chosen = chart.chosen(from, to);
         Json::Object(vec![
             ("from", (&chart.hosts[from].name).into()),
@@ -341,7 +341,7 @@ pub(crate) fn json(chart: &Chart, findings: &[Finding]) -> String {
         ("would_stop", super::findings::would_stop(findings).into()),
         ("findings", Json::list(findings, finding)),
         ("hosts", Json::list(&chart.hosts, host_json)),
-        ("ways", Json::List(ways.collect())),
+        ("ways", Json::List(routes.collect())),
         ("not_measured", Json::List(left_out.collect())),
     ]);
     format!("{whole}\n")

@@ -1,4 +1,4 @@
-//! What the doctor asks the agents, and what they answer.
+//! Questions of the doctor to the agents, and their answers.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};

@@ -1,18 +1,18 @@
-//! Who measures with whom, and when: rounds in which every host has at most one partner.
+//! The schedule of measurements between hosts: rounds in which every host has at most one partner.
 
 /// Rounds in which each of `count` players meets each other once (the circle method). Every prefix of the rounds is a
 /// fair sample: in each round everybody plays, but one where the number is odd.
 pub(crate) fn rounds(count: usize) -> Vec<Vec<(usize, usize)>> {
-    // An odd number gets a seat that stays empty.
-    let seats = count + count % 2;
+    // An odd number gets a position that stays empty.
+    let positions = count + count % 2;
     if count < 2 {
         return Vec::new();
     }
-    let turning = seats - 1;
+    let turning = positions - 1;
     let round = |number: usize| {
-        let at = |seat: usize| (number + seat) % turning;
+        let at = |position: usize| (number + position) % turning;
         let first = (at(0), turning);
-        let others = (1..seats / 2).map(move |seat| (at(seat), at(turning - seat)));
+        let others = (1..positions / 2).map(move |position| (at(position), at(turning - position)));
         std::iter::once(first)
             .chain(others)
             .filter(|(a, b)| *a < count && *b < count)

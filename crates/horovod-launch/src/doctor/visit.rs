@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use horovod_transport::JobKey;
 use horovod_transport::probe::Obstacle;
 
-use super::chart::{Chart, Plan, Skew};
+use super::chart::{Chart, JobPlan, Skew};
 use super::talk::{Answer, Errand, Listening, Question, Scene};
 use super::tournament;
 use crate::args::Options;
@@ -209,8 +209,8 @@ impl Visit<'_> {
                 for ((to, at), result) in outcomes {
                     let to = to as usize;
                     if to < self.chart.hosts.len() {
-                        let way = self.chart.ways.entry((host, to)).or_default();
-                        way.push((at, result));
+                        let route = self.chart.routes.entry((host, to)).or_default();
+                        route.push((at, result));
                     }
                 }
             }
@@ -299,7 +299,7 @@ impl Visit<'_> {
         self.until(REACHED_BY, |visit| {
             visit.asked.iter().all(|asked| !asked.reaches)
         })?;
-        self.chart.sort_ways();
+        self.chart.sort_routes();
         Ok(())
     }
 
@@ -316,8 +316,8 @@ impl Visit<'_> {
             for (a, b) in round {
                 // As in a job, the later host connects; the earlier one where that is not possible.
                 let (a, b) = (hosts[a], hosts[b]);
-                let ways = [(b, a), (a, b)];
-                let open = ways.into_iter().find_map(|(from, to)| {
+                let routes = [(b, a), (a, b)];
+                let open = routes.into_iter().find_map(|(from, to)| {
                     let (at, _) = self.chart.chosen(from, to)?;
                     (!self.links[from].is_over()).then_some((from, to, at))
                 });
@@ -361,12 +361,12 @@ fn millis(time: Duration) -> u32 {
 }
 
 /// What the settings say about the job.
-pub(crate) fn plan(options: &Options, size: u32, cwd: std::path::PathBuf) -> Plan {
+pub(crate) fn plan(options: &Options, size: u32, cwd: std::path::PathBuf) -> JobPlan {
     let program = options.command.first().map(std::path::Path::new);
     let name = program.and_then(|program| program.file_name());
     let runs_python = name.is_none_or(|name| name.to_string_lossy().starts_with("python"));
     let settings = environment::of_data_plane();
-    Plan {
+    JobPlan {
         size,
         staging: settings.staging,
         connections: settings.connections,

@@ -1,4 +1,4 @@
-//! How the doctor's questions and answers become bytes: every type writes and reads itself, field after field.
+//! The encoding of the doctor's questions and answers: every type writes and reads itself, field after field.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};

@@ -20,7 +20,7 @@ use crate::remote::Ssh;
 use crate::rendezvous::Rendezvous;
 use crate::threads::{self, Threads};
 
-/// Workers that failed whose last words are kept for the report.
+/// Workers that failed whose last lines are kept for the report.
 const TAILS_MAX: usize = 16;
 
 /// A host's connection.
@@ -47,7 +47,7 @@ pub(super) struct Agents<'a> {
     pub(super) workers: BTreeMap<WorkerId, String>,
     /// How many threads ranks have, where that was news.
     pub(super) threads: Vec<(String, Threads)>,
-    /// Last words of workers that failed.
+    /// Last lines of workers that failed.
     pub(super) tails: BTreeMap<WorkerId, (Stream, Vec<String>)>,
     pub(super) asked: Option<(Stop, Instant)>,
     pub(super) ping_at: Instant,
@@ -231,7 +231,7 @@ impl Agents<'_> {
         self.workers.get(&worker).is_some_and(|h| h == host)
     }
 
-    /// Shows the last words of a worker, and keeps them if it has failed.
+    /// Shows the last lines of a worker, and keeps them if it has failed.
     pub(super) fn on_end(&mut self, worker: WorkerId, cause: &Cause) {
         self.output.finish(worker);
         if let Some(host) = self.workers.get(&worker) {

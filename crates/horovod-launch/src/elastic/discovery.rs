@@ -1,4 +1,4 @@
-//! Which hosts there are: asks the user's script again and again, in a thread of its own, so that a slow script, name
+//! The discovery of hosts: asks the user's script again and again, in a thread of its own, so that a slow script, name
 //! server or ssh holds up nothing.
 
 use std::collections::BTreeMap;
@@ -55,21 +55,21 @@ pub(super) type Found = Result<Vec<Listed>, String>;
 #[derive(Debug)]
 pub(super) struct Discovery {
     found: Receiver<Found>,
-    /// Rings when there is something; closing it ends the thread.
-    bell: Option<UnixStream>,
+    /// Readable when there is something; closing it ends the thread.
+    notifier: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Discovery {
     pub(super) fn start(source: Source, ssh: Ssh) -> std::io::Result<Self> {
-        let (bell, theirs) = UnixStream::pair()?;
-        bell.set_nonblocking(true)?;
+        let (notifier, theirs) = UnixStream::pair()?;
+        notifier.set_nonblocking(true)?;
         theirs.set_nonblocking(true)?;
         let (sender, found) = channel();
         let searcher = Searcher {
             source,
             ssh,
-            bell: theirs,
+            notifier: theirs,
             sender,
             places: BTreeMap::new(),
             last: None,
@@ -79,20 +79,24 @@ impl Discovery {
             .spawn(move || searcher.run())?;
         Ok(Self {
             found,
-            bell: Some(bell),
+            notifier: Some(notifier),
             thread: Some(thread),
         })
     }
 
     /// Readable when something was found.
     pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.bell.as_ref().map(AsFd::as_fd)
+        self.notifier.as_ref().map(AsFd::as_fd)
     }
 
     /// What was found since the last call: every change of the list, and why it could not be had.
     pub(super) fn take(&self) -> Vec<Found> {
         let mut bytes = [0; 64];
-        while let Some(Ok(count)) = self.bell.as_ref().map(|mut bell| bell.read(&mut bytes)) {
+        while let Some(Ok(count)) = self
+            .notifier
+            .as_ref()
+            .map(|mut notifier| notifier.read(&mut bytes))
+        {
             if count == 0 {
                 break;
             }
@@ -103,7 +107,7 @@ impl Discovery {
 
 impl Drop for Discovery {
     fn drop(&mut self) {
-        self.bell = None;
+        self.notifier = None;
         if let Some(thread) = self.thread.take() {
             // It only ends early by a panic, which has been reported.
             let _ = thread.join();
@@ -114,7 +118,7 @@ impl Drop for Discovery {
 struct Searcher {
     source: Source,
     ssh: Ssh,
-    bell: UnixStream,
+    notifier: UnixStream,
     sender: Sender<Found>,
     /// Of each name seen: whether it is this machine, and whether host keys are settled.
     places: BTreeMap<String, (bool, bool)>,
@@ -147,12 +151,12 @@ impl Searcher {
                 self.last = Some(found.clone());
                 self.sender.send(found).map_err(|_| Dismissed)?;
                 // A full socket has enough wake-ups in it.
-                let _ = std::io::Write::write(&mut &self.bell, &[1]);
+                let _ = std::io::Write::write(&mut &self.notifier, &[1]);
             }
             let forever = matches!(self.source, Source::Fixed(_));
             while forever || Instant::now() < next {
                 let until = (!forever).then_some(next);
-                let _ = wait(&[Interest::read(self.bell.as_fd())], until);
+                let _ = wait(&[Interest::read(self.notifier.as_fd())], until);
                 self.look()?;
             }
         }
@@ -160,7 +164,7 @@ impl Searcher {
 
     /// Whether the other end is still there.
     fn look(&self) -> Result<(), Dismissed> {
-        match read_some(&mut &self.bell, &mut [0; 8]) {
+        match read_some(&mut &self.notifier, &mut [0; 8]) {
             Got::End => Err(Dismissed),
             Got::Bytes(_) | Got::Nothing => Ok(()),
         }
@@ -233,7 +237,7 @@ impl Searcher {
                 Got::End => break,
                 Got::Nothing => {
                     let interests =
-                        [&stdout.as_fd(), &self.bell.as_fd()].map(|fd| Interest::read(*fd));
+                        [&stdout.as_fd(), &self.notifier.as_fd()].map(|fd| Interest::read(*fd));
                     let _ = wait(&interests, Some(deadline));
                     self.look()?;
                 }
@@ -261,7 +265,7 @@ impl Searcher {
                 }
                 Ok(None) => {
                     let soon = Instant::now() + Duration::from_millis(5);
-                    let _ = wait(&[Interest::read(self.bell.as_fd())], Some(soon));
+                    let _ = wait(&[Interest::read(self.notifier.as_fd())], Some(soon));
                     self.look()?;
                 }
                 Err(error) => return Ok(Err(format!("cannot be waited for: {error}"))),

@@ -1,16 +1,17 @@
-//! Who takes part in an elastic job and when: a state machine without I/O. Events and the time go in, actions come out.
+//! The elastic driver, which decides who takes part and when: a state machine without I/O. Events and the time go in,
+//! actions come out.
 //!
-//! A *worker* is one process, known by a number that is never used twice. It runs in a *slot*: a host's local index.
-//! It starts, comes to the rendezvous' door and *waits*, is a *member* of a round, comes to the door again, ends.
-//! A round is over when none of its members is inside any more: each has come to the door or has ended. The next one
-//! is formed of those who wait then.
+//! A *worker* is one process, known by a number that is never used twice. It runs in a *slot*: a host's local index. It
+//! starts, joins the rendezvous' waiting set, is a *member* of a round, joins the waiting set again, ends. A round is
+//! over when none of its members is inside any more: each has joined the waiting set or has ended. The next one is
+//! formed of those who wait then.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::events::{Action, Ending, Event, Policy, Time, WorkerId};
 use super::hosts::{Agent, Host, SLOT_MEMORY};
-use super::rounds::DOOR_WAIT;
+use super::rounds::NEWCOMER_WAIT;
 use super::waiting::Finished;
 use crate::report::Cause;
 
@@ -23,7 +24,7 @@ pub(super) enum Phase {
 
 /// A process that has not ended.
 #[derive(Clone, Debug)]
-pub(super) struct Worker {
+pub(super) struct WorkerProcess {
     pub(super) host: String,
     pub(super) local: u32,
     pub(super) phase: Phase,
@@ -44,7 +45,7 @@ pub(super) struct Worker {
     pub(super) is_condemned: bool,
 }
 
-impl Worker {
+impl WorkerProcess {
     pub(super) fn holds(&self) -> bool {
         self.held > 0 && !self.is_stale && !self.is_going
     }
@@ -73,7 +74,7 @@ pub struct Driver {
     pub(super) hosts: Vec<Host>,
     /// A list of hosts has come, be it empty.
     pub(super) knows_hosts: bool,
-    pub(super) workers: BTreeMap<WorkerId, Worker>,
+    pub(super) workers: BTreeMap<WorkerId, WorkerProcess>,
     pub(super) next_worker: WorkerId,
     /// The last round formed, in the order of ranks, and how many there were.
     pub(super) round: Vec<WorkerId>,
@@ -90,7 +91,7 @@ pub struct Driver {
     /// Since when the first round could be formed.
     pub(super) enough_since: Option<Time>,
     /// Since when newcomers wait for the present round.
-    pub(super) door_since: Option<Time>,
+    pub(super) newcomer_since: Option<Time>,
     /// How long a worker may be silent.
     pub(super) silence_max: Option<Duration>,
     /// When to look next whether those that are waited for are stopped.
@@ -127,7 +128,7 @@ impl Driver {
             has_state: false,
             waiting_since: Some(Duration::ZERO),
             enough_since: None,
-            door_since: None,
+            newcomer_since: None,
             silence_max: None,
             look_at: None,
             announced: BTreeSet::new(),
@@ -192,7 +193,7 @@ impl Driver {
         if self.is_over {
             return None;
         }
-        let patience = self.policy.patience;
+        let wait_timeout = self.policy.wait_timeout;
         let leaving = self.workers.values();
         let leaving = leaving.filter(|w| !w.is_going && w.phase == Phase::Member);
         let dismissed = self.workers.values().filter_map(|w| w.stop_at);
@@ -204,9 +205,9 @@ impl Driver {
             .chain(self.silent_deadline())
             .chain(self.look_at)
             .chain(self.news_deadline())
-            .chain(self.waiting_since.map(|at| at + patience))
+            .chain(self.waiting_since.map(|at| at + wait_timeout))
             .chain(self.enough_since.map(|at| at + self.policy.start_grace))
-            .chain(self.door_since.map(|at| at + DOOR_WAIT))
+            .chain(self.newcomer_since.map(|at| at + NEWCOMER_WAIT))
             .min()
     }
 
@@ -362,7 +363,12 @@ impl Driver {
     }
 
     /// Takes a failure down in its slot; what follows from it if the slot is not to be used for now.
-    pub(super) fn count_failure(&mut self, now: Time, w: &Worker, cause: &Cause) -> Option<String> {
+    pub(super) fn count_failure(
+        &mut self,
+        now: Time,
+        w: &WorkerProcess,
+        cause: &Cause,
+    ) -> Option<String> {
         if w.leave_by.is_some() || matches!(cause, Cause::HostLost(_)) {
             return None;
         }
@@ -398,7 +404,7 @@ impl Driver {
         if self.is_finished {
             self.wind_down(now);
         }
-        let due = |w: &Worker| w.stop_at.is_some_and(|at| at <= now);
+        let due = |w: &WorkerProcess| w.stop_at.is_some_and(|at| at <= now);
         let late = self.workers.iter().filter(|(_, w)| due(w));
         let late: Vec<WorkerId> = late.map(|(id, _)| *id).collect();
         for id in late {
@@ -427,7 +433,7 @@ impl Driver {
         if self.is_finished {
             return self.end_finished();
         }
-        if self.has_state && !self.workers.values().any(Worker::holds) {
+        if self.has_state && !self.workers.values().any(WorkerProcess::holds) {
             let failure = self.round_failure.take().or(self.last_failure.take());
             let first = failure
                 .as_ref()
@@ -439,9 +445,9 @@ impl Driver {
         }
         let none_left = self.workers.values().all(|w| w.is_going);
         let listed: Vec<&Host> = self.hosts.iter().filter(|h| h.listed > 0).collect();
-        let hopeless = listed.iter().all(|h| h.is_hopeless())
+        let all_unusable = listed.iter().all(|h| h.is_unusable_for_good())
             && (self.policy.has_fixed_hosts || !listed.is_empty());
-        if none_left && hopeless && !self.hosts.is_empty() {
+        if none_left && all_unusable && !self.hosts.is_empty() {
             let failure = self.last_failure.take();
             let last = failure
                 .as_ref()
@@ -486,7 +492,7 @@ impl Driver {
                         let worker = self.next_worker;
                         self.next_worker += 1;
                         slot.worker = Some(worker);
-                        let new = Worker {
+                        let new = WorkerProcess {
                             host: host.name.clone(),
                             local,
                             phase: Phase::Starting,
@@ -540,7 +546,7 @@ pub(super) mod tests {
             first_np: 3,
             min_np: 1,
             max_np: 3,
-            patience: Duration::from_secs(600),
+            wait_timeout: Duration::from_secs(600),
             start_grace: Duration::ZERO,
             reset_limit: None,
             cooldown: None,

@@ -1,8 +1,8 @@
-//! What a driver of an elastic job is told, and what it wants done.
+//! Events that the elastic driver is told, and actions that it wants done.
 
 use std::time::Duration;
 
-use horovod_transport::rendezvous::Seat;
+use horovod_transport::rendezvous::RankAssignment;
 
 pub use crate::report::Cause;
 
@@ -25,7 +25,7 @@ pub struct Policy {
     pub max_np: u32,
     /// How long to wait: for enough workers, for members to come out of a round that is over for another, for a
     /// worker that shall be removed to come to its next commit.
-    pub patience: Duration,
+    pub wait_timeout: Duration,
     /// How long the first round waits for those beyond `first_np`.
     pub start_grace: Duration,
     /// Most rounds after the first.
@@ -54,7 +54,7 @@ pub enum Event {
         /// The exit code that follows from it.
         code: u8,
     },
-    /// A worker waits at the door.
+    /// A worker has joined the waiting set.
     Joined {
         /// Which.
         worker: WorkerId,
@@ -123,7 +123,7 @@ pub enum Action {
         cause: String,
     },
     /// Let these workers be a round.
-    Form(Vec<(WorkerId, Seat)>),
+    Form(Vec<(WorkerId, RankAssignment)>),
     /// Tell the members of the round that the members change.
     Announce(u8),
     /// Send a worker that waits away for good.

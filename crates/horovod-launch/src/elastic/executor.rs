@@ -1,4 +1,4 @@
-//! What starts and ends the workers of an elastic job: an interface, so that who decides knows nothing of how.
+//! The executor's interface, which starts and ends the workers of an elastic job: who decides knows nothing of how.
 //!
 //! `horovodrun` does it through agents (`agents`); an executor that has processes of its own does it by its own means.
 

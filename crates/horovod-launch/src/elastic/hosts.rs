@@ -39,7 +39,7 @@ pub(super) struct Host {
     pub(super) listed: u32,
     pub(super) agent: Agent,
     /// At least as many as listed.
-    pub(super) slots: Vec<Slot>,
+    pub(super) slots: Vec<SlotHistory>,
     ban: Option<Ban>,
     /// How often it was since it was last well for as long as it would be left alone at most.
     bans: u32,
@@ -49,7 +49,7 @@ pub(super) struct Host {
 
 /// One of a host's places for a worker.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct SlotHistory {
     pub(super) worker: Option<WorkerId>,
     /// Its worker saw that there is nothing to do.
     pub(super) is_retired: bool,
@@ -58,7 +58,7 @@ pub(super) struct Slot {
     rests: u32,
 }
 
-impl Slot {
+impl SlotHistory {
     pub(super) fn is_free(&self) -> bool {
         self.worker.is_none() && self.rests_until.is_none() && !self.is_retired
     }
@@ -190,7 +190,7 @@ impl Host {
     }
 
     /// Nothing will be started here unless the list changes.
-    pub(super) fn is_hopeless(&self) -> bool {
+    pub(super) fn is_unusable_for_good(&self) -> bool {
         match &self.ban {
             Some(ban) => ban.until.is_none(),
             None => {
@@ -251,7 +251,7 @@ impl Host {
     fn list(&mut self, slots: u32) {
         self.listed = slots;
         if self.slots.len() < slots as usize {
-            self.slots.resize_with(slots as usize, Slot::default);
+            self.slots.resize_with(slots as usize, SlotHistory::default);
         }
     }
 }
@@ -275,14 +275,14 @@ mod tests {
         let mut host = Host::new("a");
         host.list(2);
         host.lose(seconds(0), "Permission denied", None);
-        assert!(host.is_hopeless());
+        assert!(host.is_unusable_for_good());
 
         let mut host = Host::new("b");
         host.list(2);
         host.reached();
         for (begin, pause) in [(100, 10), (110, 20), (130, 40)] {
             host.lose(seconds(begin), "connection lost", None);
-            assert!(!host.is_hopeless());
+            assert!(!host.is_unusable_for_good());
             assert_eq!(host.ban_text(seconds(begin)), format!("for {pause} s"));
             assert!(!is_usable(&mut host, begin + pause - 1));
             assert!(is_usable(&mut host, begin + pause));

@@ -10,7 +10,7 @@ use super::events::{Action, Time, WorkerId};
 const DISMISSED_GRACE: Duration = Duration::from_secs(30);
 
 impl Driver {
-    /// Sends a worker that waits at the door away.
+    /// Dismisses a worker from the waiting set.
     pub(super) fn dismiss(&mut self, now: Time, worker: WorkerId, why: &str) {
         if let Some(w) = self.workers.get_mut(&worker) {
             w.is_going = true;
@@ -29,7 +29,7 @@ impl Driver {
 
     /// Workers whose slot is gone shall leave; who gets its slot back stays.
     pub(super) fn mark_leaving(&mut self, now: Time) {
-        let patience = self.policy.patience;
+        let wait_timeout = self.policy.wait_timeout;
         let listed: BTreeMap<&str, u32> = self
             .hosts
             .iter()
@@ -39,7 +39,7 @@ impl Driver {
             if w.local < listed.get(w.host.as_str()).copied().unwrap_or(0) {
                 w.leave_by = None;
             } else {
-                w.leave_by.get_or_insert(now + patience);
+                w.leave_by.get_or_insert(now + wait_timeout);
             }
         }
         let ids: Vec<WorkerId> = self.workers.keys().copied().collect();
@@ -64,13 +64,13 @@ impl Driver {
             } else if is_due && !self.has_other_holder() {
                 // The last that holds the state cannot be spared.
                 if let Some(w) = self.workers.get_mut(&id) {
-                    w.leave_by = Some(now + patience);
+                    w.leave_by = Some(now + wait_timeout);
                 }
             } else if is_due {
                 let name = self.name(id);
                 self.say(format!(
                     "{name} shall be removed and did not come to a commit within {} s; ending it",
-                    patience.as_secs()
+                    wait_timeout.as_secs()
                 ));
                 self.stop(id);
             }

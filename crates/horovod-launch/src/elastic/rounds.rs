@@ -1,15 +1,15 @@
-//! Who forms the next round and when, who is told of changes, and which waits have been too long.
+//! Rounds: who forms the next one and when, who is told of changes, and which waits have been too long.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::driver::{Driver, Phase, Worker};
+use super::assignment;
+use super::driver::{Driver, Phase, WorkerProcess};
 use super::events::{Action, Time, WorkerId};
 use super::hosts::Agent;
-use super::seats;
 
-/// While other workers are about to come to the door, too, how long a newcomer waits before all are told of it.
-pub(super) const DOOR_WAIT: Duration = Duration::from_secs(2);
+/// While other workers are about to join the waiting set, too, how long a newcomer waits before all are told of it.
+pub(super) const NEWCOMER_WAIT: Duration = Duration::from_secs(2);
 
 /// Kinds of announced changes, as workers know them.
 const REMOVED: u8 = 1;
@@ -30,7 +30,7 @@ impl Driver {
 
     /// Forms the next round, if the present one is over and there are enough.
     pub(super) fn form(&mut self, now: Time) {
-        let is_inside = |w: &Worker| w.phase == Phase::Member;
+        let is_inside = |w: &WorkerProcess| w.phase == Phase::Member;
         if self.workers.values().any(is_inside) {
             return;
         }
@@ -80,7 +80,7 @@ impl Driver {
 
     /// Those who would form a round now, in the order of ranks; `None` if they are too few.
     pub(super) fn choose(&self) -> Option<Vec<WorkerId>> {
-        let waits = |w: &Worker| w.phase == Phase::Waiting && !w.is_going;
+        let waits = |w: &WorkerProcess| w.phase == Phase::Waiting && !w.is_going;
         let was_in = |id: &WorkerId| self.round.contains(id);
         let mut chosen: Vec<WorkerId> = self
             .workers
@@ -144,8 +144,8 @@ impl Driver {
             .iter()
             .map(|id| (self.workers[id].host.as_str(), self.workers[id].local))
             .collect();
-        let seats = seats::assign(&places, needs_sync);
-        let seats: Vec<_> = chosen.iter().copied().zip(seats).collect();
+        let assignments = assignment::assign(&places, needs_sync);
+        let assignments: Vec<_> = chosen.iter().copied().zip(assignments).collect();
         let mut dismissed = Vec::new();
         for (id, w) in &mut self.workers {
             if chosen.contains(id) {
@@ -183,15 +183,15 @@ impl Driver {
         self.round_failure = None;
         self.waiting_since = None;
         self.enough_since = None;
-        self.door_since = None;
-        self.act(Action::Form(seats));
+        self.newcomer_since = None;
+        self.act(Action::Form(assignments));
     }
 
     /// Tells a running round who waits for it and who shall leave it.
     pub(super) fn announce(&mut self, now: Time) {
         let is_inside = self.workers.values().any(|w| w.phase == Phase::Member);
         if self.is_finished || self.rounds == 0 || !is_inside {
-            self.door_since = None;
+            self.newcomer_since = None;
             return;
         }
         let in_round = |id: &WorkerId| self.round.contains(id);
@@ -211,17 +211,17 @@ impl Driver {
             .collect();
         let mut kind = 0;
         if newcomers.is_empty() || !has_room {
-            self.door_since = None;
+            self.newcomer_since = None;
         } else {
-            let since = *self.door_since.get_or_insert(now);
+            let since = *self.newcomer_since.get_or_insert(now);
             let more = self
                 .workers
                 .values()
                 .any(|w| w.phase == Phase::Starting && w.stays());
-            if !more || now >= since + DOOR_WAIT {
+            if !more || now >= since + NEWCOMER_WAIT {
                 kind |= ADDED;
                 self.announced.extend(newcomers);
-                self.door_since = None;
+                self.newcomer_since = None;
             }
         }
         if self.has_other_holder() {
@@ -246,10 +246,10 @@ impl Driver {
 
     /// What has been waited for too long.
     pub(super) fn end_waits(&mut self, now: Time) {
-        let patience = self.policy.patience;
+        let wait_timeout = self.policy.wait_timeout;
         if self
             .waiting_since
-            .is_none_or(|since| now < since + patience)
+            .is_none_or(|since| now < since + wait_timeout)
         {
             return;
         }
@@ -270,7 +270,7 @@ impl Driver {
             let name = self.name(id);
             self.say(format!(
                 "{name} did not come to the new round within {} s; ending it",
-                patience.as_secs()
+                wait_timeout.as_secs()
             ));
             if let Some(w) = self.workers.get_mut(&id) {
                 w.is_condemned = true;
@@ -292,7 +292,9 @@ mod tests {
         let (mut rounds, mut announced) = (Vec::new(), Vec::new());
         while let Some(action) = driver.poll_action() {
             match action {
-                Action::Form(seats) => rounds.push(seats.iter().map(|(w, _)| *w).collect()),
+                Action::Form(assignments) => {
+                    rounds.push(assignments.iter().map(|(w, _)| *w).collect())
+                }
                 Action::Announce(kind) => announced.push(kind),
                 _ => {}
             }
@@ -310,7 +312,7 @@ mod tests {
             first_np: 1,
             min_np: 1,
             max_np: 1,
-            patience: Duration::from_secs(600),
+            wait_timeout: Duration::from_secs(600),
             start_grace: Duration::from_secs(30),
             reset_limit: None,
             cooldown: None,

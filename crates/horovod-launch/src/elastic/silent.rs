@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::driver::{Driver, Phase, Worker};
+use super::driver::{Driver, Phase, WorkerProcess};
 use super::events::{Time, WorkerId};
 
 /// How long such a worker may take to show that it lives after all: it may have been slow, or it is the others that
@@ -19,7 +19,7 @@ impl Driver {
             w.silent_until = None;
         }
         let (name, accuser) = (self.name(worker), self.name(by));
-        let is_new = |w: &&mut Worker| is_inside(w) && w.silent_until.is_none();
+        let is_new = |w: &&mut WorkerProcess| is_inside(w) && w.silent_until.is_none();
         if let Some(w) = self.workers.get_mut(&worker).filter(is_new) {
             w.silent_until = Some(now + SILENT_GRACE);
             self.say(format!(
@@ -29,12 +29,12 @@ impl Driver {
         }
     }
 
-    /// Ends those that have shown no life. The state must be in safe hands: with somebody who waits at the door.
+    /// Ends those that have shown no life. The state must be in safe hands: with somebody in the waiting set.
     pub(super) fn end_silent(&mut self, now: Time) {
-        let is_due = |w: &Worker| is_inside(w) && w.silent_until.is_some_and(|at| at <= now);
+        let is_due = |w: &WorkerProcess| is_inside(w) && w.silent_until.is_some_and(|at| at <= now);
         let due = self.workers.iter().filter(|(_, w)| is_due(w));
         let due: Vec<WorkerId> = due.map(|(id, _)| *id).collect();
-        let waits = |w: &Worker| w.phase == Phase::Waiting && w.holds();
+        let waits = |w: &WorkerProcess| w.phase == Phase::Waiting && w.holds();
         let is_safe = !self.has_state || self.workers.values().any(waits);
         for id in due {
             let Some(w) = self.workers.get_mut(&id) else {
@@ -56,7 +56,7 @@ impl Driver {
     }
 }
 
-fn is_inside(w: &Worker) -> bool {
+fn is_inside(w: &WorkerProcess) -> bool {
     w.phase == Phase::Member && !w.is_going
 }
 
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_silent_is_ended_when_the_others_are_at_the_door() {
+    fn who_is_silent_is_ended_when_the_others_are_in_the_waiting_set() {
         let mut driver = round_of_three();
         driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
         driver.handle(at(11), Event::Joined { worker: 0, held: 1 });
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_to_the_door_or_accuses_others_lives() {
+    fn who_joins_the_waiting_set_or_accuses_others_lives() {
         let mut driver = round_of_three();
         driver.handle(at(10), Event::Silent { worker: 1, by: 0 });
         driver.handle(at(11), Event::Joined { worker: 1, held: 1 });

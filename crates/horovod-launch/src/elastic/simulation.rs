@@ -19,7 +19,7 @@ use crate::report::Cause;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     Importing,
-    Door,
+    WaitingSet,
     /// In the round of this number.
     Round(u64),
     /// The round is over, but it hears nothing.
@@ -41,7 +41,7 @@ struct Process {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
     /// The driver's own deadline.
-    Tick,
+    Timer,
     Imported(WorkerId),
     /// The round comes to stand, if all its members are still in it.
     Stands(u64),
@@ -109,7 +109,7 @@ impl World {
             first_np: np,
             min_np,
             max_np,
-            patience: Duration::from_secs(120),
+            wait_timeout: Duration::from_secs(120),
             start_grace: Duration::from_secs(30),
             reset_limit: limit,
             cooldown: dice
@@ -186,7 +186,7 @@ impl World {
         if let Some(at) = self.driver.next_deadline() {
             // Due already is allowed only if time passes: else the launcher would spin.
             let after = at.saturating_sub(self.now);
-            self.plan(after.max(Duration::from_millis(1)), Happening::Tick);
+            self.plan(after.max(Duration::from_millis(1)), Happening::Timer);
         }
     }
 
@@ -219,16 +219,19 @@ impl World {
                 let after = self.dice.ms(1, 100);
                 self.plan(after, Happening::Answers(worker));
             }
-            Action::Form(seats) => {
+            Action::Form(assignments) => {
                 let mut members = Vec::new();
-                for (rank, (worker, seat)) in (0..).zip(&seats) {
-                    self.check(seat.rank == rank, "ranks in order");
+                for (rank, (worker, assignment)) in (0..).zip(&assignments) {
+                    self.check(assignment.rank == rank, "ranks in order");
                     members.push(*worker);
                     if let Some(p) = self.processes.get(worker) {
-                        self.check(p.local == seat.local_rank, "the local rank is the slot");
+                        self.check(
+                            p.local == assignment.local_rank,
+                            "the local rank is the slot",
+                        );
                     }
                 }
-                let needs_sync = seats[0].1.needs_sync;
+                let needs_sync = assignments[0].1.needs_sync;
                 self.form(members, needs_sync);
             }
             Action::Announce(_) => {
@@ -317,7 +320,7 @@ impl World {
         let all_there = members.iter().all(|m| {
             self.processes
                 .get(m)
-                .is_some_and(|p| p.place == Place::Door)
+                .is_some_and(|p| p.place == Place::WaitingSet)
         });
         self.members = members;
         let round = self.round;
@@ -366,7 +369,7 @@ impl World {
         process.place = Place::Hangs;
         let after = self.dice.ms(1, 100);
         self.plan(after, Happening::Reaped(worker, status));
-        if was == Place::Door {
+        if was == Place::WaitingSet {
             self.tell(Event::Away(worker));
         }
         if was == Place::Round(self.round) && status != 0 {
@@ -376,7 +379,7 @@ impl World {
 
     fn join(&mut self, worker: WorkerId, held: Option<u8>) {
         if let Some(p) = self.processes.get_mut(&worker) {
-            p.place = Place::Door;
+            p.place = Place::WaitingSet;
             p.held = held.unwrap_or(p.held);
             let held = p.held;
             self.tell(Event::Joined { worker, held });
@@ -385,7 +388,7 @@ impl World {
 
     fn happen(&mut self, what: Happening) {
         match what {
-            Happening::Tick => {
+            Happening::Timer => {
                 let due = self.driver.next_deadline().is_some_and(|at| at <= self.now);
                 if due {
                     self.driver.handle_timeout(self.now);

@@ -1,4 +1,4 @@
-//! From options to a running elastic job.
+//! The start of an elastic job, from its options.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::launch::{LaunchError, ssh_of, start_timeout_of, wanted_hosts};
 use crate::output::Output;
 use crate::rendezvous::{Reach, Rendezvous};
 use crate::signals::Signals;
-use crate::{environment, leash, platform, remote};
+use crate::{environment, parent_watch, platform, remote};
 
 /// Runs the job; the exit code.
 pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError> {
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     })?;
     // From here on Ctrl-C ends things in order.
     let signals = Signals::watch()?;
-    leash::watch();
+    parent_watch::watch();
     let mut output = Output::new(0, options.prefix_timestamp)?;
     output.show_log(options)?;
     output.show_events(events);
@@ -65,14 +65,14 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     }
     platform::adopt_orphans();
     let rendezvous = Rendezvous::start_elastic(Reach::of(all_local), &options.network_interfaces)?;
-    let patience = elastic.timeout.filter(|seconds| *seconds > 0);
-    let patience = patience.unwrap_or_else(environment::elastic_timeout);
+    let wait_timeout = elastic.timeout.filter(|seconds| *seconds > 0);
+    let wait_timeout = wait_timeout.unwrap_or_else(environment::elastic_timeout);
     let seconds = |s: u32| Duration::from_secs(s.into());
     let policy = Policy {
         first_np: np,
         min_np: elastic.min_np.unwrap_or(np),
         max_np: elastic.max_np.unwrap_or(u32::MAX),
-        patience: seconds(patience),
+        wait_timeout: seconds(wait_timeout),
         start_grace: start_timeout,
         reset_limit: elastic.reset_limit,
         cooldown: elastic.cooldown.map(|(a, b)| (seconds(a), seconds(b))),

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::driver::{Driver, Phase, Worker};
+use super::driver::{Driver, Phase, WorkerProcess};
 use super::events::{Action, Time, WorkerId};
 
 /// Looks within the time after which silence counts, as many as signs of life among ranks.
@@ -57,15 +57,15 @@ impl Driver {
         self.stop(worker);
     }
 
-    /// Whether the state would survive without this worker: with somebody who waits at the door, or connects.
+    /// Whether the state would survive without this worker: with somebody who is in the waiting set, or connects.
     fn is_state_elsewhere(&self, worker: WorkerId) -> bool {
-        let has_come = |w: &Worker| w.phase == Phase::Waiting || !self.is_up;
+        let has_come = |w: &WorkerProcess| w.phase == Phase::Waiting || !self.is_up;
         let mut others = self.workers.iter().filter(|(id, _)| **id != worker);
         !self.has_state || others.any(|(_, w)| w.holds() && w.seen_stopped == 0 && has_come(w))
     }
 }
 
-fn is_inside(w: &Worker) -> bool {
+fn is_inside(w: &WorkerProcess) -> bool {
     w.phase == Phase::Member && !w.is_going
 }
 

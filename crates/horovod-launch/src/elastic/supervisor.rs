@@ -264,11 +264,11 @@ impl<E: Executor> Supervisor<E> {
                 let server = self.rendezvous.server();
                 server.report_death(Rank(worker), host, &cause);
             }
-            Action::Form(seats) => {
-                for (worker, seat) in &seats {
-                    self.relabel(*worker, seat.rank);
+            Action::Form(assignments) => {
+                for (worker, assignment) in &assignments {
+                    self.relabel(*worker, assignment.rank);
                 }
-                self.rendezvous.server().form(seats);
+                self.rendezvous.server().form(assignments);
             }
             Action::Announce(kind) => self.rendezvous.server().announce(kind),
             Action::Dismiss(worker, why) => self.rendezvous.server().dismiss(worker, &why),
@@ -288,7 +288,7 @@ impl<E: Executor> Supervisor<E> {
         // More than that will never run there.
         let policy = &self.driver.policy;
         on.slots = on.slots.min(policy.max_np);
-        let (size, patience_s) = (policy.first_np, policy.patience.as_secs());
+        let (size, timeout_s) = (policy.first_np, policy.wait_timeout.as_secs());
         let before = self.labels.get(&(host.to_owned(), local)).copied();
         let label = before.filter(|label| !self.is_taken(*label));
         let label = label.unwrap_or_else(|| self.free_label());
@@ -301,7 +301,7 @@ impl<E: Executor> Supervisor<E> {
                 pid: None,
             },
         );
-        let of_worker = environment::of_worker(&on, worker, local, label, size, patience_s);
+        let of_worker = environment::of_worker(&on, worker, local, label, size, timeout_s);
         let started = self.executor.start(&NewWorker {
             worker,
             host,

@@ -1,8 +1,8 @@
-//! What the user is told while a job waits for workers, or goes on after one of them has ended with 0.
+//! Messages to the user while a job waits for workers, or goes on after one of them has ended with 0.
 
 use std::time::Duration;
 
-use super::driver::{Driver, Failed, Phase, Worker};
+use super::driver::{Driver, Failed, Phase, WorkerProcess};
 use super::events::{Ending, TOO_FEW, Time, WorkerId};
 use super::hosts::Host;
 
@@ -50,7 +50,7 @@ impl Driver {
             return;
         }
         self.told_waiting_at = now;
-        let left = (since + self.policy.patience).saturating_sub(now);
+        let left = (since + self.policy.wait_timeout).saturating_sub(now);
         self.say(format!(
             "waiting for {} s: {}; it is given up in {} s (--elastic-timeout)",
             now.saturating_sub(since).as_secs(),
@@ -114,7 +114,8 @@ impl Driver {
     /// Ends a job in which a worker has ended with 0, when nobody is left or can go on.
     pub(super) fn end_finished(&mut self) {
         let mut left = self.workers.iter().filter(|(id, _)| self.counts(**id));
-        let in_vain = |w: &Worker| self.rounds == 0 && w.phase == Phase::Waiting && !w.is_going;
+        let in_vain =
+            |w: &WorkerProcess| self.rounds == 0 && w.phase == Phase::Waiting && !w.is_going;
         let name = self.finished.as_ref().map_or("", |f| f.name.as_str());
         let is_empty = left.clone().next().is_none();
         if !is_empty && left.all(|(_, w)| in_vain(w)) {
@@ -157,7 +158,7 @@ impl Driver {
     pub(super) fn shortage(&self) -> String {
         format!(
             "no round could be formed within {} s (--elastic-timeout): {}",
-            self.policy.patience.as_secs(),
+            self.policy.wait_timeout.as_secs(),
             self.lack()
         )
     }
@@ -298,7 +299,7 @@ mod tests {
             first_np: 2,
             min_np: 2,
             max_np: 2,
-            patience: at(60),
+            wait_timeout: at(60),
             start_grace: Duration::ZERO,
             reset_limit: None,
             cooldown: None,

@@ -1,4 +1,4 @@
-//! What an aggregator does with the coordinator's decisions: learns from them and passes them on.
+//! The aggregator's handling of decisions: learns from them and passes them on.
 
 use super::{Aggregator, AggregatorAction, Arc, Phase, RankSet, SetKey, Slot, Violation};
 use crate::lost::PeerLost;
@@ -80,7 +80,7 @@ impl Aggregator {
                         Item::Slots(run) => {
                             super::check_length(*run)?;
                             for (number, mask) in blocks_of(*run) {
-                                if let Some(block) = self.board.block(number) {
+                                if let Some(block) = self.readiness.block(number) {
                                     block.close(mask);
                                 }
                             }
@@ -121,9 +121,9 @@ impl Aggregator {
     }
 
     fn learn_slot(&mut self, set: SetKey, op: &Op, name: &Arc<str>, slot: Slot, links: usize) {
-        self.board.add(slot, set, links);
+        self.readiness.add(slot, set, links);
         if *op == Op::Allgather
-            && let Some((block, bit)) = self.board.find(slot)
+            && let Some((block, bit)) = self.readiness.find(slot)
         {
             // Every rank comes with rows of its own.
             block.open(bit);
@@ -142,7 +142,7 @@ impl Aggregator {
     ) -> Result<(), Violation> {
         super::check_length(run)?;
         for slot in self.slots_among(run) {
-            let set = self.board.find(slot).map(|(block, _)| block.set);
+            let set = self.readiness.find(slot).map(|(block, _)| block.set);
             let to = set.and_then(|set| self.sets.get(&set)).cloned();
             let count = self.links.len();
             if let Some(to) = to.filter(|to| to.len() < count || streams.is_some()) {

@@ -1,4 +1,4 @@
-//! What an aggregator passes on for some of those below it: equal things of one batch as one.
+//! The aggregator's merging of requests: equal ones of one batch are passed on as one.
 
 use crate::local::encoded_bytes;
 use crate::message::{SetKey, Slot, Submission};
@@ -24,7 +24,7 @@ enum Key {
 type All<'a> = Option<(&'a [u32], &'a Links)>;
 
 impl Merge {
-    /// Adds what these say; `all` are those whose agreement needs no names.
+    /// Adds what these say; `all` are those whose validation needs no names.
     pub(super) fn push(
         &mut self,
         outbox: &mut Outbox,
@@ -135,12 +135,14 @@ fn are_all(ranks: &[Rank], subtrees: &[Rank], all: All<'_>) -> bool {
 
 fn item_bytes(item: &Submission) -> usize {
     16 + match item {
-        Submission::New { name, content, .. } => {
-            let ranks = match &content.op {
+        Submission::New {
+            name, signature, ..
+        } => {
+            let ranks = match &signature.op {
                 crate::Op::AddProcessSet { ranks } => 5 * ranks.len(),
                 _ => 0,
             };
-            encoded_bytes(name.len(), &content.tensors) + ranks
+            encoded_bytes(name.len(), &signature.tensors) + ranks
         }
         Submission::GatherHit { first_dims, .. } => 10 * first_dims.len(),
         _ => 16,

@@ -1,6 +1,6 @@
-//! What a link says, and who it says it for.
+//! The arrival of requests: from which link, and for which ranks.
 
-use super::{Arc, Content, Coordinator, Entry, Op, PENDING_MAX, Pending, Rank, Violation};
+use super::{Arc, Coordinator, Entry, Op, PENDING_MAX, Pending, Rank, RequestSignature, Violation};
 use super::{SetKey, Slot, SlotRun, StopReason, Submission};
 use crate::process_sets::RegisteredSet;
 use crate::rank_set::RankSet;
@@ -90,9 +90,11 @@ impl Coordinator {
             Submission::GatherHit { slot, first_dims } => {
                 self.hit(link, who, *slot, Some(first_dims))
             }
-            Submission::New { set, name, content } => {
-                self.asked(link, who, *set, name, Arc::clone(content))
-            }
+            Submission::New {
+                set,
+                name,
+                signature,
+            } => self.asked(link, who, *set, name, Arc::clone(signature)),
             Submission::ShutdownAck => Err("confirmed a shutdown that was not announced"),
             _ => Err("said what only a rank can say, for others"),
         }
@@ -137,7 +139,7 @@ impl Coordinator {
 
     fn hits(&mut self, link: usize, who: &Who, run: SlotRun) -> Result<(), Violation> {
         for (number, mask) in blocks_of(run) {
-            let counted = match self.board.block(number) {
+            let counted = match self.readiness.block(number) {
                 Some(block) if self.joins.is_empty() => block.counted(mask),
                 _ => 0,
             };
@@ -156,13 +158,15 @@ impl Coordinator {
 
     /// The usual case: a link has said known slots.
     fn count(&mut self, link: usize, number: u64, mask: u64) -> Result<(), Violation> {
-        let block = self.board.block(number).ok_or(NOT_IN_USE)?;
+        let block = self.readiness.block(number).ok_or(NOT_IN_USE)?;
         let set = self
             .sets
             .get(block.set)
             .ok_or("used an unknown process set")?;
         let position = set.position(link).ok_or(FOREIGN)?;
-        let (complete, begun) = block.say(self.now, position, mask).map_err(|_| TWICE)?;
+        let (complete, begun) = block
+            .mark_ready(self.now, position, mask)
+            .map_err(|_| TWICE)?;
         if begun != 0 {
             self.stall.started(self.now);
         }
@@ -180,8 +184,8 @@ impl Coordinator {
         slot: Slot,
         rows: Option<&Vec<u64>>,
     ) -> Result<(), Violation> {
-        let (entry, content) = if let Some(line) = self.cache.touch(slot) {
-            (line.entry, Arc::clone(&line.content))
+        let (entry, signature) = if let Some(line) = self.cache.touch(slot) {
+            (line.entry, Arc::clone(&line.signature))
         } else {
             let retired = self.cache.retired(slot).ok_or(NOT_IN_USE)?;
             if self.sets.get(retired.set).is_none() {
@@ -189,15 +193,15 @@ impl Coordinator {
                 return Ok(());
             }
             let (set, name) = (retired.set, Arc::clone(&retired.name));
-            let content = Arc::clone(&retired.content);
-            (self.entry_of(set, &name)?, content)
+            let signature = Arc::clone(&retired.signature);
+            (self.entry_of(set, &name)?, signature)
         };
-        if (content.op == Op::Allgather) != rows.is_some()
-            || rows.is_some_and(|rows| rows.len() != content.tensors.len())
+        if (signature.op == Op::Allgather) != rows.is_some()
+            || rows.is_some_and(|rows| rows.len() != signature.tensors.len())
         {
             return Err("used a slot with the wrong number of rows");
         }
-        self.arrive(link, who, entry, content, rows.cloned())
+        self.arrive(link, who, entry, signature, rows.cloned())
     }
 
     fn asked(
@@ -206,7 +210,7 @@ impl Coordinator {
         who: &Who,
         set: SetKey,
         name: &Arc<str>,
-        content: Arc<Content>,
+        signature: Arc<RequestSignature>,
     ) -> Result<(), Violation> {
         if self.sets.get(set).is_none() {
             // Sent before the rank knew of the removal, or made up.
@@ -216,7 +220,7 @@ impl Coordinator {
                 Err("used an unknown process set")
             };
         }
-        match &content.op {
+        match &signature.op {
             Op::Join => return Err("sent a join in place of a request"),
             Op::AddProcessSet { ranks } => {
                 let ascending = ranks.windows(2).all(|pair| pair[0] < pair[1]);
@@ -226,15 +230,15 @@ impl Coordinator {
             }
             _ => {}
         }
-        let rows = (content.op == Op::Allgather).then(|| {
-            content
+        let rows = (signature.op == Op::Allgather).then(|| {
+            signature
                 .tensors
                 .iter()
                 .map(|t| t.shape.first().copied().unwrap_or(0))
                 .collect()
         });
         let entry = self.entry_of(set, name)?;
-        self.arrive(link, who, entry, content, rows)
+        self.arrive(link, who, entry, signature, rows)
     }
 
     fn entry_of(&mut self, set: SetKey, name: &Arc<str>) -> Result<usize, Violation> {
@@ -263,7 +267,7 @@ impl Coordinator {
         link: usize,
         who: &Who,
         index: usize,
-        content: Arc<Content>,
+        signature: Arc<RequestSignature>,
         rows: Option<Vec<u64>>,
     ) -> Result<(), Violation> {
         if self.outstanding[link] >= PENDING_MAX {
@@ -289,12 +293,13 @@ impl Coordinator {
                 since: self.now,
                 report_at: self.stall.started(self.now),
                 order: self.arrivals,
-                content: Arc::clone(&content),
+                signature: Arc::clone(&signature),
                 others: Vec::new(),
                 rows: Vec::new(),
             }
         });
-        let differs = !Arc::ptr_eq(&pending.content, &content) && !pending.content.agrees(&content);
+        let differs =
+            !Arc::ptr_eq(&pending.signature, &signature) && !pending.signature.agrees(&signature);
         match who {
             Who::Rank(rank) if !differs => {
                 if !pending.arrived.insert(*rank) {
@@ -313,7 +318,7 @@ impl Coordinator {
                         .extend(ranks.iter().map(|rank| (rank, rows.clone())));
                 }
                 if differs {
-                    pending.others.push((ranks, content));
+                    pending.others.push((ranks, signature));
                 }
             }
         }
@@ -340,7 +345,7 @@ impl Coordinator {
         else {
             return;
         };
-        let (Some((block, bit)), Some(line)) = (self.board.find(*slot), self.cache.line(*slot))
+        let (Some((block, bit)), Some(line)) = (self.readiness.find(*slot), self.cache.line(*slot))
         else {
             return;
         };
@@ -370,7 +375,7 @@ impl Coordinator {
             since,
             report_at: self.stall.report_at(since),
             order: self.arrivals,
-            content: Arc::clone(&line.content),
+            signature: Arc::clone(&line.signature),
             others: Vec::new(),
             rows: Vec::new(),
         });
@@ -379,7 +384,7 @@ impl Coordinator {
     /// Pends the known requests that have waited since a time that `chosen` picks.
     pub(super) fn pend_waiting(&mut self, chosen: impl Fn(Time) -> bool) {
         let mut waiting: Vec<(Time, Slot)> = Vec::new();
-        for block in self.board.waiting() {
+        for block in self.readiness.waiting() {
             for slot in slots_of(block.number, block.waiting_slots()) {
                 let since = block.since((slot.0 % 64) as u32);
                 if chosen(since) {
@@ -398,7 +403,7 @@ impl Coordinator {
     /// Pends the request of a slot that is going to be evicted.
     pub(super) fn pend_slot(&mut self, slot: Slot) {
         let waits = self
-            .board
+            .readiness
             .find(slot)
             .is_some_and(|(block, bit)| block.waits(bit));
         if waits && let Some(entry) = self.cache.line(slot).map(|line| line.entry) {
@@ -410,7 +415,7 @@ impl Coordinator {
     pub(super) fn pend_late(&mut self) -> Option<Time> {
         let (now, stall) = (self.now, self.stall.clone());
         self.pend_waiting(|since| now >= stall.report_at(since));
-        self.board
+        self.readiness
             .waiting()
             .flat_map(|block| {
                 let times: Vec<Time> = slots_of(block.number, block.waiting_slots())

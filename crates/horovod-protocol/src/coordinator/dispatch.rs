@@ -1,10 +1,10 @@
-//! From what is ready to messages: fused, numbered, and one stream per rank.
+//! The dispatch of what is ready: fused, numbered, and one stream of messages per rank.
 
 use super::{Coordinator, CoordinatorAction};
-use crate::content::Content;
-use crate::fusion::{Candidate, FusionKey, Plan};
+use crate::fusion::{Candidate, FusionKey, FusionPlan};
 use crate::limits::{BATCH_BYTES_MAX, BATCH_ITEMS_MAX, FUSED_ITEMS_MAX};
 use crate::message::{Item, Response, SetKey, SlotRun, ToWorker};
+use crate::signature::RequestSignature;
 use crate::types::{Rank, Seq};
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(super) struct Run {
     /// Kept here because the set may be gone when this is sent.
     pub(super) to: Arc<[u32]>,
     pub(super) absent: Arc<[Rank]>,
-    pub(super) content: Arc<Content>,
+    pub(super) signature: Arc<RequestSignature>,
     pub(super) fusion: Option<FusionKey>,
     pub(super) bytes: u64,
     pub(super) wire_bytes: usize,
@@ -46,7 +46,7 @@ pub(super) struct Known {
     pub(super) set: SetKey,
     pub(super) to: Arc<[u32]>,
     /// Of the first.
-    pub(super) content: Arc<Content>,
+    pub(super) signature: Arc<RequestSignature>,
     pub(super) fusion: Option<FusionKey>,
     /// Of all; of each in the coordinator's `sizes`.
     pub(super) bytes: u64,
@@ -66,7 +66,7 @@ struct Outgoing {
 pub(super) struct Buffers {
     ready: Vec<Ready>,
     runs: Vec<Option<Run>>,
-    plan: Plan,
+    plan: FusionPlan,
     outgoing: Vec<Outgoing>,
     responses: Vec<Vec<Arc<Response>>>,
     executions: Vec<Arc<Response>>,
@@ -186,8 +186,8 @@ impl Coordinator {
                 Response::Execute {
                     seq,
                     set: known.set,
-                    op: known.content.op.clone(),
-                    device: known.content.device,
+                    op: known.signature.op.clone(),
+                    device: known.signature.device,
                     absent: Arc::clone(&self.nobody),
                     items,
                 }
@@ -226,8 +226,8 @@ impl Coordinator {
                 Response::Execute {
                     seq,
                     set: first.set,
-                    op: first.content.op.clone(),
-                    device: first.content.device,
+                    op: first.signature.op.clone(),
+                    device: first.signature.device,
                     absent: first.absent,
                     items,
                 }
@@ -325,7 +325,7 @@ impl Known {
             set: self.set,
             to: Arc::clone(&self.to),
             absent: Arc::clone(nobody),
-            content: Arc::clone(&self.content),
+            signature: Arc::clone(&self.signature),
             fusion: self.fusion,
             bytes: *bytes,
             wire_bytes: KNOWN_BYTES,

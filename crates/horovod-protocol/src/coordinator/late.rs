@@ -1,4 +1,4 @@
-//! What some members have asked for and others have not: who is late, looked at from outside.
+//! Late requests, which some members have asked for and others have not, looked at from outside.
 
 use super::{Coordinator, Entry, Phase};
 use crate::join::Joins;
@@ -39,7 +39,7 @@ impl Coordinator {
             return false;
         }
         let (sets, joins) = (&self.sets, &self.joins);
-        let by_slot = self.board.waiting().any(|block| {
+        let by_slot = self.readiness.waiting().any(|block| {
             sets.get(block.set).is_some_and(|set| {
                 set.to.iter().enumerate().any(|(position, link)| {
                     let link = sets.links.get(*link as usize);
@@ -47,7 +47,7 @@ impl Coordinator {
                         None => ranks.contains(link.rank),
                         Some(below) => below.common(&set.bits).meets(&ranks),
                     };
-                    is_meant && block.unsaid(position) != 0
+                    is_meant && block.missing(position) != 0
                 })
             })
         });

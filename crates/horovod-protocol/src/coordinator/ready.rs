@@ -1,8 +1,10 @@
-//! What happens when every member has asked for a name: agreement, effects, and the cache.
+//! Requests for which every member has asked: validation, effects, and the cache.
 
 use super::{Arc, Coordinator, CoordinatorAction, Entry, Pending, Ready, Refusal, Response, Run};
-use super::{Content, FusionKey, Item, Known, Op, Rank, SetKey, Slot, SlotRun, agreement};
-use crate::cache::Room;
+use super::{
+    FusionKey, Item, Known, Op, Rank, RequestSignature, SetKey, Slot, SlotRun, validation,
+};
+use crate::cache::Space;
 use crate::local::encoded_bytes;
 
 /// Part of names that are made up per call and never come again, hence are not cached.
@@ -36,11 +38,11 @@ impl Coordinator {
         // All agree, yet not all said the same: in memory orders alone they may differ.
         let in_several_orders = verdict.is_ok() && !pending.others.is_empty();
         if in_several_orders {
-            pending.content = Arc::new(pending.content.in_row_major());
+            pending.signature = Arc::new(pending.signature.in_row_major());
         }
-        let verdict =
-            verdict.and_then(|()| agreement::possible(&name, &pending.content, !absent.is_empty()));
-        let outcome = match (verdict, &pending.content.op) {
+        let verdict = verdict
+            .and_then(|()| validation::possible(&name, &pending.signature, !absent.is_empty()));
+        let outcome = match (verdict, &pending.signature.op) {
             (Err(error), _) => Err(error),
             (Ok(()), Op::AddProcessSet { ranks }) => self.add_set(&name, ranks),
             (Ok(()), Op::RemoveProcessSet { set }) => {
@@ -48,7 +50,7 @@ impl Coordinator {
                 Ok(())
             }
             (Ok(()), _) => {
-                let seat = Seat {
+                let context = RequestContext {
                     index,
                     key,
                     cached,
@@ -57,7 +59,7 @@ impl Coordinator {
                     absent: &absent,
                     in_several_orders,
                 };
-                self.run(&seat, &name, &mut pending)
+                self.run(&context, &name, &mut pending)
             }
         };
         if let Err(error) = outcome {
@@ -74,8 +76,8 @@ impl Coordinator {
         pending.arrived.clear();
         self.spare.push(pending.arrived);
         if let Some(slot) = cached
-            && pending.content.op != Op::Allgather
-            && let Some((block, bit)) = self.board.find(slot)
+            && pending.signature.op != Op::Allgather
+            && let Some((block, bit)) = self.readiness.find(slot)
         {
             block.close(1 << bit);
         }
@@ -107,11 +109,11 @@ impl Coordinator {
                 known.bytes += line.bytes;
                 continue;
             }
-            self.urgent |= line.content.op == Op::Barrier;
+            self.urgent |= line.signature.op == Op::Barrier;
             self.ready.push(Ready::Known(Known {
                 set,
                 to: Arc::clone(to),
-                content: Arc::clone(&line.content),
+                signature: Arc::clone(&line.signature),
                 fusion: line.fusion,
                 bytes: line.bytes,
                 run: SlotRun {
@@ -140,30 +142,34 @@ impl Coordinator {
 
     fn run(
         &mut self,
-        seat: &Seat<'_>,
+        context: &RequestContext<'_>,
         name: &Arc<str>,
         pending: &mut Pending,
     ) -> Result<(), Refusal> {
-        let content = &pending.content;
-        let first_dims = flat_rows(&mut pending.rows, seat.members, content);
-        let line = seat
+        let signature = &pending.signature;
+        let first_dims = flat_rows(&mut pending.rows, context.members, signature);
+        let line = context
             .cached
             .and_then(|slot| Some((slot, self.cache.line(slot)?)));
         let known = line.filter(|(_, line)| {
-            !seat.in_several_orders
-                && (Arc::ptr_eq(&line.content, content) || line.content.agrees(content))
+            !context.in_several_orders
+                && (Arc::ptr_eq(&line.signature, signature) || line.signature.agrees(signature))
         });
         let (fusion, mut bytes) = match known {
             Some((_, line)) => (line.fusion, line.bytes),
-            None => (FusionKey::of(seat.key, content), tensor_bytes(content)),
+            None => (
+                FusionKey::of(context.key, signature),
+                tensor_bytes(signature),
+            ),
         };
         let known = known.map(|(slot, _)| slot);
-        if content.op == Op::Allgather {
-            bytes = agreement::gathered_bytes(name, content, &first_dims, seat.members.len())?;
+        if signature.op == Op::Allgather {
+            bytes =
+                validation::gathered_bytes(name, signature, &first_dims, context.members.len())?;
         }
         let wire_bytes = 20 + 10 * first_dims.len();
         let (item, wire_bytes) = match known {
-            Some(slot) if content.op == Op::Allgather => {
+            Some(slot) if signature.op == Op::Allgather => {
                 (Item::GatherSlot { slot, first_dims }, wire_bytes)
             }
             Some(slot) => (
@@ -174,9 +180,9 @@ impl Coordinator {
                 wire_bytes,
             ),
             None => {
-                let slot = self.remember(seat, name, content);
-                let wire_bytes = wire_bytes + encoded_bytes(name.len(), &content.tensors);
-                let (name, tensors) = (Arc::clone(name), Arc::clone(&content.tensors));
+                let slot = self.remember(context, name, signature);
+                let wire_bytes = wire_bytes + encoded_bytes(name.len(), &signature.tensors);
+                let (name, tensors) = (Arc::clone(name), Arc::clone(&signature.tensors));
                 (
                     Item::New {
                         name,
@@ -188,12 +194,12 @@ impl Coordinator {
                 )
             }
         };
-        self.urgent |= content.op == Op::Barrier;
+        self.urgent |= signature.op == Op::Barrier;
         self.push_ready(Ready::Run(Run {
-            set: seat.key,
-            to: Arc::clone(seat.to),
-            absent: Arc::clone(seat.absent),
-            content: Arc::clone(content),
+            set: context.key,
+            to: Arc::clone(context.to),
+            absent: Arc::clone(context.absent),
+            signature: Arc::clone(signature),
             fusion: fusion.filter(|_| !self.cfg.disable_group_fusion),
             bytes,
             wire_bytes,
@@ -206,45 +212,47 @@ impl Coordinator {
     /// for different orders: a slot stands for one.
     fn remember(
         &mut self,
-        seat: &Seat<'_>,
+        context: &RequestContext<'_>,
         name: &Arc<str>,
-        content: &Arc<Content>,
+        signature: &Arc<RequestSignature>,
     ) -> Option<Slot> {
-        if let Some(old) = seat.cached {
-            self.cache.retire(old, seat.to, name);
-            self.board.remove(old);
-            self.entries.get_mut(seat.index)?.cached = None;
+        if let Some(old) = context.cached {
+            self.cache.retire(old, context.to, name);
+            self.readiness.remove(old);
+            self.entries.get_mut(context.index)?.cached = None;
         }
-        if !seat.absent.is_empty() || seat.in_several_orders || name.contains(UNNAMED_MARK) {
+        if !context.absent.is_empty() || context.in_several_orders || name.contains(UNNAMED_MARK) {
             return None;
         }
-        match self.cache.room(seat.key) {
-            Room::Free => {}
-            Room::Instead(victim) => self.evict(victim, seat.to),
-            Room::None { first } => {
-                if first && let Some(set) = self.sets.get(seat.key) {
+        match self.cache.space_for(context.key) {
+            Space::Free => {}
+            Space::Instead(victim) => self.evict(victim, context.to),
+            Space::None { first } => {
+                if first && let Some(set) = self.sets.get(context.key) {
                     self.actions
                         .push_back(CoordinatorAction::CacheEvicts(set.id));
                 }
                 return None;
             }
         }
-        let bytes = tensor_bytes(content);
-        let slot = self.cache.insert(seat.key, seat.index, content, bytes);
-        self.board.add(slot, seat.key, seat.to.len());
-        if content.op == Op::Allgather
-            && let Some((block, bit)) = self.board.find(slot)
+        let bytes = tensor_bytes(signature);
+        let slot = self
+            .cache
+            .insert(context.key, context.index, signature, bytes);
+        self.readiness.add(slot, context.key, context.to.len());
+        if signature.op == Op::Allgather
+            && let Some((block, bit)) = self.readiness.find(slot)
         {
             // Every rank comes with rows of its own.
             block.open(bit);
         }
-        self.entries.get_mut(seat.index)?.cached = Some(slot);
+        self.entries.get_mut(context.index)?.cached = Some(slot);
         Some(slot)
     }
 
     fn evict(&mut self, slot: Slot, to: &Arc<[u32]>) {
         self.pend_slot(slot);
-        self.board.remove(slot);
+        self.readiness.remove(slot);
         let Some(index) = self.cache.line(slot).map(|line| line.entry) else {
             return;
         };
@@ -273,7 +281,7 @@ impl Coordinator {
         let key = removed.as_ref().map(|(key, _)| *key);
         if let Some((key, set)) = removed {
             let entries = &self.entries;
-            self.board.remove_set(key);
+            self.readiness.remove_set(key);
             self.cache.remove_set(key, &set.to, |index| {
                 entries.get(index).map(|entry| Arc::clone(&entry.name))
             });
@@ -315,7 +323,7 @@ impl Coordinator {
 }
 
 /// Where a ready request belongs.
-struct Seat<'a> {
+struct RequestContext<'a> {
     index: usize,
     key: SetKey,
     cached: Option<Slot>,
@@ -331,7 +339,7 @@ fn agreed(name: &str, pending: &Pending) -> Result<(), Refusal> {
     if pending.others.is_empty() {
         return Ok(());
     }
-    let asked: Vec<(Rank, &Content)> = pending
+    let asked: Vec<(Rank, &RequestSignature)> = pending
         .arrived
         .iter()
         .map(|rank| {
@@ -341,27 +349,31 @@ fn agreed(name: &str, pending: &Pending) -> Result<(), Refusal> {
                 .find(|(ranks, _)| ranks.contains(rank));
             (
                 rank,
-                other.map_or(&*pending.content, |(_, content)| content),
+                other.map_or(&*pending.signature, |(_, signature)| signature),
             )
         })
         .collect();
-    agreement::compare(name, &asked)
+    validation::compare(name, &asked)
 }
 
 /// Rows as `[tensor][member]` in one list; empty unless this is an allgather.
-fn flat_rows(rows: &mut [(Rank, Vec<u64>)], members: &[Rank], content: &Content) -> Vec<u64> {
-    if content.op != Op::Allgather || rows.len() != members.len() {
+fn flat_rows(
+    rows: &mut [(Rank, Vec<u64>)],
+    members: &[Rank],
+    signature: &RequestSignature,
+) -> Vec<u64> {
+    if signature.op != Op::Allgather || rows.len() != members.len() {
         return Vec::new();
     }
     rows.sort_unstable_by_key(|(rank, _)| *rank);
     let dim = |tensor: usize, rows: &[u64]| rows.get(tensor).copied().unwrap_or(0);
-    (0..content.tensors.len())
+    (0..signature.tensors.len())
         .flat_map(|tensor| rows.iter().map(move |(_, rows)| dim(tensor, rows)))
         .collect()
 }
 
-fn tensor_bytes(content: &Content) -> u64 {
-    content.tensors.iter().fold(0, |sum: u64, tensor| {
+fn tensor_bytes(signature: &RequestSignature) -> u64 {
+    signature.tensors.iter().fold(0, |sum: u64, tensor| {
         let bytes = tensor
             .elems()
             .and_then(|n| n.checked_mul(tensor.dtype.size() as u64));

@@ -1,4 +1,4 @@
-//! Encoding of why operations fail and jobs end.
+//! Encoding of failures: why operations fail and jobs end.
 
 use super::bad_tag;
 use super::codec::{get, put};

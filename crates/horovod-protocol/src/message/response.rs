@@ -1,4 +1,4 @@
-//! Encoding of what the coordinator decides.
+//! Encoding of the coordinator's responses.
 
 use super::codec::{SlotDelta, get, put};
 use super::failure::{get_lost, get_refusal, get_stop, put_lost, put_refusal, put_stop};

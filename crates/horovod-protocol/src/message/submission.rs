@@ -1,11 +1,11 @@
-//! Encoding of what ranks say.
+//! Encoding of the ranks' submissions.
 
 use super::codec::{SlotDelta, get, put};
 use super::failure::{get_lost, put_lost};
 use super::{SetKey, SlotRun, Submission, bad_tag};
-use crate::content::Content;
 use crate::error::Leaving;
 use crate::limits::GROUP_TENSORS_MAX;
+use crate::signature::RequestSignature;
 use crate::wire::{DecodeError, Reader, Writer};
 use std::sync::Arc;
 
@@ -21,13 +21,17 @@ pub(super) fn put_submission(w: &mut Writer<'_>, item: &Submission, delta: &mut 
             delta.put(w, SlotRun { first, len });
             put::dims(w, first_dims);
         }
-        Submission::New { set, name, content } => {
+        Submission::New {
+            set,
+            name,
+            signature,
+        } => {
             w.u8(2);
             w.varint(set.0);
             w.str(name);
-            put::op(w, &content.op);
-            put::device(w, content.device);
-            put::tensors(w, &content.tensors);
+            put::op(w, &signature.op);
+            put::device(w, signature.device);
+            put::tensors(w, &signature.tensors);
         }
         Submission::Join => w.u8(3),
         Submission::Shutdown(Leaving::Asked) => w.u8(4),
@@ -66,7 +70,7 @@ pub(super) fn get_submission(
         2 => Submission::New {
             set: SetKey(r.varint("process set")?),
             name: get::name(r)?,
-            content: Arc::new(Content {
+            signature: Arc::new(RequestSignature {
                 op: get::op(r)?,
                 device: get::device(r)?,
                 tensors: get::tensors(r)?,

@@ -1,4 +1,4 @@
-//! What a worker does with the coordinator's decisions.
+//! The worker's handling of the coordinator's decisions.
 
 use super::{Cached, Entry, State, Violation, Worker, WorkerSet};
 use crate::action::{Completion, ExecItem, Execution, WorkerAction};
@@ -7,7 +7,7 @@ use crate::limits::FUSED_ITEMS_MAX;
 use crate::lookup::Lookup;
 use crate::lost::PeerLost;
 use crate::message::{Item, Response, SetKey, Slot, Submission, ToWorker};
-use crate::types::{Device, EntryId, Op, ProcessSetId, Rank, Seq, TensorMeta, Ticket};
+use crate::types::{Device, EntryId, Op, OperationTag, ProcessSetId, Rank, Seq, TensorMeta};
 use std::sync::Arc;
 
 impl Worker {
@@ -43,7 +43,7 @@ impl Worker {
                 absent,
                 error,
             } => {
-                // Also where this rank did not ask: the others have used up their tickets.
+                // Also where this rank did not ask: the others have used up their tags.
                 if let Some(cached) = self.cached_of(*set, name) {
                     cached.last = None;
                 }
@@ -153,7 +153,7 @@ impl Worker {
         };
         self.follow(*seq)?;
         let mut exec_items = self.spare.pop().unwrap_or_default();
-        let mut ticket = None;
+        let mut tag = None;
         exec_items.reserve(items.len());
         for item in items {
             match item {
@@ -162,7 +162,7 @@ impl Worker {
                     for slot in slots.slots() {
                         let (item, own) = self.run_slot(&run, *seq, slot, &[])?;
                         exec_items.push(item);
-                        ticket = own;
+                        tag = own;
                     }
                 }
                 Item::GatherSlot { slot, first_dims } => {
@@ -186,7 +186,7 @@ impl Worker {
             self.spare.push(exec_items);
             return Ok(());
         }
-        let ticket = ticket.filter(|_| exec_items.len() == 1 && absent.is_empty());
+        let tag = tag.filter(|_| exec_items.len() == 1 && absent.is_empty());
         self.actions.push_back(WorkerAction::Execute(Execution {
             seq: *seq,
             set: id,
@@ -195,19 +195,19 @@ impl Worker {
             device: *device,
             contributors: contributors as u32,
             items: exec_items,
-            ticket,
+            tag,
         }));
         Ok(())
     }
 
-    /// The item, and its ticket before this.
+    /// The item, and its tag before this.
     fn run_slot(
         &mut self,
         run: &Run<'_>,
         seq: Seq,
         slot: Slot,
         first_dims: &[u64],
-    ) -> Result<(ExecItem, Option<Ticket>), Violation> {
+    ) -> Result<(ExecItem, Option<OperationTag>), Violation> {
         let index = *self
             .slots
             .get_mut(slot)
@@ -221,29 +221,29 @@ impl Worker {
         if entry.set != run.set {
             return Err("used a slot of another process set");
         }
-        let ticket = cached.ticket();
+        let tag = cached.tag();
         cached.last = Some(seq);
-        let (id, content) = if run.absent {
-            (None, &cached.content)
+        let (id, signature) = if run.absent {
+            (None, &cached.signature)
         } else {
             let pending = entry
                 .pending
                 .as_ref()
                 .ok_or("ordered work that was not asked for")?;
-            (Some(pending.id), &pending.content)
+            (Some(pending.id), &pending.signature)
         };
         let item = ExecItem {
             entry: id,
             name: Arc::clone(&entry.name),
-            tensors: Arc::clone(&content.tensors),
+            tensors: Arc::clone(&signature.tensors),
             reordered: false,
-            first_dims: run.rows(content.tensors.len(), first_dims)?,
+            first_dims: run.rows(signature.tensors.len(), first_dims)?,
         };
         if !run.absent {
             entry.pending = None;
             self.pending -= 1;
         }
-        Ok((item, ticket))
+        Ok((item, tag))
     }
 
     fn run_new(
@@ -280,11 +280,11 @@ impl Worker {
             .entries
             .get_mut(index)
             .ok_or("ordered work that was not asked for")?;
-        let asked = |p: &mut super::Pending| p.content.may_run_as(run.op, run.device, tensors);
+        let asked = |p: &mut super::Pending| p.signature.may_run_as(run.op, run.device, tensors);
         let pending = entry.pending.take_if(asked);
         let pending = pending.ok_or("ordered other work than was asked for")?;
         self.pending -= 1;
-        let own = &pending.content.tensors;
+        let own = &pending.signature.tensors;
         let reordered = !run.op.has_own_rows() && **own != **tensors;
         if reordered && slot.is_some() {
             return Err("gave a slot to what the ranks ask for in several orders");
@@ -303,7 +303,7 @@ impl Worker {
                 }
                 entry.cached = Some(Cached {
                     slot,
-                    content: pending.content,
+                    signature: pending.signature,
                     last: Some(seq),
                 });
             }

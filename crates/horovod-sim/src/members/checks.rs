@@ -1,9 +1,9 @@
-//! What must hold in every job, at every event.
+//! Checks of what must hold in every job, at every event.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use horovod_launch::elastic::{Ending, WorkerId};
-use horovod_transport::rendezvous::Seat;
+use horovod_transport::rendezvous::RankAssignment;
 
 use super::process::{Process, Stage};
 use super::script::{Held, Model};
@@ -11,7 +11,7 @@ use super::world::{HEARTBEAT_TIMEOUT, Happening, SECOND, World};
 use crate::trace::Digest;
 
 /// How long a newcomer may wait before all members know of it.
-const DOOR_SHUT_MAX: u64 = 10 * SECOND;
+const SHUT_OUT_MAX: u64 = 10 * SECOND;
 /// Commits that may be made after that without it.
 const PASSED_BY_MAX: u32 = 3;
 
@@ -32,7 +32,7 @@ pub(super) struct Ledger {
     /// The newest commit that some rank has come back from: then all ranks had made it.
     completed: Option<(u64, Model)>,
     commits: u64,
-    /// Commits that were made while a worker had waited at the door for long.
+    /// Commits that were made while a worker had been in the waiting set for long.
     passed_by: BTreeMap<WorkerId, u32>,
     /// Who ended by itself, though it held the state and nothing was wrong with it.
     gave_up: Vec<WorkerId>,
@@ -76,10 +76,12 @@ impl World {
     }
 
     /// The driver forms a round.
-    pub(super) fn check_round(&mut self, seats: &[(WorkerId, Seat)]) {
-        let members: Vec<WorkerId> = seats.iter().map(|(worker, _)| *worker).collect();
+    pub(super) fn check_round(&mut self, assignments: &[(WorkerId, RankAssignment)]) {
+        let members: Vec<WorkerId> = assignments.iter().map(|(worker, _)| *worker).collect();
         self.tell(format!("the launcher forms {members:?}"));
-        let in_order = (0..).zip(seats).all(|(rank, (_, seat))| seat.rank == rank);
+        let in_order = (0..)
+            .zip(assignments)
+            .all(|(rank, (_, assignment))| assignment.rank == rank);
         self.check(in_order, || "ranks are not in order".to_owned());
         let unique: BTreeSet<_> = members.iter().collect();
         self.check(unique.len() == members.len(), || {
@@ -245,13 +247,13 @@ impl World {
             _ => {
                 self.ledger.completed = Some((commits, saved));
                 self.ledger.commits += 1;
-                self.check_door();
+                self.check_waiting();
             }
         }
     }
 
-    /// Who waits at the door while the others commit is let in, if there is room.
-    fn check_door(&mut self) {
+    /// A worker in the waiting set is admitted while the others commit, if there is a place.
+    fn check_waiting(&mut self) {
         let stays = |worker: &WorkerId| {
             let place = self.known.get(worker);
             let is_listed = |(host, local): &(usize, u32)| {
@@ -265,11 +267,11 @@ impl World {
         if !has_room || self.policy.reset_limit.is_some() || self.ledger.is_finishing {
             return;
         }
-        let waits_long = self.now.saturating_sub(DOOR_SHUT_MAX + 20 * self.delay);
+        let waits_long = self.now.saturating_sub(SHUT_OUT_MAX + 20 * self.delay);
         let waits = |(worker, process): &(&WorkerId, &Process)| {
             let host = &self.hosts[process.host];
             let since = match process.stage {
-                Stage::AtDoor(since) => since,
+                Stage::AtRendezvous(since) => since,
                 _ => return false,
             };
             since < waits_long && stays(worker) && !host.cut_in && !host.cut_out

@@ -1,4 +1,4 @@
-//! What the ranks of a generation have in common, and the data plane's part: an operation's results arrive when all
+//! The common state of a generation's ranks, and the data plane's part: an operation's results arrive when all
 //! its ranks have begun it, unless one of them died in the middle.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -325,11 +325,11 @@ impl World {
                 from: worker,
                 to,
             };
-            let way = Route {
+            let route = Route {
                 from: Some(here),
                 to: Some(roster.hosts[rank.index()]),
             };
-            self.send(link, way, what());
+            self.send(link, route, what());
         }
     }
 
@@ -437,11 +437,11 @@ impl World {
             from: worker,
             to: roster.members[to.index()],
         };
-        let way = Route {
+        let route = Route {
             from: Some(process.host),
             to: Some(roster.hosts[to.index()]),
         };
-        self.send(link, way, Message::Bytes(bytes));
+        self.send(link, route, Message::Bytes(bytes));
     }
 
     fn worker_wants(&mut self, worker: WorkerId, action: WorkerAction) {

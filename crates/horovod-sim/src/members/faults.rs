@@ -1,4 +1,4 @@
-//! What goes wrong: processes die, hosts lose power, are cut off for a while, come onto the list and go.
+//! Faults: processes die, hosts lose power, are cut off for a while, come onto the list and go.
 
 use horovod_launch::elastic::WorkerId;
 
@@ -186,12 +186,12 @@ impl World {
         let here = self.clients.iter().filter(|(_, (_, there))| *there == host);
         let here: Vec<u64> = here.map(|(client, _)| *client).collect();
         for client in here {
-            let done = self.door.gone(client, "the connection timed out");
-            self.door_did(done);
-            self.hear_from_door(client, Message::Closed);
+            let done = self.rendezvous.gone(client, "the connection timed out");
+            self.rendezvous_did(done);
+            self.hear_from_rendezvous(client, Message::Closed);
             self.clients.remove(&client);
-            self.links.remove(&LinkId::ToDoor(client));
-            self.links.remove(&LinkId::FromDoor(client));
+            self.links.remove(&LinkId::ToRendezvous(client));
+            self.links.remove(&LinkId::FromRendezvous(client));
         }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use horovod_launch::elastic::{Action, Cause, Event, WorkerId};
 use horovod_launch::frames::ExitStatus;
-use horovod_transport::rendezvous::{Seat, ServerEvent};
+use horovod_transport::rendezvous::{RankAssignment, ServerEvent};
 use horovod_transport::testing::Done;
 
 use super::links::{LinkId, Message, Route};
@@ -13,7 +13,7 @@ use super::world::{Happening, MS, SECOND, World};
 /// What the launcher wants of the rendezvous, which has a thread of its own.
 #[derive(Debug)]
 pub(super) enum Order {
-    Form(Vec<(WorkerId, Seat)>),
+    Form(Vec<(WorkerId, RankAssignment)>),
     Announce(u8),
     Dismiss(WorkerId, String),
     Died { worker: WorkerId, cause: String },
@@ -53,8 +53,8 @@ impl World {
         self.obey();
     }
 
-    pub(super) fn tick(&mut self) {
-        self.tick_at = None;
+    pub(super) fn launcher_timer(&mut self) {
+        self.launcher_timer_at = None;
         let now = self.time();
         if self.driver.next_deadline().is_some_and(|at| at <= now) {
             self.driver.handle_timeout(now);
@@ -77,11 +77,11 @@ impl World {
         if let Some(at) = self.driver.next_deadline() {
             let at = nanos(at).max(self.now + 1);
             if self
-                .tick_at
+                .launcher_timer_at
                 .is_none_or(|known| at < known || known <= self.now)
             {
-                self.tick_at = Some(at);
-                self.at(at, Happening::Tick);
+                self.launcher_timer_at = Some(at);
+                self.at(at, Happening::LauncherTimer);
             }
         }
     }
@@ -138,9 +138,9 @@ impl World {
             Action::TellDeath { worker, cause } => {
                 self.order(Order::Died { worker, cause });
             }
-            Action::Form(seats) => {
-                self.check_round(&seats);
-                self.order(Order::Form(seats));
+            Action::Form(assignments) => {
+                self.check_round(&assignments);
+                self.order(Order::Form(assignments));
             }
             Action::Announce(kind) => {
                 self.tell(format!("the launcher announces {kind}"));
@@ -170,16 +170,16 @@ impl World {
             return;
         };
         let done = match order {
-            Order::Form(seats) => self.door.form(&seats, now),
-            Order::Announce(kind) => self.door.announce(kind),
-            Order::Dismiss(worker, why) => self.door.dismiss(worker, &why),
-            Order::Died { worker, cause } => self.door.died(worker, "its host", &cause),
+            Order::Form(assignments) => self.rendezvous.form(&assignments, now),
+            Order::Announce(kind) => self.rendezvous.announce(kind),
+            Order::Dismiss(worker, why) => self.rendezvous.dismiss(worker, &why),
+            Order::Died { worker, cause } => self.rendezvous.died(worker, "its host", &cause),
         };
-        self.door_did(done);
+        self.rendezvous_did(done);
     }
 
     /// Carries out what the rendezvous does.
-    pub(super) fn door_did(&mut self, done: Vec<Done>) {
+    pub(super) fn rendezvous_did(&mut self, done: Vec<Done>) {
         for item in done {
             match item {
                 Done::Send {
@@ -190,16 +190,16 @@ impl World {
                     let Some((_, host)) = self.clients.get(&client).copied() else {
                         continue;
                     };
-                    let (link, way) = (LinkId::FromDoor(client), down(host));
-                    self.send(link, way, Message::Bytes(bytes));
+                    let (link, route) = (LinkId::FromRendezvous(client), down(host));
+                    self.send(link, route, Message::Bytes(bytes));
                     if is_last {
-                        self.send(link, way, Message::Closed);
+                        self.send(link, route, Message::Closed);
                     }
                 }
                 Done::Close(client) => {
                     if let Some((_, host)) = self.clients.get(&client).copied() {
-                        let way = down(host);
-                        self.send(LinkId::FromDoor(client), way, Message::Closed);
+                        let route = down(host);
+                        self.send(LinkId::FromRendezvous(client), route, Message::Closed);
                     }
                 }
                 Done::Report(event) => {
@@ -209,18 +209,18 @@ impl World {
                 }
             }
         }
-        if let Some(at) = self.door.deadline() {
+        if let Some(at) = self.rendezvous.deadline() {
             let at = nanos(at).max(self.now);
-            if self.door_tick_at != Some(at) {
-                self.door_tick_at = Some(at);
-                self.at(at, Happening::DoorTick);
+            if self.rendezvous_timer_at != Some(at) {
+                self.rendezvous_timer_at = Some(at);
+                self.at(at, Happening::RendezvousTimer);
             }
         }
     }
 
-    pub(super) fn door_tick(&mut self) {
-        let done = self.door.timeout(self.time());
-        self.door_did(done);
+    pub(super) fn rendezvous_timer(&mut self) {
+        let done = self.rendezvous.timeout(self.time());
+        self.rendezvous_did(done);
     }
 
     pub(super) fn hear_report(&mut self) {

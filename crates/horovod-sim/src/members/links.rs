@@ -18,8 +18,8 @@ pub(super) enum LinkId {
         to: WorkerId,
     },
     /// Between a worker and the rendezvous.
-    ToDoor(u64),
-    FromDoor(u64),
+    ToRendezvous(u64),
+    FromRendezvous(u64),
     /// Between the launcher and the agent of a host, by the number of the agent.
     ToAgent(usize, u64),
     FromAgent(usize, u64),
@@ -67,8 +67,8 @@ impl World {
         from == to || (leaves && enters)
     }
 
-    pub(super) fn send(&mut self, id: LinkId, way: Route, message: Message) {
-        let Route { from, to } = way;
+    pub(super) fn send(&mut self, id: LinkId, route: Route, message: Message) {
+        let Route { from, to } = route;
         let delay = match from == to {
             true => self.rng.below(self.delay / 10 + 1),
             false => self.rng.below(self.delay + 1),
@@ -154,17 +154,17 @@ impl World {
             ) => {
                 return self.arrive_at_engine(generation, from, to, message);
             }
-            (LinkId::ToDoor(client), Message::Bytes(bytes)) => {
-                let done = self.door.hear(client, &bytes);
-                self.door_did(done);
+            (LinkId::ToRendezvous(client), Message::Bytes(bytes)) => {
+                let done = self.rendezvous.hear(client, &bytes);
+                self.rendezvous_did(done);
             }
-            (LinkId::ToDoor(client), _) => {
-                let done = self.door.gone(client, "it closed the connection");
-                self.door_did(done);
-                self.links.remove(&LinkId::FromDoor(client));
+            (LinkId::ToRendezvous(client), _) => {
+                let done = self.rendezvous.gone(client, "it closed the connection");
+                self.rendezvous_did(done);
+                self.links.remove(&LinkId::FromRendezvous(client));
                 self.links.remove(&id);
             }
-            (LinkId::FromDoor(client), message) => self.hear_from_door(client, message),
+            (LinkId::FromRendezvous(client), message) => self.hear_from_rendezvous(client, message),
             (LinkId::ToAgent(host, agent), message) => self.agent_hears(host, agent, message),
             (LinkId::FromAgent(host, agent), message) => {
                 if let Message::Exited(worker, status) = message {

@@ -9,7 +9,7 @@ use horovod_transport::testing::{Heard, Saying};
 use super::engine::Engine;
 use super::links::{LinkId, Message, Route};
 use super::script::Script;
-use super::world::{Happening, MS, PATIENCE, SECOND, World};
+use super::world::{Happening, MS, SECOND, TIMEOUT, World};
 
 /// Attempts that may fail before a process gives up.
 const FAILED_MAX: u32 = 3;
@@ -21,7 +21,7 @@ pub(super) enum Stage {
     /// Looks for the rendezvous, until then.
     Dialing(u64),
     /// Waits there, since then.
-    AtDoor(u64),
+    AtRendezvous(u64),
     /// Has the roster and will say where it listens, until then.
     Preparing(u64),
     /// Has said so.
@@ -110,9 +110,9 @@ impl World {
         }
         match process.stage {
             Stage::Importing => self.dial(worker),
-            Stage::Dialing(until) => self.try_door(worker, until),
+            Stage::Dialing(until) => self.try_rendezvous(worker, until),
             // It has waited there for longer than the launcher would.
-            Stage::AtDoor(_) => self.exit(worker, 1),
+            Stage::AtRendezvous(_) => self.exit(worker, 1),
             Stage::Preparing(until) => {
                 self.say(worker, &Saying::Ready);
                 let left = until.saturating_sub(self.now);
@@ -145,15 +145,15 @@ impl World {
         {
             process.roster = None;
             process.updates = (0, 0);
-            let way = Route {
+            let route = Route {
                 from: Some(process.host),
                 to: None,
             };
-            self.send(LinkId::ToDoor(client), way, Message::Closed);
+            self.send(LinkId::ToRendezvous(client), route, Message::Closed);
         }
     }
 
-    fn try_door(&mut self, worker: WorkerId, until: u64) {
+    fn try_rendezvous(&mut self, worker: WorkerId, until: u64) {
         let Some(process) = self.processes.get(&worker) else {
             return;
         };
@@ -168,7 +168,7 @@ impl World {
         self.next_client += 1;
         let client = self.next_client;
         self.clients.insert(client, (worker, host));
-        self.door.connected(client, worker);
+        self.rendezvous.connected(client, worker);
         if let Some(process) = self.processes.get_mut(&worker) {
             process.client = Some(client);
         }
@@ -180,8 +180,8 @@ impl World {
             fan_out: self.fan_out,
         };
         self.say(worker, &join);
-        let at_door = Stage::AtDoor(self.now);
-        self.enter(worker, at_door, 2 * PATIENCE + self.connect_timeout);
+        let at_rendezvous = Stage::AtRendezvous(self.now);
+        self.enter(worker, at_rendezvous, 2 * TIMEOUT + self.connect_timeout);
     }
 
     /// Says something to the rendezvous.
@@ -189,16 +189,16 @@ impl World {
         if let Some(process) = self.processes.get(&worker)
             && let Some(client) = process.client
         {
-            let way = Route {
+            let route = Route {
                 from: Some(process.host),
                 to: None,
             };
             let message = Message::Bytes(what.encode());
-            self.send(LinkId::ToDoor(client), way, message);
+            self.send(LinkId::ToRendezvous(client), route, message);
         }
     }
 
-    pub(super) fn hear_from_door(&mut self, client: u64, message: Message) {
+    pub(super) fn hear_from_rendezvous(&mut self, client: u64, message: Message) {
         let Some((worker, _)) = self.clients.get(&client).copied() else {
             return;
         };
@@ -225,9 +225,9 @@ impl World {
                 generation,
                 members,
                 fan_out,
-                seat,
+                assignment,
             }) => {
-                let rank = seat.map_or(u32::MAX, |seat| seat.rank);
+                let rank = assignment.map_or(u32::MAX, |assignment| assignment.rank);
                 self.enrol(worker, generation, &members, rank, fan_out);
             }
             Some(Heard::Table(_)) => {
@@ -363,11 +363,11 @@ impl World {
         if self.hosts[host].agents.contains(&agent) {
             let link = LinkId::FromAgent(host, agent);
             let message = Message::Exited(worker, status);
-            let way = Route {
+            let route = Route {
                 from: Some(host),
                 to: None,
             };
-            self.send(link, way, message);
+            self.send(link, route, message);
         }
     }
 }

@@ -414,7 +414,7 @@ impl World {
         match doing {
             Doing::Ends => self.exit(worker, 0),
             _ => {
-                self.fate_at(worker, "the door");
+                self.fate_at(worker, "the waiting set");
                 self.dial(worker);
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use horovod_launch::elastic::{Driver, Ending, Policy, WorkerId};
 use horovod_transport::rendezvous::ServerEvent;
-use horovod_transport::testing::Door;
+use horovod_transport::testing::SimulatedRendezvous;
 
 use super::JobLimits;
 use super::checks::Ledger;
@@ -24,7 +24,7 @@ pub(super) const HEARTBEAT_TIMEOUT: u64 = 10 * SECOND;
 /// The system gives up a connection.
 pub(super) const TCP_TIMEOUT: u64 = 25 * SECOND;
 /// `--elastic-timeout`.
-pub(super) const PATIENCE: u64 = 120 * SECOND;
+pub(super) const TIMEOUT: u64 = 120 * SECOND;
 /// How long after the last fault a job may take.
 const CALM_MAX: u64 = 4000 * SECOND;
 /// More happens in no job.
@@ -37,13 +37,13 @@ const STORY_MAX: usize = 60;
 pub(super) enum Happening {
     Deliver(LinkId),
     /// The driver's deadline.
-    Tick,
+    LauncherTimer,
     /// The launcher looks at what the rendezvous reports.
     Reported,
     /// The rendezvous looks at what the launcher wants.
     Ordered,
     /// The rendezvous' deadline.
-    DoorTick,
+    RendezvousTimer,
     AgentUp(usize, u64),
     /// The agent of a host notices that it is alone, and ends all that it has started.
     AgentEnds(usize, u64),
@@ -116,11 +116,11 @@ pub(super) struct World {
     pub(super) links: BTreeMap<LinkId, Link>,
     pub(super) driver: Driver,
     pub(super) policy: Policy,
-    pub(super) door: Door,
+    pub(super) rendezvous: SimulatedRendezvous,
     pub(super) reports: VecDeque<ServerEvent>,
     pub(super) orders: VecDeque<Order>,
-    pub(super) tick_at: Option<u64>,
-    pub(super) door_tick_at: Option<u64>,
+    pub(super) launcher_timer_at: Option<u64>,
+    pub(super) rendezvous_timer_at: Option<u64>,
     pub(super) next_client: u64,
     pub(super) next_agent: u64,
     pub(super) hosts: Vec<Host>,
@@ -200,7 +200,7 @@ impl World {
                 true => u32::MAX,
                 false => np + rng.below(3) as u32,
             },
-            patience: Duration::from_nanos(PATIENCE),
+            wait_timeout: Duration::from_nanos(TIMEOUT),
             start_grace: Duration::from_secs(30),
             reset_limit: rng.chance(10).then(|| rng.below(5) as u32),
             cooldown: rng
@@ -231,11 +231,11 @@ impl World {
             links: BTreeMap::new(),
             driver: Driver::new(policy.clone()),
             policy,
-            door: Door::default(),
+            rendezvous: SimulatedRendezvous::default(),
             reports: VecDeque::new(),
             orders: VecDeque::new(),
-            tick_at: None,
-            door_tick_at: None,
+            launcher_timer_at: None,
+            rendezvous_timer_at: None,
             told_to_end: BTreeSet::new(),
             next_client: 0,
             next_agent: 0,
@@ -282,10 +282,10 @@ impl World {
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Deliver(id) => self.deliver(id),
-            Happening::Tick => self.tick(),
+            Happening::LauncherTimer => self.launcher_timer(),
             Happening::Reported => self.hear_report(),
             Happening::Ordered => self.obey_order(),
-            Happening::DoorTick => self.door_tick(),
+            Happening::RendezvousTimer => self.rendezvous_timer(),
             Happening::AgentUp(host, agent) => self.agent_up(host, agent),
             Happening::AgentEnds(host, agent) => self.agent_ends(host, agent),
             Happening::Goes(worker, epoch) => self.go_on(worker, epoch),

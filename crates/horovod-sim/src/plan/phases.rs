@@ -47,7 +47,7 @@ impl Maker {
     }
 
     /// A barrier of all ranks and nothing else.
-    pub(super) fn meeting_phase(&mut self, rng: &mut Rng) -> Phase {
+    pub(super) fn common_phase(&mut self, rng: &mut Rng) -> Phase {
         let barrier = self.plain("barrier.noname", Op::Barrier);
         let asked = (0..self.size)
             .map(|rank| (Rank(rank), barrier.clone()))

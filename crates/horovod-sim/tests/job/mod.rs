@@ -242,7 +242,7 @@ pub(crate) fn rogue(items: Vec<Submission>) -> ToCoordinator {
 }
 
 pub(crate) fn new(set: u64, name: &str, op: Op) -> Submission {
-    let content = Content {
+    let signature = RequestSignature {
         op,
         device: Device::Cpu,
         tensors: [].into(),
@@ -250,6 +250,6 @@ pub(crate) fn new(set: u64, name: &str, op: Op) -> Submission {
     Submission::New {
         set: SetKey(set),
         name: name.into(),
-        content: Arc::new(content),
+        signature: Arc::new(signature),
     }
 }

@@ -1,4 +1,4 @@
-//! From connected sockets and a mapped arena to a [`Mesh`].
+//! The assembly of a [`Mesh`] from connected sockets and a mapped arena.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -11,8 +11,8 @@ use crate::{
     link::{Link, PeerName},
     platform::{self, data_socket, fd::Fd, net, region::Region},
     poller::{Poller, Source},
-    rendezvous::{Client, Seat},
-    shm::{arena::Bell, link::ShmLink},
+    rendezvous::{Client, RankAssignment},
+    shm::{arena::RankNotifier, link::ShmLink},
     tcp::{
         checked::Use,
         link::{PolledStream, StreamLink},
@@ -21,8 +21,8 @@ use crate::{
     topology::Member,
 };
 
-/// The arena of a host and the end of this rank's doorbell that hears.
-pub(crate) struct Shared {
+/// The arena of a host and the receiving end of this rank's notifier.
+pub(crate) struct SharedMemory {
     pub(crate) arena: Arena,
     pub(crate) hears: Arc<Fd>,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
 pub(crate) struct Parts {
     pub(crate) topology: Topology,
     pub(crate) tree: Tree,
-    pub(crate) shared: Option<Shared>,
+    pub(crate) shared: Option<SharedMemory>,
     pub(crate) detectors: Vec<(Rank, Arc<Fd>)>,
     pub(crate) control: Vec<(Rank, Stream)>,
     /// With the number of the connection among those to the same rank.
@@ -45,7 +45,7 @@ pub(crate) struct Parts {
     pub(crate) heartbeat: Option<Duration>,
     /// Rank 0's, see [`super::MeshConfig::checksums`].
     pub(crate) checksums: bool,
-    pub(crate) seat: Option<Seat>,
+    pub(crate) assignment: Option<RankAssignment>,
 }
 
 /// Hands out tokens for the poller.
@@ -53,7 +53,10 @@ struct Sources(Vec<Source>);
 
 impl Sources {
     fn add(&mut self, fd: Arc<Fd>) -> usize {
-        self.0.push(Source { fd, is_bell: false });
+        self.0.push(Source {
+            fd,
+            is_notifier: false,
+        });
         self.0.len() - 1
     }
 }
@@ -82,7 +85,7 @@ impl Mesh {
             congestion: Congestion::Auto,
             heartbeat: None,
             checksums: false,
-            seat: None,
+            assignment: None,
         })
     }
 
@@ -99,7 +102,7 @@ impl Mesh {
             congestion,
             heartbeat,
             checksums,
-            seat,
+            assignment,
         } = parts;
         let is_elsewhere = |rank: Rank| topology.peer(rank).host != topology.host();
         let control_ends = control.iter_mut().map(|(rank, s)| (*rank, s, Use::Control));
@@ -120,11 +123,11 @@ impl Mesh {
             rank,
             host: topology.peer(rank).hostname.clone(),
         };
-        let (bell, hears, arena) = own_bell(shared)?;
+        let (notifier, hears, arena) = own_notifier(shared)?;
 
         let mut sources = Sources(vec![Source {
             fd: hears,
-            is_bell: true,
+            is_notifier: true,
         }]);
         let has_sockets = !control.is_empty() || !data.is_empty();
         let mut with_token = |(rank, stream): (Rank, Stream)| {
@@ -179,7 +182,7 @@ impl Mesh {
         peers.sort_by_key(Peer::rank);
 
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let crowded = topology.local_size() as usize > cores;
+        let oversubscribed = topology.local_size() as usize > cores;
         let control = Control::new(
             topology.peers.len(),
             peers,
@@ -187,12 +190,18 @@ impl Mesh {
             launcher,
             poller.clone(),
         );
-        let spread = arena
+        let core_migration = arena
             .as_ref()
-            .filter(|_| crowded)
-            .map(|arena| arena.spread(cores));
+            .filter(|_| oversubscribed)
+            .map(|arena| arena.core_migration(cores));
         let data = Data::new(links, arena);
-        let waiter = Waiter::new(bell, poller, crowded, spread, has_sockets);
+        let waiter = Waiter::new(
+            notifier,
+            poller,
+            oversubscribed,
+            core_migration,
+            has_sockets,
+        );
         Ok(Self {
             topology,
             tree,
@@ -201,23 +210,25 @@ impl Mesh {
             waiter,
             settings,
             heartbeat,
-            seat,
+            assignment,
         })
     }
 }
 
-/// This rank's doorbell: in the arena, or on memory of its own where there is none.
-fn own_bell(shared: Option<Shared>) -> io::Result<(Bell, Arc<Fd>, Option<Arena>)> {
-    if let Some(Shared { arena, hears }) = shared {
-        return Ok((arena.bell(arena.me()).clone(), hears, Some(arena)));
+/// This rank's notifier: in the arena, or on memory of its own where there is none.
+fn own_notifier(
+    shared: Option<SharedMemory>,
+) -> io::Result<(RankNotifier, Arc<Fd>, Option<Arena>)> {
+    if let Some(SharedMemory { arena, hears }) = shared {
+        return Ok((arena.notifier(arena.me()).clone(), hears, Some(arena)));
     }
-    let (hears, rings) = platform::bell()?;
+    let (hears, senders) = platform::notifier()?;
     let region = Arc::new(Region::private(4096)?);
     Ok((
-        Bell {
+        RankNotifier {
             region,
             word: 0,
-            fd: rings,
+            fd: senders,
         },
         hears,
         None,
@@ -240,8 +251,8 @@ fn add_shared(
         .filter(|(local, _)| *local != me)
     {
         let (out, inn) = (arena.data_ring(me, local), arena.data_ring(local, me));
-        let bell = || arena.bell(local).clone();
-        links[rank.index()] = Some(Box::new(ShmLink::new(name(rank), out, inn, bell())));
+        let notifier = || arena.notifier(local).clone();
+        links[rank.index()] = Some(Box::new(ShmLink::new(name(rank), out, inn, notifier())));
         let mine = arena.members()[me];
         let (child, up) = if tree.parent(rank) == Some(mine) {
             (local, false)
@@ -256,7 +267,7 @@ fn add_shared(
         );
         peers.push(Peer::new(
             name(rank),
-            Box::new(ShmLink::new(name(rank), out, inn, bell())),
+            Box::new(ShmLink::new(name(rank), out, inn, notifier())),
         ));
     }
 }

@@ -1,4 +1,4 @@
-//! What connecting needs to know, and how it can fail.
+//! The configuration of connecting, and the errors it can end with.
 
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -153,7 +153,7 @@ pub struct Membership {
     /// others of its last round.
     pub held: u8,
     /// How long to wait for the next round; the launcher answers earlier.
-    pub patience: Duration,
+    pub wait_timeout: Duration,
 }
 
 impl MeshConfig {

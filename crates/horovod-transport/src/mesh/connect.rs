@@ -14,7 +14,7 @@ use std::{
 use horovod_protocol::{Rank, Tree};
 
 use super::{
-    CONNECTIONS_MAX, ConnectError, Mesh, MeshConfig, Parts, Shared,
+    CONNECTIONS_MAX, ConnectError, Mesh, MeshConfig, Parts, SharedMemory,
     dial::{Dial, Target},
     register::{register, wait_for},
     talk::Roster,
@@ -24,7 +24,7 @@ use crate::{
     handshake::{Binding, Purpose},
     platform::net,
     rendezvous::{Client, ToServer, Where},
-    shm::share::{Estate, Heir},
+    shm::segment::{AttachingRank, ShmSegment},
     tcp::{
         listener::{Gate, listen_all, reachable},
         stream::Stream,
@@ -108,7 +108,7 @@ fn connect_once(config: &MeshConfig) -> Result<Mesh, ConnectError> {
 
 /// The first rank's share of the work for its host.
 struct Giving {
-    estate: Estate,
+    segment: ShmSegment,
     /// Local rank, connection, descriptors sent.
     open: Vec<(usize, Stream, usize)>,
 }
@@ -128,7 +128,7 @@ impl Joining {
             generation,
             members,
             common,
-            seat,
+            assignment,
         } = self.roster()?;
         let members: Vec<Member> = members
             .iter()
@@ -151,7 +151,7 @@ impl Joining {
         links.parts.settings = common.settings;
         links.parts.heartbeat = common.heartbeat;
         links.parts.checksums = common.checksums;
-        links.parts.seat = seat;
+        links.parts.assignment = assignment;
         links.run()
     }
 
@@ -177,15 +177,15 @@ impl Joining {
             host: self.config.hostname.clone(),
             source,
         };
-        let estate =
-            Estate::new(mates.clone(), self.config.staging, tree).map_err(shared_memory)?;
+        let segment =
+            ShmSegment::new(mates.clone(), self.config.staging, tree).map_err(shared_memory)?;
         let listener = net::unix_listen().map_err(shared_memory)?;
         place.local = Some(listener.name.clone());
         gate.add(listener.fd.clone());
         Ok((
             place,
             Some(Giving {
-                estate,
+                segment,
                 open: Vec::new(),
             }),
             Some(listener),
@@ -238,7 +238,7 @@ struct Links<'a> {
     giving: Option<Giving>,
     dials: Vec<Dial>,
     expected: Vec<(Rank, Purpose, u8)>,
-    heir: Option<(Stream, Heir)>,
+    attaching: Option<(Stream, AttachingRank)>,
     parts: Parts,
 }
 
@@ -263,7 +263,7 @@ impl<'a> Links<'a> {
             congestion: joining.config.congestion.clone(),
             heartbeat: None,
             checksums: false,
-            seat: None,
+            assignment: None,
         };
         Self {
             joining,
@@ -272,7 +272,7 @@ impl<'a> Links<'a> {
             giving,
             dials: Vec::new(),
             expected: Vec::new(),
-            heir: None,
+            attaching: None,
             parts,
         }
     }
@@ -323,7 +323,7 @@ impl<'a> Links<'a> {
             self.share()?;
             if self.dials.is_empty()
                 && self.expected.is_empty()
-                && self.heir.is_none()
+                && self.attaching.is_none()
                 && self.giving.as_ref().is_none_or(|g| g.open.is_empty())
             {
                 return self.finish();
@@ -362,7 +362,7 @@ impl<'a> Links<'a> {
             .gate
             .waits()
             .chain(self.dials.iter().filter_map(Dial::wait))
-            .chain(self.heir.iter().map(|(s, _)| (&**s.fd(), false)))
+            .chain(self.attaching.iter().map(|(s, _)| (&**s.fd(), false)))
             .chain(giving)
             .chain([(&**client.fd(), client.wants_write())]);
         let times = self.dials.iter().filter_map(Dial::deadline);
@@ -411,7 +411,7 @@ impl<'a> Links<'a> {
             Purpose::Control => self.parts.control.push((peer, stream)),
             Purpose::Data => self.parts.data.push((peer, binding.lane, stream)),
             Purpose::Host if peer < self.parts.topology.rank => {
-                self.heir = Some((stream, Heir::default()));
+                self.attaching = Some((stream, AttachingRank::default()));
             }
             Purpose::Host => {
                 let local = self.mates.iter().position(|m| *m == peer);
@@ -420,7 +420,7 @@ impl<'a> Links<'a> {
                 }
             }
             // Only servers expect such.
-            Purpose::Rendezvous | Purpose::Parcel | Purpose::Probe => {}
+            Purpose::Rendezvous | Purpose::Payload | Purpose::Probe => {}
         }
     }
 
@@ -437,7 +437,7 @@ impl<'a> Links<'a> {
             let mut waiting = Vec::new();
             for (local, stream, mut sent) in std::mem::take(&mut giving.open) {
                 if giving
-                    .estate
+                    .segment
                     .give(stream.fd(), local, &mut sent)
                     .map_err(&failed)?
                 {
@@ -450,10 +450,10 @@ impl<'a> Links<'a> {
             }
             giving.open = waiting;
         }
-        if let Some((stream, heir)) = &mut self.heir {
+        if let Some((stream, attaching)) = &mut self.attaching {
             let local = self.mates.iter().position(|m| *m == rank).unwrap_or(0);
             let tree = &self.parts.tree;
-            if let Some((shared, watched)) = heir
+            if let Some((shared, watched)) = attaching
                 .receive(stream.fd(), &self.mates, tree, local)
                 .map_err(&failed)?
             {
@@ -462,7 +462,7 @@ impl<'a> Links<'a> {
                     .detectors
                     .push((self.mates[0], stream.fd().clone()));
                 self.parts.shared = Some(shared);
-                self.heir = None;
+                self.attaching = None;
             }
         }
         Ok(())
@@ -476,7 +476,7 @@ impl<'a> Links<'a> {
             ..
         } = self;
         if let Some(giving) = giving {
-            let shared: Result<Shared, _> = giving.estate.shared(0);
+            let shared: Result<SharedMemory, _> = giving.segment.shared(0);
             let (rank, host) = (parts.topology.rank, joining.config.hostname.clone());
             let failed = |source| ConnectError::SharedMemory { rank, host, source };
             parts.shared = Some(shared.map_err(failed)?);
@@ -504,7 +504,7 @@ impl<'a> Links<'a> {
                 purpose
             ));
         }
-        if self.heir.is_some() {
+        if self.attaching.is_some() {
             links.push(format!(
                 "shared memory from {}: it never came",
                 self.mates[0]

@@ -68,7 +68,7 @@ pub(crate) struct Dial {
     rounds: u32,
     state: State,
     /// A cause that trying again cannot change.
-    hopeless: bool,
+    failed_for_good: bool,
     /// What this process has run out of.
     exhausted: Option<io::Error>,
 }
@@ -84,7 +84,7 @@ impl Dial {
             next: 0,
             rounds: 0,
             state,
-            hopeless: false,
+            failed_for_good: false,
             exhausted: None,
         }
     }
@@ -106,15 +106,15 @@ impl Dial {
     /// When to call [`Self::step`] at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match &self.state {
-            State::Pausing { until } => (!self.hopeless).then_some(*until),
+            State::Pausing { until } => (!self.failed_for_good).then_some(*until),
             State::Connecting { until, .. } | State::Shaking { until, .. } => Some(*until),
             State::Done => None,
         }
     }
 
     /// Whether every candidate failed for a reason that will not change.
-    pub(crate) fn is_hopeless(&self) -> bool {
-        self.hopeless
+    pub(crate) fn has_failed_for_good(&self) -> bool {
+        self.failed_for_good
     }
 
     /// What happened at each candidate.
@@ -139,7 +139,7 @@ impl Dial {
             match std::mem::replace(&mut self.state, State::Done) {
                 State::Done => return None,
                 State::Pausing { until } => {
-                    if now < until || self.hopeless || self.targets.is_empty() {
+                    if now < until || self.failed_for_good || self.targets.is_empty() {
                         self.state = State::Pausing { until };
                         return None;
                     }
@@ -201,8 +201,8 @@ impl Dial {
     fn fail(&mut self, now: Instant, why: &dyn std::fmt::Display, for_good: bool) {
         self.failures[self.next] = Some(why.to_string());
         self.next = (self.next + 1) % self.targets.len();
-        // Only a lone candidate can be hopeless: behind another address may be the right one.
-        self.hopeless = for_good && self.targets.len() == 1;
+        // Only a lone candidate can fail for good: behind another address may be the right one.
+        self.failed_for_good = for_good && self.targets.len() == 1;
         let until = if self.next == 0 {
             self.rounds += 1;
             now + pause(self.rounds, DOUBLINGS)

@@ -33,7 +33,7 @@ pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Cli
                 return Ok(Client::new(stream));
             }
         }
-        if now >= deadline || search.is_hopeless(config) {
+        if now >= deadline || search.has_failed_for_good(config) {
             return Err(ConnectError::Rendezvous {
                 rank: config.rank,
                 waited: config.timeout - deadline.saturating_duration_since(now),
@@ -119,8 +119,8 @@ impl Search {
     }
 
     /// Whether trying again cannot help.
-    fn is_hopeless(&self, config: &MeshConfig) -> bool {
-        config.finder.is_none() && self.dials.iter().all(Dial::is_hopeless)
+    fn has_failed_for_good(&self, config: &MeshConfig) -> bool {
+        config.finder.is_none() && self.dials.iter().all(Dial::has_failed_for_good)
     }
 
     fn failures(&self) -> Vec<String> {

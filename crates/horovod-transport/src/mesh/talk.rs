@@ -1,4 +1,4 @@
-//! What a joining rank and the rendezvous say to each other.
+//! The dialogue of a joining rank with the rendezvous.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use horovod_protocol::{Generation, Rank};
 use super::{CONNECTIONS_MAX, ConnectError, connect::Joining, register::wait_for};
 use crate::{
     platform::identity,
-    rendezvous::{Common, MemberEntry, Seat, ToClient, ToServer, Where},
+    rendezvous::{Common, MemberEntry, RankAssignment, ToClient, ToServer, Where},
 };
 
 /// Part of the timeout after which the rendezvous says who is missing, in percent: before this
@@ -19,17 +19,17 @@ pub(super) struct Roster {
     pub(super) generation: Generation,
     pub(super) members: Vec<MemberEntry>,
     pub(super) common: Common,
-    pub(super) seat: Option<Seat>,
+    pub(super) assignment: Option<RankAssignment>,
 }
 
 impl Joining {
     pub(super) fn hello(&mut self) -> Result<(), ConnectError> {
         if let Some(elastic) = self.config.elastic {
-            self.deadline = self.started + elastic.patience;
+            self.deadline = self.started + elastic.wait_timeout;
         }
         let config = &self.config;
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let patience = left * ANSWER_AFTER_PERCENT / 100;
+        let wait_timeout = left * ANSWER_AFTER_PERCENT / 100;
         let member = MemberEntry {
             identity: identity::host_identity(&config.hostname),
             hostname: config.hostname.clone(),
@@ -55,7 +55,7 @@ impl Joining {
             None => ToServer::Hello {
                 rank: config.rank.0,
                 size: config.size,
-                patience_ms: ms(patience),
+                wait_timeout_ms: ms(wait_timeout),
                 member,
                 common,
             },
@@ -114,11 +114,11 @@ impl Joining {
                 generation,
                 members,
                 common,
-                seat,
+                assignment,
             } => {
                 let size = members.len();
-                if let (Some(seat), Some(_)) = (seat, self.config.elastic) {
-                    self.config.rank = Rank(seat.rank);
+                if let (Some(assignment), Some(_)) = (assignment, self.config.elastic) {
+                    self.config.rank = Rank(assignment.rank);
                     self.config.size = u32::try_from(size).unwrap_or(u32::MAX);
                     self.deadline = Instant::now() + self.config.timeout;
                 }
@@ -129,7 +129,7 @@ impl Joining {
                     generation: Generation(generation),
                     members,
                     common,
-                    seat,
+                    assignment,
                 })
             }
             _ => Err(self.lost("it sent no proper roster".into())),

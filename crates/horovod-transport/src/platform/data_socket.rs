@@ -1,4 +1,4 @@
-//! What connections for data ask Linux for: it depends on how long their way is.
+//! Socket options of connections for data, which depend on how long their route is.
 
 use std::{
     io,

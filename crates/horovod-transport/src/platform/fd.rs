@@ -1,6 +1,6 @@
 //! Every descriptor of this crate: close-on-exec, counted in a registry, closed in forked children.
 //!
-//! A forked child (a data-loader worker, say) must share no socket, arena or doorbell: it would keep
+//! A forked child (a data-loader worker, say) must share no socket, arena or notifier: it would keep
 //! a connection open after its parent died, or answer in its place. So a `pthread_atfork` handler
 //! closes all registered descriptors in the child, and objects that belong to the parent do nothing
 //! there, not even when dropped.

@@ -1,4 +1,4 @@
-//! What makes two processes be on the same host.
+//! The identity of a host: what makes two processes be on the same one.
 
 /// Equal for two processes exactly if they can share memory and local sockets: the same boot of the
 /// same kernel, the same host name, and the same namespaces where there are such.

@@ -1,4 +1,4 @@
-//! The Linux way: memfd, eventfd and edge-triggered epoll.
+//! The mechanisms of Linux: memfd, eventfd and edge-triggered epoll.
 
 use std::{
     fs::File,
@@ -16,12 +16,12 @@ use rustix::{
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 
-use super::{Ways, fd::Fd};
+use super::{Mechanisms, fd::Fd};
 use crate::poller::{HANGUP, READABLE, Source, WRITABLE};
 
-pub(crate) const WAYS: Ways = Ways {
+pub(crate) const MECHANISMS: Mechanisms = Mechanisms {
     shared_memory: "memfd",
-    doorbell: "eventfd",
+    notifier: "eventfd",
     readiness: "epoll",
 };
 
@@ -83,8 +83,8 @@ fn check_shared_file_by(memfd: MakeMemfd, file: &Fd) -> io::Result<()> {
     }
 }
 
-/// A doorbell's (receiving, sending) end; here both are one eventfd.
-pub(crate) fn bell() -> io::Result<(Arc<Fd>, Arc<Fd>)> {
+/// A notifier's (receiving, sending) end; here both are one eventfd.
+pub(crate) fn notifier() -> io::Result<(Arc<Fd>, Arc<Fd>)> {
     use rustix::event::{EventfdFlags, eventfd};
     let fd = Arc::new(Fd::open(|| {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -93,17 +93,17 @@ pub(crate) fn bell() -> io::Result<(Arc<Fd>, Arc<Fd>)> {
 }
 
 /// Wakes whoever waits at the receiving end.
-pub(crate) fn ring(sending: &Fd) {
+pub(crate) fn notify(sending: &Fd) {
     if let Ok(fd) = sending.get() {
-        // A full counter means that it rings already; nothing else can go wrong on an eventfd.
+        // A full counter means that it is notified already; nothing else can go wrong on an eventfd.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
     }
 }
 
-/// Silences a bell that was heard by other means than [`Events`].
+/// Resets a notifier that was read by other means than [`Events`].
 pub(crate) fn silence(receiving: &Fd) {
     if let Ok(fd) = receiving.get() {
-        // Nothing to read means that it did not ring.
+        // Nothing to read means that it was not notified.
         let _ = rustix::io::read(fd, &mut [0; 8]);
     }
 }
@@ -165,9 +165,9 @@ impl Events {
         let epoll = Fd::open(|| epoll::create(epoll::CreateFlags::CLOEXEC))?;
         for (token, source) in (0u64..).zip(sources) {
             // Edge-triggered: registered once for everything, no call ever changes it again, and
-            // the doorbell's counter need not be read to be heard again.
+            // the notifier's counter need not be read to be heard again.
             let mut flags = epoll::EventFlags::ET | epoll::EventFlags::IN;
-            if !source.is_bell {
+            if !source.is_notifier {
                 flags |= epoll::EventFlags::OUT | epoll::EventFlags::RDHUP;
             }
             epoll::add(

@@ -42,20 +42,20 @@ pub(crate) mod data_socket {
 }
 
 pub(crate) use system::{
-    Cores, Events, bell, check_shared_file, current_core, ring, running, shared_file, silence,
+    Cores, Events, check_shared_file, current_core, notifier, notify, running, shared_file, silence,
 };
 
 /// What this build uses of the operating system, for reports.
-pub const WAYS: Ways = system::WAYS;
+pub const MECHANISMS: Mechanisms = system::MECHANISMS;
 
 /// Names of the operating system's means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Ways {
+pub struct Mechanisms {
     /// Where shared memory comes from.
     pub shared_memory: &'static str,
     /// What wakes a sleeping rank.
-    pub doorbell: &'static str,
+    pub notifier: &'static str,
     /// What waits for many sockets.
     pub readiness: &'static str,
 }

@@ -1,4 +1,4 @@
-//! The portable way: an unlinked file, a socket pair and poll.
+//! The portable mechanisms: an unlinked file, a socket pair and poll.
 
 use std::{
     io,
@@ -8,12 +8,12 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Ways, fd::Fd};
+use super::{Mechanisms, fd::Fd};
 use crate::poller::{HANGUP, READABLE, Source, WRITABLE};
 
-pub(crate) const WAYS: Ways = Ways {
+pub(crate) const MECHANISMS: Mechanisms = Mechanisms {
     shared_memory: "file",
-    doorbell: "socketpair",
+    notifier: "socketpair",
     readiness: "poll",
 };
 
@@ -24,21 +24,21 @@ pub(crate) fn check_shared_file(_file: &Fd) -> io::Result<()> {
     Ok(())
 }
 
-/// A doorbell's (receiving, sending) end.
-pub(crate) fn bell() -> io::Result<(Arc<Fd>, Arc<Fd>)> {
+/// A notifier's (receiving, sending) end.
+pub(crate) fn notifier() -> io::Result<(Arc<Fd>, Arc<Fd>)> {
     let [receiving, sending] = super::net::socket_pair()?;
     Ok((receiving, sending))
 }
 
 /// Wakes whoever waits at the receiving end.
-pub(crate) fn ring(sending: &Fd) {
+pub(crate) fn notify(sending: &Fd) {
     if let Ok(fd) = sending.get() {
-        // A full buffer means that it rings already.
+        // A full buffer means that it is notified already.
         let _ = rustix::net::send(fd, &[1], crate::tcp::stream::SEND_FLAGS);
     }
 }
 
-/// Silences a bell that was heard.
+/// Resets a notifier that was read.
 pub(crate) fn silence(receiving: &Fd) {
     let mut sink = [0u8; 256];
     while let Ok(fd) = receiving.get() {
@@ -81,23 +81,23 @@ impl Cores {
 /// Waits for all sources at once.
 pub(crate) struct Events {
     /// Memory of the lists of the last wait: a step that sleeps must not allocate.
-    lists: Mutex<Lists<'static>>,
+    poll_set: Mutex<PollSet<'static>>,
 }
 
 /// What is asked for now: tokens of sources, and what poll is given for each.
 #[derive(Default)]
-struct Lists<'fd> {
+struct PollSet<'fd> {
     tokens: Vec<usize>,
     fds: Vec<PollFd<'fd>>,
 }
 
-impl Lists<'_> {
+impl PollSet<'_> {
     /// The memory alone, for descriptors of any lifetime: `collect` keeps it.
-    fn emptied(mut self) -> Lists<'static> {
+    fn emptied(mut self) -> PollSet<'static> {
         self.tokens.clear();
         self.fds.clear();
         let none = |_: PollFd<'_>| -> PollFd<'static> { unreachable!("the list is empty") };
-        Lists {
+        PollSet {
             tokens: self.tokens,
             fds: self.fds.into_iter().map(none).collect(),
         }
@@ -107,7 +107,7 @@ impl Lists<'_> {
 impl Events {
     pub(crate) fn new(sources: &[Source]) -> io::Result<Self> {
         Ok(Self {
-            lists: Mutex::new(Lists {
+            poll_set: Mutex::new(PollSet {
                 tokens: Vec::with_capacity(sources.len()),
                 fds: Vec::with_capacity(sources.len()),
             }),
@@ -125,9 +125,9 @@ impl Events {
         known: &dyn Fn(usize) -> u8,
         mut seen: impl FnMut(usize, u8),
     ) {
-        let mut lists: Lists<'_> = std::mem::take(&mut *self.kept());
+        let mut poll_set: PollSet<'_> = std::mem::take(&mut *self.kept());
         for (token, source) in sources.iter().enumerate() {
-            let bits = if source.is_bell {
+            let bits = if source.is_notifier {
                 WRITABLE
             } else {
                 known(token)
@@ -144,8 +144,8 @@ impl Events {
                 && !flags.is_empty()
                 && let Ok(fd) = source.fd.get()
             {
-                lists.tokens.push(token);
-                lists.fds.push(PollFd::from_borrowed_fd(fd, flags));
+                poll_set.tokens.push(token);
+                poll_set.fds.push(PollFd::from_borrowed_fd(fd, flags));
             }
         }
         let timeout = timeout.map(|t| Timespec {
@@ -153,8 +153,13 @@ impl Events {
             tv_nsec: i64::from(t.subsec_nanos()),
         });
         // An interrupted wait is a wake-up like any other.
-        let polled = poll(&mut lists.fds, timeout.as_ref()).is_ok();
-        for (&token, fd) in lists.tokens.iter().zip(&lists.fds).take_while(|_| polled) {
+        let polled = poll(&mut poll_set.fds, timeout.as_ref()).is_ok();
+        for (&token, fd) in poll_set
+            .tokens
+            .iter()
+            .zip(&poll_set.fds)
+            .take_while(|_| polled)
+        {
             let flags = fd.revents();
             let mut bits = 0;
             if flags.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
@@ -167,16 +172,16 @@ impl Events {
                 bits |= WRITABLE;
             }
             if bits != 0 {
-                if sources[token].is_bell {
+                if sources[token].is_notifier {
                     silence(&sources[token].fd);
                 }
                 seen(token, bits);
             }
         }
-        *self.kept() = lists.emptied();
+        *self.kept() = poll_set.emptied();
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Lists<'static>> {
-        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> std::sync::MutexGuard<'_, PollSet<'static>> {
+        self.poll_set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! The host that is probed: listens, and does the errands of those who hold the key.
+//! The probe's server, on the host that is probed: listens, and does the errands of those who hold the key.
 
 use std::{
     io,
@@ -33,7 +33,7 @@ const ERRANDS_MAX: usize = 64;
 pub struct Server {
     addresses: Vec<(String, SocketAddr)>,
     stop: Arc<AtomicBool>,
-    bell: Arc<Fd>,
+    notifier: Arc<Fd>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -46,7 +46,7 @@ impl Server {
         for (fd, _) in bound {
             gate.add(fd);
         }
-        let (hears, bell) = platform::bell()?;
+        let (hears, notifier) = platform::notifier()?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::Builder::new()
@@ -55,7 +55,7 @@ impl Server {
         Ok(Self {
             addresses,
             stop,
-            bell,
+            notifier,
             thread: Some(thread),
         })
     }
@@ -69,7 +69,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        platform::ring(&self.bell);
+        platform::notify(&self.notifier);
         if let Some(thread) = self.thread.take() {
             // It only ends early by a panic, which has been reported.
             let _ = thread.join();

@@ -1,4 +1,4 @@
-//! What a rendezvous server needs, and what it reports.
+//! The configuration of a rendezvous server, and the events it reports.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -59,7 +59,7 @@ pub enum ServerEvent {
     },
     /// All ranks have met.
     Up(Generation),
-    /// A meeting failed; the ranks know.
+    /// A round failed; the ranks know.
     Failed(String),
     /// A registered rank closed its connection.
     Left(Rank),

@@ -1,4 +1,4 @@
-//! The state of an elastic job's rendezvous, without any I/O: who waits at the door, the round being set up, the
+//! The state of an elastic job's rendezvous, without any I/O: the waiting set, the round being set up, the
 //! round that stands. The launcher decides who forms a round; this carries it out.
 
 use std::{
@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     config::ServerEvent,
-    messages::{Common, MemberEntry, Registration, Seat, ToClient, ToServer, Where},
+    messages::{Common, MemberEntry, RankAssignment, Registration, ToClient, ToServer, Where},
     round::{ClientId, Do},
 };
 
@@ -38,7 +38,7 @@ struct Standing {
 /// The rounds of one job, one after the other.
 #[derive(Default)]
 pub(crate) struct Rounds {
-    door: BTreeMap<u32, Waiting>,
+    waiting_set: BTreeMap<u32, Waiting>,
     building: Option<Building>,
     /// Workers of the last round that came to stand, in the order of their ranks.
     standing: Vec<Standing>,
@@ -93,7 +93,7 @@ impl Rounds {
         })
     }
 
-    /// A worker comes to the door.
+    /// A worker joins the waiting set.
     pub(crate) fn join(
         &mut self,
         client: ClientId,
@@ -111,21 +111,21 @@ impl Rounds {
             common,
             timeout,
         };
-        if let Some(before) = self.door.insert(worker, waiting) {
+        if let Some(before) = self.waiting_set.insert(worker, waiting) {
             let text = "the same process has registered again".to_owned();
             todo.push(Do::Dismiss(before.client, ToClient::Refused { text }));
         }
         todo
     }
 
-    /// The launcher's decision: these workers with these places, in the order of their ranks. Who is not at the
-    /// door any more keeps the round from coming to be; the others come again.
-    pub(crate) fn form(&mut self, seats: &[(u32, Seat)], now: Instant) -> Vec<Do> {
+    /// The launcher's decision: these workers with these places, in the order of their ranks. Who is not in the waiting
+    /// set any more keeps the round from coming to be; the others come again.
+    pub(crate) fn form(&mut self, assignments: &[(u32, RankAssignment)], now: Instant) -> Vec<Do> {
         let mut todo = self.abort(None, "the launcher forms another round");
         let mut workers = Vec::new();
         let mut missing = Vec::new();
-        for (worker, _) in seats {
-            match self.door.remove(worker) {
+        for (worker, _) in assignments {
+            match self.waiting_set.remove(worker) {
                 Some(waiting) => workers.push((*worker, waiting)),
                 None => missing.push(worker.to_string()),
             }
@@ -139,14 +139,14 @@ impl Rounds {
         self.generations += 1;
         let members: Vec<MemberEntry> = workers.iter().map(|(_, w)| w.member.clone()).collect();
         let common = workers[0].1.common.clone();
-        for ((_, waiting), (_, seat)) in workers.iter().zip(seats) {
+        for ((_, waiting), (_, assignment)) in workers.iter().zip(assignments) {
             todo.push(Do::Tell(
                 waiting.client,
                 ToClient::Roster {
                     generation: self.generations,
                     members: members.clone(),
                     common: common.clone(),
-                    seat: Some(*seat),
+                    assignment: Some(*assignment),
                 },
             ));
         }
@@ -198,13 +198,13 @@ impl Rounds {
     /// A connection ended, or its worker says that it failed.
     pub(crate) fn gone(&mut self, client: ClientId, why: &str) -> Vec<Do> {
         let left = self
-            .door
+            .waiting_set
             .iter()
             .find(|(_, w)| w.client == client)
             .map(|(worker, _)| *worker);
         let mut todo = Vec::new();
         if let Some(worker) = left {
-            self.door.remove(&worker);
+            self.waiting_set.remove(&worker);
             todo.push(Do::Report(ServerEvent::Away { worker }));
         }
         let building = self.building.iter().flat_map(|b| &b.workers);
@@ -220,7 +220,7 @@ impl Rounds {
 
     /// A worker's process ended: those who are together with it learn of it.
     pub(crate) fn died(&mut self, worker: u32, host: &str, cause: &str) -> Vec<Do> {
-        self.door.remove(&worker);
+        self.waiting_set.remove(&worker);
         let mut todo = Vec::new();
         if self.is_building(|(known, _)| *known == worker) {
             todo = self.abort(Some(worker), cause);
@@ -285,10 +285,10 @@ impl Rounds {
             .collect()
     }
 
-    /// Sends a worker away from the door.
+    /// Dismisses a worker from the waiting set.
     pub(crate) fn dismiss(&mut self, worker: u32, text: &str) -> Vec<Do> {
         let text = text.to_owned();
-        let waiting = self.door.remove(&worker);
+        let waiting = self.waiting_set.remove(&worker);
         waiting
             .map(|w| Do::Dismiss(w.client, ToClient::Removed { text }))
             .into_iter()
@@ -321,7 +321,7 @@ impl Rounds {
             .is_some_and(|b| b.workers.iter().any(which))
     }
 
-    /// Ends the setting up of a round, if one is under way: all but the culprit come to the door again.
+    /// Ends the setting up of a round, if one is under way: all but the culprit return to the waiting set.
     fn abort(&mut self, culprit: Option<u32>, why: &str) -> Vec<Do> {
         let Some(building) = self.building.take() else {
             return Vec::new();
@@ -389,11 +389,11 @@ mod tests {
         rounds
     }
 
-    fn seats(workers: &[u32]) -> Vec<(u32, Seat)> {
+    fn assignments(workers: &[u32]) -> Vec<(u32, RankAssignment)> {
         (0..)
             .zip(workers)
             .map(|(rank, worker)| {
-                let seat = Seat {
+                let assignment = RankAssignment {
                     rank,
                     local_rank: rank,
                     local_size: 9,
@@ -401,7 +401,7 @@ mod tests {
                     cross_size: 1,
                     needs_sync: true,
                 };
-                (*worker, seat)
+                (*worker, assignment)
             })
             .collect()
     }
@@ -414,12 +414,12 @@ mod tests {
                 ToClient::Roster {
                     members,
                     common,
-                    seat: Some(seat),
+                    assignment: Some(assignment),
                     ..
                 },
             ) => {
                 let pids = members.iter().map(|m| m.pid).collect();
-                (client, seat.rank, pids, common.connections)
+                (client, assignment.rank, pids, common.connections)
             }
             other => panic!("{other:?}"),
         });
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn the_launcher_chooses_who_and_in_which_order() {
         let mut r = rounds(&[4, 5, 6]);
-        let told = rosters(r.form(&seats(&[6, 4]), Instant::now()));
+        let told = rosters(r.form(&assignments(&[6, 4]), Instant::now()));
         assert_eq!(told, [(6, 0, vec![6, 4], 6), (4, 1, vec![6, 4], 6)]);
         assert_eq!(r.ready(4, Where::default()), []);
         let up = r.ready(6, Where::default());
@@ -442,14 +442,14 @@ mod tests {
         // The third still waits, and those who come again form the next round with it.
         r.join(14, 4, registration(4), LIMIT);
         r.join(16, 6, registration(6), LIMIT);
-        let told = rosters(r.form(&seats(&[6, 4, 5]), Instant::now()));
+        let told = rosters(r.form(&assignments(&[6, 4, 5]), Instant::now()));
         assert_eq!(told.iter().map(|t| t.0).collect::<Vec<_>>(), [16, 14, 5]);
     }
 
     #[test]
-    fn a_worker_lost_while_a_round_is_set_up_sends_the_others_back_to_the_door() {
+    fn a_worker_lost_while_a_round_is_set_up_sends_the_others_back_to_the_waiting_set() {
         let mut r = rounds(&[1, 2, 3]);
-        r.form(&seats(&[1, 2, 3]), Instant::now());
+        r.form(&assignments(&[1, 2, 3]), Instant::now());
         let text = "worker 2 on h1: killed";
         assert_eq!(
             r.died(2, "h1", "killed"),
@@ -458,7 +458,10 @@ mod tests {
         assert_eq!(r.ready(1, Where::default()), []);
         r.join(11, 1, registration(1), LIMIT);
         r.join(13, 3, registration(3), LIMIT);
-        assert_eq!(rosters(r.form(&seats(&[1, 3]), Instant::now())).len(), 2);
+        assert_eq!(
+            rosters(r.form(&assignments(&[1, 3]), Instant::now())).len(),
+            2
+        );
     }
 
     #[test]
@@ -467,7 +470,7 @@ mod tests {
         let away = ServerEvent::Away { worker: 2 };
         assert_eq!(r.gone(2, "closed"), [Do::Report(away)]);
         let text = "worker 2 has left";
-        let todo = r.form(&seats(&[1, 2]), Instant::now());
+        let todo = r.form(&assignments(&[1, 2]), Instant::now());
         assert_eq!(todo, [aborted(1, text), Do::Failed(text.into())]);
     }
 
@@ -475,7 +478,7 @@ mod tests {
     fn who_is_not_ready_in_time_is_named_and_the_round_given_up() {
         let mut r = rounds(&[1, 2]);
         let now = Instant::now();
-        r.form(&seats(&[1, 2]), now);
+        r.form(&assignments(&[1, 2]), now);
         r.ready(1, Where::default());
         assert_eq!(r.deadline(), Some(now + LIMIT));
         assert_eq!(r.timeout(now), []);
@@ -490,7 +493,7 @@ mod tests {
     #[test]
     fn deaths_and_changes_are_told_to_those_of_the_round_over_its_connections() {
         let mut r = rounds(&[7, 8, 9]);
-        r.form(&seats(&[9, 8]), Instant::now());
+        r.form(&assignments(&[9, 8]), Instant::now());
         r.ready(8, Where::default());
         r.ready(9, Where::default());
         let update = |version, kind| ToClient::HostsUpdated { version, kind };
@@ -526,7 +529,7 @@ mod tests {
     #[test]
     fn a_worker_that_cannot_connect_in_the_end_is_told_to_those_who_wait_for_it() {
         let mut r = rounds(&[8, 9]);
-        r.form(&seats(&[9, 8]), Instant::now());
+        r.form(&assignments(&[9, 8]), Instant::now());
         r.ready(8, Where::default());
         r.ready(9, Where::default());
         let notice = ToClient::PeerDied {
@@ -545,7 +548,7 @@ mod tests {
         let again = r.join(11, 1, registration(1), LIMIT);
         assert_eq!(again, [Do::Dismiss(1, ToClient::Refused { text })]);
         assert_eq!(r.gone(1, "closed"), []);
-        let told = rosters(r.form(&seats(&[1, 2]), Instant::now()));
+        let told = rosters(r.form(&assignments(&[1, 2]), Instant::now()));
         assert_eq!(told[0].0, 11);
         // And in the middle of a round: that round is over.
         let text = "worker 1 on h1: it came again before all were ready";

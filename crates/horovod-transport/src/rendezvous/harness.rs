@@ -8,8 +8,8 @@ use std::{
 use super::{
     config::ServerEvent,
     elastic::Rounds,
-    messages::{Common, MemberEntry, Registration, Seat, ToClient, ToServer, Where},
-    round::{ClientId, Do, Meeting},
+    messages::{Common, MemberEntry, RankAssignment, Registration, ToClient, ToServer, Where},
+    round::{ClientId, Do, FixedRounds},
 };
 
 /// What the rendezvous does.
@@ -105,7 +105,7 @@ pub enum Heard {
         /// Ranks that one listens to, of rank 0.
         fan_out: u32,
         /// Its own place.
-        seat: Option<Seat>,
+        assignment: Option<RankAssignment>,
     },
     /// All of this many members can be reached.
     Table(usize),
@@ -134,12 +134,12 @@ impl Heard {
                 generation,
                 members,
                 common,
-                seat,
+                assignment,
             } => Self::Roster {
                 generation,
                 members: members.into_iter().map(|m| (m.pid, m.hostname)).collect(),
                 fan_out: common.fan_out,
-                seat,
+                assignment,
             },
             ToClient::Table { places } => Self::Table(places.len()),
             ToClient::PeerDied { rank, .. } => Self::PeerDied(rank),
@@ -152,14 +152,14 @@ impl Heard {
 }
 
 /// The rendezvous of an elastic job; time is told as what has passed since its start.
-pub struct Door {
+pub struct SimulatedRendezvous {
     rounds: Rounds,
     start: Instant,
     /// Open connections: the worker that each authenticated as, and whether it has registered.
     clients: BTreeMap<ClientId, (u32, bool)>,
 }
 
-impl Default for Door {
+impl Default for SimulatedRendezvous {
     fn default() -> Self {
         Self {
             rounds: Rounds::default(),
@@ -169,7 +169,7 @@ impl Default for Door {
     }
 }
 
-impl Door {
+impl SimulatedRendezvous {
     /// A worker has connected.
     pub fn connected(&mut self, client: u64, worker: u32) {
         self.clients.insert(client, (worker, false));
@@ -205,8 +205,8 @@ impl Door {
     }
 
     /// The launcher's decision.
-    pub fn form(&mut self, seats: &[(u32, Seat)], now: Duration) -> Vec<Done> {
-        let todo = self.rounds.form(seats, self.start + now);
+    pub fn form(&mut self, assignments: &[(u32, RankAssignment)], now: Duration) -> Vec<Done> {
+        let todo = self.rounds.form(assignments, self.start + now);
         self.carry_out(todo)
     }
 
@@ -275,16 +275,17 @@ impl Door {
     }
 }
 
-impl std::fmt::Debug for Door {
+impl std::fmt::Debug for SimulatedRendezvous {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Door").finish_non_exhaustive()
+        f.debug_struct("SimulatedRendezvous")
+            .finish_non_exhaustive()
     }
 }
 
 /// A whole rendezvous, elastic if the first byte is odd: members that say anything, connections that end, orders of
 /// the launcher, time that passes. Generations grow, a table goes to whom its roster went to, nobody is in a round
 /// twice, and nothing is said to a connection after its last message.
-pub fn meetings(bytes: &[u8]) {
+pub fn rendezvous_server(bytes: &[u8]) {
     let [kind, rest @ ..] = bytes else { return };
     if kind % 2 == 1 {
         elastic(rest);
@@ -342,7 +343,7 @@ impl Judge {
             Heard::Roster {
                 generation,
                 members,
-                seat,
+                assignment,
                 ..
             } => {
                 assert!(generation >= self.generation, "an old generation");
@@ -352,8 +353,8 @@ impl Judge {
                 }
                 assert!(self.invited.insert(client), "twice in a round");
                 assert!(self.invited.len() <= members.len(), "more than its members");
-                if let Some(seat) = seat {
-                    assert!((seat.rank as usize) < members.len(), "no such rank");
+                if let Some(assignment) = assignment {
+                    assert!((assignment.rank as usize) < members.len(), "no such rank");
                 }
             }
             Heard::Table(_) => assert!(self.invited.contains(&client), "a table for nobody"),
@@ -363,7 +364,7 @@ impl Judge {
 }
 
 fn elastic(mut plan: &[u8]) {
-    let mut door = Door::default();
+    let mut rendezvous = SimulatedRendezvous::default();
     let mut judge = Judge::default();
     let mut now = Duration::ZERO;
     let mut next = 0;
@@ -376,7 +377,7 @@ fn elastic(mut plan: &[u8]) {
                 // A new connection, of a worker of that number, with an honest or any first message.
                 next += 1;
                 let client = 256 + next;
-                door.connected(client, worker);
+                rendezvous.connected(client, worker);
                 let honest = Saying::Join {
                     worker,
                     held: who >> 6,
@@ -385,39 +386,39 @@ fn elastic(mut plan: &[u8]) {
                     fan_out: 2,
                 };
                 match what % 10 {
-                    0 => door.hear(client, &honest.encode()),
-                    _ => door.hear(client, message(&mut plan)),
+                    0 => rendezvous.hear(client, &honest.encode()),
+                    _ => rendezvous.hear(client, message(&mut plan)),
                 }
             }
-            2 => door.hear(256 + client % (next + 1), &Saying::Ready.encode()),
-            3 => door.hear(256 + client % (next + 1), message(&mut plan)),
-            4 => door.gone(256 + client % (next + 1), "closed"),
+            2 => rendezvous.hear(256 + client % (next + 1), &Saying::Ready.encode()),
+            3 => rendezvous.hear(256 + client % (next + 1), message(&mut plan)),
+            4 => rendezvous.gone(256 + client % (next + 1), "closed"),
             5 => {
-                let mut seats = Vec::new();
+                let mut assignments = Vec::new();
                 for worker in (0..8).filter(|worker| who >> worker & 1 == 1) {
-                    let seat = Seat {
-                        rank: seats.len() as u32,
+                    let assignment = RankAssignment {
+                        rank: assignments.len() as u32,
                         local_rank: 0,
                         local_size: 1,
                         cross_rank: 0,
                         cross_size: 1,
                         needs_sync: true,
                     };
-                    seats.push((worker, seat));
+                    assignments.push((worker, assignment));
                 }
-                door.form(&seats, now)
+                rendezvous.form(&assignments, now)
             }
-            6 => door.announce(who % 4),
-            7 => door.dismiss(worker, "not needed"),
-            8 => door.died(worker, "h", "killed"),
+            6 => rendezvous.announce(who % 4),
+            7 => rendezvous.dismiss(worker, "not needed"),
+            8 => rendezvous.died(worker, "h", "killed"),
             _ => {
                 now += Duration::from_millis(u64::from(*who) * 10);
-                door.timeout(now)
+                rendezvous.timeout(now)
             }
         };
         judge.see(&done);
         assert!(
-            door.deadline().is_none_or(|at| at > now) || what % 10 != 9,
+            rendezvous.deadline().is_none_or(|at| at > now) || what % 10 != 9,
             "a deadline stays"
         );
     }
@@ -427,7 +428,7 @@ fn fixed(mut plan: &[u8]) {
     let [size, rest @ ..] = plan else { return };
     plan = rest;
     let start = Instant::now();
-    let mut meeting = Meeting::new(u32::from(size % 8) + 1);
+    let mut fixed = FixedRounds::new(u32::from(size % 8) + 1);
     let mut now = start;
     let mut next = 0;
     let mut generation = 0;
@@ -460,15 +461,15 @@ fn fixed(mut plan: &[u8]) {
                     }
                 };
                 let answer_by = now + Duration::from_millis(u64::from(*who));
-                meeting.hello(next, rank, size, told, answer_by)
+                fixed.hello(next, rank, size, told, answer_by)
             }
-            2 => meeting.ready(client, Where::default()),
-            3 => meeting.gone(client, "closed"),
+            2 => fixed.ready(client, Where::default()),
+            3 => fixed.gone(client, "closed"),
             _ => {
                 now += Duration::from_millis(u64::from(*who));
-                let todo = meeting.timeout(now);
+                let todo = fixed.timeout(now);
                 assert!(
-                    meeting.deadline().is_none_or(|at| at > now),
+                    fixed.deadline().is_none_or(|at| at > now),
                     "a deadline stays"
                 );
                 todo
@@ -487,10 +488,7 @@ fn fixed(mut plan: &[u8]) {
                     );
                 }
                 Do::Tell(client, ToClient::Table { .. }) => {
-                    assert!(
-                        generation > 0 && client <= next,
-                        "a table without a meeting"
-                    );
+                    assert!(generation > 0 && client <= next, "a table without a round");
                 }
                 Do::Up(g) => assert!(g == generation || g + 1 == generation, "another is up"),
                 _ => {}

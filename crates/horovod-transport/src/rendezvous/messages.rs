@@ -1,4 +1,4 @@
-//! What rendezvous and ranks say to each other; every length is bounded.
+//! Messages between rendezvous and ranks; every length is bounded.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub(crate) struct Registration {
 
 /// A rank's place in a round of an elastic job, where its launcher gives the numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seat {
+pub struct RankAssignment {
     /// Position in the round.
     pub rank: u32,
     /// The slot of its host that the process was started in; it keeps it.
@@ -86,7 +86,7 @@ pub(crate) enum ToServer {
     Hello {
         rank: u32,
         size: u32,
-        patience_ms: u64,
+        wait_timeout_ms: u64,
         member: MemberEntry,
         common: Common,
     },
@@ -121,7 +121,7 @@ pub(crate) enum ToClient {
         members: Vec<MemberEntry>,
         common: Common,
         /// In an elastic job.
-        seat: Option<Seat>,
+        assignment: Option<RankAssignment>,
     },
     Table {
         places: Vec<Where>,
@@ -249,21 +249,21 @@ fn read_place(r: &mut Reader<'_>) -> Result<Where, DecodeError> {
     Ok(Where { addresses, local })
 }
 
-fn write_seat(w: &mut Writer<'_>, seat: &Seat) {
+fn write_assignment(w: &mut Writer<'_>, assignment: &RankAssignment) {
     for number in [
-        seat.rank,
-        seat.local_rank,
-        seat.local_size,
-        seat.cross_rank,
-        seat.cross_size,
+        assignment.rank,
+        assignment.local_rank,
+        assignment.local_size,
+        assignment.cross_rank,
+        assignment.cross_size,
     ] {
         w.varint(u64::from(number));
     }
-    w.u8(u8::from(seat.needs_sync));
+    w.u8(u8::from(assignment.needs_sync));
 }
 
-fn read_seat(r: &mut Reader<'_>) -> Result<Seat, DecodeError> {
-    Ok(Seat {
+fn read_assignment(r: &mut Reader<'_>) -> Result<RankAssignment, DecodeError> {
+    Ok(RankAssignment {
         rank: r.varint_u32("rank")?,
         local_rank: r.varint_u32("local rank")?,
         local_size: r.varint_u32("local size")?,
@@ -285,14 +285,14 @@ impl ToServer {
             Self::Hello {
                 rank,
                 size,
-                patience_ms,
+                wait_timeout_ms,
                 member,
                 common,
             } => {
                 w.u8(0);
                 w.varint(u64::from(*rank));
                 w.varint(u64::from(*size));
-                w.varint(*patience_ms);
+                w.varint(*wait_timeout_ms);
                 write_member(w, member);
                 write_common(w, common);
             }
@@ -336,7 +336,7 @@ impl ToServer {
             0 => Self::Hello {
                 rank: r.varint_u32("rank")?,
                 size: r.varint_u32("size")?,
-                patience_ms: r.varint("patience")?,
+                wait_timeout_ms: r.varint("time limit")?,
                 member: read_member(r)?,
                 common: read_common(r)?,
             },
@@ -376,7 +376,7 @@ impl ToClient {
                 generation,
                 members,
                 common,
-                seat,
+                assignment,
             } => {
                 w.u8(0);
                 w.u64(*generation);
@@ -385,9 +385,9 @@ impl ToClient {
                     write_member(w, member);
                 }
                 write_common(w, common);
-                w.u8(u8::from(seat.is_some()));
-                if let Some(seat) = seat {
-                    write_seat(w, seat);
+                w.u8(u8::from(assignment.is_some()));
+                if let Some(assignment) = assignment {
+                    write_assignment(w, assignment);
                 }
             }
             Self::Table { places } => {
@@ -444,7 +444,9 @@ impl ToClient {
                     generation,
                     members,
                     common: read_common(r)?,
-                    seat: (r.u8("seat")? != 0).then(|| read_seat(r)).transpose()?,
+                    assignment: (r.u8("rank assignment")? != 0)
+                        .then(|| read_assignment(r))
+                        .transpose()?,
                 }
             }
             1 => {

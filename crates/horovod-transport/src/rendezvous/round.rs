@@ -1,4 +1,4 @@
-//! The state of one meeting, without any I/O: who registered, who is ready, who is to be told what.
+//! The state of one rendezvous of fixed members, without any I/O: who registered, who is ready, who is to be told what.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -39,15 +39,15 @@ pub(crate) enum Do {
     Report(ServerEvent),
 }
 
-/// The meetings of one job, one after the other.
-pub(crate) struct Meeting {
+/// The rounds of a job with fixed members, one after the other.
+pub(crate) struct FixedRounds {
     size: u32,
     gathering: BTreeMap<u32, Registered>,
     building: Option<Building>,
     generations: u64,
 }
 
-impl Meeting {
+impl FixedRounds {
     pub(crate) fn new(size: u32) -> Self {
         Self {
             size,
@@ -104,7 +104,7 @@ impl Meeting {
             generation: self.generations,
             members,
             common: ranks.first().map(|r| r.common.clone()).unwrap_or_default(),
-            seat: None,
+            assignment: None,
         };
         let told = ranks
             .iter()
@@ -257,13 +257,16 @@ mod tests {
         }
     }
 
-    fn meeting(size: u32) -> (Meeting, Instant) {
-        (Meeting::new(size), Instant::now() + Duration::from_secs(10))
+    fn rounds(size: u32) -> (FixedRounds, Instant) {
+        (
+            FixedRounds::new(size),
+            Instant::now() + Duration::from_secs(10),
+        )
     }
 
     #[test]
     fn a_round_goes_from_hello_to_up_and_a_second_one_is_the_next_generation() {
-        let (mut m, by) = meeting(2);
+        let (mut m, by) = rounds(2);
         for generation in 1..=2 {
             let client = generation * 10;
             assert_eq!(m.hello(client + 1, 1, 2, registration(1), by), []);
@@ -277,7 +280,7 @@ mod tests {
                             generation: g,
                             members,
                             common,
-                            seat: None,
+                            assignment: None,
                         },
                     ) => {
                         assert_eq!((g, members[1].pid), (generation, 1));
@@ -295,7 +298,7 @@ mod tests {
 
     #[test]
     fn refusals_say_what_is_wrong() {
-        let (mut m, by) = meeting(2);
+        let (mut m, by) = rounds(2);
         let mut refused =
             |client, rank, size| match m.hello(client, rank, size, registration(7), by).pop() {
                 Some(Do::Dismiss(c, ToClient::Refused { text })) if c == client => text,
@@ -314,7 +317,7 @@ mod tests {
 
     #[test]
     fn who_waits_too_long_learns_who_is_missing() {
-        let (mut m, by) = meeting(4);
+        let (mut m, by) = rounds(4);
         m.hello(1, 1, 4, registration(1), by);
         assert_eq!(m.timeout(by - Duration::from_secs(1)), []);
         assert_eq!(m.deadline(), Some(by));
@@ -327,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_rank_lost_while_setting_up_ends_the_round_for_all() {
-        let (mut m, by) = meeting(2);
+        let (mut m, by) = rounds(2);
         m.hello(1, 0, 2, registration(1), by);
         m.hello(2, 1, 2, registration(2), by);
         let todo = m.gone(2, "it closed the connection");
@@ -341,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_left_before_the_others_came_may_come_again() {
-        let (mut m, by) = meeting(2);
+        let (mut m, by) = rounds(2);
         m.hello(1, 0, 2, registration(1), by);
         assert_eq!(m.gone(1, "closed"), []);
         assert_eq!(m.hello(2, 0, 2, registration(2), by), []);

@@ -19,8 +19,8 @@ use horovod_protocol::{Generation, Rank};
 use super::{
     config::{ServerConfig, ServerEvent},
     elastic::Rounds,
-    messages::{RANKS_MAX, Registration, Seat, TO_SERVER_MAX, ToClient, ToServer},
-    round::{ClientId, Do, Meeting},
+    messages::{RANKS_MAX, RankAssignment, Registration, TO_SERVER_MAX, ToClient, ToServer},
+    round::{ClientId, Do, FixedRounds},
 };
 use crate::{
     frame_stream::FrameStream,
@@ -44,7 +44,7 @@ const CLIENTS_PER_RANK: usize = 4;
 /// What the launcher wants done.
 enum Order {
     Died(u32, String, String),
-    Form(Vec<(u32, Seat)>),
+    Form(Vec<(u32, RankAssignment)>),
     Announce(u8),
     Dismiss(u32, String),
 }
@@ -56,22 +56,22 @@ struct Inbox {
 }
 
 /// Fixed members, or those that the launcher names.
-enum Room {
-    Fixed(Meeting),
+enum Sessions {
+    Fixed(FixedRounds),
     Elastic(Rounds),
 }
 
-struct Shared {
+struct ServerState {
     inbox: Mutex<Inbox>,
     news: Condvar,
     stop: AtomicBool,
     /// Wakes the server.
-    bell: Arc<Fd>,
+    notifier: Arc<Fd>,
     /// Wakes who waits for events.
-    events_bell: Arc<Fd>,
+    events_notifier: Arc<Fd>,
 }
 
-impl Shared {
+impl ServerState {
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -80,7 +80,7 @@ impl Shared {
 /// A running rendezvous. Dropping it stops it.
 pub struct Server {
     addresses: Vec<SocketAddr>,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     hears_events: Arc<Fd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -94,19 +94,19 @@ impl Server {
         for (fd, _) in bound {
             gate.add(fd);
         }
-        let (hears, bell) = platform::bell()?;
-        let (hears_events, events_bell) = platform::bell()?;
-        let shared = Arc::new(Shared {
+        let (hears, notifier) = platform::notifier()?;
+        let (hears_events, events_notifier) = platform::notifier()?;
+        let shared = Arc::new(ServerState {
             inbox: Mutex::default(),
             news: Condvar::new(),
             stop: AtomicBool::new(false),
-            bell,
-            events_bell,
+            notifier,
+            events_notifier,
         });
-        let worker = Worker {
-            room: match config.elastic {
-                true => Room::Elastic(Rounds::default()),
-                false => Room::Fixed(Meeting::new(config.size)),
+        let worker = ServerThread {
+            sessions: match config.elastic {
+                true => Sessions::Elastic(Rounds::default()),
+                false => Sessions::Fixed(FixedRounds::new(config.size)),
             },
             config,
             gate,
@@ -138,8 +138,8 @@ impl Server {
 
     /// Elastic: these workers, which wait, form the next round with these places, in the order of their ranks.
     /// If it does not come to be, all of them that are left come again ([`ServerEvent::Joined`]).
-    pub fn form(&self, seats: Vec<(u32, Seat)>) {
-        self.order(Order::Form(seats));
+    pub fn form(&self, assignments: Vec<(u32, RankAssignment)>) {
+        self.order(Order::Form(assignments));
     }
 
     /// Elastic: tells every rank of the present round that the members of the job change: kind 1 if somebody
@@ -155,7 +155,7 @@ impl Server {
 
     fn order(&self, order: Order) {
         self.shared.lock().orders.push_back(order);
-        platform::ring(&self.shared.bell);
+        platform::notify(&self.shared.notifier);
     }
 
     /// The oldest event not taken yet.
@@ -190,7 +190,7 @@ impl Server {
 
     fn end(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        platform::ring(&self.shared.bell);
+        platform::notify(&self.shared.notifier);
         if let Some(thread) = self.thread.take() {
             // It only ends early by a panic, which has been reported.
             let _ = thread.join();
@@ -221,12 +221,12 @@ struct Client {
     leaving: bool,
 }
 
-struct Worker {
+struct ServerThread {
     config: ServerConfig,
-    room: Room,
+    sessions: Sessions,
     gate: Gate,
     hears: Arc<Fd>,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     clients: BTreeMap<ClientId, Client>,
     next_client: ClientId,
 }
@@ -238,7 +238,7 @@ fn expected(binding: &Binding) -> bool {
         && binding.sealed
 }
 
-impl Worker {
+impl ServerThread {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             self.wait();
@@ -254,9 +254,9 @@ impl Worker {
             for id in ids {
                 self.serve(id, now);
             }
-            let todo = match &mut self.room {
-                Room::Fixed(meeting) => meeting.timeout(now),
-                Room::Elastic(rounds) => rounds.timeout(now),
+            let todo = match &mut self.sessions {
+                Sessions::Fixed(rounds) => rounds.timeout(now),
+                Sessions::Elastic(rounds) => rounds.timeout(now),
             };
             self.carry_out(todo);
             self.clients
@@ -267,11 +267,11 @@ impl Worker {
     fn wait(&self) {
         let clients = self.clients.values().map(|c| c.wire.wait());
         let sockets = once((&*self.hears, false)).chain(self.gate.waits());
-        let room = match &self.room {
-            Room::Fixed(meeting) => meeting.deadline(),
-            Room::Elastic(rounds) => rounds.deadline(),
+        let sessions = match &self.sessions {
+            Sessions::Fixed(rounds) => rounds.deadline(),
+            Sessions::Elastic(rounds) => rounds.deadline(),
         };
-        let deadline = [self.gate.deadline(), room].into_iter().flatten().min();
+        let deadline = [self.gate.deadline(), sessions].into_iter().flatten().min();
         wait_for_any(sockets.chain(clients), deadline);
         platform::silence(&self.hears);
     }
@@ -324,29 +324,29 @@ impl Worker {
         if let ToServer::Hello { common, .. } | ToServer::Join { common, .. } = &message {
             client.keep(common.heartbeat);
         }
-        let todo = match (message, &mut self.room) {
+        let todo = match (message, &mut self.sessions) {
             (
                 ToServer::Hello {
                     rank,
                     size,
-                    patience_ms,
+                    wait_timeout_ms,
                     member,
                     common,
                 },
-                Room::Fixed(meeting),
+                Sessions::Fixed(rounds),
             ) => {
                 if client.registered || client.rank != rank {
                     return self.remove(id, "it registered twice or for another rank");
                 }
                 client.registered = true;
                 let (hostname, pid) = (member.hostname.clone(), member.pid);
-                let patience = Duration::from_millis(patience_ms.min(1 << 40));
-                let todo = meeting.hello(
+                let wait_timeout = Duration::from_millis(wait_timeout_ms.min(1 << 40));
+                let todo = rounds.hello(
                     id,
                     rank,
                     size,
                     Registration { member, common },
-                    now + patience,
+                    now + wait_timeout,
                 );
                 if !matches!(todo.first(), Some(Do::Dismiss(..))) {
                     self.event(ServerEvent::Registered {
@@ -357,21 +357,21 @@ impl Worker {
                 }
                 todo
             }
-            (message, Room::Elastic(rounds)) => {
+            (message, Sessions::Elastic(rounds)) => {
                 match rounds.hear(id, client.rank, &mut client.registered, message) {
                     Ok(todo) => todo,
                     Err(why) => return self.remove(id, why),
                 }
             }
-            (ToServer::Silent { rank: who }, Room::Fixed(_)) => {
+            (ToServer::Silent { rank: who }, Sessions::Fixed(_)) => {
                 let by = client.rank;
                 let known = client.registered;
                 let silent = known.then_some(Do::Report(ServerEvent::Silent { who, by }));
                 silent.into_iter().collect()
             }
-            (ToServer::Ready(place), Room::Fixed(meeting)) => meeting.ready(id, place),
-            (ToServer::Failed { text }, Room::Fixed(meeting)) => meeting.gone(id, &text),
-            (ToServer::Join { .. } | ToServer::Holds { .. }, Room::Fixed(_)) => {
+            (ToServer::Ready(place), Sessions::Fixed(rounds)) => rounds.ready(id, place),
+            (ToServer::Failed { text }, Sessions::Fixed(rounds)) => rounds.gone(id, &text),
+            (ToServer::Join { .. } | ToServer::Holds { .. }, Sessions::Fixed(_)) => {
                 let text = "HOROVOD_ELASTIC is set in this process, but its job is not elastic";
                 let text = text.to_owned();
                 vec![Do::Dismiss(id, ToClient::Refused { text })]
@@ -381,9 +381,9 @@ impl Worker {
     }
 
     fn gone(&mut self, id: ClientId, why: &str) -> Vec<Do> {
-        match &mut self.room {
-            Room::Fixed(meeting) => meeting.gone(id, why),
-            Room::Elastic(rounds) => rounds.gone(id, why),
+        match &mut self.sessions {
+            Sessions::Fixed(rounds) => rounds.gone(id, why),
+            Sessions::Elastic(rounds) => rounds.gone(id, why),
         }
     }
 
@@ -391,7 +391,7 @@ impl Worker {
         let Some(client) = self.clients.remove(&id) else {
             return;
         };
-        if client.registered && !client.leaving && matches!(self.room, Room::Fixed(_)) {
+        if client.registered && !client.leaving && matches!(self.sessions, Sessions::Fixed(_)) {
             self.event(ServerEvent::Left(Rank(client.rank)));
         }
         let todo = self.gone(id, why);
@@ -426,26 +426,28 @@ impl Worker {
     }
 
     fn obey(&mut self, order: Order, now: Instant) {
-        let todo = match (order, &mut self.room) {
-            (Order::Died(worker, host, cause), Room::Elastic(rounds)) => {
+        let todo = match (order, &mut self.sessions) {
+            (Order::Died(worker, host, cause), Sessions::Elastic(rounds)) => {
                 rounds.died(worker, &host, &cause)
             }
-            (Order::Died(rank, host, cause), Room::Fixed(_)) => {
+            (Order::Died(rank, host, cause), Sessions::Fixed(_)) => {
                 return self.tell_death(Rank(rank), &host, &cause);
             }
-            (Order::Form(seats), Room::Elastic(rounds)) => rounds.form(&seats, now),
-            (Order::Announce(kind), Room::Elastic(rounds)) => rounds.announce(kind),
-            (Order::Dismiss(worker, why), Room::Elastic(rounds)) => rounds.dismiss(worker, &why),
-            (_, Room::Fixed(_)) => return,
+            (Order::Form(assignments), Sessions::Elastic(rounds)) => rounds.form(&assignments, now),
+            (Order::Announce(kind), Sessions::Elastic(rounds)) => rounds.announce(kind),
+            (Order::Dismiss(worker, why), Sessions::Elastic(rounds)) => {
+                rounds.dismiss(worker, &why)
+            }
+            (_, Sessions::Fixed(_)) => return,
         };
         self.carry_out(todo);
     }
 
     fn tell_death(&mut self, rank: Rank, host: &str, cause: &str) {
-        let Room::Fixed(meeting) = &mut self.room else {
+        let Sessions::Fixed(rounds) = &mut self.sessions else {
             return;
         };
-        let todo = meeting.died(&format!("{rank} on {host}: {cause}"));
+        let todo = rounds.died(&format!("{rank} on {host}: {cause}"));
         self.carry_out(todo);
         let message = ToClient::PeerDied {
             rank: rank.0,
@@ -464,7 +466,7 @@ impl Worker {
             inbox.events.pop_front();
         }
         inbox.events.push_back(event);
-        platform::ring(&self.shared.events_bell);
+        platform::notify(&self.shared.events_notifier);
         self.shared.news.notify_all();
     }
 }

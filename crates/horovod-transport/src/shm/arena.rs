@@ -1,49 +1,49 @@
-//! The memory that the ranks of one host share, as the algorithms see it.
+//! The arena: memory that the ranks of one host share, as the algorithms see it.
 
 use std::sync::Arc;
 
 use horovod_protocol::Rank;
 
 use super::{
-    bell,
     layout::{LINE, Layout, RING_HEADER},
+    notifier,
     ring::Memory,
 };
 use crate::{
+    core_migration::CoreMigration,
     platform::{self, fd::Fd, region::Region},
-    spread::Spread,
     sync::{AtomicU32, AtomicU64, Ordering},
 };
 
-/// A rank's doorbell as others see it: the word that says it sleeps, and what wakes it.
+/// A rank's notifier as others see it: the word that says it sleeps, and what wakes it.
 #[derive(Clone)]
-pub(crate) struct Bell {
+pub(crate) struct RankNotifier {
     pub(crate) region: Arc<Region>,
     pub(crate) word: usize,
     pub(crate) fd: Arc<Fd>,
 }
 
-impl Bell {
+impl RankNotifier {
     pub(crate) fn sleeping(&self) -> &AtomicU32 {
         self.region.u32(self.word)
     }
 
     /// Wakes the rank if it sleeps; call after publishing what it should see.
-    pub(crate) fn ring(&self) {
-        bell::publish_fence();
-        self.ring_if_asleep();
+    pub(crate) fn notify(&self) {
+        notifier::publish_fence();
+        self.notify_if_asleep();
     }
 
-    /// The same after [`bell::publish_fence`].
-    fn ring_if_asleep(&self) {
-        if !self.region.is_foreign() && bell::must_ring(self.sleeping()) {
-            platform::ring(&self.fd);
+    /// The same after [`notifier::publish_fence`].
+    fn notify_if_asleep(&self) {
+        if !self.region.is_foreign() && notifier::must_notify(self.sleeping()) {
+            platform::notify(&self.fd);
         }
     }
 
     /// Wakes the rank also if it has not said that it sleeps.
-    pub(crate) fn ring_anyway(&self) {
-        platform::ring(&self.fd);
+    pub(crate) fn notify_always(&self) {
+        platform::notify(&self.fd);
     }
 }
 
@@ -58,7 +58,7 @@ pub struct Arena {
     layout: Layout,
     members: Arc<[Rank]>,
     me: usize,
-    bells: Arc<[Bell]>,
+    notifiers: Arc<[RankNotifier]>,
 }
 
 impl Arena {
@@ -70,21 +70,21 @@ impl Arena {
         layout: Layout,
         members: Arc<[Rank]>,
         me: usize,
-        bells: &[Arc<Fd>],
+        notifiers: &[Arc<Fd>],
     ) -> Self {
-        assert!(region.len() >= layout.total() && bells.len() == layout.ranks);
-        let bell = |(local, fd): (usize, &Arc<Fd>)| Bell {
+        assert!(region.len() >= layout.total() && notifiers.len() == layout.ranks);
+        let notifier = |(local, fd): (usize, &Arc<Fd>)| RankNotifier {
             region: region.clone(),
             word: layout.sleeping(local),
             fd: fd.clone(),
         };
-        let bells = bells.iter().enumerate().map(bell).collect();
+        let notifiers = notifiers.iter().enumerate().map(notifier).collect();
         Self {
             region,
             layout,
             members,
             me,
-            bells,
+            notifiers,
         }
     }
 
@@ -123,10 +123,10 @@ impl Arena {
         if wake.is_empty() {
             return;
         }
-        bell::publish_fence();
+        notifier::publish_fence();
         for &local in wake {
             if local != self.me {
-                self.bells[local].ring_if_asleep();
+                self.notifiers[local].notify_if_asleep();
             }
         }
     }
@@ -144,14 +144,14 @@ impl Arena {
         self.region.u64(self.layout.flag(local, flag))
     }
 
-    /// What spreads the ranks over so many cores.
-    pub(crate) fn spread(&self, cores: usize) -> Spread {
+    /// What moves ranks that wait among so many cores.
+    pub(crate) fn core_migration(&self, cores: usize) -> CoreMigration {
         let words = (0..self.layout.ranks).map(|local| self.layout.core(local));
-        Spread::new(self.region.clone(), words.collect(), self.me, cores)
+        CoreMigration::new(self.region.clone(), words.collect(), self.me, cores)
     }
 
-    pub(crate) fn bell(&self, local: usize) -> &Bell {
-        &self.bells[local]
+    pub(crate) fn notifier(&self, local: usize) -> &RankNotifier {
+        &self.notifiers[local]
     }
 
     pub(crate) fn data_ring(&self, from: usize, to: usize) -> RingMemory {

@@ -1,4 +1,4 @@
-//! Where everything lies in the arena: one pure function of the number of ranks and the settings.
+//! The layout of the arena: one pure function of the number of ranks and the settings.
 //!
 //! ```text
 //! header | per rank: sleeping word, flags | control rings | data rings | staging areas

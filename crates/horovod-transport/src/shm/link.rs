@@ -1,7 +1,7 @@
-//! A link between two ranks of one host: a byte ring each way and the peer's doorbell.
+//! A link between two ranks of one host: a byte ring each way and the peer's notifier.
 
 use super::{
-    arena::{Bell, RingMemory},
+    arena::{RankNotifier, RingMemory},
     ring::{Consumer, Producer},
 };
 use crate::link::{Link, LinkError, PeerName};
@@ -11,7 +11,7 @@ pub(crate) struct ShmLink {
     peer: PeerName,
     outgoing: Producer<RingMemory>,
     incoming: Consumer<RingMemory>,
-    bell: Bell,
+    notifier: RankNotifier,
 }
 
 const BROKEN: &str = "impossible position in a shared ring";
@@ -22,21 +22,21 @@ impl ShmLink {
         peer: PeerName,
         outgoing: RingMemory,
         incoming: RingMemory,
-        bell: Bell,
+        notifier: RankNotifier,
     ) -> Self {
         let (outgoing, incoming) = (Producer::new(outgoing), Consumer::new(incoming));
         Self {
             peer,
             outgoing,
             incoming,
-            bell,
+            notifier,
         }
     }
 }
 
 impl Link for ShmLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize, LinkError> {
-        if self.bell.region.is_foreign() {
+        if self.notifier.region.is_foreign() {
             return Err(self.peer.lost(FORKED));
         }
         let n = self
@@ -44,13 +44,13 @@ impl Link for ShmLink {
             .push(bytes)
             .map_err(|_| self.peer.corrupt(BROKEN))?;
         if n > 0 {
-            self.bell.ring();
+            self.notifier.notify();
         }
         Ok(n)
     }
 
     fn try_recv(&mut self, buf: &mut [u8]) -> Result<usize, LinkError> {
-        if self.bell.region.is_foreign() {
+        if self.notifier.region.is_foreign() {
             return Err(self.peer.lost(FORKED));
         }
         let n = self
@@ -58,7 +58,7 @@ impl Link for ShmLink {
             .pop(buf)
             .map_err(|_| self.peer.corrupt(BROKEN))?;
         if n > 0 && self.incoming.producer_waits() {
-            self.bell.ring();
+            self.notifier.notify();
         }
         Ok(n)
     }

@@ -1,6 +1,6 @@
-//! Shared memory inside a host: the arena, the byte rings in it, and the doorbells of its ranks.
+//! Shared memory inside a host: the arena, the byte rings in it, and the notifiers of its ranks.
 
-pub(crate) mod bell;
+pub(crate) mod notifier;
 pub(crate) mod ring;
 
 #[cfg(not(loom))]
@@ -10,4 +10,4 @@ pub(crate) mod layout;
 #[cfg(not(loom))]
 pub(crate) mod link;
 #[cfg(not(loom))]
-pub(crate) mod share;
+pub(crate) mod segment;

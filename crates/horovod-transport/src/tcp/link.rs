@@ -147,10 +147,10 @@ impl PolledStream {
 /// A byte stream to another rank: over one connection, or in stripes over several.
 pub(crate) struct StreamLink {
     peer: PeerName,
-    way: Way,
+    streams: Streams,
 }
 
-enum Way {
+enum Streams {
     One(PolledStream),
     Several(Stripes),
 }
@@ -159,30 +159,30 @@ impl StreamLink {
     /// Both ends give as many connections, at least one.
     pub(crate) fn new(peer: PeerName, mut streams: Vec<PolledStream>) -> Self {
         debug_assert!(!streams.is_empty(), "a link without a connection");
-        let way = match streams.pop() {
-            Some(only) if streams.is_empty() => Way::One(only),
+        let streams = match streams.pop() {
+            Some(only) if streams.is_empty() => Streams::One(only),
             last => {
                 streams.extend(last);
-                Way::Several(Stripes::new(streams))
+                Streams::Several(Stripes::new(streams))
             }
         };
-        Self { peer, way }
+        Self { peer, streams }
     }
 }
 
 impl Link for StreamLink {
     fn try_send(&mut self, bytes: &[u8]) -> Result<usize, LinkError> {
-        let sent = match &mut self.way {
-            Way::One(only) => only.try_send(bytes),
-            Way::Several(stripes) => stripes.try_send(bytes),
+        let sent = match &mut self.streams {
+            Streams::One(only) => only.try_send(bytes),
+            Streams::Several(stripes) => stripes.try_send(bytes),
         };
         sent.map_err(|cause| self.peer.lost(cause))
     }
 
     fn try_recv(&mut self, buf: &mut [u8]) -> Result<usize, LinkError> {
-        match &mut self.way {
-            Way::One(only) => only.try_recv(buf),
-            Way::Several(stripes) => stripes.try_recv(buf),
+        match &mut self.streams {
+            Streams::One(only) => only.try_recv(buf),
+            Streams::Several(stripes) => stripes.try_recv(buf),
         }
         .map_err(|fault| match fault {
             Fault::Lost(cause) => self.peer.lost(cause),
@@ -220,7 +220,7 @@ pub(super) mod tests {
     pub(in crate::tcp) fn polled(stream: Stream) -> PolledStream {
         let source = Source {
             fd: stream.fd().clone(),
-            is_bell: false,
+            is_notifier: false,
         };
         let poller = Arc::new(Poller::new(vec![source]).unwrap());
         PolledStream::new(stream, poller, 0)

@@ -1,9 +1,9 @@
-//! What reads bytes from the network, for fuzzing: any bytes may be given to these, and a broken promise panics.
+//! Parsers of bytes from the network, for fuzzing: any bytes may be given to these, and a broken promise panics.
 
 use std::sync::Arc;
 
-pub use crate::parcel::harness::parcels;
-pub use crate::rendezvous::harness::meetings;
+pub use crate::payload::harness::payloads;
+pub use crate::rendezvous::harness::rendezvous_server;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -191,7 +191,7 @@ pub fn framing(bytes: &[u8]) {
             match apart.pop(&mut Vec::new()) {
                 Ok(None) => break,
                 Ok(Some(Incoming::Frame(frame))) => queue.push(&frame),
-                Ok(Some(Incoming::Aside(frame))) => queue.push_aside([&frame, &[]]),
+                Ok(Some(Incoming::OutOfBand(frame))) => queue.push_out_of_band([&frame, &[]]),
                 Ok(Some(Incoming::Goodbye)) => queue.push_goodbye(),
                 Err(too_long) => {
                     assert!(too_long.0 > FRAME_MAX);

@@ -7,7 +7,7 @@ use horovod_protocol::Rank;
 use horovod_transport::{Control, ControlEvent, Data, Mesh, Topology, Waiter};
 
 /// No wait of any test is longer, however loaded the machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// One rank under test.
 pub(crate) struct Rig {
@@ -40,11 +40,11 @@ impl Rig {
 
     /// Waits as the engine does until `done`; panics when that takes for ever.
     pub(crate) fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut n = 0;
         while !done(self) {
             assert!(Instant::now() < deadline, "{}: nothing came", self.rank());
-            self.waiter.idle(n, Some(PATIENCE));
+            self.waiter.idle(n, Some(TIMEOUT));
             n += 1;
         }
     }

@@ -1,4 +1,4 @@
-//! Recognises steps in the stream of collectives and measures bytes over time. No clock: time is passed in.
+//! The meter: recognises steps in the stream of collectives and measures bytes over time. No clock: time is passed in.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,13 +55,13 @@ impl Meter {
     }
 
     /// One collective has ended; `bytes` counts if it was a reduction. A sample that has taken longer than
-    /// `patience` nanoseconds, counted from the change of settings, ends early with what it has seen.
+    /// `overdue_after` nanoseconds, counted from the change of settings, ends early with what it has seen.
     pub(crate) fn observe<'a>(
         &mut self,
         now: Time,
         names: impl Iterator<Item = &'a Arc<str>> + Clone,
         bytes: u64,
-        patience: Option<u64>,
+        overdue_after: Option<u64>,
     ) -> Option<Sample> {
         let since = *self.restarted.get_or_insert(now);
         let most = self.count(names.clone());
@@ -70,7 +70,7 @@ impl Meter {
             return None;
         }
         self.bytes += bytes;
-        let overdue = patience.is_some_and(|p| now.0.saturating_sub(since.0) > p);
+        let overdue = overdue_after.is_some_and(|p| now.0.saturating_sub(since.0) > p);
         match self.began {
             None if overdue => self.end(now, since, names),
             None if most > 1 => {

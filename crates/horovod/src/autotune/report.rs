@@ -1,4 +1,4 @@
-//! What tuning tells people: a line in the log and a row in the CSV file per score.
+//! Reports of tuning to people: a line in the log and a row in the CSV file per score.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,34 +1,34 @@
-//! The order of events: warm up, explore, confirm against the defaults, end. Pure: scores go in, settings come out.
+//! The course of a search: warm up, explore, confirm against the defaults, end. Pure: scores go in, settings come out.
 //!
 //! Exploring may be misled by noise; confirming may not. Whatever exploring proposes has to beat the defaults in a
 //! paired comparison, or the defaults stay.
 
-use super::duel::{Duel, Side, median};
+use super::ab_comparison::{AbComparison, Side, median};
 use super::gaussian::{Observation, Process, expected_improvement};
 use super::space::{Point, Space, Values};
 
 /// Samples whose median is one score.
 const SAMPLES_PER_ROUND: usize = 5;
 /// A round whose first two samples are both below this share of the defaults' score ends there.
-const HOPELESS: f64 = 0.6;
+const ABANDON_BELOW: f64 = 0.6;
 /// Worse than this (as a logarithm) is all the same: half the speed.
 const FLOOR: f64 = -0.7;
 /// Scores of rounds differ by this much at least even when their samples agree: the machine drifts.
 const DRIFT: f64 = 0.01;
 /// Exploring ends when no point promises more than this gain.
 const PROMISE_MIN: f64 = 0.002;
-/// A challenger must be expected to gain this much to be worth a duel.
+/// A challenger must be expected to gain this much to be worth a comparison.
 const CHALLENGE_MIN: f64 = 0.01;
 /// A parameter goes back to its default if that is expected to cost less than this.
 const INDIFFERENT: f64 = 0.004;
-/// Challengers that get a duel.
-const DUELS: usize = 2;
+/// Challengers that are compared.
+const COMPARISONS: usize = 2;
 /// Up to this many points are all considered in each proposal, from a larger space a random part.
 const CANDIDATES: usize = 2048;
 
 /// The user's wishes.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct SearchPlan {
     /// Rounds that are thrown away at the start.
     pub(crate) warmup_rounds: u32,
     /// Proposals to try beside the defaults.
@@ -72,9 +72,14 @@ pub(crate) enum Next {
 }
 
 enum Stage {
-    WarmUp { remaining: u32 },
+    WarmUp {
+        remaining: u32,
+    },
     Explore,
-    Confirm { challenger: Point, duel: Duel },
+    Confirm {
+        challenger: Point,
+        comparison: AbComparison,
+    },
     Finished,
 }
 
@@ -86,25 +91,25 @@ struct Round {
     gain: f64,
     /// Standard deviation of `gain` from the samples' spread; `None`: too few samples.
     spread: Option<f64>,
-    /// From a duel, hence more certain.
+    /// From an A/B comparison, hence more certain.
     confirmed: bool,
 }
 
 pub(crate) struct Search {
     space: Space,
-    plan: Plan,
+    plan: SearchPlan,
     random: Random,
     stage: Stage,
     /// Where the current samples come from.
     here: Point,
     samples: Vec<f64>,
     rounds: Vec<Round>,
-    duels: usize,
+    comparisons: usize,
     news: Vec<News>,
 }
 
 impl Search {
-    pub(crate) fn new(space: Space, plan: Plan) -> Self {
+    pub(crate) fn new(space: Space, plan: SearchPlan) -> Self {
         let stage = match plan.warmup_rounds {
             0 => Stage::Explore,
             remaining => Stage::WarmUp { remaining },
@@ -121,7 +126,7 @@ impl Search {
             stage,
             samples: Vec::new(),
             rounds: Vec::new(),
-            duels: 0,
+            comparisons: 0,
             news,
         }
     }
@@ -135,9 +140,9 @@ impl Search {
     pub(crate) fn handle_sample(&mut self, score: f64) -> Next {
         match &mut self.stage {
             Stage::Finished => Next::Stay,
-            Stage::Confirm { duel, .. } => match duel.record(score) {
+            Stage::Confirm { comparison, .. } => match comparison.record(score) {
                 None => self.next_leg(),
-                Some(outcome) => self.end_duel(&outcome),
+                Some(outcome) => self.end_comparison(&outcome),
             },
             Stage::WarmUp { remaining } => {
                 self.samples.push(score);
@@ -157,7 +162,7 @@ impl Search {
             }
             Stage::Explore => {
                 self.samples.push(score);
-                if self.samples.len() < SAMPLES_PER_ROUND && !self.is_hopeless() {
+                if self.samples.len() < SAMPLES_PER_ROUND && !self.is_abandoned() {
                     return Next::Stay;
                 }
                 self.end_round();
@@ -166,9 +171,13 @@ impl Search {
         }
     }
 
-    fn is_hopeless(&self) -> bool {
+    fn is_abandoned(&self) -> bool {
         self.rounds.first().is_some_and(|defaults| {
-            self.samples.len() >= 2 && self.samples.iter().all(|s| *s < HOPELESS * defaults.score)
+            self.samples.len() >= 2
+                && self
+                    .samples
+                    .iter()
+                    .all(|s| *s < ABANDON_BELOW * defaults.score)
         })
     }
 
@@ -190,7 +199,7 @@ impl Search {
         });
     }
 
-    /// The next proposal, or on to the duels.
+    /// The next proposal, or on to the comparisons.
     fn explore(&mut self) -> Next {
         if self.rounds.len() <= self.plan.proposals as usize
             && let Some(point) = self.propose()
@@ -264,7 +273,7 @@ impl Search {
             .map(|round| (mean(&round.point), &round.point))
             .max_by(|(a, _), (b, _)| a.total_cmp(b))
             .filter(|(expected, _)| expected - mean(&origin) >= CHALLENGE_MIN)
-            .filter(|_| self.duels < DUELS);
+            .filter(|_| self.comparisons < COMPARISONS);
         let Some((expected, point)) = best else {
             return self.finish(origin, self.rounds.first().map(|r| r.score));
         };
@@ -278,25 +287,26 @@ impl Search {
                 (challenger, expected) = (simpler, then);
             }
         }
-        self.duels += 1;
+        self.comparisons += 1;
         self.stage = Stage::Confirm {
             challenger,
-            duel: Duel::default(),
+            comparison: AbComparison::default(),
         };
         self.next_leg()
     }
 
     fn next_leg(&mut self) -> Next {
         let point = match &self.stage {
-            Stage::Confirm { challenger, duel } if duel.turn() == Side::Challenger => {
-                challenger.clone()
-            }
+            Stage::Confirm {
+                challenger,
+                comparison,
+            } if comparison.next_side() == Side::Challenger => challenger.clone(),
             _ => self.space.origin(),
         };
         self.go_to(point)
     }
 
-    fn end_duel(&mut self, outcome: &super::duel::Outcome) -> Next {
+    fn end_comparison(&mut self, outcome: &super::ab_comparison::Outcome) -> Next {
         let Stage::Confirm { challenger, .. } = std::mem::replace(&mut self.stage, Stage::Explore)
         else {
             return Next::Stay;

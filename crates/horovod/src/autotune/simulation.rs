@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use super::search::{News, Next, Phase, Plan, Random, Search};
+use super::search::{News, Next, Phase, Random, Search, SearchPlan};
 use super::space::Parameter::{
     Chunk, CycleTime, DirectMax, ExchangeMax, FusionThreshold, WireChunk,
 };
@@ -51,8 +51,8 @@ fn space(parameters: &[Parameter]) -> Space {
 const HOST: [Parameter; 4] = [FusionThreshold, CycleTime, Chunk, DirectMax];
 const HOSTS: [Parameter; 7] = Parameter::ALL;
 
-fn plan(seed: u64) -> Plan {
-    Plan {
+fn plan(seed: u64) -> SearchPlan {
+    SearchPlan {
         warmup_rounds: 3,
         proposals: 20,
         noise: None,
@@ -74,7 +74,7 @@ fn place(space: &Space, values: &Values) -> Vec<f64> {
     space.coordinates(&point)
 }
 
-fn run(machine: &Machine, parameters: &[Parameter], plan: Plan) -> Ended {
+fn run(machine: &Machine, parameters: &[Parameter], plan: SearchPlan) -> Ended {
     let ruler = space(parameters);
     let mut random = Random(plan.seed.wrapping_mul(77) + 5);
     let mut uniform = move || (random.below(1 << 30) as f64 + 1.0) / f64::from(1 << 30);
@@ -250,7 +250,7 @@ fn comes_close_to_the_best_of_each_surface() {
 
 #[test]
 fn ends_within_its_budget() {
-    // Warm-up, the defaults and the proposals, two duels.
+    // Warm-up, the defaults and the proposals, two comparisons.
     let most = 3 * 5 + 21 * 5 + 2 * 48;
     for (_, speed) in SURFACES {
         for machine in [ORDINARY, WILD] {
@@ -283,7 +283,7 @@ fn the_users_noise_counts() {
         disturbance: CALM,
     };
     for noise in [0.0, 0.8, 1.0] {
-        let plan = Plan {
+        let plan = SearchPlan {
             noise: Some(noise),
             ..plan(1)
         };
@@ -305,7 +305,7 @@ fn reports_what_it_does_in_order() {
     let space = space(&HOST);
     let mut search = Search::new(
         space,
-        Plan {
+        SearchPlan {
             warmup_rounds: 2,
             proposals: 1,
             ..plan(0)

@@ -1,4 +1,4 @@
-//! What may be tuned: the parameters, the levels each may take, and the points between them.
+//! The search space: the parameters, the levels each may take, and the points between them.
 
 use horovod_settings as settings;
 

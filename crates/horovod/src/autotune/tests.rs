@@ -21,7 +21,7 @@ fn allreduce(set: ProcessSetId, name: &str, elems: u64) -> Execution {
             scale: Scale::NONE,
         },
         device: Device::Cpu,
-        ticket: None,
+        tag: None,
         contributors: 2,
         items: vec![ExecItem {
             entry: None,
@@ -97,7 +97,7 @@ fn finds_a_faster_chunk_and_writes_the_log() {
 }
 
 #[test]
-fn a_hopeless_setting_costs_little_time() {
+fn a_setting_far_below_the_defaults_costs_little_time() {
     // One proposal makes each step a hundred times slower; impatience ends its samples.
     let mut tuner = tuner(None, &[Parameter::CycleTime]);
     let slow = std::cell::Cell::new(0);

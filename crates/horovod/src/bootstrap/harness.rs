@@ -3,12 +3,12 @@
 use super::file::{ADDRESSES_MAX, parse, text_of};
 use super::parse_key;
 
-/// Reads the content of a meeting file (of a key file, if the first byte is 0): understood or not, and what was
+/// Reads the content of a rendezvous file (of a key file, if the first byte is 0): understood or not, and what was
 /// understood can be written and read again.
 ///
 /// # Panics
 /// If not, or if more than the allowed number of addresses is taken over.
-pub fn meeting_file(bytes: &[u8]) {
+pub fn rendezvous_file(bytes: &[u8]) {
     let [kind, content @ ..] = bytes else { return };
     let Ok(text) = std::str::from_utf8(content) else {
         return;

@@ -21,14 +21,14 @@ fn config(started: Option<Started>) -> Config {
     let mut config = Config::solo();
     (config.rank, config.size) = (1, 4);
     config.started = started;
-    config.meeting.temporary = "/tmp".into();
+    config.bootstrap.temporary = "/tmp".into();
     config
 }
 
 #[track_caller]
-fn way(config: &Config) -> (Way, bool) {
+fn locator(config: &Config) -> (Locator, bool) {
     let plan = plan(config).unwrap();
-    (plan.way, plan.key.is_some())
+    (plan.locator, plan.key.is_some())
 }
 
 #[track_caller]
@@ -47,11 +47,11 @@ fn ranks_of_one_host_meet_through_a_private_file() {
     }));
     let uid = rustix::process::geteuid().as_raw();
     let path = format!("/tmp/horovod-{uid}/horovod-OpenMPI-tcp---a-1-7-4");
-    let file = Way::File {
+    let file = Locator::File {
         path: path.into(),
         on_this_host: true,
     };
-    assert_eq!(way(&config), (file, false));
+    assert_eq!(locator(&config), (file, false));
 }
 
 #[test]
@@ -65,22 +65,22 @@ fn several_hosts_need_a_shared_folder_or_address_and_key() {
             "HOROVOD_RANK0_ADDRESS=host:port (where rank 0 can listen), and HOROVOD_JOB_KEY",
         ],
     );
-    config.meeting.directory = Some("/shared".into());
-    let file = Way::File {
+    config.bootstrap.directory = Some("/shared".into());
+    let file = Locator::File {
         path: "/shared/horovod-Slurm-tcp---a-1-7-4".into(),
         on_this_host: false,
     };
-    assert_eq!(way(&config), (file, false));
-    config.meeting.directory = None;
-    config.meeting.rank0_address = Some("[fe80::1]:99".into());
+    assert_eq!(locator(&config), (file, false));
+    config.bootstrap.directory = None;
+    config.bootstrap.rank0_address = Some("[fe80::1]:99".into());
     refused(&config, &["they have no common key", "openssl rand"]);
     config.job_key = Some(KEY.into());
-    let address = Way::Address {
+    let address = Locator::Address {
         host: "fe80::1".into(),
         port: 99,
     };
-    assert_eq!(way(&config), (address, true));
-    config.meeting.rank0_address = Some("n1".into());
+    assert_eq!(locator(&config), (address, true));
+    config.bootstrap.rank0_address = Some("n1".into());
     refused(&config, &["HOROVOD_RANK0_ADDRESS=n1: expected host:port"]);
     config.job_key = Some("short".into());
     refused(&config, &["HOROVOD_JOB_KEY is not 64 hex digits"]);
@@ -96,11 +96,11 @@ fn what_the_scheduler_knows_need_not_be_said() {
     assert!(!error.contains("HOROVOD_RANK0_ADDRESS"), "{error}");
     assert!(error.contains("HOROVOD_JOB_KEY"), "{error}");
     config.job_key = Some(KEY.into());
-    let address = Way::Address {
+    let address = Locator::Address {
         host: "n1".into(),
         port: 29_501,
     };
-    assert_eq!(way(&config), (address, true));
+    assert_eq!(locator(&config), (address, true));
 
     let mut config = self::config(Some(Started {
         secret: Some("e408a1fc79e43123-321a39edb652c409".into()),
@@ -108,7 +108,7 @@ fn what_the_scheduler_knows_need_not_be_said() {
     }));
     let error = plan(&config).unwrap_err().to_string();
     assert!(!error.contains("HOROVOD_JOB_KEY "), "{error}");
-    config.meeting.rank0_address = Some("n1:7".into());
+    config.bootstrap.rank0_address = Some("n1:7".into());
     let plan = plan(&config).unwrap();
     assert!(
         plan.key
@@ -127,14 +127,14 @@ fn a_secret_that_is_too_short_is_none() {
 #[test]
 fn no_authentication_takes_the_whole_sentence() {
     let mut config = config(None);
-    config.meeting.rank0_address = Some("n1:7".into());
-    config.meeting.unauthenticated = Some("1".into());
+    config.bootstrap.rank0_address = Some("n1:7".into());
+    config.bootstrap.unauthenticated = Some("1".into());
     refused(
         &config,
         &["it must be \"anybody-who-reaches-my-ports-may-join\""],
     );
-    config.meeting.unauthenticated = Some(OPT_OUT.into());
-    assert!(way(&config).1);
+    config.bootstrap.unauthenticated = Some(OPT_OUT.into());
+    assert!(locator(&config).1);
 }
 
 #[test]
@@ -149,10 +149,10 @@ fn without_anything_that_tells_jobs_apart_a_folder_is_needed() {
         &config,
         &["HOROVOD_RENDEZVOUS_DIR", "HOROVOD_RANK0_ADDRESS"],
     );
-    config.meeting.directory = Some("/shared".into());
-    let file = Way::File {
+    config.bootstrap.directory = Some("/shared".into());
+    let file = Locator::File {
         path: "/shared/horovod-meeting-4".into(),
         on_this_host: false,
     };
-    assert_eq!(way(&config), (file, false));
+    assert_eq!(locator(&config), (file, false));
 }

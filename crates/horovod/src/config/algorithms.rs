@@ -3,7 +3,7 @@
 
 use horovod_collectives::{
     Tuning,
-    select::{Across, Wish},
+    select::{Across, AlgorithmOverride},
 };
 use horovod_settings::{self as settings, Algorithm, Declaration, JoinAverage, Whole};
 
@@ -55,7 +55,7 @@ static NUMBERS: [Number; 7] = [
 impl Algorithms {
     pub(super) fn read(env: &dyn Environment) -> Result<Self, Error> {
         let mut tuning = Tuning::default();
-        tuning.allreduce = wish(settings::ALLREDUCE_ALGORITHM.read(env)?);
+        tuning.allreduce = forced(settings::ALLREDUCE_ALGORITHM.read(env)?);
         tuning.hierarchical_allreduce =
             settings::HIERARCHICAL_ALLREDUCE.read(env)? || settings::TORUS_ALLREDUCE.read(env)?;
         tuning.hierarchical_allgather = settings::HIERARCHICAL_ALLGATHER.read(env)?;
@@ -74,13 +74,13 @@ impl Algorithms {
     /// What the ranks must have equal, as bytes for [`Self::adopt`].
     pub(crate) fn common(&self) -> Vec<u8> {
         let mut tuning = self.tuning.clone();
-        let wish = ALGORITHMS
+        let forced = ALGORITHMS
             .iter()
-            .position(|(_, known)| wish(*known) == tuning.allreduce)
+            .position(|(_, known)| forced(*known) == tuning.allreduce)
             .unwrap_or(0);
         let mut numbers: Vec<usize> = NUMBERS.iter().map(|n| *(n.place)(&mut tuning)).collect();
         numbers.extend([
-            wish,
+            forced,
             usize::from(tuning.hierarchical_allreduce),
             usize::from(tuning.hierarchical_allgather),
             usize::from(self.join_average == JoinAverage::Contributors),
@@ -127,7 +127,7 @@ impl Algorithms {
             }
             *(number.place)(&mut tuning) = *size;
         }
-        tuning.allreduce = ALGORITHMS.get(*index).and_then(|(_, known)| wish(*known));
+        tuning.allreduce = ALGORITHMS.get(*index).and_then(|(_, known)| forced(*known));
         tuning.hierarchical_allreduce = hierarchical_allreduce != 0;
         tuning.hierarchical_allgather = hierarchical_allgather != 0;
         self.tuning = tuning;
@@ -141,7 +141,7 @@ impl Algorithms {
 
     /// An algorithm that cannot run on so many hosts is a mistake of the user's.
     pub(crate) fn check(&self, hosts: usize) -> Result<(), Error> {
-        if self.tuning.allreduce == Some(Wish::Staged) && hosts > 1 {
+        if self.tuning.allreduce == Some(AlgorithmOverride::Staged) && hosts > 1 {
             return Err(Error::Init(format!(
                 "{}=staged needs all ranks on one host that share memory, but there are {hosts} groups of them: \
                  choose {}",
@@ -157,13 +157,13 @@ impl Algorithms {
 static ALGORITHMS: &[(&str, Algorithm)] = settings::ALLREDUCE_ALGORITHM.kind.words;
 
 /// What the data plane makes of the setting.
-fn wish(algorithm: Algorithm) -> Option<Wish> {
+fn forced(algorithm: Algorithm) -> Option<AlgorithmOverride> {
     match algorithm {
         Algorithm::Auto => None,
-        Algorithm::Staged => Some(Wish::Staged),
-        Algorithm::Exchange => Some(Wish::Across(Across::Exchange)),
-        Algorithm::Pairwise => Some(Wish::Across(Across::Pairwise)),
-        Algorithm::Ring => Some(Wish::Across(Across::Ring)),
+        Algorithm::Staged => Some(AlgorithmOverride::Staged),
+        Algorithm::Exchange => Some(AlgorithmOverride::Across(Across::Exchange)),
+        Algorithm::Pairwise => Some(AlgorithmOverride::Across(Across::Pairwise)),
+        Algorithm::Ring => Some(AlgorithmOverride::Across(Across::Ring)),
     }
 }
 
@@ -267,7 +267,10 @@ mod tests {
         other.adopt(&rank_0.common()).unwrap();
         assert_eq!(other.tuning, rank_0.tuning);
         assert_eq!(other.join_average, JoinAverage::Contributors);
-        assert_eq!(other.tuning.allreduce, Some(Wish::Across(Across::Ring)));
+        assert_eq!(
+            other.tuning.allreduce,
+            Some(AlgorithmOverride::Across(Across::Ring))
+        );
         other.adopt(&[]).unwrap();
         assert_eq!(other.tuning, rank_0.tuning);
         assert!(other.adopt(&[1, 2, 3]).is_err());

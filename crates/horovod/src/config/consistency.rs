@@ -1,4 +1,4 @@
-//! How often replicas are compared, and what happens if they differ.
+//! Settings of the comparison of replicas: how often, and what happens if they differ.
 
 use horovod_settings::{self as settings, ConsistencyAction};
 

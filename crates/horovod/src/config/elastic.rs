@@ -1,22 +1,22 @@
-//! What an elastic job changes in the settings.
+//! Changes to the settings by an elastic job.
 
 use std::time::Duration;
 
 use horovod_settings as settings;
-use horovod_transport::rendezvous::Seat;
+use horovod_transport::rendezvous::RankAssignment;
 
 use super::{Config, Environment};
 use crate::error::Error;
 
 impl Config {
     /// In an elastic job the numbers come with each round.
-    pub(crate) fn take_seat(&mut self, seat: &Seat, size: u32) {
-        self.rank = seat.rank;
+    pub(crate) fn take_assignment(&mut self, assignment: &RankAssignment, size: u32) {
+        self.rank = assignment.rank;
         self.size = size;
-        self.local_rank = seat.local_rank;
-        self.local_size = seat.local_size;
-        self.cross_rank = seat.cross_rank;
-        self.cross_size = seat.cross_size;
+        self.local_rank = assignment.local_rank;
+        self.local_size = assignment.local_size;
+        self.cross_rank = assignment.cross_rank;
+        self.cross_size = assignment.cross_size;
     }
 }
 

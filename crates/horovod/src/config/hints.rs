@@ -1,4 +1,4 @@
-//! What launchers set in each process that tells of several members, but not enough to find the others.
+//! Hints of other launchers: variables that tell of several members, but not enough to find the others.
 //!
 //! Only what is set per process counts. An allocation's variables (`SLURM_NTASKS`) and an array job's
 //! (`SLURM_ARRAY_TASK_ID`) are also there where one process is all there is.

@@ -1,4 +1,4 @@
-//! Who started this process, if not `horovodrun`: one table of the variables that schedulers set.
+//! The scheduler that started this process, if not `horovodrun`: one table of the variables that schedulers set.
 //!
 //! What is read here only says who is who, and what the scheduler knows of the others. How the ranks then find
 //! each other, and with which key, is decided in `crate::bootstrap`.
@@ -477,7 +477,7 @@ mod tests {
         check(&pod, "PyTorch", 2, 4, false);
         let started = found(&pod).unwrap().unwrap();
         assert_eq!(started.rank0, Some(("train-master-0".to_owned(), 23_457)));
-        // Without a meeting point it is a job all the same: init says what to set.
+        // Without a rendezvous point it is a job all the same: init says what to set.
         check(&pod[..2], "PyTorch", 2, 4, false);
         assert_eq!(found(&pod[..2]).unwrap().unwrap().rank0, None);
         // What is started inside such a pod counts; a size that a script set for all does not hide Slurm's rank.

@@ -1,15 +1,15 @@
-//! Outputs that a submission allocates itself: asked for when their sizes are known, while no lock is held.
+//! Allocation of outputs by the submission itself: asked for when their sizes are known, while no lock is held.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use horovod_protocol::{DType, Shape};
-use horovod_transport::Doorbell;
+use horovod_transport::Notifier;
 
 use super::Entry;
 use super::backend::Outputs;
-use super::handles::Call;
+use super::handles::DueCallback;
 use crate::buffer::Buffer;
 
 /// Gives memory for an output: which tensor of the submission it belongs to, its element type and its shape. The memory
@@ -35,8 +35,8 @@ impl Allocation {
     pub(super) fn of(
         entries: &mut [Option<Entry>],
         shapes: Vec<Vec<Shape>>,
-        doorbell: Doorbell,
-    ) -> (Arc<Self>, Call) {
+        notifier: Notifier,
+    ) -> (Arc<Self>, DueCallback) {
         let wanted: Vec<_> = entries
             .iter_mut()
             .zip(shapes)
@@ -51,15 +51,15 @@ impl Allocation {
             .collect();
         let allocation = Arc::new(Self::default());
         let asked = allocation.clone();
-        let call = move || {
+        let callback = move || {
             let asking = AssertUnwindSafe(|| wanted.into_iter().map(Wanted::ask).collect());
             let outcome = catch_unwind(asking)
                 .unwrap_or_else(|_| Err("the allocator of a result panicked".into()));
             *asked.outcome() = Some(outcome);
             asked.ended.store(true, Ordering::Release);
-            doorbell.ring();
+            notifier.notify();
         };
-        (allocation, Box::new(call))
+        (allocation, Box::new(callback))
     }
 
     fn outcome(&self) -> std::sync::MutexGuard<'_, Option<Result<Outputs, String>>> {

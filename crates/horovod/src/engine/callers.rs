@@ -1,4 +1,4 @@
-//! Which threads call, and what each waits for: so that a stall can be told from slowness.
+//! The registry of calling threads, and what each waits for: so that a stall can be told from slowness.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

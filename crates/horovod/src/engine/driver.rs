@@ -1,4 +1,5 @@
-//! What drives a rank: turns the control plane, runs executions in order, ends the generation when it must.
+//! The driver of a rank: makes progress on the control plane, runs executions in order, ends the generation when it
+//! must.
 
 mod ending;
 mod flights;
@@ -18,15 +19,15 @@ use pump::{ControlPlane, Pump};
 use super::allocation::Allocation;
 use super::backend::host::{Host, Operand, bytes_of_all};
 use super::backend::{
-    Agreements, Backend, DeviceBackend, Failure, Outputs, Results, Start, Started,
+    Backend, Capabilities, DeviceBackend, Failure, Outputs, Results, Start, Started,
 };
 use super::recording::{By, Recorded};
-use super::{Entry, Shared, nanos};
+use super::{EngineState, Entry, nanos};
 use crate::config::Config;
 use crate::error::Error;
 
 /// How long an ending engine tries to send what is queued.
-const GOODBYE_PATIENCE: Duration = Duration::from_secs(2);
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Bytes that the only rank of a job handles at most while it submits.
 const ALONE_AT_ONCE_MAX: usize = 1 << 20;
@@ -35,20 +36,20 @@ const ALONE_AT_ONCE_MAX: usize = 1 << 20;
 const EVENT_NAP: Duration = Duration::from_micros(10);
 const EVENT_NAP_MAX: Duration = Duration::from_millis(1);
 
-/// Everything that it takes to drive this rank; one thread at a time has it.
+/// Everything that it takes to make progress on this rank; one thread at a time has it.
 pub(super) struct Driver {
     pump: Pump,
     host: Host,
     devices: Vec<DeviceBackend>,
-    agreements: Agreements,
+    capabilities: Capabilities,
     /// Where the next results are put together.
     results: Results,
     /// Where the next job puts its tensors.
     spare: Vec<Option<Entry>>,
-    /// The submission whose operand was staged early last.
+    /// The submission whose operand was pre-staged last.
     staged: Option<EntryId>,
     /// Begun, and broken off by a thread that had to leave, or waiting for memory; goes on before anything else.
-    parked: Option<Job>,
+    parked: Option<ExecutionTask>,
     /// A panic has passed through.
     broken: bool,
     /// When the engine's thread will look around even if nothing wakes it; as [`Time`].
@@ -60,7 +61,7 @@ pub(super) struct Driver {
 }
 
 /// One execution and the tensors of this rank.
-struct Job {
+struct ExecutionTask {
     execution: Execution,
     entries: Vec<Option<Entry>>,
     recorded: Option<Recorded>,
@@ -78,7 +79,7 @@ enum OutputMemory {
     Refused(String),
 }
 
-impl Job {
+impl ExecutionTask {
     fn wants_memory(&self) -> bool {
         let mut entries = self.entries.iter().flatten();
         entries.any(|entry| entry.allocator.is_some())
@@ -109,7 +110,7 @@ impl Driver {
         config: &Config,
         mesh: Mesh,
         devices: Vec<DeviceBackend>,
-        shared: Arc<Shared>,
+        shared: Arc<EngineState>,
     ) -> Self {
         let Mesh {
             topology,
@@ -119,7 +120,7 @@ impl Driver {
             mut waiter,
             heartbeat,
             settings: _,
-            seat: _,
+            assignment: _,
         } = mesh;
         // Beside the engine's thread its process computes.
         waiter.set_has_time(false);
@@ -134,7 +135,7 @@ impl Driver {
         Self {
             host,
             devices,
-            agreements: Agreements::default(),
+            capabilities: Capabilities::default(),
             results: Results::new(),
             spare: Vec::new(),
             staged: None,
@@ -147,8 +148,8 @@ impl Driver {
     }
 
     /// Whether ranks outnumber the cores of this host.
-    pub(super) fn is_crowded(&self) -> bool {
-        self.pump.waiter.is_crowded()
+    pub(super) fn is_oversubscribed(&self) -> bool {
+        self.pump.waiter.is_oversubscribed()
     }
 
     /// As the engine's own thread: carry out everything, until nothing is left that could be done now.
@@ -158,16 +159,16 @@ impl Driver {
             if self.broken {
                 return Work::Finished;
             }
-            self.stage_early();
-            let progress = self.pump.turn();
+            self.prestage();
+            let progress = self.pump.progress();
             let front = self.front();
             if matches!(front, Front::Runs | Front::Fails(_))
-                && let Some(job) = self.next_job()
+                && let Some(task) = self.next_task()
             {
                 self.pump.waiter.disarm();
                 match front {
-                    Front::Fails(cause) => self.give_up(job, Failure::Local(cause)),
-                    _ => self.carry_out(job),
+                    Front::Fails(cause) => self.give_up(task, Failure::Local(cause)),
+                    _ => self.carry_out(task),
                 }
                 announced = false;
                 continue;
@@ -196,14 +197,14 @@ impl Driver {
         self.pump.waiter.disarm();
         self.pump.leave_by = Some(deadline);
         self.pump.waiter.set_has_time(has_time);
-        self.stage_early();
+        self.prestage();
         let mut spins = 0;
         loop {
-            let progress = self.pump.turn();
+            let progress = self.pump.progress();
             let front = self.front();
             if matches!(front, Front::Runs) && self.next_may_pause() {
-                let Some(job) = self.next_job() else { break };
-                self.carry_out(job);
+                let Some(task) = self.next_task() else { break };
+                self.carry_out(task);
                 spins = 0;
                 // Broken off, or the work of others never ends: this thread has to leave.
                 if self.parked.is_some() || done() || Instant::now() >= deadline {
@@ -239,22 +240,22 @@ impl Driver {
 
     /// Say and hear what can be said and heard now. In a job of one rank, also carry out what is small: there
     /// is nobody to wait for.
-    pub(super) fn glance(&mut self) {
-        self.stage_early();
-        self.pump.turn();
+    pub(super) fn poll_once(&mut self) {
+        self.prestage();
+        self.pump.progress();
         while self.pump.shared.alone && matches!(self.front(), Front::Runs) && self.next_is_small()
         {
-            let Some(job) = self.next_job() else { break };
-            self.carry_out(job);
-            self.pump.turn();
+            let Some(task) = self.next_task() else { break };
+            self.carry_out(task);
+            self.pump.progress();
         }
     }
 
     /// If a known request is about to be told of, and the only one: put its operand where the peers will look for it
     /// when it is decided to run it.
-    fn stage_early(&mut self) {
+    fn prestage(&mut self) {
         let mut state = self.pump.shared.lock();
-        let Some((id, ticket)) = state.early.take() else {
+        let Some((id, tag)) = state.prestageable.take() else {
             return;
         };
         let (request, worker) = (&state.request, &state.worker);
@@ -270,13 +271,13 @@ impl Driver {
         let ([tensor], false) = (&*entry.tensors, entry.has_event()) else {
             return;
         };
-        let staged = self.host.stage_early(&Operand {
+        let staged = self.host.prestage(&Operand {
             set: request.set,
             members,
             op: &request.op,
             tensor,
-            ticket,
-            crowded: self.pump.waiter.is_crowded(),
+            tag,
+            oversubscribed: self.pump.waiter.is_oversubscribed(),
         });
         if staged {
             self.staged = Some(id);
@@ -284,12 +285,12 @@ impl Driver {
     }
 
     /// What a thread does before it leaves the driver to itself; whether the engine's thread must come now.
-    /// With `ticking`, that thread looks again soon of its own accord.
-    pub(super) fn leave(&mut self, ticking: bool) -> bool {
-        if !ticking {
+    /// With `polling`, that thread looks again soon of its own accord.
+    pub(super) fn leave(&mut self, polling: bool) -> bool {
+        if !polling {
             loop {
                 self.pump.waiter.arm();
-                if !self.pump.turn() && !self.pump.waiter.has_news() {
+                if !self.pump.progress() && !self.pump.waiter.has_news() {
                     break;
                 }
             }
@@ -299,11 +300,11 @@ impl Driver {
         }
         match self.front() {
             Front::Nothing => {}
-            Front::Runs => return !ticking || !self.next_may_pause(),
+            Front::Runs => return !polling || !self.next_may_pause(),
             // Nobody else looks whether it can begin.
             Front::Waits | Front::Fails(_) => return true,
         }
-        !ticking
+        !polling
             && self
                 .pump
                 .deadline()
@@ -329,16 +330,16 @@ impl Driver {
             });
         }
         self.pump.await_flights();
-        self.pump.control.goodbye(GOODBYE_PATIENCE);
+        self.pump.control.goodbye(GOODBYE_TIMEOUT);
         self.pump.recording.close();
     }
 
-    pub(super) fn has_job(&self) -> bool {
+    pub(super) fn has_task(&self) -> bool {
         self.parked.is_some() || !self.pump.ready.is_empty()
     }
 
     fn next(&self) -> Option<&Execution> {
-        let parked = self.parked.as_ref().map(|job| &job.execution);
+        let parked = self.parked.as_ref().map(|task| &task.execution);
         parked.or(self.pump.ready.front())
     }
 
@@ -358,19 +359,19 @@ impl Driver {
     }
 
     fn look_at_front(&mut self) -> Front {
-        if let Some(job) = &mut self.parked {
-            if let OutputMemory::Asked(allocation) = &job.memory
+        if let Some(task) = &mut self.parked {
+            if let OutputMemory::Asked(allocation) = &task.memory
                 && let Some(outcome) = allocation.poll()
             {
-                job.memory = match outcome {
+                task.memory = match outcome {
                     Ok(outputs) => {
-                        job.outputs = outputs;
+                        task.outputs = outputs;
                         OutputMemory::Came
                     }
                     Err(why) => OutputMemory::Refused(why),
                 };
             }
-            return match &job.memory {
+            return match &task.memory {
                 // What has no future ends.
                 OutputMemory::Asked(_) if self.pump.dead.is_none() => Front::Waits,
                 OutputMemory::Refused(why) => Front::Fails(why.clone()),
@@ -403,24 +404,24 @@ impl Driver {
 
     /// Whether a thread may carry out what is next that must be able to leave.
     fn next_may_pause(&mut self) -> bool {
-        if let Some(job) = &self.parked {
+        if let Some(task) = &self.parked {
             // What has waited for memory runs to its end.
-            return matches!(job.memory, OutputMemory::NotAsked);
+            return matches!(task.memory, OutputMemory::NotAsked);
         }
         let Some(execution) = self.pump.ready.front() else {
             return false;
         };
         if execution.device != Device::Cpu {
             // It is only launched, but for the first one of a set, before which all members talk.
-            return self.agreements.of(execution).is_some();
+            return self.capabilities.of(execution).is_some();
         }
         self.host.catch_up(&mut self.pump.announced, execution.seq);
         self.host.may_pause(execution)
     }
 
-    fn next_job(&mut self) -> Option<Job> {
-        if let Some(job) = self.parked.take() {
-            return Some(job);
+    fn next_task(&mut self) -> Option<ExecutionTask> {
+        if let Some(task) = self.parked.take() {
+            return Some(task);
         }
         let execution = self.pump.ready.pop_front()?;
         self.host.catch_up(&mut self.pump.announced, execution.seq);
@@ -429,7 +430,7 @@ impl Driver {
         let stages = self.host.stages();
         let recorded = self.pump.recording.begins(&execution, &entries, stages);
         self.pump.begins(&execution);
-        Some(Job {
+        Some(ExecutionTask {
             execution,
             entries,
             recorded,
@@ -438,71 +439,71 @@ impl Driver {
         })
     }
 
-    fn carry_out(&mut self, mut job: Job) {
-        self.pump.running = Some(job.execution.members.clone());
-        let result = self.start(&mut job);
+    fn carry_out(&mut self, mut task: ExecutionTask) {
+        self.pump.running = Some(task.execution.members.clone());
+        let result = self.start(&mut task);
         if std::mem::take(&mut self.pump.broken_off) && result.is_err() {
             self.host.rewind();
-            self.parked = Some(job);
+            self.parked = Some(task);
             return;
         }
         match result {
-            Ok(Outcome::Ended) => self.complete(job),
+            Ok(Outcome::Ended) => self.complete(task),
             Ok(Outcome::Asked(allocation)) => {
-                job.memory = OutputMemory::Asked(allocation);
-                self.parked = Some(job);
+                task.memory = OutputMemory::Asked(allocation);
+                self.parked = Some(task);
             }
             Ok(Outcome::InFlight(execution, backend)) => {
                 self.pump.running = None;
                 let runs = self.pump.runs.take();
                 let flight = Flight {
-                    job,
+                    task,
                     execution,
                     backend,
                     runs,
                 };
                 self.pump.flights.push(flight);
             }
-            Err(failure) => self.give_up(job, failure),
+            Err(failure) => self.give_up(task, failure),
         }
     }
 
-    fn start(&mut self, job: &mut Job) -> Result<Outcome, Failure> {
+    fn start(&mut self, task: &mut ExecutionTask) -> Result<Outcome, Failure> {
         if let Some(error) = &self.pump.dead {
             return Err(Failure::Aborted(Aborted(error.to_string().into())));
         }
         self.results.clear();
-        let execution = &job.execution;
+        let execution = &task.execution;
         let mut devices = self.devices.iter_mut();
         let device = devices.find(|(device, _)| *device == execution.device);
         let mut device = device.map(|(_, backend)| backend);
         if execution.device != Device::Cpu {
-            let (agreements, host) = (&mut self.agreements, &mut self.host);
-            if agreements.of(execution).is_none() {
-                agreements.conclude(execution, host, device.as_deref_mut(), &mut self.pump)?;
+            let (capabilities, host) = (&mut self.capabilities, &mut self.host);
+            if capabilities.of(execution).is_none() {
+                capabilities.conclude(execution, host, device.as_deref_mut(), &mut self.pump)?;
             }
-            if let Some(Err(why)) = agreements.of(execution) {
+            if let Some(Err(why)) = capabilities.of(execution) {
                 let refused = execution.items.iter().filter_map(|item| item.entry);
                 let refused = refused.map(|id| (id, Err(Error::Invalid(why.clone()))));
                 self.results.extend(refused);
                 return Ok(Outcome::Ended);
             }
         }
-        let wants_memory = job.wants_memory();
+        let wants_memory = task.wants_memory();
         let pool = self.pump.shared.pool.clone();
         let mut start = Start {
             execution,
-            entries: &job.entries,
-            outputs: &mut job.outputs,
+            entries: &task.entries,
+            outputs: &mut task.outputs,
             idle: &mut self.pump,
             pool: &pool,
             results: &mut self.results,
         };
         if wants_memory {
             let shapes = self.host.output_shapes(&mut start)?;
-            let doorbell = self.pump.shared.doorbell.clone();
-            let (allocation, call) = Allocation::of(&mut job.entries, shapes, doorbell);
-            self.pump.shared.handles.call(call);
+            let notifier = self.pump.shared.notifier.clone();
+            let (allocation, call) = Allocation::of(&mut task.entries, shapes, notifier);
+            self.pump.shared.handles.enqueue_callback(call);
             return Ok(Outcome::Asked(allocation));
         }
         let backend: &mut dyn Backend = match device {
@@ -516,21 +517,21 @@ impl Driver {
         })
     }
 
-    fn complete(&mut self, job: Job) {
-        let job = self.let_go(job);
+    fn complete(&mut self, task: ExecutionTask) {
+        let task = self.let_go(task);
         self.pump.running = None;
         self.pump.runs = None;
-        if job.execution.device == Device::Cpu {
+        if task.execution.device == Device::Cpu {
             let now = || self.pump.shared.now();
             let coordinator = self.pump.node.coordinator();
-            self.host.observe(now, &job.execution, coordinator);
+            self.host.observe(now, &task.execution, coordinator);
         }
         let by = By::Host(self.host.stages());
-        self.pump.complete(job, &mut self.results, by);
+        self.pump.complete(task, &mut self.results, by);
     }
 
-    fn give_up(&mut self, job: Job, failure: Failure) {
-        self.let_go(job);
+    fn give_up(&mut self, task: ExecutionTask, failure: Failure) {
+        self.let_go(task);
         let error = self.pump.failure(failure);
         self.pump.running = None;
         self.pump.runs = None;
@@ -539,10 +540,10 @@ impl Driver {
     }
 
     /// Before anybody hears of the end: the owners may give back memory that is waited for.
-    fn let_go(&mut self, mut job: Job) -> Job {
-        job.entries.clear();
-        self.spare = std::mem::take(&mut job.entries);
-        job
+    fn let_go(&mut self, mut task: ExecutionTask) -> ExecutionTask {
+        task.entries.clear();
+        self.spare = std::mem::take(&mut task.entries);
+        task
     }
 }
 

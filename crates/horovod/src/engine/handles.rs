@@ -1,4 +1,4 @@
-//! Completion of submissions: results and errors by handle, threads that wait for them, and functions called with them.
+//! Completion of submissions: results and errors by handle, threads that wait for them, and callbacks.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -50,21 +50,21 @@ pub type Kept = Arc<dyn Any + Send + Sync>;
 /// What is called with the result of an operation.
 pub type Callback = Box<dyn FnOnce(Result<OpResult, Error>) + Send>;
 
-/// Who hears of the end of an operation.
-pub(crate) enum End {
+/// To whom the end of an operation is delivered.
+pub(crate) enum Delivery {
     /// Whoever waits for the handle, who gets back what was kept.
-    Waited(Option<Kept>),
-    /// A function, called by the callback thread.
-    Called(Callback),
+    ToWaiter(Option<Kept>),
+    /// A callback, run by the callback thread.
+    ToCallback(Callback),
 }
 
 thread_local! {
-    static CALLED: Cell<bool> = const { Cell::new(false) };
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is amid a call of [`Handles::run_callbacks`].
+/// Whether this thread is amid a callback of [`Handles::run_callbacks`].
 pub(crate) fn in_callback() -> bool {
-    CALLED.get()
+    IN_CALLBACK.get()
 }
 
 #[derive(Debug)]
@@ -76,34 +76,34 @@ enum Progress {
 }
 
 /// Its end may run foreign code, also when it is dropped: never under our lock.
-struct Slot {
+struct HandleEntry {
     progress: Progress,
-    end: End,
+    end: Delivery,
 }
 
 #[derive(Default)]
 pub(crate) struct Table {
-    slots: ByNumber<Slot>,
+    entries: ByNumber<HandleEntry>,
     waiters: usize,
-    /// Calls that are due, in this order.
-    calls: VecDeque<Call>,
-    /// Operations that have not ended and end with a call.
+    /// Callbacks that are due, in this order.
+    due_callbacks: VecDeque<DueCallback>,
+    /// Operations that have not ended and end with a callback.
     awaited_callbacks: usize,
     /// No operation will be accepted any more.
     closed: bool,
 }
 
 /// Foreign code that is to run when no lock is held.
-pub(crate) type Call = Box<dyn FnOnce() + Send>;
+pub(crate) type DueCallback = Box<dyn FnOnce() + Send>;
 
 /// All handles of one engine.
 #[derive(Default)]
 pub(crate) struct Handles {
     table: Mutex<Table>,
-    /// Something has ended, or the seat is free.
+    /// Something has ended, or the driver lock is free.
     changed: Condvar,
-    /// There is something to call now or later, or never will be.
-    calling: Condvar,
+    /// A callback is due or awaited, or none ever will be.
+    callbacks_changed: Condvar,
 }
 
 impl Handles {
@@ -117,85 +117,87 @@ impl Handles {
     }
 
     /// From here on it is pending.
-    pub(crate) fn insert(&self, handle: Handle, end: End) {
+    pub(crate) fn insert(&self, handle: Handle, end: Delivery) {
         let mut table = self.lock();
-        if matches!(end, End::Called(_)) {
+        if matches!(end, Delivery::ToCallback(_)) {
             table.awaited_callbacks += 1;
-            self.calling.notify_all();
+            self.callbacks_changed.notify_all();
         }
         let progress = Progress::Pending;
-        table.slots.insert(handle.0, Slot { progress, end });
+        table
+            .entries
+            .insert(handle.0, HandleEntry { progress, end });
     }
 
     /// Never call the function of this one: its memory may still be in use.
     pub(crate) fn forget_callback(&self, handle: Handle) {
         let mut table = self.lock();
-        if let Entry::Occupied(slot) = table.slots.entry(handle.0)
-            && matches!(slot.get().end, End::Called(_))
+        if let Entry::Occupied(entry) = table.entries.entry(handle.0)
+            && matches!(entry.get().end, Delivery::ToCallback(_))
         {
-            std::mem::forget(slot.remove());
+            std::mem::forget(entry.remove());
             table.awaited_callbacks -= 1;
-            self.calling.notify_all();
+            self.callbacks_changed.notify_all();
         }
     }
 
     /// Forget a handle that nobody will ask for.
     pub(crate) fn cancel(&self, handle: Handle) {
         let mut table = self.lock();
-        let slot = table.slots.remove(&handle.0);
-        if let Some(Slot {
-            end: End::Called(_),
+        let entry = table.entries.remove(&handle.0);
+        if let Some(HandleEntry {
+            end: Delivery::ToCallback(_),
             ..
-        }) = &slot
+        }) = &entry
         {
             table.awaited_callbacks -= 1;
-            self.calling.notify_all();
+            self.callbacks_changed.notify_all();
         }
         drop(table);
-        drop(slot);
+        drop(entry);
     }
 
-    /// Have this called.
-    pub(crate) fn call(&self, call: Call) {
+    /// Have this run by the callback thread.
+    pub(crate) fn enqueue_callback(&self, callback: DueCallback) {
         let mut table = self.lock();
-        table.calls.push_back(call);
-        self.calling.notify_all();
+        table.due_callbacks.push_back(callback);
+        self.callbacks_changed.notify_all();
         if table.waiters > 0 {
             self.changed.notify_all();
         }
     }
 
-    /// Whether calls are due.
+    /// Whether callbacks are due.
     pub(crate) fn has_callbacks(&self) -> bool {
-        !self.lock().calls.is_empty()
+        !self.lock().due_callbacks.is_empty()
     }
 
-    /// No operation will be accepted any more: when the last call is made there will be no other.
+    /// No operation will be accepted any more: after the last callback there will be no other.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
-        self.calling.notify_all();
+        self.callbacks_changed.notify_all();
         self.changed.notify_all();
     }
 
-    /// Make the calls that are due, and wait until an operation is pending that ends with one. `None`: there will be
+    /// Run the callbacks that are due, and wait until an operation is pending that ends with one. `None`: there will be
     /// no other. Only for the callback thread.
     pub(crate) fn run_callbacks(&self) -> Option<MutexGuard<'_, Table>> {
         let mut table = self.lock();
         loop {
-            if let Some(call) = table.calls.pop_front() {
+            if let Some(callback) = table.due_callbacks.pop_front() {
                 drop(table);
-                CALLED.set(true);
-                if catch_unwind(AssertUnwindSafe(call)).is_err() {
+                IN_CALLBACK.set(true);
+                if catch_unwind(AssertUnwindSafe(callback)).is_err() {
                     tracing::error!("a function that was called with a result panicked");
                 }
-                CALLED.set(false);
+                IN_CALLBACK.set(false);
                 table = self.lock();
             } else if table.awaited_callbacks > 0 {
                 return Some(table);
             } else if table.closed {
                 return None;
             } else {
-                let woken = self.calling.wait(table);
+                let woken = self.callbacks_changed.wait(table);
                 table = woken.unwrap_or_else(PoisonError::into_inner);
             }
         }
@@ -204,8 +206,8 @@ impl Handles {
     /// Handles that nobody has waited for to the end, ascending.
     pub(crate) fn all(&self) -> Vec<u64> {
         let table = self.lock();
-        let waited = table.slots.iter();
-        let waited = waited.filter(|(_, slot)| matches!(slot.end, End::Waited(_)));
+        let waited = table.entries.iter();
+        let waited = waited.filter(|(_, entry)| matches!(entry.end, Delivery::ToWaiter(_)));
         let mut all: Vec<u64> = waited.map(|(n, _)| *n).collect();
         drop(table);
         all.sort_unstable();
@@ -229,7 +231,7 @@ impl Handles {
     /// End everything that is still pending with this error, but what is `in_use`: there the tensors still are.
     pub(crate) fn fail_pending(&self, error: &Error, in_use: impl Fn(Handle) -> bool) {
         let mut t = self.lock();
-        let pending = t.slots.iter().filter(|(_, slot)| !slot.is_done());
+        let pending = t.entries.iter().filter(|(_, entry)| !entry.is_done());
         let pending: Vec<_> = pending.map(|(n, _)| Handle(*n)).collect();
         for handle in pending.into_iter().filter(|handle| !in_use(*handle)) {
             t.end(handle, Err(error.clone()));
@@ -239,28 +241,28 @@ impl Handles {
 
     /// Whether the operation has ended; `None` for a handle that was never made or is cleared.
     pub(crate) fn poll(&self, handle: Handle) -> Option<bool> {
-        self.lock().slots.get(&handle.0).map(Slot::is_done)
+        self.lock().entries.get(&handle.0).map(HandleEntry::is_done)
     }
 
     /// Whether a thread that waits for this has reason to go on waiting.
     pub(crate) fn is_awaited(&self, handle: Handle) -> bool {
         let t = self.lock();
-        let slot = t.slots.get(&handle.0);
-        slot.is_some_and(|slot| matches!(slot.progress, Progress::Pending))
+        let entry = t.entries.get(&handle.0);
+        entry.is_some_and(|entry| matches!(entry.progress, Progress::Pending))
     }
 
     /// Have the thread that waits for this softly leave.
     pub(crate) fn let_go(&self, handle: Handle, cause: WaitedFor) {
         let mut t = self.lock();
-        if let Some(slot) = t.slots.get_mut(&handle.0)
-            && matches!(slot.progress, Progress::Pending)
+        if let Some(entry) = t.entries.get_mut(&handle.0)
+            && matches!(entry.progress, Progress::Pending)
         {
-            slot.progress = Progress::LetGo(cause);
+            entry.progress = Progress::LetGo(cause);
             self.changed.notify_all();
         }
     }
 
-    /// Let others do until a completion, a free seat, or the deadline; `false` if that has passed.
+    /// Let others do until a completion, a free driver lock, or the deadline; `false` if that has passed.
     pub(crate) fn sleep(&self, mut table: MutexGuard<'_, Table>, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -273,15 +275,15 @@ impl Handles {
         true
     }
 
-    /// Nobody drives any more: one of those who wait may.
-    pub(crate) fn seat_is_free(&self) {
+    /// The driver lock is free: one of those who wait may take it.
+    pub(crate) fn driver_is_free(&self) {
         if self.lock().waiters > 0 {
             self.changed.notify_all();
         }
     }
 }
 
-impl Slot {
+impl HandleEntry {
     fn is_done(&self) -> bool {
         matches!(self.progress, Progress::Done(_))
     }
@@ -289,33 +291,34 @@ impl Slot {
 
 impl Table {
     fn end(&mut self, handle: Handle, result: Result<OpResult, Error>) {
-        let Entry::Occupied(mut slot) = self.slots.entry(handle.0) else {
+        let Entry::Occupied(mut entry) = self.entries.entry(handle.0) else {
             return;
         };
-        if matches!(slot.get().end, End::Called(_)) {
-            if let End::Called(callback) = slot.remove().end {
+        if matches!(entry.get().end, Delivery::ToCallback(_)) {
+            if let Delivery::ToCallback(callback) = entry.remove().end {
                 self.awaited_callbacks -= 1;
-                self.calls.push_back(Box::new(move || callback(result)));
+                self.due_callbacks
+                    .push_back(Box::new(move || callback(result)));
             }
             return;
         }
-        slot.get_mut().progress = Progress::Done(result);
+        entry.get_mut().progress = Progress::Done(result);
     }
 
     /// The end of an operation, which clears its handle; `None` while it has not ended and is to be waited for.
     pub(crate) fn take(&mut self, handle: Handle) -> Option<Waited> {
-        let Entry::Occupied(slot) = self.slots.entry(handle.0) else {
+        let Entry::Occupied(entry) = self.entries.entry(handle.0) else {
             return Some(Waited::Unknown);
         };
-        match slot.get().progress {
+        match entry.get().progress {
             Progress::Pending => return None,
             Progress::LetGo(_) => return Some(Waited::Pending),
             Progress::Done(_) => {}
         }
-        match slot.remove() {
-            Slot {
+        match entry.remove() {
+            HandleEntry {
                 progress: Progress::Done(result),
-                end: End::Waited(kept),
+                end: Delivery::ToWaiter(kept),
             } => Some(Waited::Ended { result, kept }),
             _ => None,
         }
@@ -323,8 +326,8 @@ impl Table {
 
     /// Whether an operation has not ended.
     pub(crate) fn is_pending(&self, handle: Handle) -> bool {
-        let slot = self.slots.get(&handle.0);
-        slot.is_some_and(|slot| !slot.is_done())
+        let entry = self.entries.get(&handle.0);
+        entry.is_some_and(|entry| !entry.is_done())
     }
 
     /// Undo a [`Self::take`].
@@ -335,13 +338,13 @@ impl Table {
         kept: Option<Kept>,
     ) {
         let progress = Progress::Done(result);
-        let end = End::Waited(kept);
-        self.slots.insert(handle.0, Slot { progress, end });
+        let end = Delivery::ToWaiter(kept);
+        self.entries.insert(handle.0, HandleEntry { progress, end });
     }
 
     /// Why who waits for this softly shall leave, if so.
     pub(crate) fn let_go(&self, handle: Handle) -> Option<&WaitedFor> {
-        match &self.slots.get(&handle.0)?.progress {
+        match &self.entries.get(&handle.0)?.progress {
             Progress::LetGo(cause) => Some(cause),
             _ => None,
         }
@@ -349,10 +352,10 @@ impl Table {
 
     /// Nobody waits for this softly any more: it is as pending as any.
     pub(crate) fn keep(&mut self, handle: Handle) {
-        if let Some(slot) = self.slots.get_mut(&handle.0)
-            && matches!(slot.progress, Progress::LetGo(_))
+        if let Some(entry) = self.entries.get_mut(&handle.0)
+            && matches!(entry.progress, Progress::LetGo(_))
         {
-            slot.progress = Progress::Pending;
+            entry.progress = Progress::Pending;
         }
     }
 }
@@ -380,7 +383,7 @@ mod tests {
     use super::*;
 
     impl Handles {
-        pub(in crate::engine) fn create(&self, end: End) -> Handle {
+        pub(in crate::engine) fn create(&self, end: Delivery) -> Handle {
             let handle = Self::number();
             self.insert(handle, end);
             handle
@@ -390,7 +393,7 @@ mod tests {
     #[test]
     fn a_handle_is_pending_then_done_then_cleared() {
         let h = Handles::default();
-        let a = h.create(End::Waited(None));
+        let a = h.create(Delivery::ToWaiter(None));
         assert!(a >= Handle(1));
         assert_eq!(h.poll(a), Some(false));
         assert!(h.lock().take(a).is_none());
@@ -407,7 +410,7 @@ mod tests {
     #[test]
     fn what_is_let_go_of_is_left_once_and_stays_pending() {
         let h = Handles::default();
-        let a = h.create(End::Waited(None));
+        let a = h.create(Delivery::ToWaiter(None));
         let cause = WaitedFor {
             rank: horovod_protocol::Rank(1),
             name: "metric".into(),
@@ -436,16 +439,19 @@ mod tests {
 
     #[test]
     fn a_handle_of_an_ended_engine_is_unknown_to_the_next() {
-        let old = Handles::default().create(End::Waited(None));
+        let old = Handles::default().create(Delivery::ToWaiter(None));
         let h = Handles::default();
-        h.create(End::Waited(None));
+        h.create(Delivery::ToWaiter(None));
         assert_eq!(h.poll(old), None);
     }
 
     #[test]
     fn pending_handles_end_with_the_error_and_finished_ones_keep_their_result() {
         let h = Handles::default();
-        let (a, b) = (h.create(End::Waited(None)), h.create(End::Waited(None)));
+        let (a, b) = (
+            h.create(Delivery::ToWaiter(None)),
+            h.create(Delivery::ToWaiter(None)),
+        );
         h.complete([(a, Ok(OpResult::plain(Completion::Done)))]);
         h.fail_pending(&Error::Closed, |_| false);
         assert!(matches!(
@@ -472,7 +478,7 @@ mod tests {
                 called.lock().unwrap().push((name, result.is_ok()));
                 assert_ne!(name, "panics", "as some function may");
             });
-            h.create(End::Called(callback))
+            h.create(Delivery::ToCallback(callback))
         };
         let done = || Ok(OpResult::plain(Completion::Done));
         let first = callback("panics");
@@ -496,7 +502,7 @@ mod tests {
     #[test]
     fn a_waiting_thread_is_woken_by_the_completion() {
         let h = std::sync::Arc::new(Handles::default());
-        let a = h.create(End::Waited(None));
+        let a = h.create(Delivery::ToWaiter(None));
         let other = std::thread::spawn({
             let h = h.clone();
             move || {

@@ -1,4 +1,4 @@
-//! The engine's part in finding out why a job stands still: asks, answers, carries the mail, tells the users.
+//! The engine's part in the diagnosis of stalls: asks, answers, sends what is queued, tells the users.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use horovod_protocol::{Coordinator, EntryId, ProcessSetId, Rank, StalledRequest, Time, Tree};
 use horovod_transport::{Control, Topology};
 
-use super::relay::{Letter, Relay};
+use super::relay::{OutOfBandMessage, Relay};
 use super::soft::WaitedFor;
-use super::{Handle, Shared};
+use super::{EngineState, Handle};
 use crate::config::Config;
 use crate::hang::{
     self, Brief, Diagnosis, Key, Late, Leader, LetGo, Message, ReportFile, Requests, SoftStep,
@@ -19,9 +19,9 @@ use crate::hang::{
 
 const COORDINATOR: Rank = Rank(0);
 /// How long the stacks of this process may take.
-const STACKS_PATIENCE: Duration = Duration::from_secs(1);
+const STACKS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Questions and answers that wait to be sent; more are dropped.
-const MAIL_MAX: usize = 256;
+const OUTBOX_MAX: usize = 256;
 const NS_PER_MS: u64 = 1_000_000;
 
 /// What one rank does about stalls.
@@ -39,7 +39,7 @@ pub(super) struct Inspection {
     answering: Option<Answering>,
     /// A thread that has not found the stacks yet: no second one is sent.
     searching: Option<Receiver<Vec<ThreadStack>>>,
-    mail: VecDeque<(Rank, Vec<u8>)>,
+    outbox: VecDeque<(Rank, Vec<u8>)>,
 }
 
 /// An answer that only lacks the stacks.
@@ -50,7 +50,7 @@ struct Answering {
 }
 
 /// Why a job can never go on: who is to blame, and a line that every rank's errors say.
-pub(super) struct Hopeless {
+pub(super) struct Deadlock {
     pub(super) by: Rank,
     pub(super) summary: String,
 }
@@ -70,7 +70,7 @@ impl Inspection {
             file: ReportFile::new(config.stall_report.clone()),
             answering: None,
             searching: None,
-            mail: VecDeque::new(),
+            outbox: VecDeque::new(),
         }
     }
 
@@ -92,24 +92,24 @@ impl Inspection {
     }
 
     /// When to tell rank 0 of a soft wait, and since when it lasts.
-    fn soft_wait_due(&self, shared: &Shared) -> Option<(u64, u64)> {
+    fn soft_wait_due(&self, shared: &EngineState) -> Option<(u64, u64)> {
         let since = shared.soft.since().filter(|_| !shared.alone)?;
         (self.told_soft != Some(since)).then(|| (shared.soft.due(since), since))
     }
 
-    /// When to tell rank 0 of a soft wait; if that is now, [`Self::turn`] has something to do. Asked before a sleep
+    /// When to tell rank 0 of a soft wait; if that is now, [`Self::poll`] has something to do. Asked before a sleep
     /// while nothing is carried out.
-    pub(super) fn soft_deadline(&mut self, shared: &Shared, now: Time) -> Option<Time> {
+    pub(super) fn soft_deadline(&mut self, shared: &EngineState, now: Time) -> Option<Time> {
         let (due, _) = self.soft_wait_due(shared)?;
         self.tell_soft |= due <= now.0;
         Some(Time(due))
     }
 
-    /// Whether [`Self::turn`] has something to do. `now` is given if [`Self::looks`].
-    pub(super) fn is_due(&self, now: Option<Time>, shared: &Shared) -> bool {
+    /// Whether [`Self::poll`] has something to do. `now` is given if [`Self::looks`].
+    pub(super) fn is_due(&self, now: Option<Time>, shared: &EngineState) -> bool {
         let leader = self.leader.as_ref().zip(now);
         let soft = self.soft.as_ref().zip(now);
-        !self.mail.is_empty()
+        !self.outbox.is_empty()
             || self.answering.is_some()
             || self.tell_soft
             || (self.told_soft.is_some() && shared.soft.since().is_none())
@@ -129,14 +129,19 @@ impl Inspection {
     }
 
     /// Whether this is for it.
-    pub(super) fn is_meant(letter: &Letter<'_>) -> bool {
-        hang::is_message(letter.message)
+    pub(super) fn is_meant(received: &OutOfBandMessage<'_>) -> bool {
+        hang::is_message(received.message)
     }
 
     /// Somebody asks, or answers.
-    pub(super) fn hears(&mut self, letter: &Letter<'_>, shared: &Arc<Shared>, executes: bool) {
-        let from = letter.from;
-        match Message::decode(letter.message) {
+    pub(super) fn hears(
+        &mut self,
+        received: &OutOfBandMessage<'_>,
+        shared: &Arc<EngineState>,
+        executes: bool,
+    ) {
+        let from = received.from;
+        match Message::decode(received.message) {
             Ok(Message::Ask { question }) if from == COORDINATOR => {
                 self.begin_answer(question, shared, executes);
             }
@@ -169,7 +174,7 @@ impl Inspection {
         }
     }
 
-    fn begin_answer(&mut self, question: u64, shared: &Arc<Shared>, executes: bool) {
+    fn begin_answer(&mut self, question: u64, shared: &Arc<EngineState>, executes: bool) {
         let mut standing = standing(shared, executes);
         if self.searching.is_none() {
             match search_stacks(shared) {
@@ -180,7 +185,7 @@ impl Inspection {
         self.answering = Some(Answering {
             question,
             standing,
-            deadline: Instant::now() + STACKS_PATIENCE,
+            deadline: Instant::now() + STACKS_TIMEOUT,
         });
     }
 
@@ -223,17 +228,17 @@ impl Inspection {
     }
 
     fn post(&mut self, to: Rank, message: &Message) {
-        if self.mail.len() < MAIL_MAX {
-            self.mail.push_back((to, message.encode()));
+        if self.outbox.len() < OUTBOX_MAX {
+            self.outbox.push_back((to, message.encode()));
         }
     }
 
     /// Do what is to be done now. `true`: something was sent.
-    pub(super) fn turn(
+    pub(super) fn poll(
         &mut self,
         now: Time,
         coordinator: Option<&mut Coordinator>,
-        shared: &Arc<Shared>,
+        shared: &Arc<EngineState>,
         relay: &Relay,
         control: &mut Control,
         running: Option<StalledRequest>,
@@ -268,11 +273,11 @@ impl Inspection {
                 None => {}
             }
         }
-        (self.carry_mail(relay, control), found)
+        (self.send_outbox(relay, control), found)
     }
 
     /// Have rank 0 know that this rank has waited softly for a while, or does so no more.
-    fn tell_of_soft_wait(&mut self, now: Time, shared: &Shared) {
+    fn tell_of_soft_wait(&mut self, now: Time, shared: &EngineState) {
         let began = match self.soft_wait_due(shared) {
             Some((due, since)) if self.tell_soft && due <= now.0 => Some(since),
             _ => None,
@@ -290,7 +295,7 @@ impl Inspection {
         }
     }
 
-    fn watch_soft_waits(&mut self, now: Time, coordinator: &mut Coordinator, shared: &Shared) {
+    fn watch_soft_waits(&mut self, now: Time, coordinator: &mut Coordinator, shared: &EngineState) {
         let Some(soft) = &mut self.soft else { return };
         match soft.poll(now.0, &mut Pending { coordinator, now }) {
             Some(SoftStep::Ask { question, ranks }) => {
@@ -332,15 +337,15 @@ impl Inspection {
         }
     }
 
-    fn carry_mail(&mut self, relay: &Relay, control: &mut Control) -> bool {
+    fn send_outbox(&mut self, relay: &Relay, control: &mut Control) -> bool {
         let mut sent = false;
-        for _ in 0..self.mail.len() {
-            let Some((to, bytes)) = self.mail.pop_front() else {
+        for _ in 0..self.outbox.len() {
+            let Some((to, bytes)) = self.outbox.pop_front() else {
                 break;
             };
             match relay.send(control, to, &bytes) {
                 Ok(true) => sent = true,
-                Ok(false) => self.mail.push_back((to, bytes)),
+                Ok(false) => self.outbox.push_back((to, bytes)),
                 // Who is gone is noticed elsewhere.
                 Err(e) => tracing::debug!("stall: {e}"),
             }
@@ -355,13 +360,13 @@ impl Inspection {
         topology: &Topology,
         tree: &Tree,
         heartbeat: Option<Duration>,
-    ) -> Option<Hopeless> {
+    ) -> Option<Deadlock> {
         let host_of = |rank: Rank| {
             let peer = topology.peers.get(rank.index());
             peer.map(|peer| peer.hostname.to_string())
                 .unwrap_or_default()
         };
-        let job = hang::Job {
+        let job = hang::JobView {
             tree,
             host_of: &host_of,
             heartbeat,
@@ -377,10 +382,10 @@ impl Inspection {
             Err(e) => tracing::warn!("the report of a stall could not be written to a file: {e}"),
         }
         let by = diagnosis.culprits.first().map(|culprit| culprit.rank);
-        match by.filter(|_| self.gives_up && !diagnosis.hopeless.is_empty()) {
+        match by.filter(|_| self.gives_up && !diagnosis.deadlocked.is_empty()) {
             Some(by) => {
                 tracing::error!("{report}");
-                Some(Hopeless { by, summary })
+                Some(Deadlock { by, summary })
             }
             None => {
                 tracing::warn!("{report}");
@@ -406,7 +411,7 @@ impl Requests for Pending<'_> {
     }
 }
 
-fn let_go(shared: &Shared, handle: u64, rank: Rank, name: &str) {
+fn let_go(shared: &EngineState, handle: u64, rank: Rank, name: &str) {
     let cause = WaitedFor {
         rank,
         name: name.into(),
@@ -415,7 +420,7 @@ fn let_go(shared: &Shared, handle: u64, rank: Rank, name: &str) {
 }
 
 /// What the threads of this rank wait for, and which of these it has asked for.
-fn brief(shared: &Shared, keys: &[Key]) -> Brief {
+fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
     let first = shared.callers.look(shared.now().0);
     // A wait that is to end counts no more, also where its thread has not noticed yet. Only this thread ends waits, so
     // what still is one after this remains one.
@@ -441,7 +446,7 @@ fn brief(shared: &Shared, keys: &[Key]) -> Brief {
 }
 
 /// What this rank can say of itself at once.
-fn standing(shared: &Shared, executes: bool) -> Standing {
+fn standing(shared: &EngineState, executes: bool) -> Standing {
     let waits = shared.callers.look(shared.now().0);
     let state = shared.lock();
     let waits_for: Vec<_> = (waits.handles.iter())
@@ -461,7 +466,7 @@ fn standing(shared: &Shared, executes: bool) -> Standing {
 }
 
 /// Sends a thread for the stacks; `None` if nobody knows them.
-fn search_stacks(shared: &Arc<Shared>) -> std::io::Result<Option<Receiver<Vec<ThreadStack>>>> {
+fn search_stacks(shared: &Arc<EngineState>) -> std::io::Result<Option<Receiver<Vec<ThreadStack>>>> {
     let Some(stacks) = hang::stacks() else {
         return Ok(None);
     };
@@ -472,7 +477,7 @@ fn search_stacks(shared: &Arc<Shared>) -> std::io::Result<Option<Receiver<Vec<Th
         .spawn(move || {
             // Whoever asked may have given up.
             let _ = found.send(stacks());
-            shared.doorbell.ring();
+            shared.notifier.notify();
         })?;
     Ok(Some(search))
 }

@@ -5,11 +5,11 @@ mod backend;
 mod by_number;
 mod callers;
 mod driver;
+mod driver_lock;
 mod handles;
 mod inspection;
 mod recording;
 mod relay;
-mod seat;
 mod soft;
 mod submit;
 
@@ -21,10 +21,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    Device, EntryId, ExecItem, Leaving, Op, ProcessSetId, Rank, Request, Ticket, Time, Worker,
-    WorkerAction, WorkerConfig,
+    Device, EntryId, ExecItem, Leaving, Op, OperationTag, ProcessSetId, Rank, Request, Time,
+    Worker, WorkerAction, WorkerConfig,
 };
-use horovod_transport::{Doorbell, Mesh, Topology};
+use horovod_transport::{Mesh, Notifier, Topology};
 
 use backend::{DeviceBackend, Surroundings};
 use by_number::ByNumber;
@@ -52,8 +52,8 @@ const NO_TIMELINE_TEXT: &str = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic t
 
 /// A running engine. Shared by all frameworks of the process.
 pub struct Engine {
-    shared: Arc<Shared>,
-    seat: Arc<seat::Seat>,
+    shared: Arc<EngineState>,
+    driver_lock: Arc<driver_lock::DriverLock>,
     topology: Topology,
     config: Config,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -63,18 +63,18 @@ pub struct Engine {
     has_callback_thread: AtomicBool,
 }
 
-/// What all threads touch without the seat.
-pub(crate) struct Shared {
-    state: Mutex<State>,
+/// What all threads touch without the driver lock.
+pub(crate) struct EngineState {
+    state: Mutex<Negotiation>,
     handles: handles::Handles,
-    doorbell: Doorbell,
+    notifier: Notifier,
     pool: Arc<BufferPool>,
     started: Instant,
     /// The only rank of the job.
     alone: bool,
     /// Kinds of devices on which tensors may lie.
     devices: Vec<Device>,
-    engine_rest: seat::EngineRest,
+    engine_thread_state: driver_lock::EngineThreadState,
     /// This process wants to leave.
     shutdown_requested: AtomicBool,
     /// Set by the engine thread when it has left its loop.
@@ -95,10 +95,10 @@ pub(crate) struct Shared {
 }
 
 /// A call whose end is still to be recorded: the timeline stays open for it.
-struct RecordedCall<'a>(&'a Shared);
+struct RecordedCall<'a>(&'a EngineState);
 
 impl<'a> RecordedCall<'a> {
-    fn begin(shared: &'a Shared) -> Self {
+    fn begin(shared: &'a EngineState) -> Self {
         shared.recorded_calls.fetch_add(1, Ordering::SeqCst);
         Self(shared)
     }
@@ -107,12 +107,12 @@ impl<'a> RecordedCall<'a> {
 impl Drop for RecordedCall<'_> {
     fn drop(&mut self) {
         self.0.recorded_calls.fetch_sub(1, Ordering::SeqCst);
-        self.0.doorbell.ring();
+        self.0.notifier.notify();
     }
 }
 
 /// The negotiation state machine and the tensors that wait for it.
-pub(crate) struct State {
+pub(crate) struct Negotiation {
     worker: Worker,
     /// By [`EntryId`].
     entries: ByNumber<Entry>,
@@ -120,13 +120,13 @@ pub(crate) struct State {
     with_event: usize,
     /// Calls without a name, by their prefix.
     unnamed: BTreeMap<ProcessSetId, Vec<(Box<str>, u64)>>,
-    /// The last request; the next is put together in its memory. With [`Self::early`] that one.
+    /// The last request; the next is put together in its memory. With [`Self::prestageable`] that one.
     request: Request,
     /// A known request that nobody has been told of, the only one.
-    early: Option<(EntryId, Ticket)>,
+    prestageable: Option<(EntryId, OperationTag)>,
 }
 
-impl State {
+impl Negotiation {
     fn new(worker: Worker) -> Self {
         Self {
             worker,
@@ -140,14 +140,14 @@ impl State {
                 device: Device::Cpu,
                 tensors: Vec::new(),
             },
-            early: None,
+            prestageable: None,
         }
     }
 
     fn poll_action(&mut self) -> Option<WorkerAction> {
         let action = self.worker.poll_action();
         if let Some(WorkerAction::Send(_)) = action {
-            self.early = None;
+            self.prestageable = None;
         }
         action
     }
@@ -215,7 +215,7 @@ impl Entry {
     }
 }
 
-impl Shared {
+impl EngineState {
     fn new(config: &Config, mesh: &Mesh, devices: Vec<Device>) -> Self {
         let worker = Worker::new(WorkerConfig {
             rank: mesh.topology.rank,
@@ -228,22 +228,24 @@ impl Shared {
             config.timeline_mark_cycles,
             &mesh.topology,
             started,
-            mesh.waiter.doorbell(),
+            mesh.waiter.notifier(),
         );
         Self {
-            state: Mutex::new(State::new(worker)),
+            state: Mutex::new(Negotiation::new(worker)),
             handles: handles::Handles::default(),
-            doorbell: mesh.waiter.doorbell(),
+            notifier: mesh.waiter.notifier(),
             pool: Arc::new(BufferPool::default()),
             started,
             alone: mesh.topology.size == 1,
             devices,
-            engine_rest: seat::EngineRest::new(),
+            engine_thread_state: driver_lock::EngineThreadState::new(),
             shutdown_requested: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             host_updates: Mutex::new((0, 0)),
-            is_elastic: mesh.seat.is_some(),
-            needs_sync: mesh.seat.is_none_or(|seat| seat.needs_sync),
+            is_elastic: mesh.assignment.is_some(),
+            needs_sync: mesh
+                .assignment
+                .is_none_or(|driver_lock| driver_lock.needs_sync),
             held: AtomicU8::new(TOLD),
             timeline: Arc::new(timeline),
             callers: callers::Callers::new(),
@@ -252,7 +254,7 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Negotiation> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -263,9 +265,9 @@ impl Shared {
         *updates = (version(updates.0), updates.1 | kind);
     }
 
-    /// Whether threads other than the engine's must leave the seat, and not take it.
+    /// Whether threads other than the engine's must release the driver lock, and not take it.
     fn wanted(&self) -> bool {
-        self.engine_rest.is_wanted() || self.shutdown_requested.load(Ordering::Acquire)
+        self.engine_thread_state.is_wanted() || self.shutdown_requested.load(Ordering::Acquire)
     }
 
     fn now(&self) -> Time {
@@ -278,9 +280,9 @@ fn nanos(d: Duration) -> u64 {
 }
 
 /// Ends everything that still waits when the engine thread ends, however that happens.
-struct LastWords(Arc<Shared>);
+struct FinalNotification(Arc<EngineState>);
 
-impl Drop for LastWords {
+impl Drop for FinalNotification {
     fn drop(&mut self) {
         // From here on nothing is accepted that nobody would carry out.
         self.0.lock().worker.shutdown();
@@ -305,11 +307,11 @@ impl Engine {
         let topology = mesh.topology.clone();
         let backends = backends(&Surroundings {
             topology: &topology,
-            doorbell: mesh.waiter.doorbell(),
+            notifier: mesh.waiter.notifier(),
         });
         let devices = backends.iter().map(|(device, _)| *device);
         let devices = devices.chain([Device::Cpu]).collect();
-        let shared = Arc::new(Shared::new(&config, &mesh, devices));
+        let shared = Arc::new(EngineState::new(&config, &mesh, devices));
         if let Some(TimelineSetting::File(path)) = &config.timeline {
             let mark_cycles = config.timeline_mark_cycles;
             // It is armed, for there is a setting.
@@ -317,17 +319,21 @@ impl Engine {
         }
         let sleeper = mesh.waiter.sleeper();
         let driver = driver::Driver::new(&config, mesh, backends, shared.clone());
-        let seat = Arc::new(seat::Seat::new(driver, sleeper, shared.clone()));
+        let driver_lock = Arc::new(driver_lock::DriverLock::new(
+            driver,
+            sleeper,
+            shared.clone(),
+        ));
         let thread = std::thread::Builder::new()
             .name("horovod-engine".into())
             .spawn({
-                let seat = seat.clone();
-                move || seat.run()
+                let driver_lock = driver_lock.clone();
+                move || driver_lock.run()
             })
             .map_err(|e| Error::Init(format!("cannot start the engine thread: {e}")))?;
         Ok(Self {
             shared,
-            seat,
+            driver_lock,
             topology,
             config,
             thread: Mutex::new(Some(thread)),
@@ -341,10 +347,10 @@ impl Engine {
         let thread = self.callback_thread.lock();
         let mut callback_thread = thread.unwrap_or_else(PoisonError::into_inner);
         if !self.has_callback_thread.load(Ordering::Relaxed) {
-            let seat = self.seat.clone();
+            let driver_lock = self.driver_lock.clone();
             let thread = std::thread::Builder::new()
-                .name("horovod-calls".into())
-                .spawn(move || seat.run_callbacks())
+                .name("hvd-callbacks".into())
+                .spawn(move || driver_lock.run_callbacks())
                 .map_err(|e| {
                     Error::Internal(format!("cannot start the thread that runs callbacks: {e}"))
                 })?;
@@ -383,7 +389,7 @@ impl Engine {
     /// Tells the launcher that this process holds the training state.
     pub(crate) fn hold_state(&self, held: crate::init::HeldState) {
         self.shared.held.store(held as u8, Ordering::Release);
-        self.shared.doorbell.ring();
+        self.shared.notifier.notify();
     }
 
     /// Handles of operations whose ends nobody has asked for, ascending.
@@ -395,7 +401,7 @@ impl Engine {
     pub fn poll(&self, handle: Handle) -> Option<bool> {
         let ended = self.shared.handles.poll(handle);
         if ended == Some(false) {
-            self.seat.glance();
+            self.driver_lock.poll_once();
         }
         ended
     }
@@ -430,7 +436,7 @@ impl Engine {
 
     fn wait_unrecorded(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
         self.shared.callers.waits(handle, softly);
-        let waited = self.seat.wait(handle, timeout);
+        let waited = self.driver_lock.wait(handle, timeout);
         let callers = &self.shared.callers;
         match &waited {
             Waited::Pending => callers.pauses(self.shared.now().0),
@@ -480,7 +486,7 @@ impl Engine {
         self.shared
             .shutdown_requested
             .store(true, Ordering::Release);
-        self.seat.call_engine();
+        self.driver_lock.wake_engine();
         // In this order: the second ends when the first has.
         for (thread, name) in [
             (&self.thread, "engine"),

@@ -1,4 +1,4 @@
-//! What the engine tells the timeline, and carries for it.
+//! The recording of executions for the timeline, and the transport of its messages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use horovod_transport::Control;
 
 use super::Entry;
 use super::handles::OpResult;
-use super::relay::{Letter, Relay};
+use super::relay::{OutOfBandMessage, Relay};
 use crate::error::Error;
 use crate::timeline::{Catalog, Executed, Items, Nanos, Stage, Text, Timeline, op_name};
 
@@ -171,8 +171,8 @@ impl Recording {
     }
 
     /// Another rank's timeline has said something.
-    pub(super) fn hears(&self, letter: &Letter<'_>) {
-        self.timeline.heard(letter.from, letter.message);
+    pub(super) fn hears(&self, received: &OutOfBandMessage<'_>) {
+        self.timeline.heard(received.from, received.message);
     }
 
     /// Nothing more can come from this rank.
@@ -193,13 +193,13 @@ impl Recording {
     }
 
     /// Sends what the timeline has to say, where nothing more important waits. `true`: something was sent.
-    pub(super) fn carry_mail(&self, relay: &Relay, control: &mut Control) -> bool {
-        if !self.timeline.has_mail() {
+    pub(super) fn send_queued(&self, relay: &Relay, control: &mut Control) -> bool {
+        if !self.timeline.has_outgoing() {
             return false;
         }
         let mut sent = false;
-        for _ in 0..self.timeline.mail_limit() {
-            let Some((to, bytes)) = self.timeline.next_mail() else {
+        for _ in 0..self.timeline.outgoing_limit() {
+            let Some((to, bytes)) = self.timeline.next_outgoing() else {
                 break;
             };
             match relay.send(control, to, &bytes) {

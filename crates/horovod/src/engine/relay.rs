@@ -1,7 +1,7 @@
-//! Carries messages of timeline and inspection between rank 0 and the others, from one rank of the tree to the next.
+//! The relay of out-of-band messages (timeline, inspection) between rank 0 and the others, along the tree.
 //!
-//! They are asides: sent only where nothing of the negotiation waits. So they may pile up where many pass through
-//! one rank; then what they hold is thrown away, and counted.
+//! They are out-of-band messages: sent only where nothing of the negotiation waits. So they may pile up where many pass
+//! through one rank; then what they hold is thrown away, and counted.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use std::time::Instant;
 use horovod_protocol::{Rank, Tree};
 use horovod_transport::{Control, LinkError};
 
-use crate::timeline::{self, LAST_EVENTS_PATIENCE, MailKind};
+use crate::timeline::{self, LAST_EVENTS_TIMEOUT, MessageKind};
 
 /// Bytes that wait to be passed on before events are thrown away.
 const RELAYED_BYTES_MAX: usize = 4 << 20;
@@ -32,7 +32,7 @@ pub(super) struct Relay {
 }
 
 /// Something for this rank.
-pub(super) struct Letter<'a> {
+pub(super) struct OutOfBandMessage<'a> {
     pub(super) from: Rank,
     pub(super) message: &'a [u8],
 }
@@ -60,16 +60,17 @@ impl Relay {
         let Some(next) = self.next(to) else {
             return Err(LinkError::NoLink { rank: to });
         };
-        control.send_aside(next, [&envelope(self.me, to), message])
+        control.send_out_of_band(next, [&envelope(self.me, to), message])
     }
 
-    /// An aside has come from a neighbour; `Some` if it is for this rank. Others it passes on, now or later.
+    /// An out-of-band message has come from a neighbour; `Some` if it is for this rank. Others it passes on, now or
+    /// later.
     pub(super) fn receive<'a>(
         &mut self,
         control: &mut Control,
         neighbour: Rank,
         bytes: &'a [u8],
-    ) -> Option<Letter<'a>> {
+    ) -> Option<OutOfBandMessage<'a>> {
         let (from, to, message) = open(bytes)?;
         let size = self.tree.size();
         if from.0 >= size || to.0 >= size || self.next(from) != Some(neighbour) {
@@ -77,21 +78,21 @@ impl Relay {
             return None;
         }
         if to == self.me {
-            return Some(Letter { from, message });
+            return Some(OutOfBandMessage { from, message });
         }
         let next = self.next(to).filter(|next| *next != neighbour)?;
         match timeline::kind_of(message) {
-            MailKind::Start => {
+            MessageKind::Start => {
                 self.recording.insert(to);
             }
-            MailKind::End => {
+            MessageKind::End => {
                 self.recording.remove(&from);
             }
-            MailKind::Other => {}
+            MessageKind::Other => {}
         }
         let busy = self.waiting.contains_key(&next);
         // Who is gone is noticed elsewhere; here only events are missing.
-        if busy || matches!(control.send_aside(next, [bytes, &[]]), Ok(false)) {
+        if busy || matches!(control.send_out_of_band(next, [bytes, &[]]), Ok(false)) {
             self.keep(next, bytes);
         }
         None
@@ -121,7 +122,7 @@ impl Relay {
         let before = self.messages;
         self.waiting.retain(|next, queue| {
             while let Some(bytes) = queue.front()
-                && !matches!(control.send_aside(*next, [bytes, &[]]), Ok(false))
+                && !matches!(control.send_out_of_band(*next, [bytes, &[]]), Ok(false))
             {
                 self.messages -= 1;
                 self.bytes -= bytes.len();
@@ -149,7 +150,7 @@ impl Relay {
             return true;
         }
         let now = Instant::now();
-        now >= *self.deadline.get_or_insert(now + LAST_EVENTS_PATIENCE)
+        now >= *self.deadline.get_or_insert(now + LAST_EVENTS_TIMEOUT)
     }
 
     /// The neighbour on the way to a rank.
@@ -179,11 +180,11 @@ mod tests {
 
     use super::*;
 
-    /// The asides that have arrived.
+    /// The out-of-band messages that have arrived.
     fn arrived(control: &mut Control) -> Vec<(Rank, Vec<u8>)> {
         let mut found = Vec::new();
         while let Some(event) = control.poll() {
-            if let ControlEvent::Aside { from, bytes } = event {
+            if let ControlEvent::OutOfBand { from, bytes } = event {
                 found.push((from, bytes));
             }
         }
@@ -215,10 +216,10 @@ mod tests {
                 panic!("one message");
             };
             assert_eq!(*neighbour, Rank(1));
-            let letter = relays[at].receive(&mut meshes[at].control, *neighbour, bytes);
-            let letter = letter.expect("it is for this rank");
+            let received = relays[at].receive(&mut meshes[at].control, *neighbour, bytes);
+            let received = received.expect("it is for this rank");
             assert_eq!(
-                (letter.from, letter.message),
+                (received.from, received.message),
                 (Rank(from as u32), &b"hello"[..])
             );
         }

@@ -1,4 +1,4 @@
-//! Soft waits: they end early when the others wait for what this rank does only afterwards.
+//! Soft waits: they end before their time when the others wait for what this rank does only afterwards.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;

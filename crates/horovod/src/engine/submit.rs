@@ -1,4 +1,4 @@
-//! From a caller's arguments to a pending entry: names, local checks, hand-over to the engine.
+//! The submission of operations: names, local checks, hand-over of a pending entry to the engine.
 
 use std::fmt::Write;
 
@@ -6,8 +6,8 @@ use horovod_protocol::{
     Completion, DType, Device, EntryId, Op, ProcessSetId, Rank, ReduceOp, Scale,
 };
 
-use super::handles::{End, Handles};
-use super::{Allocator, Callback, Engine, Entry, Handle, Kept, RecordedCall, State, Waited};
+use super::handles::{Delivery, Handles};
+use super::{Allocator, Callback, Engine, Entry, Handle, Kept, Negotiation, RecordedCall, Waited};
 use crate::error::Error;
 use crate::tensor::{Tensor, Tensors};
 use crate::timeline::op_name;
@@ -23,7 +23,7 @@ pub struct Submission<'a> {
     pub(super) set: ProcessSetId,
     pub(super) tensors: Tensors,
     pub(super) splits: Option<Vec<i64>>,
-    pub(super) end: End,
+    pub(super) end: Delivery,
     pub(super) allocator: Option<Allocator>,
 }
 
@@ -45,7 +45,7 @@ impl<'a> Submission<'a> {
             set,
             tensors,
             splits: None,
-            end: End::Waited(None),
+            end: Delivery::ToWaiter(None),
             allocator: None,
         }
     }
@@ -60,7 +60,7 @@ impl<'a> Submission<'a> {
     /// With something that [`Engine::wait`] gives back when the operation has ended.
     #[must_use]
     pub fn keeping(mut self, kept: Option<Kept>) -> Self {
-        self.end = End::Waited(kept);
+        self.end = Delivery::ToWaiter(kept);
         self
     }
 
@@ -70,7 +70,7 @@ impl<'a> Submission<'a> {
     /// nothing. It is not called when the submission is refused.
     #[must_use]
     pub fn calling(mut self, callback: Callback) -> Self {
-        self.end = End::Called(callback);
+        self.end = Delivery::ToCallback(callback);
         self
     }
 
@@ -96,7 +96,7 @@ impl Engine {
     /// or an engine that has ended.
     pub fn submit(&self, submission: Submission<'_>) -> Result<Handle, Error> {
         let handle = self.queue(submission)?;
-        self.seat.submitted();
+        self.driver_lock.submitted();
         Ok(handle)
     }
 
@@ -113,7 +113,7 @@ impl Engine {
             Ok(handle)
         });
         if any {
-            self.seat.submitted();
+            self.driver_lock.submitted();
         }
         outcome
     }
@@ -159,7 +159,7 @@ impl Engine {
                 device.name()
             )));
         }
-        if matches!(end, End::Called(_)) || allocator.is_some() {
+        if matches!(end, Delivery::ToCallback(_)) || allocator.is_some() {
             self.start_callback_thread()?;
         }
         for t in tensors.iter() {
@@ -186,12 +186,12 @@ impl Engine {
         self.shared.callers.submits();
         let handle = Handles::number();
         let id = EntryId(handle.0);
-        state.early = None;
-        let State {
+        state.prestageable = None;
+        let Negotiation {
             worker, request, ..
         } = &mut *state;
-        let ticket = match worker.submit(id, request) {
-            Ok(ticket) => ticket,
+        let tag = match worker.submit(id, request) {
+            Ok(tag) => tag,
             Err(e) => {
                 // It may be of any length.
                 request.name = String::new();
@@ -203,7 +203,7 @@ impl Engine {
         self.shared.handles.insert(handle, end);
         // With others on their way it is likely to be fused with them.
         let alone = worker.pending() == 1;
-        state.early = ticket.filter(|_| alone).map(|ticket| (id, ticket));
+        state.prestageable = tag.filter(|_| alone).map(|tag| (id, tag));
         if named.is_none() {
             state.count_unnamed(set, prefix);
         }
@@ -310,7 +310,7 @@ impl Engine {
     }
 }
 
-impl State {
+impl Negotiation {
     /// Put the request together.
     fn describe(
         &mut self,

@@ -1,4 +1,4 @@
-//! A standstill of which other ranks say anything, for fuzzing.
+//! Stall reports of which other ranks say anything, for fuzzing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use horovod_protocol::{ProcessSetId, Rank, StalledRequest, Tree};
 
 use super::leader::{Leader, Step};
 use super::{
-    FRAMES_MAX, Job, Late, Message, NAMES_MAX, STACK_TEXT_MAX, THREADS_MAX, is_message, render,
+    FRAMES_MAX, JobView, Late, Message, NAMES_MAX, STACK_TEXT_MAX, THREADS_MAX, is_message, render,
 };
 
 const SIZE: u32 = 4;
@@ -19,7 +19,7 @@ const REPORT_BYTES_MAX: usize = 1 << 20;
 ///
 /// # Panics
 /// If not.
-pub fn standstill(bytes: &[u8]) {
+pub fn stall_report(bytes: &[u8]) {
     let [who, rest @ ..] = bytes else { return };
     let mut plan = rest;
     let mut leader = Leader::new(9000);
@@ -55,7 +55,7 @@ pub fn standstill(bytes: &[u8]) {
                 }
             }
             Some(Step::Report(diagnosis)) => {
-                let job = Job {
+                let job = JobView {
                     // 3 speaks through 1.
                     tree: &Tree::new(&[0; SIZE as usize], 2),
                     host_of: &|rank| format!("h{rank}"),

@@ -1,4 +1,5 @@
-//! When rank 0 looks, whom it asks, and when it has something to say. Pure: the time is passed in.
+//! Rank 0's part in the diagnosis: when it looks, whom it asks, and when it has something to say. Pure: the time is
+//! passed in.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,7 @@ use super::{Key, Standing};
 /// Ranks asked at a time. Every rank that is asked stops nobody, but a report of hundreds helps nobody either.
 const ASKED_MAX: usize = 64;
 /// How long answers may take.
-const PATIENCE_MS: u64 = 2000;
+const ANSWERS_TIMEOUT_MS: u64 = 2000;
 /// The same stall is told again after this time, then after twice as long, and so on.
 const REPEAT_MS: u64 = 60_000;
 /// Looks at one stall until the first report.
@@ -121,7 +122,7 @@ impl Leader {
                 late,
                 answers: ranks.iter().map(|rank| (*rank, None)).collect(),
             },
-            deadline: now + PATIENCE_MS,
+            deadline: now + ANSWERS_TIMEOUT_MS,
         });
         let question = self.question;
         Some(Step::Ask { question, ranks })
@@ -130,15 +131,15 @@ impl Leader {
     fn looked(&mut self, now: u64, look: Look) -> Option<Diagnosis> {
         let first = self.first.replace(look.clone())?;
         let mut diagnosis = conclude(&first, look);
-        let patience_ns = (self.after_ms - self.after_ms / LOOKS) * 1_000_000;
-        diagnosis.late.retain(|r| r.waited_ns >= patience_ns);
+        let stalled_after_ns = (self.after_ms - self.after_ms / LOOKS) * 1_000_000;
+        diagnosis.late.retain(|r| r.waited_ns >= stalled_after_ns);
         let is_stall = !diagnosis.late.is_empty() && !diagnosis.culprits.is_empty();
         (is_stall && self.is_news(now, &diagnosis)).then_some(diagnosis)
     }
 
     /// Whether users should hear of it, now or again.
     fn is_news(&mut self, now: u64, diagnosis: &Diagnosis) -> bool {
-        if !diagnosis.hopeless.is_empty() {
+        if !diagnosis.deadlocked.is_empty() {
             return true;
         }
         let kinds: Vec<_> = (diagnosis.culprits.iter())
@@ -233,7 +234,7 @@ mod tests {
     #[test]
     fn ranks_that_do_not_answer_do_not_hold_up_the_report() {
         let told = reports(&mut Leader::new(9000), 60_000, false);
-        assert!(told[0] <= 9000 + PATIENCE_MS, "{told:?}");
+        assert!(told[0] <= 9000 + ANSWERS_TIMEOUT_MS, "{told:?}");
     }
 
     #[test]

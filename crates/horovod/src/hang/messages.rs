@@ -1,4 +1,5 @@
-//! Question and answer between rank 0 and the others, as asides of the control plane; every length is bounded.
+//! Questions and answers between rank 0 and the others, as out-of-band messages of the control plane; every length is
+//! bounded.
 
 use std::sync::Arc;
 

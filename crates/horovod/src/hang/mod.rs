@@ -1,4 +1,4 @@
-//! What to say when a job stands still: each rank describes itself twice, rank 0 concludes who holds up whom.
+//! The diagnosis of stalled jobs: each rank describes itself twice, rank 0 concludes who holds up whom.
 //!
 //! A rank is asked only while some tensor waits for it. What it answers is cheap to find out, and never needs the
 //! threads that may be stuck: names from the engine, processor time from the system, and stacks from whoever
@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 pub(crate) use leader::{Leader, Step};
 pub(crate) use messages::{Message, is_message};
 pub(crate) use place::{ReportFile, cpu_ms};
-pub(crate) use report::{Job, render, summary};
+pub(crate) use report::{JobView, render, summary};
 pub(crate) use soft::{LetGo, Requests, SoftStep, SoftWatch};
 pub(crate) use verdict::{Diagnosis, Late};
 

@@ -1,4 +1,4 @@
-//! What the diagnosis needs of the system: processor time, and a file for the report.
+//! The diagnosis' needs of the system: processor time, and a file for the report.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

@@ -14,7 +14,7 @@ const SHOWN_MAX: usize = 8;
 const RANKS_SHOWN_MAX: usize = 12;
 
 /// What a report says of the job.
-pub(crate) struct Job<'a> {
+pub(crate) struct JobView<'a> {
     pub(crate) tree: &'a Tree,
     /// The name of a rank's host.
     pub(crate) host_of: &'a dyn Fn(Rank) -> String,
@@ -23,7 +23,7 @@ pub(crate) struct Job<'a> {
 }
 
 /// The whole report.
-pub(crate) fn render(d: &Diagnosis, job: &Job<'_>) -> String {
+pub(crate) fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
     let host_of = job.host_of;
     let mut out = String::new();
     let t = &mut out;
@@ -79,18 +79,18 @@ pub(crate) fn render(d: &Diagnosis, job: &Job<'_>) -> String {
 }
 
 /// One line that says what a report is about, and who does not come; the errors of all ranks are made of it.
-pub(crate) fn summary(d: &Diagnosis, job: &Job<'_>) -> String {
+pub(crate) fn summary(d: &Diagnosis, job: &JobView<'_>) -> String {
     let mut parts = vec![headline(d, job)];
     let who = |c: &Culprit| format!("{} on {} {}", c.rank, (job.host_of)(c.rank), state_of(c));
     parts.extend(d.culprits.iter().take(SHOWN_MAX).map(who));
     parts.join("; ")
 }
 
-fn headline(d: &Diagnosis, job: &Job<'_>) -> String {
+fn headline(d: &Diagnosis, job: &JobView<'_>) -> String {
     let size = job.tree.size();
     let waited_ns = d.late.all().map(|r| r.waited_ns).max().unwrap_or(0);
     let seconds = waited_ns / 1_000_000_000;
-    let never = if d.hopeless.is_empty() {
+    let never = if d.deadlocked.is_empty() {
         ""
     } else {
         " and will never end: the ranks wait for each other in a circle"
@@ -163,7 +163,7 @@ fn state_of(culprit: &Culprit) -> String {
 }
 
 /// What comes of a silent rank.
-fn outlook(d: &Diagnosis, job: &Job<'_>, rank: Rank) -> String {
+fn outlook(d: &Diagnosis, job: &JobView<'_>, rank: Rank) -> String {
     let is_silent = |rank: &Rank| {
         let mut culprits = d.culprits.iter();
         culprits.any(|c| c.rank == *rank && c.kind == Kind::Silent)
@@ -268,7 +268,7 @@ mod tests {
             }],
             unasked: 18,
             witness: Some((Rank(0), standing)),
-            hopeless: if kind == Kind::Diverged {
+            deadlocked: if kind == Kind::Diverged {
                 vec![(2, Arc::from("allreduce.a"))]
             } else {
                 Vec::new()
@@ -277,7 +277,7 @@ mod tests {
     }
 
     fn rendered(d: &Diagnosis, tree: &Tree, heartbeat: Option<Duration>) -> String {
-        let job = Job {
+        let job = JobView {
             tree,
             host_of: &|rank| format!("host{}", rank.0),
             heartbeat,
@@ -337,7 +337,7 @@ mod tests {
     fn a_summary_is_one_line_that_names_who_does_not_come() {
         let d = diagnosis(Kind::Diverged);
         let tree = Tree::star(20);
-        let job = Job {
+        let job = JobView {
             tree: &tree,
             host_of: &|rank| format!("host{}", rank.0),
             heartbeat: None,

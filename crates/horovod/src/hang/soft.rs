@@ -1,4 +1,4 @@
-//! Ends soft waits that can never be over otherwise: when rank 0 looks, whom it asks, what proves it. Pure.
+//! The end of soft waits that could never be over otherwise: when rank 0 looks, whom it asks, what proves it. Pure.
 //!
 //! A rank that has waited softly for a while says so. Nothing more happens until something is pending that a rank
 //! which waits softly has not asked for. Then the ranks that hold up others are asked what they wait for, and if
@@ -17,12 +17,12 @@ use super::{Brief, Key, NAMES_MAX};
 
 const MS: u64 = 1_000_000;
 /// From one look to the next at least, in nanoseconds.
-const REST: u64 = MS;
+const LOOK_INTERVAL: u64 = MS;
 /// From answers that prove nothing to the next look; then twice as long, and so on.
 const PAUSE: u64 = 2 * MS;
 const PAUSE_MAX: u64 = 250 * MS;
 /// How long answers may take.
-const PATIENCE: u64 = 500 * MS;
+const ANSWERS_TIMEOUT: u64 = 500 * MS;
 /// Ranks asked for each request: one that stands still is enough to hold it up.
 const ASKED_PER_REQUEST_MAX: usize = 8;
 /// Ranks asked at a time.
@@ -114,12 +114,12 @@ impl SoftWatch {
         if self.waiting.is_empty() {
             return None;
         }
-        let news = self.news.then_some(self.looked_at + REST);
+        let news = self.news.then_some(self.looked_at + LOOK_INTERVAL);
         self.look_at.or(news)
     }
 
     fn look_by(&mut self, at: u64) {
-        let at = at.max(self.looked_at + REST);
+        let at = at.max(self.looked_at + LOOK_INTERVAL);
         self.look_at = Some(self.look_at.map_or(at, |before| before.min(at)));
     }
 
@@ -172,7 +172,7 @@ impl SoftWatch {
             ranks: ranks.collect(),
         };
         self.asked = Some(Asked {
-            deadline: now + PATIENCE,
+            deadline: now + ANSWERS_TIMEOUT,
             before,
             answers: keys.keys().map(|rank| (*rank, None)).collect(),
             keys,
@@ -238,8 +238,8 @@ fn unchanged(
 }
 
 /// Of the ranks that each request lacks, some that have asked for something else: no others can stand still. With
-/// another `turn` others, where there are many.
-fn whom_to_ask(requests: &[(u64, StalledRequest)], turn: usize) -> BTreeSet<Rank> {
+/// another `round` others, where there are many.
+fn whom_to_ask(requests: &[(u64, StalledRequest)], round: usize) -> BTreeSet<Rank> {
     let mut may_wait = BTreeSet::new();
     for (_, request) in requests {
         may_wait.extend(request.waiting.iter().copied());
@@ -253,7 +253,7 @@ fn whom_to_ask(requests: &[(u64, StalledRequest)], turn: usize) -> BTreeSet<Rank
         let candidates: Vec<Rank> = (request.missing.iter().copied())
             .filter(|rank| may_wait.contains(rank))
             .collect();
-        let skipped = turn * ASKED_PER_REQUEST_MAX % candidates.len().max(1);
+        let skipped = round * ASKED_PER_REQUEST_MAX % candidates.len().max(1);
         let some = candidates.iter().cycle().skip(skipped);
         asked.extend(some.take(ASKED_PER_REQUEST_MAX.min(candidates.len())));
         if asked.len() >= ASKED_MAX {

@@ -1,4 +1,4 @@
-//! From two looks at the ranks to who holds up whom, and whether that can ever end. Pure.
+//! The verdict from two looks at the ranks: who holds up whom, and whether that can ever end. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,7 +79,7 @@ pub(crate) struct Diagnosis {
     /// One of those that wait.
     pub(crate) witness: Option<(Rank, Standing)>,
     /// What can never complete: every rank it lacks waits, in the end, for it.
-    pub(crate) hopeless: Vec<Key>,
+    pub(crate) deadlocked: Vec<Key>,
 }
 
 /// The key of a request.
@@ -117,13 +117,13 @@ pub(crate) fn conclude(first: &Look, second: Look) -> Diagnosis {
             standing,
         });
     }
-    let hopeless = hopeless(&late.requests, &culprits);
+    let deadlocked = deadlocked(&late.requests, &culprits);
     Diagnosis {
         late,
         culprits,
         unasked: missing.len() - asked,
         witness,
-        hopeless,
+        deadlocked,
     }
 }
 
@@ -148,7 +148,7 @@ fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) ->
 
 /// A request can complete if every rank that it lacks can come, and a rank can come if nothing says that it
 /// waits, or if something that it waits for can complete: the least set with that property. The rest waits in a circle.
-fn hopeless(requests: &[StalledRequest], culprits: &[Culprit]) -> Vec<Key> {
+fn deadlocked(requests: &[StalledRequest], culprits: &[Culprit]) -> Vec<Key> {
     let waits_for: BTreeMap<Rank, &[Key]> = (culprits.iter())
         .filter(|culprit| culprit.kind == Kind::Diverged)
         .filter_map(|culprit| Some((culprit.rank, &*culprit.standing.as_ref()?.waits_for)))
@@ -255,7 +255,7 @@ mod tests {
             vec![(0, waits_for(&["a"])), (1, waits_for(&["b"]))],
         );
         assert_eq!(kinds(&d), [(0, Kind::Diverged), (1, Kind::Diverged)]);
-        assert_eq!(d.hopeless.len(), 2);
+        assert_eq!(d.deadlocked.len(), 2);
         assert_eq!(d.culprits[1].lacks, [(0, Arc::from("a"))]);
     }
 
@@ -267,7 +267,7 @@ mod tests {
             &requests,
             vec![(0, waits_for(&["a"])), (1, waits_for(&["b"]))],
         );
-        assert_eq!(d.hopeless, []);
+        assert_eq!(d.deadlocked, []);
     }
 
     #[test]
@@ -285,10 +285,10 @@ mod tests {
                 (3, waits_for(&["c"])),
             ]
         };
-        assert_eq!(twice(&requests, standing(computes(3))).hopeless, []);
-        assert_eq!(twice(&requests, standing(None)).hopeless, []);
+        assert_eq!(twice(&requests, standing(computes(3))).deadlocked, []);
+        assert_eq!(twice(&requests, standing(None)).deadlocked, []);
         let d = twice(&requests, standing(waits_for(&["c"])));
-        assert_eq!(d.hopeless.len(), 3);
+        assert_eq!(d.deadlocked.len(), 3);
     }
 
     #[test]
@@ -296,7 +296,7 @@ mod tests {
         let requests = [request("a", &[0], &[1]), request("b", &[1], &[0])];
         let one = waits_for(&["b", "elsewhere"]);
         let d = twice(&requests, vec![(0, waits_for(&["a"])), (1, one)]);
-        assert_eq!(d.hopeless, []);
+        assert_eq!(d.deadlocked, []);
     }
 
     #[test]
@@ -332,7 +332,7 @@ mod tests {
             ]
         );
         assert_eq!(d.witness.as_ref().map(|(rank, _)| *rank), Some(Rank(3)));
-        assert_eq!(d.hopeless, []);
+        assert_eq!(d.deadlocked, []);
     }
 
     #[test]
@@ -340,7 +340,7 @@ mod tests {
         let first = look(0, &[request("a", &[0], &[1])], vec![(1, waits_for(&["b"]))]);
         let second = look(9, &[request("b", &[1], &[0])], vec![(0, waits_for(&["a"]))]);
         let d = conclude(&first, second);
-        assert_eq!((d.late.is_empty(), d.hopeless.len()), (true, 0));
+        assert_eq!((d.late.is_empty(), d.deadlocked.len()), (true, 0));
     }
 
     #[test]
@@ -358,7 +358,7 @@ mod tests {
         second.at_ms = 5000;
         let d = conclude(&first, second);
         assert_eq!(kinds(&d), [(2, Kind::Silent)]);
-        assert_eq!((d.unasked, d.hopeless.len()), (0, 0));
+        assert_eq!((d.unasked, d.deadlocked.len()), (0, 0));
     }
 
     #[test]
@@ -370,13 +370,13 @@ mod tests {
         );
         assert_eq!(d.unasked, 1);
         // Whatever rank 2 does: ranks 0 and 1 wait for each other.
-        assert_eq!(d.hopeless.len(), 2);
+        assert_eq!(d.deadlocked.len(), 2);
     }
 
     proptest! {
         /// Against a plain simulation: let whatever can complete complete, ranks that move submit everything.
         #[test]
-        fn hopeless_is_what_no_run_can_complete(
+        fn deadlocked_is_what_no_run_can_complete(
             waits in prop::collection::vec(prop::option::of(0usize..5), 2..6),
             lacks in prop::collection::vec(prop::collection::btree_set(0u32..6, 1..4), 5),
         ) {
@@ -398,7 +398,7 @@ mod tests {
                 done[i] = true;
             }
             let never: Vec<Key> = (0..5).filter(|i| !done[*i]).map(|i| key(&requests[i])).collect();
-            prop_assert_eq!(d.hopeless, never);
+            prop_assert_eq!(d.deadlocked, never);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the ranks tell rank 0, and what it tells them, as bytes.
+//! The timeline's messages between rank 0 and the others, as bytes.
 //!
 //! A batch stands for itself: texts and threads that it names are in it, so one that is lost harms no other.
 
@@ -37,7 +37,7 @@ const END: u8 = 5;
 
 /// What somebody needs to know of a message who only passes it on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MailKind {
+pub(crate) enum MessageKind {
     /// The addressee begins to record.
     Start,
     /// The sender has told everything.
@@ -46,11 +46,11 @@ pub(crate) enum MailKind {
 }
 
 /// The kind of a message.
-pub(crate) fn kind_of(message: &[u8]) -> MailKind {
+pub(crate) fn kind_of(message: &[u8]) -> MessageKind {
     match message.first() {
-        Some(&START) => MailKind::Start,
-        Some(&END) => MailKind::End,
-        _ => MailKind::Other,
+        Some(&START) => MessageKind::Start,
+        Some(&END) => MessageKind::End,
+        _ => MessageKind::Other,
     }
 }
 

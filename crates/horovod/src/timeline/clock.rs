@@ -1,4 +1,4 @@
-//! How the clocks of other ranks relate to that of rank 0.
+//! Clock offsets: how the clocks of other ranks relate to that of rank 0.
 //!
 //! Ranks of one host read the same clock, so their differences are known exactly. Elsewhere rank 0 asks for the
 //! time: the answer was given at some moment between question and arrival, so half of that span bounds the error.

@@ -1,4 +1,4 @@
-//! From events of all ranks to the objects of a trace: which tracks there are, and what goes where.
+//! The layout of a trace, from the events of all ranks: which tracks there are, and what goes where.
 //!
 //! Two families of tracks. One "process" per tensor with rank 0's view of its life, as Horovod writes it: scripts
 //! that read such files find what they know. And one process per rank, whose tracks are its real threads.

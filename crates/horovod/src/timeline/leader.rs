@@ -14,8 +14,8 @@ use super::clock::Clock;
 use super::layout::{Cast, Layout};
 use super::queue::{News, Record};
 use super::report::{Event, ThreadId};
-use super::threads::{self, Turn};
-use super::{GATHER, LAST_EVENTS_PATIENCE, Timeline};
+use super::threads::{self, TimeSlice};
+use super::{GATHER, LAST_EVENTS_TIMEOUT, Timeline};
 
 /// Questions for the time when a recording starts; later one with every batch.
 const FIRST_QUESTIONS: usize = 8;
@@ -127,11 +127,11 @@ impl Leader {
         let epoch = peers.epoch;
         drop(peers);
         for rank in self.others() {
-            timeline.mail_to(rank, &Message::Start { epoch });
+            timeline.queue_to(rank, &Message::Start { epoch });
             self.ask_for_time(timeline, rank);
         }
         timeline.on.store(true, Ordering::Release);
-        timeline.doorbell.ring();
+        timeline.notifier.notify();
     }
 
     /// Whether there was anything to stop.
@@ -167,7 +167,7 @@ impl Leader {
             return true;
         }
         let now = Instant::now();
-        now >= *peers.deadline.get_or_insert(now + LAST_EVENTS_PATIENCE)
+        now >= *peers.deadline.get_or_insert(now + LAST_EVENTS_TIMEOUT)
     }
 
     pub(super) fn heard(&self, timeline: &Timeline, from: Rank, message: Message) {
@@ -218,7 +218,7 @@ impl Leader {
 
     fn ask_for_time(&self, timeline: &Timeline, rank: Rank) {
         let sent = timeline.now();
-        timeline.mail_to(rank, &Message::Ping { sent });
+        timeline.queue_to(rank, &Message::Ping { sent });
     }
 
     /// Ends the recording, if there is one: waits a bounded time for the other ranks' last events, then writes all
@@ -254,10 +254,10 @@ impl Leader {
         }
         let epoch = peers.epoch;
         for rank in self.others() {
-            timeline.mail_to(rank, &Message::Stop { epoch });
+            timeline.queue_to(rank, &Message::Stop { epoch });
         }
-        timeline.doorbell.ring();
-        let deadline = Instant::now() + LAST_EVENTS_PATIENCE;
+        timeline.notifier.notify();
+        let deadline = Instant::now() + LAST_EVENTS_TIMEOUT;
         while !peers.all_ended() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -293,12 +293,12 @@ impl Leader {
 
     /// The body of the writing thread.
     fn work(&self, timeline: &Timeline, quit: &AtomicBool) {
-        threads::give_way();
+        threads::lower_priority();
         while !quit.load(Ordering::Acquire) {
             // Nobody wakes it for an event; so it also writes many at a time.
             std::thread::park_timeout(GATHER);
-            let turn = Turn::begin();
-            while self.write_some(timeline, quit) && !turn.is_over() {}
+            let slice = TimeSlice::begin();
+            while self.write_some(timeline, quit) && !slice.is_over() {}
         }
     }
 
@@ -326,9 +326,9 @@ impl Leader {
             );
             let epoch = lock(&self.peers).epoch;
             for rank in self.others() {
-                timeline.mail_to(rank, &Message::Stop { epoch });
+                timeline.queue_to(rank, &Message::Stop { epoch });
             }
-            timeline.doorbell.ring();
+            timeline.notifier.notify();
         }
         any
     }

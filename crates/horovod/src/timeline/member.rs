@@ -10,8 +10,8 @@ use horovod_protocol::Rank;
 
 use super::batch::{Encoder, Message};
 use super::queue::{News, Reader};
-use super::threads::{self, Turn};
-use super::{GATHER, LAST_EVENTS_PATIENCE, Timeline};
+use super::threads::{self, TimeSlice};
+use super::{GATHER, LAST_EVENTS_TIMEOUT, Timeline};
 
 /// A batch is sent when it has this many bytes.
 const BATCH_BYTES: usize = 16 << 10;
@@ -27,13 +27,13 @@ pub(super) struct Member {
     finishing: AtomicBool,
     /// The recording that begins when that is done; 0: none.
     next_epoch: AtomicU64,
-    worker: Mutex<Option<Worker>>,
+    packer_thread: Mutex<Option<PackerThread>>,
     /// Until when the rest must have been sent.
     deadline: Mutex<Option<Instant>>,
 }
 
 /// The thread that packs, and what it has packed.
-struct Worker {
+struct PackerThread {
     quit: Arc<AtomicBool>,
     thread: Thread,
     packer: Arc<Mutex<Packer>>,
@@ -47,7 +47,7 @@ impl Member {
             epoch: AtomicU64::new(0),
             finishing: AtomicBool::new(false),
             next_epoch: AtomicU64::new(0),
-            worker: Mutex::default(),
+            packer_thread: Mutex::default(),
             deadline: Mutex::default(),
         }
     }
@@ -64,7 +64,7 @@ impl Member {
             }
             Message::Ping { sent } => {
                 let (here, zero) = (timeline.now(), self.zero);
-                timeline.mail_to(Rank(0), &Message::Pong { sent, here, zero });
+                timeline.queue_to(Rank(0), &Message::Pong { sent, here, zero });
             }
             other => tracing::debug!("timeline: nothing to do for {other:?}"),
         }
@@ -75,12 +75,12 @@ impl Member {
         if !timeline.on.swap(false, Ordering::Relaxed) {
             return;
         }
-        *lock(&self.deadline) = Some(Instant::now() + LAST_EVENTS_PATIENCE);
+        *lock(&self.deadline) = Some(Instant::now() + LAST_EVENTS_TIMEOUT);
         self.finishing.store(true, Ordering::Relaxed);
-        if let Some(worker) = &*lock(&self.worker) {
-            worker.end();
+        if let Some(packer_thread) = &*lock(&self.packer_thread) {
+            packer_thread.end();
         }
-        timeline.mail.store(true, Ordering::Release);
+        timeline.has_queued.store(true, Ordering::Release);
     }
 
     pub(super) fn is_finishing(&self) -> bool {
@@ -92,20 +92,20 @@ impl Member {
     }
 
     /// The next message for rank 0, on the engine's thread.
-    pub(super) fn next_mail(&self, timeline: &Timeline) -> Option<Vec<u8>> {
-        let mut slot = lock(&self.worker);
-        let worker = slot.as_ref()?;
+    pub(super) fn next_outgoing(&self, timeline: &Timeline) -> Option<Vec<u8>> {
+        let mut slot = lock(&self.packer_thread);
+        let packer_thread = slot.as_ref()?;
         let epoch = self.epoch.load(Ordering::Relaxed);
-        if let Ok(batch) = worker.batches.try_recv() {
+        if let Ok(batch) = packer_thread.batches.try_recv() {
             return Some(Message::Batch { epoch, batch }.encode());
         }
         if !self.is_finishing() {
             return None;
         }
         // The engine packs the rest, a batch at a time.
-        let mut packer = lock(&worker.packer);
+        let mut packer = lock(&packer_thread.packer);
         // The worker may have packed one more before it heard that it ends.
-        let packed = worker.batches.try_recv().ok();
+        let packed = packer_thread.batches.try_recv().ok();
         if let Some(batch) = packed.or_else(|| packer.rest(timeline)) {
             return Some(Message::Batch { epoch, batch }.encode());
         }
@@ -128,8 +128,8 @@ impl Member {
 
     /// The engine has ended: nothing can be sent any more.
     pub(super) fn close(&self) {
-        if let Some(worker) = lock(&self.worker).take() {
-            worker.end();
+        if let Some(packer_thread) = lock(&self.packer_thread).take() {
+            packer_thread.end();
         }
     }
 
@@ -148,7 +148,7 @@ impl Member {
         let thread = std::thread::Builder::new().name("horovod-timeline".into());
         match thread.spawn(body) {
             Ok(thread) => {
-                *lock(&self.worker) = Some(Worker {
+                *lock(&self.packer_thread) = Some(PackerThread {
                     quit,
                     thread: thread.thread().clone(),
                     packer,
@@ -160,13 +160,13 @@ impl Member {
             }
             Err(e) => {
                 tracing::warn!("timeline: this rank is missing, its thread did not start: {e}");
-                timeline.mail_to(Rank(0), &Message::End { epoch });
+                timeline.queue_to(Rank(0), &Message::End { epoch });
             }
         }
     }
 }
 
-impl Worker {
+impl PackerThread {
     /// It is not joined: on a busy machine it may be long before a thread that gives way to all others runs.
     fn end(&self) {
         self.quit.store(true, Ordering::Release);
@@ -176,11 +176,11 @@ impl Worker {
 
 /// The body of the packing thread.
 fn pack(timeline: &Timeline, quit: &AtomicBool, packer: &Mutex<Packer>) {
-    threads::give_way();
+    threads::lower_priority();
     while !quit.load(Ordering::Acquire) {
         // One wake-up and one message for many events.
         std::thread::park_timeout(GATHER);
-        let turn = Turn::begin();
+        let slice = TimeSlice::begin();
         loop {
             // The engine waits for no more than one record.
             let mut packer = lock(packer);
@@ -190,10 +190,10 @@ fn pack(timeline: &Timeline, quit: &AtomicBool, packer: &Mutex<Packer>) {
             let step = packer.step(timeline);
             drop(packer);
             if step.sent {
-                timeline.mail.store(true, Ordering::Release);
-                timeline.doorbell.ring();
+                timeline.has_queued.store(true, Ordering::Release);
+                timeline.notifier.notify();
             }
-            if !step.more || turn.is_over() {
+            if !step.more || slice.is_over() {
                 break;
             }
             // As in `Layout::put`.

@@ -29,14 +29,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use horovod_protocol::Rank;
-use horovod_transport::{Doorbell, Topology};
+use horovod_transport::{Notifier, Topology};
 
 use batch::Message;
 use layout::{Cast, Member as CastMember};
 use queue::{Queue, Record};
 use threads::Threads;
 
-pub(crate) use batch::{MailKind, emptied, kind_of};
+pub(crate) use batch::{MessageKind, emptied, kind_of};
 pub(crate) use catalog::{Catalog, Description};
 pub(crate) use items::Items;
 pub(crate) use report::{Executed, Nanos, Span, Stage, Stamp, Text, ThreadId, op_name};
@@ -57,7 +57,7 @@ const GATHER: Duration = Duration::from_millis(50);
 /// How long rank 0, and who passes them on to it, waits for the last events of the others. Who is gone is known by its
 /// connection, and not waited for; this is for those that are stopped or cut off. As a silent rank is elsewhere
 /// taken for alive by default: slow ones are not to lose anything.
-pub(crate) const LAST_EVENTS_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const LAST_EVENTS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The timeline of one rank and one generation.
 pub(crate) struct Timeline {
@@ -68,14 +68,14 @@ pub(crate) struct Timeline {
     me: Rank,
     size: u32,
     /// The engine shall send something, or make something to send.
-    mail: AtomicBool,
+    has_queued: AtomicBool,
     mark_cycles: AtomicBool,
     /// Recording may be asked for in this process.
     armed: bool,
     started: Instant,
     threads: Threads,
     queue: OnceLock<Queue>,
-    doorbell: Doorbell,
+    notifier: Notifier,
     outgoing: Mutex<VecDeque<(Rank, Vec<u8>)>>,
     role: Role,
 }
@@ -96,7 +96,7 @@ impl Timeline {
         mark_cycles: bool,
         topology: &Topology,
         started: Instant,
-        doorbell: Doorbell,
+        notifier: Notifier,
     ) -> Self {
         let zero = zero_of(started);
         let role = if topology.rank == Rank(0) {
@@ -130,13 +130,13 @@ impl Timeline {
             session: AtomicU64::new(0),
             me: topology.rank,
             size: topology.size,
-            mail: AtomicBool::new(false),
+            has_queued: AtomicBool::new(false),
             mark_cycles: AtomicBool::new(mark_cycles),
             armed: setting.is_some(),
             started,
             threads: Threads::new(),
             queue: OnceLock::new(),
-            doorbell,
+            notifier,
             outgoing: Mutex::default(),
             role,
         }
@@ -251,42 +251,42 @@ impl Timeline {
 
     // -- messages, carried by the engine
 
-    /// Whether [`Self::next_mail`] may give something.
-    pub(crate) fn has_mail(&self) -> bool {
-        self.mail.load(Ordering::Acquire)
+    /// Whether [`Self::next_outgoing`] may give something.
+    pub(crate) fn has_outgoing(&self) -> bool {
+        self.has_queued.load(Ordering::Acquire)
     }
 
     /// How many to take at most before looking at other things again.
-    pub(crate) fn mail_limit(&self) -> usize {
+    pub(crate) fn outgoing_limit(&self) -> usize {
         self.outgoing().len().max(1)
     }
 
     /// What to send next, and to whom.
-    pub(crate) fn next_mail(self: &Arc<Self>) -> Option<(Rank, Vec<u8>)> {
+    pub(crate) fn next_outgoing(self: &Arc<Self>) -> Option<(Rank, Vec<u8>)> {
         if let Role::Member(member) = &self.role {
             member.begin_next(self);
         }
-        self.mail.store(false, Ordering::Release);
+        self.has_queued.store(false, Ordering::Release);
         let waiting = self.outgoing().pop_front();
-        let mail = waiting.or_else(|| match &self.role {
+        let message = waiting.or_else(|| match &self.role {
             Role::Leader(_) => None,
-            Role::Member(member) => member.next_mail(self).map(|bytes| (Rank(0), bytes)),
+            Role::Member(member) => member.next_outgoing(self).map(|bytes| (Rank(0), bytes)),
         });
-        if mail.is_some() {
-            self.mail.store(true, Ordering::Release);
+        if message.is_some() {
+            self.has_queued.store(true, Ordering::Release);
         }
-        mail
+        message
     }
 
     /// It could not be sent now.
     pub(crate) fn put_back(&self, to: Rank, bytes: Vec<u8>) {
-        let mail = (to, bytes);
+        let message = (to, bytes);
         match &self.role {
             // One busy peer must not keep the others waiting.
-            Role::Leader(_) => self.outgoing().push_back(mail),
-            Role::Member(_) => self.outgoing().push_front(mail),
+            Role::Leader(_) => self.outgoing().push_back(message),
+            Role::Member(_) => self.outgoing().push_front(message),
         }
-        self.mail.store(true, Ordering::Release);
+        self.has_queued.store(true, Ordering::Release);
     }
 
     /// A message of a peer.
@@ -323,7 +323,7 @@ impl Timeline {
         match &self.role {
             Role::Leader(leader) => !self.is_on() || leader.is_settled(),
             Role::Member(member) => {
-                (!self.has_mail() && !member.is_finishing()) || member.is_overdue()
+                (!self.has_outgoing() && !member.is_finishing()) || member.is_overdue()
             }
         }
     }
@@ -339,9 +339,9 @@ impl Timeline {
         self.session.store(session, Ordering::Release);
     }
 
-    fn mail_to(&self, rank: Rank, message: &Message) {
+    fn queue_to(&self, rank: Rank, message: &Message) {
         self.outgoing().push_back((rank, message.encode()));
-        self.mail.store(true, Ordering::Release);
+        self.has_queued.store(true, Ordering::Release);
     }
 
     fn outgoing(&self) -> MutexGuard<'_, VecDeque<(Rank, Vec<u8>)>> {

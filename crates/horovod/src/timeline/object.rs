@@ -1,4 +1,4 @@
-//! Writes JSON objects, field by field, straight into the bytes that go into the file.
+//! The writer of JSON objects, field by field, straight into the bytes that go into the file.
 
 use super::report::Nanos;
 

@@ -1,4 +1,4 @@
-//! From the threads that work to the one that writes: bounded, and nobody who works ever waits here.
+//! The queue from the threads that work to the one that writes: bounded, and nobody who works ever waits here.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};

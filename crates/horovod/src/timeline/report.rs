@@ -1,4 +1,4 @@
-//! What one rank tells of what it did: the events of the timeline before they become JSON or bytes.
+//! The events of one rank, for the timeline, before they become JSON or bytes.
 
 use std::ops::Deref;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! For tests: files that go away with them, a message.
+//! Temporary files and a message, for tests.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -15,7 +15,7 @@ const NAMED_THREADS_MAX: usize = 4096;
 const NICEST: i32 = 19;
 
 /// Processor time that a turn may take where others want it, too: with a turn every 50 ms, 2 % of one processor.
-const TURN: Duration = Duration::from_millis(1);
+const TIME_SLICE: Duration = Duration::from_millis(1);
 
 static NEXT_TABLE: AtomicU64 = AtomicU64::new(1);
 
@@ -67,19 +67,19 @@ impl Threads {
 }
 
 /// Lets all others go first; where that cannot be had, nothing happens.
-pub(super) fn give_way() {
+pub(super) fn lower_priority() {
     #[cfg(target_os = "linux")]
     // Linux takes a thread's number for a process's here.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICEST);
 }
 
 /// Some work of a thread that gives way: it ends early where the processors are busy.
-pub(super) struct Turn {
+pub(super) struct TimeSlice {
     began: Instant,
     worked: Duration,
 }
 
-impl Turn {
+impl TimeSlice {
     pub(super) fn begin() -> Self {
         Self {
             began: Instant::now(),
@@ -90,13 +90,13 @@ impl Turn {
     /// Whether the rest is to wait for another turn.
     pub(super) fn is_over(&self) -> bool {
         let lasted = self.began.elapsed();
-        lasted > TURN && is_over(lasted, system::worked().saturating_sub(self.worked))
+        lasted > TIME_SLICE && is_over(lasted, system::worked().saturating_sub(self.worked))
     }
 }
 
 /// Who did not get the processor for a fifth of the time shares it with others.
 fn is_over(lasted: Duration, worked: Duration) -> bool {
-    worked > TURN && worked < lasted * 4 / 5
+    worked > TIME_SLICE && worked < lasted * 4 / 5
 }
 
 #[cfg(target_os = "linux")]
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_over_where_others_take_the_processor() {
+    fn a_time_slice_is_over_where_others_take_the_processor() {
         let ms = Duration::from_millis;
         assert!(!is_over(ms(50), ms(49)));
         assert!(!is_over(ms(50), ms(1)));

@@ -1,8 +1,8 @@
-//! What is wrong with single hosts, and where they differ.
+//! Findings on single hosts, and on where they differ.
 
 use std::collections::BTreeMap;
 
-use super::super::chart::{Chart, Patient, Plan, Skew};
+use super::super::chart::{Chart, JobPlan, Patient, Skew};
 use super::super::facts::{HostFacts, Python, Space};
 use super::{Findings, Severity, bytes};
 use crate::check_build;
@@ -129,7 +129,7 @@ fn judge_clock(name: &str, skew: Skew, found: &mut Findings) {
     found.add(Severity::Note, name, what, fix);
 }
 
-fn judge_programs(plan: &Plan, name: &str, facts: &HostFacts, found: &mut Findings) {
+fn judge_programs(plan: &JobPlan, name: &str, facts: &HostFacts, found: &mut Findings) {
     if let Some(why) = &facts.command_problem {
         let fix =
             "install it there, share the folder it is in, or give a path that exists on every host";
@@ -163,7 +163,7 @@ fn judge_programs(plan: &Plan, name: &str, facts: &HostFacts, found: &mut Findin
     }
 }
 
-fn judge_python(plan: &Plan, name: &str, facts: &HostFacts, found: &mut Findings) {
+fn judge_python(plan: &JobPlan, name: &str, facts: &HostFacts, found: &mut Findings) {
     let severity = match plan.runs_python {
         true => Severity::Fatal,
         false => Severity::Risk,
@@ -200,7 +200,7 @@ fn judge_python(plan: &Plan, name: &str, facts: &HostFacts, found: &mut Findings
     }
 }
 
-fn judge_memory(plan: &Plan, slots: u32, name: &str, facts: &HostFacts, found: &mut Findings) {
+fn judge_memory(plan: &JobPlan, slots: u32, name: &str, facts: &HostFacts, found: &mut Findings) {
     let ranks = u64::from(slots);
     if let Some(why) = facts.memfd_problem.as_ref().filter(|_| slots > 1) {
         let what = format!("shared memory cannot be made (memfd_create: {why})");

@@ -1,4 +1,4 @@
-//! What is wrong between hosts.
+//! Findings on the network between hosts.
 
 use horovod_transport::probe::Obstacle;
 
@@ -8,7 +8,7 @@ use super::{Findings, Severity};
 /// A way is slow when others are this much faster.
 const MUCH_SLOWER: f64 = 3.0;
 /// Measured ways from which on there is something to compare with.
-const WAYS_TO_COMPARE: usize = 6;
+const ROUTES_TO_COMPARE: usize = 6;
 /// What a network of 1 Gbit/s gives, and a little more.
 const GIGABIT: f64 = 0.13e9;
 /// From this round trip on, the number of messages counts more than the bandwidth.
@@ -24,8 +24,8 @@ pub(super) fn judge(chart: &Chart, found: &mut Findings) {
             found.add(Severity::Fatal, &host.name, what, fix);
         }
     }
-    for &(from, to) in chart.ways.keys() {
-        judge_way(chart, from, to, found);
+    for &(from, to) in chart.routes.keys() {
+        judge_route(chart, from, to, found);
     }
     judge_paces(chart, found);
 }
@@ -36,8 +36,8 @@ fn is_needed(chart: &Chart, from: usize, to: usize) -> bool {
     chart.launcher() == Some(to) || (has_ranks && from >= to)
 }
 
-fn judge_way(chart: &Chart, from: usize, to: usize, found: &mut Findings) {
-    let tried = &chart.ways[&(from, to)];
+fn judge_route(chart: &Chart, from: usize, to: usize, found: &mut Findings) {
+    let tried = &chart.routes[&(from, to)];
     let (a, b) = (&chart.hosts[from].name, &chart.hosts[to].name);
     let Some(works) = tried.iter().position(|(_, result)| result.is_ok()) else {
         return judge_blocked(chart, from, to, found);
@@ -64,7 +64,7 @@ fn judge_way(chart: &Chart, from: usize, to: usize, found: &mut Findings) {
 }
 
 fn judge_blocked(chart: &Chart, from: usize, to: usize, found: &mut Findings) {
-    let tried = &chart.ways[&(from, to)];
+    let tried = &chart.routes[&(from, to)];
     let (a, b) = (&chart.hosts[from].name, &chart.hosts[to].name);
     let Some((_, Err(first))) = tried.first() else {
         return;
@@ -142,20 +142,20 @@ fn judge_paces(chart: &Chart, found: &mut Findings) {
         }
     }
     let pairs = chart.paces.keys();
-    let ways: Vec<(usize, usize)> = pairs.flat_map(|&(a, b)| [(a, b), (b, a)]).collect();
-    let rates = ways.iter().filter_map(|&(from, to)| chart.rate(from, to));
+    let routes: Vec<(usize, usize)> = pairs.flat_map(|&(a, b)| [(a, b), (b, a)]).collect();
+    let rates = routes.iter().filter_map(|&(from, to)| chart.rate(from, to));
     let mut rates: Vec<f64> = rates.collect();
     rates.sort_by(f64::total_cmp);
     let Some(&median) = rates.get(rates.len() / 2) else {
         return;
     };
-    for &(from, to) in &ways {
+    for &(from, to) in &routes {
         let (Some(rate), Some(back)) = (chart.rate(from, to), chart.rate(to, from)) else {
             continue;
         };
         let than = if rate * MUCH_SLOWER < back {
             format!("the other way {}", gigabytes(back))
-        } else if rates.len() >= WAYS_TO_COMPARE && rate * MUCH_SLOWER < median {
+        } else if rates.len() >= ROUTES_TO_COMPARE && rate * MUCH_SLOWER < median {
             format!("between others {}", gigabytes(median))
         } else {
             continue;
@@ -177,7 +177,7 @@ fn judge_paces(chart: &Chart, found: &mut Findings) {
         );
         let fix = "use a faster interface if there is one (--network-interfaces), or send less: \
                    hvd.Compression.fp16, backward_passes_per_step";
-        for &(from, _) in &ways {
+        for &(from, _) in &routes {
             found.add(Severity::Slow, &chart.hosts[from].name, &*what, fix);
         }
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use horovod_transport::probe::Obstacle;
 
-use super::super::chart::{Patient, Plan, Skew};
+use super::super::chart::{JobPlan, Patient, Skew};
 use super::super::facts::tests::healthy;
 use super::super::facts::{HostFacts, Space};
 use super::super::render;
@@ -47,22 +47,22 @@ fn chart(count: usize) -> Chart {
         ..Patient::default()
     };
     let mut chart = Chart {
-        plan: Plan {
+        plan: JobPlan {
             size: 2 * count as u32,
             staging: 8 << 20,
             connections: 1,
             runs_python: true,
             cwd: "/work".into(),
             version: "0.1.0".into(),
-            ..Plan::default()
+            ..JobPlan::default()
         },
         hosts: (0..count).map(patient).collect(),
         ..Chart::default()
     };
     for from in 0..count {
         for to in (0..count).filter(|to| *to != from) {
-            let way = vec![(address(to), Ok(stood(from)))];
-            chart.ways.insert((from, to), way);
+            let route = vec![(address(to), Ok(stood(from)))];
+            chart.routes.insert((from, to), route);
             if from > to {
                 chart.paces.insert((from, to), Ok(pace(2e9)));
             }
@@ -110,7 +110,7 @@ fn a_host_that_cannot_be_reached_is_named_with_what_to_do() {
             absent: Some(why.into()),
             ..Patient::default()
         };
-        chart.ways.clear();
+        chart.routes.clear();
         chart.paces.clear();
         only(&chart, Severity::Fatal, "h1", why, fix);
     }
@@ -372,12 +372,14 @@ fn versions_that_differ_are_listed_with_their_hosts() {
 }
 
 #[test]
-fn ways_that_are_blocked_are_named_with_the_cause() {
+fn routes_that_are_blocked_are_named_with_the_cause() {
     #[track_caller]
     fn check(obstacle: Obstacle, what: &str, fix: &str) {
         let mut chart = chart(2);
         chart.paces.clear();
-        chart.ways.insert((1, 0), vec![(address(0), Err(obstacle))]);
+        chart
+            .routes
+            .insert((1, 0), vec![(address(0), Err(obstacle))]);
         let what = format!("no connection from h1 to h0: 10.0.0.1 (eth0) {what}");
         only(&chart, Severity::Fatal, "h1", &what, fix);
         let text = render::text(&chart, &of(&chart));
@@ -403,11 +405,11 @@ fn ways_that_are_blocked_are_named_with_the_cause() {
 }
 
 #[test]
-fn a_way_that_no_rank_goes_stops_nothing() {
+fn a_route_that_no_rank_takes_stops_nothing() {
     let mut chart = chart(3);
     // The launcher is on h0: h1 to h2 is the one way that no rank of a job in this order connects.
     chart
-        .ways
+        .routes
         .insert((1, 2), vec![(address(2), Err(Obstacle::Silence))]);
     only(
         &chart,
@@ -423,7 +425,7 @@ fn a_loopback_that_is_down_is_told() {
     let mut chart = chart(1);
     let own = SocketAddr::from(([127, 0, 0, 1], 9));
     chart
-        .ways
+        .routes
         .insert((0, 0), vec![(own, Err(Obstacle::NoRoute))]);
     only(
         &chart,
@@ -438,8 +440,8 @@ fn a_loopback_that_is_down_is_told() {
 fn an_address_that_leads_nowhere_costs_time_at_every_start() {
     let mut chart = chart(2);
     let docker = SocketAddr::from(([172, 17, 0, 1], 1));
-    let way = chart.ways.get_mut(&(1, 0)).expect("a way");
-    way.insert(0, (docker, Err(Obstacle::Silence)));
+    let route = chart.routes.get_mut(&(1, 0)).expect("a way");
+    route.insert(0, (docker, Err(Obstacle::Silence)));
     chart.hosts[0].listens = Some(Ok(vec![
         ("docker0".into(), docker),
         ("eth0".into(), address(0)),
@@ -452,13 +454,15 @@ fn an_address_that_leads_nowhere_costs_time_at_every_start() {
         "--network-interfaces eth0",
     );
     // Ranks first try the address by which a host reaches the launcher; then nothing is lost.
-    chart.ways.insert((0, 0), vec![(address(0), Ok(stood(0)))]);
-    chart.sort_ways();
+    chart
+        .routes
+        .insert((0, 0), vec![(address(0), Ok(stood(0)))]);
+    chart.sort_routes();
     assert_eq!(of(&chart), []);
 }
 
 #[test]
-fn slow_ways_are_found_by_comparison() {
+fn slow_routes_are_found_by_comparison() {
     let mut all_slow = chart(2);
     all_slow.paces.insert((1, 0), Ok(pace(0.1e9)));
     only(

@@ -1,4 +1,4 @@
-//! What goes wrong in a simulated job.
+//! Faults of a simulated job.
 
 use super::super::events::{Event, WorkerId};
 use super::{Happening, Place, World};

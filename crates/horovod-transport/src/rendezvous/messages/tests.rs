@@ -39,7 +39,7 @@ fn every_message_survives_the_wire() {
         ToServer::Hello {
             rank: 3,
             size: 4,
-            patience_ms: 30_000,
+            wait_timeout_ms: 30_000,
             member: member(),
             common: common(),
         },
@@ -65,13 +65,13 @@ fn every_message_survives_the_wire() {
             generation: 9,
             members: vec![member(), member()],
             common: common(),
-            seat: None,
+            assignment: None,
         },
         ToClient::Roster {
             generation: 9,
             members: vec![member()],
             common: common(),
-            seat: Some(Seat {
+            assignment: Some(RankAssignment {
                 rank: 1,
                 local_rank: 2,
                 local_size: 3,

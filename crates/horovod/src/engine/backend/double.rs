@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use horovod_protocol::{Completion, Device, EntryId, Op, ProcessSetId, Rank, Seq};
 use horovod_sim::Rng;
-use horovod_transport::{Aborted, Doorbell};
+use horovod_transport::{Aborted, Notifier};
 
 use super::{
     Backend, DeviceBackend, Failure, InFlight, Members, Results, Start, Started, Surroundings,
@@ -28,7 +28,7 @@ pub(super) struct Fabric {
 struct State {
     rng: Rng,
     /// Executions that have not ended, with the parts of those who have started them.
-    meetings: BTreeMap<(u32, Seq), Vec<Part>>,
+    gathered: BTreeMap<(u32, Seq), Vec<Part>>,
     /// Nothing ends for now.
     held: bool,
     /// At this rank the execution after so many fails.
@@ -48,7 +48,7 @@ struct Part {
     tensors: Vec<Option<Vec<Operand>>>,
     entries: Vec<EntryId>,
     end: Arc<Mutex<Option<Result<Results, Failure>>>>,
-    doorbell: Doorbell,
+    notifier: Notifier,
 }
 
 struct Operand {
@@ -65,7 +65,7 @@ impl Fabric {
         let fabric = Arc::new(Self {
             state: Mutex::new(State {
                 rng: Rng::new(seed),
-                meetings: BTreeMap::new(),
+                gathered: BTreeMap::new(),
                 held: false,
                 fails: None,
                 last: Seq(0),
@@ -106,7 +106,7 @@ impl Fabric {
     pub(super) fn await_started(&self, rank: Rank, count: usize) {
         let mut state = self.lock();
         let started = |state: &State| {
-            let parts = state.meetings.values().flatten();
+            let parts = state.gathered.values().flatten();
             parts.filter(|part| part.rank == rank).count()
         };
         while started(&state) < count {
@@ -129,7 +129,7 @@ impl Fabric {
         move |surroundings| {
             let double = Double {
                 rank: surroundings.topology.rank,
-                doorbell: surroundings.doorbell.clone(),
+                notifier: surroundings.notifier.clone(),
                 offer,
                 fabric,
             };
@@ -146,7 +146,7 @@ impl Fabric {
                     .is_some_and(|p| p.members == parts.len())
                     .then_some(*key)
             };
-            let mut ready: Vec<_> = state.meetings.iter().filter_map(complete).collect();
+            let mut ready: Vec<_> = state.gathered.iter().filter_map(complete).collect();
             ready.sort_by_key(|(_, seq)| *seq);
             if ready.is_empty() || state.held {
                 state = self.changed.wait(state).unwrap();
@@ -160,7 +160,7 @@ impl Fabric {
                 continue;
             }
             let key = *state.rng.pick(&ready);
-            let parts = state.meetings.remove(&key).unwrap();
+            let parts = state.gathered.remove(&key).unwrap();
             self.end(&mut state, key.1, parts);
         }
     }
@@ -187,7 +187,7 @@ impl Fabric {
                 Ok(part.entries.into_iter().map(done).collect())
             };
             *part.end.lock().unwrap() = Some(end);
-            part.doorbell.ring();
+            part.notifier.notify();
         }
     }
 }
@@ -226,7 +226,7 @@ fn carry_out(parts: &[Part]) {
 
 struct Double {
     rank: Rank,
-    doorbell: Doorbell,
+    notifier: Notifier,
     offer: u8,
     fabric: Arc<Fabric>,
 }
@@ -268,11 +268,11 @@ impl Backend for Double {
             tensors: tensors.collect(),
             entries: execution.items.iter().filter_map(|i| i.entry).collect(),
             end: end.clone(),
-            doorbell: self.doorbell.clone(),
+            notifier: self.notifier.clone(),
         };
         let key = (execution.set.0, execution.seq);
         let mut state = self.fabric.lock();
-        state.meetings.entry(key).or_default().push(part);
+        state.gathered.entry(key).or_default().push(part);
         self.fabric.changed.notify_all();
         Ok(Started::InFlight(Box::new(Flight {
             key,
@@ -299,7 +299,7 @@ impl InFlight for Flight {
         // With the lock the thread is not in the middle of it.
         let mut state = self.fabric.lock();
         let stubborn = state.stubborn;
-        let Some(parts) = state.meetings.get_mut(&self.key).filter(|_| !stubborn) else {
+        let Some(parts) = state.gathered.get_mut(&self.key).filter(|_| !stubborn) else {
             return;
         };
         let before = parts.len();

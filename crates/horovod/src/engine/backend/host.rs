@@ -12,7 +12,8 @@ use horovod_collectives::{
     SetLayout, Stages, StagingContext,
 };
 use horovod_protocol::{
-    Coordinator, DType, Execution, Op, ProcessSetId, Rank, Seq, Shape, TensorMeta, Ticket, Time,
+    Coordinator, DType, Execution, Op, OperationTag, ProcessSetId, Rank, Seq, Shape, TensorMeta,
+    Time,
 };
 use horovod_transport::{Data, Idle, Topology};
 
@@ -32,7 +33,7 @@ pub(in crate::engine) struct Host {
     layouts: Layouts,
     tuned: Tuned,
     scratch: Scratch,
-    lists: Lists,
+    segment_scratch: SegmentScratch,
     /// What an alltoall will receive, between the exchange of the sizes and that of the rows.
     sized: Option<(Seq, Vec<Incoming>)>,
 }
@@ -43,9 +44,9 @@ pub(in crate::engine) struct Operand<'a> {
     pub(in crate::engine) members: &'a [Rank],
     pub(in crate::engine) op: &'a Op,
     pub(in crate::engine) tensor: &'a Tensor,
-    pub(in crate::engine) ticket: Ticket,
+    pub(in crate::engine) tag: OperationTag,
     /// Ranks outnumber the cores of this host.
-    pub(in crate::engine) crowded: bool,
+    pub(in crate::engine) oversubscribed: bool,
 }
 
 impl Host {
@@ -55,7 +56,7 @@ impl Host {
             layouts: Layouts::new(topology),
             tuned: Tuned::new(config, topology),
             scratch: Scratch::default(),
-            lists: Lists::default(),
+            segment_scratch: SegmentScratch::default(),
             sized: None,
         }
     }
@@ -104,7 +105,7 @@ impl Host {
 
     /// Put the operand of an operation where the peers will look for it when it is decided to run it; `false` if it is
     /// not one for that.
-    pub(in crate::engine) fn stage_early(&mut self, operand: &Operand<'_>) -> bool {
+    pub(in crate::engine) fn prestage(&mut self, operand: &Operand<'_>) -> bool {
         let tensor = operand.tensor;
         let layout = self.layouts.known(operand.set, operand.members);
         let elems = tensor.meta.elems().and_then(|n| usize::try_from(n).ok());
@@ -128,11 +129,11 @@ impl Host {
             layout,
             tuning: &self.tuned.tuning,
             scratch: &mut self.scratch,
-            crowded: operand.crowded,
+            oversubscribed: operand.oversubscribed,
         };
         // SAFETY: the submitter promised that its memory stays valid and untouched until completion, which is later:
         // the entry is still pending.
-        unsafe { collectives::stage_early(context, operand.ticket, &reduction, segment) }
+        unsafe { collectives::prestage(context, operand.tag, &reduction, segment) }
     }
 
     /// Exchange the members' bytes of equal length, at the place in the order of `execution`.
@@ -186,7 +187,7 @@ impl Host {
         &mut self,
         execution: &Execution,
         idle: &mut dyn Idle,
-        body: impl FnOnce(&mut Ctx<'_>, &mut Lists) -> Result<T, Failure>,
+        body: impl FnOnce(&mut Ctx<'_>, &mut SegmentScratch) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let me = self.layouts.topology.rank;
         let index = execution.members.iter().position(|r| *r == me);
@@ -200,12 +201,12 @@ impl Host {
             members: &execution.members,
             me: index,
             seq: execution.seq,
-            ticket: execution.ticket,
+            tag: execution.tag,
             layout: &layout,
             tuning: &self.tuned.tuning,
             scratch: &mut self.scratch,
         };
-        body(&mut ctx, &mut self.lists)
+        body(&mut ctx, &mut self.segment_scratch)
     }
 }
 
@@ -228,9 +229,9 @@ impl Backend for Host {
         let sized = self.sized.take_if(|(seq, _)| *seq == start.execution.seq);
         let sizes = sized.map(|(_, sizes)| sizes);
         let (outputs, results) = (start.outputs, start.results);
-        self.lists.clear();
-        self.with_context(start.execution, start.idle, |ctx, lists| {
-            run.all(ctx, lists, outputs, sizes, results)
+        self.segment_scratch.clear();
+        self.with_context(start.execution, start.idle, |ctx, segment_scratch| {
+            run.all(ctx, segment_scratch, outputs, sizes, results)
         })?;
         Ok(Started::Done)
     }
@@ -281,7 +282,7 @@ pub(in crate::engine) fn bytes_of_all(execution: &Execution) -> usize {
 
 /// What an execution is put together in; kept for the memory.
 #[derive(Default)]
-struct Lists {
+struct SegmentScratch {
     /// Segments by element type, in the order in which the types first appear: mixed groups run once per type.
     by_type: Vec<(DType, Vec<Segment>)>,
     /// How many of these are in use.
@@ -293,9 +294,9 @@ struct Lists {
 }
 
 // SAFETY: the pointers in the segments are only followed inside `Host::start`, which fills in all that it uses.
-unsafe impl Send for Lists {}
+unsafe impl Send for SegmentScratch {}
 
-impl Lists {
+impl SegmentScratch {
     fn clear(&mut self) {
         self.types = 0;
         self.bytes.clear();

@@ -1,10 +1,11 @@
-//! Who moves the bytes of an execution: an interface, chosen by the kind of device that all ranks have agreed on.
+//! The backend, which moves the bytes of an execution: an interface, chosen by the kind of device that all ranks have
+//! agreed on.
 //!
 //! Executions *start* in the one total order of the job, on every rank; they may end in any. The host's data plane
 //! runs an execution to its end while it is started. A backend for a device only launches it: what it returns then is
 //! polled, and aborted when the generation ends.
 
-mod agreement;
+mod capabilities;
 #[cfg(test)]
 mod double;
 pub(super) mod host;
@@ -14,14 +15,14 @@ mod tests;
 use std::sync::Arc;
 
 use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank, Shape};
-use horovod_transport::{Aborted, Doorbell, Idle, Topology};
+use horovod_transport::{Aborted, Idle, Notifier, Topology};
 
 use super::Entry;
 use super::handles::OpResult;
 use crate::buffer::{Buffer, BufferPool};
 use crate::error::Error;
 
-pub(super) use agreement::Agreements;
+pub(super) use capabilities::Capabilities;
 
 /// Bytes of an offer at most.
 const OFFER_MAX: usize = 1 << 10;
@@ -91,7 +92,7 @@ pub(crate) trait Backend: Send {
 /// An execution that goes on by itself.
 pub(crate) trait InFlight: Send {
     /// The end, if it has come: then nothing touches the tensors any more. An end after [`Self::abort`] comes within
-    /// seconds; later its tensors are never given back. Whoever brings it about rings the doorbell.
+    /// seconds; later its tensors are never given back. Whoever brings it about notifies.
     fn poll(&mut self) -> Option<Result<Results, Failure>>;
 
     /// The generation is over: end soon.
@@ -115,8 +116,8 @@ pub(crate) struct Members<'a> {
 )]
 pub(crate) struct Surroundings<'a> {
     pub(crate) topology: &'a Topology,
-    /// Rung when an execution has ended.
-    pub(crate) doorbell: Doorbell,
+    /// Notified when an execution has ended.
+    pub(crate) notifier: Notifier,
 }
 
 /// A backend, and the kind of device that it serves.

@@ -1,4 +1,4 @@
-//! How a generation ends: who is gone and why, who is told, what every handle gets.
+//! The end of a generation: who is gone and why, who is told, what every handle gets.
 
 use std::time::{Duration, Instant};
 
@@ -185,7 +185,7 @@ impl Pump {
         }
         let mut spins = 0;
         while self.dead.is_none() {
-            let progress = self.turn();
+            let progress = self.progress();
             if self.lost.is_none() {
                 // Nobody is suspected any more, yet the link is broken; no effect if the end has come.
                 self.end_generation(lost);

@@ -1,11 +1,11 @@
-//! Executions that go on by themselves: polled, and aborted when the generation ends.
+//! Executions in flight, which go on by themselves: polled, and aborted when the generation ends.
 
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{EntryId, Rank};
 use horovod_transport::Aborted;
 
-use super::Job;
+use super::ExecutionTask;
 use super::inspect::Runs;
 use super::pump::Pump;
 use crate::engine::Handle;
@@ -16,13 +16,13 @@ use crate::error::Error;
 /// Executions that may be in flight at once; the next is started when one has ended.
 const FLIGHTS_MAX: usize = 256;
 /// How long what was aborted is waited for.
-const ABORT_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+const ABORT_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 /// Between two looks at it when nothing else is left to do.
 const ABORT_NAP: Duration = Duration::from_millis(1);
 
 /// One execution on its way.
 pub(super) struct Flight {
-    pub(super) job: Job,
+    pub(super) task: ExecutionTask,
     pub(super) execution: Box<dyn InFlight>,
     pub(super) backend: &'static str,
     /// What rank 0 must know of it in order to tell of it.
@@ -39,7 +39,7 @@ pub(super) struct Flights {
 
 impl Flight {
     fn entries(&self) -> impl Iterator<Item = EntryId> {
-        self.job.execution.items.iter().filter_map(|i| i.entry)
+        self.task.execution.items.iter().filter_map(|i| i.entry)
     }
 }
 
@@ -58,7 +58,7 @@ impl Flights {
 
     pub(super) fn abort(&mut self, cause: &Aborted) {
         self.deadline
-            .get_or_insert_with(|| Instant::now() + ABORT_PATIENCE);
+            .get_or_insert_with(|| Instant::now() + ABORT_TIMEOUT);
         for flight in &mut self.flights {
             flight.execution.abort(cause);
         }
@@ -75,7 +75,7 @@ impl Flights {
         let mut members = self
             .flights
             .iter()
-            .map(|flight| &flight.job.execution.members);
+            .map(|flight| &flight.task.execution.members);
         members.any(|members| members.contains(&rank))
     }
 
@@ -99,12 +99,12 @@ impl Pump {
             progress = true;
             let handles: Vec<_> = flight.entries().map(|id| Handle(id.0)).collect();
             let Flight {
-                mut job, backend, ..
+                mut task, backend, ..
             } = flight;
             // Before anybody hears of the end: the owners may give back memory that is waited for.
-            job.entries.clear();
+            task.entries.clear();
             match result {
-                Ok(mut results) => self.complete(job, &mut results, By::Device(backend)),
+                Ok(mut results) => self.complete(task, &mut results, By::Device(backend)),
                 Err(failure) => {
                     let error = self.failure(failure);
                     let failed = handles

@@ -1,11 +1,11 @@
-//! Where the control plane looks for the reason of a standstill.
+//! The control plane's search for the reason of a stall.
 
 use std::sync::Arc;
 
 use horovod_protocol::{Execution, ProcessSetId, Rank, StalledRequest, Time};
 
 use super::pump::Pump;
-use crate::engine::inspection::Hopeless;
+use crate::engine::inspection::Deadlock;
 
 /// A collective on its way.
 pub(super) struct Runs {
@@ -60,7 +60,7 @@ impl Pump {
                 .collect(),
             waited_ns: now.0.saturating_sub(runs.since),
         });
-        let (sent, found) = self.inspection.turn(
+        let (sent, found) = self.inspection.poll(
             now,
             self.node.coordinator(),
             &self.shared,
@@ -72,7 +72,7 @@ impl Pump {
         let told = self
             .inspection
             .tell(&found, &self.topology, &self.tree, self.heartbeat);
-        if let Some(Hopeless { by, summary }) = told
+        if let Some(Deadlock { by, summary }) = told
             && let Some(coordinator) = self.node.coordinator()
         {
             coordinator.give_up(now, by, &summary);

@@ -1,4 +1,4 @@
-//! The control plane of a rank: hears, says, keeps the state machines going, ends the generation when it must.
+//! The control plane of a rank: receives, sends, keeps the state machines going, ends the generation when it must.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use horovod_protocol::{
 };
 use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
 
-use super::Job;
+use super::ExecutionTask;
 use super::ending::Suspect;
 use super::flights::Flights;
 use super::inspect::Runs;
@@ -23,21 +23,21 @@ use crate::engine::handles::{Handle, OpResult};
 use crate::engine::inspection::Inspection;
 use crate::engine::recording::{By, Recording};
 use crate::engine::relay::Relay;
-use crate::engine::{Entry, SHUTDOWN_GRACE, Shared, TOLD, nanos};
+use crate::engine::{EngineState, Entry, SHUTDOWN_GRACE, TOLD, nanos};
 use crate::error::Error;
 
 /// The kind of a change of members in which somebody comes, as workers know it.
 const HOSTS_ADDED: u8 = 2;
 /// Longest sleep without looking around; only a safety net, events end a sleep at once.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// Turns without a sleep after which the clock is asked whether the neighbours have been silent for too long.
-const TURNS_PER_LOOK: u32 = 64;
+/// Polls without a sleep after which the clock is asked whether the neighbours have been silent for too long.
+const POLLS_PER_SILENCE_CHECK: u32 = 64;
 /// Executions that may wait for the one that runs.
 const READY_MAX: usize = 1 << 16;
 
-/// The control plane: what turns while a collective waits for its peers.
+/// The control plane: what makes progress while a collective waits for its peers.
 pub(super) struct Pump {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<EngineState>,
     pub(super) control: Control,
     pub(super) waiter: Waiter,
     pub(super) topology: Topology,
@@ -72,7 +72,7 @@ pub(super) struct Pump {
     pub(super) runs: Option<Runs>,
     /// How long a neighbour may be silent; `None`: for ever.
     pub(super) heartbeat: Option<Duration>,
-    turns: u32,
+    polls: u32,
     moment: Moment,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct Pump {
 struct Moment(Option<Time>);
 
 impl Moment {
-    fn of(&mut self, shared: &Shared) -> Time {
+    fn of(&mut self, shared: &EngineState) -> Time {
         *self.0.get_or_insert_with(|| shared.now())
     }
 }
@@ -101,7 +101,7 @@ pub(super) struct ControlPlane {
 }
 
 impl Pump {
-    pub(super) fn new(config: &Config, plane: ControlPlane, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(config: &Config, plane: ControlPlane, shared: Arc<EngineState>) -> Self {
         let ControlPlane {
             topology,
             tree,
@@ -115,7 +115,7 @@ impl Pump {
         }
         Self {
             heartbeat,
-            turns: 0,
+            polls: 0,
             moment: Moment::default(),
             recording: Recording::new(shared.timeline.clone()),
             relay: Relay::new(topology.rank, tree.clone()),
@@ -145,11 +145,11 @@ impl Pump {
     }
 
     /// One look at everything that may have happened. `true`: something did.
-    pub(super) fn turn(&mut self) -> bool {
+    pub(super) fn progress(&mut self) -> bool {
         let mut progress = false;
         self.moment = Moment::default();
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(TURNS_PER_LOOK) {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_SILENCE_CHECK) {
             // A thread that goes from one collective to the next never asks for its sleep.
             self.look_after_neighbours(self.shared.now());
         }
@@ -182,7 +182,7 @@ impl Pump {
         }
         progress |= self.end_flights();
         progress |= self.relay.carry(&mut self.control);
-        progress |= self.recording.carry_mail(&self.relay, &mut self.control);
+        progress |= self.recording.send_queued(&self.relay, &mut self.control);
         progress |= self.drain_actions();
         if progress {
             self.inspection.has_news();
@@ -193,8 +193,8 @@ impl Pump {
     pub(super) fn handle_control(&mut self, event: ControlEvent) {
         match event {
             ControlEvent::Frame { from, bytes } => self.handle_frame(from, bytes),
-            ControlEvent::Aside { from, bytes } => {
-                self.handle_aside(from, &bytes);
+            ControlEvent::OutOfBand { from, bytes } => {
+                self.handle_out_of_band(from, &bytes);
                 self.control.give_back(bytes);
             }
             ControlEvent::Lost(lost) => {
@@ -241,14 +241,14 @@ impl Pump {
     }
 
     /// A message that is no part of the negotiation.
-    fn handle_aside(&mut self, neighbour: Rank, bytes: &[u8]) {
+    fn handle_out_of_band(&mut self, neighbour: Rank, bytes: &[u8]) {
         let executes = self.executes();
-        let letter = self.relay.receive(&mut self.control, neighbour, bytes);
-        let Some(letter) = letter else { return };
-        if Inspection::is_meant(&letter) {
-            self.inspection.hears(&letter, &self.shared, executes);
+        let received = self.relay.receive(&mut self.control, neighbour, bytes);
+        let Some(received) = received else { return };
+        if Inspection::is_meant(&received) {
+            self.inspection.hears(&received, &self.shared, executes);
         } else {
-            self.recording.hears(&letter);
+            self.recording.hears(&received);
         }
     }
 
@@ -427,12 +427,12 @@ impl Pump {
     }
 
     /// It has ended, and its tensors are let go of.
-    pub(super) fn complete(&mut self, job: Job, results: &mut Results, by: By<'_>) {
-        let Job {
+    pub(super) fn complete(&mut self, task: ExecutionTask, results: &mut Results, by: By<'_>) {
+        let ExecutionTask {
             execution,
             recorded,
             ..
-        } = job;
+        } = task;
         let now = || self.shared.now();
         // First: who learns of the end may stop the recording.
         self.recording.ends(recorded, now, &execution, results, by);
@@ -524,7 +524,7 @@ impl Pump {
             && (self.dead.is_some() || (self.stopped && !unsent) || overdue)
     }
 
-    /// Whether this process has asked to leave and its patience with the others is over.
+    /// Whether this process has asked to leave and the time that it gives the others is over.
     fn shutdown_overdue(&mut self) -> bool {
         if !self.shared.shutdown_requested.load(Ordering::Acquire) {
             return false;
@@ -535,7 +535,7 @@ impl Pump {
 }
 
 impl Pump {
-    /// This process has asked to leave, and its patience is over.
+    /// This process has asked to leave, and the time that it gives the others is over.
     fn end_overdue(&mut self) {
         let rank = self.topology.rank;
         self.end_generation(&PeerLost {
@@ -548,7 +548,7 @@ impl Pump {
 
 impl Idle for Pump {
     fn idle(&mut self, spins: u32) -> Result<(), Aborted> {
-        let progress = self.turn();
+        let progress = self.progress();
         // A peer that is stuck neither answers the shutdown nor goes on with the collective.
         if !self.stopped && self.shutdown_overdue() {
             self.end_overdue();

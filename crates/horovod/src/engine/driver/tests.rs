@@ -13,15 +13,15 @@ use horovod_transport::testing::Cluster;
 
 use super::*;
 use crate::engine::Handle;
-use crate::engine::handles::End;
-use crate::engine::{LastWords, Waited};
+use crate::engine::handles::Delivery;
+use crate::engine::{FinalNotification, Waited};
 use crate::tensor::{Output, Tensor};
 
 /// Hard bound of every wait; reached only when something hangs.
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn driver(mesh: Mesh) -> Driver {
-    let shared = Arc::new(Shared::new(&Config::solo(), &mesh, vec![Device::Cpu]));
+    let shared = Arc::new(EngineState::new(&Config::solo(), &mesh, vec![Device::Cpu]));
     Driver::new(&Config::solo(), mesh, Vec::new(), shared)
 }
 
@@ -41,7 +41,7 @@ fn sum_over(ranks: &[u32], entry: Option<EntryId>) -> Execution {
         },
         device: Device::Cpu,
         contributors: 1,
-        ticket: None,
+        tag: None,
         items: vec![ExecItem {
             entry,
             name: "x".into(),
@@ -57,8 +57,8 @@ fn execute(mut driver: Driver, execution: Execution) -> Driver {
     let (done, ended) = mpsc::channel();
     thread::spawn(move || {
         driver.pump.ready.push_back(execution);
-        let job = driver.next_job().expect("just queued");
-        driver.carry_out(job);
+        let task = driver.next_task().expect("just queued");
+        driver.carry_out(task);
         let _ = done.send(driver); // nobody listens any more after a failure
     });
     ended.recv_timeout(LIMIT).expect("the execution hangs")
@@ -103,7 +103,7 @@ fn after_the_end_of_a_generation_no_timer_of_it_keeps_a_rank_awake() {
     let mesh = meshes.remove(0);
     let mut config = Config::solo();
     config.stall_diagnosis = Some(Duration::from_millis(1));
-    let shared = Arc::new(Shared::new(&config, &mesh, vec![Device::Cpu]));
+    let shared = Arc::new(EngineState::new(&config, &mesh, vec![Device::Cpu]));
     let mut driver = Driver::new(&config, mesh, Vec::new(), shared);
     let is_due = |driver: &Driver| {
         let now = driver.pump.shared.now();
@@ -124,7 +124,7 @@ fn after_the_end_of_a_generation_no_timer_of_it_keeps_a_rank_awake() {
 }
 
 /// Remembers, when it is let go, whether its operation had already been reported as ended.
-struct Owner(Arc<Shared>, Handle, mpsc::Sender<Option<bool>>);
+struct Owner(Arc<EngineState>, Handle, mpsc::Sender<Option<bool>>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
@@ -138,7 +138,7 @@ fn an_aborted_operation_is_reported_only_when_its_memory_is_no_longer_used() {
     drop(meshes.pop());
     let driver = driver(meshes.remove(0));
     let shared = driver.pump.shared.clone();
-    let handle = shared.handles.create(End::Waited(None));
+    let handle = shared.handles.create(Delivery::ToWaiter(None));
     let (let_go, polled) = mpsc::channel();
     let mut data = Box::new([1.0f32; 4]);
     let p = data.as_mut_ptr().cast::<u8>();
@@ -168,7 +168,7 @@ fn an_aborted_operation_is_reported_only_when_its_memory_is_no_longer_used() {
 fn what_was_decided_just_before_the_end_of_a_generation_is_not_run_any_more() {
     let mut driver = driver(Cluster::new(2).build().remove(1));
     let shared = driver.pump.shared.clone();
-    let handle = shared.handles.create(End::Waited(None));
+    let handle = shared.handles.create(Delivery::ToWaiter(None));
     let id = EntryId(handle.0);
     let mut data = [1.0f32; 4];
     let p = data.as_mut_ptr().cast::<u8>();
@@ -220,7 +220,7 @@ fn what_was_decided_just_before_the_end_of_a_generation_is_not_run_any_more() {
         host: "h".into(),
         cause: LossCause::Ended("died".into()),
     }));
-    assert!(!driver.has_job());
+    assert!(!driver.has_task());
     let end = shared.handles.lock().take(handle);
     assert!(
         matches!(end, Some(Waited::Ended { result: Err(_), .. })),
@@ -279,7 +279,7 @@ fn a_death_is_blamed_before_the_goodbye_that_it_caused() {
 fn whatever_ends_the_thread_nothing_waits_for_it_afterwards() {
     let driver = driver(Mesh::solo().expect("a mesh of one"));
     let shared = driver.pump.shared.clone();
-    let handle = shared.handles.create(End::Waited(None));
-    drop(LastWords(shared.clone()));
+    let handle = shared.handles.create(Delivery::ToWaiter(None));
+    drop(FinalNotification(shared.clone()));
     assert_eq!(shared.handles.poll(handle), Some(true));
 }

@@ -11,7 +11,7 @@ use horovod_protocol::{
 };
 use horovod_transport::LinkError;
 
-use super::Lists;
+use super::SegmentScratch;
 use super::reordered::Reordered;
 use crate::buffer::{Buffer, BufferPool};
 use crate::config::JoinAverage;
@@ -53,7 +53,7 @@ impl<'a> Run<'a> {
     pub(super) fn all(
         &self,
         ctx: &mut Ctx<'_>,
-        lists: &mut Lists,
+        segment_scratch: &mut SegmentScratch,
         given: &mut Outputs,
         sizes: Option<Vec<Incoming>>,
         results: &mut Results,
@@ -65,12 +65,12 @@ impl<'a> Run<'a> {
         }
         let outputs = match &self.execution.op {
             Op::Allreduce { op, scale } => {
-                self.allreduce(ctx, lists, *op, *scale)?;
+                self.allreduce(ctx, segment_scratch, *op, *scale)?;
                 return self.done(results);
             }
             Op::Allgather => self.allgather(ctx, given)?,
             Op::Broadcast { root } => {
-                self.broadcast(ctx, lists, *root)?;
+                self.broadcast(ctx, segment_scratch, *root)?;
                 return self.done(results);
             }
             Op::Alltoall => {
@@ -159,7 +159,7 @@ impl<'a> Run<'a> {
     fn allreduce(
         &self,
         ctx: &mut Ctx<'_>,
-        lists: &mut Lists,
+        segment_scratch: &mut SegmentScratch,
         op: ReduceOp,
         scale: Scale,
     ) -> Result<(), Failure> {
@@ -167,13 +167,13 @@ impl<'a> Run<'a> {
             for (i, meta) in item.tensors.iter().enumerate() {
                 let elems = elems_of(meta)?;
                 let (input, output) = match entry.map(|e| &e.tensors[i]) {
-                    Some(t) => self.operand(lists, meta, t, true)?,
+                    Some(t) => self.operand(segment_scratch, meta, t, true)?,
                     None => {
                         // Joined: a null input stands for the identity, the result is thrown away.
                         let bytes = elems.checked_mul(meta.dtype.size()).ok_or_else(too_large)?;
                         let buffer = self.buffer(bytes)?;
                         let output = buffer.as_mut_ptr();
-                        lists.stand_ins.push(buffer);
+                        segment_scratch.stand_ins.push(buffer);
                         (std::ptr::null(), output)
                     }
                 };
@@ -182,23 +182,23 @@ impl<'a> Run<'a> {
                     output,
                     elems,
                 };
-                lists.push(meta.dtype, segment);
+                segment_scratch.push(meta.dtype, segment);
             }
         }
-        for (dtype, segments) in &lists.by_type[..lists.types] {
+        for (dtype, segments) in &segment_scratch.by_type[..segment_scratch.types] {
             let reduction = self.reduction(*dtype, op, scale);
             // SAFETY: the submitter promised that its memory stays valid and untouched until completion, the lengths
             // come from the tensors' own shapes, and allocated outputs are sized for what was agreed.
             unsafe { collectives::allreduce(ctx, &reduction, segments) }?;
         }
-        lists.settle();
+        segment_scratch.settle();
         Ok(())
     }
 
     /// Where an operation reads and writes a tensor of this rank: a copy, if it has to be in another order than it is.
     fn operand(
         &self,
-        lists: &mut Lists,
+        segment_scratch: &mut SegmentScratch,
         agreed: &TensorMeta,
         tensor: &Tensor,
         changes: bool,
@@ -217,7 +217,7 @@ impl<'a> Run<'a> {
         } else {
             output
         };
-        lists.reordered.push((copy, output));
+        segment_scratch.reordered.push((copy, output));
         Ok((memory, memory))
     }
 
@@ -304,7 +304,12 @@ impl<'a> Run<'a> {
         Ok(outputs)
     }
 
-    fn broadcast(&self, ctx: &mut Ctx<'_>, lists: &mut Lists, root: Rank) -> Result<(), Failure> {
+    fn broadcast(
+        &self,
+        ctx: &mut Ctx<'_>,
+        segment_scratch: &mut SegmentScratch,
+        root: Rank,
+    ) -> Result<(), Failure> {
         let root = ctx
             .members
             .iter()
@@ -313,9 +318,10 @@ impl<'a> Run<'a> {
         for (item, entry) in self.items() {
             let entry = entry.ok_or_else(joined_cannot)?;
             for (meta, tensor) in item.tensors.iter().zip(entry.tensors.iter()) {
-                let (input, output) = self.operand(lists, meta, tensor, root != ctx.me)?;
+                let (input, output) =
+                    self.operand(segment_scratch, meta, tensor, root != ctx.me)?;
                 let bytes = bytes_of(tensor)?;
-                lists.bytes.push(ByteSegment {
+                segment_scratch.bytes.push(ByteSegment {
                     input,
                     output,
                     bytes,
@@ -323,8 +329,8 @@ impl<'a> Run<'a> {
             }
         }
         // SAFETY: as in `allreduce`.
-        unsafe { collectives::broadcast(ctx, root, &lists.bytes) }?;
-        lists.settle();
+        unsafe { collectives::broadcast(ctx, root, &segment_scratch.bytes) }?;
+        segment_scratch.settle();
         Ok(())
     }
 

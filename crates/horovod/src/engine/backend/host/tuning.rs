@@ -1,4 +1,4 @@
-//! The numbers that the data plane runs with, and on rank 0 who changes them.
+//! The data plane's tuning in force, and on rank 0 who changes it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,21 +1,21 @@
-//! Parcels over real sockets: whole, refused, interrupted.
+//! Payloads over real sockets: whole, refused, interrupted.
 
 use std::net::Ipv4Addr;
 
 use super::*;
 
-fn server(parcel: Vec<u8>) -> (Server, JobKey) {
+fn server(payload: Vec<u8>) -> (Server, JobKey) {
     let key = JobKey::random().unwrap();
     let bind = [IpAddr::from(Ipv4Addr::LOCALHOST)];
-    (Server::start(&bind, key.clone(), parcel).unwrap(), key)
+    (Server::start(&bind, key.clone(), payload).unwrap(), key)
 }
 
-fn courier(server: &Server, key: &JobKey, rank: u32) -> Courier {
-    Courier {
+fn client(server: &Server, key: &JobKey, rank: u32) -> PayloadClient {
+    PayloadClient {
         rank,
         addresses: server.addrs().to_vec(),
         key: key.clone(),
-        patience: Duration::from_secs(240),
+        wait_timeout: Duration::from_secs(240),
     }
 }
 
@@ -29,11 +29,11 @@ fn every_rank_fetches_the_same_and_brings_its_own() {
         let (server, key) = server(pattern(len));
         std::thread::scope(|scope| {
             for rank in 0..4 {
-                let courier = courier(&server, &key, rank);
+                let client = client(&server, &key, rank);
                 scope.spawn(move || {
-                    assert!(courier.fetch(&mut || true).unwrap() == pattern(len));
+                    assert!(client.fetch(&mut || true).unwrap() == pattern(len));
                     let own = vec![rank as u8; len];
-                    courier.deliver(&own, &mut || true).unwrap();
+                    client.deliver(&own, &mut || true).unwrap();
                 });
             }
         });
@@ -50,13 +50,13 @@ fn every_rank_fetches_the_same_and_brings_its_own() {
 #[test]
 fn a_stranger_gets_and_brings_nothing() {
     let (server, key) = server(pattern(10));
-    let wrong = courier(&server, &JobKey::random().unwrap(), 0);
+    let wrong = client(&server, &JobKey::random().unwrap(), 0);
     assert!(matches!(
         wrong.fetch(&mut || true),
-        Err(ParcelError::Unreachable { .. })
+        Err(PayloadError::Unreachable { .. })
     ));
     assert!(wrong.deliver(b"x", &mut || true).is_err());
-    courier(&server, &key, 1)
+    client(&server, &key, 1)
         .deliver(b"y", &mut || true)
         .unwrap();
     assert_eq!(server.wait(Duration::ZERO), Some((1, b"y".to_vec())));
@@ -66,18 +66,18 @@ fn a_stranger_gets_and_brings_nothing() {
 #[test]
 fn a_caller_that_must_leave_does() {
     let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let courier = Courier {
+    let client = PayloadClient {
         rank: 0,
         addresses: vec![silent.local_addr().unwrap()],
         key: JobKey::random().unwrap(),
-        patience: Duration::from_secs(3600),
+        wait_timeout: Duration::from_secs(3600),
     };
     let mut asked = 0;
-    let result = courier.fetch(&mut || {
+    let result = client.fetch(&mut || {
         asked += 1;
         asked < 3
     });
-    assert!(matches!(result, Err(ParcelError::Interrupted)));
+    assert!(matches!(result, Err(PayloadError::Interrupted)));
 }
 
 #[test]

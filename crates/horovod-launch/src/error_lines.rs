@@ -1,4 +1,4 @@
-//! Which lines of a rank are worth keeping for the report: its error, but not the stacks of all its threads.
+//! The filter of a rank's output for the report: keeps its error, but not the stacks of all its threads.
 //!
 //! What ends a process from within (Python's faulthandler, PyTorch, Rust) names the cause first and prints frames after
 //! it, often hundreds; the last lines would then be frames of threads that only waited.

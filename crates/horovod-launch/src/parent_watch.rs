@@ -1,4 +1,4 @@
-//! Ends the job when the process that started this launcher has ended, however it did.
+//! The parent-death watch: ends the job when the process that started this launcher has ended, however it did.
 //!
 //! `horovod.run` keeps one end of a pipe; the other is inherited here. Its end of file is as good as SIGTERM.
 
@@ -9,7 +9,7 @@ use crate::environment;
 
 /// Watches the pipe, if there is one.
 pub(crate) fn watch() {
-    let Some(fd) = environment::leash() else {
+    let Some(fd) = environment::parent_watch() else {
         return;
     };
     let Ok(mut pipe) = File::open(format!("/dev/fd/{fd}")) else {
@@ -17,7 +17,7 @@ pub(crate) fn watch() {
     };
     // A thread of its own: whatever the launcher waits for, it hears signals.
     let _ = std::thread::Builder::new()
-        .name("leash".into())
+        .name("parent-watch".into())
         .spawn(move || {
             // Nothing is ever written to it.
             while matches!(pipe.read(&mut [0; 16]), Ok(n) if n > 0) {}

@@ -1,6 +1,6 @@
 //! A paired comparison of two settings, run in alternation so that drift of the machine hits both alike.
 
-/// Pairs of legs after which the duel may be decided, or goes on if the challenger is ahead without proof.
+/// Pairs of legs after which the comparison may be decided, or goes on if the challenger is ahead without proof.
 const ROUNDS: [usize; 2] = [12, 24];
 /// Pairs after which a challenger that is behind has lost.
 const LOST_AFTER: usize = 6;
@@ -31,13 +31,13 @@ pub(crate) struct Outcome {
 
 /// The scores so far, in the order of the legs.
 #[derive(Default)]
-pub(crate) struct Duel {
+pub(crate) struct AbComparison {
     legs: Vec<f64>,
 }
 
-impl Duel {
+impl AbComparison {
     /// Who runs next: A B B A, so that neither is always first.
-    pub(crate) fn turn(&self) -> Side {
+    pub(crate) fn next_side(&self) -> Side {
         match self.legs.len() % 4 {
             0 | 3 => Side::Defaults,
             _ => Side::Challenger,
@@ -70,8 +70,8 @@ impl Duel {
         let (pairs, [middle, last]) = (gains.len(), ROUNDS);
         let lost = pairs >= LOST_AFTER && gain <= 0.0;
         let won = (pairs == middle || pairs >= last) && gain >= WORTHWHILE && proof >= PROOF;
-        let hopeless = pairs == middle && gain < WORTHWHILE;
-        if !(won || lost || hopeless || pairs >= last) {
+        let futile = pairs == middle && gain < WORTHWHILE;
+        if !(won || lost || futile || pairs >= last) {
             return None;
         }
         Some(Outcome {
@@ -118,15 +118,15 @@ pub(crate) fn median(values: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// Runs a duel whose pair `i` has the challenger at `gain(i)` times the defaults.
+    /// Runs a comparison whose pair `i` has the challenger at `gain(i)` times the defaults.
     fn run(gain: impl Fn(usize) -> f64) -> (Outcome, usize) {
-        let mut duel = Duel::default();
+        let mut comparison = AbComparison::default();
         for leg in 0.. {
-            let score = match duel.turn() {
+            let score = match comparison.next_side() {
                 Side::Defaults => 100.0,
                 Side::Challenger => 100.0 * gain(leg / 2),
             };
-            if let Some(outcome) = duel.record(score) {
+            if let Some(outcome) = comparison.record(score) {
                 return (outcome, leg / 2 + 1);
             }
         }

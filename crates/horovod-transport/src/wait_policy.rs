@@ -1,4 +1,4 @@
-//! How long a rank waits before it sleeps: pure, time is passed in.
+//! The wait policy: when a rank that waits spins, yields its core or sleeps. Pure, time is passed in.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,17 @@ const SOCKET_SPINS: u32 = 20;
 const YIELDS: u32 = 2;
 
 /// Where each rank has a core for itself, who got the core back only after this has it not for itself.
-const COMPANY: Duration = Duration::from_micros(5);
+const CONTENTION: Duration = Duration::from_micros(5);
 /// Then it does not give way at all for this long, twice as long each time it happens again soon after, up to the
 /// second figure. Two ranks on one core would give it to each other for long, as the kernel moves no thread that
 /// ran just now; but one that sleeps wakes on the idle core.
-const AFTER_COMPANY: Duration = Duration::from_micros(200);
-const AFTER_COMPANY_MAX: Duration = Duration::from_millis(20);
+const AFTER_CONTENTION: Duration = Duration::from_micros(200);
+const AFTER_CONTENTION_MAX: Duration = Duration::from_millis(20);
 
 /// How long a rank gives way where ranks outnumber cores. What it waits for is mostly a peer that waits for
 /// the core: giving way hands it over in 2 us, while a sleep takes an event, a wake-up and often a
 /// wrong thread first.
-const GIVING_WAY: Duration = Duration::from_millis(1);
+const YIELDING: Duration = Duration::from_millis(1);
 /// Who has the core for longer than this between two looks is no peer that soon waits in turn.
 const SLICE: Duration = Duration::from_micros(500);
 /// One loss in such a time is bad luck: a peer had something to do before its call, say.
@@ -35,24 +35,24 @@ const HOLDING_BACK_MAX: Duration = Duration::from_millis(1280);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Spin,
-    GiveWay,
+    Yield,
     Sleep,
 }
 
 /// What a rank does in the steps of a wait, which count from 0 since its last progress.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct WaitPolicy {
     spins: u32,
     yields: u32,
     /// Had of late: no giving way.
-    company: HoldOff,
+    contention: HoldOff,
     /// Where ranks outnumber cores.
-    crowd: Option<Crowd>,
+    oversubscription: Option<Oversubscription>,
 }
 
 /// Giving way by the clock.
 #[derive(Debug)]
-struct Crowd {
+struct Oversubscription {
     /// The thread that waits has nothing else to do, nor has its process.
     has_time: bool,
     /// When the wait began, and its next step.
@@ -102,10 +102,10 @@ impl HoldOff {
     }
 }
 
-impl Patience {
-    pub(crate) fn new(crowded: bool, has_sockets: bool) -> Self {
+impl WaitPolicy {
+    pub(crate) fn new(oversubscribed: bool, has_sockets: bool) -> Self {
         // Where ranks outnumber cores, spinning takes the time from the one that is waited for.
-        let spins = match (crowded, has_sockets) {
+        let spins = match (oversubscribed, has_sockets) {
             (true, _) => 0,
             (false, true) => SOCKET_SPINS,
             (false, false) => SPINS,
@@ -113,8 +113,8 @@ impl Patience {
         Self {
             spins,
             yields: YIELDS,
-            company: HoldOff::new(AFTER_COMPANY, AFTER_COMPANY_MAX),
-            crowd: crowded.then_some(Crowd {
+            contention: HoldOff::new(AFTER_CONTENTION, AFTER_CONTENTION_MAX),
+            oversubscription: oversubscribed.then_some(Oversubscription {
                 has_time: true,
                 began: None,
                 next: 0,
@@ -130,21 +130,23 @@ impl Patience {
         Self {
             spins,
             yields,
-            company: HoldOff::new(Duration::ZERO, Duration::ZERO),
-            crowd: None,
+            contention: HoldOff::new(Duration::ZERO, Duration::ZERO),
+            oversubscription: None,
         }
     }
 
     /// Whether the thread that waits from now on has time to give way for long.
     pub(crate) fn set_has_time(&mut self, has_time: bool) {
-        if let Some(crowd) = &mut self.crowd {
-            crowd.has_time = has_time;
+        if let Some(oversubscription) = &mut self.oversubscription {
+            oversubscription.has_time = has_time;
         }
     }
 
     /// Whether the thread that waits has time, as far as that matters.
     pub(crate) fn has_time(&self) -> bool {
-        self.crowd.as_ref().is_some_and(|crowd| crowd.has_time)
+        self.oversubscription
+            .as_ref()
+            .is_some_and(|oversubscription| oversubscription.has_time)
     }
 
     /// What to do in step `n`. A clock is read only where it decides.
@@ -153,37 +155,37 @@ impl Patience {
             return Step::Spin;
         }
         let few = n < self.spins.saturating_add(self.yields);
-        let gives_way = match &mut self.crowd {
-            Some(crowd) => crowd.lasts(n, now) || few,
-            None => few && !self.company.lasts(now),
+        let yields_core = match &mut self.oversubscription {
+            Some(oversubscription) => oversubscription.lasts(n, now) || few,
+            None => few && !self.contention.lasts(now),
         };
-        if gives_way {
-            Step::GiveWay
+        if yields_core {
+            Step::Yield
         } else {
             Step::Sleep
         }
     }
 
     /// Gives way by `give`, as [`Self::step`] said, and learns from how long that took.
-    pub(crate) fn give_way(&mut self, give: impl FnOnce(), now: impl Fn() -> Instant) {
-        match &mut self.crowd {
+    pub(crate) fn yield_core(&mut self, give: impl FnOnce(), now: impl Fn() -> Instant) {
+        match &mut self.oversubscription {
             None => {
                 let before = now();
                 give();
                 let after = now();
-                if after.duration_since(before) > COMPANY {
-                    self.company.begin(after);
+                if after.duration_since(before) > CONTENTION {
+                    self.contention.begin(after);
                 }
             }
-            Some(crowd) => {
+            Some(oversubscription) => {
                 give();
-                crowd.is_back(now());
+                oversubscription.is_back(now());
             }
         }
     }
 }
 
-impl Crowd {
+impl Oversubscription {
     /// Whether it gives way for long at present.
     fn tries(&self, now: Instant) -> bool {
         self.has_time && !self.holding_back.lasts(|| now)
@@ -200,7 +202,7 @@ impl Crowd {
             }
         };
         self.next = n.saturating_add(1);
-        self.tries(looked) && looked.duration_since(began) < GIVING_WAY
+        self.tries(looked) && looked.duration_since(began) < YIELDING
     }
 
     fn is_back(&mut self, after: Instant) {
@@ -224,13 +226,13 @@ mod tests {
     use super::*;
 
     /// Steps without progress until the wait sleeps; each that gives way takes so long.
-    fn steps(patience: &mut Patience, clock: &Cell<Instant>, each: Duration) -> u32 {
+    fn steps(wait_policy: &mut WaitPolicy, clock: &Cell<Instant>, each: Duration) -> u32 {
         let now = || clock.get();
         for n in 0.. {
-            match patience.step(n, now) {
+            match wait_policy.step(n, now) {
                 Step::Spin => {}
-                Step::GiveWay => {
-                    patience.give_way(|| clock.set(clock.get() + each), now);
+                Step::Yield => {
+                    wait_policy.yield_core(|| clock.set(clock.get() + each), now);
                 }
                 Step::Sleep => return n,
             }
@@ -241,101 +243,104 @@ mod tests {
     const SHORT: Duration = Duration::from_micros(2);
 
     #[test]
-    fn a_crowded_rank_gives_way_for_a_time_in_each_wait() {
-        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(true, false));
+    fn an_oversubscribed_rank_yields_for_a_time_in_each_wait() {
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(true, false));
         for _ in 0..3 {
-            assert_eq!(steps(&mut patience, &clock, SHORT), 500);
+            assert_eq!(steps(&mut wait_policy, &clock, SHORT), 500);
             clock.set(clock.get() + Duration::from_secs(1));
         }
     }
 
     #[test]
     fn a_wait_that_goes_on_after_a_sleep_does_not_begin_anew() {
-        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(true, false));
-        let slept = steps(&mut patience, &clock, SHORT);
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(true, false));
+        let slept = steps(&mut wait_policy, &clock, SHORT);
         clock.set(clock.get() + Duration::from_secs(1));
-        let mut step = |n| patience.step(n, || clock.get());
+        let mut step = |n| wait_policy.step(n, || clock.get());
         assert_eq!(step(slept + 1), Step::Sleep);
-        assert_eq!(step(0), Step::GiveWay);
+        assert_eq!(step(0), Step::Yield);
     }
 
     /// A wait begins, and a time slice is lost at once.
-    fn lose(patience: &mut Patience, clock: &Cell<Instant>) {
-        assert_eq!(patience.step(0, || clock.get()), Step::GiveWay);
-        patience.give_way(|| clock.set(clock.get() + 4 * SLICE), || clock.get());
+    fn lose(wait_policy: &mut WaitPolicy, clock: &Cell<Instant>) {
+        assert_eq!(wait_policy.step(0, || clock.get()), Step::Yield);
+        wait_policy.yield_core(|| clock.set(clock.get() + 4 * SLICE), || clock.get());
     }
 
     #[test]
     fn who_loses_time_slices_soon_after_each_other_sleeps_at_once_for_a_while() {
-        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(true, false));
-        lose(&mut patience, &clock);
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(true, false));
+        lose(&mut wait_policy, &clock);
         clock.set(clock.get() + SHORT);
-        assert_eq!(steps(&mut patience, &clock, SHORT), 500);
-        lose(&mut patience, &clock);
-        assert_eq!(steps(&mut patience, &clock, SHORT), YIELDS);
+        assert_eq!(steps(&mut wait_policy, &clock, SHORT), 500);
+        lose(&mut wait_policy, &clock);
+        assert_eq!(steps(&mut wait_policy, &clock, SHORT), YIELDS);
         clock.set(clock.get() + HOLDING_BACK);
-        assert_eq!(steps(&mut patience, &clock, SHORT), 500);
+        assert_eq!(steps(&mut wait_policy, &clock, SHORT), 500);
     }
 
     #[test]
     fn a_slice_that_is_lost_now_and_then_is_bad_luck() {
-        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(true, false));
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(true, false));
         for _ in 0..10 {
-            lose(&mut patience, &clock);
-            assert_eq!(steps(&mut patience, &clock, SHORT), 500);
+            lose(&mut wait_policy, &clock);
+            assert_eq!(steps(&mut wait_policy, &clock, SHORT), 500);
             clock.set(clock.get() + FORGIVEN_AFTER);
         }
     }
 
     #[test]
     fn who_keeps_losing_time_slices_tries_less_and_less_often() {
-        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(true, false));
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(true, false));
         let began = clock.get();
         let mut losses = 0;
         while clock.get() < began + 100 * HOLDING_BACK_MAX {
-            let mut step = |n| patience.step(n, || clock.get());
-            if step(0) == Step::GiveWay && step(YIELDS) == Step::GiveWay {
+            let mut step = |n| wait_policy.step(n, || clock.get());
+            if step(0) == Step::Yield && step(YIELDS) == Step::Yield {
                 losses += 1;
-                lose(&mut patience, &clock);
+                lose(&mut wait_policy, &clock);
             }
             clock.set(clock.get() + 50 * SHORT);
         }
         assert!((200..220).contains(&losses), "{losses}");
         clock.set(clock.get() + 3 * HOLDING_BACK_MAX);
-        lose(&mut patience, &clock);
-        lose(&mut patience, &clock);
+        lose(&mut wait_policy, &clock);
+        lose(&mut wait_policy, &clock);
         clock.set(clock.get() + HOLDING_BACK);
-        assert_eq!(steps(&mut patience, &clock, SHORT), 500);
+        assert_eq!(steps(&mut wait_policy, &clock, SHORT), 500);
     }
 
     #[test]
-    fn who_has_company_on_its_core_sleeps_rather_than_give_way() {
-        let (clock, mut patience) = (Cell::new(Instant::now()), Patience::new(false, false));
-        let long = 2 * COMPANY;
+    fn who_shares_its_core_sleeps_rather_than_yield() {
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
+        let long = 2 * CONTENTION;
         // The first round that gives way shows it.
-        assert_eq!(steps(&mut patience, &clock, long), SPINS + 1);
-        assert_eq!(steps(&mut patience, &clock, Duration::ZERO), SPINS);
-        clock.set(clock.get() + AFTER_COMPANY);
+        assert_eq!(steps(&mut wait_policy, &clock, long), SPINS + 1);
+        assert_eq!(steps(&mut wait_policy, &clock, Duration::ZERO), SPINS);
+        clock.set(clock.get() + AFTER_CONTENTION);
         // Alone at last; or not, and then for longer.
-        assert_eq!(steps(&mut patience, &clock, Duration::ZERO), SPINS + YIELDS);
-        assert_eq!(steps(&mut patience, &clock, long), SPINS + 1);
-        clock.set(clock.get() + AFTER_COMPANY);
-        assert_eq!(steps(&mut patience, &clock, Duration::ZERO), SPINS);
+        assert_eq!(
+            steps(&mut wait_policy, &clock, Duration::ZERO),
+            SPINS + YIELDS
+        );
+        assert_eq!(steps(&mut wait_policy, &clock, long), SPINS + 1);
+        clock.set(clock.get() + AFTER_CONTENTION);
+        assert_eq!(steps(&mut wait_policy, &clock, Duration::ZERO), SPINS);
     }
 
     #[test]
     fn who_has_no_time_or_a_core_for_itself_counts_rounds() {
         let clock = Cell::new(Instant::now());
-        let mut hurried = Patience::new(true, false);
+        let mut hurried = WaitPolicy::new(true, false);
         hurried.set_has_time(false);
         assert_eq!(steps(&mut hurried, &clock, SHORT), YIELDS);
         hurried.set_has_time(true);
         assert_eq!(steps(&mut hurried, &clock, SHORT), 500);
-        let mut alone = Patience::new(false, false);
+        let mut alone = WaitPolicy::new(false, false);
         assert_eq!(steps(&mut alone, &clock, SHORT), SPINS + YIELDS);
-        let mut told = Patience::of_rounds(3, 4);
+        let mut told = WaitPolicy::of_rounds(3, 4);
         assert_eq!(steps(&mut told, &clock, SHORT), 7);
         let mut step = |n| told.step(n, || clock.get());
-        assert!(step(2) == Step::Spin && step(3) == Step::GiveWay);
+        assert!(step(2) == Step::Spin && step(3) == Step::Yield);
     }
 }

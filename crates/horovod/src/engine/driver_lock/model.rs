@@ -1,6 +1,7 @@
-//! What the seat needs, small enough that loom can try every order of events: a driver, a doorbell, a peer.
+//! A model of what the driver lock needs, small enough that loom can try every order of events: a driver, a notifier, a
+//! peer.
 //!
-//! The peer answers each submission that the driver sends, and rings if the doorbell is armed; the driver completes
+//! The peer answers each submission that the driver sends, and notifies if the notifier is armed; the driver completes
 //! what was answered. Sleeps have no end here, so whatever would hang until some safety net is a deadlock to loom.
 //! Times stand still: a wait is either without end or has to leave as soon as there is nothing to do.
 
@@ -11,7 +12,7 @@ use loom::sync::{Condvar, Mutex as Lock, MutexGuard as LockGuard};
 use std::sync::{LockResult, TryLockError, TryLockResult};
 use std::time::Duration;
 
-use super::{EngineRest, Seat};
+use super::{DriverLock, EngineThreadState};
 
 pub(super) type Handle = usize;
 
@@ -50,8 +51,8 @@ pub(super) mod thread {
 }
 pub(super) use thread::Thread;
 
-/// The seat's lock. Loom's own makes `try_lock` wait for a thread that comes in between, and so finds deadlocks that
-/// there are not.
+/// The driver lock's mutex. Loom's own makes `try_lock` wait for a thread that comes in between, and so finds deadlocks
+/// that there are not.
 pub(super) struct Mutex<T> {
     taken: Lock<bool>,
     freed: Condvar,
@@ -119,16 +120,16 @@ impl<T> std::ops::DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// The doorbell: the word in the arena, and what the kernel does with a ring.
-pub(super) struct Doorbell {
+/// The notifier: the word in the arena, and what the kernel does with a notification.
+pub(super) struct Notifier {
     armed: AtomicU32,
     rung: Lock<bool>,
     heard: Condvar,
-    /// A ring was heard since somebody last asked.
+    /// A notification was received since somebody last asked.
     news: AtomicBool,
 }
 
-impl Doorbell {
+impl Notifier {
     fn new() -> Self {
         Self {
             armed: AtomicU32::new(0),
@@ -138,7 +139,7 @@ impl Doorbell {
         }
     }
 
-    pub(super) fn ring(&self) {
+    pub(super) fn notify(&self) {
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::Acquire) != 0 {
             self.ring_anyway();
@@ -152,8 +153,8 @@ impl Doorbell {
     }
 
     // Arming and disarming are plain stores in the transport. Loom's order of the stores to one word knows a store that
-    // follows what a swap has read, but not that it follows the swap, too, so a ring for an earlier operation could
-    // seem to undo a later arming, which no processor may do. Swaps here put all of them in one order.
+    // follows what a swap has read, but not that it follows the swap, too, so a notification for an earlier operation
+    // could seem to undo a later arming, which no processor may do. Swaps here put all of them in one order.
 
     fn arm(&self) {
         self.news.swap(false, Ordering::Relaxed);
@@ -176,15 +177,15 @@ impl Doorbell {
 }
 
 /// Where the engine's thread sleeps.
-pub(crate) struct Sleeper(Arc<Shared>);
+pub(crate) struct Sleeper(Arc<EngineState>);
 
 impl Sleeper {
     pub(super) fn sleep(&self, _: Duration) {
-        self.0.doorbell.sleep();
+        self.0.notifier.sleep();
     }
 
     pub(super) fn wake(&self) {
-        self.0.doorbell.ring_anyway();
+        self.0.notifier.ring_anyway();
     }
 }
 
@@ -198,7 +199,7 @@ pub(crate) enum Waited {
 pub(super) struct Handles {
     table: Lock<Table>,
     changed: Condvar,
-    calling: Condvar,
+    callbacks_changed: Condvar,
     /// Somebody looks on until calls are made.
     called: Condvar,
 }
@@ -239,7 +240,7 @@ impl Handles {
         true
     }
 
-    pub(super) fn seat_is_free(&self) {
+    pub(super) fn driver_is_free(&self) {
         if self.lock().waiters > 0 {
             self.changed.notify_all();
         }
@@ -260,14 +261,14 @@ impl Handles {
             } else if table.closed {
                 return None;
             } else {
-                table = self.calling.wait(table).unwrap();
+                table = self.callbacks_changed.wait(table).unwrap();
             }
         }
     }
 
     fn close(&self) {
         self.lock().closed = true;
-        self.calling.notify_all();
+        self.callbacks_changed.notify_all();
         self.changed.notify_all();
     }
 
@@ -283,10 +284,10 @@ impl Handles {
 }
 
 /// As the engine's, and the link to the peer.
-pub(crate) struct Shared {
+pub(crate) struct EngineState {
     pub(super) handles: Handles,
-    pub(super) doorbell: Doorbell,
-    pub(super) engine_rest: EngineRest,
+    pub(super) notifier: Notifier,
+    pub(super) engine_thread_state: EngineThreadState,
     pub(super) alone: bool,
     shutdown_requested: AtomicBool,
     /// Every submission is one of a burst.
@@ -301,9 +302,9 @@ pub(crate) struct Shared {
 /// As in the protocol.
 pub(super) struct Time(pub(super) u64);
 
-impl Shared {
+impl EngineState {
     pub(super) fn wanted(&self) -> bool {
-        self.engine_rest.is_wanted() || self.shutdown_requested.load(Ordering::Acquire)
+        self.engine_thread_state.is_wanted() || self.shutdown_requested.load(Ordering::Acquire)
     }
 
     pub(super) fn now(&self) -> Time {
@@ -311,8 +312,8 @@ impl Shared {
     }
 }
 
-pub(crate) struct LastWords(
-    #[expect(dead_code, reason = "as the engine's")] pub(super) Arc<Shared>,
+pub(crate) struct FinalNotification(
+    #[expect(dead_code, reason = "as the engine's")] pub(super) Arc<EngineState>,
 );
 
 pub(crate) enum Work {
@@ -322,14 +323,14 @@ pub(crate) enum Work {
 
 /// The engine's driver in a few lines, with the same order of arming, looking and sleeping.
 pub(crate) struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     /// Answered and not carried out yet.
     ready: usize,
     carried_out: usize,
 }
 
 impl Driver {
-    fn turn(&mut self) -> bool {
+    fn progress(&mut self) -> bool {
         let shared = &self.shared;
         let submitted = shared.submitted.load(Ordering::SeqCst);
         let mut progress = false;
@@ -353,9 +354,9 @@ impl Driver {
     pub(super) fn work(&mut self) -> Work {
         let mut announced = false;
         loop {
-            let progress = self.turn();
+            let progress = self.progress();
             if self.ready > 0 {
-                self.shared.doorbell.disarm();
+                self.shared.notifier.disarm();
                 self.carry_out();
                 announced = false;
                 continue;
@@ -363,19 +364,19 @@ impl Driver {
             if self.shared.shutdown_requested.load(Ordering::Acquire) {
                 return Work::Finished;
             }
-            if announced && !progress && !self.shared.doorbell.news.load(Ordering::Relaxed) {
+            if announced && !progress && !self.shared.notifier.news.load(Ordering::Relaxed) {
                 return Work::Sleep(Duration::MAX);
             }
-            self.shared.doorbell.arm();
+            self.shared.notifier.arm();
             announced = true;
         }
     }
 
     pub(super) fn work_until(&mut self, deadline: Instant, _: bool, done: impl Fn() -> bool) {
-        self.shared.doorbell.disarm();
+        self.shared.notifier.disarm();
         let mut armed = false;
         loop {
-            let progress = self.turn();
+            let progress = self.progress();
             if self.ready > 0 && !self.shared.for_engine {
                 self.carry_out();
                 if done() || Instant::now() >= deadline {
@@ -391,48 +392,48 @@ impl Driver {
                 if done() {
                     break;
                 }
-                // As the engine's, which counts its idle turns from anew: it arms again before it sleeps.
+                // As the engine's, which counts its idle polls from anew: it arms again before it sleeps.
                 armed = false;
                 continue;
             }
             if Instant::now() >= deadline {
                 break;
             }
-            let doorbell = &self.shared.doorbell;
+            let notifier = &self.shared.notifier;
             if armed {
-                if !doorbell.news.swap(false, Ordering::Relaxed) {
-                    doorbell.sleep();
+                if !notifier.news.swap(false, Ordering::Relaxed) {
+                    notifier.sleep();
                 }
-                doorbell.disarm();
+                notifier.disarm();
             } else {
-                doorbell.arm();
+                notifier.arm();
             }
             armed = !armed;
         }
     }
 
-    pub(super) fn glance(&mut self) {
-        self.turn();
+    pub(super) fn poll_once(&mut self) {
+        self.progress();
     }
 
-    pub(super) fn leave(&mut self, ticking: bool) -> bool {
-        if !ticking {
+    pub(super) fn leave(&mut self, polling: bool) -> bool {
+        if !polling {
             loop {
-                self.shared.doorbell.arm();
-                if !self.turn() && !self.shared.doorbell.news.load(Ordering::Relaxed) {
+                self.shared.notifier.arm();
+                if !self.progress() && !self.shared.notifier.news.load(Ordering::Relaxed) {
                     break;
                 }
             }
         }
-        self.shared.wanted() || (self.has_job() && (!ticking || self.shared.for_engine))
+        self.shared.wanted() || (self.has_task() && (!polling || self.shared.for_engine))
     }
 
     #[expect(clippy::unused_self, reason = "as the engine's")]
-    pub(super) fn is_crowded(&self) -> bool {
+    pub(super) fn is_oversubscribed(&self) -> bool {
         false
     }
 
-    pub(super) fn has_job(&self) -> bool {
+    pub(super) fn has_task(&self) -> bool {
         self.ready > 0
     }
 
@@ -452,16 +453,16 @@ struct Case {
 }
 
 /// Threads of one rank, and its peer.
-struct Job {
-    shared: Arc<Shared>,
-    seat: Arc<Seat>,
+struct Setup {
+    shared: Arc<EngineState>,
+    driver_lock: Arc<DriverLock>,
     threads: Vec<loom::thread::JoinHandle<()>>,
 }
 
-impl Job {
+impl Setup {
     /// A job in which so many operations will be submitted.
     fn start(case: Case, operations: usize) -> Self {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(EngineState {
             handles: Handles {
                 table: Lock::new(Table {
                     ended: 0,
@@ -472,11 +473,11 @@ impl Job {
                     made: 0,
                 }),
                 changed: Condvar::new(),
-                calling: Condvar::new(),
+                callbacks_changed: Condvar::new(),
                 called: Condvar::new(),
             },
-            doorbell: Doorbell::new(),
-            engine_rest: EngineRest::new(),
+            notifier: Notifier::new(),
+            engine_thread_state: EngineThreadState::new(),
             alone: false,
             shutdown_requested: AtomicBool::new(false),
             burst: case.burst,
@@ -490,10 +491,14 @@ impl Job {
             ready: 0,
             carried_out: 0,
         };
-        let seat = Arc::new(Seat::new(driver, Sleeper(shared.clone()), shared.clone()));
+        let driver_lock = Arc::new(DriverLock::new(
+            driver,
+            Sleeper(shared.clone()),
+            shared.clone(),
+        ));
         let engine = loom::thread::spawn({
-            let seat = seat.clone();
-            move || seat.run()
+            let driver_lock = driver_lock.clone();
+            move || driver_lock.run()
         });
         let peer = loom::thread::spawn({
             let shared = shared.clone();
@@ -507,29 +512,29 @@ impl Job {
                     }
                     answered = sent;
                     shared.answered.store(answered, Ordering::SeqCst);
-                    shared.doorbell.ring();
+                    shared.notifier.notify();
                 }
             }
         });
         Self {
             shared,
-            seat,
+            driver_lock,
             threads: vec![engine, peer],
         }
     }
 
     fn submit(&self) -> Handle {
         let handle = self.shared.submitted.fetch_add(1, Ordering::SeqCst);
-        self.seat.submitted();
+        self.driver_lock.submitted();
         handle
     }
 
     /// Wait without end.
     fn finish(&self, handle: Handle) {
-        while !matches!(self.seat.wait(handle, Duration::MAX), Waited::Ended) {}
+        while !matches!(self.driver_lock.wait(handle, Duration::MAX), Waited::Ended) {}
     }
 
-    /// Wait, without driving, for what others do.
+    /// Wait, without the lock, for what others do.
     fn see_end(&self, handle: Handle) {
         let handles = &self.shared.handles;
         loop {
@@ -542,14 +547,14 @@ impl Job {
     }
 
     /// With a callback thread: submit one that ends so, and look on until it is called.
-    fn be_called(&self) {
+    fn end_with_callback(&self) {
         let caller = loom::thread::spawn({
-            let seat = self.seat.clone();
-            move || seat.run_callbacks()
+            let driver_lock = self.driver_lock.clone();
+            move || driver_lock.run_callbacks()
         });
         let handles = &self.shared.handles;
         handles.lock().awaited_callbacks += 1;
-        handles.calling.notify_all();
+        handles.callbacks_changed.notify_all();
         self.submit();
         let mut table = handles.lock();
         while table.made == 0 {
@@ -564,7 +569,7 @@ impl Job {
         self.shared
             .shutdown_requested
             .store(true, Ordering::Release);
-        self.seat.call_engine();
+        self.driver_lock.wake_engine();
         for thread in self.threads {
             thread.join().unwrap();
         }
@@ -575,15 +580,15 @@ impl Job {
 fn check(
     preemptions: usize,
     case: Case,
-    body: impl Fn(&Job) + Sync + Send + Copy + 'static,
+    body: impl Fn(&Setup) + Sync + Send + Copy + 'static,
     operations: usize,
 ) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
     model.check(move || {
-        let job = Job::start(case, operations);
-        body(&job);
-        job.end();
+        let setup = Setup::start(case, operations);
+        body(&setup);
+        setup.end();
     });
 }
 

@@ -1,10 +1,10 @@
-//! What `horovod.run` and its ranks exchange: one parcel for all ranks, one from each.
+//! Payloads of `horovod.run`: one for all ranks, one from each.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use horovod::parcel::{Courier, ParcelError, Server};
+use horovod::payload::{PayloadClient, PayloadError, Server};
 use horovod::{JobKey, resolve_interfaces};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -14,7 +14,7 @@ use crate::exit;
 
 /// Holds what every rank of one call fetches, and collects what they deliver.
 #[pyclass(frozen, module = "horovod._core")]
-pub(crate) struct ParcelServer {
+pub(crate) struct PayloadServer {
     /// `None` once closed.
     server: Mutex<Option<Server>>,
     addresses: Vec<SocketAddr>,
@@ -22,10 +22,10 @@ pub(crate) struct ParcelServer {
 }
 
 #[pymethods]
-impl ParcelServer {
+impl PayloadServer {
     /// Listens on the loopback only if all ranks run on this host.
     #[new]
-    fn new(parcel: &[u8], local: bool, interfaces: Vec<String>) -> PyResult<Self> {
+    fn new(payload: &[u8], local: bool, interfaces: Vec<String>) -> PyResult<Self> {
         let key = JobKey::random()?;
         let chosen = resolve_interfaces(&interfaces)?;
         let bind: Vec<IpAddr> = if local {
@@ -35,7 +35,7 @@ impl ParcelServer {
         } else {
             chosen
         };
-        let server = Server::start(&bind, key.clone(), parcel.to_vec())?;
+        let server = Server::start(&bind, key.clone(), payload.to_vec())?;
         Ok(Self {
             addresses: server.addrs().to_vec(),
             server: Mutex::new(Some(server)),
@@ -73,7 +73,7 @@ impl ParcelServer {
     }
 }
 
-fn courier(addresses: &[String], key: &str, rank: u32, patience_s: f64) -> PyResult<Courier> {
+fn client(addresses: &[String], key: &str, rank: u32, timeout_s: f64) -> PyResult<PayloadClient> {
     let addresses = addresses
         .iter()
         .map(|at| {
@@ -83,20 +83,20 @@ fn courier(addresses: &[String], key: &str, rank: u32, patience_s: f64) -> PyRes
         .collect::<PyResult<_>>()?;
     let key = JobKey::from_hex(key)
         .ok_or_else(|| PyValueError::new_err("the key is not 64 hex digits"))?;
-    let patience = Duration::try_from_secs_f64(patience_s)
-        .map_err(|e| PyValueError::new_err(format!("{patience_s} s: {e}")))?;
-    Ok(Courier {
+    let wait_timeout = Duration::try_from_secs_f64(timeout_s)
+        .map_err(|e| PyValueError::new_err(format!("{timeout_s} s: {e}")))?;
+    Ok(PayloadClient {
         rank,
         addresses,
         key,
-        patience,
+        wait_timeout,
     })
 }
 
 /// Runs what may wait, with an eye on signals.
 fn interruptible<T: Send>(
     py: Python<'_>,
-    run: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, ParcelError> + Send,
+    run: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, PayloadError> + Send,
 ) -> PyResult<T> {
     let mut raised = None;
     let result = exit::detached(py, || {
@@ -116,28 +116,28 @@ fn interruptible<T: Send>(
 
 /// What the caller of `horovod.run` has for every rank.
 #[pyfunction]
-pub(crate) fn fetch_parcel<'py>(
+pub(crate) fn fetch_payload<'py>(
     py: Python<'py>,
     addresses: Vec<String>,
     key: &str,
     rank: u32,
-    patience_s: f64,
+    timeout_s: f64,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let courier = courier(&addresses, key, rank, patience_s)?;
-    let content = interruptible(py, |go_on| courier.fetch(go_on))?;
+    let client = client(&addresses, key, rank, timeout_s)?;
+    let content = interruptible(py, |go_on| client.fetch(go_on))?;
     Ok(PyBytes::new(py, &content))
 }
 
 /// Brings it this rank's content; returns when it has arrived.
 #[pyfunction]
-pub(crate) fn deliver_parcel(
+pub(crate) fn deliver_payload(
     py: Python<'_>,
     addresses: Vec<String>,
     key: &str,
     rank: u32,
     content: &[u8],
-    patience_s: f64,
+    timeout_s: f64,
 ) -> PyResult<()> {
-    let courier = courier(&addresses, key, rank, patience_s)?;
-    interruptible(py, |go_on| courier.deliver(content, go_on))
+    let client = client(&addresses, key, rank, timeout_s)?;
+    interruptible(py, |go_on| client.deliver(content, go_on))
 }

@@ -1,4 +1,4 @@
-//! Parcels: bytes of any length between the process that starts a function on many ranks and those ranks.
+//! Payloads: bytes of any length between the process that starts a function on many ranks and those ranks.
 //!
 //! One [`Server`] holds what every rank fetches and collects what each delivers. Connections are authenticated and
 //! encrypted like any other of a job; memory for what arrives grows as it arrives.
@@ -26,9 +26,9 @@ use crate::{
     wait::wait_for_any,
 };
 
-/// Longest parcel.
-const PARCEL_BYTES_MAX: u64 = 1 << 40;
-/// Bytes of a parcel in one frame.
+/// Longest payload.
+const PAYLOAD_BYTES_MAX: u64 = 1 << 40;
+/// Bytes of a payload in one frame.
 const PIECE: usize = 256 << 10;
 /// Frames are not prepared further ahead than this.
 const AHEAD: usize = 1 << 20;
@@ -42,10 +42,10 @@ const FETCH: u8 = 0;
 const DELIVER: u8 = 1;
 const TAKEN: u8 = 2;
 
-/// Why a parcel did not get through.
+/// Why a payload did not get through.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ParcelError {
+pub enum PayloadError {
     /// Nobody answered as who holds the key.
     #[error("rank {rank} cannot reach the process that started it: {}", tried.join("; "))]
     Unreachable {
@@ -72,45 +72,45 @@ struct Inbox {
     arrived: VecDeque<(u32, Vec<u8>)>,
 }
 
-struct Shared {
+struct ServerState {
     inbox: Mutex<Inbox>,
     news: Condvar,
     stop: AtomicBool,
-    bell: Arc<Fd>,
+    notifier: Arc<Fd>,
 }
 
-impl Shared {
+impl ServerState {
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Gives one parcel to every rank that asks, takes one from each. Dropping it stops it.
+/// Gives one payload to every rank that asks, takes one from each. Dropping it stops it.
 pub struct Server {
     addresses: Vec<SocketAddr>,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
     /// Listens on these addresses (`0.0.0.0` and `::` mean all), on ports of the system's choice.
-    pub fn start(bind: &[IpAddr], key: JobKey, parcel: Vec<u8>) -> io::Result<Self> {
+    pub fn start(bind: &[IpAddr], key: JobKey, payload: Vec<u8>) -> io::Result<Self> {
         let bound = listen_all(bind, 0)?;
         let addresses = reachable(&bound, true)?;
         let mut gate = Gate::default();
         for (fd, _) in bound {
             gate.add(fd);
         }
-        let (hears, bell) = platform::bell()?;
-        let shared = Arc::new(Shared {
+        let (hears, notifier) = platform::notifier()?;
+        let shared = Arc::new(ServerState {
             inbox: Mutex::default(),
             news: Condvar::new(),
             stop: AtomicBool::new(false),
-            bell,
+            notifier,
         });
-        let worker = Worker {
+        let worker = ServerThread {
             key,
-            parcel,
+            payload,
             gate,
             hears,
             shared: shared.clone(),
@@ -118,7 +118,7 @@ impl Server {
             next_client: 0,
         };
         let thread = std::thread::Builder::new()
-            .name("hvd-parcels".into())
+            .name("hvd-payloads".into())
             .spawn(move || worker.run())?;
         Ok(Self {
             addresses,
@@ -147,7 +147,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        platform::ring(&self.shared.bell);
+        platform::notify(&self.shared.notifier);
         if let Some(thread) = self.thread.take() {
             // It only ends early by a panic, which has been reported.
             let _ = thread.join();
@@ -181,24 +181,24 @@ struct Client {
     errand: Errand,
 }
 
-struct Worker {
+struct ServerThread {
     key: JobKey,
-    parcel: Vec<u8>,
+    payload: Vec<u8>,
     gate: Gate,
     hears: Arc<Fd>,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     clients: BTreeMap<u64, Client>,
     next_client: u64,
 }
 
 fn expected(binding: &Binding) -> bool {
-    binding.purpose == Purpose::Parcel
+    binding.purpose == Purpose::Payload
         && binding.to == SERVER
         && binding.generation == 0
         && binding.sealed
 }
 
-impl Worker {
+impl ServerThread {
     fn run(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             self.wait();
@@ -215,12 +215,12 @@ impl Worker {
                 self.clients.insert(self.next_client, client);
                 self.next_client += 1;
             }
-            let (parcel, shared) = (&self.parcel, &self.shared);
+            let (payload, shared) = (&self.payload, &self.shared);
             self.clients
-                .retain(|_, client| match client.serve(parcel, shared) {
+                .retain(|_, client| match client.serve(payload, shared) {
                     Ok(goes_on) => goes_on,
                     Err(why) => {
-                        tracing::debug!(rank = client.rank, %why, "a parcel was not finished");
+                        tracing::debug!(rank = client.rank, %why, "a payload was not finished");
                         false
                     }
                 });
@@ -237,26 +237,26 @@ impl Worker {
 
 impl Client {
     /// Goes on as far as the socket allows; false when all is done.
-    fn serve(&mut self, parcel: &[u8], shared: &Shared) -> Result<bool, String> {
+    fn serve(&mut self, payload: &[u8], shared: &ServerState) -> Result<bool, String> {
         while let Some(frame) = self.wire.next()? {
-            self.hear(&frame, parcel, shared)?;
+            self.hear(&frame, payload, shared)?;
         }
         if let Errand::Fetching(sent) = &mut self.errand {
-            send_pieces(&mut self.wire, parcel, sent)?;
+            send_pieces(&mut self.wire, payload, sent)?;
         }
         self.wire.flush()?;
         let all_said = match &self.errand {
-            Errand::Fetching(sent) => *sent == parcel.len(),
+            Errand::Fetching(sent) => *sent == payload.len(),
             Errand::Done => true,
             _ => false,
         };
         Ok(!(all_said && self.wire.unsent() == 0))
     }
 
-    fn hear(&mut self, frame: &[u8], parcel: &[u8], shared: &Shared) -> Result<(), String> {
+    fn hear(&mut self, frame: &[u8], payload: &[u8], shared: &ServerState) -> Result<(), String> {
         match (&mut self.errand, frame) {
             (Errand::Unknown, [FETCH]) => {
-                self.wire.push(&(parcel.len() as u64).to_le_bytes());
+                self.wire.push(&(payload.len() as u64).to_le_bytes());
                 self.errand = Errand::Fetching(0);
             }
             (Errand::Unknown, [DELIVER, length @ ..]) => {
@@ -274,7 +274,7 @@ impl Client {
         Ok(())
     }
 
-    fn finish_if_whole(&mut self, shared: &Shared) {
+    fn finish_if_whole(&mut self, shared: &ServerState) {
         if let Errand::Delivering { wanted, bytes } = &mut self.errand
             && bytes.len() as u64 == *wanted
         {
@@ -291,19 +291,19 @@ fn length_of(bytes: &[u8]) -> Result<u64, String> {
     let length = bytes.try_into().map(u64::from_le_bytes);
     length
         .ok()
-        .filter(|length| *length <= PARCEL_BYTES_MAX)
-        .ok_or_else(|| "a parcel without a proper length".into())
+        .filter(|length| *length <= PAYLOAD_BYTES_MAX)
+        .ok_or_else(|| "a payload without a proper length".into())
 }
 
 fn add(bytes: &mut Vec<u8>, piece: &[u8], wanted: u64) -> Result<(), String> {
     if piece.is_empty() || bytes.len() as u64 + piece.len() as u64 > wanted {
-        return Err("a parcel of another length than announced".into());
+        return Err("a payload of another length than announced".into());
     }
     bytes.extend_from_slice(piece);
     Ok(())
 }
 
-/// Sends as much of a parcel as the socket takes now.
+/// Sends as much of a payload as the socket takes now.
 fn send_pieces(wire: &mut FrameStream, bytes: &[u8], sent: &mut usize) -> Result<(), String> {
     loop {
         while *sent < bytes.len() && wire.unsent() < AHEAD {
@@ -319,7 +319,7 @@ fn send_pieces(wire: &mut FrameStream, bytes: &[u8], sent: &mut usize) -> Result
 
 /// A rank's way to the server.
 #[derive(Clone, Debug)]
-pub struct Courier {
+pub struct PayloadClient {
     /// This rank.
     pub rank: u32,
     /// Where the server may be reached; all are tried.
@@ -327,12 +327,12 @@ pub struct Courier {
     /// The key that the server has.
     pub key: JobKey,
     /// How long to try to reach it.
-    pub patience: Duration,
+    pub wait_timeout: Duration,
 }
 
-impl Courier {
+impl PayloadClient {
     /// What the server has for every rank. `go_on` is asked several times a second.
-    pub fn fetch(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<u8>, ParcelError> {
+    pub fn fetch(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<u8>, PayloadError> {
         self.fetch_over(self.connect(go_on)?, go_on)
     }
 
@@ -340,7 +340,7 @@ impl Courier {
         &self,
         mut wire: FrameStream,
         go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<u8>, ParcelError> {
+    ) -> Result<Vec<u8>, PayloadError> {
         wire.push(&[FETCH]);
         let header = self.next(&mut wire, go_on)?;
         let wanted = length_of(&header).map_err(|why| self.lost(why))?;
@@ -352,12 +352,12 @@ impl Courier {
         Ok(bytes)
     }
 
-    /// Brings the server this rank's parcel; returns when it is there.
+    /// Brings the server this rank's payload; returns when it is there.
     pub fn deliver(
         &self,
         bytes: &[u8],
         go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<(), ParcelError> {
+    ) -> Result<(), PayloadError> {
         self.deliver_over(self.connect(go_on)?, bytes, go_on)
     }
 
@@ -366,7 +366,7 @@ impl Courier {
         mut wire: FrameStream,
         bytes: &[u8],
         go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<(), ParcelError> {
+    ) -> Result<(), PayloadError> {
         let mut header = vec![DELIVER];
         header.extend((bytes.len() as u64).to_le_bytes());
         wire.push(&header);
@@ -380,27 +380,27 @@ impl Courier {
         }
         match *self.next(&mut wire, go_on)? {
             [TAKEN] => Ok(()),
-            _ => Err(self.lost("it did not take the parcel".into())),
+            _ => Err(self.lost("it did not take the payload".into())),
         }
     }
 
-    fn lost(&self, why: String) -> ParcelError {
-        ParcelError::Lost {
+    fn lost(&self, why: String) -> PayloadError {
+        PayloadError::Lost {
             rank: self.rank,
             why,
         }
     }
 
-    fn connect(&self, go_on: &mut dyn FnMut() -> bool) -> Result<FrameStream, ParcelError> {
+    fn connect(&self, go_on: &mut dyn FnMut() -> bool) -> Result<FrameStream, PayloadError> {
         let binding = Binding {
-            purpose: Purpose::Parcel,
+            purpose: Purpose::Payload,
             lane: 0,
             sealed: true,
             generation: 0,
             from: self.rank,
             to: SERVER,
         };
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.wait_timeout;
         let dial = |at: &SocketAddr| Dial::new(binding, vec![Target::Tcp(*at)], Instant::now());
         let mut dials: Vec<Dial> = self.addresses.iter().map(dial).collect();
         loop {
@@ -410,9 +410,9 @@ impl Courier {
                     return Ok(FrameStream::new(stream, PIECE));
                 }
             }
-            if now >= deadline || dials.iter().all(Dial::is_hopeless) {
+            if now >= deadline || dials.iter().all(Dial::has_failed_for_good) {
                 let tried = dials.iter().flat_map(Dial::failures).collect();
-                return Err(ParcelError::Unreachable {
+                return Err(PayloadError::Unreachable {
                     rank: self.rank,
                     tried,
                 });
@@ -430,7 +430,7 @@ impl Courier {
         &self,
         wire: &mut FrameStream,
         go_on: &mut dyn FnMut() -> bool,
-    ) -> Result<Vec<u8>, ParcelError> {
+    ) -> Result<Vec<u8>, PayloadError> {
         loop {
             wire.flush().map_err(|why| self.lost(why))?;
             if let Some(frame) = wire.next().map_err(|why| self.lost(why))? {
@@ -446,13 +446,13 @@ fn pause<'a>(
     waits: impl Iterator<Item = (&'a Fd, bool)>,
     until: Option<Instant>,
     go_on: &mut dyn FnMut() -> bool,
-) -> Result<(), ParcelError> {
+) -> Result<(), PayloadError> {
     let ask = Instant::now() + ASK_EVERY;
     wait_for_any(waits, Some(until.map_or(ask, |until| until.min(ask))));
     if go_on() {
         Ok(())
     } else {
-        Err(ParcelError::Interrupted)
+        Err(PayloadError::Interrupted)
     }
 }
 

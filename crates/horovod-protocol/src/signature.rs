@@ -1,4 +1,4 @@
-//! What ranks must agree on for one name: the request without its name and set, shared by reference.
+//! The request signature: what ranks must agree on for one name, that is the request without its name and set.
 
 use crate::memory_order::MemoryOrder;
 use crate::types::{Device, Op, TensorMeta};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// Operation, device and tensors of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Content {
+pub struct RequestSignature {
     /// Operation and arguments.
     pub op: Op,
     /// Where the tensors are.
@@ -15,7 +15,7 @@ pub struct Content {
     pub tensors: Arc<[TensorMeta]>,
 }
 
-impl Content {
+impl RequestSignature {
     /// Whether two ranks that ask for this agree. The first dimension of an allgather or alltoall
     /// is each rank's own matter.
     pub(crate) fn agrees_with(&self, op: &Op, device: Device, tensors: &[TensorMeta]) -> bool {

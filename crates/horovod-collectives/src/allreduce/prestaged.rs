@@ -3,7 +3,7 @@
 //!
 //! It is the direct algorithm without its hand-over, so the bits are the same.
 
-use horovod_protocol::Ticket;
+use horovod_protocol::OperationTag;
 use horovod_transport::Data;
 
 use super::{GroupPosition, Reducer, Reduction, reduce_range};
@@ -15,7 +15,7 @@ use crate::scratch::Scratch;
 use crate::select;
 use crate::slices::{Segment, Vector};
 
-/// What [`stage_early`] works with: as in [`Ctx`], before there is one.
+/// What [`prestage`] works with: as in [`Ctx`], before there is one.
 #[derive(Debug)]
 pub struct StagingContext<'a> {
     /// The links and the arena of this generation.
@@ -27,18 +27,18 @@ pub struct StagingContext<'a> {
     /// What lasts from one operation to the next.
     pub scratch: &'a mut Scratch,
     /// Whether ranks outnumber the cores of this host.
-    pub crowded: bool,
+    pub oversubscribed: bool,
 }
 
-/// Stages the operand of the allreduce that will run with `ticket` as its [`Ctx::ticket`], if it is small enough for
+/// Stages the operand of the allreduce that will run with `tag` as its [`Ctx::tag`], if it is small enough for
 /// that; whether it was. For a rank that is about to say that it is ready, and has said so of nothing else that was
-/// staged early and has not run.
+/// pre-staged and has not run.
 ///
 /// # Safety
 /// The input is readable, and nobody writes to it until the operation has ended.
-pub unsafe fn stage_early(
+pub unsafe fn prestage(
     context: StagingContext<'_>,
-    ticket: Ticket,
+    tag: OperationTag,
     red: &Reduction,
     seg: Segment,
 ) -> bool {
@@ -47,10 +47,10 @@ pub unsafe fn stage_early(
         layout,
         tuning,
         scratch,
-        crowded,
+        oversubscribed,
     } = context;
     let bytes = seg.elems.saturating_mul(red.dtype.size());
-    if bytes == 0 || bytes > select::early_max_bytes(red.op, crowded, layout, tuning) {
+    if bytes == 0 || bytes > select::prestaged_max_bytes(red.op, oversubscribed, layout, tuning) {
         return false;
     }
     let reducer = Reducer::new(red);
@@ -59,7 +59,7 @@ pub unsafe fn stage_early(
     };
     let vector = scratch.vector(red.dtype.size(), [seg]);
     let staged = !reducer.prescaled
-        && local.stage_early(scratch, ticket, bytes, |to| {
+        && local.prestage(scratch, tag, bytes, |to| {
             for piece in vector.pieces(0..vector.len()) {
                 // SAFETY: the caller's promise; the vector fits the area, which nobody reads before it is published.
                 unsafe { reducer.stage(&piece, to.wrapping_add(piece.at)) };
@@ -72,7 +72,7 @@ pub unsafe fn stage_early(
 /// Whether it was possible, and so is done.
 pub(super) fn run(
     ctx: &mut Ctx<'_>,
-    ticket: Ticket,
+    tag: OperationTag,
     reducer: &Reducer,
     vector: &Vector,
 ) -> Result<bool, CollectiveError> {
@@ -85,7 +85,7 @@ pub(super) fn run(
         members: local.len(),
     };
     let all = 0..vector.len();
-    let result = local.run_early(ctx, ticket, |theirs| {
+    let result = local.run_prestaged(ctx, tag, |theirs| {
         // SAFETY: the caller of the collective vouches for the segments; all members have published their areas.
         unsafe { reduce_range(&mut sources, reducer, vector, all, group, theirs, None) };
     });

@@ -1,9 +1,8 @@
-//! Which links have said which cached slots, counted by words: 64 slots of one link cost a few
-//! machine words, whether one or all of them are said.
+//! The readiness bitmap: which links are ready for which cached slots, counted by words. 64 slots of one link cost a
+//! few machine words, whether it is ready for one or for all of them.
 //!
-//! The coordinator counts its own links with it, and so does every aggregator of the tree. A slot
-//! that is *open* is not counted here: something is unusual about it, and its user looks at every
-//! rank that says it.
+//! The coordinator counts its own links with it, and so does every aggregator of the tree. A slot that is *open* is not
+//! counted here: something is unusual about it, and its user looks at every rank that is ready for it.
 
 use crate::lookup::{Lookup, Slab};
 use crate::message::{SetKey, Slot};
@@ -11,7 +10,7 @@ use crate::slots::{BLOCK_SLOTS, bits, place};
 use crate::types::Time;
 
 #[derive(Debug, Default)]
-pub(crate) struct Board {
+pub(crate) struct ReadinessBitmap {
     index: Lookup<u64, usize>,
     blocks: Slab<Block>,
 }
@@ -25,22 +24,22 @@ pub(crate) struct Block {
     live: u64,
     /// Slots that are not counted here.
     open: u64,
-    /// Slots that some links have said and others have not.
+    /// Slots for which some links are ready and others are not.
     waiting: u64,
-    /// A link has said a slot when its bit is as here: so a finished round needs no clearing.
+    /// A link is ready for a slot when its bit is as here: so a finished round needs no clearing.
     phase: u64,
-    said: Vec<u64>,
-    /// Links that are still to say each slot, as planes of a binary number; and how it starts.
+    ready: Vec<u64>,
+    /// Links that are not ready for each slot yet, as planes of a binary number; and how it starts.
     left: Vec<u64>,
     links: u32,
     since: Box<[Time; BLOCK_SLOTS as usize]>,
 }
 
-/// A link said a slot again before the others had said it once.
+/// A link marked a slot ready again before the others had done so once.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct SaidTwice;
+pub(crate) struct MarkedTwice;
 
-impl Board {
+impl ReadinessBitmap {
     /// A new slot of a set that so many links have members of.
     pub(crate) fn add(&mut self, slot: Slot, set: SetKey, links: usize) {
         let (number, bit) = place(slot);
@@ -117,7 +116,7 @@ impl Block {
             open: 0,
             waiting: 0,
             phase: u64::MAX,
-            said: vec![0; links as usize],
+            ready: vec![0; links as usize],
             left: vec![0; (u32::BITS - links.leading_zeros()) as usize],
             links,
             since: Box::new([Time(0); BLOCK_SLOTS as usize]),
@@ -144,9 +143,9 @@ impl Block {
         self.waiting & (1 << bit) != 0
     }
 
-    /// Waiting slots that the link at `position` has not said.
-    pub(crate) fn unsaid(&self, position: usize) -> u64 {
-        self.waiting & (self.said[position] ^ self.phase)
+    /// Waiting slots for which the link at `position` is not ready.
+    pub(crate) fn missing(&self, position: usize) -> u64 {
+        self.waiting & (self.ready[position] ^ self.phase)
     }
 
     /// Since when a waiting slot has waited.
@@ -154,19 +153,19 @@ impl Block {
         self.since[bit as usize]
     }
 
-    /// The link at `position` has said the counted slots `mask`. Returns the slots that all links
-    /// have said with this, whose next round begins, and the slots that begin to wait.
-    pub(crate) fn say(
+    /// The link at `position` is ready for the counted slots `mask`. Returns the slots for which all links are ready
+    /// with this, whose next round begins, and the slots that begin to wait.
+    pub(crate) fn mark_ready(
         &mut self,
         now: Time,
         position: usize,
         mask: u64,
-    ) -> Result<(u64, u64), SaidTwice> {
-        let said = &mut self.said[position];
-        if mask & !(*said ^ self.phase) != 0 {
-            return Err(SaidTwice);
+    ) -> Result<(u64, u64), MarkedTwice> {
+        let ready = &mut self.ready[position];
+        if mask & !(*ready ^ self.phase) != 0 {
+            return Err(MarkedTwice);
         }
-        *said ^= mask;
+        *ready ^= mask;
         let mut borrow = mask;
         for plane in &mut self.left {
             let before = *plane;
@@ -189,8 +188,7 @@ impl Block {
         Ok((complete, begun))
     }
 
-    /// Stops counting a slot until [`Block::close`]; returns the positions of the links that had
-    /// said it.
+    /// Stops counting a slot until [`Block::close`]; returns the positions of the links that were ready for it.
     pub(crate) fn open(&mut self, bit: u32) -> Vec<usize> {
         self.open |= 1 << bit;
         self.withdraw(bit)
@@ -209,9 +207,9 @@ impl Block {
         self.waiting &= !mask;
         let phase = self.phase;
         let mut positions = Vec::new();
-        for (position, said) in self.said.iter_mut().enumerate() {
-            if (*said ^ phase) & mask == 0 {
-                *said ^= mask;
+        for (position, ready) in self.ready.iter_mut().enumerate() {
+            if (*ready ^ phase) & mask == 0 {
+                *ready ^= mask;
                 positions.push(position);
             }
         }
@@ -219,7 +217,7 @@ impl Block {
         positions
     }
 
-    /// All links are to say the slots of `mask`.
+    /// No link is ready for the slots of `mask`.
     fn restart(&mut self, mask: u64) {
         for (digit, plane) in self.left.iter_mut().enumerate() {
             let start = if self.links >> digit & 1 == 1 {
@@ -236,25 +234,25 @@ impl Block {
 mod tests {
     use super::*;
 
-    fn board(slots: u64, links: usize) -> Board {
-        let mut board = Board::default();
+    fn readiness(slots: u64, links: usize) -> ReadinessBitmap {
+        let mut readiness = ReadinessBitmap::default();
         for slot in 0..slots {
-            board.add(Slot(slot), SetKey::GLOBAL, links);
+            readiness.add(Slot(slot), SetKey::GLOBAL, links);
         }
-        board
+        readiness
     }
 
     #[test]
-    fn a_slot_is_complete_when_the_last_link_has_said_it_round_after_round() {
+    fn a_slot_is_complete_when_the_last_link_is_ready_round_after_round() {
         for links in [1, 2, 3, 4, 7, 8, 1000] {
-            let mut board = board(64, links);
-            let block = board.block(0).unwrap();
+            let mut readiness = readiness(64, links);
+            let block = readiness.block(0).unwrap();
             for round in 0..3 {
                 for link in 0..links {
                     let last = link + 1 == links;
-                    let (complete, _) = block.say(Time(round), link, u64::MAX >> 4).unwrap();
+                    let (complete, _) = block.mark_ready(Time(round), link, u64::MAX >> 4).unwrap();
                     assert_eq!(complete, if last { u64::MAX >> 4 } else { 0 }, "{links}");
-                    let (complete, _) = block.say(Time(round), link, 0b11 << 60).unwrap();
+                    let (complete, _) = block.mark_ready(Time(round), link, 0b11 << 60).unwrap();
                     assert_eq!(complete, if last { 0b11 << 60 } else { 0 }, "{links}");
                 }
             }
@@ -263,29 +261,29 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_says_a_slot_twice_is_found_out() {
-        let mut board = board(3, 2);
-        let block = board.block(0).unwrap();
-        assert_eq!(block.say(Time(0), 1, 0b011), Ok((0, 0b011)));
-        assert_eq!(block.say(Time(0), 1, 0b110), Err(SaidTwice));
-        assert_eq!(block.say(Time(0), 0, 0b001), Ok((1, 0)));
-        assert_eq!(block.say(Time(0), 1, 0b001), Ok((0, 1)));
+    fn a_link_that_marks_a_slot_twice_is_found_out() {
+        let mut readiness = readiness(3, 2);
+        let block = readiness.block(0).unwrap();
+        assert_eq!(block.mark_ready(Time(0), 1, 0b011), Ok((0, 0b011)));
+        assert_eq!(block.mark_ready(Time(0), 1, 0b110), Err(MarkedTwice));
+        assert_eq!(block.mark_ready(Time(0), 0, 0b001), Ok((1, 0)));
+        assert_eq!(block.mark_ready(Time(0), 1, 0b001), Ok((0, 1)));
     }
 
     #[test]
-    fn an_opened_slot_tells_who_had_said_it_and_starts_anew_when_closed() {
-        let mut board = board(2, 3);
-        let block = board.block(0).unwrap();
-        block.say(Time(4), 0, 0b11).unwrap();
-        block.say(Time(5), 2, 0b10).unwrap();
+    fn an_opened_slot_tells_who_was_ready_and_starts_anew_when_closed() {
+        let mut readiness = readiness(2, 3);
+        let block = readiness.block(0).unwrap();
+        block.mark_ready(Time(4), 0, 0b11).unwrap();
+        block.mark_ready(Time(5), 2, 0b10).unwrap();
         assert_eq!((block.since(0), block.waiting_slots()), (Time(4), 0b11));
-        assert_eq!([0, 1, 2].map(|link| block.unsaid(link)), [0, 0b11, 0b01]);
+        assert_eq!([0, 1, 2].map(|link| block.missing(link)), [0, 0b11, 0b01]);
         assert_eq!(block.open(1), [0, 2]);
         assert_eq!(block.open(1), []);
         assert_eq!((block.counted(0b11), block.waiting_slots()), (0b01, 0b01));
         block.close(0b10);
         for link in 0..3 {
-            let (complete, _) = block.say(Time(6), link, 0b10).unwrap();
+            let (complete, _) = block.mark_ready(Time(6), link, 0b10).unwrap();
             assert_eq!(complete != 0, link == 2);
         }
         assert_eq!(block.open(0), [0]);
@@ -293,10 +291,10 @@ mod tests {
 
     #[test]
     fn empty_blocks_go() {
-        let mut board = board(65, 1);
-        board.remove(Slot(64));
-        assert!(board.block(1).is_none() && board.find(Slot(63)).is_some());
-        board.remove_set(SetKey::GLOBAL);
-        assert!(board.block(0).is_none());
+        let mut readiness = readiness(65, 1);
+        readiness.remove(Slot(64));
+        assert!(readiness.block(1).is_none() && readiness.find(Slot(63)).is_some());
+        readiness.remove_set(SetKey::GLOBAL);
+        assert!(readiness.block(0).is_none());
     }
 }

@@ -34,7 +34,7 @@ class ReduceOptions:
         return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
 
 
-class Slot(Watched):
+class GradientEntry(Watched):
     """One parameter and where its gradient stands; `settled` while that is sent."""
 
     __slots__ = ("group", "name", "nbytes", "parts", "passes_left", "sent", "sparse", "state")
@@ -83,9 +83,9 @@ class Group:
 
     __slots__ = ("arrived", "members")
 
-    def __init__(self, members: list[Slot]) -> None:
+    def __init__(self, members: list[GradientEntry]) -> None:
         self.members = members
-        self.arrived: set[Slot] = set()
+        self.arrived: set[GradientEntry] = set()
 
 
 def zeros_for(param: torch.Tensor, *, sparse: bool) -> torch.Tensor:
@@ -93,6 +93,6 @@ def zeros_for(param: torch.Tensor, *, sparse: bool) -> torch.Tensor:
     return zeros.to_sparse(1) if sparse else zeros
 
 
-def unwatch(slots: list[Slot]) -> None:
-    for slot in slots:
-        slot.unwatch()
+def unwatch(entries: list[GradientEntry]) -> None:
+    for entry in entries:
+        entry.unwatch()

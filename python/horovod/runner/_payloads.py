@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclasses.dataclass
-class Job:
+class FunctionCall:
     """What every rank gets: the pickled function with its arguments, and where modules are searched."""
 
     function: bytes

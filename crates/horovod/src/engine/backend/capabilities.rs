@@ -1,4 +1,5 @@
-//! What the members of a set agree on once about a device: whether all can carry out its executions there, and how.
+//! The capability exchange of a set's members: once for each device, whether all can carry out its executions there,
+//! and how.
 //!
 //! At the first execution of a set on a device, at its place in the total order, the members exchange what each offers
 //! over the host's data plane. All conclude from the same offers, so all alike; nothing is decided locally.
@@ -17,14 +18,14 @@ const FRAME: usize = 3 + OFFER_MAX;
 
 /// What the members of each set have concluded.
 #[derive(Default)]
-pub(in crate::engine) struct Agreements {
+pub(in crate::engine) struct Capabilities {
     /// Ids are reused after a removal, so the members decide whether a conclusion still holds.
     concluded: BTreeMap<(Device, ProcessSetId), Concluded>,
 }
 
 type Concluded = (Arc<[Rank]>, Result<(), String>);
 
-impl Agreements {
+impl Capabilities {
     /// What was concluded, if it was; an error is what the operations end with.
     pub(in crate::engine) fn of(&self, execution: &Execution) -> Option<&Result<(), String>> {
         let (members, concluded) = self.concluded.get(&(execution.device, execution.set))?;

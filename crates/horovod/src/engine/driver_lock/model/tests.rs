@@ -11,14 +11,14 @@ fn cases() -> impl Iterator<Item = Case> {
 #[test]
 fn who_submits_and_waits_gets_the_end() {
     for case in cases() {
-        check(2, case, |job| job.finish(job.submit()), 1);
+        check(2, case, |setup| setup.finish(setup.submit()), 1);
     }
 }
 
 #[test]
 fn what_nobody_waits_for_ends_by_the_engines_thread() {
     for case in cases() {
-        check(2, case, |job| job.see_end(job.submit()), 1);
+        check(2, case, |setup| setup.see_end(setup.submit()), 1);
     }
 }
 
@@ -28,10 +28,10 @@ fn a_caller_that_leaves_hands_over() {
         check(
             2,
             case,
-            |job| {
-                let handle = job.submit();
-                let _ = job.seat.wait(handle, Duration::ZERO);
-                job.see_end(handle);
+            |setup| {
+                let handle = setup.submit();
+                let _ = setup.driver_lock.wait(handle, Duration::ZERO);
+                setup.see_end(handle);
             },
             1,
         );
@@ -41,7 +41,7 @@ fn a_caller_that_leaves_hands_over() {
 #[test]
 fn who_is_called_need_not_wait() {
     for case in cases() {
-        check(1, case, Job::be_called, 1);
+        check(1, case, Setup::end_with_callback, 1);
     }
 }
 
@@ -51,20 +51,20 @@ fn one_thread_leaves_while_another_submits_and_waits() {
         check(
             1,
             case,
-            |job| {
-                let first = job.submit();
-                let (shared, seat) = (job.shared.clone(), job.seat.clone());
+            |setup| {
+                let first = setup.submit();
+                let (shared, driver_lock) = (setup.shared.clone(), setup.driver_lock.clone());
                 let other = loom::thread::spawn(move || {
-                    let job = Job {
+                    let setup = Setup {
                         shared,
-                        seat,
+                        driver_lock,
                         threads: Vec::new(),
                     };
-                    job.finish(job.submit());
+                    setup.finish(setup.submit());
                 });
-                let _ = job.seat.wait(first, Duration::ZERO);
+                let _ = setup.driver_lock.wait(first, Duration::ZERO);
                 other.join().unwrap();
-                job.see_end(first);
+                setup.see_end(first);
             },
             2,
         );

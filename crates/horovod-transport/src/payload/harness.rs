@@ -1,4 +1,4 @@
-//! Both ends of a parcel's way, of which the other says anything, for fuzzing.
+//! Both ends of a payload's transfer, of which the other says anything, for fuzzing.
 
 use std::{
     sync::Arc,
@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Client, Courier, DELIVER, Errand, FETCH, PIECE, Shared, TAKEN};
+use super::{Client, DELIVER, Errand, FETCH, PIECE, PayloadClient, ServerState, TAKEN};
 use crate::{
     JobKey,
     frame_stream::FrameStream,
@@ -19,7 +19,7 @@ use crate::{
 
 /// A stream of frames to the server (first byte 0) or to a rank that fetches (1) or delivers: what arrives is what
 /// was announced, once; all else ends the connection. The second byte says how long the pieces are.
-pub fn parcels(bytes: &[u8]) {
+pub fn payloads(bytes: &[u8]) {
     match bytes {
         [0, piece, stream @ ..] => server(usize::from(*piece) + 1, stream),
         [1, stream @ ..] => fetching(stream),
@@ -42,7 +42,7 @@ fn frames(stream: &[u8]) -> Vec<Vec<u8>> {
     frames
 }
 
-/// A parcel's header and pieces: what it brings, if it is whole, and how many of the pieces that takes.
+/// A payload's header and pieces: what it brings, if it is whole, and how many of the pieces that takes.
 fn whole(header: &[u8], pieces: &[Vec<u8>]) -> Option<(Vec<u8>, usize)> {
     let wanted = u64::from_le_bytes(header.try_into().ok()?);
     let (mut bytes, mut needed) = (Vec::new(), 0);
@@ -62,14 +62,14 @@ fn wire(fd: Arc<Fd>) -> FrameStream {
 
 fn server(piece: usize, stream: &[u8]) {
     let (ours, theirs) = pair();
-    let (_hears, bell) = platform::bell().expect("a doorbell");
-    let shared = Shared {
+    let (_hears, notifier) = platform::notifier().expect("a notifier");
+    let shared = ServerState {
         inbox: Mutex::default(),
         news: Condvar::new(),
         stop: AtomicBool::new(false),
-        bell,
+        notifier,
     };
-    let parcel: Vec<u8> = (0..300_u16).map(|n| n as u8).collect();
+    let payload: Vec<u8> = (0..300_u16).map(|n| n as u8).collect();
     let mut client = Client {
         wire: wire(ours),
         rank: 3,
@@ -77,7 +77,7 @@ fn server(piece: usize, stream: &[u8]) {
     };
     for part in stream.chunks(piece) {
         assert_eq!(send(&theirs, part).ok(), Some(part.len()));
-        if !matches!(client.serve(&parcel, &shared), Ok(true)) {
+        if !matches!(client.serve(&payload, &shared), Ok(true)) {
             break;
         }
     }
@@ -90,7 +90,7 @@ fn server(piece: usize, stream: &[u8]) {
     let arrived: Vec<_> = shared.lock().arrived.drain(..).collect();
     match said.split_first() {
         Some((first, pieces)) if first.first() == Some(&DELIVER) => {
-            assert!(arrived.len() <= 1, "one parcel arrived twice");
+            assert!(arrived.len() <= 1, "one payload arrived twice");
             for (rank, bytes) in arrived {
                 let (expected, needed) = whole(&first[1..], pieces).expect("it is whole");
                 assert_eq!((rank, bytes), (3, expected));
@@ -102,11 +102,11 @@ fn server(piece: usize, stream: &[u8]) {
             }
         }
         first => {
-            assert!(arrived.is_empty(), "a parcel out of nothing");
+            assert!(arrived.is_empty(), "a payload out of nothing");
             if first.is_some_and(|(first, rest)| *first == [FETCH] && rest.is_empty())
                 && let [header, pieces @ ..] = &frames(&reply)[..]
             {
-                assert_eq!(whole(header, pieces).map(|(bytes, _)| bytes), Some(parcel));
+                assert_eq!(whole(header, pieces).map(|(bytes, _)| bytes), Some(payload));
             }
         }
     }
@@ -127,18 +127,18 @@ fn said(stream: &[u8]) -> (FrameStream, Arc<Fd>) {
     (wire(ours), theirs)
 }
 
-fn courier() -> Courier {
-    Courier {
+fn client() -> PayloadClient {
+    PayloadClient {
         rank: 3,
         addresses: Vec::new(),
         key: JobKey::from_hex(&"5a".repeat(32)).expect("a key"),
-        patience: Duration::ZERO,
+        wait_timeout: Duration::ZERO,
     }
 }
 
 fn fetching(stream: &[u8]) {
     let (wire, _theirs) = said(stream);
-    let fetched = courier().fetch_over(wire, &mut || true);
+    let fetched = client().fetch_over(wire, &mut || true);
     let frames = frames(stream);
     let expected = frames.split_first();
     let expected = expected.and_then(|(header, pieces)| whole(header, pieces));
@@ -147,7 +147,7 @@ fn fetching(stream: &[u8]) {
 
 fn delivering(stream: &[u8]) {
     let (wire, _theirs) = said(stream);
-    let delivered = courier().deliver_over(wire, b"a parcel", &mut || true);
+    let delivered = client().deliver_over(wire, b"a payload", &mut || true);
     let first = frames(stream).into_iter().next();
     assert_eq!(delivered.is_ok(), first.as_deref() == Some(&[TAKEN]));
 }
@@ -174,10 +174,10 @@ mod tests {
         let header = [&[DELIVER][..], &5_u64.to_le_bytes()].concat();
         for piece in [0, 3, 255] {
             let honest = stream(&[&header, b"ab", b"cde"]);
-            parcels(&[&[0, piece][..], &honest].concat());
-            parcels(&[&[0, piece][..], &stream(&[&[FETCH]])].concat());
+            payloads(&[&[0, piece][..], &honest].concat());
+            payloads(&[&[0, piece][..], &stream(&[&[FETCH]])].concat());
         }
-        parcels(&[&[1][..], &stream(&[&header[1..], b"ab", b"cde"])].concat());
-        parcels(&[&[2][..], &stream(&[&[TAKEN]])].concat());
+        payloads(&[&[1][..], &stream(&[&header[1..], b"ab", b"cde"])].concat());
+        payloads(&[&[2][..], &stream(&[&[TAKEN]])].concat());
     }
 }

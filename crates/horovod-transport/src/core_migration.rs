@@ -1,4 +1,4 @@
-//! Where ranks outnumber cores: how those that wait spread over the cores.
+//! Core migration of waiting ranks, where ranks outnumber cores.
 //!
 //! A thread that gives way all the time never looks idle to the kernel, and one that ran just now is not moved to a core
 //! that is: ranks that happen to share a core stay there for a tenth of a second or more. So each rank tells on which core
@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::patience::HoldOff;
 use crate::platform::{self, region::Region};
 use crate::sync::Ordering;
+use crate::wait_policy::HoldOff;
 
 /// How often a rank that gives way looks where the others are, in steps.
 const LOOK_EVERY: u32 = 32;
@@ -22,7 +22,7 @@ const REFUSED: Duration = Duration::from_micros(500);
 const REFUSED_MAX: Duration = Duration::from_millis(20);
 
 /// Where the ranks of this host wait.
-pub(crate) struct Spread {
+pub(crate) struct CoreMigration {
     region: Arc<Region>,
     /// By rank of the host, where in the region it tells its core, from 1; 0 before it first waited. Who has
     /// slept is mostly still there.
@@ -32,7 +32,7 @@ pub(crate) struct Spread {
     placement: Placement,
 }
 
-impl Spread {
+impl CoreMigration {
     pub(crate) fn new(region: Arc<Region>, words: Vec<usize>, me: usize, cores: usize) -> Self {
         Self {
             region,
@@ -52,7 +52,7 @@ impl Spread {
     }
 
     /// This rank is about to give way on `core`; moves it to another one if it should be there.
-    pub(crate) fn gives_way(&mut self, core: usize) {
+    pub(crate) fn before_yield(&mut self, core: usize) {
         if core >= platform::Cores::MAX {
             return;
         }

@@ -1,13 +1,13 @@
-//! Whether the ranks that asked for one name mean the same thing; Horovod's checks in their order.
+//! Request validation: whether the ranks that asked for one name mean the same thing; Horovod's checks in their order.
 
-use crate::content::Content;
 use crate::groups::member_name;
 use crate::limits::FIRST_DIMS_MAX;
 use crate::refusal::{Difference, Impossible, Mismatch, Refusal};
+use crate::signature::RequestSignature;
 use crate::types::{Op, Rank, TensorMeta};
 
 /// What one rank asked for.
-pub(crate) type Asked<'a> = (Rank, &'a Content);
+pub(crate) type Asked<'a> = (Rank, &'a RequestSignature);
 
 /// Compares all requests for one name with the first; ascending ranks make the outcome deterministic.
 pub(crate) fn compare(name: &str, asked: &[Asked<'_>]) -> Result<(), Refusal> {
@@ -50,22 +50,26 @@ pub(crate) fn compare(name: &str, asked: &[Asked<'_>]) -> Result<(), Refusal> {
 
 /// What can be wrong although everybody agrees: operations that a joined rank cannot take part in,
 /// and tensors without the dimension that the operation works on.
-pub(crate) fn possible(name: &str, content: &Content, someone_joined: bool) -> Result<(), Refusal> {
-    let joins = matches!(content.op, Op::Allreduce { .. } | Op::Barrier | Op::Join);
+pub(crate) fn possible(
+    name: &str,
+    signature: &RequestSignature,
+    someone_joined: bool,
+) -> Result<(), Refusal> {
+    let joins = matches!(signature.op, Op::Allreduce { .. } | Op::Barrier | Op::Join);
     if someone_joined && !joins {
-        let op = content.op.clone();
+        let op = signature.op.clone();
         return Err(impossible(name, Impossible::Joined { op }));
     }
     let rows = matches!(
-        content.op,
+        signature.op,
         Op::Allgather | Op::Alltoall | Op::Reducescatter { .. }
     );
     if let (true, Some(i)) = (
         rows,
-        content.tensors.iter().position(|t| t.shape.is_empty()),
+        signature.tensors.iter().position(|t| t.shape.is_empty()),
     ) {
-        let op = content.op.clone();
-        let name = member_name(name, i, content.tensors.len());
+        let op = signature.op.clone();
+        let name = member_name(name, i, signature.tensors.len());
         return Err(impossible(&name, Impossible::NoRows { op }));
     }
     Ok(())
@@ -74,18 +78,18 @@ pub(crate) fn possible(name: &str, content: &Content, someone_joined: bool) -> R
 /// Bytes that the members gather together; also refuses what cannot be announced or addressed.
 pub(crate) fn gathered_bytes(
     name: &str,
-    content: &Content,
+    signature: &RequestSignature,
     rows: &[u64],
     members: usize,
 ) -> Result<u64, Refusal> {
     if rows.len() > FIRST_DIMS_MAX {
         let why = Impossible::TooManyParts {
-            tensors: content.tensors.len() as u64,
+            tensors: signature.tensors.len() as u64,
             members: members as u64,
         };
         return Err(impossible(name, why));
     }
-    let bytes = content
+    let bytes = signature
         .tensors
         .iter()
         .zip(rows.chunks(members.max(1)))
@@ -166,7 +170,7 @@ fn arguments(a: &Op, b: &Op) -> Option<Difference> {
     }
 }
 
-fn devices(a: &Content, b: &Content) -> Option<Difference> {
+fn devices(a: &RequestSignature, b: &RequestSignature) -> Option<Difference> {
     (a.device != b.device).then(|| Difference::Devices {
         op: a.op.clone(),
         devices: [a.device, b.device],
@@ -178,9 +182,9 @@ mod tests {
     use super::*;
     use crate::types::{DType, Device, ReduceOp, Scale};
 
-    fn content(op: Op, tensors: &[(DType, &[u64])]) -> Content {
+    fn signature(op: Op, tensors: &[(DType, &[u64])]) -> RequestSignature {
         let meta = |t: &(DType, &[u64])| TensorMeta::new(t.0, t.1);
-        Content {
+        RequestSignature {
             op,
             device: Device::Cpu,
             tensors: tensors.iter().map(meta).collect(),
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(a: &Content, b: &Content, expected: &str) {
+    fn check(a: &RequestSignature, b: &RequestSignature, expected: &str) {
         let error = compare("x", &[(Rank(0), a), (Rank(1), a), (Rank(2), b)]).unwrap_err();
         assert_eq!(error.to_string(), expected);
     }
@@ -204,22 +208,22 @@ mod tests {
 
     #[test]
     fn every_disagreement_has_horovods_text_and_names_tensor_and_ranks() {
-        let base = content(sum(), &[(F32, &[2, 3])]);
+        let base = signature(sum(), &[(F32, &[2, 3])]);
         check(
             &base,
-            &content(Op::Allgather, &[(DType::I64, &[2, 3])]),
+            &signature(Op::Allgather, &[(DType::I64, &[2, 3])]),
             "Mismatched data types: One rank had type float32, but another rank had type int64. \
              (tensor x: rank 0 and rank 2)",
         );
         check(
             &base,
-            &content(Op::Allgather, &[(F32, &[2, 3])]),
+            &signature(Op::Allgather, &[(F32, &[2, 3])]),
             "Mismatched operations: One rank did an ALLREDUCE, but another rank did an ALLGATHER. \
              (tensor x: rank 0 and rank 2)",
         );
         check(
             &base,
-            &content(sum(), &[(F32, &[2, 4])]),
+            &signature(sum(), &[(F32, &[2, 4])]),
             "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [2, 3], but \
              another rank sent a tensor of shape [2, 4]. (tensor x: rank 0 and rank 2)",
         );
@@ -232,7 +236,7 @@ mod tests {
         };
         check(
             &base,
-            &content(scaled, &[(F32, &[2, 3])]),
+            &signature(scaled, &[(F32, &[2, 3])]),
             "Mismatched prescale and/or postscale factors: One rank sent factors (1, 1), but \
              another rank sent factors (0.5, 1). (tensor x: rank 0 and rank 2)",
         );
@@ -242,13 +246,13 @@ mod tests {
         };
         check(
             &base,
-            &content(max, &[(F32, &[2, 3])]),
+            &signature(max, &[(F32, &[2, 3])]),
             "Mismatched reduction operation: One rank sent reduction op Sum, but another rank sent \
              reduction op Max. (tensor x: rank 0 and rank 2)",
         );
         check(
             &base,
-            &Content {
+            &RequestSignature {
                 device: Device::Gpu,
                 ..base.clone()
             },
@@ -256,8 +260,8 @@ mod tests {
              another rank specified device GPU. (tensor x: rank 0 and rank 2)",
         );
         check(
-            &content(Op::Broadcast { root: Rank(0) }, &[(F32, &[2])]),
-            &content(Op::Broadcast { root: Rank(1) }, &[(F32, &[2])]),
+            &signature(Op::Broadcast { root: Rank(0) }, &[(F32, &[2])]),
+            &signature(Op::Broadcast { root: Rank(1) }, &[(F32, &[2])]),
             "Mismatched BROADCAST root ranks: One rank specified root rank 0, but another rank \
              specified root rank 1. (tensor x: rank 0 and rank 2)",
         );
@@ -265,27 +269,27 @@ mod tests {
 
     #[test]
     fn gathers_may_differ_in_rows_only() {
-        let base = content(Op::Allgather, &[(F32, &[2, 3])]);
+        let base = signature(Op::Allgather, &[(F32, &[2, 3])]);
         assert_eq!(
             compare(
                 "x",
                 &[
                     (Rank(0), &base),
-                    (Rank(1), &content(Op::Allgather, &[(F32, &[9, 3])]))
+                    (Rank(1), &signature(Op::Allgather, &[(F32, &[9, 3])]))
                 ]
             ),
             Ok(())
         );
         check(
             &base,
-            &content(Op::Allgather, &[(F32, &[2, 4])]),
+            &signature(Op::Allgather, &[(F32, &[2, 4])]),
             "Mismatched ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to \
              3, but another rank sent a tensor with dimension 1 equal to 4. \
              (tensor x: rank 0 and rank 2)",
         );
         check(
             &base,
-            &content(Op::Allgather, &[(F32, &[2])]),
+            &signature(Op::Allgather, &[(F32, &[2])]),
             "Mismatched ALLGATHER tensor shapes: One rank sent a tensor of rank 2, but another \
              rank sent a tensor of rank 1. (tensor x: rank 0 and rank 2)",
         );
@@ -293,24 +297,24 @@ mod tests {
 
     #[test]
     fn group_members_are_named_and_counts_are_compared() {
-        let base = content(sum(), &[(F32, &[2]), (F32, &[3])]);
+        let base = signature(sum(), &[(F32, &[2]), (F32, &[3])]);
         check(
             &base,
-            &content(sum(), &[(F32, &[2]), (F32, &[4])]),
+            &signature(sum(), &[(F32, &[2]), (F32, &[4])]),
             "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [3], but another \
              rank sent a tensor of shape [4]. (tensor x_2of2: rank 0 and rank 2)",
         );
         check(
             &base,
-            &content(sum(), &[(F32, &[2])]),
+            &signature(sum(), &[(F32, &[2])]),
             "Mismatched group sizes: One rank submitted a group of 2 tensors, but another rank \
              submitted a group of 1 tensors. (tensor x: rank 0 and rank 2)",
         );
     }
 
     #[test]
-    fn whatever_content_equality_tells_apart_has_a_text() {
-        // `Content::agrees` decides whether `compare` runs at all, so the two must match.
+    fn whatever_signature_equality_tells_apart_has_a_text() {
+        // `RequestSignature::agrees` decides whether `compare` runs at all, so the two must match.
         let scaled = Scale {
             pre: 2.0,
             post: 1.0,
@@ -369,9 +373,9 @@ mod tests {
         for op in &ops {
             for tensors in tensors {
                 for device in [Device::Cpu, Device::Gpu] {
-                    all.push(Content {
+                    all.push(RequestSignature {
                         device,
-                        ..content(op.clone(), tensors)
+                        ..signature(op.clone(), tensors)
                     });
                 }
             }
@@ -386,9 +390,9 @@ mod tests {
 
     #[test]
     fn memory_orders_may_differ_and_then_row_major_is_meant() {
-        let base = content(sum(), &[(F32, &[2, 3]), (F32, &[3])]);
+        let base = signature(sum(), &[(F32, &[2, 3]), (F32, &[3])]);
         let order = crate::MemoryOrder::of(&[2, 3], &[1, 2]).unwrap();
-        let transposed = Content {
+        let transposed = RequestSignature {
             tensors: [
                 TensorMeta::new(F32, [2, 3]).in_order(order),
                 TensorMeta::new(F32, [3]),
@@ -400,20 +404,20 @@ mod tests {
         let asked = [(Rank(0), &transposed), (Rank(1), &base)];
         assert_eq!(compare("x", &asked), Ok(()));
         assert_eq!(transposed.in_row_major(), base);
-        let run = |asked: &Content, told: &Content| {
+        let run = |asked: &RequestSignature, told: &RequestSignature| {
             asked.may_run_as(&told.op, told.device, &told.tensors)
         };
         assert!(run(&transposed, &base) && run(&transposed, &transposed));
         assert!(!run(&base, &transposed));
         assert!(!run(
             &transposed,
-            &content(sum(), &[(F32, &[3, 2]), (F32, &[3])])
+            &signature(sum(), &[(F32, &[3, 2]), (F32, &[3])])
         ));
     }
 
     #[test]
     fn gathered_bytes_do_not_overflow() {
-        let wide = content(Op::Allgather, &[(F32, &[1, 1 << 40])]);
+        let wide = signature(Op::Allgather, &[(F32, &[1, 1 << 40])]);
         assert_eq!(gathered_bytes("x", &wide, &[2, 3], 2), Ok(5 << 42));
         assert!(gathered_bytes("x", &wide, &[1 << 30, 1], 2).is_err());
         assert!(gathered_bytes("x", &wide, &vec![0; FIRST_DIMS_MAX + 1], 1 << 20).is_err());

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use horovod_transport::rendezvous::Seat;
+use horovod_transport::rendezvous::RankAssignment;
 
 /// The places of a round in the order of ranks: host and slot of each. The local rank is the slot, so that it stays
 /// what it is as long as the process lives; scripts choose their GPU by it.
-pub(super) fn assign(places: &[(&str, u32)], needs_sync: bool) -> Vec<Seat> {
+pub(super) fn assign(places: &[(&str, u32)], needs_sync: bool) -> Vec<RankAssignment> {
     // The position of each host, and how many it has; of each local rank, the positions of the hosts that have it.
     let mut hosts: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
     let mut columns: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
@@ -22,7 +22,7 @@ pub(super) fn assign(places: &[(&str, u32)], needs_sync: bool) -> Vec<Seat> {
             let (position, local_size) = hosts[host];
             let column = &columns[local];
             let cross_rank = column.range(..position).count() as u32;
-            Seat {
+            RankAssignment {
                 rank,
                 local_rank: *local,
                 local_size,
@@ -40,11 +40,11 @@ mod tests {
 
     #[test]
     fn numbers_follow_from_hosts_and_slots() {
-        let seats = assign(&[("a", 1), ("b", 0), ("b", 1)], true);
+        let assignments = assign(&[("a", 1), ("b", 0), ("b", 1)], true);
         assert_eq!(
-            seats,
+            assignments,
             [
-                Seat {
+                RankAssignment {
                     rank: 0,
                     local_rank: 1,
                     local_size: 1,
@@ -52,7 +52,7 @@ mod tests {
                     cross_size: 2,
                     needs_sync: true
                 },
-                Seat {
+                RankAssignment {
                     rank: 1,
                     local_rank: 0,
                     local_size: 2,
@@ -60,7 +60,7 @@ mod tests {
                     cross_size: 1,
                     needs_sync: true
                 },
-                Seat {
+                RankAssignment {
                     rank: 2,
                     local_rank: 1,
                     local_size: 2,

@@ -7,10 +7,8 @@ use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use common::{Node, World, exact_values, oracle, rough_values};
-use horovod_collectives::{
-    Ctx, Reduction, Segment, StagingContext, allreduce, barrier, stage_early,
-};
-use horovod_protocol::{DType, ReduceOp, Scale, Ticket};
+use horovod_collectives::{Ctx, Reduction, Segment, StagingContext, allreduce, barrier, prestage};
+use horovod_protocol::{DType, OperationTag, ReduceOp, Scale};
 use horovod_transport::{Aborted, Idle};
 
 /// An area of an arena with 16 KiB of staging memory.
@@ -47,7 +45,7 @@ fn segment(data: &mut [u8], dtype: DType) -> Segment {
     }
 }
 
-fn stage(node: &mut Node, ticket: u64, red: &Reduction, data: &mut [u8]) -> bool {
+fn stage(node: &mut Node, tag: u64, red: &Reduction, data: &mut [u8]) -> bool {
     let segment = segment(data, red.dtype);
     node.op(|ctx| {
         let context = StagingContext {
@@ -55,10 +53,10 @@ fn stage(node: &mut Node, ticket: u64, red: &Reduction, data: &mut [u8]) -> bool
             layout: ctx.layout,
             tuning: ctx.tuning,
             scratch: ctx.scratch,
-            crowded: true,
+            oversubscribed: true,
         };
         // SAFETY: this thread's own bytes, which it does not touch until the operation has ended.
-        unsafe { stage_early(context, Ticket(ticket), red, segment) }
+        unsafe { prestage(context, OperationTag(tag), red, segment) }
     })
 }
 
@@ -72,10 +70,10 @@ fn meet(node: &mut Node) {
     node.op(barrier).expect("nobody aborts");
 }
 
-fn run(node: &mut Node, ticket: u64, red: &Reduction, data: &mut [u8]) {
+fn run(node: &mut Node, tag: u64, red: &Reduction, data: &mut [u8]) {
     let segments = [segment(data, red.dtype)];
     node.op(|ctx| {
-        ctx.ticket = Some(Ticket(ticket));
+        ctx.tag = Some(OperationTag(tag));
         // SAFETY: as in `stage`.
         unsafe { allreduce(ctx, red, &segments) }
     })
@@ -114,8 +112,8 @@ fn where_all_have_staged_nobody_waits_and_the_bits_are_the_same() {
                         scale,
                         divisor: node.size as u32,
                     };
-                    let ticket = (number * 1000 + elems + 1) as u64;
-                    assert!(stage(node, ticket, &red, &mut data));
+                    let tag = (number * 1000 + elems + 1) as u64;
+                    assert!(stage(node, tag, &red, &mut data));
                     meet(node);
                     let segments = [segment(&mut data, dtype)];
                     node.op(|ctx| {
@@ -127,7 +125,7 @@ fn where_all_have_staged_nobody_waits_and_the_bits_are_the_same() {
                             seq: ctx.seq,
                             layout: ctx.layout,
                             tuning: ctx.tuning,
-                            ticket: Some(Ticket(ticket)),
+                            tag: Some(OperationTag(tag)),
                             scratch: ctx.scratch,
                         };
                         // SAFETY: as in `stage`.
@@ -151,7 +149,7 @@ fn some_stage_and_some_do_not_round_after_round() {
                 .map(|rank| exact_values(DType::F32, ReduceOp::Sum, elems, round * 8 + rank))
                 .collect();
             let mut data = inputs[node.rank].clone();
-            let ticket = round as u64 + 1;
+            let tag = round as u64 + 1;
             // Sometimes all, sometimes all but one, sometimes nobody.
             let stages = match round % 3 {
                 0 => true,
@@ -160,13 +158,13 @@ fn some_stage_and_some_do_not_round_after_round() {
             };
             if stages {
                 // All have read what was staged two rounds ago: they have met since.
-                assert!(stage(node, ticket, &red, &mut data));
+                assert!(stage(node, tag, &red, &mut data));
             } else {
                 skip(node);
             }
-            // No meeting after the operation: slow ranks still read while fast ones stage the next.
+            // No barrier after the operation: slow ranks still read while fast ones stage the next.
             meet(node);
-            run(node, ticket, &red, &mut data);
+            run(node, tag, &red, &mut data);
             let want = oracle(DType::F32, ReduceOp::Sum, Scale::NONE, &inputs);
             assert_eq!(data, want, "round {round}");
         }
@@ -182,18 +180,18 @@ fn what_nobody_has_read_yet_keeps_its_place() {
         let values = |rank, seed| exact_values(DType::F32, ReduceOp::Sum, 8, 10 * seed + rank);
         for round in 0..ROUNDS.min(50) {
             let mut data = values(node.rank, round);
-            let ticket = round as u64 + 1;
-            assert!(stage(node, ticket, &red, &mut data));
+            let tag = round as u64 + 1;
+            assert!(stage(node, tag, &red, &mut data));
             meet(node);
             if node.rank == 0 {
-                run(node, ticket, &red, &mut data);
+                run(node, tag, &red, &mut data);
                 // The peer has not run, so this goes to the other area.
                 assert!(stage(node, 1000, &red, &mut values(7, 7)));
                 done.lock().unwrap().send(()).unwrap();
             } else {
                 let first = first_is_done.lock().unwrap();
                 first.recv_timeout(Duration::from_secs(240)).unwrap();
-                run(node, ticket, &red, &mut data);
+                run(node, tag, &red, &mut data);
                 skip(node);
             }
             let inputs = [0, 1].map(|rank| values(rank, round));

@@ -1,7 +1,7 @@
-//! How a sleeper is never missed: arm, check again, sleep; publish, then look who sleeps.
+//! The sleeping word of a rank, and why no wake-up is lost: arm, check again, sleep; publish, then look who sleeps.
 //!
 //! Sleeper: `arm`, look once more for work, and only then sleep. Waker: publish the work, `publish_fence`, then
-//! `must_ring`. The two sequentially consistent fences exclude that the sleeper misses the work
+//! `must_notify`. The two sequentially consistent fences exclude that the sleeper misses the work
 //! *and* the waker misses the sleeper.
 
 use crate::sync::{AtomicU32, Ordering, fence};
@@ -25,7 +25,7 @@ pub(crate) fn publish_fence() {
 }
 
 /// After [`publish_fence`]: whether the caller, and only it, must wake the owner of `sleeping`.
-pub(crate) fn must_ring(sleeping: &AtomicU32) -> bool {
+pub(crate) fn must_notify(sleeping: &AtomicU32) -> bool {
     sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::Acquire) != 0
 }
 
@@ -39,15 +39,15 @@ mod loom_tests {
     use super::*;
     use crate::sync::AtomicU64;
 
-    /// A doorbell as the kernel gives it: rings are remembered until heard.
+    /// A notifier as the kernel gives it: notifications are remembered until read.
     #[derive(Default)]
-    struct Bell {
+    struct RankNotifier {
         rung: Mutex<bool>,
         heard: Condvar,
     }
 
-    impl Bell {
-        fn ring(&self) {
+    impl RankNotifier {
+        fn notify(&self) {
             *self.rung.lock().unwrap() = true;
             self.heard.notify_one();
         }
@@ -69,15 +69,16 @@ mod loom_tests {
         model.check(move || {
             let sleeping = Arc::new(AtomicU32::new(0));
             let work = Arc::new(AtomicU64::new(0));
-            let bell = Arc::new(Bell::default());
+            let notifier = Arc::new(RankNotifier::default());
             let threads: Vec<_> = (0..wakers)
                 .map(|_| {
-                    let (sleeping, work, bell) = (sleeping.clone(), work.clone(), bell.clone());
+                    let (sleeping, work, notifier) =
+                        (sleeping.clone(), work.clone(), notifier.clone());
                     thread::spawn(move || {
                         work.fetch_add(1, Ordering::Release);
                         publish_fence();
-                        if must_ring(&sleeping) {
-                            bell.ring();
+                        if must_notify(&sleeping) {
+                            notifier.notify();
                         }
                     })
                 })
@@ -85,7 +86,7 @@ mod loom_tests {
             while work.load(Ordering::Acquire) < wakers as u64 {
                 arm(&sleeping);
                 if work.load(Ordering::Acquire) < wakers as u64 {
-                    bell.sleep();
+                    notifier.sleep();
                 }
                 disarm(&sleeping);
             }

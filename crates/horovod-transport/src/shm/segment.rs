@@ -1,5 +1,5 @@
-//! How the first rank of a host gives the arena, the doorbells, and sockets that tell of each other's
-//! death to the others: descriptors over the local socket.
+//! The shared memory segment of a host: its first rank hands the arena, the notifiers, and sockets that tell of each
+//! other's death to the ranks that attach, as descriptors over the local socket.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -19,7 +19,7 @@ use rustix::{
 
 use super::{arena::Arena, layout::Layout};
 use crate::{
-    mesh::Shared,
+    mesh::SharedMemory,
     platform::{self, fd::Fd, net, region::Region},
     tcp::stream::SEND_FLAGS,
 };
@@ -30,11 +30,11 @@ const WORDS: usize = 4;
 const MESSAGE: usize = WORDS * 8;
 
 /// What the first rank of a host has made for all.
-pub(crate) struct Estate {
+pub(crate) struct ShmSegment {
     layout: Layout,
     members: Arc<[Rank]>,
     file: Fd,
-    bells: Vec<(Arc<Fd>, Arc<Fd>)>,
+    notifiers: Vec<(Arc<Fd>, Arc<Fd>)>,
     /// Members that notice each other's end, child and parent, by child; and what both get for it.
     /// The first rank keeps none of it.
     pairs: Vec<([usize; 2], [Arc<Fd>; 2])>,
@@ -52,7 +52,7 @@ pub(crate) fn watched(tree: &Tree, members: &[Rank], local: usize) -> Vec<Rank> 
     others.filter(|rank| local > 0 && linked(rank)).collect()
 }
 
-impl Estate {
+impl ShmSegment {
     pub(crate) fn new(members: Arc<[Rank]>, staging: usize, tree: &Tree) -> io::Result<Self> {
         let layout = Layout::new(members.len(), staging);
         if !layout.is_sane() {
@@ -62,9 +62,9 @@ impl Estate {
             )));
         }
         let file = platform::shared_file(layout.total())?;
-        let bells = members
+        let notifiers = members
             .iter()
-            .map(|_| platform::bell())
+            .map(|_| platform::notifier())
             .collect::<io::Result<_>>()?;
         let mut pairs = Vec::new();
         for child in 0..members.len() {
@@ -80,27 +80,31 @@ impl Estate {
             layout,
             members,
             file,
-            bells,
+            notifiers,
             pairs,
         })
     }
 
     /// The view of one member of this process.
-    pub(crate) fn shared(&self, local: usize) -> io::Result<Shared> {
+    pub(crate) fn shared(&self, local: usize) -> io::Result<SharedMemory> {
         let region = Arc::new(Region::map(&self.file, self.layout.total())?);
-        let rings: Vec<_> = self.bells.iter().map(|(_, rings)| rings.clone()).collect();
-        let arena = Arena::new(region, self.layout, self.members.clone(), local, &rings);
-        Ok(Shared {
+        let senders: Vec<_> = self
+            .notifiers
+            .iter()
+            .map(|(_, senders)| senders.clone())
+            .collect();
+        let arena = Arena::new(region, self.layout, self.members.clone(), local, &senders);
+        Ok(SharedMemory {
             arena,
-            hears: self.bells[local].0.clone(),
+            hears: self.notifiers[local].0.clone(),
         })
     }
 
     /// Sends what a member needs, from the `sent`th descriptor on; true when all is sent.
     pub(crate) fn give(&self, to: &Fd, local: usize, sent: &mut usize) -> io::Result<bool> {
-        let mut fds = vec![self.file.get()?, self.bells[local].0.get()?];
-        for (_, rings) in &self.bells {
-            fds.push(rings.get()?);
+        let mut fds = vec![self.file.get()?, self.notifiers[local].0.get()?];
+        for (_, senders) in &self.notifiers {
+            fds.push(senders.get()?);
         }
         for (pair, ends) in &self.pairs {
             if let Some(mine) = pair.iter().position(|member| *member == local) {
@@ -151,12 +155,12 @@ fn send_fds(to: &Fd, layout: &Layout, fds: &[BorrowedFd<'_>]) -> Result<(), Errn
 
 /// What a member has received so far.
 #[derive(Default)]
-pub(crate) struct Heir {
+pub(crate) struct AttachingRank {
     layout: Option<Layout>,
     fds: Vec<Fd>,
 }
 
-impl Heir {
+impl AttachingRank {
     /// Reads what is there; `Some` when all has come: the arena, and sockets to those who are [`watched`].
     pub(crate) fn receive(
         &mut self,
@@ -164,7 +168,7 @@ impl Heir {
         members: &Arc<[Rank]>,
         tree: &Tree,
         local: usize,
-    ) -> io::Result<Option<(Shared, Vec<Watched>)>> {
+    ) -> io::Result<Option<(SharedMemory, Vec<Watched>)>> {
         let watched = watched(tree, members, local);
         let want = 2 + members.len() + watched.len();
         while self.fds.len() < want {
@@ -191,7 +195,7 @@ impl Heir {
         let (Some(file), Some(hears)) = (fds.next(), fds.next()) else {
             return Ok(None);
         };
-        let rings: Vec<_> = fds.by_ref().take(members.len()).map(Arc::new).collect();
+        let senders: Vec<_> = fds.by_ref().take(members.len()).map(Arc::new).collect();
         let watched = watched.into_iter().zip(fds.map(Arc::new)).collect();
         let size = rustix::fs::fstat(file.get()?)?.st_size;
         if u64::try_from(size).unwrap_or(0) < layout.total() as u64 {
@@ -201,8 +205,8 @@ impl Heir {
         }
         platform::check_shared_file(&file)?;
         let region = Arc::new(Region::map(&file, layout.total())?);
-        let arena = Arena::new(region, layout, members.clone(), local, &rings);
-        let shared = Shared {
+        let arena = Arena::new(region, layout, members.clone(), local, &senders);
+        let shared = SharedMemory {
             arena,
             hears: Arc::new(hears),
         };

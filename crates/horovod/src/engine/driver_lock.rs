@@ -1,0 +1,412 @@
+//! The driver lock and caller-driven progress: a thread that waits for a result makes progress itself, which saves two
+//! wake-ups.
+//!
+//! Who holds the lock makes progress with the driver. A thread that blocks in [`DriverLock::wait`] takes the lock if it
+//! is free and holds it until its operation has ended; one that submits takes it for one poll, which sends what there
+//! is to send. The engine's thread makes progress when nobody else does, but sleeps *without* the lock: whoever
+//! releases it last arms the notifier first, and a notification wakes the engine's thread.
+//!
+//! While calls come thick and fast even that costs too much: each message of a peer would wake the engine's thread
+//! between two calls of this rank. So then it *polls periodically*: it sleeps by the clock, nobody arms the notifier,
+//! and what a burst of submissions did not send is sent by the next wait, the next submission after the burst, or the
+//! next periodic poll.
+//!
+//! That no wake-up is lost in this is checked by `make test-loom`, which runs this very file in every order that the
+//! engine's thread and one or two callers can take, around a driver of a few lines.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::AtomicU64;
+use std::sync::{OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
+
+#[cfg(loom)]
+use model::{
+    Arc, AtomicBool, AtomicU8, Driver, EngineState, FinalNotification, Handle, Instant, Mutex,
+    MutexGuard, Ordering, Sleeper, Thread, Waited, Work, fence, thread,
+};
+#[cfg(not(loom))]
+use {
+    super::driver::{Driver, Work},
+    super::handles::{Handle, Waited},
+    super::{EngineState, FinalNotification},
+    horovod_transport::Sleeper,
+    std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence},
+    std::sync::{Arc, Mutex, MutexGuard},
+    std::thread::{self, Thread},
+    std::time::Instant,
+};
+
+#[cfg(loom)]
+#[path = "driver_lock/model.rs"]
+mod model;
+
+/// A wait for a result ends after this at the latest: a clock cannot tell the end of any `Duration`.
+const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The callback thread looks up at least so often.
+const CALLBACKS_WAIT: Duration = Duration::from_secs(1);
+/// How long the engine's thread sleeps between two polls while calls come thick and fast.
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
+/// While there are at least so many waits in such a time, or a caller holds the lock at its end, those who wait do all
+/// there is to do. A poll takes the core from one of them, and its peers run dry meanwhile: so it is done half as often
+/// each time, down to the second figure.
+const DENSE: u64 = 8;
+const POLL_INTERVAL_MAX: Duration = Duration::from_millis(4);
+/// Submissions within this time of the last poll by a submission leave what they have to send to a wait or a later
+/// poll.
+const BURST_NS: u64 = 100_000;
+/// The same where ranks outnumber cores: their calls take longer, and an engine's thread that wakes takes the core
+/// from one of them.
+const OVERSUBSCRIBED_BURST_NS: u64 = 1_000_000;
+
+/// What the engine's own thread does while others may hold the lock, and what is asked of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum ThreadState {
+    /// It sleeps until a notification, or will: who releases the lock must arm the notifier.
+    AwaitsEvents,
+    /// Calls come thick and fast: it shall poll periodically. The request alone does not allow others to leave the
+    /// notifier unarmed: the wake-up may have gone to another thread.
+    ShallPoll,
+    /// It sleeps by the clock, and will take the lock before it waits for a notification again.
+    PollsPeriodically,
+    /// It has to have the lock next: others release it, and do not take it.
+    MustDrive,
+}
+
+/// A [`ThreadState`] that all threads see. It becomes `AwaitsEvents` only by the engine's thread.
+pub(super) struct EngineThreadState(AtomicU8);
+
+impl EngineThreadState {
+    pub(super) fn new() -> Self {
+        Self(AtomicU8::new(ThreadState::AwaitsEvents as u8))
+    }
+
+    /// Whether threads other than the engine's must release the driver lock, and not take it.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is(ThreadState::MustDrive)
+    }
+
+    fn is(&self, state: ThreadState) -> bool {
+        self.0.load(Ordering::SeqCst) == state as u8
+    }
+
+    fn set(&self, state: ThreadState) {
+        self.0.store(state as u8, Ordering::SeqCst);
+    }
+
+    /// Whether it was `from`, and now is `to`.
+    fn change(&self, from: ThreadState, to: ThreadState) -> bool {
+        let changed =
+            self.0
+                .compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::SeqCst);
+        changed.is_ok()
+    }
+}
+
+/// The driver behind its lock, and what decides who takes it.
+pub(super) struct DriverLock {
+    shared: Arc<EngineState>,
+    /// `None` when the engine has ended.
+    driver: Mutex<Option<Driver>>,
+    sleeper: Sleeper,
+    /// The engine's own thread.
+    engine: OnceLock<Thread>,
+    /// A caller holds the lock, perhaps for long: wake-ups that the engine's thread gets may be meant for it.
+    caller_has_lock: AtomicBool,
+    /// Calls so far, to see whether any came.
+    calls: AtomicU64,
+    /// Those of them that waited.
+    waits: AtomicU64,
+    /// When a submission last polled.
+    last_poll: AtomicU64,
+    burst_ns: u64,
+}
+
+impl DriverLock {
+    pub(super) fn new(driver: Driver, sleeper: Sleeper, shared: Arc<EngineState>) -> Self {
+        let burst_ns = if driver.is_oversubscribed() {
+            OVERSUBSCRIBED_BURST_NS
+        } else {
+            BURST_NS
+        };
+        Self {
+            burst_ns,
+            shared,
+            driver: Mutex::new(Some(driver)),
+            sleeper,
+            engine: OnceLock::new(),
+            caller_has_lock: AtomicBool::new(false),
+            calls: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            last_poll: AtomicU64::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Driver>> {
+        self.driver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock if it is free and the engine runs.
+    fn take(&self) -> Option<MutexGuard<'_, Option<Driver>>> {
+        let guard = match self.driver.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        guard.is_some().then_some(guard)
+    }
+
+    /// The engine's thread.
+    pub(super) fn run(&self) {
+        let final_notification = FinalNotification(self.shared.clone());
+        // Nobody else sets it.
+        let _ = self.engine.set(thread::current());
+        while let Some(nap) = self.work() {
+            let state = &self.shared.engine_thread_state;
+            if !state.is(ThreadState::ShallPoll) {
+                self.sleeper.sleep(nap);
+                // Pairs with the one that a caller passes when it arms the notifier.
+                fence(Ordering::SeqCst);
+                if self.caller_has_lock.load(Ordering::SeqCst) {
+                    self.sleeper.wake();
+                }
+            }
+            if state.change(ThreadState::ShallPoll, ThreadState::PollsPeriodically) {
+                self.poll_periodically();
+            }
+        }
+        let driver = self.lock().take();
+        // Links close before anybody is told that the engine has ended.
+        if let Some(driver) = driver {
+            let ended = catch_unwind(AssertUnwindSafe(|| driver.end()));
+            if ended.is_err() {
+                tracing::error!("the engine's thread panicked while it took leave");
+            }
+        }
+        drop(final_notification);
+    }
+
+    /// One stretch of work of the engine's thread; how long it may sleep then, `None` at the end.
+    fn work(&self) -> Option<Duration> {
+        let mut guard = self.lock();
+        let driver = guard.as_mut()?;
+        // While the lock is held: whoever releases it sees what was true meanwhile.
+        self.shared
+            .engine_thread_state
+            .set(ThreadState::AwaitsEvents);
+        let next = guarded(driver, Driver::work).unwrap_or(Work::Finished);
+        drop(guard);
+        self.shared.handles.driver_is_free();
+        match next {
+            Work::Sleep(nap) => Some(nap),
+            Work::Finished => None,
+        }
+    }
+
+    /// Sleep by the clock until the calls have become rare.
+    fn poll_periodically(&self) {
+        let mut seen = self.calls.load(Ordering::Relaxed);
+        let mut waited = self.waits.load(Ordering::Relaxed);
+        let mut nap = POLL_INTERVAL;
+        loop {
+            thread::park_timeout(nap);
+            let calls = self.calls.load(Ordering::Relaxed);
+            if calls == seen || self.shared.wanted() {
+                return;
+            }
+            seen = calls;
+            let waits = self.waits.load(Ordering::Relaxed);
+            let driven = self.caller_has_lock.load(Ordering::Relaxed);
+            nap = after(nap, waits.wrapping_sub(waited), driven);
+            waited = waits;
+            if let Some(mut guard) = self.take() {
+                let leave = guard.as_mut().and_then(|driver| {
+                    guarded(driver, |d| {
+                        d.poll_once();
+                        d.leave(true)
+                    })
+                });
+                let task = guard.as_ref().is_some_and(Driver::has_task);
+                drop(guard);
+                self.shared.handles.driver_is_free();
+                if leave.unwrap_or(true) || task {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Wait at most `timeout` and clear the handle when its operation has ended.
+    pub(super) fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
+        let handles = &self.shared.handles;
+        let mut deadline = None;
+        loop {
+            let mut table = handles.lock();
+            if let Some(end) = table.take(handle) {
+                return end;
+            }
+            let deadline = *deadline.get_or_insert_with(|| Instant::now() + timeout.min(WAIT_MAX));
+            // The table stays locked, so that no release of the driver lock goes unnoticed in between.
+            let guard = if self.shared.wanted() {
+                None
+            } else {
+                self.take()
+            };
+            let Some(guard) = guard else {
+                if !handles.sleep(table, deadline) {
+                    return Waited::Pending;
+                }
+                continue;
+            };
+            drop(table);
+            self.make_progress(guard, deadline, true, || !handles.is_awaited(handle));
+            if let Some(end) = handles.lock().take(handle) {
+                return end;
+            }
+            if Instant::now() >= deadline {
+                return Waited::Pending;
+            }
+        }
+    }
+
+    /// The callback thread: while it waits for something to call it makes progress like any caller, but never spins,
+    /// for the process computes meanwhile.
+    pub(super) fn run_callbacks(&self) {
+        let handles = &self.shared.handles;
+        while let Some(table) = handles.run_callbacks() {
+            let deadline = Instant::now() + CALLBACKS_WAIT;
+            let guard = if self.shared.wanted() {
+                None
+            } else {
+                self.take()
+            };
+            match guard {
+                None => drop(handles.sleep(table, deadline)),
+                Some(guard) => {
+                    drop(table);
+                    self.make_progress(guard, deadline, false, || handles.has_callbacks());
+                }
+            }
+        }
+    }
+
+    fn make_progress(
+        &self,
+        mut guard: MutexGuard<'_, Option<Driver>>,
+        deadline: Instant,
+        has_time: bool,
+        done: impl Fn() -> bool,
+    ) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        self.caller_has_lock.store(true, Ordering::SeqCst);
+        if let Some(driver) = guard.as_mut()
+            && !done()
+        {
+            guarded(driver, |d| d.work_until(deadline, has_time, &done));
+        }
+        self.caller_has_lock.store(false, Ordering::SeqCst);
+        self.leave(guard);
+    }
+
+    /// Release the lock. Perhaps nobody takes it, so the engine's thread must be able to wake.
+    fn leave(&self, mut guard: MutexGuard<'_, Option<Driver>>) {
+        let polling = self
+            .shared
+            .engine_thread_state
+            .is(ThreadState::PollsPeriodically);
+        let call = match guard.as_mut() {
+            Some(driver) => guarded(driver, |d| d.leave(polling)).unwrap_or(true),
+            None => false,
+        };
+        if call {
+            self.shared.engine_thread_state.set(ThreadState::MustDrive);
+        }
+        drop(guard);
+        self.shared.handles.driver_is_free();
+        if call {
+            self.wake_engine();
+        }
+    }
+
+    /// Make the engine's thread take the lock, wherever it sleeps and whoever has it.
+    pub(super) fn wake_engine(&self) {
+        self.shared.engine_thread_state.set(ThreadState::MustDrive);
+        self.sleeper.wake();
+        if let Some(engine) = self.engine.get() {
+            engine.unpark();
+        }
+    }
+
+    /// Something was submitted.
+    pub(super) fn submitted(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let now = self.shared.now().0;
+        let since = now.saturating_sub(self.last_poll.load(Ordering::Relaxed));
+        if since < self.burst_ns && !self.shared.alone {
+            let state = &self.shared.engine_thread_state;
+            state.change(ThreadState::AwaitsEvents, ThreadState::ShallPoll);
+            // Wakes the engine's thread, or a caller that holds the lock and sleeps.
+            self.shared.notifier.notify();
+            return;
+        }
+        self.last_poll.store(now, Ordering::Relaxed);
+        self.poll_once();
+    }
+
+    /// Send what there is to send, if the lock is free.
+    pub(super) fn poll_once(&self) {
+        match self.take() {
+            Some(mut guard) => {
+                if let Some(driver) = guard.as_mut() {
+                    guarded(driver, Driver::poll_once);
+                }
+                self.leave(guard);
+            }
+            // Whoever has it sees what was published, or sleeps and is woken.
+            None => self.shared.notifier.notify(),
+        }
+    }
+}
+
+/// How long the engine's thread sleeps after a nap in which there were so many waits, and at whose end a caller held
+/// the lock.
+fn after(nap: Duration, waits: u64, driven: bool) -> Duration {
+    let intervals = nap.as_nanos() / POLL_INTERVAL.as_nanos();
+    if driven || u128::from(waits) >= u128::from(DENSE) * intervals {
+        (2 * nap).min(POLL_INTERVAL_MAX)
+    } else {
+        POLL_INTERVAL
+    }
+}
+
+/// Run with the driver; `None` after a panic, which ends the engine.
+fn guarded<T>(driver: &mut Driver, work: impl FnOnce(&mut Driver) -> T) -> Option<T> {
+    let outcome = catch_unwind(AssertUnwindSafe(|| work(driver)));
+    if outcome.is_err() {
+        driver.break_down();
+    }
+    outcome.ok()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_engine_looks_less_often_while_callers_wait_all_the_time() {
+        let mut naps = vec![POLL_INTERVAL];
+        for (waits, driven) in [
+            (DENSE, false),
+            (2 * DENSE, false),
+            (1, true),
+            (8 * DENSE, false),
+            (8 * DENSE - 1, false),
+            (DENSE - 1, false),
+        ] {
+            naps.push(after(naps[naps.len() - 1], waits, driven));
+        }
+        assert_eq!(naps, [1, 2, 4, 8, 8, 1, 1].map(|n| n * POLL_INTERVAL));
+        assert_eq!(naps[4], POLL_INTERVAL_MAX);
+    }
+}

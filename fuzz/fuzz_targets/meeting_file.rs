@@ -1,3 +1,0 @@
-//! Runs the target `meeting_file` of crates/horovod-fuzz under libFuzzer.
-#![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| horovod_fuzz::run("meeting_file", bytes));

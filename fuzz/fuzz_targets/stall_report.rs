@@ -1,0 +1,3 @@
+//! Runs the target `stall_report` of crates/horovod-fuzz under libFuzzer.
+#![no_main]
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| horovod_fuzz::run("stall_report", bytes));
