@@ -3,6 +3,7 @@
 mod files;
 mod layers;
 mod map;
+mod names;
 mod settings;
 
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ fn tidy(root: &Path) -> ExitCode {
     };
     let mut complaints = Vec::new();
     complaints.extend(files::check(root, &tracked));
+    complaints.extend(names::check(root, &tracked));
     complaints.extend(map::check(root));
     complaints.extend(layers::check(root));
     complaints.extend(settings::check(root));

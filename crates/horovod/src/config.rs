@@ -30,6 +30,10 @@ pub use log::LogSettings;
 use reader::Reader;
 pub use scheduler::Started;
 
+/// The former name of [`BootstrapSettings`].
+#[deprecated(since = "0.29.0", note = "use `BootstrapSettings`")]
+pub type MeetingSettings = BootstrapSettings;
+
 /// What tells libraries of linear algebra how many threads to use.
 const THREADS: &[&str] = &["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
 

@@ -51,6 +51,14 @@ pub use horovod_protocol::{
 };
 #[cfg(not(loom))]
 pub use horovod_transport::{Interrupt, JobKey, payload, resolve_interfaces};
+/// The former name of [`payload`], with the former names in it.
+#[cfg(not(loom))]
+#[deprecated(since = "0.29.0", note = "use `payload`")]
+pub mod parcel {
+    pub use horovod_transport::payload::{
+        PayloadClient as Courier, PayloadError as ParcelError, Server,
+    };
+}
 #[cfg(not(loom))]
 pub use init::{
     HeldState, engine, hold_state, init, init_interruptible, init_with, is_elastic, is_initialized,
