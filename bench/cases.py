@@ -43,7 +43,9 @@ class Case:
     repeats: int = 1  # times the usual number: small operations need more
     quick: bool = False  # part of a quick run
     chained: int = 1  # so many one after the other, of which one is counted
-    order: tuple[int, ...] = ()  # of the dimensions in memory, outermost first, where that is not row-major
+    order: tuple[
+        int, ...
+    ] = ()  # of the dimensions in memory, outermost first, where that is not row-major
     rows_per_rank: bool = False  # the shape's rows are meant for each of the ranks
     floor: tuple[str, str, int] | None = None  # what floor.c does, its dtype, bytes
     targets: tuple[Target, ...] = ()

@@ -91,7 +91,9 @@ def stage_launcher(env: dict[str, str], target: str | None) -> None:
     """Compile `horovodrun` and copy it to where maturin takes scripts from."""
     # The library's package is named for its features alone: with the same ones maturin compiles nothing twice.
     command = ["cargo", "build", "--release", "--locked", "--package", "horovod-python"]
-    command += ["--package", "horovod-launch", "--bin", "horovodrun"] + (["--target", target] if target else [])
+    command += ["--package", "horovod-launch", "--bin", "horovodrun"] + (
+        ["--target", target] if target else []
+    )
     subprocess.run(command, cwd=ROOT, env=env, check=True)
     built = _target_directory().joinpath(*([target] if target else []), "release", "horovodrun")
     SCRIPTS.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ def test_the_caller_serves_the_rendezvous() -> None:
     # As if they were on two hosts, given in any order.
     processes = [("one", "127.0.0.1"), ("two", "127.0.0.1"), ("one", "127.0.0.1")]
     with executor.Rendezvous(3, local=True) as rendezvous:
-        ranks = executor.assign(processes, rendezvous.meeting)
+        ranks = executor.assign(processes, rendezvous.address)
         assert [rank.rank for rank in ranks] == [0, 2, 1]
         assert not rendezvous.has_met()
         with started(ranks, RANK) as running:
@@ -91,7 +91,7 @@ import json, os, sys
 from horovod.runner import executor
 
 rendezvous = executor.Rendezvous(3, local=True)
-ranks = executor.assign([("here", "127.0.0.1")] * 3, rendezvous.meeting)
+ranks = executor.assign([("here", "127.0.0.1")] * 3, rendezvous.address)
 print(json.dumps([dict(rank.variables) for rank in ranks]), flush=True)
 os.environ.update(ranks[0].variables)
 """
@@ -132,7 +132,7 @@ except hvd.HorovodInternalError as error:
     sys.exit(f"so: {error}")
 """
     with executor.Rendezvous(2, local=True) as rendezvous:
-        ranks = executor.assign([("h", "127.0.0.1")] * 2, rendezvous.meeting)
+        ranks = executor.assign([("h", "127.0.0.1")] * 2, rendezvous.address)
         with started(ranks, script) as (survivor, victim):
             for process in (survivor, victim):
                 assert process.stdout is not None
@@ -163,7 +163,7 @@ def test_environments_are_those_that_horovodrun_gives(slots) -> None:
         (name, name) for name, count in zip(names, slots, strict=True) for _ in range(count)
     ]
     with executor.Rendezvous(3, local=True) as rendezvous:
-        ranks = executor.assign(processes, rendezvous.meeting)
+        ranks = executor.assign(processes, rendezvous.address)
     of_this_job = {"HOROVOD_RENDEZVOUS", "HOROVOD_JOB_KEY", "HOROVOD_GLOO_RENDEZVOUS_PORT"}
     for expected in given:
         mine = dict(ranks[int(expected["HOROVOD_RANK"])].variables)

@@ -68,16 +68,6 @@ const TYPES: &[(&str, &str)] = &[
 /// Where an ordinary sense stays: a beginning of paths, the identifier in lower case, and why.
 const ALLOWED: &[(&str, &str, &str)] = &[
     (
-        "python/horovod/runner/executor.py",
-        "meeting",
-        "a public name",
-    ),
-    (
-        "tests/",
-        "meeting",
-        "the public name of `horovod.runner.executor`",
-    ),
-    (
         "crates/horovod/src/config.rs",
         "meeting",
         "a former public name",

@@ -14,11 +14,11 @@ from typing import Any, Self
 
 from horovod import _core
 
-__all__ = ["Meeting", "Rank", "RankZero", "Rendezvous", "assign", "without_job"]
+__all__ = ["Rank", "RankZero", "Rendezvous", "RendezvousAddress", "assign", "without_job"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
+class RendezvousAddress:
     """Where ranks find each other: the addresses and the key of a `Rendezvous`.
 
     Whoever has the key belongs to the job: send it where only your ranks are.
@@ -56,7 +56,7 @@ class Rendezvous:
 
     def __init__(self, size: int, *, local: bool = False, interfaces: Sequence[str] = ()) -> None:
         self._served = _core.Rendezvous(size, local, list(interfaces))
-        self.meeting = Meeting(tuple(self._served.addresses()), self._served.key())
+        self.address = RendezvousAddress(tuple(self._served.addresses()), self._served.key())
 
     def has_met(self) -> bool:
         """Whether all ranks have met."""
@@ -98,7 +98,7 @@ class Rank:
 
 def assign(
     processes: Sequence[tuple[str, str]],
-    meeting: Meeting | RankZero,
+    rendezvous: RendezvousAddress | RankZero,
     *,
     interfaces: Sequence[str] = (),
 ) -> list[Rank]:
@@ -112,7 +112,7 @@ def assign(
     processes
         For each its host and an address. Processes with the same host are on one; its name need not resolve. The
         address is a name or an IP address by which the other hosts reach that host.
-    meeting
+    rendezvous
         Where the ranks find each other.
     interfaces
         Names of the interfaces to use between hosts; none means all.
@@ -120,15 +120,15 @@ def assign(
     Raises
     ------
     ValueError
-        No processes, a host or address without a name, or a meeting that cannot be.
+        No processes, a host or address without a name, or a rendezvous that cannot be.
     """
     addresses, port = (
-        ([], meeting.port) if isinstance(meeting, RankZero) else (meeting.addresses, 0)
+        ([], rendezvous.port) if isinstance(rendezvous, RankZero) else (rendezvous.addresses, 0)
     )
-    if not addresses and isinstance(meeting, Meeting):
-        raise ValueError("the meeting has no address")
+    if not addresses and isinstance(rendezvous, RendezvousAddress):
+        raise ValueError("the rendezvous has no address")
     assigned = _core.assign_ranks(
-        list(processes), list(addresses), port, meeting.key, list(interfaces)
+        list(processes), list(addresses), port, rendezvous.key, list(interfaces)
     )
     return [
         Rank(*numbers, host=host, variables=variables)

@@ -28,19 +28,19 @@ from horovod.torch._gradient_agreement import (
     SENT,
     WAITS_FOR_GROUP,
 )
-from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR
-from horovod.torch._gradient_hooks import can_be_watched, queue_callback
-from horovod.torch._gradient_sending import Sender
 from horovod.torch._gradient_entries import (
     IDLE,
     READY,
     STARTED,
+    GradientEntry,
     Group,
     ReduceOptions,
-    GradientEntry,
     unwatch,
     zeros_for,
 )
+from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR
+from horovod.torch._gradient_hooks import can_be_watched, queue_callback
+from horovod.torch._gradient_sending import Sender
 from horovod.torch._soft_wait import SoftWait
 from horovod.torch.mpi_ops import Average, Max, Sum, allreduce_async_, synchronize
 
@@ -265,7 +265,9 @@ class GradientReducer:
     def _all_sent(self) -> bool:
         return all(entry.settled for entry in self._entries if entry.param.requires_grad)
 
-    def _begin_pass(self, entry: GradientEntry, queue_callback: Callable[[Callable[[], None]], None]) -> None:
+    def _begin_pass(
+        self, entry: GradientEntry, queue_callback: Callable[[Callable[[], None]], None]
+    ) -> None:
         if not self._exclusive:
             self._check_exclusive()
         if self._end is not None:
@@ -321,7 +323,9 @@ class GradientReducer:
     def _ready(self, entry: GradientEntry) -> None:
         grad = entry.param.grad
         if grad is None:
-            raise RuntimeError(f"the gradient of {entry.name!r} vanished while it was being reduced")
+            raise RuntimeError(
+                f"the gradient of {entry.name!r} vanished while it was being reduced"
+            )
         if grad.requires_grad:
             raise AssertionError(
                 f"the gradient of {entry.name!r} carries a graph (backward(create_graph=True)); reducing it in place "

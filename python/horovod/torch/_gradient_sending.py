@@ -11,8 +11,8 @@ import torch
 from horovod.common.exceptions import DuplicateNameError
 from horovod.torch import _sparse
 from horovod.torch._allreduce import allreduce_together_
+from horovod.torch._gradient_entries import GradientEntry, ReduceOptions
 from horovod.torch._gradient_errors import DUPLICATE_NAME
-from horovod.torch._gradient_entries import ReduceOptions, GradientEntry
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
 
@@ -153,7 +153,9 @@ class Sender:
         else:
             self._in_flight.append(lambda: self._store(entry, grad, synchronize(handle), ctx))
 
-    def _store(self, entry: GradientEntry, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
+    def _store(
+        self, entry: GradientEntry, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any
+    ) -> None:
         """Put a reduced dense tensor where the gradient was, in the gradient's own memory and layout."""
         compression = self._options.compression
         if compression is Compression.fp16 and not grad.is_sparse:

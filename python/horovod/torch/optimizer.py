@@ -17,8 +17,8 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.torch._consistency import watch_step
 from horovod.torch._exclusive_parameters import refuse_foreign
-from horovod.torch._gradient_reducer import GradientReducer
 from horovod.torch._gradient_entries import ReduceOptions
+from horovod.torch._gradient_reducer import GradientReducer
 from horovod.torch._handles import remember_until_job_ends
 from horovod.torch._optimizer_wrapping import (
     Settings,

@@ -143,6 +143,9 @@ def test_a_channels_last_model_trains_as_a_contiguous_one():
 
     contiguous = train(torch.contiguous_format)
     # The same on all ranks, and another format on some.
-    for chosen in (torch.channels_last, [torch.contiguous_format, torch.channels_last][hvd.rank() % 2]):
+    for chosen in (
+        torch.channels_last,
+        [torch.contiguous_format, torch.channels_last][hvd.rank() % 2],
+    ):
         for got, want in zip(train(chosen), contiguous, strict=True):
             torch.testing.assert_close(got, want)
