@@ -304,8 +304,8 @@ mod tests {
 
     #[test]
     fn a_place_may_allow_a_word() {
-        let code = "class Meeting:\n    pass\n";
-        assert!(check_text("python/horovod/runner/executor.py", code).is_empty());
-        assert_eq!(check_text("python/horovod/runner/other.py", code).len(), 1);
+        let code = "pub use payload as parcel;\n";
+        assert!(check_text("crates/horovod/src/lib.rs", code).is_empty());
+        assert_eq!(check_text("crates/horovod/src/main.rs", code).len(), 1);
     }
 }
