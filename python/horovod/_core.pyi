@@ -123,7 +123,7 @@ class PlainTensors:
     ) -> int | None:
         """As `enqueue` of one grouped ALLREDUCE in place; `wait` will return `tensors`.
 
-        None where there are none, or one of them is not such a tensor.
+        None where there are none, one of them is not such a tensor, or two share memory.
         """
 
     def allreduce_together(

@@ -2,7 +2,6 @@
 
 use crate::error::OpError;
 use crate::limits::{DIMS_MAX, GROUP_TENSORS_MAX, NAME_BYTES_MAX, RANKS_MAX, REQUEST_BYTES_MAX};
-use crate::memory_order::MemoryOrder;
 use crate::types::{Op, ProcessSetId, Rank, ReduceOp, Request, TensorMeta};
 
 pub(crate) fn unknown_set(op: &Op) -> OpError {
@@ -30,6 +29,7 @@ pub(crate) fn check_call(
     match &req.op {
         Op::Allreduce { .. } => {
             member()?;
+            orders_fit(req)?;
             some_tensors(req)
         }
         Op::Allgather | Op::Alltoall => {
@@ -45,6 +45,7 @@ pub(crate) fn check_call(
                     root.0
                 )));
             }
+            orders_fit(req)?;
             some_tensors(req)
         }
         Op::Reducescatter { op, .. } => {
@@ -76,10 +77,24 @@ pub(crate) fn check_call(
     }
 }
 
+/// An order is one for the shape of its tensor.
+fn orders_fit(req: &Request) -> Result<(), OpError> {
+    let mut tensors = req.tensors.iter();
+    match tensors.find(|t| !t.order.is_row_major() && !t.order.fits(&t.shape)) {
+        None => Ok(()),
+        Some(tensor) => Err(OpError::invalid(format!(
+            "{}: {:?} is no order in memory of a tensor of shape {:?}.",
+            req.op.title(),
+            tensor.order,
+            tensor.shape
+        ))),
+    }
+}
+
 /// Rows that ranks exchange lie one after the other.
 fn row_major(req: &Request) -> Result<(), OpError> {
     let mut tensors = req.tensors.iter();
-    match tensors.find(|t| t.order != MemoryOrder::ROW_MAJOR) {
+    match tensors.find(|t| !t.order.is_row_major()) {
         None => Ok(()),
         Some(tensor) => Err(OpError::invalid(format!(
             "{}: a tensor of shape {:?} is not in row-major order in memory; pass a contiguous copy.",
@@ -146,7 +161,7 @@ pub(crate) fn encoded_bytes(name_len: usize, tensors: &[TensorMeta]) -> usize {
     64 + name_len
         + tensors
             .iter()
-            .map(|t| 2 + 10 * (t.shape.len() + usize::from(t.order != MemoryOrder::ROW_MAJOR)))
+            .map(|t| 2 + 10 * (t.shape.len() + usize::from(!t.order.is_row_major())))
             .sum::<usize>()
 }
 

@@ -67,6 +67,16 @@ impl MemoryOrder {
         (Self::of(shape, &strides) == Some(order)).then_some(order)
     }
 
+    /// Whether the last dimension's elements are neighbours.
+    pub fn is_row_major(self) -> bool {
+        self == Self::ROW_MAJOR
+    }
+
+    /// Whether this is an order for a tensor of this shape.
+    pub(crate) fn fits(self, shape: &[u64]) -> bool {
+        Self::from_code(self.0, shape) == Some(self)
+    }
+
     /// As [`Self::from_code`] reads it.
     pub(crate) fn code(self) -> u64 {
         self.0

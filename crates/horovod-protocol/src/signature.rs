@@ -1,4 +1,5 @@
-//! The request signature: what ranks must agree on for one name, that is the request without its name and set.
+//! The request signature: what ranks compare for one name, that is the request without its name and set. They must agree
+//! on all of it but the orders in memory.
 
 use crate::memory_order::MemoryOrder;
 use crate::types::{Device, Op, TensorMeta};
@@ -35,7 +36,7 @@ impl RequestSignature {
     /// Whether this is what a rank that asked for `self` may be told to carry out: the same, or the same in row-major
     /// order.
     pub(crate) fn may_run_as(&self, op: &Op, device: Device, tensors: &[TensorMeta]) -> bool {
-        let is_row_major = |t: &TensorMeta| t.order == MemoryOrder::ROW_MAJOR;
+        let is_row_major = |t: &TensorMeta| t.order.is_row_major();
         self.agrees_with(op, device, tensors)
             || (self.op == *op
                 && !op.has_own_rows()

@@ -314,7 +314,8 @@ mod tests {
 
     #[test]
     fn whatever_signature_equality_tells_apart_has_a_text() {
-        // `RequestSignature::agrees` decides whether `compare` runs at all, so the two must match.
+        // `RequestSignature::agrees` decides whether `compare` runs at all, so the two must match,
+        // but for orders in memory.
         let scaled = Scale {
             pre: 2.0,
             post: 1.0,

@@ -252,8 +252,8 @@ impl PlainTensors {
         Ok(handles)
     }
 
-    /// Queue one grouped allreduce of tensors in place and return its handle. `None`: one of them is no such tensor, or
-    /// there are none; nothing was queued.
+    /// Queue one grouped allreduce of tensors in place and return its handle. `None`: one of them is no such tensor, two
+    /// share memory, or there are none; nothing was queued.
     #[expect(
         clippy::too_many_arguments,
         reason = "one crossing per operation, no builder objects"
@@ -279,7 +279,7 @@ impl PlainTensors {
             members.push(tensor);
             parts.push(part);
         }
-        if members.is_empty() {
+        if members.is_empty() || overlap(&members) {
             return Ok(None);
         }
         let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
@@ -291,6 +291,13 @@ impl PlainTensors {
             .map(|h| Some(h.0))
             .map_err(|e| operation_error(py, e))
     }
+}
+
+/// Whether some byte belongs to two of these.
+fn overlap(tensors: &[Tensor]) -> bool {
+    let mut spans: Vec<_> = tensors.iter().filter_map(Tensor::span).collect();
+    spans.sort_unstable_by_key(|span| span.start);
+    spans.windows(2).any(|pair| pair[1].start < pair[0].end)
 }
 
 impl PlainTensors {

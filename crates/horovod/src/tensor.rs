@@ -147,6 +147,13 @@ impl Tensor {
         !missing || self.bytes() == Some(0)
     }
 
+    /// The addresses of its input; `None` if it has no bytes.
+    pub fn span(&self) -> Option<std::ops::Range<usize>> {
+        let start = self.input.addr();
+        let bytes = self.bytes().filter(|bytes| *bytes > 0)?;
+        Some(start..start.saturating_add(bytes))
+    }
+
     pub(crate) fn output_ptr(&self) -> Option<*mut u8> {
         match self.output {
             Output::At(p) => Some(p),

@@ -127,6 +127,22 @@ fn every_element_meets_its_like() {
 }
 
 #[test]
+fn an_order_of_another_shape_is_refused() {
+    on_ranks(2, |engine, _| {
+        for op in [SUM, Op::Broadcast { root: Rank(0) }] {
+            let mut data = [0f32; 6];
+            let meta = TensorMeta::new(DType::F32, [1, 2, 3]).in_order(orders([2, 3])[1]);
+            let memory = data.as_mut_ptr().cast::<u8>();
+            // SAFETY: it is refused, so nobody uses the memory.
+            let tensor = unsafe { Tensor::new(meta, memory, Output::At(memory)) };
+            let submission = Submission::new("test", None, op, ProcessSetId::GLOBAL, tensor.into());
+            let error = engine.submit(submission).expect_err("refused").to_string();
+            assert!(error.contains("is no order in memory"), "{error}");
+        }
+    });
+}
+
+#[test]
 fn rows_that_are_exchanged_have_to_lie_in_order() {
     on_ranks(2, |engine, _| {
         let shape = [2, 3];

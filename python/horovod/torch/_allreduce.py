@@ -21,6 +21,7 @@ from horovod.torch._tensors import (
     entry,
     from_wire,
     grouped_allreduce_plain,
+    keep_apart,
     to_wire,
 )
 
@@ -167,13 +168,12 @@ def grouped_allreduce_async_(
     )
     if plain is not None:
         return plain
-    entries = []
     staged = []
     for tensor in tensors:
         check_reducible(tensor, op)
-        stage = Staged(tensor)
-        entries.append(entry(stage.wire, stage.wire.data_ptr(), stage.wire))
-        staged.append(stage)
+        staged.append(Staged(tensor))
+    keep_apart(staged)
+    entries = [entry(stage.wire, stage.wire.data_ptr(), stage.wire) for stage in staged]
 
     def finish(_: Any) -> tuple[torch.Tensor, ...]:
         for stage in staged:

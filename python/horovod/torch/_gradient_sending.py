@@ -44,7 +44,7 @@ class Sender:
         self.handed_over = self.sparse = False
 
     def hold(self, entry: GradientEntry, grad: torch.Tensor) -> bool:
-        """Take the gradient of one slot, which is marked as sent; whether enough are held to hand them over.
+        """Take one gradient, which is marked as sent; whether enough are held to hand them over.
 
         A sparse one that stays sparse is not held: it is handed over at once.
         """
@@ -80,7 +80,7 @@ class Sender:
             self._send(entry, grad)
 
     def send_group(self, entries: Sequence[GradientEntry]) -> None:
-        """Start to reduce the gradients of slots, which are marked as sent, as one operation."""
+        """Start to reduce these gradients, which are marked as sent, as one operation."""
         options = self._options
         self.handed_over = True
         grads = [grad for entry in entries if (grad := entry.param.grad) is not None]

@@ -88,6 +88,17 @@ def test_a_group_of_several_orders(differs):
         check(tensor, reduced(hvd.Sum, all_))
 
 
+@pytest.mark.parametrize("other", [torch.t, torch.clone, lambda t: t, lambda t: t[1:]])
+def test_a_group_of_tensors_that_share_memory(other):
+    everyone = samples((4, 4), torch.float32)
+    mine = everyone[hvd.rank()].clone()
+    alias = other(mine)
+    hvd.grouped_allreduce_([mine, alias], op=hvd.Sum)
+    want = reduced(hvd.Sum, everyone)
+    check(mine, want)
+    check(alias, other(want))
+
+
 def test_large_tensors_of_several_orders_beside_each_other():
     elements = (64, 96, 40)
     everyone = [sample(rank, elements, torch.float32) for rank in range(hvd.size())]

@@ -38,7 +38,10 @@ impl Coordinator {
         // All agree, yet not all said the same: in memory orders alone they may differ.
         let in_several_orders = verdict.is_ok() && !pending.others.is_empty();
         if in_several_orders {
-            pending.signature = Arc::new(pending.signature.in_row_major());
+            let row_major = pending.signature.in_row_major();
+            let mut others = pending.others.iter();
+            debug_assert!(others.all(|(_, other)| other.in_row_major().agrees(&row_major)));
+            pending.signature = Arc::new(row_major);
         }
         let verdict = verdict
             .and_then(|()| validation::possible(&name, &pending.signature, !absent.is_empty()));

@@ -151,6 +151,12 @@ impl Engine {
         } = submission;
         check_arithmetic(&op, &tensors)?;
         let device = self.device_of(&tensors)?;
+        if device != Device::Cpu && tensors.iter().any(|t| !t.meta.order.is_row_major()) {
+            return Err(Error::Invalid(format!(
+                "a tensor on a {} is not in row-major order in memory; pass a contiguous copy",
+                device.name()
+            )));
+        }
         let late = matches!(op, Op::Allgather | Op::Alltoall | Op::Reducescatter { .. });
         let allocator = allocator.filter(|_| late);
         if allocator.is_some() && device != Device::Cpu {

@@ -142,11 +142,11 @@ impl Notifier {
     pub(super) fn notify(&self) {
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) != 0 && self.armed.swap(0, Ordering::Acquire) != 0 {
-            self.ring_anyway();
+            self.notify_always();
         }
     }
 
-    fn ring_anyway(&self) {
+    fn notify_always(&self) {
         *self.rung.lock().unwrap() = true;
         // To one of those who sleep.
         self.heard.notify_one();
@@ -185,7 +185,7 @@ impl Sleeper {
     }
 
     pub(super) fn wake(&self) {
-        self.0.notifier.ring_anyway();
+        self.0.notifier.notify_always();
     }
 }
 
