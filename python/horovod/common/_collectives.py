@@ -6,11 +6,11 @@ operation that returns a new tensor.)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from horovod import _core
-from horovod.common._operations import Entry, Output, start
+from horovod.common._operations import Entry, Output, later_sharers, start
 from horovod.common._ops import Average, Sum, resolve_op
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -23,6 +23,7 @@ class Memory:
     """Contiguous memory that holds an array's values, in a type that the core knows."""
 
     address: int
+    nbytes: int
     code: int
     shape: tuple[int, ...]
     owner: Any
@@ -104,6 +105,9 @@ class Collectives(Generic[T]):
             for array in arrays:
                 its.check_writable(array)
         sources = [its.describe(array, op) for array in arrays]
+        if in_place:
+            for i in later_sharers([(m.address, m.address + m.nbytes) for m in sources]):
+                sources[i] = replace(its.copy(sources[i]), is_own=False)
         outputs = [m if in_place or not m.is_own else its.allocate(m) for m in sources]
 
         def finish(_: Any) -> Any:

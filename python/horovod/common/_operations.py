@@ -1,6 +1,7 @@
 """Handing operations to the core: the one caller of `_core.enqueue`."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from horovod import _core
@@ -11,6 +12,21 @@ Entry = tuple[int, int, int, Sequence[int], Any]
 
 # A result that the core allocated: memory and shape.
 Output = tuple[_core.Buffer, tuple[int, ...]]
+
+
+def later_sharers(spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Which of these ranges of addresses have bytes in common with an earlier one.
+
+    They cannot be reduced in place beside it: the operand of one would be the result of the other.
+    """
+    ordered = sorted(spans)
+    if all(before[1] <= after[0] for before, after in pairwise(ordered)):
+        return []
+    later = []
+    for i, (start, end) in enumerate(spans):
+        if any(max(start, span[0]) < min(end, span[1]) for span in spans[:i]):
+            later.append(i)
+    return later
 
 
 def start(

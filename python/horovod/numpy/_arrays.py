@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 def _memory(wire: Array, dtype: Any, is_own: bool, has_rows: bool) -> Memory:
     code = CODES[wire.dtype.name]
-    return Memory(wire.ctypes.data, code, wire.shape, wire, dtype, is_own, has_rows)
+    return Memory(wire.ctypes.data, wire.nbytes, code, wire.shape, wire, dtype, is_own, has_rows)
 
 
 class NumpyArrays:

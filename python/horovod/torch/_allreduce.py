@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 from horovod import _core
 from horovod.common._collectives import require_members
 from horovod.common._compression import Compressor, NoneCompressor
-from horovod.common._operations import Entry, start
+from horovod.common._operations import Entry, later_sharers, start
 from horovod.common._ops import resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._handles import eagerly, synchronize
@@ -21,7 +21,6 @@ from horovod.torch._tensors import (
     entry,
     from_wire,
     grouped_allreduce_plain,
-    keep_apart,
     to_wire,
 )
 
@@ -172,7 +171,8 @@ def grouped_allreduce_async_(
     for tensor in tensors:
         check_reducible(tensor, op)
         staged.append(Staged(tensor))
-    keep_apart(staged)
+    for i in later_sharers([stage.span() for stage in staged]):
+        staged[i].wire = staged[i].wire.clone()
     entries = [entry(stage.wire, stage.wire.data_ptr(), stage.wire) for stage in staged]
 
     def finish(_: Any) -> tuple[torch.Tensor, ...]:

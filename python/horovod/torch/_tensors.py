@@ -1,6 +1,5 @@
 """How a torch tensor is presented to the core: dtype codes, plain contiguous memory in and out."""
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -185,20 +184,6 @@ class Staged:
                 "pass a clone() of the tensor."
             )
         target.copy_(kept)
-
-
-def keep_apart(staged: list[Staged]) -> None:
-    """Have no two of these work on the same memory: the operand of one must not be the result of another."""
-    spans = sorted(stage.span() for stage in staged)
-    if all(before[1] <= after[0] for before, after in pairwise(spans)):
-        return
-    taken: list[tuple[int, int]] = []
-    for stage in staged:
-        start, end = stage.span()
-        if any(max(start, span[0]) < min(end, span[1]) for span in taken):
-            stage.wire = stage.wire.clone()
-        else:
-            taken.append((start, end))
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

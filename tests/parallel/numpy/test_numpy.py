@@ -40,6 +40,16 @@ def test_sums_of_every_form(dtype, shape):
     assert np.array_equal(group[0], want)
 
 
+@pytest.mark.parametrize("other", [np.transpose, np.copy, lambda a: a, lambda a: a[1:]])
+def test_a_group_of_arrays_that_share_memory(other):
+    mine = np.arange(16.0).reshape(4, 4) * (RANK + 1)
+    alias = other(mine)
+    hvd.grouped_allreduce_([mine, alias], op=hvd.Sum)
+    want = np.arange(16.0).reshape(4, 4) * sum(range(1, SIZE + 1))
+    assert np.array_equal(mine, want)
+    assert np.array_equal(alias, other(want))
+
+
 @pytest.mark.parametrize("op", ["Average", "Min", "Max", "Product", "Adasum"])
 def test_other_operators(op):
     got = hvd.allreduce(np.full((2, 3), RANK + 1.0), op=getattr(hvd, op))
