@@ -1,60 +1,30 @@
 //! Several engines in one process, over real links: what the callers of the runtime see.
 
+mod common;
+
 use std::sync::mpsc::TryRecvError;
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
+use common::{LIMIT, on_meshes};
 use horovod::config::{Config, JoinAverage};
 use horovod::{
     DType, Engine, Error, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReadyEvent, ReduceOp,
     Scale, Shape, Submission, Tensor, TensorMeta, Waited,
 };
-use horovod_transport::{Mesh, testing};
-
-/// Hard bound of every wait; reached only when something hangs.
-const LIMIT: Duration = Duration::from_secs(240);
+use horovod_transport::testing;
 
 /// Run `body` on every rank of a job of `n` ranks, each on a thread of its own.
 fn on_ranks<T: Send + 'static>(
     n: usize,
     body: impl Fn(&Engine, usize) -> T + Send + Clone + 'static,
 ) -> Vec<T> {
-    on_meshes(testing::cluster(n), Config::solo(), body)
-}
-
-/// As [`on_ranks`], on links made by the caller.
-fn on_meshes<T: Send + 'static>(
-    meshes: Vec<Mesh>,
-    config: Config,
-    body: impl Fn(&Engine, usize) -> T + Send + Clone + 'static,
-) -> Vec<T> {
-    let n = meshes.len();
-    let (done, results) = mpsc::channel();
-    for (rank, mesh) in meshes.into_iter().enumerate() {
-        let (body, done, config) = (body.clone(), done.clone(), config.clone());
-        std::thread::spawn(move || {
-            let engine = Engine::start(config, mesh).expect("starts");
-            let result =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&engine, rank)));
-            // The barrier keeps a fast rank from ending the job under a slow one; it fails after a lost rank.
-            let _ = engine.barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()));
-            engine.shutdown();
-            let _ = done.send((rank, result)); // nobody listens any more after a failure
-        });
-    }
-    let mut all: Vec<Option<T>> = (0..n).map(|_| None).collect();
-    for _ in 0..n {
-        let (rank, result) = results.recv_timeout(LIMIT).expect("a rank hangs");
-        all[rank] = Some(result.unwrap_or_else(|_| panic!("rank {rank} panicked")));
-    }
-    all.into_iter().flatten().collect()
+    on_meshes(testing::cluster(n), &Config::solo(), body)
 }
 
 fn tensor(dtype: DType, shape: &[u64], input: *const u8, output: Output) -> Tensor {
-    {
-        // SAFETY: the memory outlives the operation, and nobody else touches it.
-        unsafe { Tensor::new(TensorMeta::new(dtype, shape), input, output) }
-    }
+    // SAFETY: the memory outlives the operation, and nobody else touches it.
+    unsafe { Tensor::new(TensorMeta::new(dtype, shape), input, output) }
 }
 
 fn in_place(data: &mut [f32]) -> Tensor {
@@ -273,7 +243,11 @@ fn joined_ranks_contribute_the_identity_and_the_mean_is_over_all_members_or_the_
     ] {
         let mut config = Config::solo();
         config.algorithms.join_average = join_average;
-        let results = on_meshes(testing::cluster(3), config, reduced_while_rank_1_has_joined);
+        let results = on_meshes(
+            testing::cluster(3),
+            &config,
+            reduced_while_rank_1_has_joined,
+        );
         assert_eq!(results, [vec![mean, 7.0], vec![], vec![mean, 7.0]]);
     }
 }
@@ -523,7 +497,7 @@ fn a_rank_alone_on_its_host_sees_the_hosts_as_the_others_do() {
     };
     for hosts in [&[0, 0, 1][..], &[0, 1, 1, 1], &[0, 1, 2]] {
         let sum = (0..hosts.len()).sum::<usize>() as f32;
-        let results = on_meshes(testing::cluster_hosts(hosts), Config::solo(), body);
+        let results = on_meshes(testing::cluster_hosts(hosts), &Config::solo(), body);
         assert!(results.iter().all(|r| *r == sum), "{hosts:?}: {results:?}");
     }
 }
@@ -546,7 +520,7 @@ fn data_that_changes_between_hosts_is_told_alike_and_blames_no_rank() {
             };
             let ends = on_meshes(
                 cluster.flip(flip).build(),
-                Config::solo(),
+                &Config::solo(),
                 |engine, rank| {
                     let mut data = vec![rank as f32; 1_000_000];
                     loop {

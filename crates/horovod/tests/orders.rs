@@ -1,17 +1,14 @@
 //! Tensors whose dimensions lie in different orders in memory, reduced and broadcast by several engines in one process.
 
-use std::sync::mpsc;
-use std::time::Duration;
+mod common;
 
+use common::{LIMIT, on_meshes};
 use horovod::config::Config;
 use horovod::{
-    DType, Engine, Error, MemoryOrder, Op, Output, ProcessSetId, Rank, ReduceOp, Scale, Submission,
+    DType, Engine, MemoryOrder, Op, Output, ProcessSetId, Rank, ReduceOp, Scale, Submission,
     Tensor, TensorMeta, Waited,
 };
 use horovod_transport::testing;
-
-/// Hard bound of every wait; reached only when something hangs.
-const LIMIT: Duration = Duration::from_secs(240);
 
 const SUM: Op = Op::Allreduce {
     op: ReduceOp::Sum,
@@ -20,21 +17,7 @@ const SUM: Op = Op::Allreduce {
 
 /// Run `body` on every rank of a job of `n` ranks, each on a thread of its own.
 fn on_ranks(n: usize, body: impl Fn(&Engine, usize) + Send + Clone + 'static) {
-    let (done, results) = mpsc::channel();
-    for (rank, mesh) in testing::cluster(n).into_iter().enumerate() {
-        let (body, done) = (body.clone(), done.clone());
-        std::thread::spawn(move || {
-            let engine = Engine::start(Config::solo(), mesh).expect("starts");
-            let result =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&engine, rank)));
-            let _ = engine.barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()));
-            engine.shutdown();
-            let _ = done.send(result.is_ok()); // nobody listens any more after a failure
-        });
-    }
-    for _ in 0..n {
-        assert!(results.recv_timeout(LIMIT).expect("a rank hangs"));
-    }
+    on_meshes(testing::cluster(n), &Config::solo(), body);
 }
 
 fn run(

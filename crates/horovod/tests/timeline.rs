@@ -1,9 +1,12 @@
 //! The timeline of several engines in one process, over real links, as a reader of the file sees it.
 
+mod common;
+
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Barrier, mpsc};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use common::{LIMIT, on_meshes};
 use horovod::config::Config;
 use horovod::{
     DType, Engine, Error, Handle, Op, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
@@ -11,9 +14,6 @@ use horovod::{
 };
 use horovod_transport::{Mesh, testing};
 use serde_json::Value;
-
-/// Hard bound of every wait; reached only when something hangs.
-const LIMIT: Duration = Duration::from_secs(240);
 
 struct Folder(PathBuf);
 
@@ -41,29 +41,11 @@ fn on_ranks(
     setting: &TimelineSetting,
     body: impl Fn(&Engine, usize) + Send + Clone + 'static,
 ) {
-    let n = meshes.len();
-    let (done, results) = mpsc::channel();
-    for (rank, mesh) in meshes.into_iter().enumerate() {
-        let (body, done) = (body.clone(), done.clone());
-        let config = Config {
-            timeline: Some(setting.clone()),
-            ..Config::solo()
-        };
-        let caller = std::thread::Builder::new().name(format!("caller-{rank}"));
-        let run = move || {
-            let engine = Engine::start(config, mesh).expect("starts");
-            let result =
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&engine, rank)));
-            // The barrier keeps a fast rank from ending the job under a slow one.
-            let _ = engine.barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()));
-            engine.shutdown();
-            let _ = done.send(result.is_ok()); // nobody listens any more after a failure
-        };
-        caller.spawn(run).expect("a thread");
-    }
-    for _ in 0..n {
-        assert!(results.recv_timeout(LIMIT).expect("a rank hangs"));
-    }
+    let config = Config {
+        timeline: Some(setting.clone()),
+        ..Config::solo()
+    };
+    on_meshes(meshes, &config, body);
 }
 
 fn sum(engine: &Engine, names: &[&str], len: usize) {

@@ -172,7 +172,7 @@ def grouped_allreduce_async_(
         check_reducible(tensor, op)
         staged.append(Staged(tensor))
     for i in later_sharers([stage.span() for stage in staged]):
-        staged[i].wire = staged[i].wire.clone()
+        staged[i].keep_apart()
     entries = [entry(stage.wire, stage.wire.data_ptr(), stage.wire) for stage in staged]
 
     def finish(_: Any) -> tuple[torch.Tensor, ...]:

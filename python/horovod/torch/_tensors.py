@@ -161,6 +161,10 @@ class Staged:
         self.address = tensor.data_ptr()
         self.wire = to_wire(tensor)
 
+    def keep_apart(self) -> None:
+        """Work on a copy, because another operand works on the same memory."""
+        self.wire = self.wire.clone()
+
     def span(self) -> tuple[int, int]:
         """First address that the operation works on, and the one after the last."""
         return self.wire.data_ptr(), self.wire.data_ptr() + self.wire.nbytes

@@ -42,7 +42,6 @@ pub(super) mod put {
     //! Writing.
     use super::ORDERED;
     use super::{Rank, Writer};
-    use crate::memory_order::MemoryOrder;
     use crate::types::{Device, Op, ReduceOp, Scale, TensorMeta};
 
     pub(in super::super) fn option(w: &mut Writer<'_>, value: Option<u64>) {
@@ -82,7 +81,7 @@ pub(super) mod put {
     pub(in super::super) fn tensors(w: &mut Writer<'_>, tensors: &[TensorMeta]) {
         w.varint(tensors.len() as u64);
         for tensor in tensors {
-            if tensor.order == MemoryOrder::ROW_MAJOR {
+            if tensor.order.is_row_major() {
                 w.u8(tensor.dtype as u8);
                 dims(w, &tensor.shape);
             } else {
@@ -227,7 +226,7 @@ pub(super) mod get {
             let what = "memory order";
             let value = r.varint(what)?;
             let order = MemoryOrder::from_code(value, &meta.shape)
-                .filter(|order| *order != MemoryOrder::ROW_MAJOR)
+                .filter(|order| !order.is_row_major())
                 .ok_or(DecodeError::BadValue { what, value })?;
             Ok(meta.in_order(order))
         })?;

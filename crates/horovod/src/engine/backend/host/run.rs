@@ -514,15 +514,13 @@ mod tests {
     use crate::tensor::Output;
 
     fn tensor(shape: &[u64]) -> Tensor {
-        {
-            // SAFETY: the memory outlives the operation, and nobody else touches it.
-            unsafe {
-                Tensor::new(
-                    TensorMeta::new(DType::F32, shape),
-                    std::ptr::null(),
-                    Output::Allocate,
-                )
-            }
+        // SAFETY: the memory outlives the operation, and nobody else touches it.
+        unsafe {
+            Tensor::new(
+                TensorMeta::new(DType::F32, shape),
+                std::ptr::null(),
+                Output::Allocate,
+            )
         }
     }
 
