@@ -29,7 +29,6 @@ pub(crate) fn check_call(
     match &req.op {
         Op::Allreduce { .. } => {
             member()?;
-            orders_fit(req)?;
             some_tensors(req)
         }
         Op::Allgather | Op::Alltoall => {
@@ -45,7 +44,6 @@ pub(crate) fn check_call(
                     root.0
                 )));
             }
-            orders_fit(req)?;
             some_tensors(req)
         }
         Op::Reducescatter { op, .. } => {
@@ -104,7 +102,7 @@ fn row_major(req: &Request) -> Result<(), OpError> {
     }
 }
 
-/// Bounds of a request that is going to be sent in full.
+/// Bounds and orders of a request that is going to be sent in full; what is known has passed here before.
 pub(crate) fn check_bounds(req: &Request) -> Result<(), OpError> {
     let too_big = |what: &str, found: usize, max: usize| {
         Err(OpError::invalid(format!(
@@ -131,6 +129,7 @@ pub(crate) fn check_bounds(req: &Request) -> Result<(), OpError> {
             return too_big("number of dimensions is", tensor.shape.len(), DIMS_MAX);
         }
     }
+    orders_fit(req)?;
     check_elements(req)?;
     let bytes = encoded_bytes(req.name.len(), &req.tensors);
     if bytes > REQUEST_BYTES_MAX {

@@ -64,17 +64,15 @@ pub(super) struct Driver {
 struct ExecutionTask {
     execution: Execution,
     entries: Vec<Option<Entry>>,
-    recorded: Option<Recorded>,
+    recorded: Option<Box<Recorded>>,
     memory: OutputMemory,
-    /// Memory for its outputs as far as it was asked for.
-    outputs: Outputs,
 }
 
 /// What became of the question for memory for outputs.
 enum OutputMemory {
     NotAsked,
     Asked(Arc<Allocation>),
-    Came,
+    Came(Outputs),
     /// There is none; why.
     Refused(String),
 }
@@ -364,10 +362,7 @@ impl Driver {
                 && let Some(outcome) = allocation.poll()
             {
                 task.memory = match outcome {
-                    Ok(outputs) => {
-                        task.outputs = outputs;
-                        OutputMemory::Came
-                    }
+                    Ok(outputs) => OutputMemory::Came(outputs),
                     Err(why) => OutputMemory::Refused(why),
                 };
             }
@@ -383,6 +378,9 @@ impl Driver {
         };
         if self.pump.flights.is_full() {
             return Front::Waits;
+        }
+        if !self.pump.awaits_events {
+            return Front::Runs;
         }
         match self.pump.shared.lock().poll_events(&execution.items) {
             Ok(true) => Front::Runs,
@@ -420,8 +418,8 @@ impl Driver {
     }
 
     fn next_task(&mut self) -> Option<ExecutionTask> {
-        if let Some(task) = self.parked.take() {
-            return Some(task);
+        if self.parked.is_some() {
+            return self.parked.take();
         }
         let execution = self.pump.ready.pop_front()?;
         self.host.catch_up(&mut self.pump.announced, execution.seq);
@@ -435,7 +433,6 @@ impl Driver {
             entries,
             recorded,
             memory: OutputMemory::NotAsked,
-            outputs: Outputs::new(),
         })
     }
 
@@ -491,10 +488,14 @@ impl Driver {
         }
         let wants_memory = task.wants_memory();
         let pool = self.pump.shared.pool.clone();
+        let mut none = Outputs::new();
         let mut start = Start {
             execution,
             entries: &task.entries,
-            outputs: &mut task.outputs,
+            outputs: match &mut task.memory {
+                OutputMemory::Came(outputs) => outputs,
+                _ => &mut none,
+            },
             idle: &mut self.pump,
             pool: &pool,
             results: &mut self.results,
@@ -517,8 +518,8 @@ impl Driver {
         })
     }
 
-    fn complete(&mut self, task: ExecutionTask) {
-        let task = self.let_go(task);
+    fn complete(&mut self, mut task: ExecutionTask) {
+        self.let_go(&mut task);
         self.pump.running = None;
         self.pump.runs = None;
         if task.execution.device == Device::Cpu {
@@ -530,8 +531,8 @@ impl Driver {
         self.pump.complete(task, &mut self.results, by);
     }
 
-    fn give_up(&mut self, task: ExecutionTask, failure: Failure) {
-        self.let_go(task);
+    fn give_up(&mut self, mut task: ExecutionTask, failure: Failure) {
+        self.let_go(&mut task);
         let error = self.pump.failure(failure);
         self.pump.running = None;
         self.pump.runs = None;
@@ -540,10 +541,9 @@ impl Driver {
     }
 
     /// Before anybody hears of the end: the owners may give back memory that is waited for.
-    fn let_go(&mut self, mut task: ExecutionTask) -> ExecutionTask {
+    fn let_go(&mut self, task: &mut ExecutionTask) {
         task.entries.clear();
         self.spare = std::mem::take(&mut task.entries);
-        task
     }
 }
 

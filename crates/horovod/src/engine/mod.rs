@@ -159,7 +159,9 @@ impl Negotiation {
 
     fn remove(&mut self, id: EntryId) -> Option<Entry> {
         let entry = self.entries.remove(&id.0)?;
-        self.with_event -= usize::from(entry.has_event());
+        if self.with_event > 0 {
+            self.with_event -= usize::from(entry.has_event());
+        }
         Some(entry)
     }
 

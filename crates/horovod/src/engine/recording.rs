@@ -63,7 +63,7 @@ impl Recording {
         execution: &Execution,
         entries: &[Option<Entry>],
         stages: &mut Stages,
-    ) -> Option<Recorded> {
+    ) -> Option<Box<Recorded>> {
         let on = self.timeline.is_on();
         stages.record(on);
         if !on {
@@ -92,19 +92,19 @@ impl Recording {
             };
             let mut all = execution.items.iter().zip(entries);
             let told = all.try_for_each(|(item, entry)| tell(item, entry));
-            Recorded {
+            Box::new(Recorded {
                 session,
                 items: told.map(|()| items),
                 ordered,
                 begin,
-            }
+            })
         })
     }
 
     /// It has run: the results are there, but nobody has been told.
     pub(super) fn ends(
         &self,
-        recorded: Option<Recorded>,
+        recorded: Option<Box<Recorded>>,
         now: impl FnOnce() -> Time,
         execution: &Execution,
         results: &[(EntryId, Result<OpResult, Error>)],

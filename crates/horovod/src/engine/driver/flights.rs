@@ -94,6 +94,9 @@ impl Flights {
 impl Pump {
     /// Tell of what has ended. `true`: something has.
     pub(super) fn end_flights(&mut self) -> bool {
+        if self.flights.is_empty() {
+            return false;
+        }
         let mut progress = false;
         while let Some((flight, result)) = self.flights.take_ended() {
             progress = true;
@@ -116,8 +119,8 @@ impl Pump {
             }
         }
         let is_over = |deadline| Instant::now() >= deadline;
-        if self.flights.deadline.is_some_and(is_over) {
-            progress |= !self.flights.is_empty();
+        if self.flights.deadline.is_some_and(is_over) && !self.flights.is_empty() {
+            progress = true;
             self.leak_flights();
         }
         progress

@@ -44,6 +44,8 @@ pub(super) struct Pump {
     pub(super) tree: Tree,
     pub(super) node: Node,
     pub(super) ready: VecDeque<Execution>,
+    /// Tensors of these, or of what is still negotiated, have a ready event.
+    pub(super) awaits_events: bool,
     pub(super) announced: Announced,
     /// A peer that is gone, until the launcher's word or the deadline.
     pub(super) lost: Option<Suspect>,
@@ -128,6 +130,7 @@ impl Pump {
             tree,
             node,
             ready: VecDeque::new(),
+            awaits_events: false,
             announced: Announced::new(),
             lost: None,
             dead: None,
@@ -306,7 +309,10 @@ impl Pump {
     pub(super) fn drain_actions(&mut self) -> bool {
         let mut progress = false;
         loop {
-            let action = self.shared.lock().poll_action();
+            let mut state = self.shared.lock();
+            let action = state.poll_action();
+            self.awaits_events = state.with_event > 0;
+            drop(state);
             if let Some(action) = action {
                 progress = true;
                 self.worker_action(action);
