@@ -1,76 +1,39 @@
 //! The job's one arbiter: counts who is ready, validates, fuses, orders and answers.
+//!
+//! The way of a request that is known stands here: a link says its slot ([`Coordinator::handle_message`]), it is
+//! counted, and when all links have said it, it is ready; what is ready becomes messages when the engine asks what to
+//! do ([`Coordinator::poll_action`]). Beside it, in files of their own, stand the arrival of what is new or unusual
+//! (`arrive`), its validation and effects (`ready`), the fusion of several kinds (`dispatch`), lateness and endings.
 
 use crate::cache::Cache;
-use crate::error::{StopReason, clip};
-use crate::fusion::FusionKey;
+use crate::error::StopReason;
 use crate::join::Joins;
-use crate::limits::{PENDING_MAX, TUNED_VALUES_MAX};
+use crate::limits::FUSED_ITEMS_MAX;
 use crate::lookup::Slab;
 use crate::lost::PeerLost;
 use crate::message::{Item, Response, SetKey, Slot, SlotRun, Submission, ToCoordinator, ToWorker};
 use crate::process_sets::SetTable;
 use crate::rank_set::RankSet;
 use crate::readiness::ReadinessBitmap;
-use crate::refusal::Refusal;
 use crate::signature::RequestSignature;
+use crate::slots::{blocks_of, slots_of};
 use crate::stall::{StallClock, StallReport};
 use crate::tree::{Links, Tree};
-use crate::types::{Generation, Op, ProcessSetId, Rank, Time};
-use crate::validation;
+use crate::types::{Op, ProcessSetId, Rank, Seq, Time};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 mod arrive;
 mod dispatch;
+mod ending;
 mod late;
 mod ready;
-use dispatch::{Buffers, Known, Ready, Run};
+mod settings;
 
-/// All settings of the negotiation; they live only here, so ranks cannot differ in them.
-#[derive(Clone, Debug)]
-pub struct CoordinatorConfig {
-    /// Ranks of the job.
-    pub size: u32,
-    /// This life of the job.
-    pub generation: Generation,
-    /// Bytes that one fused execution may have; 0 fuses only empty tensors.
-    pub fusion_threshold_bytes: u64,
-    /// Response cache entries per process set; 0 turns the cache off.
-    pub cache_capacity: usize,
-    /// How long a ready response may be held back to batch more; 0 never holds.
-    pub batch_delay_ns: u64,
-    /// Every call is a fusion batch of its own.
-    pub disable_group_fusion: bool,
-    /// When to report late ranks; `None` never does.
-    pub stall: Option<StallConfig>,
-}
+use arrive::{FOREIGN, NOT_IN_USE, TWICE, Who};
+use dispatch::{Buffers, KNOWN_BYTES, Known, Marks, Outgoing, Ready, Stream, answer_bytes};
 
-/// When a request counts as stalled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StallConfig {
-    /// Report after this long, and again every such period.
-    pub warning_ns: u64,
-    /// Shut the job down after this long; ignored when shorter than the warning time.
-    pub shutdown_ns: Option<u64>,
-}
-
-impl CoordinatorConfig {
-    /// Horovod's defaults for a job of this size.
-    pub fn new(size: u32, generation: Generation) -> Self {
-        Self {
-            size,
-            generation,
-            fusion_threshold_bytes: 128 << 20,
-            cache_capacity: 1024,
-            batch_delay_ns: 0,
-            disable_group_fusion: false,
-            stall: Some(StallConfig {
-                warning_ns: 60_000_000_000,
-                shutdown_ns: None,
-            }),
-        }
-    }
-}
+pub use settings::{CoordinatorConfig, StallConfig};
 
 /// What the engine of rank 0 shall do; drain with [`Coordinator::poll_action`].
 #[derive(Clone, Debug, PartialEq)]
@@ -159,19 +122,6 @@ struct Pending {
 /// Why a rank's message is impossible.
 type Violation = &'static str;
 
-/// Who said something: the rank itself where an aggregator only passes it on.
-fn speaker(from: Rank, item: &Submission) -> Rank {
-    match item {
-        Submission::Of {
-            ranks, subtrees, ..
-        } if subtrees.is_empty() => match ranks[..] {
-            [one] => one,
-            _ => from,
-        },
-        _ => from,
-    }
-}
-
 impl Coordinator {
     /// A coordinator to which every rank speaks itself; it knows only the set of all ranks.
     pub fn new(cfg: CoordinatorConfig) -> Self {
@@ -232,80 +182,12 @@ impl Coordinator {
         self.check_stalls();
     }
 
-    /// From now on one fused execution may have so many bytes.
-    pub fn set_fusion_threshold(&mut self, bytes: u64) {
-        self.cfg.fusion_threshold_bytes = bytes;
-    }
-
-    /// From now on a ready response may be held back so long, also one that is held already.
-    pub fn set_batch_delay(&mut self, ns: u64) {
-        self.cfg.batch_delay_ns = ns;
-    }
-
-    /// Tells every rank new values for its data plane. Each gets them as [`crate::WorkerAction::Tuned`] at
-    /// the same place of the order: after all that is ready by now, before all that becomes ready later.
-    /// No effect once the job is stopping.
-    ///
-    /// # Panics
-    /// With more than [`crate::TUNED_VALUES_MAX`] values, which nobody could decode.
-    pub fn announce_tuning(&mut self, values: &[u64]) {
-        assert!(
-            values.len() <= TUNED_VALUES_MAX,
-            "{} tuned values",
-            values.len()
-        );
-        if matches!(self.phase, Phase::Running) {
-            self.urgent = true;
-            self.push_ready(Ready::Tuned(values.into()));
-        }
-    }
-
-    /// A rank is gone: tells all others, then does nothing more.
-    pub fn handle_peer_lost(&mut self, now: Time, lost: PeerLost) {
-        self.now = self.now.max(now);
-        self.end(&lost, Some(lost.rank));
-    }
-
-    /// Ends the job with this report because it can never go on; `by` is to blame.
-    pub fn give_up(&mut self, now: Time, by: Rank, text: &str) {
-        self.now = self.now.max(now);
-        if matches!(self.phase, Phase::Running) {
-            let report = clip(text.to_owned());
-            self.stop(by, StopReason::Deadlock { report });
-        }
-    }
-
-    /// Time has passed; call at [`Coordinator::next_deadline`] at the latest.
-    pub fn handle_timeout(&mut self, now: Time) {
-        self.now = self.now.max(now);
-        self.check_stalls();
-    }
-
-    /// When to call [`Coordinator::handle_timeout`].
-    pub fn next_deadline(&self) -> Option<Time> {
-        let stall = match self.phase {
-            Phase::Running => self.stall.next_check(),
-            Phase::Stopping(_) | Phase::Over => None,
-        };
-        let batch = (!self.ready.is_empty()).then(|| self.batch_deadline());
-        stall.into_iter().chain(batch).min()
-    }
-
-    /// Takes back a message that has been sent, so that the next needs no allocation.
-    pub fn recycle(&mut self, message: ToWorker) {
-        self.buffers.recycle(message);
-    }
-
     /// What to do next; call until `None` after every other method.
     pub fn poll_action(&mut self) -> Option<CoordinatorAction> {
         if !self.ready.is_empty() && (self.urgent || self.now >= self.batch_deadline()) {
             self.dispatch();
         }
         self.actions.pop_front()
-    }
-
-    fn batch_deadline(&self) -> Time {
-        Time(self.ready_since.0.saturating_add(self.cfg.batch_delay_ns))
     }
 
     fn apply(&mut self, from: Rank, msg: &ToCoordinator) -> Result<(), (Rank, Violation)> {
@@ -342,53 +224,309 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Everybody stops. What was agreed before is still carried out.
-    fn stop(&mut self, by: Rank, why: StopReason) {
-        self.answer(Arc::clone(&self.everybody), Response::Shutdown { by, why });
-        self.phase = Phase::Stopping(RankSet::default());
+    fn submitted(&mut self, link: usize, item: &Submission) -> Result<(), Violation> {
+        let from = self.sets.links.get(link);
+        let (rank, who) = (
+            from.rank,
+            match &from.below {
+                None => Who::Rank(from.rank),
+                Some(_) => Who::Link(link),
+            },
+        );
+        match item {
+            Submission::Hits(run) => self.hits(link, &who, *run),
+            Submission::Of {
+                ranks,
+                subtrees,
+                item,
+            } => {
+                let who = self.named(link, ranks, subtrees)?;
+                match &**item {
+                    Submission::Hits(run) => run
+                        .slots()
+                        .try_for_each(|slot| self.hit(link, &who, slot, None)),
+                    Submission::Join => ranks.iter().try_for_each(|rank| self.joined(*rank)),
+                    Submission::Shutdown(why) => {
+                        let by = *ranks.first().ok_or("spoke for nobody")?;
+                        self.stop(by, StopReason::Left(*why));
+                        Ok(())
+                    }
+                    item => self.asked_or_gathered(link, &who, item),
+                }
+            }
+            Submission::Join => self.joined(rank),
+            Submission::Shutdown(why) => {
+                self.stop(rank, StopReason::Left(*why));
+                Ok(())
+            }
+            item => self.asked_or_gathered(link, &who, item),
+        }
     }
 
-    /// The generation is over: tells everybody but the lost rank.
-    fn end(&mut self, lost: &PeerLost, except: Option<Rank>) {
-        if matches!(self.phase, Phase::Over) {
-            return;
+    fn hits(&mut self, link: usize, who: &Who, run: SlotRun) -> Result<(), Violation> {
+        for (number, mask) in blocks_of(run) {
+            let counted = match self.readiness.block(number) {
+                Some(block) if self.joins.is_empty() => block.counted(mask),
+                _ => 0,
+            };
+            if counted != 0 {
+                self.count(link, number, counted)?;
+            }
+            // A run that leaves the slots in use ends here with an error, however long.
+            slots_of(number, mask & !counted)
+                .try_for_each(|slot| self.hit(link, who, slot, None))?;
         }
-        self.phase = Phase::Over;
-        self.ready.clear();
-        let response = Arc::new(Response::Lost(lost.clone().clipped()));
-        let links = &self.sets.links;
-        let to = (0..links.len())
-            .map(|link| links.get(link).rank)
-            .filter(|rank| Some(*rank) != except)
-            .collect();
-        let message = ToWorker {
-            generation: self.cfg.generation,
-            mark: self.cache.mark(),
-            responses: vec![response],
-            evicted: Vec::new(),
+        if run.first.0.checked_add(u64::from(run.len)).is_none() {
+            return Err(NOT_IN_USE);
+        }
+        Ok(())
+    }
+
+    /// The usual case: a link has said known slots.
+    fn count(&mut self, link: usize, number: u64, mask: u64) -> Result<(), Violation> {
+        let block = self.readiness.block(number).ok_or(NOT_IN_USE)?;
+        let set = self
+            .sets
+            .get(block.set)
+            .ok_or("used an unknown process set")?;
+        let position = set.position(link).ok_or(FOREIGN)?;
+        let (complete, begun) = block
+            .mark_ready(self.now, position, mask)
+            .map_err(|_| TWICE)?;
+        if begun != 0 {
+            self.stall.started(self.now);
+        }
+        if complete != 0 {
+            let (key, to) = (block.set, Arc::clone(&set.to));
+            self.known_ready(key, &to, slots_of(number, complete));
+        }
+        Ok(())
+    }
+
+    /// These known requests of a set, which `to` lead to, are ready; nothing is unusual about them.
+    fn known_ready(&mut self, set: SetKey, to: &Arc<[u32]>, slots: impl Iterator<Item = Slot>) {
+        if self.ready.is_empty() {
+            self.ready_since = self.now;
+        }
+        for slot in slots {
+            let Some(line) = self.cache.touch(slot) else {
+                continue;
+            };
+            self.sizes.push(line.bytes);
+            if let Some(Ready::Known(known)) = self.ready.last_mut()
+                && known.set == set
+                && known.fusion.is_some()
+                && known.fusion == line.fusion
+                && known.bytes.checked_add(line.bytes).is_some()
+                && known.run.extend(slot)
+            {
+                known.bytes += line.bytes;
+                continue;
+            }
+            self.urgent |= line.signature.op == Op::Barrier;
+            self.ready.push(Ready::Known(Known {
+                set,
+                to: Arc::clone(to),
+                signature: Arc::clone(&line.signature),
+                fusion: line.fusion,
+                bytes: line.bytes,
+                run: SlotRun {
+                    first: slot,
+                    len: 1,
+                },
+            }));
+        }
+    }
+
+    /// Turns everything that is ready into messages.
+    fn dispatch(&mut self) {
+        self.urgent = false;
+        let mut outgoing = std::mem::take(&mut self.buffers.outgoing);
+        let mut runs = std::mem::take(&mut self.buffers.runs);
+        let mut ready = std::mem::replace(&mut self.ready, std::mem::take(&mut self.buffers.ready));
+        let sizes = std::mem::take(&mut self.sizes);
+        let mut sizes_left = &sizes[..];
+        let mut left = ready.drain(..).peekable();
+        while let Some(next) = left.next() {
+            match next {
+                Ready::Run(run) => runs.push(Some(run)),
+                Ready::Known(known) => {
+                    let (sizes, rest) = sizes_left.split_at(known.run.len as usize);
+                    sizes_left = rest;
+                    let alone = runs.is_empty()
+                        && !matches!(left.peek(), Some(Ready::Run(_) | Ready::Known(_)));
+                    if alone && self.fits_one(&known) {
+                        outgoing.push(self.execute_known(known));
+                    } else {
+                        runs.extend(known.split(sizes, &self.nobody).map(Some));
+                    }
+                }
+                Ready::Answer { to, response } => {
+                    self.fuse(&mut runs, &mut outgoing);
+                    let wire_bytes = answer_bytes(&response);
+                    outgoing.push(Outgoing {
+                        to,
+                        response,
+                        wire_bytes,
+                    });
+                }
+                Ready::Tuned(values) => {
+                    self.fuse(&mut runs, &mut outgoing);
+                    let response = Response::Tuned {
+                        seq: Seq(self.next_seq),
+                        values,
+                    };
+                    self.next_seq += 1;
+                    outgoing.push(Outgoing {
+                        to: Arc::clone(&self.everybody),
+                        wire_bytes: answer_bytes(&response),
+                        response: Arc::new(response),
+                    });
+                }
+            }
+        }
+        drop(left);
+        self.fuse(&mut runs, &mut outgoing);
+        self.send(&outgoing);
+        outgoing.clear();
+        self.buffers.outgoing = outgoing;
+        self.buffers.ready = ready;
+        self.buffers.runs = runs;
+        self.sizes = sizes;
+        self.sizes.clear();
+    }
+
+    /// Whether known requests with nothing beside them make one execution.
+    fn fits_one(&self, known: &Known) -> bool {
+        known.run.len == 1
+            || (known.bytes <= self.cfg.fusion_threshold_bytes
+                && known.run.len as usize <= FUSED_ITEMS_MAX)
+    }
+
+    fn execute_known(&mut self, known: Known) -> Outgoing {
+        let seq = Seq(self.next_seq);
+        self.next_seq += 1;
+        Outgoing {
+            to: known.to,
+            wire_bytes: 64 + KNOWN_BYTES,
+            response: self.buffers.execute(|mut items| {
+                items.push(Item::Slots(known.run));
+                Response::Execute {
+                    seq,
+                    set: known.set,
+                    op: known.signature.op.clone(),
+                    device: known.signature.device,
+                    absent: Arc::clone(&self.nobody),
+                    items,
+                }
+            }),
+        }
+    }
+
+    /// One or more messages per rank, equal ones only once; evictions go into the last, after
+    /// everything that may still use the slots.
+    fn send(&mut self, outgoing: &[Outgoing]) {
+        let mark_before = self.cache.mark();
+        let evicted = self.cache.announce();
+        let marks = Marks {
+            before: mark_before,
+            after: self.cache.mark(),
         };
-        self.actions.push_back(CoordinatorAction::Send(to, message));
+        let everybody = Arc::clone(&self.everybody);
+        let all_alike = outgoing.iter().all(|out| Arc::ptr_eq(&out.to, &everybody))
+            && evicted.iter().all(|(to, _)| Arc::ptr_eq(to, &everybody));
+        if all_alike {
+            let mut stream = Stream {
+                open: self.buffers.responses.pop().unwrap_or_default(),
+                ..Stream::default()
+            };
+            outgoing.iter().for_each(|out| stream.push(out));
+            for (_, runs) in &evicted {
+                stream.evicted.extend_from_slice(runs);
+            }
+            return self.send_stream(&everybody, stream, marks);
+        }
+        let mut streams: Vec<Stream> = Vec::new();
+        streams.resize_with(everybody.len(), Stream::default);
+        for out in outgoing {
+            for link in out.to.iter() {
+                streams[*link as usize].push(out);
+            }
+        }
+        for (links, runs) in &evicted {
+            for link in links.iter() {
+                streams[*link as usize].evicted.extend_from_slice(runs);
+            }
+        }
+        for (stream, link) in streams.into_iter().zip(everybody.iter()) {
+            self.send_stream(&[*link].into(), stream, marks);
+        }
     }
 
-    fn check_stalls(&mut self) {
-        if !matches!(self.phase, Phase::Running) || !self.stall.due(self.now) {
-            return;
+    fn send_stream(&mut self, to: &Arc<[u32]>, stream: Stream, marks: Marks) {
+        let Marks {
+            before,
+            after: mark,
+        } = marks;
+        let links = &self.sets.links;
+        let ranks: Arc<[Rank]> = if Arc::ptr_eq(to, &self.everybody) {
+            Arc::clone(&self.everybody_ranks)
+        } else {
+            to.iter()
+                .map(|link| links.get(*link as usize).rank)
+                .collect()
+        };
+        let generation = self.cfg.generation;
+        let mut send = |mark, responses, evicted| {
+            let message = ToWorker {
+                generation,
+                mark,
+                responses,
+                evicted,
+            };
+            self.actions
+                .push_back(CoordinatorAction::Send(Arc::clone(&ranks), message));
+        };
+        for responses in stream.full {
+            send(before, responses, Vec::new());
         }
-        let next = self.pend_late();
-        let report = self.stall_report();
-        self.stall.check_by(next);
-        let Some(report) = report else { return };
-        let culprit = report.shutdown.then(|| report.worst()).flatten();
-        let blame = culprit.map(|(rank, request)| (rank, request.name.to_string()));
-        self.actions.push_back(CoordinatorAction::Stall(report));
-        if let Some((rank, tensor)) = blame {
-            self.stop(rank, StopReason::Stalled { tensor });
+        // An aggregator confirms for all below it, hence all below it must know, concerned or not.
+        let unheard = self.tree.is_some() && to.iter().any(|link| self.told[*link as usize] < mark);
+        if !stream.open.is_empty() || !stream.evicted.is_empty() || unheard {
+            send(mark, stream.open, stream.evicted);
+            to.iter().for_each(|link| self.told[*link as usize] = mark);
         }
     }
 
-    fn stall_report(&mut self) -> Option<StallReport> {
-        let waiting = late::waiting(&mut self.entries, &self.sets, &self.joins);
-        self.stall
-            .inspect(self.now, waiting.map(|(_, request)| request))
+    /// Takes back a message that has been sent, so that the next needs no allocation.
+    pub fn recycle(&mut self, message: ToWorker) {
+        self.buffers.recycle(message);
+    }
+
+    /// When to call [`Coordinator::handle_timeout`].
+    pub fn next_deadline(&self) -> Option<Time> {
+        let stall = match self.phase {
+            Phase::Running => self.stall.next_check(),
+            Phase::Stopping(_) | Phase::Over => None,
+        };
+        let batch = (!self.ready.is_empty()).then(|| self.batch_deadline());
+        stall.into_iter().chain(batch).min()
+    }
+
+    fn batch_deadline(&self) -> Time {
+        Time(self.ready_since.0.saturating_add(self.cfg.batch_delay_ns))
+    }
+}
+
+/// Who said something: the rank itself where an aggregator only passes it on.
+fn speaker(from: Rank, item: &Submission) -> Rank {
+    match item {
+        Submission::Of {
+            ranks, subtrees, ..
+        } if subtrees.is_empty() => match ranks[..] {
+            [one] => one,
+            _ => from,
+        },
+        _ => from,
     }
 }

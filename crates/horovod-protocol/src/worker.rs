@@ -6,7 +6,7 @@ use crate::limits::PENDING_MAX;
 use crate::local;
 use crate::lookup::{Lookup, Slab};
 use crate::lost::PeerLost;
-use crate::message::{SetKey, Slot, Submission, ToCoordinator, ToWorker};
+use crate::message::{SetKey, Slot, Submission, ToCoordinator};
 use crate::outbox::Outbox;
 use crate::signature::RequestSignature;
 use crate::slots::SlotMap;
@@ -182,18 +182,6 @@ impl Worker {
     /// Requests that are queued and not agreed on yet.
     pub fn pending(&self) -> usize {
         self.pending
-    }
-
-    /// The coordinator said something.
-    pub fn handle_message(&mut self, msg: &ToWorker) {
-        // A message of another life of the job is nobody's fault, only late.
-        if msg.generation != self.cfg.generation || matches!(self.state, State::Over(_)) {
-            return;
-        }
-        let checked = self.apply(msg);
-        if let Err(violation) = checked {
-            self.end(PeerLost::broke_protocol(Rank(0), violation));
-        }
     }
 
     /// A member is gone: everything pending and later fails with it. While stopping this is how a

@@ -1,15 +1,20 @@
-//! The arrival of requests: from which link, and for which ranks.
+//! The arrival of what is not simply counted: new requests, retired slots, rows, what aggregators pass on, joins. Such a
+//! request is pending by rank.
 
-use super::{Arc, Coordinator, Entry, Op, PENDING_MAX, Pending, Rank, RequestSignature, Violation};
-use super::{SetKey, Slot, SlotRun, StopReason, Submission};
+use super::{Coordinator, Entry, Pending, Violation};
+use crate::limits::PENDING_MAX;
+use crate::message::{Response, SetKey, Slot, Submission};
 use crate::process_sets::RegisteredSet;
 use crate::rank_set::RankSet;
-use crate::slots::{blocks_of, slots_of};
-use crate::types::Time;
+use crate::signature::RequestSignature;
+use crate::slots::slots_of;
+use crate::tree::Links;
+use crate::types::{Op, Rank, Time};
+use std::sync::Arc;
 
-const FOREIGN: Violation = "used a foreign process set";
-const NOT_IN_USE: Violation = "used a slot that is not in use";
-const TWICE: Violation = "used a name that it has pending already";
+pub(super) const FOREIGN: Violation = "used a foreign process set";
+pub(super) const NOT_IN_USE: Violation = "used a slot that is not in use";
+pub(super) const TWICE: Violation = "used a name that it has pending already";
 
 /// For whom a link speaks.
 pub(super) enum Who {
@@ -23,7 +28,7 @@ pub(super) enum Who {
 
 impl Who {
     /// The members of a set it means, `None` if it speaks for strangers to the set. Never empty.
-    fn of(&self, set: &RegisteredSet, links: &super::Links) -> Option<RankSet> {
+    fn of(&self, set: &RegisteredSet, links: &Links) -> Option<RankSet> {
         let ranks = match self {
             Self::Rank(rank) => [*rank].into_iter().collect(),
             Self::Link(link) => links.get(*link).below.as_ref()?.common(&set.bits),
@@ -41,46 +46,7 @@ impl Who {
 }
 
 impl Coordinator {
-    pub(super) fn submitted(&mut self, link: usize, item: &Submission) -> Result<(), Violation> {
-        let from = self.sets.links.get(link);
-        let (rank, who) = (
-            from.rank,
-            match &from.below {
-                None => Who::Rank(from.rank),
-                Some(_) => Who::Link(link),
-            },
-        );
-        match item {
-            Submission::Hits(run) => self.hits(link, &who, *run),
-            Submission::Of {
-                ranks,
-                subtrees,
-                item,
-            } => {
-                let who = self.named(link, ranks, subtrees)?;
-                match &**item {
-                    Submission::Hits(run) => run
-                        .slots()
-                        .try_for_each(|slot| self.hit(link, &who, slot, None)),
-                    Submission::Join => ranks.iter().try_for_each(|rank| self.joined(*rank)),
-                    Submission::Shutdown(why) => {
-                        let by = *ranks.first().ok_or("spoke for nobody")?;
-                        self.stop(by, StopReason::Left(*why));
-                        Ok(())
-                    }
-                    item => self.asked_or_gathered(link, &who, item),
-                }
-            }
-            Submission::Join => self.joined(rank),
-            Submission::Shutdown(why) => {
-                self.stop(rank, StopReason::Left(*why));
-                Ok(())
-            }
-            item => self.asked_or_gathered(link, &who, item),
-        }
-    }
-
-    fn asked_or_gathered(
+    pub(super) fn asked_or_gathered(
         &mut self,
         link: usize,
         who: &Who,
@@ -101,7 +67,12 @@ impl Coordinator {
     }
 
     /// For whom an aggregator says it speaks; only those below it.
-    fn named(&self, link: usize, ranks: &[Rank], subtrees: &[Rank]) -> Result<Who, Violation> {
+    pub(super) fn named(
+        &self,
+        link: usize,
+        ranks: &[Rank],
+        subtrees: &[Rank],
+    ) -> Result<Who, Violation> {
         const STRANGERS: Violation = "spoke for ranks that do not speak through it";
         let (Some(tree), Some(below)) = (&self.tree, &self.sets.links.get(link).below) else {
             return Err(STRANGERS);
@@ -125,7 +96,7 @@ impl Coordinator {
         })
     }
 
-    fn joined(&mut self, rank: Rank) -> Result<(), Violation> {
+    pub(super) fn joined(&mut self, rank: Rank) -> Result<(), Violation> {
         if self.joins.is_empty() {
             // Known requests may now be complete without all their links: look at each.
             self.pend_waiting(|_| true);
@@ -137,47 +108,7 @@ impl Coordinator {
         Ok(())
     }
 
-    fn hits(&mut self, link: usize, who: &Who, run: SlotRun) -> Result<(), Violation> {
-        for (number, mask) in blocks_of(run) {
-            let counted = match self.readiness.block(number) {
-                Some(block) if self.joins.is_empty() => block.counted(mask),
-                _ => 0,
-            };
-            if counted != 0 {
-                self.count(link, number, counted)?;
-            }
-            // A run that leaves the slots in use ends here with an error, however long.
-            slots_of(number, mask & !counted)
-                .try_for_each(|slot| self.hit(link, who, slot, None))?;
-        }
-        if run.first.0.checked_add(u64::from(run.len)).is_none() {
-            return Err(NOT_IN_USE);
-        }
-        Ok(())
-    }
-
-    /// The usual case: a link has said known slots.
-    fn count(&mut self, link: usize, number: u64, mask: u64) -> Result<(), Violation> {
-        let block = self.readiness.block(number).ok_or(NOT_IN_USE)?;
-        let set = self
-            .sets
-            .get(block.set)
-            .ok_or("used an unknown process set")?;
-        let position = set.position(link).ok_or(FOREIGN)?;
-        let (complete, begun) = block
-            .mark_ready(self.now, position, mask)
-            .map_err(|_| TWICE)?;
-        if begun != 0 {
-            self.stall.started(self.now);
-        }
-        if complete != 0 {
-            let (key, to) = (block.set, Arc::clone(&set.to));
-            self.known_ready(key, &to, slots_of(number, complete));
-        }
-        Ok(())
-    }
-
-    fn hit(
+    pub(super) fn hit(
         &mut self,
         link: usize,
         who: &Who,
@@ -411,22 +342,6 @@ impl Coordinator {
         }
     }
 
-    /// Pends what waits too long, to be reported; when the next will.
-    pub(super) fn pend_late(&mut self) -> Option<Time> {
-        let (now, stall) = (self.now, self.stall.clone());
-        self.pend_waiting(|since| now >= stall.report_at(since));
-        self.readiness
-            .waiting()
-            .flat_map(|block| {
-                let times: Vec<Time> = slots_of(block.number, block.waiting_slots())
-                    .map(|slot| block.since((slot.0 % 64) as u32))
-                    .collect();
-                times
-            })
-            .min()
-            .map(|since| stall.report_at(since))
-    }
-
     /// A rank has joined: what waited only for it can go on, in the order of arrival.
     fn release_after_join(&mut self) {
         let mut released: Vec<(u64, usize)> = self
@@ -452,10 +367,7 @@ impl Coordinator {
             }
         }
         if let Some(last) = self.joins.finish(self.cfg.size) {
-            self.answer(
-                Arc::clone(&self.everybody),
-                super::Response::Joined { last },
-            );
+            self.answer(Arc::clone(&self.everybody), Response::Joined { last });
         }
     }
 }

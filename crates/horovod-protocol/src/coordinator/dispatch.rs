@@ -1,8 +1,8 @@
-//! The dispatch of what is ready: fused, numbered, and one stream of messages per rank.
+//! What a dispatch works with: requests that are ready, the fusion of several kinds, and messages within their bounds.
 
-use super::{Coordinator, CoordinatorAction};
+use super::Coordinator;
 use crate::fusion::{Candidate, FusionKey, FusionPlan};
-use crate::limits::{BATCH_BYTES_MAX, BATCH_ITEMS_MAX, FUSED_ITEMS_MAX};
+use crate::limits::{BATCH_BYTES_MAX, BATCH_ITEMS_MAX};
 use crate::message::{Item, Response, SetKey, SlotRun, ToWorker};
 use crate::signature::RequestSignature;
 use crate::types::{Rank, Seq};
@@ -55,20 +55,20 @@ pub(super) struct Known {
 
 /// One response with its recipients and an upper bound of its encoded size.
 #[derive(Debug)]
-struct Outgoing {
-    to: Arc<[u32]>,
-    response: Arc<Response>,
-    wire_bytes: usize,
+pub(super) struct Outgoing {
+    pub(super) to: Arc<[u32]>,
+    pub(super) response: Arc<Response>,
+    pub(super) wire_bytes: usize,
 }
 
 /// What earlier messages leave for later ones.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
-    ready: Vec<Ready>,
-    runs: Vec<Option<Run>>,
+    pub(super) ready: Vec<Ready>,
+    pub(super) runs: Vec<Option<Run>>,
     plan: FusionPlan,
-    outgoing: Vec<Outgoing>,
-    responses: Vec<Vec<Arc<Response>>>,
+    pub(super) outgoing: Vec<Outgoing>,
+    pub(super) responses: Vec<Vec<Arc<Response>>>,
     executions: Vec<Arc<Response>>,
 }
 
@@ -89,7 +89,7 @@ impl Buffers {
     }
 
     /// A response made with an empty list of items.
-    fn execute(&mut self, make: impl FnOnce(Vec<Item>) -> Response) -> Arc<Response> {
+    pub(super) fn execute(&mut self, make: impl FnOnce(Vec<Item>) -> Response) -> Arc<Response> {
         let mut response = match self.executions.pop() {
             Some(response) => response,
             None => return Arc::new(make(Vec::new())),
@@ -107,96 +107,11 @@ impl Buffers {
 }
 
 /// Upper bound of the encoded size of known requests.
-const KNOWN_BYTES: usize = 20;
+pub(super) const KNOWN_BYTES: usize = 20;
 
 impl Coordinator {
-    /// Turns everything that is ready into messages.
-    pub(super) fn dispatch(&mut self) {
-        self.urgent = false;
-        let mut outgoing = std::mem::take(&mut self.buffers.outgoing);
-        let mut runs = std::mem::take(&mut self.buffers.runs);
-        let mut ready = std::mem::replace(&mut self.ready, std::mem::take(&mut self.buffers.ready));
-        let sizes = std::mem::take(&mut self.sizes);
-        let mut sizes_left = &sizes[..];
-        let mut left = ready.drain(..).peekable();
-        while let Some(next) = left.next() {
-            match next {
-                Ready::Run(run) => runs.push(Some(run)),
-                Ready::Known(known) => {
-                    let (sizes, rest) = sizes_left.split_at(known.run.len as usize);
-                    sizes_left = rest;
-                    let alone = runs.is_empty()
-                        && !matches!(left.peek(), Some(Ready::Run(_) | Ready::Known(_)));
-                    if alone && self.fits_one(&known) {
-                        outgoing.push(self.execute_known(known));
-                    } else {
-                        runs.extend(known.split(sizes, &self.nobody).map(Some));
-                    }
-                }
-                Ready::Answer { to, response } => {
-                    self.fuse(&mut runs, &mut outgoing);
-                    let wire_bytes = answer_bytes(&response);
-                    outgoing.push(Outgoing {
-                        to,
-                        response,
-                        wire_bytes,
-                    });
-                }
-                Ready::Tuned(values) => {
-                    self.fuse(&mut runs, &mut outgoing);
-                    let response = Response::Tuned {
-                        seq: Seq(self.next_seq),
-                        values,
-                    };
-                    self.next_seq += 1;
-                    outgoing.push(Outgoing {
-                        to: Arc::clone(&self.everybody),
-                        wire_bytes: answer_bytes(&response),
-                        response: Arc::new(response),
-                    });
-                }
-            }
-        }
-        drop(left);
-        self.fuse(&mut runs, &mut outgoing);
-        self.send(&outgoing);
-        outgoing.clear();
-        self.buffers.outgoing = outgoing;
-        self.buffers.ready = ready;
-        self.buffers.runs = runs;
-        self.sizes = sizes;
-        self.sizes.clear();
-    }
-
-    /// Whether known requests with nothing beside them make one execution.
-    fn fits_one(&self, known: &Known) -> bool {
-        known.run.len == 1
-            || (known.bytes <= self.cfg.fusion_threshold_bytes
-                && known.run.len as usize <= FUSED_ITEMS_MAX)
-    }
-
-    fn execute_known(&mut self, known: Known) -> Outgoing {
-        let seq = Seq(self.next_seq);
-        self.next_seq += 1;
-        Outgoing {
-            to: known.to,
-            wire_bytes: 64 + KNOWN_BYTES,
-            response: self.buffers.execute(|mut items| {
-                items.push(Item::Slots(known.run));
-                Response::Execute {
-                    seq,
-                    set: known.set,
-                    op: known.signature.op.clone(),
-                    device: known.signature.device,
-                    absent: Arc::clone(&self.nobody),
-                    items,
-                }
-            }),
-        }
-    }
-
     /// Takes all of `runs`.
-    fn fuse(&mut self, runs: &mut Vec<Option<Run>>, outgoing: &mut Vec<Outgoing>) {
+    pub(super) fn fuse(&mut self, runs: &mut Vec<Option<Run>>, outgoing: &mut Vec<Outgoing>) {
         if runs.is_empty() {
             return;
         }
@@ -241,86 +156,11 @@ impl Coordinator {
         runs.clear();
         self.buffers.plan = plan;
     }
-
-    /// One or more messages per rank, equal ones only once; evictions go into the last, after
-    /// everything that may still use the slots.
-    fn send(&mut self, outgoing: &[Outgoing]) {
-        let mark_before = self.cache.mark();
-        let evicted = self.cache.announce();
-        let marks = Marks {
-            before: mark_before,
-            after: self.cache.mark(),
-        };
-        let everybody = Arc::clone(&self.everybody);
-        let all_alike = outgoing.iter().all(|out| Arc::ptr_eq(&out.to, &everybody))
-            && evicted.iter().all(|(to, _)| Arc::ptr_eq(to, &everybody));
-        if all_alike {
-            let mut stream = Stream {
-                open: self.buffers.responses.pop().unwrap_or_default(),
-                ..Stream::default()
-            };
-            outgoing.iter().for_each(|out| stream.push(out));
-            for (_, runs) in &evicted {
-                stream.evicted.extend_from_slice(runs);
-            }
-            return self.send_stream(&everybody, stream, marks);
-        }
-        let mut streams: Vec<Stream> = Vec::new();
-        streams.resize_with(everybody.len(), Stream::default);
-        for out in outgoing {
-            for link in out.to.iter() {
-                streams[*link as usize].push(out);
-            }
-        }
-        for (links, runs) in &evicted {
-            for link in links.iter() {
-                streams[*link as usize].evicted.extend_from_slice(runs);
-            }
-        }
-        for (stream, link) in streams.into_iter().zip(everybody.iter()) {
-            self.send_stream(&[*link].into(), stream, marks);
-        }
-    }
-
-    fn send_stream(&mut self, to: &Arc<[u32]>, stream: Stream, marks: Marks) {
-        let Marks {
-            before,
-            after: mark,
-        } = marks;
-        let links = &self.sets.links;
-        let ranks: Arc<[Rank]> = if Arc::ptr_eq(to, &self.everybody) {
-            Arc::clone(&self.everybody_ranks)
-        } else {
-            to.iter()
-                .map(|link| links.get(*link as usize).rank)
-                .collect()
-        };
-        let generation = self.cfg.generation;
-        let mut send = |mark, responses, evicted| {
-            let message = ToWorker {
-                generation,
-                mark,
-                responses,
-                evicted,
-            };
-            self.actions
-                .push_back(CoordinatorAction::Send(Arc::clone(&ranks), message));
-        };
-        for responses in stream.full {
-            send(before, responses, Vec::new());
-        }
-        // An aggregator confirms for all below it, hence all below it must know, concerned or not.
-        let unheard = self.tree.is_some() && to.iter().any(|link| self.told[*link as usize] < mark);
-        if !stream.open.is_empty() || !stream.evicted.is_empty() || unheard {
-            send(mark, stream.open, stream.evicted);
-            to.iter().for_each(|link| self.told[*link as usize] = mark);
-        }
-    }
 }
 
 impl Known {
     /// One by one, with these sizes.
-    fn split(self, sizes: &[u64], nobody: &Arc<[Rank]>) -> impl Iterator<Item = Run> {
+    pub(super) fn split(self, sizes: &[u64], nobody: &Arc<[Rank]>) -> impl Iterator<Item = Run> {
         self.run.slots().zip(sizes).map(move |(first, bytes)| Run {
             set: self.set,
             to: Arc::clone(&self.to),
@@ -336,24 +176,24 @@ impl Known {
 
 /// How far the cache had come around what is sent.
 #[derive(Clone, Copy, Debug)]
-struct Marks {
+pub(super) struct Marks {
     /// Before it.
-    before: u64,
+    pub(super) before: u64,
     /// After it.
-    after: u64,
+    pub(super) after: u64,
 }
 
 /// What goes to one link, or to all alike.
 #[derive(Default)]
-struct Stream {
-    full: Vec<Vec<Arc<Response>>>,
-    open: Vec<Arc<Response>>,
-    open_bytes: usize,
-    evicted: Vec<SlotRun>,
+pub(super) struct Stream {
+    pub(super) full: Vec<Vec<Arc<Response>>>,
+    pub(super) open: Vec<Arc<Response>>,
+    pub(super) open_bytes: usize,
+    pub(super) evicted: Vec<SlotRun>,
 }
 
 impl Stream {
-    fn push(&mut self, out: &Outgoing) {
+    pub(super) fn push(&mut self, out: &Outgoing) {
         if !self.open.is_empty()
             && (self.open_bytes + out.wire_bytes > BATCH_BYTES_MAX
                 || self.open.len() >= BATCH_ITEMS_MAX)
@@ -377,7 +217,7 @@ fn append(items: &mut Vec<Item>, item: Item) {
     items.push(item);
 }
 
-fn answer_bytes(response: &Response) -> usize {
+pub(super) fn answer_bytes(response: &Response) -> usize {
     64 + match response {
         Response::Fail {
             name,

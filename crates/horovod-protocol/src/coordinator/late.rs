@@ -1,14 +1,61 @@
-//! Late requests, which some members have asked for and others have not, looked at from outside.
+//! Late requests, which some members have asked for and others have not: when they are reported, and a look at them
+//! from outside.
 
-use super::{Coordinator, Entry, Phase};
+use super::{Coordinator, CoordinatorAction, Entry, Phase};
+use crate::error::StopReason;
 use crate::join::Joins;
 use crate::lookup::Slab;
 use crate::process_sets::SetTable;
 use crate::rank_set::RankSet;
-use crate::stall::{StalledRequest, Waiting};
+use crate::slots::slots_of;
+use crate::stall::{StallReport, StalledRequest, Waiting};
 use crate::types::{Rank, Time};
 
 impl Coordinator {
+    /// Time has passed; call at [`Coordinator::next_deadline`] at the latest.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        self.check_stalls();
+    }
+
+    pub(super) fn check_stalls(&mut self) {
+        if !matches!(self.phase, Phase::Running) || !self.stall.due(self.now) {
+            return;
+        }
+        let next = self.pend_late();
+        let report = self.stall_report();
+        self.stall.check_by(next);
+        let Some(report) = report else { return };
+        let culprit = report.shutdown.then(|| report.worst()).flatten();
+        let blame = culprit.map(|(rank, request)| (rank, request.name.to_string()));
+        self.actions.push_back(CoordinatorAction::Stall(report));
+        if let Some((rank, tensor)) = blame {
+            self.stop(rank, StopReason::Stalled { tensor });
+        }
+    }
+
+    fn stall_report(&mut self) -> Option<StallReport> {
+        let waiting = waiting(&mut self.entries, &self.sets, &self.joins);
+        self.stall
+            .inspect(self.now, waiting.map(|(_, request)| request))
+    }
+
+    /// Pends what waits too long, to be reported; when the next will.
+    fn pend_late(&mut self) -> Option<Time> {
+        let (now, stall) = (self.now, self.stall.clone());
+        self.pend_waiting(|since| now >= stall.report_at(since));
+        self.readiness
+            .waiting()
+            .flat_map(|block| {
+                let times: Vec<Time> = slots_of(block.number, block.waiting_slots())
+                    .map(|slot| block.since((slot.0 % 64) as u32))
+                    .collect();
+                times
+            })
+            .min()
+            .map(|since| stall.report_at(since))
+    }
+
     /// Requests that some members have asked for since `before` or earlier while others have not, by set and name.
     pub fn late(&mut self, now: Time, before: Time) -> Vec<StalledRequest> {
         let late = self.incomplete(now, before);

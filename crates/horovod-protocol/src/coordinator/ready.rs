@@ -1,11 +1,16 @@
-//! Requests for which every member has asked: validation, effects, and the cache.
+//! Requests that were pending by rank and for which every member has asked: validation, effects, and the cache.
 
-use super::{Arc, Coordinator, CoordinatorAction, Entry, Pending, Ready, Refusal, Response, Run};
-use super::{
-    FusionKey, Item, Known, Op, Rank, RequestSignature, SetKey, Slot, SlotRun, validation,
-};
+use super::dispatch::{Ready, Run};
+use super::{Coordinator, CoordinatorAction, Entry, Pending};
 use crate::cache::Space;
+use crate::fusion::FusionKey;
 use crate::local::encoded_bytes;
+use crate::message::{Item, Response, SetKey, Slot, SlotRun};
+use crate::refusal::Refusal;
+use crate::signature::RequestSignature;
+use crate::types::{Op, ProcessSetId, Rank};
+use crate::validation;
+use std::sync::Arc;
 
 /// Part of names that are made up per call and never come again, hence are not cached.
 const UNNAMED_MARK: &str = ".noname.";
@@ -87,46 +92,6 @@ impl Coordinator {
         self.forget_if_unused(index);
     }
 
-    /// These known requests of a set, which `to` lead to, are ready; nothing is unusual about them.
-    pub(super) fn known_ready(
-        &mut self,
-        set: SetKey,
-        to: &Arc<[u32]>,
-        slots: impl Iterator<Item = Slot>,
-    ) {
-        if self.ready.is_empty() {
-            self.ready_since = self.now;
-        }
-        for slot in slots {
-            let Some(line) = self.cache.touch(slot) else {
-                continue;
-            };
-            self.sizes.push(line.bytes);
-            if let Some(Ready::Known(known)) = self.ready.last_mut()
-                && known.set == set
-                && known.fusion.is_some()
-                && known.fusion == line.fusion
-                && known.bytes.checked_add(line.bytes).is_some()
-                && known.run.extend(slot)
-            {
-                known.bytes += line.bytes;
-                continue;
-            }
-            self.urgent |= line.signature.op == Op::Barrier;
-            self.ready.push(Ready::Known(Known {
-                set,
-                to: Arc::clone(to),
-                signature: Arc::clone(&line.signature),
-                fusion: line.fusion,
-                bytes: line.bytes,
-                run: SlotRun {
-                    first: slot,
-                    len: 1,
-                },
-            }));
-        }
-    }
-
     /// Queues an answer that is not to be held back.
     pub(super) fn answer(&mut self, to: Arc<[u32]>, response: Response) {
         self.urgent = true;
@@ -176,7 +141,7 @@ impl Coordinator {
                 (Item::GatherSlot { slot, first_dims }, wire_bytes)
             }
             Some(slot) => (
-                Item::Slots(crate::message::SlotRun {
+                Item::Slots(SlotRun {
                     first: slot,
                     len: 1,
                 }),
@@ -279,7 +244,7 @@ impl Coordinator {
     }
 
     /// Ends a set; its members end what they have pending on it when they learn of it.
-    fn remove_set(&mut self, name: &Arc<str>, id: crate::ProcessSetId) {
+    fn remove_set(&mut self, name: &Arc<str>, id: ProcessSetId) {
         let removed = self.sets.remove(id);
         let key = removed.as_ref().map(|(key, _)| *key);
         if let Some((key, set)) = removed {

@@ -11,7 +11,19 @@ use crate::types::{Device, EntryId, Op, OperationTag, ProcessSetId, Rank, Seq, T
 use std::sync::Arc;
 
 impl Worker {
-    pub(super) fn apply(&mut self, msg: &ToWorker) -> Result<(), Violation> {
+    /// The coordinator said something.
+    pub fn handle_message(&mut self, msg: &ToWorker) {
+        // A message of another life of the job is nobody's fault, only late.
+        if msg.generation != self.cfg.generation || matches!(self.state, State::Over(_)) {
+            return;
+        }
+        let checked = self.apply(msg);
+        if let Err(violation) = checked {
+            self.end(PeerLost::broke_protocol(Rank(0), violation));
+        }
+    }
+
+    fn apply(&mut self, msg: &ToWorker) -> Result<(), Violation> {
         for response in &msg.responses {
             self.respond(response)?;
         }

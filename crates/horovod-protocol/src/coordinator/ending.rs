@@ -1,0 +1,54 @@
+//! The end of a job: in order, where everybody is told to stop, or by the loss of a rank.
+
+use super::{Coordinator, CoordinatorAction, Phase};
+use crate::error::{StopReason, clip};
+use crate::lost::PeerLost;
+use crate::message::{Response, ToWorker};
+use crate::rank_set::RankSet;
+use crate::types::{Rank, Time};
+use std::sync::Arc;
+
+impl Coordinator {
+    /// A rank is gone: tells all others, then does nothing more.
+    pub fn handle_peer_lost(&mut self, now: Time, lost: PeerLost) {
+        self.now = self.now.max(now);
+        self.end(&lost, Some(lost.rank));
+    }
+
+    /// Ends the job with this report because it can never go on; `by` is to blame.
+    pub fn give_up(&mut self, now: Time, by: Rank, text: &str) {
+        self.now = self.now.max(now);
+        if matches!(self.phase, Phase::Running) {
+            let report = clip(text.to_owned());
+            self.stop(by, StopReason::Deadlock { report });
+        }
+    }
+
+    /// Everybody stops. What was agreed before is still carried out.
+    pub(super) fn stop(&mut self, by: Rank, why: StopReason) {
+        self.answer(Arc::clone(&self.everybody), Response::Shutdown { by, why });
+        self.phase = Phase::Stopping(RankSet::default());
+    }
+
+    /// The generation is over: tells everybody but the lost rank.
+    pub(super) fn end(&mut self, lost: &PeerLost, except: Option<Rank>) {
+        if matches!(self.phase, Phase::Over) {
+            return;
+        }
+        self.phase = Phase::Over;
+        self.ready.clear();
+        let response = Arc::new(Response::Lost(lost.clone().clipped()));
+        let links = &self.sets.links;
+        let to = (0..links.len())
+            .map(|link| links.get(link).rank)
+            .filter(|rank| Some(*rank) != except)
+            .collect();
+        let message = ToWorker {
+            generation: self.cfg.generation,
+            mark: self.cache.mark(),
+            responses: vec![response],
+            evicted: Vec::new(),
+        };
+        self.actions.push_back(CoordinatorAction::Send(to, message));
+    }
+}
