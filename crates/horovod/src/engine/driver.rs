@@ -1,36 +1,45 @@
-//! The driver of a rank: makes progress on the control plane, runs executions in order, ends the generation when it
-//! must.
+//! The driver of a rank: who holds it makes progress on the negotiation and runs what was agreed on, in order.
+//!
+//! Here stand the ways in which a thread makes progress, and the negotiation as far as nothing is unusual: what this
+//! rank's worker has to say goes to the coordinator, and what that has decided to the workers. Executions are in
+//! `execution`, what else the control plane has to do in `pump`, the end of a generation in `ending`.
 
 mod ending;
+mod execution;
 mod flights;
 mod inspect;
 mod node;
 mod pump;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use horovod_protocol::{Device, EntryId, Execution, LossCause, PeerLost};
-use horovod_transport::{Aborted, Mesh};
-
-use flights::Flight;
-use pump::{ControlPlane, Pump};
-
-use super::allocation::Allocation;
-use super::backend::host::{Host, Operand, bytes_of_all};
-use super::backend::{
-    Backend, Capabilities, DeviceBackend, Failure, Outputs, Results, Start, Started,
+use horovod_protocol::{
+    AggregatorAction, CACHE_EVICTION_TEXT, Completion, CoordinatorAction, DecodeError, EntryId,
+    LossCause, PeerLost, Rank, Time, ToCoordinator, WorkerAction,
 };
-use super::recording::{By, Recorded};
-use super::{EngineState, Entry, nanos};
+use horovod_transport::{ControlEvent, Mesh};
+
+use execution::{ExecutionTask, Front};
+use node::{Node, NodeAction, unheard};
+use pump::{ControlPlane, Moment, Pump};
+
+use super::backend::host::Host;
+use super::backend::{Capabilities, DeviceBackend, Failure, Results};
+use super::handles::{Handle, OpResult};
+use super::{EngineState, Entry, TOLD, nanos};
 use crate::config::Config;
 use crate::error::Error;
 
 /// How long an ending engine tries to send what is queued.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bytes that the only rank of a job handles at most while it submits.
-const ALONE_AT_ONCE_MAX: usize = 1 << 20;
+/// Executions that may wait for the one that runs.
+const READY_MAX: usize = 1 << 16;
+
+/// Polls without a sleep after which the clock is asked whether the neighbours have been silent for too long.
+const POLLS_PER_SILENCE_CHECK: u32 = 64;
 
 /// Between two looks at what cannot begin yet: doubled with each, and at most.
 const EVENT_NAP: Duration = Duration::from_micros(10);
@@ -58,41 +67,6 @@ pub(super) struct Driver {
     engine_looks_at: u64,
     /// How often the next execution was not found ready in a row.
     looks_in_vain: u32,
-}
-
-/// One execution and the tensors of this rank.
-struct ExecutionTask {
-    execution: Execution,
-    entries: Vec<Option<Entry>>,
-    recorded: Option<Box<Recorded>>,
-    memory: OutputMemory,
-}
-
-/// What became of the question for memory for outputs.
-enum OutputMemory {
-    NotAsked,
-    Asked(Arc<Allocation>),
-    Came(Outputs),
-    /// There is none; why.
-    Refused(String),
-}
-
-impl ExecutionTask {
-    fn wants_memory(&self) -> bool {
-        let mut entries = self.entries.iter().flatten();
-        entries.any(|entry| entry.allocator.is_some())
-    }
-}
-
-/// What is next in the total order.
-enum Front {
-    Nothing,
-    /// It cannot begin yet: bytes of a tensor, or memory, are not there.
-    Waits,
-    /// It can be carried out now.
-    Runs,
-    /// It never can; why.
-    Fails(String),
 }
 
 /// How the engine's thread goes on.
@@ -249,39 +223,6 @@ impl Driver {
         }
     }
 
-    /// If a known request is about to be told of, and the only one: put its operand where the peers will look for it
-    /// when it is decided to run it.
-    fn prestage(&mut self) {
-        let mut state = self.pump.shared.lock();
-        let Some((id, tag)) = state.prestageable.take() else {
-            return;
-        };
-        let (request, worker) = (&state.request, &state.worker);
-        let before = self.staged.filter(|id| state.entries.contains_key(&id.0));
-        let (Some(entry), Some(members), Device::Cpu, None) = (
-            state.entries.get(&id.0),
-            worker.members(request.set),
-            request.device,
-            before,
-        ) else {
-            return;
-        };
-        let ([tensor], false) = (&*entry.tensors, entry.has_event()) else {
-            return;
-        };
-        let staged = self.host.prestage(&Operand {
-            set: request.set,
-            members,
-            op: &request.op,
-            tensor,
-            tag,
-            oversubscribed: self.pump.waiter.is_oversubscribed(),
-        });
-        if staged {
-            self.staged = Some(id);
-        }
-    }
-
     /// What a thread does before it leaves the driver to itself; whether the engine's thread must come now.
     /// With `polling`, that thread looks again soon of its own accord.
     pub(super) fn leave(&mut self, polling: bool) -> bool {
@@ -309,6 +250,10 @@ impl Driver {
                 .is_some_and(|at| at < self.engine_looks_at)
     }
 
+    pub(super) fn has_task(&self) -> bool {
+        self.parked.is_some() || !self.pump.ready.is_empty()
+    }
+
     /// A bug of ours has shown itself: must not leave the callers waiting, nor the peers.
     pub(super) fn break_down(&mut self) {
         self.pump.running = None;
@@ -332,63 +277,6 @@ impl Driver {
         self.pump.recording.close();
     }
 
-    pub(super) fn has_task(&self) -> bool {
-        self.parked.is_some() || !self.pump.ready.is_empty()
-    }
-
-    fn next(&self) -> Option<&Execution> {
-        let parked = self.parked.as_ref().map(|task| &task.execution);
-        parked.or(self.pump.ready.front())
-    }
-
-    fn next_is_small(&self) -> bool {
-        self.next()
-            .is_some_and(|e| bytes_of_all(e) <= ALONE_AT_ONCE_MAX)
-    }
-
-    /// Look whether what is next can begin.
-    fn front(&mut self) -> Front {
-        let front = self.look_at_front();
-        self.looks_in_vain = match front {
-            Front::Waits => self.looks_in_vain.saturating_add(1),
-            _ => 0,
-        };
-        front
-    }
-
-    fn look_at_front(&mut self) -> Front {
-        if let Some(task) = &mut self.parked {
-            if let OutputMemory::Asked(allocation) = &task.memory
-                && let Some(outcome) = allocation.poll()
-            {
-                task.memory = match outcome {
-                    Ok(outputs) => OutputMemory::Came(outputs),
-                    Err(why) => OutputMemory::Refused(why),
-                };
-            }
-            return match &task.memory {
-                // What has no future ends.
-                OutputMemory::Asked(_) if self.pump.dead.is_none() => Front::Waits,
-                OutputMemory::Refused(why) => Front::Fails(why.clone()),
-                _ => Front::Runs,
-            };
-        }
-        let Some(execution) = self.pump.ready.front() else {
-            return Front::Nothing;
-        };
-        if self.pump.flights.is_full() {
-            return Front::Waits;
-        }
-        if !self.pump.awaits_events {
-            return Front::Runs;
-        }
-        match self.pump.shared.lock().poll_events(&execution.items) {
-            Ok(true) => Front::Runs,
-            Ok(false) => Front::Waits,
-            Err(cause) => Front::Fails(cause),
-        }
-    }
-
     /// How long a thread may sleep if nothing wakes it. Nothing tells of an event that has passed, so what is next and
     /// cannot begin is looked at by the clock, less often each time.
     fn sleep_limit(&mut self) -> Duration {
@@ -399,162 +287,241 @@ impl Driver {
         let doublings = self.looks_in_vain.min(16);
         limit.min((EVENT_NAP * (1 << doublings)).min(EVENT_NAP_MAX))
     }
+}
 
-    /// Whether a thread may carry out what is next that must be able to leave.
-    fn next_may_pause(&mut self) -> bool {
-        if let Some(task) = &self.parked {
-            // What has waited for memory runs to its end.
-            return matches!(task.memory, OutputMemory::NotAsked);
+impl Pump {
+    /// One look at everything that may have happened. `true`: something did.
+    pub(super) fn progress(&mut self) -> bool {
+        let mut progress = false;
+        self.moment = Moment::default();
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_SILENCE_CHECK) {
+            // A thread that goes from one collective to the next never asks for its sleep.
+            self.look_after_neighbours(self.shared.now());
         }
-        let Some(execution) = self.pump.ready.front() else {
-            return false;
-        };
-        if execution.device != Device::Cpu {
-            // It is only launched, but for the first one of a set, before which all members talk.
-            return self.capabilities.of(execution).is_some();
-        }
-        self.host.catch_up(&mut self.pump.announced, execution.seq);
-        self.host.may_pause(execution)
-    }
-
-    fn next_task(&mut self) -> Option<ExecutionTask> {
-        if self.parked.is_some() {
-            return self.parked.take();
-        }
-        let execution = self.pump.ready.pop_front()?;
-        self.host.catch_up(&mut self.pump.announced, execution.seq);
-        let mut entries = std::mem::take(&mut self.spare);
-        self.pump.take_entries(&execution, &mut entries);
-        let stages = self.host.stages();
-        let recorded = self.pump.recording.begins(&execution, &entries, stages);
-        self.pump.begins(&execution);
-        Some(ExecutionTask {
-            execution,
-            entries,
-            recorded,
-            memory: OutputMemory::NotAsked,
-        })
-    }
-
-    fn carry_out(&mut self, mut task: ExecutionTask) {
-        self.pump.running = Some(task.execution.members.clone());
-        let result = self.start(&mut task);
-        if std::mem::take(&mut self.pump.broken_off) && result.is_err() {
-            self.host.rewind();
-            self.parked = Some(task);
-            return;
-        }
-        match result {
-            Ok(Outcome::Ended) => self.complete(task),
-            Ok(Outcome::Asked(allocation)) => {
-                task.memory = OutputMemory::Asked(allocation);
-                self.parked = Some(task);
+        if self.dead.is_none() {
+            while let Some(event) = self.control.poll() {
+                progress = true;
+                match event {
+                    ControlEvent::Frame { from, bytes } => self.handle_frame(from, bytes),
+                    event => self.handle_control(event),
+                }
+                if self.dead.is_some() {
+                    break;
+                }
             }
-            Ok(Outcome::InFlight(execution, backend)) => {
-                self.pump.running = None;
-                let runs = self.pump.runs.take();
-                let flight = Flight {
-                    task,
-                    execution,
-                    backend,
-                    runs,
-                };
-                self.pump.flights.push(flight);
+            self.settle_lost_peer();
+            let mut time = None;
+            let deadline = self.node.next_deadline();
+            if deadline.is_some() || self.inspection.looks() {
+                let now = *time.insert(self.moment.of(&self.shared));
+                if deadline.is_some_and(|deadline| deadline <= now) {
+                    self.node.handle_timeout(now);
+                    progress = true;
+                }
             }
-            Err(failure) => self.give_up(task, failure),
+            progress |= self.dead.is_none() && self.inspect(time);
+        } else {
+            // What was said last may still wait for space; news no longer matter.
+            while self.control.poll().is_some() {}
+        }
+        if self.shared.held.load(Ordering::Acquire) != TOLD {
+            let held = self.shared.held.swap(TOLD, Ordering::AcqRel);
+            self.control.tell_held(held);
+        }
+        progress |= self.end_flights();
+        progress |= self.relay.carry(&mut self.control);
+        progress |= self.recording.send_queued(&self.relay, &mut self.control);
+        progress |= self.drain_actions();
+        if progress {
+            self.inspection.has_news();
+        }
+        progress
+    }
+
+    fn handle_frame(&mut self, from: Rank, bytes: Vec<u8>) {
+        let heard = self.hear(from, &bytes);
+        self.control.give_back(bytes);
+        if let Err(e) = heard {
+            let cause = LossCause::Unreadable(e.to_string());
+            self.end_generation(&PeerLost {
+                rank: from,
+                host: self.host_of(from),
+                cause,
+            });
         }
     }
 
-    fn start(&mut self, task: &mut ExecutionTask) -> Result<Outcome, Failure> {
-        if let Some(error) = &self.pump.dead {
-            return Err(Failure::Aborted(Aborted(error.to_string().into())));
-        }
-        self.results.clear();
-        let execution = &task.execution;
-        let mut devices = self.devices.iter_mut();
-        let device = devices.find(|(device, _)| *device == execution.device);
-        let mut device = device.map(|(_, backend)| backend);
-        if execution.device != Device::Cpu {
-            let (capabilities, host) = (&mut self.capabilities, &mut self.host);
-            if capabilities.of(execution).is_none() {
-                capabilities.conclude(execution, host, device.as_deref_mut(), &mut self.pump)?;
+    fn hear(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
+        let is_from_above = self.parent() == Some(from);
+        let now = || self.moment.of(&self.shared);
+        if is_from_above {
+            let message = &mut self.heard_from_above;
+            message.decode_with(bytes, &mut self.spare_responses)?;
+            if !self.node.hear_from_above(now, message) {
+                self.shared.lock().worker.handle_message(message);
             }
-            if let Some(Err(why)) = capabilities.of(execution) {
-                let refused = execution.items.iter().filter_map(|item| item.entry);
-                let refused = refused.map(|id| (id, Err(Error::Invalid(why.clone()))));
-                self.results.extend(refused);
-                return Ok(Outcome::Ended);
+        } else {
+            let message = &mut self.heard_from_below;
+            message.decode_from(bytes)?;
+            self.node.hear_from_below(now, from, message);
+        }
+        Ok(())
+    }
+
+    /// Carry out what the state machines ask for until they are quiet.
+    pub(super) fn drain_actions(&mut self) -> bool {
+        let mut progress = false;
+        loop {
+            let mut state = self.shared.lock();
+            let action = state.poll_action();
+            self.awaits_events = state.with_event > 0;
+            drop(state);
+            if let Some(action) = action {
+                progress = true;
+                self.worker_action(action);
+                continue;
             }
+            let Some(action) = self.node.poll_action() else {
+                return progress;
+            };
+            progress = true;
+            self.node_action(action);
         }
-        let wants_memory = task.wants_memory();
-        let pool = self.pump.shared.pool.clone();
-        let mut none = Outputs::new();
-        let mut start = Start {
-            execution,
-            entries: &task.entries,
-            outputs: match &mut task.memory {
-                OutputMemory::Came(outputs) => outputs,
-                _ => &mut none,
-            },
-            idle: &mut self.pump,
-            pool: &pool,
-            results: &mut self.results,
-        };
-        if wants_memory {
-            let shapes = self.host.output_shapes(&mut start)?;
-            let notifier = self.pump.shared.notifier.clone();
-            let (allocation, call) = Allocation::of(&mut task.entries, shapes, notifier);
-            self.pump.shared.handles.enqueue_callback(call);
-            return Ok(Outcome::Asked(allocation));
-        }
-        let backend: &mut dyn Backend = match device {
-            Some(backend) => backend.as_mut(),
-            None => &mut self.host,
-        };
-        let name = backend.name();
-        Ok(match backend.start(start)? {
-            Started::Done => Outcome::Ended,
-            Started::InFlight(execution) => Outcome::InFlight(execution, name),
-        })
     }
 
-    fn complete(&mut self, mut task: ExecutionTask) {
-        self.let_go(&mut task);
-        self.pump.running = None;
-        self.pump.runs = None;
-        if task.execution.device == Device::Cpu {
-            let now = || self.pump.shared.now();
-            let coordinator = self.pump.node.coordinator();
-            self.host.observe(now, &task.execution, coordinator);
+    fn worker_action(&mut self, action: WorkerAction) {
+        match action {
+            WorkerAction::Send(message) => {
+                let now = || self.moment.of(&self.shared);
+                let me = self.topology.rank;
+                if !self.node.hear_from_below(now, me, &message) {
+                    self.send_up(&message);
+                }
+                self.shared.lock().worker.recycle_message(message);
+            }
+            // Its tensors are let go of, or will be, and whoever waits for it hears why the generation has ended.
+            WorkerAction::Execute(_) if self.dead.is_some() => {}
+            WorkerAction::Execute(execution) => {
+                self.recording.ordered(&execution);
+                self.ready.push_back(execution);
+                debug_assert!(
+                    self.ready.len() <= READY_MAX,
+                    "the worker bounds pending entries"
+                );
+            }
+            WorkerAction::Complete(id, result) => {
+                let mut state = self.shared.lock();
+                let entry = state.remove(id);
+                match result {
+                    // Ids are reused: what a former set counted is not known to all new members.
+                    Ok(Completion::SetAdded(set)) => {
+                        state.unnamed.remove(&set);
+                    }
+                    // The ranks that joined early have issued fewer calls: count anew from where all are.
+                    Ok(Completion::Joined { .. }) => state.unnamed.clear(),
+                    _ => {}
+                }
+                drop(state);
+                self.recording.ended_without_data(&result, entry.as_ref());
+                // An owner may run foreign code: not under our lock.
+                drop(entry);
+                let result = result.map(OpResult::plain).map_err(Error::from);
+                self.shared.handles.complete([(Handle(id.0), result)]);
+            }
+            WorkerAction::Tuned { seq, values } => self.announced.push_back((seq, values)),
+            WorkerAction::ShutDown { .. } => self.stopped = true,
+            WorkerAction::Abort(lost) => self.end_generation(&lost),
         }
-        let by = By::Host(self.host.stages());
-        self.pump.complete(task, &mut self.results, by);
     }
 
-    fn give_up(&mut self, mut task: ExecutionTask, failure: Failure) {
-        self.let_go(&mut task);
-        let error = self.pump.failure(failure);
-        self.pump.running = None;
-        self.pump.runs = None;
-        // Nothing of it touches the tensors any more.
-        self.pump.fail_unused(&error);
+    fn node_action(&mut self, action: NodeAction) {
+        match action {
+            NodeAction::Up(message) => self.send_up(&message),
+            NodeAction::Down(to, message) => {
+                self.frame.clear();
+                message.encode(&mut self.frame);
+                for rank in to.iter() {
+                    if *rank == self.topology.rank {
+                        if matches!(self.node, Node::Root(_)) {
+                            self.recording.cycle();
+                        }
+                        self.shared.lock().worker.handle_message(&message);
+                    } else {
+                        self.send_frame(*rank);
+                    }
+                }
+                if let Some(coordinator) = self.node.coordinator() {
+                    coordinator.recycle(message);
+                }
+            }
+            NodeAction::Stall(report) => {
+                self.recording.stalled(&report);
+                let unheard = unheard(&report, &self.tree);
+                if report.shutdown {
+                    tracing::error!("{report}{unheard}");
+                } else {
+                    tracing::warn!("{report}{unheard}");
+                }
+            }
+            NodeAction::CacheEvicts(set) => {
+                tracing::warn!(
+                    "{CACHE_EVICTION_TEXT} Process set {}: raise HOROVOD_CACHE_CAPACITY if the names of its \
+                     tensors repeat.",
+                    set.0
+                );
+            }
+            NodeAction::Abort(lost) => self.end_generation(&lost),
+        }
     }
 
-    /// Before anybody hears of the end: the owners may give back memory that is waited for.
-    fn let_go(&mut self, task: &mut ExecutionTask) {
-        task.entries.clear();
-        self.spare = std::mem::take(&mut task.entries);
+    fn send_up(&mut self, message: &ToCoordinator) {
+        if let Some(parent) = self.parent() {
+            self.frame.clear();
+            message.encode(&mut self.frame);
+            self.send_frame(parent);
+        }
+    }
+
+    fn send_frame(&mut self, to: Rank) {
+        if let Err(e) = self.control.send(to, &self.frame) {
+            self.note_lost(to, LossCause::Connection(e.to_string()), false);
+        }
     }
 }
 
-/// How far a start has come.
-enum Outcome {
-    /// To the end: the results are in the driver's list.
-    Ended,
-    /// Memory was asked for.
-    Asked(Arc<Allocation>),
-    /// It goes on by itself, in a backend of this name.
-    InFlight(Box<dyn super::backend::InFlight>, &'static str),
+impl Node {
+    /// A child or this rank's worker said something to the coordinator. `false` at a leaf, which only passes it on.
+    pub(super) fn hear_from_below(
+        &mut self,
+        now: impl FnOnce() -> Time,
+        from: Rank,
+        message: &ToCoordinator,
+    ) -> bool {
+        match self {
+            Self::Root(coordinator) => coordinator.handle_message(now(), from, message),
+            Self::Inner(aggregator) => aggregator.handle_up(now(), from, message),
+            Self::Leaf => return false,
+        }
+        true
+    }
+
+    pub(super) fn poll_action(&mut self) -> Option<NodeAction> {
+        match self {
+            Self::Root(coordinator) => Some(match coordinator.poll_action()? {
+                CoordinatorAction::Send(to, message) => NodeAction::Down(to, message),
+                CoordinatorAction::Stall(report) => NodeAction::Stall(report),
+                CoordinatorAction::CacheEvicts(set) => NodeAction::CacheEvicts(set),
+                CoordinatorAction::Abort(lost) => NodeAction::Abort(lost),
+            }),
+            Self::Inner(aggregator) => Some(match aggregator.poll_action()? {
+                AggregatorAction::Up(message) => NodeAction::Up(message),
+                AggregatorAction::Down(to, message) => NodeAction::Down(to, message),
+                AggregatorAction::Abort(lost) => NodeAction::Abort(lost),
+            }),
+            Self::Leaf => None,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use horovod_protocol::{EntryId, Rank};
 use horovod_transport::Aborted;
 
-use super::ExecutionTask;
+use super::execution::ExecutionTask;
 use super::inspect::Runs;
 use super::pump::Pump;
 use crate::engine::Handle;

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use horovod_protocol::{
-    Aggregator, AggregatorAction, AggregatorConfig, Coordinator, CoordinatorAction,
-    CoordinatorConfig, PeerLost, ProcessSetId, Rank, StallConfig, StallReport, Time, ToCoordinator,
-    ToWorker, Tree,
+    Aggregator, AggregatorConfig, Coordinator, CoordinatorConfig, PeerLost, ProcessSetId, Rank,
+    StallConfig, StallReport, Time, ToCoordinator, ToWorker, Tree,
 };
 use horovod_transport::Topology;
 
@@ -73,21 +72,6 @@ impl Node {
         }
     }
 
-    /// A child or this rank's worker said something to the coordinator. `false` at a leaf, which only passes it on.
-    pub(super) fn hear_from_below(
-        &mut self,
-        now: impl FnOnce() -> Time,
-        from: Rank,
-        message: &ToCoordinator,
-    ) -> bool {
-        match self {
-            Self::Root(coordinator) => coordinator.handle_message(now(), from, message),
-            Self::Inner(aggregator) => aggregator.handle_up(now(), from, message),
-            Self::Leaf => return false,
-        }
-        true
-    }
-
     /// The parent said something to the workers. `false`: it goes to this rank's worker as it is.
     pub(super) fn hear_from_above(
         &mut self,
@@ -122,23 +106,6 @@ impl Node {
             Self::Root(coordinator) => coordinator.handle_timeout(now),
             Self::Inner(aggregator) => aggregator.handle_timeout(now),
             Self::Leaf => {}
-        }
-    }
-
-    pub(super) fn poll_action(&mut self) -> Option<NodeAction> {
-        match self {
-            Self::Root(coordinator) => Some(match coordinator.poll_action()? {
-                CoordinatorAction::Send(to, message) => NodeAction::Down(to, message),
-                CoordinatorAction::Stall(report) => NodeAction::Stall(report),
-                CoordinatorAction::CacheEvicts(set) => NodeAction::CacheEvicts(set),
-                CoordinatorAction::Abort(lost) => NodeAction::Abort(lost),
-            }),
-            Self::Inner(aggregator) => Some(match aggregator.poll_action()? {
-                AggregatorAction::Up(message) => NodeAction::Up(message),
-                AggregatorAction::Down(to, message) => NodeAction::Down(to, message),
-                AggregatorAction::Abort(lost) => NodeAction::Abort(lost),
-            }),
-            Self::Leaf => None,
         }
     }
 }

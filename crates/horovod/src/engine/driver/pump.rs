@@ -1,4 +1,5 @@
-//! The control plane of a rank: receives, sends, keeps the state machines going, ends the generation when it must.
+//! The control plane of a rank beside the negotiation: news of who is gone, deadlines, how long a thread may sleep, and
+//! what goes on while a collective waits.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,34 +7,26 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    CACHE_EVICTION_TEXT, Completion, DecodeError, Execution, LossCause, PeerLost, Rank, Response,
-    Time, ToCoordinator, ToWorker, Tree, WorkerAction,
+    Execution, LossCause, PeerLost, Rank, Response, Time, ToCoordinator, ToWorker, Tree,
 };
 use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
 
-use super::ExecutionTask;
 use super::ending::Suspect;
 use super::flights::Flights;
 use super::inspect::Runs;
-use super::node::{Node, NodeAction, unheard};
+use super::node::Node;
 use crate::config::Config;
-use crate::engine::backend::Results;
 use crate::engine::backend::host::Announced;
-use crate::engine::handles::{Handle, OpResult};
 use crate::engine::inspection::Inspection;
-use crate::engine::recording::{By, Recording};
+use crate::engine::recording::Recording;
 use crate::engine::relay::Relay;
-use crate::engine::{EngineState, Entry, SHUTDOWN_GRACE, TOLD, nanos};
+use crate::engine::{EngineState, SHUTDOWN_GRACE, nanos};
 use crate::error::Error;
 
 /// The kind of a change of members in which somebody comes, as workers know it.
 const HOSTS_ADDED: u8 = 2;
 /// Longest sleep without looking around; only a safety net, events end a sleep at once.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// Polls without a sleep after which the clock is asked whether the neighbours have been silent for too long.
-const POLLS_PER_SILENCE_CHECK: u32 = 64;
-/// Executions that may wait for the one that runs.
-const READY_MAX: usize = 1 << 16;
 
 /// The control plane: what makes progress while a collective waits for its peers.
 pub(super) struct Pump {
@@ -64,9 +57,9 @@ pub(super) struct Pump {
     pub(super) broken_off: bool,
     pub(super) frame: Vec<u8>,
     /// The last messages; the next are read into their memory.
-    heard_from_below: ToCoordinator,
-    heard_from_above: ToWorker,
-    spare_responses: Vec<Arc<Response>>,
+    pub(super) heard_from_below: ToCoordinator,
+    pub(super) heard_from_above: ToWorker,
+    pub(super) spare_responses: Vec<Arc<Response>>,
     pub(super) recording: Recording,
     pub(super) relay: Relay,
     pub(super) inspection: Inspection,
@@ -74,16 +67,16 @@ pub(super) struct Pump {
     pub(super) runs: Option<Runs>,
     /// How long a neighbour may be silent; `None`: for ever.
     pub(super) heartbeat: Option<Duration>,
-    polls: u32,
-    moment: Moment,
+    pub(super) polls: u32,
+    pub(super) moment: Moment,
 }
 
 /// The time of one look at everything, read when it is first asked for.
 #[derive(Default)]
-struct Moment(Option<Time>);
+pub(super) struct Moment(Option<Time>);
 
 impl Moment {
-    fn of(&mut self, shared: &EngineState) -> Time {
+    pub(super) fn of(&mut self, shared: &EngineState) -> Time {
         *self.0.get_or_insert_with(|| shared.now())
     }
 }
@@ -147,55 +140,9 @@ impl Pump {
         }
     }
 
-    /// One look at everything that may have happened. `true`: something did.
-    pub(super) fn progress(&mut self) -> bool {
-        let mut progress = false;
-        self.moment = Moment::default();
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_SILENCE_CHECK) {
-            // A thread that goes from one collective to the next never asks for its sleep.
-            self.look_after_neighbours(self.shared.now());
-        }
-        if self.dead.is_none() {
-            while let Some(event) = self.control.poll() {
-                progress = true;
-                self.handle_control(event);
-                if self.dead.is_some() {
-                    break;
-                }
-            }
-            self.settle_lost_peer();
-            let mut time = None;
-            let deadline = self.node.next_deadline();
-            if deadline.is_some() || self.inspection.looks() {
-                let now = *time.insert(self.moment.of(&self.shared));
-                if deadline.is_some_and(|deadline| deadline <= now) {
-                    self.node.handle_timeout(now);
-                    progress = true;
-                }
-            }
-            progress |= self.dead.is_none() && self.inspect(time);
-        } else {
-            // What was said last may still wait for space; news no longer matter.
-            while self.control.poll().is_some() {}
-        }
-        if self.shared.held.load(Ordering::Acquire) != TOLD {
-            let held = self.shared.held.swap(TOLD, Ordering::AcqRel);
-            self.control.tell_held(held);
-        }
-        progress |= self.end_flights();
-        progress |= self.relay.carry(&mut self.control);
-        progress |= self.recording.send_queued(&self.relay, &mut self.control);
-        progress |= self.drain_actions();
-        if progress {
-            self.inspection.has_news();
-        }
-        progress
-    }
-
+    /// Anything but a message of the negotiation.
     pub(super) fn handle_control(&mut self, event: ControlEvent) {
         match event {
-            ControlEvent::Frame { from, bytes } => self.handle_frame(from, bytes),
             ControlEvent::OutOfBand { from, bytes } => {
                 self.handle_out_of_band(from, &bytes);
                 self.control.give_back(bytes);
@@ -271,190 +218,8 @@ impl Pump {
         self.recording.is_settled() && relayed
     }
 
-    fn handle_frame(&mut self, from: Rank, bytes: Vec<u8>) {
-        let heard = self.hear(from, &bytes);
-        self.control.give_back(bytes);
-        if let Err(e) = heard {
-            let cause = LossCause::Unreadable(e.to_string());
-            self.end_generation(&PeerLost {
-                rank: from,
-                host: self.host_of(from),
-                cause,
-            });
-        }
-    }
-
-    fn hear(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
-        let is_from_above = self.parent() == Some(from);
-        let now = || self.moment.of(&self.shared);
-        if is_from_above {
-            let message = &mut self.heard_from_above;
-            message.decode_with(bytes, &mut self.spare_responses)?;
-            if !self.node.hear_from_above(now, message) {
-                self.shared.lock().worker.handle_message(message);
-            }
-        } else {
-            let message = &mut self.heard_from_below;
-            message.decode_from(bytes)?;
-            self.node.hear_from_below(now, from, message);
-        }
-        Ok(())
-    }
-
     pub(super) fn parent(&self) -> Option<Rank> {
         self.tree.parent(self.topology.rank)
-    }
-
-    /// Carry out what the state machines ask for until they are quiet.
-    pub(super) fn drain_actions(&mut self) -> bool {
-        let mut progress = false;
-        loop {
-            let mut state = self.shared.lock();
-            let action = state.poll_action();
-            self.awaits_events = state.with_event > 0;
-            drop(state);
-            if let Some(action) = action {
-                progress = true;
-                self.worker_action(action);
-                continue;
-            }
-            let Some(action) = self.node.poll_action() else {
-                return progress;
-            };
-            progress = true;
-            self.node_action(action);
-        }
-    }
-
-    fn worker_action(&mut self, action: WorkerAction) {
-        match action {
-            WorkerAction::Send(message) => {
-                let now = || self.moment.of(&self.shared);
-                let me = self.topology.rank;
-                if !self.node.hear_from_below(now, me, &message) {
-                    self.send_up(&message);
-                }
-                self.shared.lock().worker.recycle_message(message);
-            }
-            // Its tensors are let go of, or will be, and whoever waits for it hears why the generation has ended.
-            WorkerAction::Execute(_) if self.dead.is_some() => {}
-            WorkerAction::Execute(execution) => {
-                self.recording.ordered(&execution);
-                self.ready.push_back(execution);
-                debug_assert!(
-                    self.ready.len() <= READY_MAX,
-                    "the worker bounds pending entries"
-                );
-            }
-            WorkerAction::Complete(id, result) => {
-                let mut state = self.shared.lock();
-                let entry = state.remove(id);
-                match result {
-                    // Ids are reused: what a former set counted is not known to all new members.
-                    Ok(Completion::SetAdded(set)) => {
-                        state.unnamed.remove(&set);
-                    }
-                    // The ranks that joined early have issued fewer calls: count anew from where all are.
-                    Ok(Completion::Joined { .. }) => state.unnamed.clear(),
-                    _ => {}
-                }
-                drop(state);
-                self.recording.ended_without_data(&result, entry.as_ref());
-                // An owner may run foreign code: not under our lock.
-                drop(entry);
-                let result = result.map(OpResult::plain).map_err(Error::from);
-                self.shared.handles.complete([(Handle(id.0), result)]);
-            }
-            WorkerAction::Tuned { seq, values } => self.announced.push_back((seq, values)),
-            WorkerAction::ShutDown { .. } => self.stopped = true,
-            WorkerAction::Abort(lost) => self.end_generation(&lost),
-        }
-    }
-
-    fn node_action(&mut self, action: NodeAction) {
-        match action {
-            NodeAction::Up(message) => self.send_up(&message),
-            NodeAction::Down(to, message) => {
-                self.frame.clear();
-                message.encode(&mut self.frame);
-                for rank in to.iter() {
-                    if *rank == self.topology.rank {
-                        if matches!(self.node, Node::Root(_)) {
-                            self.recording.cycle();
-                        }
-                        self.shared.lock().worker.handle_message(&message);
-                    } else {
-                        self.send_frame(*rank);
-                    }
-                }
-                if let Some(coordinator) = self.node.coordinator() {
-                    coordinator.recycle(message);
-                }
-            }
-            NodeAction::Stall(report) => {
-                self.recording.stalled(&report);
-                let unheard = unheard(&report, &self.tree);
-                if report.shutdown {
-                    tracing::error!("{report}{unheard}");
-                } else {
-                    tracing::warn!("{report}{unheard}");
-                }
-            }
-            NodeAction::CacheEvicts(set) => {
-                tracing::warn!(
-                    "{CACHE_EVICTION_TEXT} Process set {}: raise HOROVOD_CACHE_CAPACITY if the names of its \
-                     tensors repeat.",
-                    set.0
-                );
-            }
-            NodeAction::Abort(lost) => self.end_generation(&lost),
-        }
-    }
-
-    fn send_up(&mut self, message: &ToCoordinator) {
-        if let Some(parent) = self.parent() {
-            self.frame.clear();
-            message.encode(&mut self.frame);
-            self.send_frame(parent);
-        }
-    }
-
-    fn send_frame(&mut self, to: Rank) {
-        if let Err(e) = self.control.send(to, &self.frame) {
-            self.note_lost(to, LossCause::Connection(e.to_string()), false);
-        }
-    }
-
-    /// Tensors of the execution's items that this rank submitted, in item order.
-    pub(super) fn take_entries(&mut self, execution: &Execution, entries: &mut Vec<Option<Entry>>) {
-        let mut state = self.shared.lock();
-        let ids = execution.items.iter().map(|item| item.entry);
-        entries.extend(ids.map(|id| state.remove(id?)));
-    }
-
-    /// It has ended, and its tensors are let go of.
-    pub(super) fn complete(&mut self, task: ExecutionTask, results: &mut Results, by: By<'_>) {
-        let ExecutionTask {
-            execution,
-            recorded,
-            ..
-        } = task;
-        let now = || self.shared.now();
-        // First: who learns of the end may stop the recording.
-        self.recording.ends(recorded, now, &execution, results, by);
-        let results = results.drain(..);
-        self.shared
-            .handles
-            .complete(results.map(|(id, result)| (Handle(id.0), result)));
-        self.shared.lock().worker.recycle(execution);
-    }
-
-    /// Every handle ends with this but those of executions that may still touch their tensors.
-    pub(super) fn fail_unused(&self, error: &Error) {
-        if self.running.is_none() {
-            let in_use = |handle| self.flights.uses(handle);
-            self.shared.handles.fail_pending(error, in_use);
-        }
     }
 
     /// When something is to be done that no event announces.
@@ -510,7 +275,7 @@ impl Pump {
     }
 
     /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
-    fn look_after_neighbours(&mut self, now: Time) -> bool {
+    pub(super) fn look_after_neighbours(&mut self, now: Time) -> bool {
         self.dead.is_none() && self.control.look_after(now)
     }
 

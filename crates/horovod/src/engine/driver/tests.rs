@@ -5,8 +5,8 @@ use std::sync::mpsc;
 use std::thread;
 
 use horovod_protocol::{
-    DType, Device, EntryId, ExecItem, Item, LossCause, Op, ProcessSetId, Rank, ReduceOp, Request,
-    Response, Scale, Seq, SetKey, TensorMeta, ToWorker,
+    DType, Device, EntryId, ExecItem, Execution, Item, LossCause, Op, ProcessSetId, Rank, ReduceOp,
+    Request, Response, Scale, Seq, SetKey, TensorMeta, ToWorker,
 };
 use horovod_transport::ControlEvent;
 use horovod_transport::testing::Cluster;

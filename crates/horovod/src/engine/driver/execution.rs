@@ -1,0 +1,333 @@
+//! Executions, carried out in the order that was agreed on: what is next, whether it can begin, how it runs and ends.
+
+use std::sync::Arc;
+
+use horovod_protocol::{Device, Execution};
+use horovod_transport::Aborted;
+
+use super::Driver;
+use super::flights::Flight;
+use super::pump::Pump;
+use crate::engine::Entry;
+use crate::engine::allocation::Allocation;
+use crate::engine::backend::host::{Operand, bytes_of_all};
+use crate::engine::backend::{Backend, Failure, InFlight, Outputs, Results, Start, Started};
+use crate::engine::handles::Handle;
+use crate::engine::recording::{By, Recorded};
+use crate::error::Error;
+
+/// Bytes that the only rank of a job handles at most while it submits.
+const ALONE_AT_ONCE_MAX: usize = 1 << 20;
+
+/// One execution and the tensors of this rank.
+pub(super) struct ExecutionTask {
+    pub(super) execution: Execution,
+    pub(super) entries: Vec<Option<Entry>>,
+    pub(super) recorded: Option<Box<Recorded>>,
+    pub(super) memory: OutputMemory,
+}
+
+/// What became of the question for memory for outputs.
+pub(super) enum OutputMemory {
+    NotAsked,
+    Asked(Arc<Allocation>),
+    Came(Outputs),
+    /// There is none; why.
+    Refused(String),
+}
+
+impl ExecutionTask {
+    fn wants_memory(&self) -> bool {
+        let mut entries = self.entries.iter().flatten();
+        entries.any(|entry| entry.allocator.is_some())
+    }
+}
+
+/// What is next in the total order.
+pub(super) enum Front {
+    Nothing,
+    /// It cannot begin yet: bytes of a tensor, or memory, are not there.
+    Waits,
+    /// It can be carried out now.
+    Runs,
+    /// It never can; why.
+    Fails(String),
+}
+
+impl Driver {
+    /// Look whether what is next can begin.
+    pub(super) fn front(&mut self) -> Front {
+        let front = self.look_at_front();
+        self.looks_in_vain = match front {
+            Front::Waits => self.looks_in_vain.saturating_add(1),
+            _ => 0,
+        };
+        front
+    }
+
+    fn look_at_front(&mut self) -> Front {
+        if let Some(task) = &mut self.parked {
+            if let OutputMemory::Asked(allocation) = &task.memory
+                && let Some(outcome) = allocation.poll()
+            {
+                task.memory = match outcome {
+                    Ok(outputs) => OutputMemory::Came(outputs),
+                    Err(why) => OutputMemory::Refused(why),
+                };
+            }
+            return match &task.memory {
+                // What has no future ends.
+                OutputMemory::Asked(_) if self.pump.dead.is_none() => Front::Waits,
+                OutputMemory::Refused(why) => Front::Fails(why.clone()),
+                _ => Front::Runs,
+            };
+        }
+        let Some(execution) = self.pump.ready.front() else {
+            return Front::Nothing;
+        };
+        if self.pump.flights.is_full() {
+            return Front::Waits;
+        }
+        if !self.pump.awaits_events {
+            return Front::Runs;
+        }
+        match self.pump.shared.lock().poll_events(&execution.items) {
+            Ok(true) => Front::Runs,
+            Ok(false) => Front::Waits,
+            Err(cause) => Front::Fails(cause),
+        }
+    }
+
+    /// Whether a thread may carry out what is next that must be able to leave.
+    pub(super) fn next_may_pause(&mut self) -> bool {
+        if let Some(task) = &self.parked {
+            // What has waited for memory runs to its end.
+            return matches!(task.memory, OutputMemory::NotAsked);
+        }
+        let Some(execution) = self.pump.ready.front() else {
+            return false;
+        };
+        if execution.device != Device::Cpu {
+            // It is only launched, but for the first one of a set, before which all members talk.
+            return self.capabilities.of(execution).is_some();
+        }
+        self.host.catch_up(&mut self.pump.announced, execution.seq);
+        self.host.may_pause(execution)
+    }
+
+    pub(super) fn next_task(&mut self) -> Option<ExecutionTask> {
+        if self.parked.is_some() {
+            return self.parked.take();
+        }
+        let execution = self.pump.ready.pop_front()?;
+        self.host.catch_up(&mut self.pump.announced, execution.seq);
+        let mut entries = std::mem::take(&mut self.spare);
+        self.pump.take_entries(&execution, &mut entries);
+        let stages = self.host.stages();
+        let recorded = self.pump.recording.begins(&execution, &entries, stages);
+        self.pump.begins(&execution);
+        Some(ExecutionTask {
+            execution,
+            entries,
+            recorded,
+            memory: OutputMemory::NotAsked,
+        })
+    }
+
+    pub(super) fn carry_out(&mut self, mut task: ExecutionTask) {
+        self.pump.running = Some(task.execution.members.clone());
+        let result = self.start(&mut task);
+        if std::mem::take(&mut self.pump.broken_off) && result.is_err() {
+            self.host.rewind();
+            self.parked = Some(task);
+            return;
+        }
+        match result {
+            Ok(Outcome::Ended) => self.complete(task),
+            Ok(Outcome::Asked(allocation)) => {
+                task.memory = OutputMemory::Asked(allocation);
+                self.parked = Some(task);
+            }
+            Ok(Outcome::InFlight(execution, backend)) => {
+                self.pump.running = None;
+                let runs = self.pump.runs.take();
+                let flight = Flight {
+                    task,
+                    execution,
+                    backend,
+                    runs,
+                };
+                self.pump.flights.push(flight);
+            }
+            Err(failure) => self.give_up(task, failure),
+        }
+    }
+
+    fn start(&mut self, task: &mut ExecutionTask) -> Result<Outcome, Failure> {
+        if let Some(error) = &self.pump.dead {
+            return Err(Failure::Aborted(Aborted(error.to_string().into())));
+        }
+        self.results.clear();
+        let execution = &task.execution;
+        let mut devices = self.devices.iter_mut();
+        let device = devices.find(|(device, _)| *device == execution.device);
+        let mut device = device.map(|(_, backend)| backend);
+        if execution.device != Device::Cpu {
+            let (capabilities, host) = (&mut self.capabilities, &mut self.host);
+            if capabilities.of(execution).is_none() {
+                capabilities.conclude(execution, host, device.as_deref_mut(), &mut self.pump)?;
+            }
+            if let Some(Err(why)) = capabilities.of(execution) {
+                let refused = execution.items.iter().filter_map(|item| item.entry);
+                let refused = refused.map(|id| (id, Err(Error::Invalid(why.clone()))));
+                self.results.extend(refused);
+                return Ok(Outcome::Ended);
+            }
+        }
+        let wants_memory = task.wants_memory();
+        let pool = self.pump.shared.pool.clone();
+        let mut none = Outputs::new();
+        let mut start = Start {
+            execution,
+            entries: &task.entries,
+            outputs: match &mut task.memory {
+                OutputMemory::Came(outputs) => outputs,
+                _ => &mut none,
+            },
+            idle: &mut self.pump,
+            pool: &pool,
+            results: &mut self.results,
+        };
+        if wants_memory {
+            let shapes = self.host.output_shapes(&mut start)?;
+            let notifier = self.pump.shared.notifier.clone();
+            let (allocation, call) = Allocation::of(&mut task.entries, shapes, notifier);
+            self.pump.shared.handles.enqueue_callback(call);
+            return Ok(Outcome::Asked(allocation));
+        }
+        let backend: &mut dyn Backend = match device {
+            Some(backend) => backend.as_mut(),
+            None => &mut self.host,
+        };
+        let name = backend.name();
+        Ok(match backend.start(start)? {
+            Started::Done => Outcome::Ended,
+            Started::InFlight(execution) => Outcome::InFlight(execution, name),
+        })
+    }
+
+    fn complete(&mut self, mut task: ExecutionTask) {
+        self.let_go(&mut task);
+        self.pump.running = None;
+        self.pump.runs = None;
+        if task.execution.device == Device::Cpu {
+            let now = || self.pump.shared.now();
+            let coordinator = self.pump.node.coordinator();
+            self.host.observe(now, &task.execution, coordinator);
+        }
+        let by = By::Host(self.host.stages());
+        self.pump.complete(task, &mut self.results, by);
+    }
+
+    pub(super) fn give_up(&mut self, mut task: ExecutionTask, failure: Failure) {
+        self.let_go(&mut task);
+        let error = self.pump.failure(failure);
+        self.pump.running = None;
+        self.pump.runs = None;
+        // Nothing of it touches the tensors any more.
+        self.pump.fail_unused(&error);
+    }
+
+    /// Before anybody hears of the end: the owners may give back memory that is waited for.
+    fn let_go(&mut self, task: &mut ExecutionTask) {
+        task.entries.clear();
+        self.spare = std::mem::take(&mut task.entries);
+    }
+
+    fn next(&self) -> Option<&Execution> {
+        let parked = self.parked.as_ref().map(|task| &task.execution);
+        parked.or(self.pump.ready.front())
+    }
+
+    pub(super) fn next_is_small(&self) -> bool {
+        self.next()
+            .is_some_and(|e| bytes_of_all(e) <= ALONE_AT_ONCE_MAX)
+    }
+
+    /// If a known request is about to be told of, and the only one: put its operand where the peers will look for it
+    /// when it is decided to run it.
+    pub(super) fn prestage(&mut self) {
+        let mut state = self.pump.shared.lock();
+        let Some((id, tag)) = state.prestageable.take() else {
+            return;
+        };
+        let (request, worker) = (&state.request, &state.worker);
+        let before = self.staged.filter(|id| state.entries.contains_key(&id.0));
+        let (Some(entry), Some(members), Device::Cpu, None) = (
+            state.entries.get(&id.0),
+            worker.members(request.set),
+            request.device,
+            before,
+        ) else {
+            return;
+        };
+        let ([tensor], false) = (&*entry.tensors, entry.has_event()) else {
+            return;
+        };
+        let staged = self.host.prestage(&Operand {
+            set: request.set,
+            members,
+            op: &request.op,
+            tensor,
+            tag,
+            oversubscribed: self.pump.waiter.is_oversubscribed(),
+        });
+        if staged {
+            self.staged = Some(id);
+        }
+    }
+}
+
+impl Pump {
+    /// Tensors of the execution's items that this rank submitted, in item order.
+    fn take_entries(&mut self, execution: &Execution, entries: &mut Vec<Option<Entry>>) {
+        let mut state = self.shared.lock();
+        let ids = execution.items.iter().map(|item| item.entry);
+        entries.extend(ids.map(|id| state.remove(id?)));
+    }
+
+    /// It has ended, and its tensors are let go of.
+    pub(super) fn complete(&mut self, task: ExecutionTask, results: &mut Results, by: By<'_>) {
+        let ExecutionTask {
+            execution,
+            recorded,
+            ..
+        } = task;
+        let now = || self.shared.now();
+        // First: who learns of the end may stop the recording.
+        self.recording.ends(recorded, now, &execution, results, by);
+        let results = results.drain(..);
+        self.shared
+            .handles
+            .complete(results.map(|(id, result)| (Handle(id.0), result)));
+        self.shared.lock().worker.recycle(execution);
+    }
+
+    /// Every handle ends with this but those of executions that may still touch their tensors.
+    pub(super) fn fail_unused(&self, error: &Error) {
+        if self.running.is_none() {
+            let in_use = |handle| self.flights.uses(handle);
+            self.shared.handles.fail_pending(error, in_use);
+        }
+    }
+}
+
+/// How far a start has come.
+enum Outcome {
+    /// To the end: the results are in the driver's list.
+    Ended,
+    /// Memory was asked for.
+    Asked(Arc<Allocation>),
+    /// It goes on by itself, in a backend of this name.
+    InFlight(Box<dyn InFlight>, &'static str),
+}
