@@ -1,30 +1,33 @@
 //! The host's data plane: collectives over shared memory and TCP, run to their end while they are started.
 
+mod operations;
+mod prestaging;
 mod reordered;
-mod run;
 mod tuning;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use horovod_collectives::{
-    self as collectives, ByteSegment, Ctx, GatherItem, Incoming, Reduction, Scratch, Segment,
-    SetLayout, Stages, StagingContext,
+    self as collectives, ByteSegment, CollectiveError, Ctx, Incoming, Reduction, Scratch, Segment,
+    SetLayout, Stages,
 };
 use horovod_protocol::{
-    Coordinator, DType, Execution, Op, OperationTag, ProcessSetId, Rank, Seq, Shape, TensorMeta,
-    Time,
+    Completion, Coordinator, DType, ExecItem, Execution, Op, ProcessSetId, Rank, ReduceOp, Scale,
+    Seq, TensorMeta, Time,
 };
-use horovod_transport::{Data, Idle, Topology};
+use horovod_transport::{Data, Idle, LinkError, Topology};
 
-use super::{Backend, Failure, Members, Start, Started};
-use crate::buffer::Buffer;
-use crate::config::Config;
+use super::{Backend, Failure, Members, Outputs, Results, Start, Started};
+use crate::buffer::{Buffer, BufferPool};
+use crate::config::{Config, JoinAverage};
+use crate::engine::Entry;
+use crate::engine::handles::OpResult;
 use crate::tensor::Tensor;
 use reordered::Reordered;
-use run::Run;
 use tuning::Tuned;
 
+pub(in crate::engine) use prestaging::Operand;
 pub(in crate::engine) use tuning::Announced;
 
 /// Links to the peers, and what the collectives over them run with.
@@ -36,17 +39,6 @@ pub(in crate::engine) struct Host {
     segment_scratch: SegmentScratch,
     /// What an alltoall will receive, between the exchange of the sizes and that of the rows.
     sized: Option<(Seq, Vec<Incoming>)>,
-}
-
-/// A tensor that may be staged before it is decided to run its operation.
-pub(in crate::engine) struct Operand<'a> {
-    pub(in crate::engine) set: ProcessSetId,
-    pub(in crate::engine) members: &'a [Rank],
-    pub(in crate::engine) op: &'a Op,
-    pub(in crate::engine) tensor: &'a Tensor,
-    pub(in crate::engine) tag: OperationTag,
-    /// Ranks outnumber the cores of this host.
-    pub(in crate::engine) oversubscribed: bool,
 }
 
 impl Host {
@@ -101,76 +93,6 @@ impl Host {
     /// How the last execution went through its stages, if that is recorded.
     pub(in crate::engine) fn stages(&mut self) -> &mut Stages {
         &mut self.scratch.stages
-    }
-
-    /// Put the operand of an operation where the peers will look for it when it is decided to run it; `false` if it is
-    /// not one for that.
-    pub(in crate::engine) fn prestage(&mut self, operand: &Operand<'_>) -> bool {
-        let tensor = operand.tensor;
-        let layout = self.layouts.known(operand.set, operand.members);
-        let elems = tensor.meta.elems().and_then(|n| usize::try_from(n).ok());
-        let (Some(layout), Op::Allreduce { op, scale }, Some(elems)) = (layout, operand.op, elems)
-        else {
-            return false;
-        };
-        let segment = Segment {
-            input: tensor.input,
-            output: std::ptr::null_mut(),
-            elems,
-        };
-        let reduction = Reduction {
-            dtype: tensor.meta.dtype,
-            op: *op,
-            scale: *scale,
-            divisor: 1,
-        };
-        let context = StagingContext {
-            data: &self.data,
-            layout,
-            tuning: &self.tuned.tuning,
-            scratch: &mut self.scratch,
-            oversubscribed: operand.oversubscribed,
-        };
-        // SAFETY: the submitter promised that its memory stays valid and untouched until completion, which is later:
-        // the entry is still pending.
-        unsafe { collectives::prestage(context, operand.tag, &reduction, segment) }
-    }
-
-    /// Exchange the members' bytes of equal length, at the place in the order of `execution`.
-    pub(in crate::engine) fn exchange(
-        &mut self,
-        execution: &Execution,
-        mine: &[u8],
-        idle: &mut dyn Idle,
-    ) -> Result<Vec<u8>, Failure> {
-        let members = execution.members.len();
-        let mut all = vec![0; members * mine.len()];
-        let item = GatherItem {
-            input: mine.as_ptr(),
-            output: all.as_mut_ptr(),
-            bytes: vec![mine.len(); members],
-        };
-        self.with_context(execution, idle, |ctx, _| {
-            // SAFETY: both live until it returns, and have the lengths that are given.
-            unsafe { collectives::allgather(ctx, &[item]) }.map_err(Failure::from)
-        })?;
-        Ok(all)
-    }
-
-    /// Shapes of the outputs to be allocated, by item; of an alltoall they are found out here.
-    pub(in crate::engine) fn output_shapes(
-        &mut self,
-        start: &mut Start<'_>,
-    ) -> Result<Vec<Vec<Shape>>, Failure> {
-        let execution = start.execution;
-        let run = self.run(start);
-        if !matches!(execution.op, Op::Alltoall) {
-            return run.output_shapes(&execution.members);
-        }
-        let sizes = self.with_context(execution, start.idle, |ctx, _| run.exchange_sizes(ctx))?;
-        let shapes = run.received_shapes(&sizes)?;
-        self.sized = Some((execution.seq, sizes));
-        Ok(shapes)
     }
 
     fn run<'a>(&self, start: &Start<'a>) -> Run<'a> {
@@ -234,6 +156,164 @@ impl Backend for Host {
             run.all(ctx, segment_scratch, outputs, sizes, results)
         })?;
         Ok(Started::Done)
+    }
+}
+
+/// An execution and what this rank brings to it.
+struct Run<'a> {
+    execution: &'a Execution,
+    join_average: JoinAverage,
+    entries: &'a [Option<Entry>],
+    pool: &'a Arc<BufferPool>,
+    me: Rank,
+}
+
+impl<'a> Run<'a> {
+    /// Carry it out, with memory for the outputs as far as it is given.
+    fn all(
+        &self,
+        ctx: &mut Ctx<'_>,
+        segment_scratch: &mut SegmentScratch,
+        given: &mut Outputs,
+        sizes: Option<Vec<Incoming>>,
+        results: &mut Results,
+    ) -> Result<(), Failure> {
+        if self.entries.iter().flatten().any(Entry::has_event) {
+            return Err(Failure::Local(
+                "asked to run an operation before its tensors are ready".into(),
+            ));
+        }
+        let outputs = match &self.execution.op {
+            Op::Allreduce { op, scale } => {
+                self.allreduce(ctx, segment_scratch, *op, *scale)?;
+                return self.done(results);
+            }
+            Op::Allgather => self.allgather(ctx, given)?,
+            Op::Broadcast { root } => {
+                self.broadcast(ctx, segment_scratch, *root)?;
+                return self.done(results);
+            }
+            Op::Alltoall => {
+                let sizes = match sizes {
+                    Some(sizes) => sizes,
+                    None => self.exchange_sizes(ctx)?,
+                };
+                return self.alltoall(ctx, given, sizes, results);
+            }
+            Op::Reducescatter { op, scale } => self.reduce_scatter(ctx, given, *op, *scale)?,
+            Op::Barrier | Op::Join | Op::AddProcessSet { .. } | Op::RemoveProcessSet { .. } => {
+                collectives::barrier(ctx)?;
+                return self.done(results);
+            }
+        };
+        let items = self.execution.items.iter().zip(outputs);
+        results.extend(items.filter_map(|(item, outputs)| {
+            let result = OpResult {
+                outputs,
+                received_splits: None,
+                completion: Completion::Done,
+            };
+            Some((item.entry?, Ok(result)))
+        }));
+        Ok(())
+    }
+
+    fn allreduce(
+        &self,
+        ctx: &mut Ctx<'_>,
+        segment_scratch: &mut SegmentScratch,
+        op: ReduceOp,
+        scale: Scale,
+    ) -> Result<(), Failure> {
+        for (item, entry) in self.items() {
+            for (i, meta) in item.tensors.iter().enumerate() {
+                let elems = elems_of(meta)?;
+                let (input, output) = match entry.map(|e| &e.tensors[i]) {
+                    Some(t) => self.operand(segment_scratch, meta, t, true)?,
+                    None => {
+                        // Joined: a null input stands for the identity, the result is thrown away.
+                        let bytes = elems.checked_mul(meta.dtype.size()).ok_or_else(too_large)?;
+                        let buffer = self.buffer(bytes)?;
+                        let output = buffer.as_mut_ptr();
+                        segment_scratch.stand_ins.push(buffer);
+                        (std::ptr::null(), output)
+                    }
+                };
+                let segment = Segment {
+                    input,
+                    output,
+                    elems,
+                };
+                segment_scratch.push(meta.dtype, segment);
+            }
+        }
+        for (dtype, segments) in &segment_scratch.by_type[..segment_scratch.types] {
+            let reduction = self.reduction(*dtype, op, scale);
+            // SAFETY: the submitter promised that its memory stays valid and untouched until completion, the lengths
+            // come from the tensors' own shapes, and allocated outputs are sized for what was agreed.
+            unsafe { collectives::allreduce(ctx, &reduction, segments) }?;
+        }
+        segment_scratch.settle();
+        Ok(())
+    }
+
+    /// Where an operation reads and writes a tensor of this rank: a copy, if it has to be in another order than it is.
+    fn operand(
+        &self,
+        segment_scratch: &mut SegmentScratch,
+        agreed: &TensorMeta,
+        tensor: &Tensor,
+        changes: bool,
+    ) -> Result<(*const u8, *mut u8), Failure> {
+        let output = output_of(tensor)?;
+        if tensor.meta.order == agreed.order {
+            return Ok((tensor.input, output));
+        }
+        let buffer = self.buffer(bytes_of(tensor)?)?;
+        // SAFETY: the submitter promised that its memory stays valid and untouched until completion.
+        let copy = unsafe { Reordered::of(tensor, buffer) }.ok_or_else(too_large)?;
+        let memory = copy.memory();
+        let is_there = !changes && tensor.input == output.cast_const();
+        let output = if is_there {
+            std::ptr::null_mut()
+        } else {
+            output
+        };
+        segment_scratch.reordered.push((copy, output));
+        Ok((memory, memory))
+    }
+
+    fn reduction(&self, dtype: DType, op: ReduceOp, scale: Scale) -> Reduction {
+        Reduction {
+            dtype,
+            op,
+            scale,
+            divisor: match self.join_average {
+                JoinAverage::Members => {
+                    u32::try_from(self.execution.members.len()).unwrap_or(u32::MAX)
+                }
+                JoinAverage::Contributors => self.execution.contributors,
+            },
+        }
+    }
+
+    /// Everything ended well, and what was submitted holds the results.
+    fn done(&self, results: &mut Results) -> Result<(), Failure> {
+        let items = self.execution.items.iter();
+        let done = |item: &ExecItem| Some((item.entry?, Ok(OpResult::plain(Completion::Done))));
+        results.extend(items.filter_map(done));
+        Ok(())
+    }
+
+    fn items(&self) -> impl Iterator<Item = (&'a ExecItem, Option<&'a Entry>)> + use<'a> {
+        let entries = self.entries.iter().map(Option::as_ref);
+        self.execution.items.iter().zip(entries)
+    }
+
+    fn buffer(&self, bytes: usize) -> Result<Buffer, Failure> {
+        self.pool
+            .take(bytes)
+            .ok_or_else(|| Failure::Local(format!("cannot allocate {bytes} bytes for a result")))
     }
 }
 
@@ -329,5 +409,40 @@ impl SegmentScratch {
             None => self.by_type.push((dtype, vec![segment])),
         }
         self.types += 1;
+    }
+}
+
+fn elems_of(meta: &TensorMeta) -> Result<usize, Failure> {
+    meta.elems()
+        .and_then(|n| usize::try_from(n).ok())
+        .ok_or_else(too_large)
+}
+
+fn bytes_of(t: &Tensor) -> Result<usize, Failure> {
+    t.bytes().ok_or_else(too_large)
+}
+
+fn output_of(t: &Tensor) -> Result<*mut u8, Failure> {
+    t.output_ptr()
+        .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))
+}
+
+fn too_large() -> Failure {
+    Failure::Local("a tensor is too large for this machine".into())
+}
+
+impl From<CollectiveError> for Failure {
+    fn from(e: CollectiveError) -> Self {
+        match e {
+            CollectiveError::Aborted(a) => Self::Aborted(a),
+            CollectiveError::Link(LinkError::Altered { rank, what, .. }) => {
+                Self::Altered { rank, what }
+            }
+            CollectiveError::Link(l) => Self::Link {
+                rank: l.rank(),
+                cause: l.to_string(),
+            },
+            other => Self::Local(other.to_string()),
+        }
     }
 }

@@ -1,103 +1,61 @@
-//! One execution on host memory: from entries to segments, through a collective, to results.
-
-use std::sync::Arc;
+//! The operations on host memory beside allreduce: what each moves, and the memory of its results.
 
 use horovod_collectives::{
-    self as collectives, ByteSegment, CollectiveError, Ctx, GatherItem, Incoming, Outgoing,
-    Reduction, ScatterItem, Segment,
+    self as collectives, ByteSegment, Ctx, GatherItem, Incoming, Outgoing, ScatterItem,
 };
-use horovod_protocol::{
-    Completion, DType, ExecItem, Execution, Op, Rank, ReduceOp, Scale, Shape, TensorMeta,
-};
-use horovod_transport::LinkError;
+use horovod_protocol::{Completion, DType, ExecItem, Execution, Op, Rank, ReduceOp, Scale, Shape};
+use horovod_transport::Idle;
 
-use super::SegmentScratch;
-use super::reordered::Reordered;
-use crate::buffer::{Buffer, BufferPool};
-use crate::config::JoinAverage;
+use super::{Host, Run, SegmentScratch, bytes_of, too_large};
+use crate::buffer::Buffer;
 use crate::engine::Entry;
-use crate::engine::backend::{Failure, Outputs, Results};
+use crate::engine::backend::{Failure, Outputs, Results, Start};
 use crate::engine::handles::OpResult;
 use crate::tensor::Tensor;
 
-impl From<CollectiveError> for Failure {
-    fn from(e: CollectiveError) -> Self {
-        match e {
-            CollectiveError::Aborted(a) => Self::Aborted(a),
-            CollectiveError::Link(LinkError::Altered { rank, what, .. }) => {
-                Self::Altered { rank, what }
-            }
-            CollectiveError::Link(l) => Self::Link {
-                rank: l.rank(),
-                cause: l.to_string(),
-            },
-            other => Self::Local(other.to_string()),
-        }
-    }
-}
-
 /// The outputs of one item.
-type ItemOutputs = Vec<Option<(Buffer, Shape)>>;
+pub(super) type ItemOutputs = Vec<Option<(Buffer, Shape)>>;
 
-/// An execution and what this rank brings to it.
-pub(super) struct Run<'a> {
-    pub(super) execution: &'a Execution,
-    pub(super) join_average: JoinAverage,
-    pub(super) entries: &'a [Option<Entry>],
-    pub(super) pool: &'a Arc<BufferPool>,
-    pub(super) me: Rank,
-}
-
-impl<'a> Run<'a> {
-    /// Carry it out, with memory for the outputs as far as it is given.
-    pub(super) fn all(
-        &self,
-        ctx: &mut Ctx<'_>,
-        segment_scratch: &mut SegmentScratch,
-        given: &mut Outputs,
-        sizes: Option<Vec<Incoming>>,
-        results: &mut Results,
-    ) -> Result<(), Failure> {
-        if self.entries.iter().flatten().any(Entry::has_event) {
-            return Err(Failure::Local(
-                "asked to run an operation before its tensors are ready".into(),
-            ));
-        }
-        let outputs = match &self.execution.op {
-            Op::Allreduce { op, scale } => {
-                self.allreduce(ctx, segment_scratch, *op, *scale)?;
-                return self.done(results);
-            }
-            Op::Allgather => self.allgather(ctx, given)?,
-            Op::Broadcast { root } => {
-                self.broadcast(ctx, segment_scratch, *root)?;
-                return self.done(results);
-            }
-            Op::Alltoall => {
-                let sizes = match sizes {
-                    Some(sizes) => sizes,
-                    None => self.exchange_sizes(ctx)?,
-                };
-                return self.alltoall(ctx, given, sizes, results);
-            }
-            Op::Reducescatter { op, scale } => self.reduce_scatter(ctx, given, *op, *scale)?,
-            Op::Barrier | Op::Join | Op::AddProcessSet { .. } | Op::RemoveProcessSet { .. } => {
-                collectives::barrier(ctx)?;
-                return self.done(results);
-            }
+impl Host {
+    /// Exchange the members' bytes of equal length, at the place in the order of `execution`.
+    pub(in crate::engine) fn exchange(
+        &mut self,
+        execution: &Execution,
+        mine: &[u8],
+        idle: &mut dyn Idle,
+    ) -> Result<Vec<u8>, Failure> {
+        let members = execution.members.len();
+        let mut all = vec![0; members * mine.len()];
+        let item = GatherItem {
+            input: mine.as_ptr(),
+            output: all.as_mut_ptr(),
+            bytes: vec![mine.len(); members],
         };
-        let items = self.execution.items.iter().zip(outputs);
-        results.extend(items.filter_map(|(item, outputs)| {
-            let result = OpResult {
-                outputs,
-                received_splits: None,
-                completion: Completion::Done,
-            };
-            Some((item.entry?, Ok(result)))
-        }));
-        Ok(())
+        self.with_context(execution, idle, |ctx, _| {
+            // SAFETY: both live until it returns, and have the lengths that are given.
+            unsafe { collectives::allgather(ctx, &[item]) }.map_err(Failure::from)
+        })?;
+        Ok(all)
     }
 
+    /// Shapes of the outputs to be allocated, by item; of an alltoall they are found out here.
+    pub(in crate::engine) fn output_shapes(
+        &mut self,
+        start: &mut Start<'_>,
+    ) -> Result<Vec<Vec<Shape>>, Failure> {
+        let execution = start.execution;
+        let run = self.run(start);
+        if !matches!(execution.op, Op::Alltoall) {
+            return run.output_shapes(&execution.members);
+        }
+        let sizes = self.with_context(execution, start.idle, |ctx, _| run.exchange_sizes(ctx))?;
+        let shapes = run.received_shapes(&sizes)?;
+        self.sized = Some((execution.seq, sizes));
+        Ok(shapes)
+    }
+}
+
+impl Run<'_> {
     /// Shapes of what is allocated for an allgather or a reduce-scatter, by item.
     pub(super) fn output_shapes(&self, members: &[Rank]) -> Result<Vec<Vec<Shape>>, Failure> {
         let me = members.iter().position(|rank| *rank == self.me);
@@ -116,17 +74,6 @@ impl<'a> Run<'a> {
             all.push(shapes.collect::<Result<_, Failure>>()?);
         }
         Ok(all)
-    }
-
-    fn items(&self) -> impl Iterator<Item = (&'a ExecItem, Option<&'a Entry>)> + use<'a> {
-        let entries = self.entries.iter().map(Option::as_ref);
-        self.execution.items.iter().zip(entries)
-    }
-
-    fn buffer(&self, bytes: usize) -> Result<Buffer, Failure> {
-        self.pool
-            .take(bytes)
-            .ok_or_else(|| Failure::Local(format!("cannot allocate {bytes} bytes for a result")))
     }
 
     /// Memory for one output: what was given for it, or else of the pool.
@@ -148,94 +95,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Everything ended well, and what was submitted holds the results.
-    fn done(&self, results: &mut Results) -> Result<(), Failure> {
-        let items = self.execution.items.iter();
-        let done = |item: &ExecItem| Some((item.entry?, Ok(OpResult::plain(Completion::Done))));
-        results.extend(items.filter_map(done));
-        Ok(())
-    }
-
-    fn allreduce(
-        &self,
-        ctx: &mut Ctx<'_>,
-        segment_scratch: &mut SegmentScratch,
-        op: ReduceOp,
-        scale: Scale,
-    ) -> Result<(), Failure> {
-        for (item, entry) in self.items() {
-            for (i, meta) in item.tensors.iter().enumerate() {
-                let elems = elems_of(meta)?;
-                let (input, output) = match entry.map(|e| &e.tensors[i]) {
-                    Some(t) => self.operand(segment_scratch, meta, t, true)?,
-                    None => {
-                        // Joined: a null input stands for the identity, the result is thrown away.
-                        let bytes = elems.checked_mul(meta.dtype.size()).ok_or_else(too_large)?;
-                        let buffer = self.buffer(bytes)?;
-                        let output = buffer.as_mut_ptr();
-                        segment_scratch.stand_ins.push(buffer);
-                        (std::ptr::null(), output)
-                    }
-                };
-                let segment = Segment {
-                    input,
-                    output,
-                    elems,
-                };
-                segment_scratch.push(meta.dtype, segment);
-            }
-        }
-        for (dtype, segments) in &segment_scratch.by_type[..segment_scratch.types] {
-            let reduction = self.reduction(*dtype, op, scale);
-            // SAFETY: the submitter promised that its memory stays valid and untouched until completion, the lengths
-            // come from the tensors' own shapes, and allocated outputs are sized for what was agreed.
-            unsafe { collectives::allreduce(ctx, &reduction, segments) }?;
-        }
-        segment_scratch.settle();
-        Ok(())
-    }
-
-    /// Where an operation reads and writes a tensor of this rank: a copy, if it has to be in another order than it is.
-    fn operand(
-        &self,
-        segment_scratch: &mut SegmentScratch,
-        agreed: &TensorMeta,
-        tensor: &Tensor,
-        changes: bool,
-    ) -> Result<(*const u8, *mut u8), Failure> {
-        let output = output_of(tensor)?;
-        if tensor.meta.order == agreed.order {
-            return Ok((tensor.input, output));
-        }
-        let buffer = self.buffer(bytes_of(tensor)?)?;
-        // SAFETY: the submitter promised that its memory stays valid and untouched until completion.
-        let copy = unsafe { Reordered::of(tensor, buffer) }.ok_or_else(too_large)?;
-        let memory = copy.memory();
-        let is_there = !changes && tensor.input == output.cast_const();
-        let output = if is_there {
-            std::ptr::null_mut()
-        } else {
-            output
-        };
-        segment_scratch.reordered.push((copy, output));
-        Ok((memory, memory))
-    }
-
-    fn reduction(&self, dtype: DType, op: ReduceOp, scale: Scale) -> Reduction {
-        Reduction {
-            dtype,
-            op,
-            scale,
-            divisor: match self.join_average {
-                JoinAverage::Members => {
-                    u32::try_from(self.execution.members.len()).unwrap_or(u32::MAX)
-                }
-                JoinAverage::Contributors => self.execution.contributors,
-            },
-        }
-    }
-
-    fn reduce_scatter(
+    pub(super) fn reduce_scatter(
         &self,
         ctx: &mut Ctx<'_>,
         given: &mut Outputs,
@@ -276,7 +136,7 @@ impl<'a> Run<'a> {
         Ok(outputs)
     }
 
-    fn allgather(
+    pub(super) fn allgather(
         &self,
         ctx: &mut Ctx<'_>,
         given: &mut Outputs,
@@ -304,7 +164,7 @@ impl<'a> Run<'a> {
         Ok(outputs)
     }
 
-    fn broadcast(
+    pub(super) fn broadcast(
         &self,
         ctx: &mut Ctx<'_>,
         segment_scratch: &mut SegmentScratch,
@@ -352,7 +212,7 @@ impl<'a> Run<'a> {
         self.items().zip(sizes).map(shape).collect()
     }
 
-    fn alltoall(
+    pub(super) fn alltoall(
         &self,
         ctx: &mut Ctx<'_>,
         given: &mut Outputs,
@@ -419,16 +279,6 @@ fn share_of(rows: usize, me: usize, members: usize) -> usize {
     rows / members + usize::from(me < rows % members)
 }
 
-fn elems_of(meta: &TensorMeta) -> Result<usize, Failure> {
-    meta.elems()
-        .and_then(|n| usize::try_from(n).ok())
-        .ok_or_else(too_large)
-}
-
-fn bytes_of(t: &Tensor) -> Result<usize, Failure> {
-    t.bytes().ok_or_else(too_large)
-}
-
 fn row_bytes_of(t: &Tensor) -> Result<usize, Failure> {
     t.row_bytes().ok_or_else(too_large)
 }
@@ -437,21 +287,12 @@ fn usize_of(n: u64) -> Result<usize, Failure> {
     usize::try_from(n).map_err(|_| too_large())
 }
 
-fn output_of(t: &Tensor) -> Result<*mut u8, Failure> {
-    t.output_ptr()
-        .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))
-}
-
 fn with_rows(shape: &[u64], rows: u64) -> Shape {
     let mut shape = Shape::from(shape);
     if let Some(first) = shape.first_mut() {
         *first = rows;
     }
     shape
-}
-
-fn too_large() -> Failure {
-    Failure::Local("a tensor is too large for this machine".into())
 }
 
 fn joined_cannot() -> Failure {
@@ -510,6 +351,8 @@ impl Gathered {
 
 #[cfg(test)]
 mod tests {
+    use horovod_protocol::TensorMeta;
+
     use super::*;
     use crate::tensor::Output;
 
