@@ -18,7 +18,7 @@ pub(super) fn run(
     };
     let all = 0..vector.len();
     if vector.len() * vector.size() > local.small_len() {
-        return super::staged::run(ctx, reducer, vector);
+        return super::staged(ctx, reducer, vector);
     }
     let mut sources = std::mem::take(&mut ctx.scratch.sources);
     let stage = |mine: *mut u8| {

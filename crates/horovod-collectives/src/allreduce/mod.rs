@@ -1,4 +1,5 @@
-//! Allreduce: its arguments, and the algorithm that carries it out.
+//! Allreduce: its arguments, the choice of an algorithm, and the one for larger vectors on one host, which stages in
+//! memory that the ranks share. The others are in files of their own.
 
 mod across;
 mod adasum;
@@ -7,20 +8,23 @@ mod exchange;
 mod hierarchical;
 mod pairwise;
 mod prestaged;
+mod reducer;
 mod ring;
-mod staged;
 
 use std::ops::Range;
 
-use horovod_kernels::{Combine, DefaultMode, Source, Spec, fill_identity, reduce};
+use horovod_kernels::{DefaultMode, Source};
 use horovod_protocol::{DType, ReduceOp, Scale};
 use horovod_transport::Data;
 
 use crate::context::{Ctx, Tuning};
 use crate::error::CollectiveError;
 use crate::layout::SetLayout;
-use crate::select::{self, AllreduceAlgorithm};
+use crate::local::{LINE, Local, Pattern, Schedule, Slots, Work};
+use crate::select::{self, Across, AllreduceAlgorithm};
 use crate::slices::{Piece, Segment, Vector};
+
+pub(crate) use reducer::{GroupPosition, Reducer, alone, reduce_range};
 
 pub use prestaged::{StagingContext, prestage};
 
@@ -91,7 +95,7 @@ pub unsafe fn allreduce(
             _ if prestaged => {}
             AllreduceAlgorithm::Alone => alone(&reducer, &vector),
             AllreduceAlgorithm::Direct => direct::run(ctx, &reducer, &vector)?,
-            AllreduceAlgorithm::Staged => staged::run(ctx, &reducer, &vector)?,
+            AllreduceAlgorithm::Staged => staged(ctx, &reducer, &vector)?,
             AllreduceAlgorithm::Flat(algorithm) => across::run(ctx, algorithm, &reducer, &vector)?,
             AllreduceAlgorithm::Hierarchical(algorithm) => {
                 hierarchical::run(ctx, algorithm, &reducer, &vector)?;
@@ -131,187 +135,278 @@ fn stages_scaled(algorithm: AllreduceAlgorithm, data: &Data) -> bool {
     matches!(algorithm, Direct | Staged) && data.arena().is_some()
 }
 
-/// The steps of one reduction over pieces of the vector.
-#[derive(Clone, Copy)]
-pub(crate) struct Reducer {
-    /// The whole of it: factors, division.
-    pub(crate) spec: Spec,
-    /// Whether a rank's data reach others with the prescale factor already applied. So it is for
-    /// everything but sums: the neutral elements of the others would not survive the factor. Its own it
-    /// reads from where it put them for others, so that it rounds halves as often as they do.
-    pub(crate) prescaled: bool,
-}
-
-impl Reducer {
-    /// # Panics
-    /// For Adasum, which is not element-wise.
-    pub(crate) fn new(red: &Reduction) -> Self {
-        let combine = Combine::of(red.op).expect("Adasum takes its own path");
-        let divisor = if red.op == ReduceOp::Average {
-            red.divisor.max(1)
-        } else {
-            1
-        };
-        let Scale { pre, post } = red.scale;
-        let spec = Spec {
-            dtype: red.dtype,
-            combine,
-            pre,
-            divisor,
-            post,
-        };
-        Self {
-            spec,
-            prescaled: pre != 1.0 && combine != Combine::Sum,
-        }
-    }
-
-    /// The same without what happens to the result.
-    pub(crate) fn partial(&self) -> Self {
-        Self {
-            spec: self.spec.partial(),
-            prescaled: self.prescaled,
-        }
-    }
-
-    /// The reduction of values that have had the prescale factor.
-    pub(crate) fn without_pre(&self) -> Self {
-        Self {
-            spec: Spec {
-                pre: 1.0,
-                ..self.spec
-            },
-            prescaled: false,
-        }
-    }
-
-    /// This rank's own piece as an operand; `None` if it has nothing to say.
-    fn own(&self, piece: &Piece) -> Option<Source> {
-        (!piece.input.is_null()).then(|| Source::raw(piece.input))
-    }
-
-    /// A peer's staged piece as an operand.
-    fn staged(&self, ptr: *const u8) -> Source {
-        Source {
-            ptr,
-            pre: !self.prescaled,
-        }
-    }
-
-    /// Writes this rank's piece where a peer will read it.
-    ///
-    /// # Safety
-    /// The piece is readable and `to` writable for its length, without overlap.
-    pub(crate) unsafe fn stage(&self, piece: &Piece, to: *mut u8) {
-        let Spec {
-            dtype,
-            combine,
-            pre,
-            ..
-        } = self.spec;
-        // SAFETY: the caller's promise, passed on.
-        unsafe {
-            if piece.input.is_null() {
-                fill_identity(dtype, combine, to, piece.elems);
-            } else if self.prescaled {
-                horovod_kernels::scale(dtype, pre, piece.input, to, piece.elems);
-            } else {
-                to.copy_from_nonoverlapping(piece.input, piece.elems * dtype.size());
-            }
-        }
-    }
-
-    /// Copies what lies in `slot` to `output`, then [`Self::stage`]s a piece of the same length there.
-    ///
-    /// # Safety
-    /// The piece is readable, `output` and `slot` are writable for its length, without overlap.
-    unsafe fn refill(&self, output: *mut u8, slot: *mut u8, piece: &Piece) {
-        let bytes = piece.elems * self.spec.dtype.size();
-        // SAFETY: the caller's promise, passed on.
-        unsafe {
-            if piece.input.is_null() || self.prescaled {
-                output.copy_from_nonoverlapping(slot, bytes);
-                self.stage(piece, slot);
-            } else {
-                horovod_kernels::copy_out_and_in(output, slot, piece.input, bytes);
-            }
-        }
-    }
-
-    /// Writes `elems` of this rank's elements to `to` as the first partial result: with the prescale
-    /// factor.
-    ///
-    /// # Safety
-    /// `input` is null or readable, `to` writable for the elements; they are equal or do not overlap.
-    unsafe fn begin(&self, input: *const u8, to: *mut u8, elems: usize) {
-        let Spec {
-            dtype,
-            combine,
-            pre,
-            ..
-        } = self.spec;
-        // SAFETY: the caller's promise, passed on.
-        unsafe {
-            if input.is_null() {
-                fill_identity(dtype, combine, to, elems);
-            } else if pre != 1.0 {
-                horovod_kernels::scale(dtype, pre, input, to, elems);
-            } else {
-                crate::slices::copy(input, to, elems * dtype.size());
-            }
-        }
-    }
-}
-
-/// Where this rank stands among those whose data are added up.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct GroupPosition {
-    /// Its position; that of nobody if its own data come like the others'.
-    pub(crate) me: usize,
-    /// How many there are.
-    pub(crate) members: usize,
-}
-
-/// Reduces own and staged pieces of `range` in the order of the host's members: `theirs(position)`
-/// gives a peer's data for the range (and this rank's, if it is to be prescaled), `second` another place
-/// for the result.
+/// On one host: in each step every rank stages the parts that others own, reduces its own part from its tensors and the
+/// peers' staging memory, writes the result back there, and collects the other results from its own.
 ///
-/// # Safety
-/// The vector keeps its caller's promise; `theirs` are readable and stable, `second` is writable, for
-/// the length of the range.
-pub(crate) unsafe fn reduce_range(
-    sources: &mut Vec<Source>,
-    reducer: &Reducer,
-    vector: &Vector,
-    range: Range<usize>,
-    group: GroupPosition,
-    theirs: impl Fn(usize) -> *const u8,
-    second: Option<*mut u8>,
-) {
-    for piece in vector.pieces(range) {
-        sources.clear();
-        for position in 0..group.members {
-            if position != group.me || reducer.prescaled {
-                let ptr = theirs(position).wrapping_add(piece.at);
-                sources.push(reducer.staged(ptr));
-            } else if let Some(own) = reducer.own(&piece) {
-                sources.push(own);
-            }
+/// Steps are consecutive stretches of the vector, so that each tensor's bytes are touched twice within a short time;
+/// some of them are in flight in different stages. As the results of one are collected from a slot, the operands of a
+/// later one take their place.
+fn staged(ctx: &mut Ctx<'_>, reducer: &Reducer, vector: &Vector) -> Result<(), CollectiveError> {
+    let Some(local) = Local::new(ctx)? else {
+        return across::run(ctx, Across::Pairwise, reducer, vector);
+    };
+    let cut = Cut::new(vector, local.len(), local.slot_len(), ctx.tuning);
+    let sources = std::mem::take(&mut ctx.scratch.sources);
+    let mut work = Staged {
+        reducer,
+        vector,
+        cut,
+        me: local.me(),
+        sources,
+    };
+    // What does not stay in the caches waits for memory, which serves two streams at a time better than four.
+    let refills = vector.len() * vector.size() < ctx.tuning.stream_min_bytes;
+    let schedule = Schedule {
+        steps: cut.steps,
+        pattern: Pattern::Reduce { refills },
+        slot_len: if refills {
+            // Two are enough then, and stay in the second-level cache beside the tensors.
+            2 * local.slot_len()
+        } else {
+            local.slot_len()
+        },
+    };
+    let result = local.run(ctx, schedule, &mut work);
+    ctx.scratch.sources = work.sources;
+    result
+}
+
+/// Bytes reduced at a time where the result goes to several peers.
+const BLOCK_BYTES: usize = 8 << 10;
+
+/// How a vector is cut into steps, and each step into one part per rank. In elements.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    total: usize,
+    parts: usize,
+    /// Elements of a step, but for the last.
+    step: usize,
+    steps: usize,
+    /// Parts start at multiples of this.
+    align: usize,
+}
+
+impl Cut {
+    fn new(vector: &Vector, parts: usize, slot_len: usize, tuning: &Tuning) -> Self {
+        let (total, align) = (vector.len(), LINE / vector.size());
+        let fits = slot_len / parts / LINE * align;
+        let most = (tuning.chunk_bytes / vector.size()).clamp(align, fits.max(align));
+        let least = (tuning.chunk_min_bytes / vector.size()).clamp(align, most);
+        // About eight steps fill the pipeline; beyond that larger chunks cost fewer hand-overs.
+        let part = total
+            .div_ceil(8 * parts)
+            .clamp(least, most)
+            .next_multiple_of(align)
+            .min(fits);
+        let step = part * parts;
+        Self {
+            total,
+            parts,
+            step,
+            steps: total.div_ceil(step),
+            align,
         }
-        let second = second.map(|second| second.wrapping_add(piece.at));
-        // SAFETY: the caller's promise; the output is the input or overlaps nothing.
-        unsafe { reduce(&reducer.spec, sources, piece.output, second, piece.elems) };
+    }
+
+    /// The part of `step` that the rank at `position` owns, and its byte-free offset in a slot.
+    fn part(&self, step: usize, position: usize) -> Range<usize> {
+        let start = step * self.step;
+        let end = (start + self.step).min(self.total);
+        let part = self.part_len(end - start);
+        let from = (start + position * part).min(end);
+        from..(from + part).min(end)
+    }
+
+    /// Elements of a part of a step of `len` elements.
+    fn part_len(&self, len: usize) -> usize {
+        len.div_ceil(self.parts).next_multiple_of(self.align)
     }
 }
 
-/// One member: factors only.
-pub(crate) fn alone(reducer: &Reducer, vector: &Vector) {
-    for piece in vector.pieces(0..vector.len()) {
-        // SAFETY: the caller of the collective vouches for the segments.
-        unsafe {
-            match reducer.own(&piece) {
-                Some(own) => reduce(&reducer.spec, &[own], piece.output, None, piece.elems),
-                None => reducer.begin(piece.input, piece.output, piece.elems),
+struct Staged<'a> {
+    reducer: &'a Reducer,
+    vector: &'a Vector,
+    cut: Cut,
+    me: usize,
+    sources: Vec<Source>,
+}
+
+impl Staged<'_> {
+    /// Bytes of a part in every slot.
+    fn part_bytes(&self) -> usize {
+        self.cut.step / self.cut.parts * self.vector.size()
+    }
+}
+
+/// A range of the vector, taken bit by bit.
+struct Stretch<'a, P> {
+    vector: &'a Vector,
+    pieces: P,
+    rest: Option<Piece>,
+}
+
+impl<'a> Stretch<'a, ()> {
+    fn of(vector: &'a Vector, range: Range<usize>) -> Stretch<'a, impl Iterator<Item = Piece>> {
+        Stretch {
+            vector,
+            pieces: vector.pieces(range),
+            rest: None,
+        }
+    }
+}
+
+impl<P: Iterator<Item = Piece>> Stretch<'_, P> {
+    /// The next elements of one tensor, at most `most`; `None` at the end.
+    fn take(&mut self, most: usize) -> Option<Piece> {
+        let mut piece = self.rest.take().or_else(|| self.pieces.next())?;
+        if piece.elems > most {
+            self.rest = Some(piece.after(most, self.vector.size()));
+            piece.elems = most;
+        }
+        Some(piece)
+    }
+}
+
+impl Work for Staged<'_> {
+    fn stage(&mut self, step: usize, slots: &Slots<'_>) {
+        for position in (0..self.cut.parts).filter(|position| *position != self.me) {
+            let to = slots.to(position, self.part_bytes());
+            for piece in self.vector.pieces(self.cut.part(step, position)) {
+                // SAFETY: the caller of the collective vouches for the segments; a part fits its
+                // place in the slot, which nobody reads until it is published.
+                unsafe { self.reducer.stage(&piece, to.wrapping_add(piece.at)) };
+            }
+        }
+    }
+
+    fn reduce(&mut self, step: usize, slots: &Slots<'_>) {
+        let (me, members) = (self.me, self.cut.parts);
+        let mut peers = (0..members).filter(|position| *position != me);
+        let Some(first) = peers.next() else { return };
+        let part = self.cut.part(step, me);
+        // With more than one peer the result is copied on while it is in the first-level cache.
+        let block = if members == 2 {
+            part.len().max(1)
+        } else {
+            BLOCK_BYTES / self.vector.size()
+        };
+        let mut sources = std::mem::take(&mut self.sources);
+        for start in part.clone().step_by(block) {
+            let range = start..(start + block).min(part.end);
+            let (at, bytes) = (
+                (start - part.start) * self.vector.size(),
+                range.len() * self.vector.size(),
+            );
+            let place = |position| slots.from(position, self.part_bytes()).wrapping_add(at);
+            // SAFETY: as in `stage`; all peers have published this step, and nobody else touches
+            // this rank's part of their slots until the result is published, nor that of its own at
+            // any time. The result of an element replaces its operand.
+            unsafe {
+                if self.reducer.prescaled {
+                    for piece in self.vector.pieces(range.clone()) {
+                        self.reducer.stage(&piece, place(me).wrapping_add(piece.at));
+                    }
+                }
+                reduce_range(
+                    &mut sources,
+                    self.reducer,
+                    self.vector,
+                    range,
+                    GroupPosition { me, members },
+                    |position| place(position).cast_const(),
+                    Some(place(first)),
+                );
+                for other in peers.clone() {
+                    place(other).copy_from_nonoverlapping(place(first), bytes);
+                }
+            }
+        }
+        self.sources = sources;
+    }
+
+    fn finish(&mut self, step: usize, slots: &Slots<'_>) {
+        for position in (0..self.cut.parts).filter(|position| *position != self.me) {
+            let from = slots.to(position, self.part_bytes());
+            for piece in self.vector.pieces(self.cut.part(step, position)) {
+                let bytes = piece.elems * self.vector.size();
+                // SAFETY: the caller of the collective vouches for the segments; the peer has
+                // published its result.
+                unsafe {
+                    let from = from.wrapping_add(piece.at);
+                    piece.output.copy_from_nonoverlapping(from, bytes);
+                }
+            }
+        }
+    }
+
+    fn refill(&mut self, finished: usize, staged: usize, slots: &Slots<'_>) {
+        for position in (0..self.cut.parts).filter(|position| *position != self.me) {
+            let slot = slots.to(position, self.part_bytes());
+            let results = self.cut.part(finished, position);
+            let operands = self.cut.part(staged, position);
+            let mut operands = Stretch::of(self.vector, operands);
+            for piece in self.vector.pieces(results) {
+                let (mut output, mut slot) = (piece.output, slot.wrapping_add(piece.at));
+                let mut left = piece.elems;
+                while left > 0 {
+                    let operand = operands.take(left);
+                    let elems = operand.map_or(left, |operand| operand.elems);
+                    let bytes = elems * self.vector.size();
+                    // SAFETY: as in `stage` and `finish`; every byte of the slot is read before it is
+                    // overwritten.
+                    unsafe {
+                        match operand {
+                            Some(operand) => self.reducer.refill(output, slot, &operand),
+                            None => output.copy_from_nonoverlapping(slot, bytes),
+                        }
+                    }
+                    (output, slot) = (output.wrapping_add(bytes), slot.wrapping_add(bytes));
+                    left -= elems;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slices::Segment;
+
+    #[test]
+    fn parts_tile_the_vector_and_fit_their_slots() {
+        let tuning = Tuning {
+            chunk_bytes: 256,
+            chunk_min_bytes: 64,
+            ..Tuning::default()
+        };
+        for size in [1, 2, 4, 8] {
+            for parts in [2, 3, 7] {
+                for total in [1, 2, 63, 64, 65, 1000, 4097] {
+                    let mut vector = Vector::default();
+                    let (input, output) = (std::ptr::null(), std::ptr::null_mut());
+                    vector.refill(
+                        size,
+                        [Segment {
+                            input,
+                            output,
+                            elems: total,
+                        }],
+                    );
+                    let slot_len = parts * 192;
+                    let cut = Cut::new(&vector, parts, slot_len, &tuning);
+                    let mut next = 0;
+                    for step in 0..cut.steps {
+                        for position in 0..parts {
+                            let part = cut.part(step, position);
+                            assert_eq!(part.start, next);
+                            next = part.end;
+                            let end = (position * cut.step / parts + part.len()) * size;
+                            assert!(end <= (position + 1) * slot_len / parts);
+                        }
+                    }
+                    assert_eq!(next, total);
+                }
             }
         }
     }

@@ -1,0 +1,195 @@
+//! The arithmetic of an allreduce on pieces of its vector, whatever the algorithm.
+
+use std::ops::Range;
+
+use horovod_kernels::{Combine, Source, Spec, fill_identity, reduce};
+use horovod_protocol::{ReduceOp, Scale};
+
+use super::Reduction;
+use crate::slices::{Piece, Vector};
+
+/// The steps of one reduction over pieces of the vector.
+#[derive(Clone, Copy)]
+pub(crate) struct Reducer {
+    /// The whole of it: factors, division.
+    pub(crate) spec: Spec,
+    /// Whether a rank's data reach others with the prescale factor already applied. So it is for
+    /// everything but sums: the neutral elements of the others would not survive the factor. Its own it
+    /// reads from where it put them for others, so that it rounds halves as often as they do.
+    pub(crate) prescaled: bool,
+}
+
+impl Reducer {
+    /// # Panics
+    /// For Adasum, which is not element-wise.
+    pub(crate) fn new(red: &Reduction) -> Self {
+        let combine = Combine::of(red.op).expect("Adasum takes its own path");
+        let divisor = if red.op == ReduceOp::Average {
+            red.divisor.max(1)
+        } else {
+            1
+        };
+        let Scale { pre, post } = red.scale;
+        let spec = Spec {
+            dtype: red.dtype,
+            combine,
+            pre,
+            divisor,
+            post,
+        };
+        Self {
+            spec,
+            prescaled: pre != 1.0 && combine != Combine::Sum,
+        }
+    }
+
+    /// The same without what happens to the result.
+    pub(crate) fn partial(&self) -> Self {
+        Self {
+            spec: self.spec.partial(),
+            prescaled: self.prescaled,
+        }
+    }
+
+    /// The reduction of values that have had the prescale factor.
+    pub(crate) fn without_pre(&self) -> Self {
+        Self {
+            spec: Spec {
+                pre: 1.0,
+                ..self.spec
+            },
+            prescaled: false,
+        }
+    }
+
+    /// This rank's own piece as an operand; `None` if it has nothing to say.
+    pub(super) fn own(&self, piece: &Piece) -> Option<Source> {
+        (!piece.input.is_null()).then(|| Source::raw(piece.input))
+    }
+
+    /// A peer's staged piece as an operand.
+    pub(super) fn staged(&self, ptr: *const u8) -> Source {
+        Source {
+            ptr,
+            pre: !self.prescaled,
+        }
+    }
+
+    /// Writes this rank's piece where a peer will read it.
+    ///
+    /// # Safety
+    /// The piece is readable and `to` writable for its length, without overlap.
+    pub(crate) unsafe fn stage(&self, piece: &Piece, to: *mut u8) {
+        let Spec {
+            dtype,
+            combine,
+            pre,
+            ..
+        } = self.spec;
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if piece.input.is_null() {
+                fill_identity(dtype, combine, to, piece.elems);
+            } else if self.prescaled {
+                horovod_kernels::scale(dtype, pre, piece.input, to, piece.elems);
+            } else {
+                to.copy_from_nonoverlapping(piece.input, piece.elems * dtype.size());
+            }
+        }
+    }
+
+    /// Copies what lies in `slot` to `output`, then [`Self::stage`]s a piece of the same length there.
+    ///
+    /// # Safety
+    /// The piece is readable, `output` and `slot` are writable for its length, without overlap.
+    pub(super) unsafe fn refill(&self, output: *mut u8, slot: *mut u8, piece: &Piece) {
+        let bytes = piece.elems * self.spec.dtype.size();
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if piece.input.is_null() || self.prescaled {
+                output.copy_from_nonoverlapping(slot, bytes);
+                self.stage(piece, slot);
+            } else {
+                horovod_kernels::copy_out_and_in(output, slot, piece.input, bytes);
+            }
+        }
+    }
+
+    /// Writes `elems` of this rank's elements to `to` as the first partial result: with the prescale
+    /// factor.
+    ///
+    /// # Safety
+    /// `input` is null or readable, `to` writable for the elements; they are equal or do not overlap.
+    pub(super) unsafe fn begin(&self, input: *const u8, to: *mut u8, elems: usize) {
+        let Spec {
+            dtype,
+            combine,
+            pre,
+            ..
+        } = self.spec;
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if input.is_null() {
+                fill_identity(dtype, combine, to, elems);
+            } else if pre != 1.0 {
+                horovod_kernels::scale(dtype, pre, input, to, elems);
+            } else {
+                crate::slices::copy(input, to, elems * dtype.size());
+            }
+        }
+    }
+}
+
+/// Where this rank stands among those whose data are added up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupPosition {
+    /// Its position; that of nobody if its own data come like the others'.
+    pub(crate) me: usize,
+    /// How many there are.
+    pub(crate) members: usize,
+}
+
+/// Reduces own and staged pieces of `range` in the order of the host's members: `theirs(position)`
+/// gives a peer's data for the range (and this rank's, if it is to be prescaled), `second` another place
+/// for the result.
+///
+/// # Safety
+/// The vector keeps its caller's promise; `theirs` are readable and stable, `second` is writable, for
+/// the length of the range.
+pub(crate) unsafe fn reduce_range(
+    sources: &mut Vec<Source>,
+    reducer: &Reducer,
+    vector: &Vector,
+    range: Range<usize>,
+    group: GroupPosition,
+    theirs: impl Fn(usize) -> *const u8,
+    second: Option<*mut u8>,
+) {
+    for piece in vector.pieces(range) {
+        sources.clear();
+        for position in 0..group.members {
+            if position != group.me || reducer.prescaled {
+                let ptr = theirs(position).wrapping_add(piece.at);
+                sources.push(reducer.staged(ptr));
+            } else if let Some(own) = reducer.own(&piece) {
+                sources.push(own);
+            }
+        }
+        let second = second.map(|second| second.wrapping_add(piece.at));
+        // SAFETY: the caller's promise; the output is the input or overlaps nothing.
+        unsafe { reduce(&reducer.spec, sources, piece.output, second, piece.elems) };
+    }
+}
+
+/// One member: factors only.
+pub(crate) fn alone(reducer: &Reducer, vector: &Vector) {
+    for piece in vector.pieces(0..vector.len()) {
+        // SAFETY: the caller of the collective vouches for the segments.
+        unsafe {
+            match reducer.own(&piece) {
+                Some(own) => reduce(&reducer.spec, &[own], piece.output, None, piece.elems),
+                None => reducer.begin(piece.input, piece.output, piece.elems),
+            }
+        }
+    }
+}
