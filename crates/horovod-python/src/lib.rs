@@ -31,7 +31,7 @@ mod _core {
     #[pymodule_export]
     use crate::payloads::{PayloadServer, deliver_payload, fetch_payload};
     #[pymodule_export]
-    use crate::results::{handles, poll, wait, wait_softly};
+    use crate::results::{handles, poll};
     #[pymodule_export]
     use crate::runtime::{
         add_process_set, barrier, consistency, cross_rank, cross_size, dynamic_process_sets,
@@ -40,7 +40,7 @@ mod _core {
         rank, remove_process_set, shutdown, size, start_timeline, stop_timeline, transports,
     };
     #[pymodule_export]
-    use crate::submit::{PlainTensors, enqueue};
+    use crate::submit::{PlainTensors, enqueue, wait, wait_softly};
 
     #[pymodule_init]
     fn init_module(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -1,18 +1,24 @@
-//! Tensor descriptions in, handles out.
+//! Operations: tensor descriptions in, handles out, and the wait for a handle without the interpreter lock.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use horovod::{
-    DType, Error, Op, Output, Rank, ReduceOp, Scale, Submission, Tensor, TensorMeta, Tensors,
+    DType, Error, Handle, Op, OpResult, Output, Rank, ReduceOp, Scale, Softly, Submission, Tensor,
+    TensorMeta, Tensors, Waited,
 };
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOverflowError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple, PyType};
 
 use crate::dlpack::Reader;
-use crate::errors::operation_error;
-use crate::results::{InPlace, Kept};
+use crate::errors::{interrupt_or, operation_error};
+use crate::exit::detached;
+use crate::results::{MOVED, is_lost, lost, outputs};
 use crate::runtime::registered;
+
+/// Longest wait between two looks at whether a signal has arrived (Ctrl-C).
+const SIGNAL_SLICE: Duration = Duration::from_millis(100);
 
 /// Names of the kind codes, by code.
 pub(crate) const KINDS: [&str; 5] = [
@@ -148,6 +154,39 @@ fn has_meaning(op: ReduceOp, dtype: DType) -> bool {
         ReduceOp::Average => dtype != DType::Bool,
         ReduceOp::Adasum => dtype.is_float(),
         _ => true,
+    }
+}
+
+/// What the engine keeps for whoever waits.
+pub(crate) enum Kept {
+    /// The tensor is the result.
+    InPlace(InPlace),
+    /// These are, given back as what they came in; what each keeps is an [`Kept::InPlace`].
+    GroupInPlace(Py<PyTuple>, Vec<horovod::Kept>),
+    /// What this makes of the outputs is.
+    Finish(Py<PyAny>),
+}
+
+/// A tensor that the operation works on in place.
+pub(crate) struct InPlace {
+    pub(crate) tensor: Py<PyAny>,
+    /// Holds the memory: a script can give the tensor other memory while the operation is in flight.
+    #[expect(dead_code, reason = "dropped with the rest, which is its purpose")]
+    pub(crate) storage: Py<PyAny>,
+    /// Where the result was written, if it has elements, and how to find out where the tensor's memory is.
+    pub(crate) written: Option<(Reader, usize)>,
+}
+
+impl InPlace {
+    /// That the result is where the tensor's memory is.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some((reader, at)) = &self.written
+            && let Some(now) = reader.address(self.tensor.bind(py))
+            && now.addr() != *at
+        {
+            return Err(PyRuntimeError::new_err(MOVED));
+        }
+        Ok(())
     }
 }
 
@@ -349,4 +388,78 @@ impl PlainTensors {
         let tensor = unsafe { Tensor::new(meta, memory, Output::At(memory)) };
         Ok(Some((tensor.kept_by(kept.clone()), kept)))
     }
+}
+
+/// Wait for the operation, clear its handle and return its result. None for a handle that has given it already.
+#[pyfunction]
+pub(crate) fn wait(py: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+    let handle = match handle.extract::<u64>() {
+        Ok(handle) => handle,
+        // A number that no handle can have.
+        Err(e) if e.is_instance_of::<PyOverflowError>(py) => return Ok(py.None()),
+        Err(e) => return Err(e),
+    };
+    let Some((result, kept)) = ended(py, handle)? else {
+        return if is_lost(handle) {
+            Err(lost(py, handle))
+        } else {
+            Ok(py.None())
+        };
+    };
+    match kept.as_ref().and_then(|kept| kept.downcast_ref()) {
+        Some(Kept::InPlace(in_place)) => {
+            in_place.check(py)?;
+            Ok(in_place.tensor.clone_ref(py))
+        }
+        Some(Kept::GroupInPlace(tensors, parts)) => {
+            for part in parts {
+                if let Some(Kept::InPlace(in_place)) = part.downcast_ref() {
+                    in_place.check(py)?;
+                }
+            }
+            Ok(tensors.clone_ref(py).into_any())
+        }
+        Some(Kept::Finish(finish)) => finish.call1(py, (outputs(py, result)?,)),
+        None => outputs(py, result),
+    }
+}
+
+/// The end of an operation; `None` for a handle that nobody knows any more.
+fn ended(py: Python<'_>, handle: u64) -> PyResult<Option<(OpResult, Option<horovod::Kept>)>> {
+    let Ok(engine) = horovod::engine() else {
+        return Ok(None);
+    };
+    let mut waited = engine.wait(Handle(handle), Duration::ZERO);
+    loop {
+        match waited {
+            Waited::Unknown => return Ok(None),
+            Waited::Ended { result, kept } => {
+                let result = result.map_err(|e| interrupt_or(py, operation_error(py, e)))?;
+                return Ok(Some((result, kept)));
+            }
+            Waited::Pending => py.check_signals()?,
+        }
+        waited = detached(py, || engine.wait(Handle(handle), SIGNAL_SLICE));
+    }
+}
+
+/// Wait until the operations of all these handles have ended, which stay as they are; not longer than until the others
+/// wait for what comes after this.
+#[pyfunction]
+pub(crate) fn wait_softly(py: Python<'_>, handles: Vec<u64>) -> PyResult<Option<(u32, String)>> {
+    // Who waits for a handle that is gone hears of it when it asks for the result.
+    let Ok(engine) = horovod::engine() else {
+        return Ok(None);
+    };
+    while let Some(handle) = engine.first_pending(&handles) {
+        let mut wait = engine.wait_softly(handle);
+        loop {
+            match detached(py, || wait.wait(SIGNAL_SLICE)) {
+                Softly::Ended => break,
+                Softly::LetGo(cause) => return Ok(Some((cause.rank.0, cause.name.into()))),
+                Softly::Pending => py.check_signals()?,
+            }
+        }
+    }
+    Ok(None)
 }
