@@ -5,6 +5,7 @@ mod layers;
 mod map;
 mod names;
 mod settings;
+mod walk;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ fn tidy(root: &Path) -> ExitCode {
     complaints.extend(files::check(root, &tracked));
     complaints.extend(names::check(root, &tracked));
     complaints.extend(map::check(root));
+    complaints.extend(walk::check(root));
     complaints.extend(layers::check(root));
     complaints.extend(settings::check(root));
     for complaint in &complaints {
