@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from horovod.common.exceptions import DuplicateNameError
+from horovod.common.process_sets import ProcessSet
 from horovod.torch import _sparse
-from horovod.torch._allreduce import allreduce_together_
 from horovod.torch._gradient_entries import GradientEntry, ReduceOptions
 from horovod.torch._gradient_errors import DUPLICATE_NAME
+from horovod.torch._tensors import allreduce_plain_together
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
 
@@ -63,7 +65,7 @@ class Sender:
         if not held:
             return
         self.handed_over = True
-        if len(held) > 1 and self._uncompressed:
+        if self._uncompressed:
             handles = allreduce_together_(
                 [grad for _, grad in held],
                 [entry.name if entry.sent == 1 else entry.wire_name for entry, _ in held],
@@ -167,3 +169,23 @@ class Sender:
         elif result is not grad:
             with torch.no_grad():
                 grad.copy_(result)
+
+
+def allreduce_together_(
+    tensors: list[torch.Tensor],
+    names: list[str],
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> list[int]:
+    """Start one `allreduce_async_` per tensor, of which the other ranks hear at once; return the handles.
+
+    There are fewer if some tensor needs preparation or is refused: that one and all after it were not started.
+    """
+    if is_dynamo_compiling():
+        return []
+    set_id = process_set.process_set_id
+    return allreduce_plain_together(
+        tensors, "allreduce", names, op, prescale_factor, postscale_factor, set_id
+    )
