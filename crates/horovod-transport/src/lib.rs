@@ -42,6 +42,8 @@ pub mod probe;
 #[cfg(not(loom))]
 pub mod rendezvous;
 #[cfg(not(loom))]
+mod server;
+#[cfg(not(loom))]
 mod tcp;
 #[cfg(all(feature = "testing", not(loom)))]
 pub mod testing;

@@ -4,15 +4,9 @@
 //! encrypted like any other of a job; memory for what arrives grows as it arrives.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     io,
-    iter::once,
     net::{IpAddr, SocketAddr},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -21,8 +15,8 @@ use crate::{
     frame_stream::FrameStream,
     handshake::{Binding, Purpose, SERVER},
     mesh::dial::{Dial, Target},
-    platform::{self, fd::Fd},
-    tcp::listener::{Gate, listen_all, reachable},
+    platform::fd::Fd,
+    server::{Admission, Admitted, Connections, RunningServer, ServerState},
     wait::wait_for_any,
 };
 
@@ -67,104 +61,63 @@ pub enum PayloadError {
     Interrupted,
 }
 
-#[derive(Default)]
-struct Inbox {
-    arrived: VecDeque<(u32, Vec<u8>)>,
-}
-
-struct ServerState {
-    inbox: Mutex<Inbox>,
-    news: Condvar,
-    stop: AtomicBool,
-    notifier: Arc<Fd>,
-}
-
-impl ServerState {
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+/// Payloads that have arrived, each with the rank that it is from.
+type Inbox = VecDeque<(u32, Vec<u8>)>;
 
 /// Gives one payload to every rank that asks, takes one from each. Dropping it stops it.
-pub struct Server {
-    addresses: Vec<SocketAddr>,
-    shared: Arc<ServerState>,
-    thread: Option<JoinHandle<()>>,
-}
+#[derive(Debug)]
+pub struct Server(RunningServer<Inbox>);
 
 impl Server {
     /// Listens on these addresses (`0.0.0.0` and `::` mean all), on ports of the system's choice.
     pub fn start(bind: &[IpAddr], key: JobKey, payload: Vec<u8>) -> io::Result<Self> {
-        let bound = listen_all(bind, 0)?;
-        let addresses = reachable(&bound, true)?;
-        let mut gate = Gate::default();
-        for (fd, _) in bound {
-            gate.add(fd);
-        }
-        let (hears, notifier) = platform::notifier()?;
-        let shared = Arc::new(ServerState {
-            inbox: Mutex::default(),
-            news: Condvar::new(),
-            stop: AtomicBool::new(false),
-            notifier,
-        });
-        let worker = ServerThread {
+        let admission = Admission {
             key,
-            payload,
-            gate,
-            hears,
-            shared: shared.clone(),
-            clients: BTreeMap::new(),
-            next_client: 0,
+            purpose: Purpose::Payload,
+            frame_max: PIECE,
+            clients_max: CLIENTS_MAX,
         };
-        let thread = std::thread::Builder::new()
-            .name("hvd-payloads".into())
-            .spawn(move || worker.run())?;
-        Ok(Self {
-            addresses,
-            shared,
-            thread: Some(thread),
-        })
+        let inbox = Inbox::default();
+        let running = RunningServer::start(
+            "hvd-payloads",
+            (bind, 0),
+            admission,
+            inbox,
+            |mut connections: Connections<Errand>, state| {
+                move || {
+                    connections.wait(None);
+                    connections.admit(Instant::now());
+                    connections
+                        .clients
+                        .retain(|_, client| match client.serve(&payload, &state) {
+                            Ok(goes_on) => goes_on,
+                            Err(why) => {
+                                let rank = client.rank;
+                                tracing::debug!(rank, %why, "a payload was not finished");
+                                false
+                            }
+                        });
+                }
+            },
+        )?;
+        Ok(Self(running))
     }
 
     /// Where ranks can reach it.
     pub fn addrs(&self) -> &[SocketAddr] {
-        &self.addresses
+        self.0.addrs()
     }
 
     /// The next delivery, with the rank that it is from; waits for at most `timeout`.
     pub fn wait(&self, timeout: Duration) -> Option<(u32, Vec<u8>)> {
-        let empty = |inbox: &mut Inbox| inbox.arrived.is_empty();
-        let waited = self
-            .shared
-            .news
-            .wait_timeout_while(self.shared.lock(), timeout, empty);
-        let (mut inbox, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        inbox.arrived.pop_front()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        platform::notify(&self.shared.notifier);
-        if let Some(thread) = self.thread.take() {
-            // It only ends early by a panic, which has been reported.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl std::fmt::Debug for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server")
-            .field("addresses", &self.addresses)
-            .finish_non_exhaustive()
+        self.0.state().wait(timeout, Inbox::pop_front)
     }
 }
 
 /// What one connection is about.
+#[derive(Default)]
 enum Errand {
+    #[default]
     Unknown,
     /// Sent up to here.
     Fetching(usize),
@@ -175,77 +128,17 @@ enum Errand {
     Done,
 }
 
-struct Client {
-    wire: FrameStream,
-    rank: u32,
-    errand: Errand,
-}
-
-struct ServerThread {
-    key: JobKey,
-    payload: Vec<u8>,
-    gate: Gate,
-    hears: Arc<Fd>,
-    shared: Arc<ServerState>,
-    clients: BTreeMap<u64, Client>,
-    next_client: u64,
-}
-
-fn expected(binding: &Binding) -> bool {
-    binding.purpose == Purpose::Payload
-        && binding.to == SERVER
-        && binding.generation == 0
-        && binding.sealed
-}
-
-impl ServerThread {
-    fn run(mut self) {
-        while !self.shared.stop.load(Ordering::Acquire) {
-            self.wait();
-            for (binding, stream) in self.gate.step(Instant::now(), &self.key, &expected) {
-                if self.clients.len() == CLIENTS_MAX {
-                    tracing::warn!(rank = binding.from, "too many connections of ranks");
-                    continue;
-                }
-                let client = Client {
-                    wire: FrameStream::new(stream, PIECE),
-                    rank: binding.from,
-                    errand: Errand::Unknown,
-                };
-                self.clients.insert(self.next_client, client);
-                self.next_client += 1;
-            }
-            let (payload, shared) = (&self.payload, &self.shared);
-            self.clients
-                .retain(|_, client| match client.serve(payload, shared) {
-                    Ok(goes_on) => goes_on,
-                    Err(why) => {
-                        tracing::debug!(rank = client.rank, %why, "a payload was not finished");
-                        false
-                    }
-                });
-        }
-    }
-
-    fn wait(&self) {
-        let clients = self.clients.values().map(|c| c.wire.wait());
-        let sockets = once((&*self.hears, false)).chain(self.gate.waits());
-        wait_for_any(sockets.chain(clients), self.gate.deadline());
-        platform::silence(&self.hears);
-    }
-}
-
-impl Client {
+impl Admitted<Errand> {
     /// Goes on as far as the socket allows; false when all is done.
-    fn serve(&mut self, payload: &[u8], shared: &ServerState) -> Result<bool, String> {
+    fn serve(&mut self, payload: &[u8], state: &ServerState<Inbox>) -> Result<bool, String> {
         while let Some(frame) = self.wire.next()? {
-            self.hear(&frame, payload, shared)?;
+            self.hear(&frame, payload, state)?;
         }
-        if let Errand::Fetching(sent) = &mut self.errand {
+        if let Errand::Fetching(sent) = &mut self.known {
             send_pieces(&mut self.wire, payload, sent)?;
         }
         self.wire.flush()?;
-        let all_said = match &self.errand {
+        let all_said = match &self.known {
             Errand::Fetching(sent) => *sent == payload.len(),
             Errand::Done => true,
             _ => false,
@@ -253,36 +146,41 @@ impl Client {
         Ok(!(all_said && self.wire.unsent() == 0))
     }
 
-    fn hear(&mut self, frame: &[u8], payload: &[u8], shared: &ServerState) -> Result<(), String> {
-        match (&mut self.errand, frame) {
+    fn hear(
+        &mut self,
+        frame: &[u8],
+        payload: &[u8],
+        state: &ServerState<Inbox>,
+    ) -> Result<(), String> {
+        match (&mut self.known, frame) {
             (Errand::Unknown, [FETCH]) => {
                 self.wire.push(&(payload.len() as u64).to_le_bytes());
-                self.errand = Errand::Fetching(0);
+                self.known = Errand::Fetching(0);
             }
             (Errand::Unknown, [DELIVER, length @ ..]) => {
                 let wanted = length_of(length)?;
                 let bytes = Vec::new();
-                self.errand = Errand::Delivering { wanted, bytes };
-                self.finish_if_whole(shared);
+                self.known = Errand::Delivering { wanted, bytes };
+                self.finish_if_whole(state);
             }
             (Errand::Delivering { wanted, bytes }, piece) => {
                 add(bytes, piece, *wanted)?;
-                self.finish_if_whole(shared);
+                self.finish_if_whole(state);
             }
             _ => return Err("it says what it must not".into()),
         }
         Ok(())
     }
 
-    fn finish_if_whole(&mut self, shared: &ServerState) {
-        if let Errand::Delivering { wanted, bytes } = &mut self.errand
+    fn finish_if_whole(&mut self, state: &ServerState<Inbox>) {
+        if let Errand::Delivering { wanted, bytes } = &mut self.known
             && bytes.len() as u64 == *wanted
         {
             let bytes = std::mem::take(bytes);
-            shared.lock().arrived.push_back((self.rank, bytes));
-            shared.news.notify_all();
+            state.lock().push_back((self.rank, bytes));
+            state.wake_owner();
             self.wire.push(&[TAKEN]);
-            self.errand = Errand::Done;
+            self.known = Errand::Done;
         }
     }
 }

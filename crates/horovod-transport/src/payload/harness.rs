@@ -1,13 +1,8 @@
 //! Both ends of a payload's transfer, of which the other says anything, for fuzzing.
 
-use std::{
-    sync::Arc,
-    sync::atomic::AtomicBool,
-    sync::{Condvar, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use super::{Client, DELIVER, Errand, FETCH, PIECE, PayloadClient, ServerState, TAKEN};
+use super::{Admitted, DELIVER, Errand, FETCH, Inbox, PIECE, PayloadClient, ServerState, TAKEN};
 use crate::{
     JobKey,
     frame_stream::FrameStream,
@@ -63,21 +58,16 @@ fn wire(fd: Arc<Fd>) -> FrameStream {
 fn server(piece: usize, stream: &[u8]) {
     let (ours, theirs) = pair();
     let (_hears, notifier) = platform::notifier().expect("a notifier");
-    let shared = ServerState {
-        inbox: Mutex::default(),
-        news: Condvar::new(),
-        stop: AtomicBool::new(false),
-        notifier,
-    };
+    let state = ServerState::new(Inbox::default(), notifier);
     let payload: Vec<u8> = (0..300_u16).map(|n| n as u8).collect();
-    let mut client = Client {
+    let mut client = Admitted {
         wire: wire(ours),
         rank: 3,
-        errand: Errand::Unknown,
+        known: Errand::Unknown,
     };
     for part in stream.chunks(piece) {
         assert_eq!(send(&theirs, part).ok(), Some(part.len()));
-        if !matches!(client.serve(&payload, &shared), Ok(true)) {
+        if !matches!(client.serve(&payload, &state), Ok(true)) {
             break;
         }
     }
@@ -87,7 +77,7 @@ fn server(piece: usize, stream: &[u8]) {
         reply.extend_from_slice(&buf[..n]);
     }
     let said = frames(stream);
-    let arrived: Vec<_> = shared.lock().arrived.drain(..).collect();
+    let arrived: Vec<_> = state.lock().drain(..).collect();
     match said.split_first() {
         Some((first, pieces)) if first.first() == Some(&DELIVER) => {
             assert!(arrived.len() <= 1, "one payload arrived twice");

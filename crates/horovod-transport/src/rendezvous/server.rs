@@ -1,16 +1,11 @@
 //! The rendezvous server: one thread for any number of ranks.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     io,
-    iter::once,
     net::SocketAddr,
     os::fd::BorrowedFd,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::JoinHandle,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,14 +18,9 @@ use super::{
     round::{ClientId, Do, FixedRounds},
 };
 use crate::{
-    frame_stream::FrameStream,
-    handshake::{Binding, Purpose, SERVER},
+    handshake::Purpose,
     platform::{self, fd::Fd, net},
-    tcp::{
-        listener::{Gate, listen_all, reachable},
-        stream::Stream,
-    },
-    wait::wait_for_any,
+    server::{Admission, Admitted, Connections, RunningServer, ServerState},
 };
 
 /// Events kept for a caller that does not ask; the oldest go first. More than all workers of an elastic job, whose
@@ -61,74 +51,51 @@ enum Sessions {
     Elastic(Rounds),
 }
 
-struct ServerState {
-    inbox: Mutex<Inbox>,
-    news: Condvar,
-    stop: AtomicBool,
-    /// Wakes the server.
-    notifier: Arc<Fd>,
-    /// Wakes who waits for events.
-    events_notifier: Arc<Fd>,
-}
-
-impl ServerState {
-    fn lock(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// A running rendezvous. Dropping it stops it.
+#[derive(Debug)]
 pub struct Server {
-    addresses: Vec<SocketAddr>,
-    shared: Arc<ServerState>,
+    running: RunningServer<Inbox>,
     hears_events: Arc<Fd>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
     /// Listens and starts the thread.
     pub fn start(config: ServerConfig) -> io::Result<Self> {
-        let bound = listen_all(&config.bind, config.port)?;
-        let addresses = reachable(&bound, true)?;
-        let mut gate = Gate::default();
-        for (fd, _) in bound {
-            gate.add(fd);
-        }
-        let (hears, notifier) = platform::notifier()?;
         let (hears_events, events_notifier) = platform::notifier()?;
-        let shared = Arc::new(ServerState {
-            inbox: Mutex::default(),
-            news: Condvar::new(),
-            stop: AtomicBool::new(false),
-            notifier,
-            events_notifier,
-        });
-        let worker = ServerThread {
-            sessions: match config.elastic {
-                true => Sessions::Elastic(Rounds::default()),
-                false => Sessions::Fixed(FixedRounds::new(config.size)),
-            },
-            config,
-            gate,
-            hears,
-            shared: shared.clone(),
-            clients: BTreeMap::new(),
-            next_client: 0,
+        let admission = Admission {
+            key: config.key,
+            purpose: Purpose::Rendezvous,
+            frame_max: TO_SERVER_MAX,
+            clients_max: CLIENTS_PER_RANK * config.size as usize + 16,
         };
-        let thread = std::thread::Builder::new()
-            .name("hvd-rendezvous".into())
-            .spawn(move || worker.run())?;
+        let sessions = match config.elastic {
+            true => Sessions::Elastic(Rounds::default()),
+            false => Sessions::Fixed(FixedRounds::new(config.size)),
+        };
+        let running = RunningServer::start(
+            "hvd-rendezvous",
+            (&config.bind, config.port),
+            admission,
+            Inbox::default(),
+            |connections, state| {
+                let mut thread = ServerThread {
+                    sessions,
+                    connections,
+                    state,
+                    events_notifier,
+                };
+                move || thread.step()
+            },
+        )?;
         Ok(Self {
-            addresses,
-            shared,
+            running,
             hears_events,
-            thread: Some(thread),
         })
     }
 
     /// Where ranks can reach it: for each address listened on, or for all of this machine's.
     pub fn addrs(&self) -> &[SocketAddr] {
-        &self.addresses
+        self.running.addrs()
     }
 
     /// Tells all ranks that one of them died; in an elastic job, all of its round that this worker died.
@@ -154,13 +121,13 @@ impl Server {
     }
 
     fn order(&self, order: Order) {
-        self.shared.lock().orders.push_back(order);
-        platform::notify(&self.shared.notifier);
+        self.running.state().lock().orders.push_back(order);
+        self.running.state().wake_thread();
     }
 
     /// The oldest event not taken yet.
     pub fn poll_event(&self) -> Option<ServerEvent> {
-        let mut inbox = self.shared.lock();
+        let mut inbox = self.running.state().lock();
         if inbox.events.len() <= 1 {
             platform::silence(&self.hears_events);
         }
@@ -174,128 +141,64 @@ impl Server {
 
     /// Waits for an event, at most `timeout`.
     pub fn wait_event(&self, timeout: Duration) -> Option<ServerEvent> {
-        let empty = |inbox: &mut Inbox| inbox.events.is_empty();
-        let waited = self
-            .shared
-            .news
-            .wait_timeout_while(self.shared.lock(), timeout, empty);
-        let (mut inbox, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        inbox.events.pop_front()
+        self.running
+            .state()
+            .wait(timeout, |inbox| inbox.events.pop_front())
     }
 
     /// Closes everything and waits for the thread.
-    pub fn stop(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        platform::notify(&self.shared.notifier);
-        if let Some(thread) = self.thread.take() {
-            // It only ends early by a panic, which has been reported.
-            let _ = thread.join();
-        }
+    pub fn stop(self) {
+        drop(self);
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-impl std::fmt::Debug for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server")
-            .field("addresses", &self.addresses)
-            .finish_non_exhaustive()
-    }
-}
-
-struct Client {
-    wire: FrameStream,
-    /// From the handshake; what it registers must agree.
-    rank: u32,
+/// What is known of a connection.
+#[derive(Default)]
+struct Known {
+    /// What it registers must agree with the rank of its handshake.
     registered: bool,
     /// Close as soon as the queue is empty.
     leaving: bool,
 }
 
 struct ServerThread {
-    config: ServerConfig,
     sessions: Sessions,
-    gate: Gate,
-    hears: Arc<Fd>,
-    shared: Arc<ServerState>,
-    clients: BTreeMap<ClientId, Client>,
-    next_client: ClientId,
-}
-
-fn expected(binding: &Binding) -> bool {
-    binding.purpose == Purpose::Rendezvous
-        && binding.to == SERVER
-        && binding.generation == 0
-        && binding.sealed
+    connections: Connections<Known>,
+    state: Arc<ServerState<Inbox>>,
+    /// Wakes who waits for events.
+    events_notifier: Arc<Fd>,
 }
 
 impl ServerThread {
-    fn run(mut self) {
-        while !self.shared.stop.load(Ordering::Acquire) {
-            self.wait();
-            let now = Instant::now();
-            let orders = std::mem::take(&mut self.shared.lock().orders);
-            for order in orders {
-                self.obey(order, now);
-            }
-            for (binding, stream) in self.gate.step(now, &self.config.key, &expected) {
-                self.admit(binding.from, stream);
-            }
-            let ids: Vec<ClientId> = self.clients.keys().copied().collect();
-            for id in ids {
-                self.serve(id, now);
-            }
-            let todo = match &mut self.sessions {
-                Sessions::Fixed(rounds) => rounds.timeout(now),
-                Sessions::Elastic(rounds) => rounds.timeout(now),
-            };
-            self.carry_out(todo);
-            self.clients
-                .retain(|_, c| !c.leaving || c.wire.unsent() > 0);
-        }
-    }
-
-    fn wait(&self) {
-        let clients = self.clients.values().map(|c| c.wire.wait());
-        let sockets = once((&*self.hears, false)).chain(self.gate.waits());
-        let sessions = match &self.sessions {
+    fn step(&mut self) {
+        let deadline = match &self.sessions {
             Sessions::Fixed(rounds) => rounds.deadline(),
             Sessions::Elastic(rounds) => rounds.deadline(),
         };
-        let deadline = [self.gate.deadline(), sessions].into_iter().flatten().min();
-        wait_for_any(sockets.chain(clients), deadline);
-        platform::silence(&self.hears);
-    }
-
-    fn admit(&mut self, rank: u32, stream: Stream) {
-        if self.clients.len() >= CLIENTS_PER_RANK * self.config.size as usize + 16 {
-            tracing::warn!(rank, "too many connections of ranks; closed one");
-            return;
+        self.connections.wait(deadline);
+        let now = Instant::now();
+        let orders = std::mem::take(&mut self.state.lock().orders);
+        for order in orders {
+            self.obey(order, now);
         }
-        let id = self.next_client;
-        self.next_client += 1;
-        let client = Client {
-            wire: FrameStream::new(stream, TO_SERVER_MAX),
-            rank,
-            registered: false,
-            leaving: false,
+        self.connections.admit(now);
+        let ids: Vec<ClientId> = self.connections.clients.keys().copied().collect();
+        for id in ids {
+            self.serve(id, now);
+        }
+        let todo = match &mut self.sessions {
+            Sessions::Fixed(rounds) => rounds.timeout(now),
+            Sessions::Elastic(rounds) => rounds.timeout(now),
         };
-        self.clients.insert(id, client);
+        self.carry_out(todo);
+        let clients = &mut self.connections.clients;
+        clients.retain(|_, c| !c.known.leaving || c.wire.unsent() > 0);
     }
 
     /// Reads and writes what one client's socket allows.
     fn serve(&mut self, id: ClientId, now: Instant) {
         loop {
-            let Some(client) = self.clients.get_mut(&id) else {
+            let Some(client) = self.connections.clients.get_mut(&id) else {
                 return;
             };
             match client.next() {
@@ -304,21 +207,21 @@ impl ServerThread {
                 Err(why) => return self.remove(id, &why),
             }
         }
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.connections.clients.get_mut(&id) else {
             return;
         };
         match client.wire.flush() {
-            Ok(true) if client.leaving => self.remove(id, "dismissed"),
+            Ok(true) if client.known.leaving => self.remove(id, "dismissed"),
             Ok(_) => {}
             Err(why) => self.remove(id, &why),
         }
     }
 
     fn handle(&mut self, id: ClientId, message: ToServer, now: Instant) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.connections.clients.get_mut(&id) else {
             return;
         };
-        if client.leaving {
+        if client.known.leaving {
             return;
         }
         if let ToServer::Hello { common, .. } | ToServer::Join { common, .. } = &message {
@@ -335,10 +238,10 @@ impl ServerThread {
                 },
                 Sessions::Fixed(rounds),
             ) => {
-                if client.registered || client.rank != rank {
+                if client.known.registered || client.rank != rank {
                     return self.remove(id, "it registered twice or for another rank");
                 }
-                client.registered = true;
+                client.known.registered = true;
                 let (hostname, pid) = (member.hostname.clone(), member.pid);
                 let wait_timeout = Duration::from_millis(wait_timeout_ms.min(1 << 40));
                 let todo = rounds.hello(
@@ -358,14 +261,14 @@ impl ServerThread {
                 todo
             }
             (message, Sessions::Elastic(rounds)) => {
-                match rounds.hear(id, client.rank, &mut client.registered, message) {
+                match rounds.hear(id, client.rank, &mut client.known.registered, message) {
                     Ok(todo) => todo,
                     Err(why) => return self.remove(id, why),
                 }
             }
             (ToServer::Silent { rank: who }, Sessions::Fixed(_)) => {
                 let by = client.rank;
-                let known = client.registered;
+                let known = client.known.registered;
                 let silent = known.then_some(Do::Report(ServerEvent::Silent { who, by }));
                 silent.into_iter().collect()
             }
@@ -388,10 +291,13 @@ impl ServerThread {
     }
 
     fn remove(&mut self, id: ClientId, why: &str) {
-        let Some(client) = self.clients.remove(&id) else {
+        let Some(client) = self.connections.clients.remove(&id) else {
             return;
         };
-        if client.registered && !client.leaving && matches!(self.sessions, Sessions::Fixed(_)) {
+        if client.known.registered
+            && !client.known.leaving
+            && matches!(self.sessions, Sessions::Fixed(_))
+        {
             self.event(ServerEvent::Left(Rank(client.rank)));
         }
         let todo = self.gone(id, why);
@@ -412,7 +318,7 @@ impl ServerThread {
 
     /// Queues a message; the next round of serving sends it and notices if it cannot be sent.
     fn tell(&mut self, id: ClientId, message: &ToClient, last: bool) {
-        let Some(client) = self.clients.get_mut(&id) else {
+        let Some(client) = self.connections.clients.get_mut(&id) else {
             return;
         };
         let bytes = message.encode();
@@ -420,7 +326,7 @@ impl ServerThread {
             return self.remove(id, "it does not read");
         }
         client.wire.push(&bytes);
-        client.leaving |= last;
+        client.known.leaving |= last;
         // An error shows again when it is served.
         let _ = client.wire.flush();
     }
@@ -454,24 +360,24 @@ impl ServerThread {
             host: host.to_owned(),
             cause: cause.to_owned(),
         };
-        let ids: Vec<ClientId> = self.clients.keys().copied().collect();
+        let ids: Vec<ClientId> = self.connections.clients.keys().copied().collect();
         for id in ids {
             self.tell(id, &message, false);
         }
     }
 
     fn event(&self, event: ServerEvent) {
-        let mut inbox = self.shared.lock();
+        let mut inbox = self.state.lock();
         if inbox.events.len() == EVENTS_MAX {
             inbox.events.pop_front();
         }
         inbox.events.push_back(event);
-        platform::notify(&self.shared.events_notifier);
-        self.shared.news.notify_all();
+        platform::notify(&self.events_notifier);
+        self.state.wake_owner();
     }
 }
 
-impl Client {
+impl Admitted<Known> {
     /// How long its connection may stand still, as the rank has it for its others.
     fn keep(&self, silence_max: Option<Duration>) {
         let _ = net::set_silence_max(self.wire.fd(), silence_max);
