@@ -408,45 +408,6 @@ impl Engine {
         ended
     }
 
-    /// Wait at most `timeout`; clears the handle when the operation has ended. With no time at all this only looks:
-    /// a thread that began to carry something out would have to break it off at its first wait, and wake the engine's.
-    pub fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
-        if timeout.is_zero() {
-            let ended = self.shared.handles.lock().take(handle);
-            return ended.unwrap_or(Waited::Pending);
-        }
-        let waited = self.wait_as(handle, timeout, false);
-        if matches!(waited, Waited::Pending) {
-            // In case a soft wait of it was interrupted.
-            self.shared.handles.lock().keep(handle);
-        }
-        waited
-    }
-
-    fn wait_as(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
-        let timeline = &self.shared.timeline;
-        // What has ended already is not waited for.
-        if !timeline.is_on() || self.shared.handles.poll(handle) != Some(false) {
-            return self.wait_unrecorded(handle, timeout, softly);
-        }
-        let _recorded = RecordedCall::begin(&self.shared);
-        let begin = timeline.now();
-        let waited = self.wait_unrecorded(handle, timeout, softly);
-        timeline.waited(begin);
-        waited
-    }
-
-    fn wait_unrecorded(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
-        self.shared.callers.waits(handle, softly);
-        let waited = self.driver_lock.wait(handle, timeout);
-        let callers = &self.shared.callers;
-        match &waited {
-            Waited::Pending => callers.pauses(self.shared.now().0),
-            _ => callers.waits_no_more(),
-        }
-        waited
-    }
-
     /// Record a timeline of all ranks into this file, which is emptied. Rank 0 decides for all: on other ranks
     /// nothing happens. A file that cannot be written is an error in the log, not here.
     pub fn start_timeline(&self, path: &Path, mark_cycles: bool) -> Result<(), Error> {

@@ -1,6 +1,7 @@
-//! The submission of operations: names, local checks, hand-over of a pending entry to the engine.
+//! The submission of operations: names, local checks, hand-over of a pending entry to the engine; and the wait for it.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use horovod_protocol::{
     Completion, DType, Device, EntryId, Op, ProcessSetId, Rank, ReduceOp, Scale,
@@ -13,7 +14,7 @@ use crate::tensor::{Tensor, Tensors};
 use crate::timeline::op_name;
 
 /// Longest single wait of the blocking calls between two looks at whether the caller wants to stop.
-const WAIT_SLICE: std::time::Duration = std::time::Duration::from_millis(100);
+const WAIT_SLICE: Duration = Duration::from_millis(100);
 
 /// One operation as the caller describes it; a group has several tensors.
 pub struct Submission<'a> {
@@ -222,6 +223,45 @@ impl Engine {
         };
         state.insert(id, entry);
         Ok(handle)
+    }
+
+    /// Wait at most `timeout`; clears the handle when the operation has ended. With no time at all this only looks:
+    /// a thread that began to carry something out would have to break it off at its first wait, and wake the engine's.
+    pub fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
+        if timeout.is_zero() {
+            let ended = self.shared.handles.lock().take(handle);
+            return ended.unwrap_or(Waited::Pending);
+        }
+        let waited = self.wait_as(handle, timeout, false);
+        if matches!(waited, Waited::Pending) {
+            // In case a soft wait of it was interrupted.
+            self.shared.handles.lock().keep(handle);
+        }
+        waited
+    }
+
+    pub(super) fn wait_as(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
+        let timeline = &self.shared.timeline;
+        // What has ended already is not waited for.
+        if !timeline.is_on() || self.shared.handles.poll(handle) != Some(false) {
+            return self.wait_unrecorded(handle, timeout, softly);
+        }
+        let _recorded = RecordedCall::begin(&self.shared);
+        let begin = timeline.now();
+        let waited = self.wait_unrecorded(handle, timeout, softly);
+        timeline.waited(begin);
+        waited
+    }
+
+    fn wait_unrecorded(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
+        self.shared.callers.waits(handle, softly);
+        let waited = self.driver_lock.wait(handle, timeout);
+        let callers = &self.shared.callers;
+        match &waited {
+            Waited::Pending => callers.pauses(self.shared.now().0),
+            _ => callers.waits_no_more(),
+        }
+        waited
     }
 
     /// Wait for all members of the set. `interrupted` is asked a few times a second; its error ends the wait.
