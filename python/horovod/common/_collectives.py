@@ -1,15 +1,15 @@
 """Every collective operation on the arrays of any framework, in terms of the few things that the framework tells.
 
 An adapter hands an `Arrays` to `Collectives` and publishes its methods; one with automatic differentiation builds on
-those that give handles. (PyTorch's describes a single tensor with fewer steps, by itself: they are a third of a small
-operation that returns a new tensor.)
+those that give handles. (PyTorch's passes a tensor that needs no preparation to the core in fewer steps, by itself.)
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from horovod import _core
+from horovod.common import _job_events
 from horovod.common._operations import Entry, Output, later_sharers, start
 from horovod.common._ops import Average, Sum, resolve_op
 from horovod.common.exceptions import HorovodInternalError
@@ -25,15 +25,20 @@ class Memory:
     address: int
     nbytes: int
     code: int
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     owner: Any
     """Keeps the memory alive."""
     dtype: Any
     """The framework's name of the array's own element type."""
-    is_own: bool
-    """Whether the memory is the array's; else it is a copy."""
+    origin: int | None
+    """Where the array's own memory is, if it has one: other memory than this is a copy."""
     has_rows: bool
     """Whether the array has a dimension; the memory of a complex number has one."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the memory is the array's."""
+        return self.address == self.origin
 
 
 class Arrays(Protocol[T]):
@@ -52,16 +57,16 @@ class Arrays(Protocol[T]):
         """Memory of the same type and shape, with any content."""
 
     def copy(self, memory: Memory) -> Memory:
-        """Memory of its own with the same content."""
+        """Other memory with the same content, for the same array: only `address` and `owner` differ."""
 
     def put(self, array: T, memory: Memory) -> None:
-        """Have the array hold the values of the memory that `describe` gave for it."""
+        """Have the array hold the values of the memory that `describe` gave for it, or of a `copy` of that."""
 
     def wrap(self, memory: Memory) -> T:
         """The array that has this memory."""
 
-    def wrap_output(self, output: Output, like: Memory) -> T:
-        """The array over memory that the core allocated, of the same element type."""
+    def wrap_output(self, output: Output, dtype: Any) -> T:
+        """The array over memory that the core allocated, of the element type of a `Memory`."""
 
     def rows(self, splits: Any) -> list[int] | None:
         """Alltoall's rows for each rank; None for an even split. ValueError for what is no list of counts."""
@@ -106,18 +111,11 @@ class Collectives(Generic[T]):
                 its.check_writable(array)
         sources = [its.describe(array, op) for array in arrays]
         if in_place:
-            for i in later_sharers([(m.address, m.address + m.nbytes) for m in sources]):
-                sources[i] = replace(its.copy(sources[i]), is_own=False)
-        outputs = [m if in_place or not m.is_own else its.allocate(m) for m in sources]
-
-        def finish(_: Any) -> Any:
-            results: list[T] = []
-            for array, memory in zip(arrays, outputs, strict=True):
-                if in_place:
-                    its.put(array, memory)
-                results.append(array if in_place else its.wrap(memory))
-            return tuple(results) if grouped else results[0]
-
+            outputs = sources = self._apart(sources)
+            finish = self._putting(arrays, outputs, grouped)
+        else:
+            outputs = [its.allocate(m) if m.is_own else m for m in sources]
+            finish = self._wrapping(outputs, grouped)
         return start(
             _core.ALLREDUCE,
             "grouped_allreduce" if grouped else "allreduce",
@@ -130,6 +128,34 @@ class Collectives(Generic[T]):
             grouped=grouped,
             finish=finish,
         )
+
+    def _apart(self, operands: list[Memory]) -> list[Memory]:
+        """What to work on in place: copies of those that share memory with others."""
+        if len(operands) > 1:
+            for i in later_sharers([(m.address, m.address + m.nbytes) for m in operands]):
+                operands[i] = self._arrays.copy(operands[i])
+        return operands
+
+    # What makes the results is kept until they are asked for: it must not keep the operands alive.
+
+    def _putting(
+        self, arrays: Sequence[T], outputs: list[Memory], grouped: bool
+    ) -> Callable[[Any], Any]:
+        put = self._arrays.put
+
+        def finish(_: Any) -> Any:
+            for array, memory in zip(arrays, outputs, strict=True):
+                put(array, memory)
+            return arrays if grouped else arrays[0]
+
+        return finish
+
+    def _wrapping(self, outputs: list[Memory], grouped: bool) -> Callable[[Any], Any]:
+        wrap = self._arrays.wrap
+        if grouped:
+            return lambda _: tuple([wrap(memory) for memory in outputs])
+        [output] = outputs
+        return lambda _: wrap(output)
 
     def allreduce_async(
         self,
@@ -225,10 +251,10 @@ class Collectives(Generic[T]):
         sources = [its.describe(array, op) for array in arrays]
         if kind == _core.REDUCESCATTER and not all(source.has_rows for source in sources):
             raise ValueError("Reducescatter does not support scalar inputs.")
+        dtypes = [source.dtype for source in sources]
 
         def finish(outputs: Any) -> Any:
-            pairs = zip(outputs, sources, strict=True)
-            results = [its.wrap_output(output, source) for output, source in pairs]
+            results = [its.wrap_output(*pair) for pair in zip(outputs, dtypes, strict=True)]
             return tuple(results) if grouped else results[0]
 
         return start(
@@ -339,13 +365,12 @@ class Collectives(Generic[T]):
             # Nobody writes into the root's output.
             memory = its.copy(memory) if is_root else its.allocate(memory)
 
-        def finish(_: Any) -> T:
-            if not in_place:
-                return its.wrap(memory)
+        def put(_: Any) -> T:
             if not is_root:
                 its.put(array, memory)
             return array
 
+        finish = put if in_place else self._wrapping([memory], False)
         entries = [_entry(memory, memory)]
         set_id = process_set.process_set_id
         kind = _core.BROADCAST
@@ -391,10 +416,11 @@ class Collectives(Generic[T]):
         """Start an `alltoall` and return its handle; `synchronize` gives `(output, received_splits)` in any case."""
         its = self._arrays
         source = its.describe(array, None)
+        dtype = source.dtype
 
         def finish(result: Any) -> tuple[T, T]:
             outputs, received = result
-            return its.wrap_output(outputs[0], source), its.counts(received, splits)
+            return its.wrap_output(outputs[0], dtype), its.counts(received, splits)
 
         return start(
             _core.ALLTOALL,
@@ -422,6 +448,13 @@ def require_members(arrays: Sequence[Any]) -> None:
     """Raise unless a group has a tensor."""
     if not arrays:
         raise ValueError("A grouped operation needs at least one tensor.")
+
+
+def checked_splits(rows: list[int]) -> list[int] | None:
+    """Alltoall's rows for each rank, None where there are none; raise unless they can be that."""
+    if any(n < 0 for n in rows):
+        raise ValueError(f"alltoall expects splits that are not negative, not {rows}.")
+    return rows or None
 
 
 def synchronize(handle: int) -> Any:
@@ -463,14 +496,30 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     _core.barrier(process_set.process_set_id)
 
 
-def join() -> int:
-    """Say that this rank has no more data, wait until every rank has said so, and return the one that said it last.
+def join(device: int = -1) -> int:
+    """Say that this rank has no more data, and wait until every rank said so.
 
-    Meanwhile allreduces of the others go on without this one, which contributes the identity of their operator.
+    Meanwhile allreduces of the other ranks go on without this one: it contributes the identity of their
+    operator, and `Average` divides by the number of all ranks (`HOROVOD_JOIN_AVERAGE=contributors`: of those
+    that are left). Operations that need its data, such as allgather, fail on the ranks that call them. Afterwards all
+    ranks may go on, such as with the next epoch.
+
+    Parameters
+    ----------
+    device
+        Accepted for scripts written for GPUs; nothing is allocated here.
+
+    Returns
+    -------
+    int
+        The global rank that joined last, the same on every rank.
 
     Raises
     ------
     HorovodInternalError
         A rank was lost, or Horovod is not initialised.
     """
-    return _core.join()
+    del device
+    last = _core.join()
+    _job_events.note_join()
+    return last

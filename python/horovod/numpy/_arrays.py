@@ -4,16 +4,23 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common._collectives import Memory
+from horovod.common._collectives import Memory, checked_splits
 from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
 from horovod.common._operations import Output
 
 Array = np.ndarray[Any, Any]
 
 
-def _memory(wire: Array, dtype: Any, is_own: bool, has_rows: bool) -> Memory:
+def _memory(wire: Array, dtype: Any, origin: int | None, has_rows: bool) -> Memory:
     code = CODES[wire.dtype.name]
-    return Memory(wire.ctypes.data, wire.nbytes, code, wire.shape, wire, dtype, is_own, has_rows)
+    return Memory(wire.ctypes.data, wire.nbytes, code, wire.shape, wire, dtype, origin, has_rows)
+
+
+def _wire_dtype(dtype: Any) -> Any:
+    """The type in which elements travel: pairs of reals for complex numbers, bytes for what the core does not know."""
+    if dtype.name in CODES:
+        return dtype
+    return np.dtype(REAL_OF.get(dtype.name, np.uint8))
 
 
 class NumpyArrays:
@@ -32,13 +39,12 @@ class NumpyArrays:
             raise ValueError(f"Arrays of dtype {dtype} are not supported for op {OP_NAMES[op]}.")
         native = dtype.newbyteorder("=")
         wire = np.require(given, native, ["C", "A"])
-        is_own = isinstance(array, np.ndarray) and np.may_share_memory(wire, array)
+        origin = array.ctypes.data if isinstance(array, np.ndarray) else None
         wire = wire[...]  # a view, for an array that somebody views cannot be resized
-        if dtype.name in REAL_OF:
-            wire = wire[..., np.newaxis].view(REAL_OF[dtype.name])
-        elif dtype.name not in CODES:
-            wire = wire[..., np.newaxis].view(np.uint8)
-        return _memory(wire, native, is_own, given.ndim > 0)
+        wire_dtype = _wire_dtype(native)
+        if wire_dtype != native:
+            wire = wire[..., np.newaxis].view(wire_dtype)
+        return _memory(wire, native, origin, given.ndim > 0)
 
     def check_writable(self, array: Any) -> None:
         if not isinstance(array, np.ndarray):
@@ -50,11 +56,10 @@ class NumpyArrays:
 
     def allocate(self, like: Memory) -> Memory:
         wire = np.empty(like.shape, like.owner.dtype)
-        return _memory(wire, like.dtype, True, like.has_rows)
+        return _memory(wire, like.dtype, like.origin, like.has_rows)
 
     def copy(self, memory: Memory) -> Memory:
-        wire = memory.owner.copy()
-        return _memory(wire, memory.dtype, True, memory.has_rows)
+        return _memory(memory.owner.copy(), memory.dtype, memory.origin, memory.has_rows)
 
     def put(self, array: Array, memory: Memory) -> None:
         if not memory.is_own:
@@ -63,11 +68,11 @@ class NumpyArrays:
     def wrap(self, memory: Memory) -> Array:
         return _typed(memory.owner, memory.dtype)
 
-    def wrap_output(self, output: Output, like: Memory) -> Array:
+    def wrap_output(self, output: Output, dtype: Any) -> Array:
         buffer, shape = output
-        dtype = like.owner.dtype
-        flat = np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)  # type: ignore[call-overload]
-        return _typed(flat.reshape(shape), like.dtype)
+        wire_dtype = _wire_dtype(dtype)
+        flat = np.frombuffer(buffer, wire_dtype) if len(buffer) else np.empty(0, wire_dtype)  # type: ignore[call-overload]
+        return _typed(flat.reshape(shape), dtype)
 
     def rows(self, splits: Any) -> list[int] | None:
         if splits is None:
@@ -77,9 +82,7 @@ class NumpyArrays:
             raise ValueError(
                 f"alltoall expects a 1D list of integers as splits, not {splits!r:.200}."
             )
-        if bool((rows < 0).any()):
-            raise ValueError(f"alltoall expects splits that are not negative, not {rows.tolist()}.")
-        return rows.tolist() or None
+        return checked_splits(rows.tolist())
 
     def counts(self, numbers: list[int], splits: Any) -> Array:
         return np.array(numbers, np.int32)

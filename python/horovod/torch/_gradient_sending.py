@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from horovod.common._optimizer_settings import ReduceOptions
 from horovod.common.exceptions import DuplicateNameError
 from horovod.torch import _sparse
 from horovod.torch._allreduce import allreduce_together_
-from horovod.torch._gradient_entries import GradientEntry, ReduceOptions
+from horovod.torch._gradient_entries import GradientEntry
 from horovod.torch._gradient_errors import DUPLICATE_NAME
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
