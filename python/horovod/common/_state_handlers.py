@@ -16,7 +16,7 @@ class StateHandler:
     """Saves, restores and syncs one value of a state; base class, for handlers of one's own types.
 
     `root_rank` is the rank whose value `sync` has to give to all. A value that cannot be changed is replaced: `restore`
-    and `sync` set `value`, which the state has then.
+    and `sync` set `value`, which the state has then, and `set_value` saves nothing.
     """
 
     root_rank = 0

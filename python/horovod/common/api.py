@@ -3,9 +3,9 @@
 Beside them `is_homogeneous`, which not every framework's module has.
 """
 
-from horovod.common._collectives import barrier, join, poll
 from horovod.common._objects import allgather_object, broadcast_object
 from horovod.common._ops import Adasum, Average, Max, Min, Product, Sum
+from horovod.common._waiting import barrier, join, poll
 from horovod.common.basics import basics
 from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
 from horovod.common.process_sets import (

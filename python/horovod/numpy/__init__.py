@@ -21,8 +21,9 @@ if importlib.util.find_spec("numpy") is None:
         name="numpy",
     )
 
-from horovod.common import api
-from horovod.common._collectives import Collectives, synchronize
+from horovod.common import api as _api
+from horovod.common._collectives import Collectives
+from horovod.common._waiting import synchronize
 from horovod.common.api import *  # noqa: F403
 from horovod.common.api import is_homogeneous
 from horovod.numpy._arrays import NumpyArrays
@@ -53,7 +54,7 @@ __all__ = [
     "reducescatter_async",
     "synchronize",
 ]
-__all__ += api.__all__
+__all__ += _api.__all__
 
 _collectives = Collectives(NumpyArrays())
 allreduce = _collectives.allreduce

@@ -4,16 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common._collectives import Memory, checked_splits
+from horovod.common._collectives import Allocation, Memory, checked_splits
 from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
 from horovod.common._operations import Output
 
 Array = np.ndarray[Any, Any]
-
-
-def _memory(wire: Array, dtype: Any, origin: int | None, has_rows: bool) -> Memory:
-    code = CODES[wire.dtype.name]
-    return Memory(wire.ctypes.data, wire.nbytes, code, wire.shape, wire, dtype, origin, has_rows)
 
 
 def _wire_dtype(dtype: Any) -> Any:
@@ -44,7 +39,8 @@ class NumpyArrays:
         wire_dtype = _wire_dtype(native)
         if wire_dtype != native:
             wire = wire[..., np.newaxis].view(wire_dtype)
-        return _memory(wire, native, origin, given.ndim > 0)
+        address, code = wire.ctypes.data, CODES[wire_dtype.name]
+        return Memory(address, wire.nbytes, code, wire.shape, wire, native, origin, given.ndim > 0)
 
     def check_writable(self, array: Any) -> None:
         if not isinstance(array, np.ndarray):
@@ -54,19 +50,20 @@ class NumpyArrays:
                 "The array is read-only: pass a copy() of it, or use the form that returns a new one."
             )
 
-    def allocate(self, like: Memory) -> Memory:
+    def allocate(self, like: Memory) -> Allocation:
         wire = np.empty(like.shape, like.owner.dtype)
-        return _memory(wire, like.dtype, like.origin, like.has_rows)
+        return wire.ctypes.data, wire
 
-    def copy(self, memory: Memory) -> Memory:
-        return _memory(memory.owner.copy(), memory.dtype, memory.origin, memory.has_rows)
+    def copy(self, memory: Memory) -> Allocation:
+        wire = memory.owner.copy()
+        return wire.ctypes.data, wire
 
     def put(self, array: Array, memory: Memory) -> None:
         if not memory.is_own:
-            array[...] = self.wrap(memory)
+            array[...] = _typed(memory.owner, memory.dtype)
 
-    def wrap(self, memory: Memory) -> Array:
-        return _typed(memory.owner, memory.dtype)
+    def wrap(self, owner: Array, dtype: Any) -> Array:
+        return _typed(owner, dtype)
 
     def wrap_output(self, output: Output, dtype: Any) -> Array:
         buffer, shape = output

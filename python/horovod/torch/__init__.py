@@ -9,7 +9,7 @@ if importlib.util.find_spec("torch") is None:
         name="torch",
     )
 
-from horovod.common import api
+from horovod.common import api as _api
 from horovod.common.api import *  # noqa: F403
 from horovod.common.exceptions import ReplicasDifferError
 from horovod.torch import _operations, elastic
@@ -29,5 +29,5 @@ __all__ = [
     "check_consistency",
     "elastic",
 ]
-__all__ += api.__all__
+__all__ += _api.__all__
 __all__ += _operations.__all__

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from horovod.common._operations import complete_all
 from horovod.common._optimizer_settings import ReduceOptions
 from horovod.common.exceptions import DuplicateNameError
 from horovod.torch import _sparse
@@ -115,15 +116,7 @@ class Sender:
         """Hand over what is held, wait for everything and put the results in place; raise what failed first."""
         self.hand_over()
         pending, self._in_flight, self.awaited = self._in_flight, [], []
-        failure = None
-        for complete in pending:
-            try:
-                complete()
-            except RuntimeError as error:
-                # The others still write into gradients: nobody may touch those before.
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        complete_all(pending)
 
     def _send_sparse(self, entry: GradientEntry, grad: torch.Tensor) -> None:
         self.handed_over = True

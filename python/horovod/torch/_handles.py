@@ -1,7 +1,7 @@
 """Handles of operations in flight: waiting for them, and keeping `torch.compile` out."""
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, SupportsIndex, TypeVar
 
 import torch
@@ -59,15 +59,3 @@ def _number(handle: Any) -> int:
         f"hvd.synchronize() takes the handle that an operation with `_async` in its name has returned, not {given}."
         " The other operations have waited already when they return."
     )
-
-
-def synchronize_all(handles: Iterable[int]) -> None:
-    """Wait for several operations, and only then raise what failed first: none may still write into a tensor."""
-    failure = None
-    for handle in handles:
-        try:
-            synchronize(handle)
-        except RuntimeError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure

@@ -7,10 +7,10 @@ import torch
 
 from horovod import _core
 from horovod.common import _objects
+from horovod.common._operations import wait_for_all
 from horovod.common._trees import rebuilt
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._broadcast import broadcast_async_
-from horovod.torch._handles import synchronize_all
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def broadcast_optimizer_state(
         broadcast_async_(tensor, root_rank, f"optimizer_state.{name}", process_set)
         for name, tensor in tensors
     ]
-    synchronize_all(handles)
+    wait_for_all(handles)
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

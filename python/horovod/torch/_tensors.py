@@ -7,7 +7,7 @@ import torch
 
 from horovod import _core
 from horovod.common import _dtypes
-from horovod.common._collectives import Collectives, Memory, checked_splits
+from horovod.common._collectives import Allocation, Collectives, Memory, checked_splits
 from horovod.common._dtypes import OP_NAMES, can_be_reduced
 from horovod.common._operations import Output
 from horovod.torch._exclusive_parameters import is_sharded, sharded_text
@@ -130,7 +130,7 @@ def to_wire(tensor: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(tensor.resolve_conj().contiguous())
     if dtype in _OPAQUE:
         return tensor.contiguous().view(torch.uint8)
-    return tensor.resolve_neg().contiguous()
+    return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()
 
 
 def from_wire(wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -142,11 +142,6 @@ def from_wire(wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return wire
 
 
-def _memory(wire: torch.Tensor, dtype: torch.dtype, origin: int | None, has_rows: bool) -> Memory:
-    code = CODES[wire.dtype]
-    return Memory(wire.data_ptr(), wire.nbytes, code, wire.shape, wire, dtype, origin, has_rows)
-
-
 class TorchArrays:
     """Tensors of any layout in host memory, of all kinds of numbers."""
 
@@ -155,16 +150,28 @@ class TorchArrays:
             check_movable(array)
         else:
             check_reducible(array, op)
-        return _memory(to_wire(array), array.dtype, array.data_ptr(), array.dim() > 0)
+        wire = to_wire(array)
+        return Memory(
+            wire.data_ptr(),
+            wire.nbytes,
+            CODES[wire.dtype],
+            wire.shape,
+            wire,
+            array.dtype,
+            array.data_ptr(),
+            array.dim() > 0,
+        )
 
     def check_writable(self, array: torch.Tensor) -> None:
         pass  # every tensor is
 
-    def allocate(self, like: Memory) -> Memory:
-        return _memory(torch.empty_like(like.owner), like.dtype, like.origin, like.has_rows)
+    def allocate(self, like: Memory) -> Allocation:
+        wire = torch.empty_like(like.owner)
+        return wire.data_ptr(), wire
 
-    def copy(self, memory: Memory) -> Memory:
-        return _memory(memory.owner.clone(), memory.dtype, memory.origin, memory.has_rows)
+    def copy(self, memory: Memory) -> Allocation:
+        wire = memory.owner.clone()
+        return wire.data_ptr(), wire
 
     def put(self, array: torch.Tensor, memory: Memory) -> None:
         if array.data_ptr() != memory.origin and memory.nbytes:
@@ -172,7 +179,7 @@ class TorchArrays:
         if memory.is_own:
             return
         target = array.data
-        result = self.wrap(memory)
+        result = from_wire(memory.owner, memory.dtype)
         # Elements that share memory (an expanded tensor) are written once, provided that they agree.
         kept = result
         for dim, stride in enumerate(target.stride()):
@@ -185,8 +192,8 @@ class TorchArrays:
             )
         target.copy_(kept)
 
-    def wrap(self, memory: Memory) -> torch.Tensor:
-        return from_wire(memory.owner, memory.dtype)
+    def wrap(self, owner: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return from_wire(owner, dtype)
 
     def wrap_output(self, output: Output, dtype: torch.dtype) -> torch.Tensor:
         buffer, shape = output

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from horovod.common._objects import allgather_object, broadcast_object
+from horovod.common._operations import wait_for_all
 from horovod.common._parameters import named_values
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._broadcast import broadcast_async_
-from horovod.torch._handles import synchronize_all
 from horovod.torch._optimizer_state import broadcast_optimizer_state
 
 __all__ = [
@@ -53,4 +53,4 @@ def broadcast_parameters(
         params.update(
             broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)
         )
-    synchronize_all(handles)
+    wait_for_all(handles)

@@ -2,7 +2,7 @@
 
 import torch
 
-from horovod.common import api
+from horovod.common import api as _api
 from horovod.common._handle_map import HandleMap
 from horovod.common._ops import resolve_op
 from horovod.common.api import *  # noqa: F403
@@ -32,7 +32,7 @@ __all__ = [
     "is_homogeneous",
     "num_rank_is_power_2",
 ]
-__all__ += api.__all__
+__all__ += _api.__all__
 __all__ += _operations.__all__
 
 _basics = basics

@@ -19,13 +19,10 @@ from horovod.common.elastic import run  # noqa: F401
 DTYPES = {"b": "int8", "B": "uint8", "i": "int32", "q": "int64", "f": "float32", "d": "float64"}
 
 
-def _memory(values, origin):
-    # Exporting its memory keeps an array from being resized.
-    owner = (ctypes.c_char * (len(values) * values.itemsize)).from_buffer(values), values
-    address, nbytes = ctypes.addressof(owner[0]), len(values) * values.itemsize
-    code = CODES[DTYPES[values.typecode]]
-    kind = values.typecode
-    return Memory(address, nbytes, code, (len(values),), owner, kind, origin or address, True)
+def _exported(values):
+    """Address of an array's memory, and what keeps it there: an array that exports its memory is not resized."""
+    memory = (ctypes.c_char * (len(values) * values.itemsize)).from_buffer(values)
+    return ctypes.addressof(memory), (values, memory)
 
 
 class Arrays:
@@ -39,23 +36,26 @@ class Arrays:
             raise ValueError(f"Arrays of {dtype!r} are not supported.")
         if op in OP_NAMES and not can_be_reduced(op, dtype):
             raise ValueError(f"Arrays of {dtype} are not supported for op {OP_NAMES[op]}.")
-        return _memory(array_, None)
+        address, owner = _exported(array_)
+        nbytes, count = len(array_) * array_.itemsize, (len(array_),)
+        kind = array_.typecode
+        return Memory(address, nbytes, CODES[dtype], count, owner, kind, address, True)
 
     def check_writable(self, array_):
         pass
 
     def allocate(self, like):
-        return _memory(array(like.dtype, bytes(like.nbytes)), like.origin)
+        return _exported(array(like.dtype, bytes(like.nbytes)))
 
     def copy(self, memory):
-        return _memory(memory.owner[1][:], memory.origin)
+        return _exported(memory.owner[0][:])
 
     def put(self, array_, memory):
         if not memory.is_own:
-            array_[:] = memory.owner[1]
+            array_[:] = memory.owner[0]
 
-    def wrap(self, memory):
-        return memory.owner[1]
+    def wrap(self, owner, dtype):
+        return owner[0]
 
     def wrap_output(self, output, dtype):
         return array(dtype, bytes(output[0]))
@@ -100,6 +100,9 @@ class TupleHandler(StateHandler):
 
     def restore(self):
         self.value = self.saved
+
+    def set_value(self, value):
+        self.value = value  # which is how they progress: it is not saved before the next commit
 
     def sync(self):
         self.value = broadcast_object(self.value, self.root_rank)  # noqa: F405
