@@ -31,7 +31,6 @@ if TORCH:
     import torch
 
     import horovod.torch as hvd
-    from horovod.torch._handles import forget_job
 
     # Before init, since making an optimizer imports half of PyTorch, and then the others would wait for it.
     MODULE = torch.nn.Linear(model.WIDTH, 1, bias=False, dtype=torch.float64)
@@ -240,8 +239,6 @@ def with_torch():
 def begin_again() -> None:
     """What the elastic loop does between two generations, with a place to wait in the middle."""
     was_victim = _core.is_initialized() and is_victim()
-    if TORCH:
-        forget_job()
     basics.shutdown()
     wait_here("reset", victim=was_victim)
     basics.begin_again()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from horovod.torch.elastic import sampler as module
+from horovod.common import _sampler as module
 from horovod.torch.elastic.sampler import ElasticSampler
 
 

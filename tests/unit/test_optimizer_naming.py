@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-
-from horovod.torch._optimizer_wrapping import names_on_the_wire
-from horovod.torch.optimizer import _even_parts
+from horovod.common._optimizer_settings import names_on_the_wire
 
 
-def optimizer(*sizes: int) -> torch.optim.Optimizer:
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(1)) for _ in range(n)]} for n in sizes]
-    return torch.optim.SGD(groups, lr=0.1)
+def parameters(*sizes: int) -> list[list[object]]:
+    return [[object() for _ in range(n)] for n in sizes]
 
 
 def test_default_names_tell_group_and_position():
-    names, given = names_on_the_wire(optimizer(2, 1), None)
+    names, given = names_on_the_wire(parameters(2, 1), None)
     assert names == (
         ("allreduce.noname.0.0", "allreduce.noname.0.1"),
         ("allreduce.noname.1.0",),
@@ -24,27 +19,14 @@ def test_default_names_tell_group_and_position():
 
 
 def test_prefixes_of_compiled_modules_are_dropped():
-    opt = optimizer(2)
-    first, second = opt.param_groups[0]["params"]
-    names, _ = names_on_the_wire(opt, [("_orig_mod.a", first), ("block._orig_mod.b", second)])
+    groups = parameters(2)
+    [[first, second]] = groups
+    names, _ = names_on_the_wire(groups, [("_orig_mod.a", first), ("block._orig_mod.b", second)])
     assert names == (("a", "block.b"),)
 
 
 def test_of_two_names_the_last_in_order_counts():
-    opt = optimizer(1)
-    (param,) = opt.param_groups[0]["params"]
-    names, _ = names_on_the_wire(opt, [("z", param), ("a", param)])
+    groups = parameters(1)
+    [[param]] = groups
+    names, _ = names_on_the_wire(groups, [("z", param), ("a", param)])
     assert names == (("z",),)
-
-
-@pytest.mark.parametrize(
-    ("count", "parts"),
-    [
-        (1, ["abcde"]),
-        (2, ["abc", "de"]),
-        (3, ["ab", "cd", "e"]),
-        (7, ["a", "b", "c", "d", "e", "", ""]),
-    ],
-)
-def test_groups_are_contiguous_and_the_first_are_longer(count, parts):
-    assert list(_even_parts("abcde", count)) == parts

@@ -1,1 +1,1 @@
-"""What every framework's module shares: lifecycle, process sets, operators, objects, compression."""
+"""What every framework's module shares: names, operations, objects, elastic training, what optimizers agree on."""

@@ -1,11 +1,10 @@
 """Every collective operation on the arrays of any framework, in terms of the few things that the framework tells.
 
 An adapter hands an `Arrays` to `Collectives` and publishes its methods; one with automatic differentiation builds on
-those that give handles. (PyTorch's describes a single tensor with fewer steps, by itself: they are a third of a small
-operation that returns a new tensor.)
+those that give handles. (PyTorch's passes a tensor that needs no preparation to the core in fewer steps, by itself.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,6 +16,14 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 
 T = TypeVar("T")
 
+_NO_ROWS = "Reducescatter does not support scalar inputs."
+
+# Memory without an array: its address, and what keeps it alive.
+Allocation = tuple[int, Any]
+
+# Of a reduction: operator, factors before and after it, who takes part.
+_Options = tuple[int, float, float, ProcessSet]
+
 
 @dataclass(slots=True)
 class Memory:
@@ -25,15 +32,20 @@ class Memory:
     address: int
     nbytes: int
     code: int
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     owner: Any
     """Keeps the memory alive."""
     dtype: Any
     """The framework's name of the array's own element type."""
-    is_own: bool
-    """Whether the memory is the array's; else it is a copy."""
+    origin: int | None
+    """Where the array's own memory is, if it has one: other memory than this is a copy."""
     has_rows: bool
     """Whether the array has a dimension; the memory of a complex number has one."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the memory is the array's."""
+        return self.address == self.origin
 
 
 class Arrays(Protocol[T]):
@@ -48,20 +60,20 @@ class Arrays(Protocol[T]):
     def check_writable(self, array: T) -> None:
         """Raise ValueError if results cannot be written into it."""
 
-    def allocate(self, like: Memory) -> Memory:
+    def allocate(self, like: Memory) -> Allocation:
         """Memory of the same type and shape, with any content."""
 
-    def copy(self, memory: Memory) -> Memory:
-        """Memory of its own with the same content."""
+    def copy(self, memory: Memory) -> Allocation:
+        """Memory of the same type and shape, with the same content."""
 
     def put(self, array: T, memory: Memory) -> None:
-        """Have the array hold the values of the memory that `describe` gave for it."""
+        """Have the array hold the values of the memory that `describe` gave for it, or of a copy in its place."""
 
-    def wrap(self, memory: Memory) -> T:
-        """The array that has this memory."""
+    def wrap(self, owner: Any, dtype: Any) -> T:
+        """The array that has this memory, of the element type of a `Memory`."""
 
-    def wrap_output(self, output: Output, like: Memory) -> T:
-        """The array over memory that the core allocated, of the same element type."""
+    def wrap_output(self, output: Output, dtype: Any) -> T:
+        """The array over memory that the core allocated, of the element type of a `Memory`."""
 
     def rows(self, splits: Any) -> list[int] | None:
         """Alltoall's rows for each rank; None for an even split. ValueError for what is no list of counts."""
@@ -70,13 +82,19 @@ class Arrays(Protocol[T]):
         """An array of 32-bit integers, where `splits` is."""
 
 
-def _entry(source: Memory, output: Memory) -> Entry:
-    return (source.address, output.address, source.code, source.shape, (source, output))
+def _entry(source: Memory, output: Allocation) -> Entry:
+    address, owner = output
+    return (source.address, address, source.code, source.shape, (source.owner, owner))
+
+
+def _in_place(memory: Memory) -> Entry:
+    address = memory.address
+    return (address, address, memory.code, memory.shape, memory.owner)
 
 
 def _rows_entry(source: Memory) -> Entry:
     # What has no rows must not look as if it had, so that the core refuses it.
-    return (source.address, 0, source.code, source.shape if source.has_rows else (), source)
+    return (source.address, 0, source.code, source.shape if source.has_rows else (), source.owner)
 
 
 class Collectives(Generic[T]):
@@ -87,49 +105,58 @@ class Collectives(Generic[T]):
 
     # ---- allreduce ---------------------------------------------------------------------------------------------
 
-    def _reduce(
+    # What makes results is kept until they are asked for: it must not keep operands alive. A single array has a way of
+    # its own, because lists of one are a large part of a small operation.
+
+    def _new(self, source: Memory) -> Allocation:
+        """Memory for a result: the operand's where that had to be copied anyway."""
+        return self._arrays.allocate(source) if source.is_own else (source.address, source.owner)
+
+    def _start_reduction(
         self,
-        arrays: Sequence[T],
-        in_place: bool,
-        grouped: bool,
-        average: bool | None,
         name: str | None,
-        op: int | str | None,
-        scales: tuple[float, float],
-        process_set: ProcessSet,
+        entries: Sequence[Entry],
+        grouped: bool,
+        options: _Options,
+        finish: Callable[[Any], Any],
     ) -> int:
-        op = resolve_op(op, average)
-        require_members(arrays)
-        its = self._arrays
-        if in_place:
-            for array in arrays:
-                its.check_writable(array)
-        sources = [its.describe(array, op) for array in arrays]
-        if in_place:
-            for i in later_sharers([(m.address, m.address + m.nbytes) for m in sources]):
-                sources[i] = replace(its.copy(sources[i]), is_own=False)
-        outputs = [m if in_place or not m.is_own else its.allocate(m) for m in sources]
-
-        def finish(_: Any) -> Any:
-            results: list[T] = []
-            for array, memory in zip(arrays, outputs, strict=True):
-                if in_place:
-                    its.put(array, memory)
-                results.append(array if in_place else its.wrap(memory))
-            return tuple(results) if grouped else results[0]
-
         return start(
             _core.ALLREDUCE,
             "grouped_allreduce" if grouped else "allreduce",
             name,
-            [_entry(*pair) for pair in zip(sources, outputs, strict=True)],
-            process_set.process_set_id,
-            op=op,
-            prescale=scales[0],
-            postscale=scales[1],
+            entries,
+            options[3].process_set_id,
+            op=options[0],
+            prescale=options[1],
+            postscale=options[2],
             grouped=grouped,
             finish=finish,
         )
+
+    def _reduce_in_place(
+        self,
+        arrays: Sequence[T],
+        grouped: bool,
+        name: str | None,
+        options: _Options,
+    ) -> int:
+        require_members(arrays)
+        its = self._arrays
+        for array in arrays:
+            its.check_writable(array)
+        operands = [its.describe(array, options[0]) for array in arrays]
+        if len(operands) > 1:
+            for i in later_sharers([(m.address, m.address + m.nbytes) for m in operands]):
+                address, owner = its.copy(operands[i])
+                operands[i] = replace(operands[i], address=address, owner=owner)
+
+        def finish(_: Any) -> Any:
+            for array, memory in zip(arrays, operands, strict=True):
+                its.put(array, memory)
+            return arrays if grouped else arrays[0]
+
+        entries = [_in_place(memory) for memory in operands]
+        return self._start_reduction(name, entries, grouped, options, finish)
 
     def allreduce_async(
         self,
@@ -142,8 +169,15 @@ class Collectives(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start an `allreduce` and return its handle. The input must not be changed before `synchronize`."""
-        scales = (prescale_factor, postscale_factor)
-        return self._reduce((array,), False, False, average, name, op, scales, process_set)
+        options = (resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        its = self._arrays
+        source = its.describe(array, options[0])
+        output = self._new(source)
+        owner, dtype = output[1], source.dtype
+        entries = (_entry(source, output),)
+        return self._start_reduction(
+            name, entries, False, options, lambda _: its.wrap(owner, dtype)
+        )
 
     def allreduce_async_(
         self,
@@ -156,8 +190,8 @@ class Collectives(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start an `allreduce_` and return its handle. The array must not be touched before `synchronize`."""
-        scales = (prescale_factor, postscale_factor)
-        return self._reduce((array,), True, False, average, name, op, scales, process_set)
+        options = (resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        return self._reduce_in_place((array,), False, name, options)
 
     def grouped_allreduce_async(
         self,
@@ -170,8 +204,21 @@ class Collectives(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start a `grouped_allreduce` and return its handle."""
-        scales = (prescale_factor, postscale_factor)
-        return self._reduce(tuple(arrays), False, True, average, name, op, scales, process_set)
+        options = (resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        arrays = tuple(arrays)
+        require_members(arrays)
+        its = self._arrays
+        entries, results = [], []
+        for array in arrays:
+            source = its.describe(array, options[0])
+            output = self._new(source)
+            entries.append(_entry(source, output))
+            results.append((output[1], source.dtype))
+
+        def finish(_: Any) -> tuple[T, ...]:
+            return tuple([its.wrap(owner, dtype) for owner, dtype in results])
+
+        return self._start_reduction(name, entries, True, options, finish)
 
     def grouped_allreduce_async_(
         self,
@@ -184,8 +231,8 @@ class Collectives(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start a `grouped_allreduce_` and return its handle."""
-        scales = (prescale_factor, postscale_factor)
-        return self._reduce(tuple(arrays), True, True, average, name, op, scales, process_set)
+        options = (resolve_op(op, average), prescale_factor, postscale_factor, process_set)
+        return self._reduce_in_place(tuple(arrays), True, name, options)
 
     def allreduce(self, array: T, *args: Any, **kwargs: Any) -> T:
         """Combine one array of every rank into a new one; arguments as in `allreduce_async`."""
@@ -212,35 +259,61 @@ class Collectives(Generic[T]):
     def _rows(
         self,
         kind: int,
-        arrays: Sequence[T],
-        grouped: bool,
+        array: T,
         prefix: str,
         name: str | None,
         process_set: ProcessSet,
         op: int | None = None,
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> int:
+        its = self._arrays
+        source = its.describe(array, op)
+        if kind == _core.REDUCESCATTER and not source.has_rows:
+            raise ValueError(_NO_ROWS)
+        dtype = source.dtype
+        return start(
+            kind,
+            prefix,
+            name,
+            (_rows_entry(source),),
+            process_set.process_set_id,
+            op=Sum if op is None else op,
+            prescale=scales[0],
+            postscale=scales[1],
+            finish=lambda outputs: its.wrap_output(outputs[0], dtype),
+        )
+
+    def _grouped_rows(
+        self,
+        kind: int,
+        arrays: Sequence[T],
+        prefix: str,
+        name: str | None,
+        process_set: ProcessSet,
+        op: int | None = None,
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> int:
+        arrays = tuple(arrays)
         require_members(arrays)
         its = self._arrays
         sources = [its.describe(array, op) for array in arrays]
         if kind == _core.REDUCESCATTER and not all(source.has_rows for source in sources):
-            raise ValueError("Reducescatter does not support scalar inputs.")
+            raise ValueError(_NO_ROWS)
+        dtypes = [source.dtype for source in sources]
 
-        def finish(outputs: Any) -> Any:
-            pairs = zip(outputs, sources, strict=True)
-            results = [its.wrap_output(output, source) for output, source in pairs]
-            return tuple(results) if grouped else results[0]
+        def finish(outputs: Any) -> tuple[T, ...]:
+            return tuple([its.wrap_output(*pair) for pair in zip(outputs, dtypes, strict=True)])
 
         return start(
             kind,
-            f"grouped_{prefix}" if grouped else prefix,
+            prefix,
             name,
             [_rows_entry(source) for source in sources],
             process_set.process_set_id,
             op=Sum if op is None else op,
             prescale=scales[0],
             postscale=scales[1],
-            grouped=grouped,
+            grouped=True,
             finish=finish,
         )
 
@@ -248,7 +321,7 @@ class Collectives(Generic[T]):
         self, array: T, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> int:
         """Start an `allgather` and return its handle."""
-        return self._rows(_core.ALLGATHER, (array,), False, "allgather", name, process_set)
+        return self._rows(_core.ALLGATHER, array, "allgather", name, process_set)
 
     def grouped_allgather_async(
         self,
@@ -257,7 +330,8 @@ class Collectives(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start a `grouped_allgather` and return its handle."""
-        return self._rows(_core.ALLGATHER, tuple(arrays), True, "allgather", name, process_set)
+        prefix = "grouped_allgather"
+        return self._grouped_rows(_core.ALLGATHER, arrays, prefix, name, process_set)
 
     def allgather(self, array: T, *args: Any, **kwargs: Any) -> T:
         """Return the arrays of all ranks one after the other along dimension 0, which may differ between ranks."""
@@ -269,21 +343,6 @@ class Collectives(Generic[T]):
         result: tuple[T, ...] = _core.wait(self.grouped_allgather_async(arrays, *args, **kwargs))
         return result
 
-    def _scatter(
-        self,
-        arrays: Sequence[T],
-        grouped: bool,
-        name: str | None,
-        op: int | str,
-        process_set: ProcessSet,
-        scales: tuple[float, float],
-    ) -> int:
-        op = resolve_op(op, None)
-        if op not in (Average, Sum):
-            raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
-        kind = _core.REDUCESCATTER
-        return self._rows(kind, arrays, grouped, "reducescatter", name, process_set, op, scales)
-
     def reducescatter_async(
         self,
         array: T,
@@ -294,8 +353,9 @@ class Collectives(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> int:
         """Start a `reducescatter` and return its handle."""
-        scales = (prescale_factor, postscale_factor)
-        return self._scatter((array,), False, name, op, process_set, scales)
+        kind, scales = _core.REDUCESCATTER, (prescale_factor, postscale_factor)
+        op = _scattering(op)
+        return self._rows(kind, array, "reducescatter", name, process_set, op, scales)
 
     def grouped_reducescatter_async(
         self,
@@ -307,8 +367,9 @@ class Collectives(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> int:
         """Start a `grouped_reducescatter` and return its handle."""
-        scales = (prescale_factor, postscale_factor)
-        return self._scatter(tuple(arrays), True, name, op, process_set, scales)
+        kind, scales = _core.REDUCESCATTER, (prescale_factor, postscale_factor)
+        prefix, op = "grouped_reducescatter", _scattering(op)
+        return self._grouped_rows(kind, arrays, prefix, name, process_set, op, scales)
 
     def reducescatter(self, array: T, *args: Any, **kwargs: Any) -> T:
         """Combine the arrays of all ranks and return this rank's part of the rows."""
@@ -326,31 +387,6 @@ class Collectives(Generic[T]):
 
     # ---- broadcast and alltoall --------------------------------------------------------------------------------
 
-    def _broadcast(
-        self, array: T, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool
-    ) -> int:
-        its = self._arrays
-        if in_place:
-            its.check_writable(array)
-        memory = its.describe(array, None)
-        # Before `init` it is the start that has to fail, with its own error.
-        is_root = _core.is_initialized() and _core.rank() == root_rank
-        if not in_place and memory.is_own:
-            # Nobody writes into the root's output.
-            memory = its.copy(memory) if is_root else its.allocate(memory)
-
-        def finish(_: Any) -> T:
-            if not in_place:
-                return its.wrap(memory)
-            if not is_root:
-                its.put(array, memory)
-            return array
-
-        entries = [_entry(memory, memory)]
-        set_id = process_set.process_set_id
-        kind = _core.BROADCAST
-        return start(kind, "broadcast", name, entries, set_id, root_rank=root_rank, finish=finish)
-
     def broadcast_async(
         self,
         array: T,
@@ -359,7 +395,24 @@ class Collectives(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start a `broadcast` and return its handle."""
-        return self._broadcast(array, root_rank, name, process_set, False)
+        its = self._arrays
+        source = its.describe(array, None)
+        if not source.is_own:
+            output: Allocation = (source.address, source.owner)
+        elif _is_root(root_rank):
+            output = its.copy(source)  # nobody writes into the root's output
+        else:
+            output = its.allocate(source)
+        (address, owner), dtype = output, source.dtype
+        return start(
+            _core.BROADCAST,
+            "broadcast",
+            name,
+            ((address, address, source.code, source.shape, owner),),
+            process_set.process_set_id,
+            root_rank=root_rank,
+            finish=lambda _: its.wrap(owner, dtype),
+        )
 
     def broadcast_async_(
         self,
@@ -369,7 +422,25 @@ class Collectives(Generic[T]):
         process_set: ProcessSet = global_process_set,
     ) -> int:
         """Start a `broadcast_` and return its handle."""
-        return self._broadcast(array, root_rank, name, process_set, True)
+        its = self._arrays
+        its.check_writable(array)
+        memory = its.describe(array, None)
+        is_root = _is_root(root_rank)
+
+        def finish(_: Any) -> T:
+            if not is_root:
+                its.put(array, memory)
+            return array
+
+        return start(
+            _core.BROADCAST,
+            "broadcast",
+            name,
+            (_in_place(memory),),
+            process_set.process_set_id,
+            root_rank=root_rank,
+            finish=finish,
+        )
 
     def broadcast(self, array: T, root_rank: int, *args: Any, **kwargs: Any) -> T:
         """Return the array of the root, a global rank, as a new one on every rank."""
@@ -391,16 +462,17 @@ class Collectives(Generic[T]):
         """Start an `alltoall` and return its handle; `synchronize` gives `(output, received_splits)` in any case."""
         its = self._arrays
         source = its.describe(array, None)
+        dtype = source.dtype
 
         def finish(result: Any) -> tuple[T, T]:
             outputs, received = result
-            return its.wrap_output(outputs[0], source), its.counts(received, splits)
+            return its.wrap_output(outputs[0], dtype), its.counts(received, splits)
 
         return start(
             _core.ALLTOALL,
             "alltoall",
             name,
-            [_rows_entry(source)],
+            (_rows_entry(source),),
             process_set.process_set_id,
             splits=its.rows(splits),
             finish=finish,
@@ -418,59 +490,27 @@ class Collectives(Generic[T]):
         return received[0] if splits is None else received
 
 
+def _scattering(op: int | str) -> int:
+    """The operator of a reducescatter; raise if it cannot be that."""
+    op = resolve_op(op, None)
+    if op not in (Average, Sum):
+        raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
+    return op
+
+
+def _is_root(root_rank: int) -> bool:
+    # Before `init` it is the start that has to fail, with its own error.
+    return _core.is_initialized() and _core.rank() == root_rank
+
+
 def require_members(arrays: Sequence[Any]) -> None:
     """Raise unless a group has a tensor."""
     if not arrays:
         raise ValueError("A grouped operation needs at least one tensor.")
 
 
-def synchronize(handle: int) -> Any:
-    """Wait for an asynchronous operation and return its result; None if the handle has given it already.
-
-    Raises
-    ------
-    TypeError
-        Not a handle.
-    HorovodNotInitializedError
-        `hvd.shutdown()` was called before: the result is lost.
-    HorovodInternalError
-        The operation failed on all its ranks: they disagree about it, a rank was lost, or Horovod was shut down.
-    """
-    return _core.wait(handle)
-
-
-def poll(handle: int) -> bool:
-    """Whether an asynchronous operation is done, so that `synchronize` would not wait.
-
-    Raises
-    ------
-    ValueError
-        Unknown handle, or one that was synchronized already.
-    """
-    return _core.poll(handle)
-
-
-def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every member of the process set has called this.
-
-    Raises
-    ------
-    ValueError
-        Not a member.
-    HorovodInternalError
-        A rank was lost, or Horovod is not initialised.
-    """
-    _core.barrier(process_set.process_set_id)
-
-
-def join() -> int:
-    """Say that this rank has no more data, wait until every rank has said so, and return the one that said it last.
-
-    Meanwhile allreduces of the others go on without this one, which contributes the identity of their operator.
-
-    Raises
-    ------
-    HorovodInternalError
-        A rank was lost, or Horovod is not initialised.
-    """
-    return _core.join()
+def checked_splits(rows: list[int]) -> list[int] | None:
+    """Alltoall's rows for each rank, None where there are none; raise unless they can be that."""
+    if any(n < 0 for n in rows):
+        raise ValueError(f"alltoall expects splits that are not negative, not {rows}.")
+    return rows or None

@@ -118,6 +118,11 @@ def reduce_numbers(numbers: "array[int]", op: int, name: str, process_set: Proce
     _core.wait(_enqueue(kind, "allreduce", name, numbers, _INT64, True, -1, process_set, op))
 
 
+def start_reducing_bytes(data: bytearray, op: int, name: str, process_set: ProcessSet) -> int:
+    """Start to reduce bytes over all members, in place, and return the handle."""
+    return _enqueue(_core.ALLREDUCE, "allreduce", name, data, _UINT8, True, -1, process_set, op)
+
+
 def allgather_numbers(numbers: "array[int]", name: str, process_set: ProcessSet) -> list[int]:
     """Return the 64-bit integers of all members, one after the other in the order of ranks."""
     return _allgather(numbers, _INT64, name, process_set).cast("q").tolist()

@@ -1,6 +1,7 @@
 """Handing operations to the core: the one caller of `_core.enqueue`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -63,3 +64,23 @@ def start(
         grouped,
         finish,
     )
+
+
+def complete_all(completions: Iterable[Callable[[], object]]) -> None:
+    """Call what waits for each of several operations, and only then raise what failed first.
+
+    Until all have ended they write into memory, which nobody may touch before.
+    """
+    failure = None
+    for complete in completions:
+        try:
+            complete()
+        except RuntimeError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def wait_for_all(handles: Iterable[int]) -> None:
+    """Wait for several operations whose results are already where they belong."""
+    complete_all([partial(_core.wait, handle) for handle in handles])

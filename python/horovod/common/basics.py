@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from horovod import _core
-from horovod.common import _ops
+from horovod.common import _job_events, _ops
 from horovod.common import process_sets as _process_sets
 from horovod.common.exceptions import HorovodInternalError, HorovodNotInitializedError
 
@@ -121,6 +121,8 @@ class HorovodBasics:
         else:
             wanted = _process_sets.checked_list(process_sets)
         running = _core.is_initialized()
+        if not running:
+            _job_events.forget_job()
         try:
             _core.init(ranks, dynamic)
         except ValueError:

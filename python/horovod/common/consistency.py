@@ -73,6 +73,26 @@ def compare(
     return _differences(names, [(row[0], row[2:]) for row in rows])
 
 
+def report(
+    names: Sequence[str],
+    sums: Sequence[int],
+    action: str | None,
+    name: str,
+    process_set: ProcessSet,
+) -> bool:
+    """Whether `compare` finds no difference; one is raised or logged, as the action or the setting wants it."""
+    differences = compare(names, sums, name, process_set)
+    if not differences:
+        return True
+    text = describe(differences, len(names), "")
+    is_error = _core.consistency()[1] if action is None else action == "error"
+    if is_error:
+        raise ReplicasDifferError(text)
+    if _core.rank() == (process_set.ranks or [0])[0]:
+        _log.warning("%s", text)
+    return False
+
+
 def describe(differences: Sequence[Difference], total: int, where: str) -> str:
     """All there is to say about a difference."""
     named = "; ".join(str(difference) for difference in differences[:_NAMED_MAX])

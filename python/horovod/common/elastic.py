@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from horovod import _core
 from horovod.common import _consensus
 from horovod.common._news import HostMessages, HostUpdateResult, notification_manager
+from horovod.common.basics import basics
 from horovod.common.exceptions import (
     HorovodInternalError,
     HorovodStalledError,
@@ -24,7 +25,7 @@ from horovod.common.exceptions import (
 )
 from horovod.common.process_sets import global_process_set
 
-__all__ = ["ObjectState", "State", "notification_manager", "run_fn"]
+__all__ = ["ObjectState", "State", "notification_manager", "run", "run_fn"]
 
 _log = logging.getLogger("horovod")
 _S = TypeVar("_S", bound="State")
@@ -236,6 +237,28 @@ def run_fn(
             notification_manager.remove_listener(state)
 
     return wrapper  # type: ignore[return-value] # its first parameter has a name
+
+
+def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
+    """Decorate the training function `func(state, ...)`: it is called again whenever the job's members change.
+
+    Before each call all ranks have the same state. After a lost rank that is the state of the last
+    `state.commit()`; after a change of hosts it is the state as it is. So the function has to go on from where
+    its state says, not from the beginning. It also works in jobs that are not elastic.
+
+    Errors other than `HorovodInternalError` and `HostsUpdatedInterrupt` end the process. Between `hvd.init()` and the
+    call of the function no collective operation may be used: a worker that joins later would wait for ever.
+
+    Examples
+    --------
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     for state.epoch in range(state.epoch, epochs):
+    ...         train_one_epoch(state)
+    ...         state.commit()
+    >>> train(hvd.elastic.TorchState(model, optimizer, epoch=0))  # or another state
+    """
+    return run_fn(func, basics.begin_again)
 
 
 class _Run:

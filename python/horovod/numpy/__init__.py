@@ -21,48 +21,26 @@ if importlib.util.find_spec("numpy") is None:
         name="numpy",
     )
 
-from horovod.common._collectives import Collectives, barrier, join, poll, synchronize
-from horovod.common._objects import allgather_object, broadcast_object
-from horovod.common._ops import Adasum, Average, Max, Min, Product, Sum
-from horovod.common.basics import basics as _basics
-from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
-from horovod.common.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
+from horovod.common import api as _api
+from horovod.common._collectives import Collectives
+from horovod.common._waiting import synchronize
+from horovod.common.api import *  # noqa: F403
+from horovod.common.api import is_homogeneous
 from horovod.numpy._arrays import NumpyArrays
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "HorovodStalledError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_async",
-    "allgather_object",
     "allreduce",
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
     "alltoall",
     "alltoall_async",
-    "barrier",
     "broadcast",
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "broadcast_object",
-    "cross_rank",
-    "cross_size",
-    "global_process_set",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -71,36 +49,12 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
     "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
-
-init = _basics.init
-shutdown = _basics.shutdown
-is_initialized = _basics.is_initialized
-is_homogeneous = _basics.is_homogeneous
-rank = _basics.rank
-size = _basics.size
-local_rank = _basics.local_rank
-local_size = _basics.local_size
-cross_rank = _basics.cross_rank
-cross_size = _basics.cross_size
-start_timeline = _basics.start_timeline
-stop_timeline = _basics.stop_timeline
+__all__ += _api.__all__
 
 _collectives = Collectives(NumpyArrays())
 allreduce = _collectives.allreduce

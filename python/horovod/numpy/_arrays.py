@@ -4,16 +4,18 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common._collectives import Memory
+from horovod.common._collectives import Allocation, Memory, checked_splits
 from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
 from horovod.common._operations import Output
 
 Array = np.ndarray[Any, Any]
 
 
-def _memory(wire: Array, dtype: Any, is_own: bool, has_rows: bool) -> Memory:
-    code = CODES[wire.dtype.name]
-    return Memory(wire.ctypes.data, wire.nbytes, code, wire.shape, wire, dtype, is_own, has_rows)
+def _wire_dtype(dtype: Any) -> Any:
+    """The type in which elements travel: pairs of reals for complex numbers, bytes for what the core does not know."""
+    if dtype.name in CODES:
+        return dtype
+    return np.dtype(REAL_OF.get(dtype.name, np.uint8))
 
 
 class NumpyArrays:
@@ -32,13 +34,13 @@ class NumpyArrays:
             raise ValueError(f"Arrays of dtype {dtype} are not supported for op {OP_NAMES[op]}.")
         native = dtype.newbyteorder("=")
         wire = np.require(given, native, ["C", "A"])
-        is_own = isinstance(array, np.ndarray) and np.may_share_memory(wire, array)
+        origin = array.ctypes.data if isinstance(array, np.ndarray) else None
         wire = wire[...]  # a view, for an array that somebody views cannot be resized
-        if dtype.name in REAL_OF:
-            wire = wire[..., np.newaxis].view(REAL_OF[dtype.name])
-        elif dtype.name not in CODES:
-            wire = wire[..., np.newaxis].view(np.uint8)
-        return _memory(wire, native, is_own, given.ndim > 0)
+        wire_dtype = _wire_dtype(native)
+        if wire_dtype != native:
+            wire = wire[..., np.newaxis].view(wire_dtype)
+        address, code = wire.ctypes.data, CODES[wire_dtype.name]
+        return Memory(address, wire.nbytes, code, wire.shape, wire, native, origin, given.ndim > 0)
 
     def check_writable(self, array: Any) -> None:
         if not isinstance(array, np.ndarray):
@@ -48,26 +50,26 @@ class NumpyArrays:
                 "The array is read-only: pass a copy() of it, or use the form that returns a new one."
             )
 
-    def allocate(self, like: Memory) -> Memory:
+    def allocate(self, like: Memory) -> Allocation:
         wire = np.empty(like.shape, like.owner.dtype)
-        return _memory(wire, like.dtype, True, like.has_rows)
+        return wire.ctypes.data, wire
 
-    def copy(self, memory: Memory) -> Memory:
+    def copy(self, memory: Memory) -> Allocation:
         wire = memory.owner.copy()
-        return _memory(wire, memory.dtype, True, memory.has_rows)
+        return wire.ctypes.data, wire
 
     def put(self, array: Array, memory: Memory) -> None:
         if not memory.is_own:
-            array[...] = self.wrap(memory)
+            array[...] = _typed(memory.owner, memory.dtype)
 
-    def wrap(self, memory: Memory) -> Array:
-        return _typed(memory.owner, memory.dtype)
+    def wrap(self, owner: Array, dtype: Any) -> Array:
+        return _typed(owner, dtype)
 
-    def wrap_output(self, output: Output, like: Memory) -> Array:
+    def wrap_output(self, output: Output, dtype: Any) -> Array:
         buffer, shape = output
-        dtype = like.owner.dtype
-        flat = np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)  # type: ignore[call-overload]
-        return _typed(flat.reshape(shape), like.dtype)
+        wire_dtype = _wire_dtype(dtype)
+        flat = np.frombuffer(buffer, wire_dtype) if len(buffer) else np.empty(0, wire_dtype)  # type: ignore[call-overload]
+        return _typed(flat.reshape(shape), dtype)
 
     def rows(self, splits: Any) -> list[int] | None:
         if splits is None:
@@ -77,9 +79,7 @@ class NumpyArrays:
             raise ValueError(
                 f"alltoall expects a 1D list of integers as splits, not {splits!r:.200}."
             )
-        if bool((rows < 0).any()):
-            raise ValueError(f"alltoall expects splits that are not negative, not {rows.tolist()}.")
-        return rows.tolist() or None
+        return checked_splits(rows.tolist())
 
     def counts(self, numbers: list[int], splits: Any) -> Array:
         return np.array(numbers, np.int32)

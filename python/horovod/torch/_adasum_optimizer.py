@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
+from horovod.common._job_events import remember_until_job_ends
+from horovod.common._objects import start_reducing_bytes
+from horovod.common._optimizer_settings import active
 from horovod.common.consistency import Watch
+from horovod.common.process_sets import global_process_set
 from horovod.torch._consistency import watch_step
-from horovod.torch._handles import remember_until_job_ends
-from horovod.torch._optimizer_wrapping import Wrapped, active
+from horovod.torch._optimizer_wrapping import Wrapped
 from horovod.torch.mpi_ops import Adasum, Max, allreduce_async_, synchronize
 
 
@@ -124,10 +127,9 @@ class _DistributedAdasumOptimizer(Wrapped):
         self, moved: list[tuple[str, torch.Tensor]], before: list[torch.Tensor], watch: Watch
     ) -> None:
         compression = self._hvd_settings.options.compression
-        said = torch.frombuffer(bytearray(watch.said), dtype=torch.uint8)
-        largest = said.clone()
+        said, largest = watch.said, bytearray(watch.said)
         name = f"consistency.{self._hvd_settings.key}.said"
-        sent = [allreduce_async_(largest, name=name, op=Max)]
+        sent = [start_reducing_bytes(largest, Max, name, global_process_set)]
         contexts = []
         with torch.no_grad():
             for (name, param), start in zip(moved, before, strict=True):
@@ -136,8 +138,8 @@ class _DistributedAdasumOptimizer(Wrapped):
                 contexts.append(ctx)
                 param.copy_(start)  # until the combined move is known, and if it never comes
             _, *results = [synchronize(handle) for handle in sent]
-            if not torch.equal(said, largest):
-                watch.hear(bytes(largest.tolist()))
+            if largest != said:
+                watch.hear(bytes(largest))
             watch.raise_difference()
             for (_, param), result, ctx in zip(moved, results, contexts, strict=True):
                 param.add_(compression.decompress(result, ctx))

@@ -6,13 +6,10 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from horovod import _core
-from horovod.common._collectives import require_members
-from horovod.common._operations import start
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce, grouped_allreduce
 from horovod.torch._handles import eagerly, synchronize
-from horovod.torch._tensors import check_movable, from_core, rows_entry
+from horovod.torch._tensors import collectives
 
 
 def allgather_async(
@@ -24,16 +21,7 @@ def allgather_async(
     """
     if is_dynamo_compiling():
         return eagerly(allgather_async, tensor, name, process_set)
-    check_movable(tensor)
-    dtype = tensor.dtype
-
-    def finish(outputs: Any) -> torch.Tensor:
-        return from_core(outputs[0], dtype)
-
-    entries = [rows_entry(tensor)]
-    return start(
-        _core.ALLGATHER, "allgather", name, entries, process_set.process_set_id, finish=finish
-    )
+    return collectives.allgather_async(tensor, name, process_set)
 
 
 def grouped_allgather_async(
@@ -44,25 +32,7 @@ def grouped_allgather_async(
     """Start a `grouped_allgather` and return its handle; `synchronize` gives the tuple of results."""
     if is_dynamo_compiling():
         return eagerly(grouped_allgather_async, tensors, name, process_set)
-    tensors = tuple(tensors)
-    require_members(tensors)
-    for tensor in tensors:
-        check_movable(tensor)
-    dtypes = [tensor.dtype for tensor in tensors]
-
-    def finish(outputs: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(from_core(o, dtype) for o, dtype in zip(outputs, dtypes, strict=True))
-
-    entries = [rows_entry(tensor) for tensor in tensors]
-    return start(
-        _core.ALLGATHER,
-        "grouped_allgather",
-        name,
-        entries,
-        process_set.process_set_id,
-        grouped=True,
-        finish=finish,
-    )
+    return collectives.grouped_allgather_async(tensors, name, process_set)
 
 
 class HorovodAllgather(torch.autograd.Function):

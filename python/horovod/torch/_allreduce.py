@@ -1,6 +1,6 @@
 """Allreduce in all its forms: reduce tensors over the ranks and return the result on each of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,19 +9,13 @@ from torch.compiler import is_dynamo_compiling
 from horovod import _core
 from horovod.common._collectives import require_members
 from horovod.common._compression import Compressor, NoneCompressor
-from horovod.common._operations import Entry, later_sharers, start
 from horovod.common._ops import resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._handles import eagerly, synchronize
 from horovod.torch._tensors import (
-    Staged,
-    allreduce_plain_together,
-    check_reducible,
+    collectives,
     enqueue_plain,
-    entry,
-    from_wire,
     grouped_allreduce_plain,
-    to_wire,
 )
 
 _ALLREDUCE = _core.ALLREDUCE
@@ -62,35 +56,8 @@ def allreduce_async_(
     )
     if plain is not None:
         return plain
-    check_reducible(tensor, op)
-    options = (op, prescale_factor, postscale_factor, process_set)
-    staged = Staged(tensor)
-
-    def finish(_: Any) -> torch.Tensor:
-        staged.write_back()
-        return tensor
-
-    wire = staged.wire
-    return _start(finish, "allreduce", name, (entry(wire, wire.data_ptr(), wire),), *options)
-
-
-def allreduce_together_(
-    tensors: list[torch.Tensor],
-    names: list[str],
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-) -> list[int]:
-    """Start one `allreduce_async_` per tensor, of which the other ranks hear at once; return the handles.
-
-    There are fewer if some tensor needs preparation or is refused: that one and all after it were not started.
-    """
-    if is_dynamo_compiling():
-        return []
-    set_id = process_set.process_set_id
-    return allreduce_plain_together(
-        tensors, "allreduce", names, op, prescale_factor, postscale_factor, set_id
+    return collectives.allreduce_async_(
+        tensor, None, name, op, prescale_factor, postscale_factor, process_set
     )
 
 
@@ -112,15 +79,7 @@ def allreduce_async(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(allreduce_async, tensor, None, name, *options)
-    check_reducible(tensor, op)
-    source, output = _wire_and_output(tensor)
-    dtype = tensor.dtype
-
-    def finish(_: Any) -> torch.Tensor:
-        return from_wire(output, dtype)
-
-    item = entry(source, output.data_ptr(), (source, output))
-    return _start(finish, "allreduce", name, (item,), *options)
+    return collectives.allreduce_async(tensor, None, name, *options)
 
 
 def allreduce_(
@@ -167,20 +126,7 @@ def grouped_allreduce_async_(
     )
     if plain is not None:
         return plain
-    staged = []
-    for tensor in tensors:
-        check_reducible(tensor, op)
-        staged.append(Staged(tensor))
-    for i in later_sharers([stage.span() for stage in staged]):
-        staged[i].keep_apart()
-    entries = [entry(stage.wire, stage.wire.data_ptr(), stage.wire) for stage in staged]
-
-    def finish(_: Any) -> tuple[torch.Tensor, ...]:
-        for stage in staged:
-            stage.write_back()
-        return tensors
-
-    return _start(finish, "grouped_allreduce", name, entries, *options)
+    return collectives.grouped_allreduce_async_(tensors, None, name, *options)
 
 
 def grouped_allreduce_async(
@@ -200,20 +146,7 @@ def grouped_allreduce_async(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(grouped_allreduce_async, tensors, None, name, *options)
-    tensors = tuple(tensors)
-    require_members(tensors)
-    entries = []
-    results = []
-    for tensor in tensors:
-        check_reducible(tensor, op)
-        source, output = _wire_and_output(tensor)
-        entries.append(entry(source, output.data_ptr(), (source, output)))
-        results.append(from_wire(output, tensor.dtype))
-
-    def finish(_: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(results)
-
-    return _start(finish, "grouped_allreduce", name, entries, *options)
+    return collectives.grouped_allreduce_async(tensors, None, name, *options)
 
 
 def grouped_allreduce_(
@@ -395,35 +328,3 @@ def grouped_allreduce(
     compressed, contexts = zip(*(compression.compress(t) for t in tensors), strict=True)
     reduced = HorovodGroupedAllreduce.apply(None, name, *options, *compressed)
     return [compression.decompress(t, ctx) for t, ctx in zip(reduced, contexts, strict=True)]
-
-
-def _start(
-    finish: Callable[[Any], Any],
-    prefix: str,
-    name: str | None,
-    entries: Sequence[Entry],
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-) -> int:
-    return start(
-        _ALLREDUCE,
-        prefix,
-        name,
-        entries,
-        process_set.process_set_id,
-        op=op,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        grouped=prefix.startswith("grouped"),
-        finish=finish,
-    )
-
-
-def _wire_and_output(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory to read, and memory for the result; the same where the input had to be copied anyway."""
-    wire = to_wire(tensor)
-    if wire.data_ptr() != tensor.data_ptr():
-        return wire, wire
-    return wire, torch.empty_like(wire)

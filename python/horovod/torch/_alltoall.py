@@ -1,18 +1,13 @@
 """Alltoall: every rank sends some of its rows to each other rank."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from horovod import _core
-from horovod.common._operations import start
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._handles import eagerly, synchronize
-from horovod.torch._tensors import check_movable, from_core, rows_entry
-
-Splits = torch.Tensor | Sequence[int] | None
+from horovod.torch._tensors import Splits, collectives
 
 
 def alltoall_async(
@@ -27,42 +22,7 @@ def alltoall_async(
     """
     if is_dynamo_compiling():
         return eagerly(alltoall_async, tensor, splits, name, process_set)
-    check_movable(tensor)
-    dtype = tensor.dtype
-    rows, device = _read_splits(splits)
-
-    def finish(result: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        outputs, received = result
-        return from_core(outputs[0], dtype), torch.tensor(
-            received, dtype=torch.int32, device=device
-        )
-
-    entries = [rows_entry(tensor)]
-    set_id = process_set.process_set_id
-    return start(_core.ALLTOALL, "alltoall", name, entries, set_id, splits=rows, finish=finish)
-
-
-def _read_splits(splits: Splits) -> tuple[list[int] | None, torch.device]:
-    """Rows for each member, None for an even split; and where the received splits shall live."""
-    if splits is None:
-        return None, torch.device("cpu")
-    if isinstance(splits, torch.Tensor):
-        if splits.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                "alltoall expects splits to contain 32-bit integer elements (or 64-bit ones), "
-                f"not {splits.dtype}."
-            )
-        tensor = splits
-    else:
-        tensor = torch.tensor(splits, dtype=torch.int64, device="cpu")
-    if tensor.dim() != 1:
-        raise ValueError(
-            f"alltoall expects a 1D splits tensor, not one of shape {tuple(tensor.shape)}."
-        )
-    rows: list[int] = tensor.tolist()
-    if any(n < 0 for n in rows):
-        raise ValueError(f"alltoall expects splits that are not negative, not {rows}.")
-    return rows or None, tensor.device
+    return collectives.alltoall_async(tensor, splits, name, process_set)
 
 
 class HorovodAlltoall(torch.autograd.Function):

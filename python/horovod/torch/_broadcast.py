@@ -6,18 +6,10 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
-from horovod.common._operations import start
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce
 from horovod.torch._handles import eagerly, synchronize
-from horovod.torch._tensors import (
-    Staged,
-    check_movable,
-    enqueue_plain,
-    entry,
-    from_wire,
-    to_wire,
-)
+from horovod.torch._tensors import collectives, enqueue_plain
 
 _BROADCAST = _core.BROADCAST
 
@@ -34,22 +26,7 @@ def broadcast_async(
     """
     if is_dynamo_compiling():
         return eagerly(broadcast_async, tensor, root_rank, name, process_set)
-    check_movable(tensor)
-    wire = to_wire(tensor)
-    if not _is_root(root_rank):
-        output = torch.empty_like(wire)
-    elif wire.data_ptr() == tensor.data_ptr():
-        output = wire.clone()  # nobody writes into the root's output
-    else:
-        output = wire
-    item = entry(output, output.data_ptr(), output)
-    dtype = tensor.dtype
-
-    def finish(_: Any) -> torch.Tensor:
-        return from_wire(output, dtype)
-
-    set_id = process_set.process_set_id
-    return start(_BROADCAST, "broadcast", name, (item,), set_id, root_rank=root_rank, finish=finish)
+    return collectives.broadcast_async(tensor, root_rank, name, process_set)
 
 
 def broadcast_async_(
@@ -70,25 +47,7 @@ def broadcast_async_(
     )
     if plain is not None:
         return plain
-    check_movable(tensor)
-    staged = Staged(tensor)
-    wire = staged.wire
-
-    is_root = _is_root(root_rank)
-
-    def finish(_: Any) -> torch.Tensor:
-        if not is_root:
-            staged.write_back()
-        return tensor
-
-    item = entry(wire, wire.data_ptr(), wire)
-    set_id = process_set.process_set_id
-    return start(_BROADCAST, "broadcast", name, (item,), set_id, root_rank=root_rank, finish=finish)
-
-
-def _is_root(root_rank: int) -> bool:
-    # Before `init` it is the enqueue that has to fail, with its own error.
-    return _core.is_initialized() and _core.rank() == root_rank
+    return collectives.broadcast_async_(tensor, root_rank, name, process_set)
 
 
 class HorovodBroadcast(torch.autograd.Function):

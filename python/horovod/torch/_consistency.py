@@ -1,13 +1,11 @@
 """Checksums of torch tensors, and the check whether all ranks hold the same ones."""
 
-import logging
 from collections.abc import Iterable, Mapping
 
 import torch
 
 from horovod import _core
 from horovod.common import consistency
-from horovod.common.exceptions import ReplicasDifferError
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._tensors import check_memory, to_wire
 
@@ -65,15 +63,5 @@ def check_consistency(
     consistency.checked_action(action)
     for _, tensor in named:
         check_memory(tensor)
-    is_error = _core.consistency()[1] if action is None else action == "error"
-    differences = consistency.compare(
-        [key for key, _ in named], checksums(tensor for _, tensor in named), name, process_set
-    )
-    if not differences:
-        return True
-    text = consistency.describe(differences, len(named), "")
-    if is_error:
-        raise ReplicasDifferError(text)
-    if _core.rank() == (process_set.ranks or [0])[0]:
-        logging.getLogger("horovod").warning("%s", text)
-    return False
+    sums = checksums(tensor for _, tensor in named)
+    return consistency.report([key for key, _ in named], sums, action, name, process_set)

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 
-from horovod.common.process_sets import ProcessSet
 from horovod.torch._gradient_hooks import Watched
-from horovod.torch.mpi_ops import Average
 
 # Where a gradient stands within a cycle (from one step() to the next): it is accumulated, it waits for the rest of its
 # group, it is sent.
 IDLE, READY, STARTED = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceOptions:
-    """How gradients travel; the same on every rank."""
-
-    compression: Any
-    op: int
-    gradient_predivide_factor: float
-    sparse_as_dense: bool
-    process_set: ProcessSet
-    zero_missing_gradients: bool = True
-
-    def factors(self) -> tuple[float, float]:
-        """Scale factors before and after the reduction."""
-        if self.op != Average:
-            return 1.0, 1.0
-        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
 
 
 class GradientEntry(Watched):

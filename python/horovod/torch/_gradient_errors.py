@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 EXTRA_BACKWARD = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). "
     "Increase backward_passes_per_step to accumulate gradients locally, or put the extra passes into no_sync()."
@@ -17,3 +19,15 @@ DUPLICATE_NAME = (
     "Distributed optimizers whose gradients come from one backward pass need different parameter names: "
     'give each its own named_parameters, such as model.named_parameters(prefix="generator").'
 )
+
+
+def not_reduced(names: Sequence[str], rank: int, operation: str) -> str:
+    """What is said when `backward()` gave up waiting for these gradients."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"backward() returned before the gradients of {names[0]!r}{more} were reduced: rank {rank} waits for "
+        f"{operation}, which this rank has not called yet. They will be reduced in optimizer.synchronize() or "
+        "step(); do not read or change them before, so call synchronize() before clipping, and step() under "
+        "skip_synchronize() then. Where every rank makes the same calls in the same order, backward() returns with "
+        "reduced gradients; with optimizer.wait_in_backward = False it never waits. This is said once."
+    )

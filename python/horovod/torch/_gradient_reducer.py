@@ -17,32 +17,33 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from horovod.common.consistency import Watch
-from horovod.torch import _gradient_agreement as agreement
-from horovod.torch._exclusive_parameters import refuse_foreign, refuse_shared
-from horovod.torch._gradient_agreement import (
+from horovod.common._gradient_presence import (
     IS_DENSE,
     IS_SPARSE,
     LOCAL_ONLY,
     ROWS,
     SENT,
     WAITS_FOR_GROUP,
+    Announcement,
+    GradientPresence,
 )
+from horovod.common._optimizer_settings import ReduceOptions
+from horovod.common._soft_wait import SoftWait
+from horovod.common.consistency import Watch
+from horovod.torch._exclusive_parameters import refuse_foreign, refuse_shared
 from horovod.torch._gradient_entries import (
     IDLE,
     READY,
     STARTED,
     GradientEntry,
     Group,
-    ReduceOptions,
     unwatch,
     zeros_for,
 )
-from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR
+from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR, not_reduced
 from horovod.torch._gradient_hooks import can_be_watched, queue_callback
 from horovod.torch._gradient_sending import Sender
-from horovod.torch._soft_wait import SoftWait
-from horovod.torch.mpi_ops import Average, Max, Sum, allreduce_async_, synchronize
+from horovod.torch.mpi_ops import Average, Sum
 
 # Those whose hooks are in place.
 _reducers: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
@@ -75,12 +76,10 @@ class GradientReducer:
         self._sender = Sender(options)
         self._entries: list[GradientEntry] = []  # sorted by name: the same order on every rank
         self._by_param: dict[torch.Tensor, GradientEntry] = {}
+        self._presence = GradientPresence(watch, options.process_set)
         self._soft_wait = SoftWait()
         self._in_parts: list[GradientEntry] = []
-        self._announced: tuple[torch.Tensor, torch.Tensor, int, bool] | None = None
-        # For the other ranks to compare: steps taken, and reductions that zero_grad() dropped.
-        self._steps = self._drops = 0
-        self._digest: int | None = None
+        self._announced: Announcement | None = None
         self._open = 0  # gradients that are not sent, or not any more
         self._repeated = False  # whether one was sent twice in this cycle
         self._touched = False
@@ -107,7 +106,7 @@ class GradientReducer:
                 self._watch(entry)
         self._entries.sort(key=lambda entry: entry.name)
         self._open += len(named)
-        self._digest = None
+        self._presence.set_names([entry.name for entry in self._entries])
         self._exclusive = False
 
     def set_groups(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -178,7 +177,7 @@ class GradientReducer:
         """Begin a new cycle after a step."""
         if self._announced is not None:  # a step under skip_synchronize()
             self._bring_to_an_end()
-        self._steps += 1
+        self._presence.count_step()
         self.wait()
         self.reset()
 
@@ -189,19 +188,18 @@ class GradientReducer:
         else:
             if self._sender.handed_over or self._announced is not None:
                 self._bring_to_an_end()
-            self._drops += self._reduced
+            if self._reduced:
+                self._presence.count_drop()
         self.reset()
 
     def forget_job(self) -> None:
         """Begin anew with ranks that may have just started."""
         self.reset()
-        self._steps = self._drops = 0
-        self.watch.forget_job()
+        self._presence.forget_job()
 
     def note_join(self) -> None:
         """Count anew: the ranks that had less to do took fewer steps."""
-        self._steps = self._drops = 0
-        self.watch.note_join()
+        self._presence.note_join()
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
@@ -380,16 +378,18 @@ class GradientReducer:
 
     def _wait_softly(self) -> None:
         """Agree and wait, unless the others wait for what comes after `backward()`; `finish` does what is left."""
-        names = [entry.name for entry in self._entries]
         while self._announced is not None or self._unannounced:
             # What an earlier pass told of is agreed upon first.
             self._announced = self._announced or self._announce()
-            if not self._soft_wait.have_ended([self._announced[2]], names):
+            if not self._soft_wait.have_ended([self._announced.handle], self._not_reduced):
                 return
             self._agree()
         self._sender.hand_over()
-        if self._soft_wait.have_ended(self._sender.awaited, names):
+        if self._soft_wait.have_ended(self._sender.awaited, self._not_reduced):
             self.wait()
+
+    def _not_reduced(self, rank: int, operation: str) -> str:
+        return not_reduced([entry.name for entry in self._entries], rank, operation)
 
     # ---- agreement ---------------------------------------------------------------------------------------------
 
@@ -399,41 +399,25 @@ class GradientReducer:
         Without it a parameter that only some ranks used would leave the others waiting, and a parameter that no
         rank used could not keep `None`.
         """
-        mine, theirs, handle, sent_all = self._announced or self._announce()
-        self._announced = None
-        synchronize(handle)
-        differing = agreement.check(mine, theirs, self._steps, self._drops)
-        if differing is not None:
-            self.watch.hear(differing)
+        announced, self._announced = self._announced or self._announce(), None
+        rows = self._presence.learn(announced)
         later = self._unannounced
         self._agreed = not later
-        if not sent_all or not torch.equal(mine, theirs):
-            self._join_others(agreement.rows_of(theirs))
+        if rows is not None:
+            self._join_others(rows)
         self._unannounced = self._sender.handed_over = later
         self._reduced = True
 
-    def _announce(self) -> tuple[torch.Tensor, torch.Tensor, int, bool]:
-        """Tell the others which gradients this rank has: what it said, what all will have said, when, whether that is
-        all it has.
-        """
+    def _announce(self) -> Announcement:
+        """Tell the others which gradients this rank has."""
         self._sender.hand_over()
-        mine, sent_all = self._announcement()
-        theirs = mine.clone()
-        handle = allreduce_async_(
-            theirs,
-            name=f"presence.{self._entries[0].name}" if self._entries else "presence",
-            op=Max,
-            process_set=self._options.process_set,
-        )
+        announced = self._presence.announce(self._rows())
         self._unannounced = False
-        return mine, theirs, handle, sent_all
+        return announced
 
-    def _announcement(self) -> tuple[torch.Tensor, bool]:
-        if self._digest is None:
-            self._digest = agreement.digest(entry.name for entry in self._entries)
-        head = agreement.header(self._steps, self._drops, self._digest, self.watch.said)
+    def _rows(self) -> list[list[int]] | None:
         if not (self._open or self._sender.sparse or self._repeated):
-            return agreement.all_sent_once(head, len(self._entries)), True
+            return None
         rows = [[0] * len(self._entries) for _ in range(ROWS)]
         for index, entry in enumerate(self._entries):
             grad = entry.param.grad
@@ -445,10 +429,9 @@ class GradientReducer:
                 rows[WAITS_FOR_GROUP][index] = entry.sent + 1
             elif entry.state == IDLE:
                 rows[LOCAL_ONLY][index] = entry.sent + 1
-        sent_all = not any(rows[WAITS_FOR_GROUP]) and not any(rows[LOCAL_ONLY])
-        return agreement.announcement(head, rows), sent_all
+        return rows
 
-    def _join_others(self, rows: list[list[int]]) -> None:
+    def _join_others(self, rows: Sequence[Sequence[int]]) -> None:
         """Send what other ranks sent and this one did not, or hold back for their groups."""
         wanted = [max(both) for both in zip(rows[SENT], rows[WAITS_FOR_GROUP], strict=True)]
         for number in range(1, max(wanted, default=0) + 1):
@@ -456,7 +439,7 @@ class GradientReducer:
         if any(local > all_ for local, all_ in zip(rows[LOCAL_ONLY], wanted, strict=True)):
             self._agreed = False
 
-    def _join_round(self, number: int, wanted: list[int], rows: list[list[int]]) -> None:
+    def _join_round(self, number: int, wanted: list[int], rows: Sequence[Sequence[int]]) -> None:
         as_dense = self._options.sparse_as_dense
         # By group: what travels now because a rank that had all members sent them, or because some rank holds it back.
         sent: dict[Group, list[GradientEntry]] = {}

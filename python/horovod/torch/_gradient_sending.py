@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from horovod.common._operations import complete_all
+from horovod.common._optimizer_settings import ReduceOptions
 from horovod.common.exceptions import DuplicateNameError
 from horovod.common.process_sets import ProcessSet
 from horovod.torch import _sparse
-from horovod.torch._gradient_entries import GradientEntry, ReduceOptions
+from horovod.torch._gradient_entries import GradientEntry
 from horovod.torch._gradient_errors import DUPLICATE_NAME
 from horovod.torch._tensors import allreduce_plain_together
 from horovod.torch.compression import Compression
@@ -116,15 +118,7 @@ class Sender:
         """Hand over what is held, wait for everything and put the results in place; raise what failed first."""
         self.hand_over()
         pending, self._in_flight, self.awaited = self._in_flight, [], []
-        failure = None
-        for complete in pending:
-            try:
-                complete()
-            except RuntimeError as error:
-                # The others still write into gradients: nobody may touch those before.
-                failure = failure or error
-        if failure is not None:
-            raise failure
+        complete_all(pending)
 
     def _send_sparse(self, entry: GradientEntry, grad: torch.Tensor) -> None:
         self.handed_over = True

@@ -1,45 +1,17 @@
 """Handles of operations in flight: waiting for them, and keeping `torch.compile` out."""
 
 import operator
-import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, SupportsIndex, TypeVar
+from collections.abc import Callable
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
-from horovod.common._collectives import poll as poll
 
 wait = _core.wait
 
 _T = TypeVar("_T")
-
-
-class _HoldsOperations(Protocol):
-    def _hvd_forget_job(self) -> None: ...
-    def _hvd_note_join(self) -> None: ...
-
-
-# Objects that remember operations of the running job.
-_holders: "weakref.WeakSet[_HoldsOperations]" = weakref.WeakSet()
-
-
-def remember_until_job_ends(holder: _HoldsOperations) -> None:
-    """Have an object told when the job whose operations it remembers is over, and when all ranks have joined."""
-    _holders.add(holder)
-
-
-def forget_job() -> None:
-    """Drop what optimizers had begun in a job that is over."""
-    for holder in list(_holders):
-        holder._hvd_forget_job()
-
-
-def note_join() -> None:
-    """Tell those that count steps that all ranks have joined, maybe after different numbers of them."""
-    for holder in list(_holders):
-        holder._hvd_note_join()
 
 
 def eagerly(fn: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
@@ -87,15 +59,3 @@ def _number(handle: Any) -> int:
         f"hvd.synchronize() takes the handle that an operation with `_async` in its name has returned, not {given}."
         " The other operations have waited already when they return."
     )
-
-
-def synchronize_all(handles: Iterable[int]) -> None:
-    """Wait for several operations, and only then raise what failed first: none may still write into a tensor."""
-    failure = None
-    for handle in handles:
-        try:
-            synchronize(handle)
-        except RuntimeError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure

@@ -7,9 +7,10 @@ import torch
 
 from horovod import _core
 from horovod.common import _objects
+from horovod.common._operations import wait_for_all
+from horovod.common._trees import rebuilt
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._broadcast import broadcast_async_
-from horovod.torch._handles import synchronize_all
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def broadcast_optimizer_state(
         broadcast_async_(tensor, root_rank, f"optimizer_state.{name}", process_set)
         for name, tensor in tensors
     ]
-    synchronize_all(handles)
+    wait_for_all(handles)
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -101,20 +102,18 @@ def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def _describe(optimizer: torch.optim.Optimizer) -> _Description:
     numbers: dict[int, int] = {}
 
-    def describe(value: Any, param: torch.Tensor | None) -> Any:
-        kind = type(value)
-        if kind is dict:
-            return {key: describe(item, param) for key, item in value.items()}
-        if kind is list or kind is tuple:
-            return kind(describe(item, param) for item in value)
-        if not _is_dense(value):
-            return value
-        return _Slot(
-            numbers.setdefault(id(value), len(numbers)),
-            tuple(value.shape),
-            value.dtype,
-            param is not None and value.device == param.device,
-        )
+    def describe(tree: Any, param: torch.Tensor | None) -> Any:
+        def leaf(value: Any, _: Any, path: str) -> Any:
+            if not _is_dense(value):
+                return value
+            return _Slot(
+                numbers.setdefault(id(value), len(numbers)),
+                tuple(value.shape),
+                value.dtype,
+                param is not None and value.device == param.device,
+            )
+
+        return rebuilt(tree, None, leaf)
 
     index = {param: i for i, param in enumerate(_params(optimizer))}
     param_state: dict[int, Any] = {}
@@ -181,28 +180,18 @@ class _Rebuild:
             optimizer.state[key] = value
 
     def _fill(self, described: Any, local: Any, param: torch.Tensor | None, name: str) -> Any:
-        kind = type(described)
-        if kind is dict:
-            fields = local if isinstance(local, dict) else {}
-            return {
-                key: self._fill(item, fields.get(key), param, f"{name}.{key}")
-                for key, item in described.items()
-            }
-        if kind is list or kind is tuple:
-            known = local if isinstance(local, kind) and len(local) == len(described) else None
-            return kind(
-                self._fill(item, known[i] if known else None, param, f"{name}.{i}")
-                for i, item in enumerate(described)
-            )
-        if kind is not _Slot:
-            return described
-        tensor = self._by_slot.get(described.number)
-        if tensor is None:
-            tensor = self._tensor(described, local, param)
-            self._by_slot[described.number] = tensor
-            self._kept.add(id(tensor))
-            self.tensors.append((name, tensor))
-        return tensor
+        def leaf(slot: Any, own: Any, path: str) -> Any:
+            if type(slot) is not _Slot:
+                return slot
+            tensor = self._by_slot.get(slot.number)
+            if tensor is None:
+                tensor = self._tensor(slot, own, param)
+                self._by_slot[slot.number] = tensor
+                self._kept.add(id(tensor))
+                self.tensors.append((path, tensor))
+            return tensor
+
+        return rebuilt(described, local, leaf, name)
 
     def _tensor(self, slot: _Slot, local: Any, param: torch.Tensor | None) -> torch.Tensor:
         if (

@@ -1,53 +1,21 @@
-"""What both distributed optimizers share: naming parameters, building the subclass, copying and pickling it."""
+"""What both distributed optimizers share: building the subclass, following its groups, copying and pickling it."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
-from horovod import _core
-from horovod.common.consistency import Watch
+from horovod.common._optimizer_settings import Settings, default_names, find_duplicates
 from horovod.common.process_sets import ProcessSet
-from horovod.torch._gradient_entries import ReduceOptions
 from horovod.torch._original_attributes import OriginalAttributes
-from horovod.torch.mpi_ops import Average, Max, Min, Product, is_initialized, size
 
 PUBLIC_MODULE = "horovod.torch.optimizer"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Everything `DistributedOptimizer` was told, free of tensors, so that a copy can be wired up like the original."""
-
-    options: ReduceOptions
-    passes: int
-    names: tuple[tuple[str, ...], ...]
-    """Name on the wire of every parameter, by group and position."""
-    groups: tuple[tuple[str, ...], ...] = ()
-    """Parameters that are reduced together, by name."""
-    check_consistency: int | None = None
-    """Steps between two comparisons of the parameters; None: what the setting says."""
-    consistency_action: str | None = None
-
-    @property
-    def key(self) -> str:
-        """The same word on every rank, also when ranks hold their parameters in different orders."""
-        return min(name for group in self.names for name in group)
-
-    def watch(self) -> Watch:
-        """What compares the parameters while training goes on."""
-        return Watch(
-            self.check_consistency, self.consistency_action, self.key, self.options.process_set
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Settings:
-        return self
 
 
 class Wrapped(OriginalAttributes, torch.optim.Optimizer):
@@ -73,12 +41,9 @@ class Wrapped(OriginalAttributes, torch.optim.Optimizer):
         """Take groups that were added since: to this optimizer, or to the original, which shares them."""
         for index in range(len(self._hvd_settings.names), len(self.param_groups)):
             params = self.param_groups[index]["params"]
-            names = [
-                given.get(param, name) if given else name
-                for param, name in zip(
-                    params, default_names(index, self.param_groups[index]), strict=True
-                )
-            ]
+            defaults = default_names(index, len(params))
+            pairs = zip(params, defaults, strict=True)
+            names = [given.get(param, name) if given else name for param, name in pairs]
             self._hvd_settings = replace(
                 self._hvd_settings, names=(*self._hvd_settings.names, tuple(names))
             )
@@ -133,11 +98,7 @@ class Wrapped(OriginalAttributes, torch.optim.Optimizer):
             state.update(loaded)
             self.state = state
 
-    @staticmethod
-    def find_duplicates(lst: Iterable[Any]) -> set[Any]:
-        """Return the elements that occur more than once."""
-        seen: set[Any] = set()
-        return {x for x in lst if x in seen or seen.add(x)}  # type: ignore[func-returns-value]
+    find_duplicates = staticmethod(find_duplicates)
 
 
 W = TypeVar("W", bound=Wrapped)
@@ -164,54 +125,6 @@ def wrap(optimizer: torch.optim.Optimizer, kind: type[W], settings: Settings) ->
     result._hvd_attached = True
     result._hvd_attach()
     return result
-
-
-def active(process_set: ProcessSet, op: int = Average) -> bool:
-    """Whether this rank has anybody to exchange gradients with, now or after an elastic reset.
-
-    Or has mistakes to find that only matter with several ranks: these operators refuse several backward passes.
-    """
-    if not is_initialized() or not process_set.included():
-        return False
-    return size() > 1 or _core.is_elastic() or op in (Min, Max, Product)
-
-
-def names_on_the_wire(
-    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> tuple[tuple[tuple[str, ...], ...], dict[torch.Tensor, str]]:
-    """Check `named_parameters`; return the name of every parameter by group, and all names that were given."""
-    if named_parameters is None:
-        return tuple(default_names(i, group) for i, group in enumerate(optimizer.param_groups)), {}
-    named = list(named_parameters)
-    if any(not isinstance(entry, tuple) for entry in named):
-        raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-            "model.named_parameters()."
-        )
-    duplicates = Wrapped.find_duplicates(name for name, _ in named)
-    if duplicates:
-        raise ValueError(
-            "Parameter names in named_parameters must be unique. Found duplicates: "
-            + ", ".join(sorted(duplicates))
-        )
-    # torch.compile(model) prefixes its names; ranks that took them from the plain model must still agree.
-    given = {
-        param: name.replace("_orig_mod.", "") for name, param in sorted(named, key=lambda e: e[0])
-    }
-    unnamed = [p for group in optimizer.param_groups for p in group["params"] if p not in given]
-    if unnamed:
-        raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named. Python object "
-            "ids: " + ", ".join(str(id(p)) for p in unnamed)
-        )
-    return tuple(
-        tuple(given[p] for p in group["params"]) for group in optimizer.param_groups
-    ), given
-
-
-def default_names(index: int, group: dict[str, Any]) -> tuple[str, ...]:
-    """Names of the parameters of group number `index` when the user gave none."""
-    return tuple(f"allreduce.noname.{index}.{position}" for position in range(len(group["params"])))
 
 
 def _public(settings: Settings) -> dict[str, Any]:

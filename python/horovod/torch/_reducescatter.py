@@ -6,16 +6,13 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from horovod import _core
 from horovod.common._collectives import require_members
 from horovod.common._compression import Compressor, NoneCompressor
-from horovod.common._operations import start
 from horovod.common._ops import Average, Sum, resolve_op
-from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allgather import allgather, grouped_allgather
 from horovod.torch._handles import eagerly, synchronize
-from horovod.torch._tensors import check_reducible, from_core, rows_entry
+from horovod.torch._tensors import collectives
 
 
 def reducescatter_async(
@@ -30,28 +27,10 @@ def reducescatter_async(
 
     Not differentiable. The input must not be changed before `synchronize`.
     """
-    op = resolve_op(op, None)
+    options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
-        return eagerly(
-            reducescatter_async, tensor, name, op, process_set, prescale_factor, postscale_factor
-        )
-    _check(tensor, op)
-    dtype = tensor.dtype
-
-    def finish(outputs: Any) -> torch.Tensor:
-        return from_core(outputs[0], dtype)
-
-    return start(
-        _core.REDUCESCATTER,
-        "reducescatter",
-        name,
-        [rows_entry(tensor)],
-        process_set.process_set_id,
-        op=op,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        finish=finish,
-    )
+        return eagerly(reducescatter_async, tensor, name, *options)
+    return collectives.reducescatter_async(tensor, name, *options)
 
 
 def grouped_reducescatter_async(
@@ -63,46 +42,10 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Start a `grouped_reducescatter` and return its handle; `synchronize` gives the tuple of results."""
-    op = resolve_op(op, None)
+    options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
-        return eagerly(
-            grouped_reducescatter_async,
-            tensors,
-            name,
-            op,
-            process_set,
-            prescale_factor,
-            postscale_factor,
-        )
-    tensors = tuple(tensors)
-    require_members(tensors)
-    for tensor in tensors:
-        _check(tensor, op)
-    dtypes = [tensor.dtype for tensor in tensors]
-
-    def finish(outputs: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(from_core(o, dtype) for o, dtype in zip(outputs, dtypes, strict=True))
-
-    return start(
-        _core.REDUCESCATTER,
-        "grouped_reducescatter",
-        name,
-        [rows_entry(tensor) for tensor in tensors],
-        process_set.process_set_id,
-        op=op,
-        prescale=prescale_factor,
-        postscale=postscale_factor,
-        grouped=True,
-        finish=finish,
-    )
-
-
-def _check(tensor: torch.Tensor, op: int) -> None:
-    if op not in (Average, Sum):  # first, for it is wrong with every tensor
-        raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
-    check_reducible(tensor, op)
-    if tensor.dim() == 0:
-        raise ValueError("Reducescatter does not support scalar inputs.")
+        return eagerly(grouped_reducescatter_async, tensors, name, *options)
+    return collectives.grouped_reducescatter_async(tensors, name, *options)
 
 
 def _scaled(
@@ -210,22 +153,11 @@ def reducescatter(
     HorovodInternalError
         Another operator, or as in `allreduce`.
     """
-    op = resolve_op(op, None)
+    options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
-        return eagerly(
-            reducescatter,
-            tensor,
-            name,
-            compression,
-            op,
-            process_set,
-            prescale_factor,
-            postscale_factor,
-        )
+        return eagerly(reducescatter, tensor, name, compression, *options)
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodReducescatter.apply(
-        compressed, name, op, process_set, prescale_factor, postscale_factor
-    )
+    reduced = HorovodReducescatter.apply(compressed, name, *options)
     result: torch.Tensor = compression.decompress(reduced, ctx)
     return result
 
@@ -244,22 +176,11 @@ def grouped_reducescatter(
     All are reduced or none; every rank passes the same number of tensors in the same order. Differentiable as
     one group. Each tensor, and errors, as in `reducescatter`; an empty group is a ValueError.
     """
-    op = resolve_op(op, None)
+    options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
-        return eagerly(
-            grouped_reducescatter,
-            tensors,
-            name,
-            compression,
-            op,
-            process_set,
-            prescale_factor,
-            postscale_factor,
-        )
+        return eagerly(grouped_reducescatter, tensors, name, compression, *options)
     tensors = tuple(tensors)
     require_members(tensors)
     compressed, contexts = zip(*(compression.compress(t) for t in tensors), strict=True)
-    reduced = HorovodGroupedReducescatter.apply(
-        name, op, process_set, prescale_factor, postscale_factor, *compressed
-    )
+    reduced = HorovodGroupedReducescatter.apply(name, *options, *compressed)
     return [compression.decompress(t, ctx) for t, ctx in zip(reduced, contexts, strict=True)]

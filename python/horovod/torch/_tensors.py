@@ -1,13 +1,15 @@
 """How a torch tensor is presented to the core: dtype codes, plain contiguous memory in and out."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from horovod import _core
 from horovod.common import _dtypes
+from horovod.common._collectives import Allocation, Collectives, Memory, checked_splits
 from horovod.common._dtypes import OP_NAMES, can_be_reduced
-from horovod.common._operations import Entry, Output
+from horovod.common._operations import Output
 from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 
 # Queues an operation in place on one tensor that needs no preparation: dense host memory, in any order of strides, of a
@@ -31,6 +33,9 @@ CODES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in _d
 _REAL_OF: dict[torch.dtype, torch.dtype] = {
     getattr(torch, name): getattr(torch, real) for name, real in _dtypes.REAL_OF.items()
 }
+
+# Of these it need not be asked whether they are sharded.
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 # What can be reduced; a look-up, as this is asked for every tensor.
 _REDUCIBLE = {
@@ -57,6 +62,9 @@ _OPAQUE = frozenset(
 )
 
 
+Splits: TypeAlias = torch.Tensor | Sequence[int] | None
+
+
 def type_name(tensor: torch.Tensor) -> str:
     """How error texts call a kind of tensor, such as torch.FloatTensor."""
     try:
@@ -68,6 +76,13 @@ def type_name(tensor: torch.Tensor) -> str:
 
 def check_memory(tensor: torch.Tensor) -> None:
     """Raise unless the argument is a tensor with plain host memory."""
+    if (
+        type(tensor) in _PLAIN_TYPES
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    ):
+        return
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"Expected a torch.Tensor, got {type(tensor).__name__}.")
     if is_sharded(tensor):
@@ -115,7 +130,7 @@ def to_wire(tensor: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(tensor.resolve_conj().contiguous())
     if dtype in _OPAQUE:
         return tensor.contiguous().view(torch.uint8)
-    return tensor.resolve_neg().contiguous()
+    return (tensor.resolve_neg() if tensor.is_neg() else tensor).contiguous()
 
 
 def from_wire(wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -127,56 +142,44 @@ def from_wire(wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return wire
 
 
-def entry(wire: torch.Tensor, output: int, owner: Any) -> Entry:
-    """Describe one tensor to the core. `wire` comes from `to_wire`; `owner` keeps all memory alive."""
-    return (wire.data_ptr(), output, CODES[wire.dtype], wire.shape, owner)
+class TorchArrays:
+    """Tensors of any layout in host memory, of all kinds of numbers."""
 
+    def describe(self, array: Any, op: int | None) -> Memory:
+        if op is None:
+            check_movable(array)
+        else:
+            check_reducible(array, op)
+        wire = to_wire(array)
+        return Memory(
+            wire.data_ptr(),
+            wire.nbytes,
+            CODES[wire.dtype],
+            wire.shape,
+            wire,
+            array.dtype,
+            array.data_ptr(),
+            array.dim() > 0,
+        )
 
-def rows_entry(tensor: torch.Tensor) -> Entry:
-    """Describe a tensor whose result the core allocates (allgather, alltoall, reducescatter)."""
-    wire = to_wire(tensor)
-    # A complex scalar must stay a scalar, so that the core refuses it like any other.
-    shape = wire.shape if tensor.dim() else ()
-    return (wire.data_ptr(), 0, CODES[wire.dtype], shape, wire)
+    def check_writable(self, array: torch.Tensor) -> None:
+        pass  # every tensor is
 
+    def allocate(self, like: Memory) -> Allocation:
+        wire = torch.empty_like(like.owner)
+        return wire.data_ptr(), wire
 
-def from_core(output: Output, dtype: torch.dtype) -> torch.Tensor:
-    """Wrap memory that the core allocated, without copying it."""
-    buffer, shape = output
-    wire_dtype = _REAL_OF.get(dtype, torch.uint8 if dtype in _OPAQUE else dtype)
-    if len(buffer):
-        wire = torch.frombuffer(buffer, dtype=wire_dtype).view(shape)
-    else:
-        wire = torch.empty(shape, dtype=wire_dtype, device="cpu")
-    return from_wire(wire, dtype)
+    def copy(self, memory: Memory) -> Allocation:
+        wire = memory.owner.clone()
+        return wire.data_ptr(), wire
 
-
-class Staged:
-    """An in-place operand without plain dense memory of its own: worked on as a copy, written back later."""
-
-    __slots__ = ("address", "target", "wire")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.target = tensor
-        self.address = tensor.data_ptr()
-        self.wire = to_wire(tensor)
-
-    def keep_apart(self) -> None:
-        """Work on a copy, because another operand works on the same memory."""
-        self.wire = self.wire.clone()
-
-    def span(self) -> tuple[int, int]:
-        """First address that the operation works on, and the one after the last."""
-        return self.wire.data_ptr(), self.wire.data_ptr() + self.wire.nbytes
-
-    def write_back(self) -> None:
-        """Put the result into the operand."""
-        if self.target.data_ptr() != self.address and self.wire.numel():
+    def put(self, array: torch.Tensor, memory: Memory) -> None:
+        if array.data_ptr() != memory.origin and memory.nbytes:
             raise RuntimeError(_core.MOVED)
-        if self.wire.data_ptr() == self.address:
+        if memory.is_own:
             return
-        target = self.target.data
-        result = from_wire(self.wire, target.dtype)
+        target = array.data
+        result = from_wire(memory.owner, memory.dtype)
         # Elements that share memory (an expanded tensor) are written once, provided that they agree.
         kept = result
         for dim, stride in enumerate(target.stride()):
@@ -188,6 +191,43 @@ class Staged:
                 "pass a clone() of the tensor."
             )
         target.copy_(kept)
+
+    def wrap(self, owner: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return from_wire(owner, dtype)
+
+    def wrap_output(self, output: Output, dtype: torch.dtype) -> torch.Tensor:
+        buffer, shape = output
+        wire_dtype = _REAL_OF.get(dtype, torch.uint8 if dtype in _OPAQUE else dtype)
+        if len(buffer):
+            wire = torch.frombuffer(buffer, dtype=wire_dtype).view(shape)
+        else:
+            wire = torch.empty(shape, dtype=wire_dtype, device="cpu")
+        return from_wire(wire, dtype)
+
+    def rows(self, splits: Splits) -> list[int] | None:
+        if splits is None:
+            return None
+        if isinstance(splits, torch.Tensor):
+            tensor = splits
+        else:
+            tensor = torch.tensor(splits, dtype=torch.int64, device="cpu")
+        if tensor.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                "alltoall expects splits to contain 32-bit integer elements (or 64-bit ones), "
+                f"not {tensor.dtype}."
+            )
+        if tensor.dim() != 1:
+            raise ValueError(
+                f"alltoall expects a 1D splits tensor, not one of shape {tuple(tensor.shape)}."
+            )
+        return checked_splits(tensor.tolist())
+
+    def counts(self, numbers: list[int], splits: Splits) -> torch.Tensor:
+        device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
+        return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
+collectives: Collectives[torch.Tensor] = Collectives(TorchArrays())
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What type checkers see of objects whose classes are made at run time or whose attributes their makers name.
+"""What type checkers see of optimizers, whose classes are made at run time.
 
 An optimizer that `DistributedOptimizer` returns is of a subclass of the wrapped one's class with more methods. No
 annotation can say that, so its type here has `Any` among its bases: it may be assigned wherever the wrapped optimizer
@@ -7,12 +7,9 @@ may, such as to the variable that held it, and has the attributes of any optimiz
 
 from __future__ import annotations
 
-import types
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
-
-from horovod.common.elastic import ObjectState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +20,6 @@ if TYPE_CHECKING:
     from horovod.common.process_sets import ProcessSet
 
     OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer, default=Any)
-    ModelHeld = TypeVar("ModelHeld", default=Any)
-    OptimizerHeld = TypeVar("OptimizerHeld", default=Any)
 
     class Distributed(torch.optim.Optimizer, Any, Generic[OptimizerT]):  # type: ignore[misc]
         """The optimizer given, with what `DistributedOptimizer` adds."""
@@ -42,16 +37,3 @@ if TYPE_CHECKING:
         def set_backward_passes_per_step(self, passes: int) -> None: ...
         def step(self, closure: Callable[[], Any] | None = None) -> Any: ...
         def zero_grad(self, set_to_none: bool = True) -> None: ...
-
-    class HoldsModelAndOptimizer(ObjectState, Generic[ModelHeld, OptimizerHeld]):
-        """A state by the types of its model and its optimizer."""
-
-        model: ModelHeld
-        optimizer: OptimizerHeld
-
-else:
-
-    class HoldsModelAndOptimizer(ObjectState):
-        """A state by the types of its model and its optimizer; only type checkers look at them."""
-
-        __class_getitem__ = classmethod(types.GenericAlias)

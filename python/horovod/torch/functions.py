@@ -1,14 +1,14 @@
 """Bringing all ranks to the root's state: parameters, optimizer state and Python objects."""
 
-from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 import torch
 
 from horovod.common._objects import allgather_object, broadcast_object
+from horovod.common._operations import wait_for_all
+from horovod.common._parameters import named_values
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._broadcast import broadcast_async_
-from horovod.torch._handles import synchronize_all
 from horovod.torch._optimizer_state import broadcast_optimizer_state
 
 __all__ = [
@@ -47,38 +47,10 @@ def broadcast_parameters(
     --------
     >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
-    named = _named(params)
-    tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
-    objects = {
-        name: value
-        for name, value in named
-        if value is not None and not isinstance(value, torch.Tensor)
-    }
-    if objects and not isinstance(params, MutableMapping):
-        wrong = next(iter(objects.values()))
-        raise ValueError(f"invalid params of type: {type(wrong).__name__} among the tensors")
+    tensors, objects = named_values(params, torch.Tensor, torch.nn.Module)
     handles = [broadcast_async_(p, root_rank, name, process_set) for name, p in tensors]
     if objects:
         params.update(
             broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)
         )
-    synchronize_all(handles)
-
-
-def _named(params: Any) -> list[tuple[str | None, Any]]:
-    """List the parameters with their names, None where there is none."""
-    if isinstance(params, MutableMapping):
-        return sorted(params.items())
-    if not isinstance(params, Iterable) or isinstance(
-        params, (torch.Tensor, torch.nn.Module, str, bytes)
-    ):
-        raise ValueError(f"invalid params of type: {type(params).__name__}")
-    named: list[tuple[str | None, Any]] = []
-    for item in params:
-        if not isinstance(item, tuple):
-            named.append((None, item))
-        elif len(item) == 2 and isinstance(item[0], str):
-            named.append(item)
-        else:
-            raise ValueError(f"invalid params of type: tuple of {len(item)}, not (name, tensor)")
-    return named
+    wait_for_all(handles)

@@ -6,29 +6,30 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from horovod import _core
+from horovod.common._job_events import remember_until_job_ends
 from horovod.common._ops import resolve_op
-from horovod.common.consistency import checked_action
+from horovod.common._optimizer_settings import (
+    ReduceOptions,
+    Settings,
+    active,
+    check_arguments,
+    grouped_names,
+    groups_given,
+    names_on_the_wire,
+)
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.torch._consistency import watch_step
 from horovod.torch._exclusive_parameters import refuse_foreign
-from horovod.torch._gradient_entries import ReduceOptions
 from horovod.torch._gradient_reducer import GradientReducer
-from horovod.torch._handles import remember_until_job_ends
-from horovod.torch._optimizer_wrapping import (
-    Settings,
-    Wrapped,
-    active,
-    names_on_the_wire,
-    wrap,
-)
+from horovod.torch._optimizer_wrapping import Wrapped, wrap
 from horovod.torch.compression import Compression
-from horovod.torch.functions import broadcast_object
 from horovod.torch.mpi_ops import (
     Adasum,
     Average,
@@ -340,28 +341,19 @@ def DistributedOptimizer(
     >>> optimizer.step()
     """
     op = resolve_op(op, None)
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups` and will be removed.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        if groups is None:
-            groups = num_groups
-    if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
-    if check_consistency is not None and check_consistency < 0:
-        raise ValueError(f"check_consistency={check_consistency}: expected a number of steps, or 0")
-    checked_action(consistency_action)
-    ranks = size()
-    names, given = names_on_the_wire(optimizer, named_parameters)
-    refuse_foreign(
-        (name, param)
-        for group, its_names in zip(optimizer.param_groups, names, strict=True)
-        for param, name in zip(group["params"], its_names, strict=True)
+    groups = groups_given(groups, num_groups)
+    check_arguments(
+        op,
+        gradient_predivide_factor,
+        backward_passes_per_step,
+        check_consistency,
+        consistency_action,
     )
+    ranks = size()
+    params = [group["params"] for group in optimizer.param_groups]
+    names, given = names_on_the_wire(params, named_parameters)
+    named = list(zip(chain.from_iterable(names), chain.from_iterable(params), strict=True))
+    refuse_foreign(named)
     options = ReduceOptions(
         compression,
         op,
@@ -380,7 +372,8 @@ def DistributedOptimizer(
         )
         adasum: Any = wrap(optimizer, _DistributedAdasumOptimizer, settings)
         return adasum  # type: ignore[no-any-return]
-    grouped = _grouped_names(optimizer, settings, groups)
+    trainable = {param: name for name, param in named if param.requires_grad}
+    grouped = grouped_names(groups, trainable, torch.Tensor, settings.key, process_set)
     settings = Settings(
         options, backward_passes_per_step, names, grouped, check_consistency, consistency_action
     )
@@ -391,64 +384,3 @@ def DistributedOptimizer(
     result._hvd_given = given
     typed: Any = result
     return typed  # type: ignore[no-any-return]
-
-
-def _grouped_names(
-    optimizer: torch.optim.Optimizer,
-    settings: Settings,
-    groups: int | list[list[torch.Tensor]] | None,
-) -> tuple[tuple[str, ...], ...]:
-    """Check `groups` and return the names of the trainable parameters of each."""
-    if groups is None:
-        return ()
-    if not isinstance(groups, (int, list)) or isinstance(groups, bool):
-        raise TypeError(
-            "groups should be a non-negative integer or a list of list of torch.Tensor."
-        )
-    if isinstance(groups, int) and groups <= 0:
-        raise ValueError(
-            "groups should be a non-negative integer or a list of list of torch.Tensor."
-        )
-    trainable = {
-        param: name
-        for group, names in zip(optimizer.param_groups, settings.names, strict=True)
-        for param, name in zip(group["params"], names, strict=True)
-        if param.requires_grad
-    }
-    if isinstance(groups, list):
-        return _named_lists(groups, trainable)
-    process_set = settings.options.process_set
-    order = list(trainable.values())
-    if _core.is_elastic():
-        order.sort()  # there is nobody to ask: ranks that were here before are elsewhere by now
-    elif active(process_set):
-        # Ranks may have built the optimizer in different orders; a group must be the same on all.
-        root = process_set.ranks[0] if process_set.ranks else 0
-        order = broadcast_object(
-            order, root_rank=root, name=f"groups.{settings.key}", process_set=process_set
-        )
-    return tuple(tuple(part) for part in _even_parts(order, groups))
-
-
-def _named_lists(
-    groups: Sequence[Sequence[Any]], trainable: dict[torch.Tensor, str]
-) -> tuple[tuple[str, ...], ...]:
-    seen: set[torch.Tensor] = set()
-    for group in groups:
-        for param in group:
-            if not isinstance(param, torch.Tensor):
-                raise ValueError("groups must consist of torch.Tensor.")
-            if param in seen:
-                raise ValueError("A parameter can only appear once in groups.")
-            seen.add(param)
-    return tuple(tuple(trainable[p] for p in group if p in trainable) for group in groups)
-
-
-def _even_parts(items: Sequence[str], count: int) -> Iterator[Sequence[str]]:
-    """Split into `count` contiguous parts of near-equal length, the first ones longer."""
-    base, longer = divmod(len(items), count)
-    start = 0
-    for i in range(count):
-        end = start + base + (i < longer)
-        yield items[start:end]
-        start = end

@@ -147,12 +147,17 @@ def record(monkeypatch):
     """Names of the gradients that were sent, one by one or together."""
     names = []
     module = importlib.import_module("horovod.torch._gradient_sending")
-    announcing = importlib.import_module("horovod.torch._gradient_reducer")
+    announcing = importlib.import_module("horovod.common._objects")
     one, together = module.allreduce_async_, module.allreduce_together_
+    announce = announcing.start_reducing_bytes
 
     def recorded(*args, **kwargs):
         names.append(kwargs["name"])
         return one(*args, **kwargs)
+
+    def recorded_announcement(data, op, name, process_set):
+        names.append(name)
+        return announce(data, op, name, process_set)
 
     def recorded_together(tensors, its_names, *args):
         handles = together(tensors, its_names, *args)
@@ -160,7 +165,7 @@ def record(monkeypatch):
         return handles
 
     monkeypatch.setattr(module, "allreduce_async_", recorded)
-    monkeypatch.setattr(announcing, "allreduce_async_", recorded)
+    monkeypatch.setattr(announcing, "start_reducing_bytes", recorded_announcement)
     monkeypatch.setattr(module, "allreduce_together_", recorded_together)
     return names
 

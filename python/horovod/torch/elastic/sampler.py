@@ -1,16 +1,11 @@
 """`ElasticSampler`: the rest of an epoch, dealt out anew whenever the number of ranks changes."""
 
-import itertools
-import random
-from collections.abc import Iterator, Sized
-from typing import Any
-
 import torch.utils.data
 
-from horovod.torch.mpi_ops import rank, size
+from horovod.common._sampler import SampleDealer
 
 
-class ElasticSampler(torch.utils.data.Sampler[int]):
+class ElasticSampler(SampleDealer, torch.utils.data.Sampler[int]):
     """Deals the samples of a dataset out to the ranks; after a change of members, those that are not processed yet.
 
     All ranks shuffle alike and take turns, so what has been processed is always a beginning of the one order. Pass it
@@ -39,58 +34,3 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     >>> loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
     >>> state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
     """
-
-    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
-        self.dataset = dataset
-        self.shuffle = shuffle
-        self.seed = seed
-        self.epoch = 0
-        self.processed_num = 0
-        self.processed_indices: set[int] = set()  # of earlier versions; always empty
-        self.reset()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: nothing of it is processed. To be called at the end of the one before."""
-        self.epoch = epoch
-        self.processed_num = 0
-        self.reset()
-
-    def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that every rank has processed a batch of this size; it counts when members change.
-
-        The index is not used: batches have to be recorded in order, each once.
-        """
-        del batch_idx
-        self.processed_num += batch_size * self.num_replicas
-
-    def state_dict(self) -> dict[str, Any]:
-        """Epoch and progress within it."""
-        return {"epoch": self.epoch, "processed_num": self.processed_num}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to an epoch and progress, and deal out the rest."""
-        self.epoch = state_dict["epoch"]
-        self.processed_num = state_dict["processed_num"]
-        self.reset()
-
-    def reset(self) -> None:
-        """Deal what is not processed out to the ranks that are there now."""
-        self.num_replicas = size()
-        self.rank = rank()
-        order = list(range(len(self.dataset)))
-        if self.shuffle:
-            random.Random(self.seed + self.epoch).shuffle(order)
-        self.remaining_indices = order[self.processed_num :]
-        self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
-        self.total_size = self.num_samples * self.num_replicas
-
-    def __iter__(self) -> Iterator[int]:
-        """This rank's samples."""
-        # Repeated from the front as often as it takes: few samples may be left for many ranks.
-        filled = itertools.cycle(self.remaining_indices)
-        self.indices = list(itertools.islice(filled, self.rank, self.total_size, self.num_replicas))
-        return iter(self.indices)
-
-    def __len__(self) -> int:
-        """How many samples this rank gets."""
-        return self.num_samples
