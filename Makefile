@@ -135,7 +135,7 @@ wheel-check: $(STAMPS)/install ## Check the wheels: size, glibc, libraries; trai
 
 # Downloads and the wheel's one long link leave a core idle, so all that is built and needs no wheel goes on beside them.
 ci: ## What CI runs.
-	$(MAKE) --jobs=2 --output-sync=target ci-build
+	$(MAKE) --jobs=2 --output-sync=line ci-build
 	$(MAKE) wheel-check test-python
 
 ci-build: lint-python lint-rust test-loom test-rust

@@ -6,12 +6,13 @@ import pickle
 import subprocess
 import sys
 
+import cloudpickle
 import pytest
 import torch
 
 import harness
 import horovod.torch as hvd
-from horovod.common import basics, process_sets, util
+from horovod.common import api, basics, process_sets, util
 from horovod.common.exceptions import (
     HorovodInternalError,
     HorovodVersionMismatchError,
@@ -171,6 +172,12 @@ def test_copies_of_a_process_set_are_the_set_itself():
         assert copy.copy(process_set) is process_set
     layer = copy.deepcopy(hvd.SyncBatchNorm(3))
     assert layer.process_set is hvd.global_process_set
+
+
+def test_functions_of_the_runtime_are_pickled_by_name():
+    for function in (api.init, api.rank, api.shutdown):
+        for dumps in (pickle.dumps, cloudpickle.dumps):
+            assert pickle.loads(dumps(function)).__self__ is basics.basics
 
 
 def test_process_sets_are_pickled_without_their_registration():

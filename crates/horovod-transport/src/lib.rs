@@ -15,7 +15,6 @@ mod shm;
 #[cfg(not(loom))]
 mod control;
 #[cfg(not(loom))]
-mod core_migration;
 #[cfg(not(loom))]
 mod data;
 #[cfg(not(loom))]

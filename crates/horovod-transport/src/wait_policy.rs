@@ -10,14 +10,6 @@ const SOCKET_SPINS: u32 = 20;
 /// Few: under load each may cost a whole time slice.
 const YIELDS: u32 = 2;
 
-/// Where each rank has a core for itself, who got the core back only after this has it not for itself.
-const CONTENTION: Duration = Duration::from_micros(5);
-/// Then it does not give way at all for this long, twice as long each time it happens again soon after, up to the
-/// second figure. Two ranks on one core would give it to each other for long, as the kernel moves no thread that
-/// ran just now; but one that sleeps wakes on the idle core.
-const AFTER_CONTENTION: Duration = Duration::from_micros(200);
-const AFTER_CONTENTION_MAX: Duration = Duration::from_millis(20);
-
 /// How long a rank gives way where ranks outnumber cores. What it waits for is mostly a peer that waits for
 /// the core: giving way hands it over in 2 us, while a sleep takes an event, a wake-up and often a
 /// wrong thread first.
@@ -44,8 +36,6 @@ pub(crate) enum Step {
 pub(crate) struct WaitPolicy {
     spins: u32,
     yields: u32,
-    /// Had of late: no giving way.
-    contention: HoldOff,
     /// Where ranks outnumber cores.
     oversubscription: Option<Oversubscription>,
 }
@@ -68,7 +58,7 @@ struct Oversubscription {
 
 /// A time in which something is not tried again; the longer, the sooner it failed after the last one.
 #[derive(Debug)]
-pub(crate) struct HoldOff {
+struct HoldOff {
     until: Option<Instant>,
     length: Duration,
     first: Duration,
@@ -76,7 +66,7 @@ pub(crate) struct HoldOff {
 }
 
 impl HoldOff {
-    pub(crate) fn new(first: Duration, longest: Duration) -> Self {
+    fn new(first: Duration, longest: Duration) -> Self {
         Self {
             until: None,
             length: Duration::ZERO,
@@ -85,11 +75,11 @@ impl HoldOff {
         }
     }
 
-    pub(crate) fn lasts(&self, now: impl FnOnce() -> Instant) -> bool {
+    fn lasts(&self, now: impl FnOnce() -> Instant) -> bool {
         self.until.is_some_and(|until| now() < until)
     }
 
-    pub(crate) fn begin(&mut self, now: Instant) {
+    fn begin(&mut self, now: Instant) {
         let again = self
             .until
             .is_some_and(|until| now.saturating_duration_since(until) < self.length);
@@ -113,7 +103,6 @@ impl WaitPolicy {
         Self {
             spins,
             yields: YIELDS,
-            contention: HoldOff::new(AFTER_CONTENTION, AFTER_CONTENTION_MAX),
             oversubscription: oversubscribed.then_some(Oversubscription {
                 has_time: true,
                 began: None,
@@ -130,7 +119,6 @@ impl WaitPolicy {
         Self {
             spins,
             yields,
-            contention: HoldOff::new(Duration::ZERO, Duration::ZERO),
             oversubscription: None,
         }
     }
@@ -142,13 +130,6 @@ impl WaitPolicy {
         }
     }
 
-    /// Whether the thread that waits has time, as far as that matters.
-    pub(crate) fn has_time(&self) -> bool {
-        self.oversubscription
-            .as_ref()
-            .is_some_and(|oversubscription| oversubscription.has_time)
-    }
-
     /// What to do in step `n`. A clock is read only where it decides.
     pub(crate) fn step(&mut self, n: u32, now: impl Fn() -> Instant) -> Step {
         if n < self.spins {
@@ -157,7 +138,7 @@ impl WaitPolicy {
         let few = n < self.spins.saturating_add(self.yields);
         let yields_core = match &mut self.oversubscription {
             Some(oversubscription) => oversubscription.lasts(n, now) || few,
-            None => few && !self.contention.lasts(now),
+            None => few,
         };
         if yields_core {
             Step::Yield
@@ -168,19 +149,9 @@ impl WaitPolicy {
 
     /// Gives way by `give`, as [`Self::step`] said, and learns from how long that took.
     pub(crate) fn yield_core(&mut self, give: impl FnOnce(), now: impl Fn() -> Instant) {
-        match &mut self.oversubscription {
-            None => {
-                let before = now();
-                give();
-                let after = now();
-                if after.duration_since(before) > CONTENTION {
-                    self.contention.begin(after);
-                }
-            }
-            Some(oversubscription) => {
-                give();
-                oversubscription.is_back(now());
-            }
+        give();
+        if let Some(oversubscription) = &mut self.oversubscription {
+            oversubscription.is_back(now());
         }
     }
 }
@@ -308,24 +279,6 @@ mod tests {
         lose(&mut wait_policy, &clock);
         clock.set(clock.get() + HOLDING_BACK);
         assert_eq!(steps(&mut wait_policy, &clock, SHORT), 500);
-    }
-
-    #[test]
-    fn who_shares_its_core_sleeps_rather_than_yield() {
-        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
-        let long = 2 * CONTENTION;
-        // The first round that gives way shows it.
-        assert_eq!(steps(&mut wait_policy, &clock, long), SPINS + 1);
-        assert_eq!(steps(&mut wait_policy, &clock, Duration::ZERO), SPINS);
-        clock.set(clock.get() + AFTER_CONTENTION);
-        // Alone at last; or not, and then for longer.
-        assert_eq!(
-            steps(&mut wait_policy, &clock, Duration::ZERO),
-            SPINS + YIELDS
-        );
-        assert_eq!(steps(&mut wait_policy, &clock, long), SPINS + 1);
-        clock.set(clock.get() + AFTER_CONTENTION);
-        assert_eq!(steps(&mut wait_policy, &clock, Duration::ZERO), SPINS);
     }
 
     #[test]

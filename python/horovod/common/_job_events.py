@@ -1,4 +1,4 @@
-"""Who is told when the running job is over, and when all its ranks have joined."""
+"""A registry of objects that are told when the running job is over, and when all its ranks have joined."""
 
 import weakref
 from typing import Protocol

@@ -59,8 +59,8 @@ class Settings:
 
     @property
     def key(self) -> str:
-        """The same word on every rank, also when ranks hold their parameters in different orders."""
-        return min(name for group in self.names for name in group)
+        """The same word on every rank, also when ranks hold their parameters in different orders; "" of none."""
+        return min((name for group in self.names for name in group), default="")
 
     def watch(self) -> Watch:
         """What compares the parameters while training goes on."""

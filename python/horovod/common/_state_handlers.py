@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic
 
 from horovod.common._objects import broadcast_object
@@ -15,8 +15,8 @@ from horovod.common.elastic import ObjectState
 class StateHandler:
     """Saves, restores and syncs one value of a state; base class, for handlers of one's own types.
 
-    `root_rank` is the rank whose value `sync` has to give to all. A value that cannot be changed is replaced: `restore`
-    and `sync` set `value`, which the state has then, and `set_value` saves nothing.
+    `root_rank` is the rank whose value `sync` has to give to all. A value that cannot be changed is replaced: its
+    handler's `restore` and `sync` set `value`, which the state has then, and its `set_value` does not save.
     """
 
     root_rank = 0
@@ -96,27 +96,19 @@ class HandlerRegistry:
     """The handlers of one framework's types."""
 
     def __init__(self, pairs: Registry) -> None:
-        self._pairs = pairs
-
-    def get_handler_registry(self) -> Registry:
-        """Pairs of a type and the handler of values of this type; the first that fits is taken."""
-        return self._pairs
-
-    def set_handler_registry(self, registry: Sequence[tuple[type, type[StateHandler]]]) -> None:
-        """Replace the pairs for states that are made from now on."""
-        self._pairs = list(registry)
+        self.pairs = pairs
 
     def handler_of(self, value: Any) -> StateHandler | None:
         """The handler of this value, if it needs one."""
         return next(
-            (handler(value) for kind, handler in self._pairs if isinstance(value, kind)), None
+            (handler(value) for kind, handler in self.pairs if isinstance(value, kind)), None
         )
 
 
 class HandledState(ObjectState):
     """State whose values have handlers where the registry knows their types; the others are as in `ObjectState`.
 
-    Snapshots are copies in host memory, allocated once; there are two, one complete and one being written.
+    There are two snapshots, one complete and one being written.
     """
 
     _handler_registry: HandlerRegistry
@@ -169,8 +161,7 @@ class HandledState(ObjectState):
         """Give all values the state of the last snapshot."""
         self._copier.finish()
         for name, handler in self._handlers.items():
-            handler.restore()
-            object.__setattr__(self, name, handler.value)
+            self._adopt(name, handler, handler.restore)
         super().restore()
 
     def sync(self) -> None:
@@ -178,9 +169,16 @@ class HandledState(ObjectState):
         self._copier.finish()
         for name, handler in self._handlers.items():
             handler.root_rank = self._root_rank
-            handler.sync()
-            object.__setattr__(self, name, handler.value)
+            self._adopt(name, handler, handler.sync)
         super().sync()
+
+    def _adopt(self, name: str, handler: StateHandler, change: Callable[[], None]) -> None:
+        """Have the value with which a handler has replaced its own; not every handler keeps one."""
+        before = getattr(handler, "value", None)
+        change()
+        after = getattr(handler, "value", None)
+        if after is not before:
+            object.__setattr__(self, name, after)
 
     def reset(self) -> None:
         """Adapt the values to a new rank and size."""

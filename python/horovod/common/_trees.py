@@ -18,9 +18,8 @@ def rebuilt(tree: Any, other: Any, leaf: Leaf, path: str = "") -> Any:
     start = f"{path}." if path else ""
     if kind is dict or kind is OrderedDict:
         known = other if isinstance(other, dict) else {}
-        result = copy.copy(
-            tree
-        )  # with its attributes: a module's state dict carries versions in one
+        # With its attributes: a module's state dict carries versions in one.
+        result = copy.copy(tree)
         for key, item in tree.items():
             result[key] = rebuilt(item, known.get(key), leaf, f"{start}{key}")
         return result

@@ -1,4 +1,4 @@
-"""Waiting for operations, and for the other ranks."""
+"""Blocking calls: the result of a handle, a barrier, join."""
 
 from typing import Any
 

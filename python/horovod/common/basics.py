@@ -290,6 +290,10 @@ class HorovodBasics:
         """False: this version works on host memory."""
         return False
 
+    def __reduce__(self) -> str:
+        # Functions that are sent to other processes find the one that is there.
+        return "basics"
+
     @staticmethod
     def _tell_environment() -> None:
         """What launchers tell by variables changes from generation to generation; scripts and children read them."""

@@ -95,6 +95,10 @@ class ArrayHandler(SnapshotHandler):
 class TupleHandler(StateHandler):
     """Of tuples, which cannot be changed: the state gets others."""
 
+    def __init__(self, value):
+        super().__init__(value)
+        self.save()
+
     def save(self):
         self.saved = self.value
 

@@ -202,6 +202,50 @@ def test_handlers_of_ones_own():
         handlers.set_handler_registry(before)
 
 
+def test_a_handler_may_keep_its_value_where_it_likes():
+    class Counter:
+        def __init__(self, count):
+            self.count = count
+
+    class Elsewhere(handlers.StateHandler):
+        def __init__(self, value):
+            self.mine = value
+
+        def save(self):
+            self.saved = self.mine.count
+
+        def restore(self):
+            self.mine.count = self.saved
+
+        def sync(self):
+            self.mine.count = hvd.broadcast_object(self.mine.count, self.root_rank)
+
+        def set_value(self, value):
+            self.mine = value
+            self.save()
+
+    class NotNoted(Elsewhere):
+        def __init__(self, value):
+            super().__init__(value)
+            self.value = value  # the first one for ever
+
+    before = handlers.get_handler_registry()
+    for handler in (Elsewhere, NotNoted):
+        handlers.set_handler_registry([(Counter, handler), *before])
+        try:
+            state = TorchState(counter=Counter(1))
+            state.counter = second = Counter(hvd.rank() + 2)
+            second.count += 10
+            state.restore()
+            assert state.counter is second
+            assert second.count == hvd.rank() + 2
+            state.sync()
+            assert state.counter is second
+            assert second.count == 2
+        finally:
+            handlers.set_handler_registry(before)
+
+
 def interrupted_once(state, func, error):
     """Run `func(first)` twice under the loop, the first time ended by `error`."""
     calls = []

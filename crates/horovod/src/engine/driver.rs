@@ -375,7 +375,7 @@ impl Pump {
         loop {
             let mut state = self.shared.lock();
             let action = state.poll_action();
-            self.awaits_events = state.with_event > 0;
+            self.has_ready_events = state.with_event > 0;
             drop(state);
             if let Some(action) = action {
                 progress = true;

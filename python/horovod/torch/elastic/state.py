@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from horovod.common._state_handlers import (
     HoldsModelAndOptimizer,
     ModelHeld,
     OptimizerHeld,
+    Registry,
     SnapshotHandler,
     StateHandler,
 )
@@ -96,8 +98,16 @@ _registry = HandlerRegistry(
         (torch.amp.GradScaler, SchedulerStateHandler),
     ]
 )
-get_handler_registry = _registry.get_handler_registry
-set_handler_registry = _registry.set_handler_registry
+
+
+def get_handler_registry() -> Registry:
+    """Pairs of a type and the handler of values of this type; the first that fits is taken."""
+    return _registry.pairs
+
+
+def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) -> None:
+    """Replace the pairs for states that are made from now on."""
+    _registry.pairs = list(registry)
 
 
 class TorchState(HoldsModelAndOptimizer[ModelHeld, OptimizerHeld]):

@@ -88,7 +88,7 @@ impl Driver {
         if self.pump.flights.is_full() {
             return Front::Waits;
         }
-        if !self.pump.awaits_events {
+        if !self.pump.has_ready_events {
             return Front::Runs;
         }
         match self.pump.shared.lock().poll_events(&execution.items) {

@@ -38,7 +38,7 @@ pub(super) struct Pump {
     pub(super) node: Node,
     pub(super) ready: VecDeque<Execution>,
     /// Tensors of these, or of what is still negotiated, have a ready event.
-    pub(super) awaits_events: bool,
+    pub(super) has_ready_events: bool,
     pub(super) announced: Announced,
     /// A peer that is gone, until the launcher's word or the deadline.
     pub(super) lost: Option<Suspect>,
@@ -123,7 +123,7 @@ impl Pump {
             tree,
             node,
             ready: VecDeque::new(),
-            awaits_events: false,
+            has_ready_events: false,
             announced: Announced::new(),
             lost: None,
             dead: None,
