@@ -10,13 +10,10 @@ BIN := $(CURDIR)/$(VENV)/bin
 STAMPS := .stamps
 export PATH := $(BIN):$(PATH)
 
-# Python tests at a time: most of them wait, for ranks, limits and silence.
-TEST_JOBS ?= 2
-
 SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*' ! -path 'crates/horovod-fuzz/corpus/*') \
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
-.PHONY: help demo test test-rust test-python ci-build lint-rust lint-python test-aarch64 test-loom test-portable sanitizers fuzz chaos nightly soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
+.PHONY: help demo test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos nightly soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -38,7 +35,7 @@ test-rust: ## Run the Rust tests (with cargo-nextest where it is installed).
 	timeout --kill-after=10 600 cargo test --locked --workspace --doc --quiet
 
 test-python: $(STAMPS)/install host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
-	python -m pytest tests --numprocesses $(TEST_JOBS) --dist loadscope
+	python -m pytest tests
 
 test-portable: ## Run the Rust tests with the ways that need no Linux (docs/portability.md).
 	RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/portable" cargo nextest run --locked --no-fail-fast \
@@ -86,16 +83,10 @@ host-tools:
 		echo "not installed (and not root with apt):$$missing; the tests that need it will not run"; \
 	fi
 
-lint: lint-rust lint-python ## Check formatting, lints, types, stubs, layers and the map.
-
-lint-rust:
+lint: $(STAMPS)/install ## Check formatting, lints, types, stubs, layers and the map.
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo run --locked --quiet --package xtask -- tidy
-	if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check licenses bans sources; \
-		else echo "not run: cargo-deny is not installed (licences and sources of dependencies)"; fi
-
-lint-python: $(STAMPS)/install
 	ruff check .
 	ruff format --check .
 	mypy
@@ -104,6 +95,8 @@ lint-python: $(STAMPS)/install
 		--disable-error-code var-annotated examples/pytorch examples/elastic examples/adasum
 	basedpyright
 	python -m mypy.stubtest horovod._core --mypy-config-file pyproject.toml
+	if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check licenses bans sources; \
+		else echo "not run: cargo-deny is not installed (licences and sources of dependencies)"; fi
 
 fmt: $(STAMPS)/venv ## Format all code.
 	cargo fmt --all
@@ -133,12 +126,7 @@ wheel: $(STAMPS)/wheel ## Build the wheel that is published, and `horovod`, whic
 wheel-check: $(STAMPS)/install ## Check the wheels: size, glibc, libraries; train with them outside the repository.
 	python build_backend/check_wheel.py dist
 
-# Downloads and the wheel's one long link leave a core idle, so all that is built and needs no wheel goes on beside them.
-ci: ## What CI runs.
-	$(MAKE) --jobs=2 --output-sync=line ci-build
-	$(MAKE) wheel-check test-python
-
-ci-build: lint-python lint-rust test-loom test-rust
+ci: lint test-loom test wheel-check ## What CI runs.
 
 clean: ## Remove what was built; keep .venv.
 	rm -rf target dist wheel-data demo-output $(STAMPS)/wheel $(STAMPS)/install
