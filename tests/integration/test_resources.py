@@ -109,7 +109,7 @@ def test_idle_runtime_takes_under_one_percent_of_a_core_and_changes_no_thread(sc
     assert max(used_ms) < 0.01 * 5000
 
 
-# Four ranks on two cores; the last one may use only one of them.
+# Four ranks on two cores, which move between them while they wait; the last one may not.
 OVERSUBSCRIBED = """
 import os
 import numpy as np

@@ -15,6 +15,7 @@ mod shm;
 #[cfg(not(loom))]
 mod control;
 #[cfg(not(loom))]
+mod core_migration;
 #[cfg(not(loom))]
 mod data;
 #[cfg(not(loom))]

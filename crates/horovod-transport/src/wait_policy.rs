@@ -58,7 +58,7 @@ struct Oversubscription {
 
 /// A time in which something is not tried again; the longer, the sooner it failed after the last one.
 #[derive(Debug)]
-struct HoldOff {
+pub(crate) struct HoldOff {
     until: Option<Instant>,
     length: Duration,
     first: Duration,
@@ -66,7 +66,7 @@ struct HoldOff {
 }
 
 impl HoldOff {
-    fn new(first: Duration, longest: Duration) -> Self {
+    pub(crate) fn new(first: Duration, longest: Duration) -> Self {
         Self {
             until: None,
             length: Duration::ZERO,
@@ -75,11 +75,11 @@ impl HoldOff {
         }
     }
 
-    fn lasts(&self, now: impl FnOnce() -> Instant) -> bool {
+    pub(crate) fn lasts(&self, now: impl FnOnce() -> Instant) -> bool {
         self.until.is_some_and(|until| now() < until)
     }
 
-    fn begin(&mut self, now: Instant) {
+    pub(crate) fn begin(&mut self, now: Instant) {
         let again = self
             .until
             .is_some_and(|until| now.saturating_duration_since(until) < self.length);
@@ -128,6 +128,13 @@ impl WaitPolicy {
         if let Some(oversubscription) = &mut self.oversubscription {
             oversubscription.has_time = has_time;
         }
+    }
+
+    /// Whether the thread that waits has time, as far as that matters.
+    pub(crate) fn has_time(&self) -> bool {
+        self.oversubscription
+            .as_ref()
+            .is_some_and(|oversubscription| oversubscription.has_time)
     }
 
     /// What to do in step `n`. A clock is read only where it decides.

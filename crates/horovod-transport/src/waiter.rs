@@ -6,6 +6,8 @@ use std::{
 };
 
 use crate::{
+    core_migration::CoreMigration,
+    platform,
     poller::Poller,
     shm::{arena::RankNotifier, notifier},
     wait_policy::{Step, WaitPolicy},
@@ -67,6 +69,7 @@ pub struct Waiter {
     /// Progress may come over a socket, so waiting without sleeping must look there, too.
     has_sockets: bool,
     oversubscribed: bool,
+    core_migration: Option<CoreMigration>,
 }
 
 /// How often a rank without data sockets looks at its few others while it gives way.
@@ -77,6 +80,7 @@ impl Waiter {
         notifier: RankNotifier,
         poller: Arc<Poller>,
         oversubscribed: bool,
+        core_migration: Option<CoreMigration>,
         has_sockets: bool,
     ) -> Self {
         Self {
@@ -86,6 +90,7 @@ impl Waiter {
             wait_policy: WaitPolicy::new(oversubscribed, has_sockets),
             has_sockets,
             oversubscribed,
+            core_migration,
         }
     }
 
@@ -143,6 +148,7 @@ impl Waiter {
             std::hint::spin_loop();
         }
         if yields_core {
+            self.core_migration();
             self.wait_policy
                 .yield_core(rustix::thread::sched_yield, Instant::now);
         }
@@ -160,6 +166,19 @@ impl Waiter {
             self.disarm();
         } else {
             self.arm();
+        }
+    }
+
+    /// Moves this rank to another core if too many wait on its own.
+    fn core_migration(&mut self) {
+        let Some(core_migration) = &mut self.core_migration else {
+            return;
+        };
+        if self.wait_policy.has_time()
+            && !self.notifier.region.is_foreign()
+            && let Some(core) = platform::current_core()
+        {
+            core_migration.before_yield(core);
         }
     }
 

@@ -190,8 +190,18 @@ impl Mesh {
             launcher,
             poller.clone(),
         );
+        let core_migration = arena
+            .as_ref()
+            .filter(|_| oversubscribed)
+            .map(|arena| arena.core_migration(cores));
         let data = Data::new(links, arena);
-        let waiter = Waiter::new(notifier, poller, oversubscribed, has_sockets);
+        let waiter = Waiter::new(
+            notifier,
+            poller,
+            oversubscribed,
+            core_migration,
+            has_sockets,
+        );
         Ok(Self {
             topology,
             tree,

@@ -1,11 +1,19 @@
 //! The mechanisms of Linux: memfd, eventfd and edge-triggered epoll.
 
-use std::{io, mem::MaybeUninit, os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{
+    fs::File,
+    io::{self, Read},
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::Duration,
+};
 
 use rustix::{
     event::{Timespec, epoll},
     fs::{MemfdFlags, SealFlags},
     io::Errno,
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 
 use super::{Mechanisms, fd::Fd};
@@ -100,6 +108,53 @@ pub(crate) fn silence(receiving: &Fd) {
     }
 }
 
+/// The core this thread is on, if the system tells.
+pub(crate) fn current_core() -> Option<usize> {
+    // Miri does not.
+    (!cfg!(miri)).then(rustix::thread::sched_getcpu)
+}
+
+/// How many threads of the whole system run or could run, if the system tells.
+pub(crate) fn running() -> Option<usize> {
+    // Some 30 bytes; on the stack, as ranks ask amid their work.
+    let mut text = [0; 128];
+    let read = File::open("/proc/loadavg").ok()?.read(&mut text).ok()?;
+    let text = std::str::from_utf8(&text[..read]).ok()?;
+    text.split(' ').nth(3)?.split('/').next()?.parse().ok()
+}
+
+/// On which cores a thread may run.
+pub(crate) struct Cores(CpuSet);
+
+impl Cores {
+    /// One more than the highest number that is known here.
+    pub(crate) const MAX: usize = CpuSet::MAX_CPU;
+
+    pub(crate) fn of_this_thread() -> Option<Self> {
+        sched_getaffinity(None).ok().map(Self)
+    }
+
+    pub(crate) fn has(&self, core: usize) -> bool {
+        self.0.is_set(core)
+    }
+
+    /// Moves this thread, which has these cores, to one of them; it may leave it again at once.
+    pub(crate) fn move_to(&self, core: usize) {
+        let mut there = CpuSet::new();
+        there.set(core);
+        if sched_setaffinity(None, &there).is_err() {
+            return;
+        }
+        // A thread that was never bound follows when its container gets other cores: that is what all of them mean.
+        let mut all = CpuSet::new();
+        (0..Self::MAX).for_each(|core| all.set(core));
+        let free = sched_setaffinity(None, &all).and_then(|()| sched_getaffinity(None));
+        if free != Ok(self.0) {
+            let _ = sched_setaffinity(None, &self.0);
+        }
+    }
+}
+
 /// Waits for all sources at once.
 pub(crate) struct Events {
     epoll: Fd,
@@ -169,6 +224,58 @@ mod tests {
     use super::*;
 
     #[test]
+    fn who_moves_may_afterwards_run_where_it_could_before() {
+        // A thread of its own: it is bound in what follows.
+        let moving = std::thread::spawn(|| {
+            let all = sched_getaffinity(None).unwrap();
+            let cores: Vec<usize> = (0..Cores::MAX).filter(|core| all.is_set(*core)).collect();
+            for core in &cores {
+                Cores::of_this_thread().unwrap().move_to(*core);
+                assert_eq!(sched_getaffinity(None), Ok(all));
+            }
+            let mut some = CpuSet::new();
+            cores.iter().skip(1).for_each(|core| some.set(*core));
+            if some.count() == 0 {
+                return;
+            }
+            sched_setaffinity(None, &some).unwrap();
+            Cores::of_this_thread().unwrap().move_to(cores[1]);
+            assert_eq!(sched_getaffinity(None), Ok(some));
+        });
+        moving.join().unwrap();
+    }
+
+    #[test]
+    fn who_moves_touches_no_other_thread() {
+        use std::sync::mpsc;
+
+        // Seen from inside while it moves, not only before and after.
+        let all = sched_getaffinity(None).unwrap();
+        let (begins, began) = mpsc::channel();
+        let (stop, stopped) = mpsc::channel::<()>();
+        let moving = std::thread::spawn(move || {
+            begins.send(()).unwrap();
+            let cores: Vec<usize> = (0..Cores::MAX).filter(|core| all.is_set(*core)).collect();
+            for core in cores.iter().cycle() {
+                Cores(all).move_to(*core);
+                if stopped.try_recv() == Err(mpsc::TryRecvError::Disconnected) {
+                    break;
+                }
+            }
+            assert_eq!(sched_getaffinity(None), Ok(all));
+        });
+        began.recv().unwrap();
+        // The process's first thread, and this one. Others of the process may be other tests.
+        for _ in 0..20_000 {
+            for thread in [rustix::process::getpid(), rustix::thread::gettid()] {
+                assert_eq!(sched_getaffinity(Some(thread)), Ok(all), "{thread:?}");
+            }
+        }
+        drop(stop);
+        moving.join().unwrap();
+    }
+
+    #[test]
     fn where_memfd_is_refused_a_file_is_shared() {
         let len = 3 << 20;
         for error in [Errno::NOSYS, Errno::PERM, Errno::INVAL] {
@@ -197,5 +304,10 @@ mod tests {
         assert!(text.contains("F_SEAL_SHRINK"), "{text}");
         let file = super::super::unlinked_file::shared_file(1 << 16).unwrap();
         assert!(check_shared_file(&file).is_err());
+    }
+
+    #[test]
+    fn who_asks_what_runs_is_counted() {
+        assert!(running().is_some_and(|running| running > 0));
     }
 }

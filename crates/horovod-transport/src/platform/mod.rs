@@ -41,7 +41,9 @@ pub(crate) mod data_socket {
     }
 }
 
-pub(crate) use system::{Events, check_shared_file, notifier, notify, shared_file, silence};
+pub(crate) use system::{
+    Cores, Events, check_shared_file, current_core, notifier, notify, running, shared_file, silence,
+};
 
 /// What this build uses of the operating system, for reports.
 pub const MECHANISMS: Mechanisms = system::MECHANISMS;

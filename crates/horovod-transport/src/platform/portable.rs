@@ -49,6 +49,35 @@ pub(crate) fn silence(receiving: &Fd) {
     }
 }
 
+/// The core this thread is on, if the system tells.
+pub(crate) fn current_core() -> Option<usize> {
+    None
+}
+
+/// How many threads of the whole system run or could run, if the system tells.
+pub(crate) fn running() -> Option<usize> {
+    None
+}
+
+/// On which cores a thread may run.
+pub(crate) struct Cores;
+
+impl Cores {
+    /// One more than the highest number that is known here.
+    pub(crate) const MAX: usize = 1;
+
+    pub(crate) fn of_this_thread() -> Option<Self> {
+        None
+    }
+
+    pub(crate) fn has(&self, _core: usize) -> bool {
+        false
+    }
+
+    /// Moves this thread, which has these cores, to one of them.
+    pub(crate) fn move_to(&self, _core: usize) {}
+}
+
 /// Waits for all sources at once.
 pub(crate) struct Events {
     /// Memory of the lists of the last wait: a step that sleeps must not allocate.

@@ -10,6 +10,7 @@ use super::{
     ring::Memory,
 };
 use crate::{
+    core_migration::CoreMigration,
     platform::{self, fd::Fd, region::Region},
     sync::{AtomicU32, AtomicU64, Ordering},
 };
@@ -141,6 +142,12 @@ impl Arena {
             "no such flag"
         );
         self.region.u64(self.layout.flag(local, flag))
+    }
+
+    /// What moves ranks that wait among so many cores.
+    pub(crate) fn core_migration(&self, cores: usize) -> CoreMigration {
+        let words = (0..self.layout.ranks).map(|local| self.layout.core(local));
+        CoreMigration::new(self.region.clone(), words.collect(), self.me, cores)
     }
 
     pub(crate) fn notifier(&self, local: usize) -> &RankNotifier {

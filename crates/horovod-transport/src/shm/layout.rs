@@ -87,6 +87,11 @@ impl Layout {
         PAGE + local * Self::rank_block(super::arena::Arena::FLAGS)
     }
 
+    /// The word that says on which core a rank waits, beside [`Self::sleeping`].
+    pub(crate) fn core(&self, local: usize) -> usize {
+        self.sleeping(local) + 4
+    }
+
     /// One of the flags that a rank publishes.
     pub(crate) fn flag(&self, local: usize, flag: usize) -> usize {
         debug_assert!(flag < super::arena::Arena::FLAGS);
