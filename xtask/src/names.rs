@@ -11,7 +11,7 @@ const PARTS: &[(&str, &str)] = &[
     ("bell", "notifier"),
     ("doorbell", "notifier"),
     ("patience", "wait policy, timeout"),
-    ("company", "contention"),
+    ("company", "oversubscription"),
     ("crowd", "oversubscription"),
     ("crowded", "oversubscribed"),
     ("ticket", "operation tag"),

@@ -47,7 +47,7 @@ mod _core {
         crate::log::install();
         crate::stacks::install();
         m.add("FRAMES_MAX", horovod::FRAMES_MAX)?;
-        m.add("MOVED", crate::results::MOVED)?;
+        m.add("MOVED", crate::submit::MOVED)?;
         m.add("THREADS_MAX", horovod::THREADS_MAX)?;
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (code, name) in crate::submit::KINDS.iter().enumerate() {

@@ -10,11 +10,6 @@ use pyo3::types::{PyList, PyTuple};
 use crate::buffer::Buffer;
 use crate::errors::not_initialized;
 
-/// What is said of a tensor whose memory is not where the operation wrote.
-pub(crate) const MOVED: &str = "The tensor got other memory while an operation on it was in flight (tensor.data = ..., \
-    tensor.set_(), tensor.resize_(), resize_() or share_memory_() of its storage), so the result is not in it. \
-    Leave a tensor as it is until synchronize() has returned, or pass a clone() of it.";
-
 /// Handles of the last job that was left, of which nobody had taken the results; ascending.
 static LOST: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 

@@ -14,11 +14,15 @@ use pyo3::types::{PyList, PyTuple, PyType};
 use crate::dlpack::Reader;
 use crate::errors::{interrupt_or, operation_error};
 use crate::exit::detached;
-use crate::results::{MOVED, is_lost, lost, outputs};
+use crate::results::{is_lost, lost, outputs};
 use crate::runtime::registered;
 
 /// Longest wait between two looks at whether a signal has arrived (Ctrl-C).
 const SIGNAL_SLICE: Duration = Duration::from_millis(100);
+/// What is said of a tensor whose memory is not where the operation wrote.
+pub(crate) const MOVED: &str = "The tensor got other memory while an operation on it was in flight (tensor.data = ..., \
+    tensor.set_(), tensor.resize_(), resize_() or share_memory_() of its storage), so the result is not in it. \
+    Leave a tensor as it is until synchronize() has returned, or pass a clone() of it.";
 
 /// Names of the kind codes, by code.
 pub(crate) const KINDS: [&str; 5] = [
@@ -158,7 +162,7 @@ fn has_meaning(op: ReduceOp, dtype: DType) -> bool {
 }
 
 /// What the engine keeps for whoever waits.
-pub(crate) enum Kept {
+enum Kept {
     /// The tensor is the result.
     InPlace(InPlace),
     /// These are, given back as what they came in; what each keeps is an [`Kept::InPlace`].
@@ -168,13 +172,13 @@ pub(crate) enum Kept {
 }
 
 /// A tensor that the operation works on in place.
-pub(crate) struct InPlace {
-    pub(crate) tensor: Py<PyAny>,
+struct InPlace {
+    tensor: Py<PyAny>,
     /// Holds the memory: a script can give the tensor other memory while the operation is in flight.
     #[expect(dead_code, reason = "dropped with the rest, which is its purpose")]
-    pub(crate) storage: Py<PyAny>,
+    storage: Py<PyAny>,
     /// Where the result was written, if it has elements, and how to find out where the tensor's memory is.
-    pub(crate) written: Option<(Reader, usize)>,
+    written: Option<(Reader, usize)>,
 }
 
 impl InPlace {

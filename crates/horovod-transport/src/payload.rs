@@ -80,7 +80,8 @@ impl Server {
         let inbox = Inbox::default();
         let running = RunningServer::start(
             "hvd-payloads",
-            (bind, 0),
+            bind,
+            0,
             admission,
             inbox,
             |mut connections: Connections<Errand>, state| {

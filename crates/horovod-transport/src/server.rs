@@ -154,7 +154,8 @@ impl<I: Send + 'static> RunningServer<I> {
     /// again and again: one [`Connections::wait`] and what follows from it.
     pub(crate) fn start<C, F: FnMut() + Send + 'static>(
         name: &str,
-        (bind, port): (&[IpAddr], u16),
+        bind: &[IpAddr],
+        port: u16,
         admission: Admission,
         inbox: I,
         make: impl FnOnce(Connections<C>, Arc<ServerState<I>>) -> F,
@@ -215,7 +216,7 @@ impl<I> Drop for RunningServer<I> {
 
 impl<I> std::fmt::Debug for RunningServer<I> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server")
+        f.debug_struct("RunningServer")
             .field("addresses", &self.addresses)
             .finish_non_exhaustive()
     }

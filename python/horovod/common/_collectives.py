@@ -120,15 +120,16 @@ class Collectives(Generic[T]):
         options: _Options,
         finish: Callable[[Any], Any],
     ) -> int:
+        op, prescale, postscale, process_set = options
         return start(
             _core.ALLREDUCE,
             "grouped_allreduce" if grouped else "allreduce",
             name,
             entries,
-            options[3].process_set_id,
-            op=options[0],
-            prescale=options[1],
-            postscale=options[2],
+            process_set.process_set_id,
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
             grouped=grouped,
             finish=finish,
         )
@@ -367,6 +368,8 @@ class Collectives(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> int:
         """Start a `grouped_reducescatter` and return its handle."""
+        arrays = tuple(arrays)
+        require_members(arrays)
         kind, scales = _core.REDUCESCATTER, (prescale_factor, postscale_factor)
         prefix, op = "grouped_reducescatter", _scattering(op)
         return self._grouped_rows(kind, arrays, prefix, name, process_set, op, scales)

@@ -74,7 +74,8 @@ impl Server {
         };
         let running = RunningServer::start(
             "hvd-rendezvous",
-            (&config.bind, config.port),
+            &config.bind,
+            config.port,
             admission,
             Inbox::default(),
             |connections, state| {
