@@ -1,5 +1,7 @@
 """`horovod.numpy`: every collective on arrays of every kind, layout and size."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -189,3 +191,31 @@ def test_an_array_in_flight_cannot_be_resized():
         array.resize(1 << 20)
     assert hvd.synchronize(handle) is array
     assert bool((array == SIZE).all())
+
+
+def test_an_empty_group_is_refused_before_its_operator_is_looked_at():
+    with pytest.raises(ValueError, match="at least one"):
+        hvd.grouped_reducescatter_async([], op=hvd.Min)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda x: hvd.allreduce_async(x, op=hvd.Sum),
+        lambda x: hvd.grouped_allreduce_async([x], op=hvd.Sum),
+        lambda x: hvd.allgather_async(x),
+        lambda x: hvd.reducescatter_async(x, op=hvd.Sum),
+        lambda x: hvd.alltoall_async(x),
+    ],
+    ids=["allreduce", "grouped_allreduce", "allgather", "reducescatter", "alltoall"],
+)
+def test_an_operand_is_free_once_its_operation_has_ended(begin):
+    operand = np.ones((2 * SIZE, 3), np.float32)
+    dropped = weakref.ref(operand)
+    handle = begin(operand)
+    del operand
+    while not hvd.poll(handle):
+        pass
+    hvd.poll(handle)  # gives back what the engine's thread has let go of meanwhile
+    assert dropped() is None
+    hvd.synchronize(handle)
