@@ -1,7 +1,8 @@
-"""PEP 517 backend: puts the compiled `horovodrun` beside the wheel, then lets maturin build it.
+"""PEP 517 backend: puts the compiled `horovodrun` and adapters where maturin packs them, then lets it build the wheel.
 
-maturin packs one library; the launcher is a program of another crate. So every build first compiles
-`horovodrun` into `wheel-data/scripts`, which maturin copies into the wheel as an executable script.
+maturin packs one library; the launcher and the library that TensorFlow loads are of other crates. So every build first
+compiles `horovodrun` into `wheel-data/scripts`, which maturin copies into the wheel as an executable script, and the
+adapter into the package that uses it.
 
 As a program, `python build_backend/horovod_build.py DIR` makes the wheel that is published: on Linux linked by
 zig (from PyPI) against an old glibc, so that it runs on every distribution of the last ten years; and beside it the
@@ -23,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "wheel-data" / "scripts"
+TENSORFLOW_ADAPTER = ROOT / "python" / "horovod" / "tensorflow" / "libhorovod_tensorflow.so"
 # The oldest C library that Rust itself supports on the platform; also the manylinux tag of the wheel.
 GLIBC_FLOOR = {"x86_64": "2.17", "aarch64": "2.17"}
 
@@ -31,13 +33,13 @@ Settings = Mapping[str, Any] | None
 
 def build_wheel(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
     """PEP 517: a wheel for this machine, linked by its own linker."""
-    stage_launcher(os.environ.copy(), target=None)
+    stage_binaries(os.environ.copy(), target=None)
     return _maturin().build_wheel(directory, settings, metadata)
 
 
 def build_editable(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
     """PEP 660: as `build_wheel`, with the Python files used in place."""
-    stage_launcher(os.environ.copy(), target=None)
+    stage_binaries(os.environ.copy(), target=None)
     return _maturin().build_editable(directory, settings, metadata)
 
 
@@ -81,25 +83,34 @@ def build_portable_wheel(directory: str) -> None:
             print("ziglang is not installed: the wheel is for this machine only", file=sys.stderr)
     elif not host.endswith("-linux-gnu"):
         tag = []
-    stage_launcher(env, target=host)
+    stage_binaries(env, target=host)
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", *tag]
     command += ["--target", host, "--out", directory, "--interpreter", sys.executable]
     subprocess.run(command, cwd=ROOT, env=env, check=True)
 
 
-def stage_launcher(env: dict[str, str], target: str | None) -> None:
-    """Compile `horovodrun` and copy it to where maturin takes scripts from."""
+def stage_binaries(env: dict[str, str], target: str | None) -> None:
+    """Compile `horovodrun` and the adapters, and copy them to where maturin takes them from."""
     # The library's package is named for its features alone: with the same ones maturin compiles nothing twice.
     command = ["cargo", "build", "--release", "--locked", "--package", "horovod-python"]
-    command += ["--package", "horovod-launch", "--bin", "horovodrun"] + (
-        ["--target", target] if target else []
-    )
+    command += ["--package", "horovod-launch", "--bin", "horovodrun"]
+    command += ["--package", "horovod-tensorflow", "--lib"]
+    command += ["--target", target] if target else []
     subprocess.run(command, cwd=ROOT, env=env, check=True)
-    built = _target_directory().joinpath(*([target] if target else []), "release", "horovodrun")
+    built = _target_directory().joinpath(*([target] if target else []), "release")
     SCRIPTS.mkdir(parents=True, exist_ok=True)
     staged = SCRIPTS / "horovodrun"
-    shutil.copyfile(built, staged)
+    _replace(built / "horovodrun", staged)
     staged.chmod(staged.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    _replace(built / f"libhorovod_tensorflow.{suffix}", TENSORFLOW_ADAPTER)
+
+
+def _replace(source: Path, place: Path) -> None:
+    """Copy a file; processes that have the old one open keep it."""
+    temporary = place.with_name(place.name + ".new")
+    shutil.copyfile(source, temporary)
+    temporary.replace(place)
 
 
 def _write_zig_linker(arch: str, floor: str) -> Path:
