@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import frameworks
 import plots
 import tables
 from results import Results
@@ -34,6 +35,8 @@ def sections(results: Results, pictures: Path) -> list[str]:
                 "",
             ]
         lines += [*tables.collectives(found), "", f"![]({picture.name})", ""]
+    if found := results.load("frameworks"):
+        lines += ["### Frameworks", "", *frameworks.rows(found), ""]
     if found := results.load("overlap"):
         picture = pictures / "performance-overlap.png"
         plots.overlap(found, picture)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import cases
 import collectives
+import frameworks
 import idle
 import launch
 import overlap
@@ -26,7 +27,7 @@ import startup
 from processes import started, unwind_on_sigterm
 from results import FOLDER, ROOT, Results, machine
 
-PARTS = ("collectives", "overlap", "startup", "idle", "scaling", "hosts")
+PARTS = ("collectives", "frameworks", "overlap", "startup", "idle", "scaling", "hosts")
 
 
 def run_collectives(results: Results, options: argparse.Namespace) -> None:
@@ -51,6 +52,13 @@ def run_collectives(results: Results, options: argparse.Namespace) -> None:
         found["seconds"] = earlier | found["seconds"]
         noticed = dict.fromkeys([*before.get("disturbed", ()), *launch.disturbances])
         results.store(part, found | {"machine": machine(), "disturbed": list(noticed)})
+
+
+def run_frameworks(results: Results, options: argparse.Namespace) -> None:
+    """Reductions in each framework."""
+    rounds, budget_s = (1, 0.2) if options.quick else (3, 1.0)
+    found = frameworks.measure(2, options.rounds or rounds, budget_s)
+    results.store("frameworks", found)
 
 
 def run_overlap(results: Results, options: argparse.Namespace) -> None:

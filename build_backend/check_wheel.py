@@ -48,14 +48,20 @@ def main(dist: Path) -> None:
 
 
 def check_binaries(wheel: Path, folder: Path) -> None:
-    """Look into the two compiled files."""
+    """Look into the compiled files."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
         launcher = next(x for x in archive.infolist() if x.filename.endswith("/scripts/horovodrun"))
         expect(launcher.external_attr >> 16 & 0o111 == 0o111, "horovodrun is not executable")
     floor = re.search(r"manylinux_(\d+)_(\d+)", wheel.name)
     modules = [*folder.glob("horovod/_core*.so"), *folder.glob("*.data/scripts/horovodrun")]
+    adapters = [*folder.glob("horovod/*/lib*.so")]
     expect(len(modules) == 2, f"expected the module and the launcher, found {modules}")
+    expect(len(adapters) == 1, f"expected one adapter, TensorFlow's, found {adapters}")
+    for path in adapters:
+        exported = output(["nm", "--dynamic", "--defined-only", str(path)]).split()
+        expect(not exported, f"{path.name} exports {exported}")
+    modules += adapters
     for path in modules:
         dynamic = output(["readelf", "--wide", "--dynamic", str(path)])
         needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)

@@ -98,7 +98,6 @@ def stage_binaries(env: dict[str, str], target: str | None) -> None:
     command += ["--target", target] if target else []
     subprocess.run(command, cwd=ROOT, env=env, check=True)
     built = _target_directory().joinpath(*([target] if target else []), "release")
-    SCRIPTS.mkdir(parents=True, exist_ok=True)
     staged = SCRIPTS / "horovodrun"
     _replace(built / "horovodrun", staged)
     staged.chmod(staged.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
@@ -108,6 +107,7 @@ def stage_binaries(env: dict[str, str], target: str | None) -> None:
 
 def _replace(source: Path, place: Path) -> None:
     """Copy a file; processes that have the old one open keep it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
     temporary = place.with_name(place.name + ".new")
     shutil.copyfile(source, temporary)
     temporary.replace(place)

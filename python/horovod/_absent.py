@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from types import ModuleType
 
 _PLANNED = (
-    "{name} does not exist in this version of horovod-rs: {framework} is planned; so far there are horovod.torch and "
-    "horovod.numpy"
+    "{name} does not exist in this version of horovod-rs: {framework} is planned; so far jobs are started by "
+    "horovodrun, by horovod.run, or by MPI, Slurm and the like"
 )
 _CALL = "start jobs with the program horovodrun, or with horovod.run(func, num_proc=..., hosts=...) from Python"
 _ELASTIC = (
@@ -26,15 +26,10 @@ _RENDEZVOUS = (
 )
 _SERVICES = "there are no services that run what is sent to them; " + _CALL
 
-# Frameworks whose adapters are to come; submodules included.
+# What is to come; submodules included.
 _FRAMEWORKS = {
-    "horovod.tensorflow": "TensorFlow",
-    "horovod.keras": "Keras",
-    "horovod._keras": "Keras",
-    "horovod.mxnet": "MXNet",
     "horovod.spark": "Spark",
     "horovod.ray": "Ray",
-    "horovod.jax": "JAX",
 }
 # Modules, submodules included, and names in modules that exist, after a colon.
 _INSTEAD = {
@@ -46,7 +41,8 @@ _INSTEAD = {
     "horovod.runner.driver": f"{_SERVICES}; horovodrun --doctor says which addresses hosts reach each other by",
     "horovod.runner.service": _SERVICES,
     "horovod.runner.http": _RENDEZVOUS,
-    "horovod.runner.common.service": _SERVICES,
+    "horovod.runner.common.service.driver_service": _SERVICES,
+    "horovod.runner.common.service.task_service": _SERVICES,
     "horovod.runner.common.util.network": _SERVICES,
     "horovod.runner.common.util.settings": f"arguments take its place: {_CALL}",
     "horovod.runner.common.util.config_parser": "horovodrun --config-file reads the same YAML; "

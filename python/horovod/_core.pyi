@@ -143,14 +143,19 @@ class PlainTensors:
 
 @final
 class PayloadServer:
-    """Holds what every rank of one `horovod.run` fetches, and collects what they deliver."""
+    """Holds what every rank of one `horovod.run`, or client of a service, fetches, and collects what they deliver."""
 
-    def __new__(cls, payload: bytes, local: bool, interfaces: Sequence[str]) -> Self:
-        """Listens on the loopback only if `local`, else on these interfaces or all."""
+    def __new__(
+        cls, payload: bytes, local: bool, interfaces: Sequence[str], key: str | None = None
+    ) -> Self:
+        """Listens on the loopback only if `local`, else on these interfaces or all. Without a key it makes one."""
 
     def addresses(self) -> list[str]: ...
     def key(self) -> str:
         """64 hex digits; whoever has them belongs to the call."""
+
+    def publish(self, payload: bytes) -> None:
+        """Has those who ask from now on fetch this."""
 
     def take(self) -> tuple[int, bytes] | None:
         """The next delivery, as rank and content; None if none has arrived."""

@@ -16,9 +16,9 @@ import horovod
 import metadata_wheel
 from horovod import _installation
 
-# Every extra that the original declares.
+# Every extra that the original declares, and one for JAX.
 EXTRAS = {
-    *("pytorch", "tensorflow", "tensorflow-cpu", "tensorflow-gpu", "keras", "mxnet"),
+    *("pytorch", "tensorflow", "tensorflow-cpu", "tensorflow-gpu", "keras", "mxnet", "jax"),
     *("spark", "pytorch-spark", "ray", "all-frameworks", "dev", "test"),
 }
 
@@ -72,6 +72,7 @@ def shelf(tmp_path: Path) -> Path:
     metadata_wheel.write_wheel(place, "horovod-rs", version, headers, files)
     metadata_wheel.write_wheel(place, "cloudpickle", "3.0")
     metadata_wheel.write_wheel(place, "torch", "2.9")
+    metadata_wheel.write_wheel(place, "tensorflow", "2.21")
     needs_horovod = [("Requires-Dist", "horovod[pytorch,tensorflow]>=0.27")]
     metadata_wheel.write_wheel(place, "client", "1.0", needs_horovod)
     return place

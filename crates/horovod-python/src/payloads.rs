@@ -1,4 +1,4 @@
-//! Payloads of `horovod.run`: one for all ranks, one from each.
+//! Payloads: what `horovod.run` and services have for others, and what those deliver.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use pyo3::types::PyBytes;
 
 use crate::exit;
 
-/// Holds what every rank of one call fetches, and collects what they deliver.
+/// Holds what every rank of one call, or client of a service, fetches, and collects what they deliver.
 #[pyclass(frozen, module = "horovod._core")]
 pub(crate) struct PayloadServer {
     /// `None` once closed.
@@ -23,10 +23,16 @@ pub(crate) struct PayloadServer {
 
 #[pymethods]
 impl PayloadServer {
-    /// Listens on the loopback only if all ranks run on this host.
+    /// Listens on the loopback only if all ranks run on this host. Without a key it makes one.
     #[new]
-    fn new(payload: &[u8], local: bool, interfaces: Vec<String>) -> PyResult<Self> {
-        let key = JobKey::random()?;
+    #[pyo3(signature = (payload, local, interfaces, key=None))]
+    fn new(
+        payload: &[u8],
+        local: bool,
+        interfaces: Vec<String>,
+        key: Option<&str>,
+    ) -> PyResult<Self> {
+        let key = key.map_or_else(|| Ok(JobKey::random()?), key_of)?;
         let chosen = resolve_interfaces(&interfaces)?;
         let bind: Vec<IpAddr> = if local {
             vec![Ipv4Addr::LOCALHOST.into()]
@@ -53,6 +59,14 @@ impl PayloadServer {
         self.key.to_hex()
     }
 
+    /// Has those who ask from now on fetch this.
+    fn publish(&self, payload: &[u8]) {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(server) = &*server {
+            server.publish(payload.to_vec());
+        }
+    }
+
     /// The next delivery that has arrived, as rank and content; None if there is none.
     fn take<'py>(&self, py: Python<'py>) -> Option<(u32, Bound<'py, PyBytes>)> {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,6 +87,10 @@ impl PayloadServer {
     }
 }
 
+fn key_of(hex: &str) -> PyResult<JobKey> {
+    JobKey::from_hex(hex).ok_or_else(|| PyValueError::new_err("the key is not 64 hex digits"))
+}
+
 fn client(addresses: &[String], key: &str, rank: u32, timeout_s: f64) -> PyResult<PayloadClient> {
     let addresses = addresses
         .iter()
@@ -81,8 +99,7 @@ fn client(addresses: &[String], key: &str, rank: u32, timeout_s: f64) -> PyResul
                 .map_err(|_| PyValueError::new_err(format!("{at:?} is not ip:port")))
         })
         .collect::<PyResult<_>>()?;
-    let key = JobKey::from_hex(key)
-        .ok_or_else(|| PyValueError::new_err("the key is not 64 hex digits"))?;
+    let key = key_of(key)?;
     let wait_timeout = Duration::try_from_secs_f64(timeout_s)
         .map_err(|e| PyValueError::new_err(format!("{timeout_s} s: {e}")))?;
     Ok(PayloadClient {

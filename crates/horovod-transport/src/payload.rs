@@ -7,6 +7,7 @@ use std::{
     collections::VecDeque,
     io,
     net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -64,9 +65,13 @@ pub enum PayloadError {
 /// Payloads that have arrived, each with the rank that it is from.
 type Inbox = VecDeque<(u32, Vec<u8>)>;
 
-/// Gives one payload to every rank that asks, takes one from each. Dropping it stops it.
+/// Gives one payload to every rank that asks, takes what they deliver. Dropping it stops it.
 #[derive(Debug)]
-pub struct Server(RunningServer<Inbox>);
+pub struct Server {
+    running: RunningServer<Inbox>,
+    /// What ranks fetch from now on.
+    payload: Arc<Mutex<Arc<[u8]>>>,
+}
 
 impl Server {
     /// Listens on these addresses (`0.0.0.0` and `::` mean all), on ports of the system's choice.
@@ -78,6 +83,8 @@ impl Server {
             clients_max: CLIENTS_MAX,
         };
         let inbox = Inbox::default();
+        let payload = Arc::new(Mutex::new(Arc::from(payload)));
+        let published = Arc::clone(&payload);
         let running = RunningServer::start(
             "hvd-payloads",
             bind,
@@ -88,6 +95,7 @@ impl Server {
                 move || {
                     connections.wait(None);
                     connections.admit(Instant::now());
+                    let payload = current(&published);
                     connections
                         .clients
                         .retain(|_, client| match client.serve(&payload, &state) {
@@ -101,18 +109,27 @@ impl Server {
                 }
             },
         )?;
-        Ok(Self(running))
+        Ok(Self { running, payload })
     }
 
     /// Where ranks can reach it.
     pub fn addrs(&self) -> &[SocketAddr] {
-        self.0.addrs()
+        self.running.addrs()
+    }
+
+    /// Has those who ask from now on fetch this; who is in the middle gets the rest of what was there.
+    pub fn publish(&self, payload: Vec<u8>) {
+        *self.payload.lock().unwrap_or_else(PoisonError::into_inner) = Arc::from(payload);
     }
 
     /// The next delivery, with the rank that it is from; waits for at most `timeout`.
     pub fn wait(&self, timeout: Duration) -> Option<(u32, Vec<u8>)> {
-        self.0.state().wait(timeout, Inbox::pop_front)
+        self.running.state().wait(timeout, Inbox::pop_front)
     }
+}
+
+fn current(payload: &Mutex<Arc<[u8]>>) -> Arc<[u8]> {
+    Arc::clone(&payload.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// What one connection is about.
@@ -120,8 +137,10 @@ impl Server {
 enum Errand {
     #[default]
     Unknown,
-    /// Sent up to here.
-    Fetching(usize),
+    Fetching {
+        payload: Arc<[u8]>,
+        sent: usize,
+    },
     Delivering {
         wanted: u64,
         bytes: Vec<u8>,
@@ -131,16 +150,16 @@ enum Errand {
 
 impl Admitted<Errand> {
     /// Goes on as far as the socket allows; false when all is done.
-    fn serve(&mut self, payload: &[u8], state: &ServerState<Inbox>) -> Result<bool, String> {
+    fn serve(&mut self, payload: &Arc<[u8]>, state: &ServerState<Inbox>) -> Result<bool, String> {
         while let Some(frame) = self.wire.next()? {
             self.hear(&frame, payload, state)?;
         }
-        if let Errand::Fetching(sent) = &mut self.known {
+        if let Errand::Fetching { payload, sent } = &mut self.known {
             send_pieces(&mut self.wire, payload, sent)?;
         }
         self.wire.flush()?;
         let all_said = match &self.known {
-            Errand::Fetching(sent) => *sent == payload.len(),
+            Errand::Fetching { payload, sent } => *sent == payload.len(),
             Errand::Done => true,
             _ => false,
         };
@@ -150,13 +169,16 @@ impl Admitted<Errand> {
     fn hear(
         &mut self,
         frame: &[u8],
-        payload: &[u8],
+        payload: &Arc<[u8]>,
         state: &ServerState<Inbox>,
     ) -> Result<(), String> {
         match (&mut self.known, frame) {
             (Errand::Unknown, [FETCH]) => {
                 self.wire.push(&(payload.len() as u64).to_le_bytes());
-                self.known = Errand::Fetching(0);
+                self.known = Errand::Fetching {
+                    payload: Arc::clone(payload),
+                    sent: 0,
+                };
             }
             (Errand::Unknown, [DELIVER, length @ ..]) => {
                 let wanted = length_of(length)?;

@@ -59,7 +59,7 @@ fn server(piece: usize, stream: &[u8]) {
     let (ours, theirs) = pair();
     let (_hears, notifier) = platform::notifier().expect("a notifier");
     let state = ServerState::new(Inbox::default(), notifier);
-    let payload: Vec<u8> = (0..300_u16).map(|n| n as u8).collect();
+    let payload: Arc<[u8]> = (0..300_u16).map(|n| n as u8).collect();
     let mut client = Admitted {
         wire: wire(ours),
         rank: 3,
@@ -96,7 +96,10 @@ fn server(piece: usize, stream: &[u8]) {
             if first.is_some_and(|(first, rest)| *first == [FETCH] && rest.is_empty())
                 && let [header, pieces @ ..] = &frames(&reply)[..]
             {
-                assert_eq!(whole(header, pieces).map(|(bytes, _)| bytes), Some(payload));
+                assert_eq!(
+                    whole(header, pieces).map(|(bytes, _)| bytes),
+                    Some(payload.to_vec())
+                );
             }
         }
     }

@@ -48,6 +48,15 @@ fn every_rank_fetches_the_same_and_brings_its_own() {
 }
 
 #[test]
+fn who_asks_later_gets_what_was_published_since() {
+    let (server, key) = server(pattern(10));
+    let client = client(&server, &key, 0);
+    assert_eq!(client.fetch(&mut || true).unwrap(), pattern(10));
+    server.publish(pattern(3 * PIECE));
+    assert!(client.fetch(&mut || true).unwrap() == pattern(3 * PIECE));
+}
+
+#[test]
 fn a_stranger_gets_and_brings_nothing() {
     let (server, key) = server(pattern(10));
     let wrong = client(&server, &JobKey::random().unwrap(), 0);

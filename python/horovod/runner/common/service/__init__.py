@@ -1,0 +1,1 @@
+"""Services of the launcher that other programs use."""
