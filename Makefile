@@ -34,7 +34,7 @@ test-rust: ## Run the Rust tests (with cargo-nextest where it is installed).
 	fi
 	timeout --kill-after=10 600 cargo test --locked --workspace --doc --quiet
 
-test-python: $(STAMPS)/install host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
+test-python: $(STAMPS)/install $(STAMPS)/mxnet host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
 	python -m pytest tests
 
 test-portable: ## Run the Rust tests with the ways that need no Linux (docs/portability.md).
@@ -132,7 +132,7 @@ clean: ## Remove what was built; keep .venv.
 	rm -rf target dist wheel-data demo-output $(STAMPS)/wheel $(STAMPS)/install
 
 distclean: clean ## Remove .venv as well.
-	rm -rf $(VENV) $(STAMPS)
+	rm -rf $(VENV) .venv-mxnet $(STAMPS)
 
 install: $(STAMPS)/install ## Build the wheel and install it into .venv.
 
@@ -156,6 +156,14 @@ $(STAMPS)/venv: requirements-dev.txt
 		{ $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
 	@echo "installing development requirements (PyTorch is several GB the first time)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+# MXNet needs an older NumPy than everything else, and has no release for every machine.
+$(STAMPS)/mxnet: requirements-mxnet.txt $(STAMPS)/venv
+	@echo "installing MXNet into .venv-mxnet"
+	python -m venv --clear --without-pip .venv-mxnet
+	python -m pip --python .venv-mxnet/bin/python install --quiet --disable-pip-version-check -r requirements-mxnet.txt || \
+		{ rm -rf .venv-mxnet; echo "could not install MXNet: its tests will not run"; }
 	@touch $@
 
 $(STAMPS)/aarch64:
