@@ -1,1 +1,1 @@
-"""Horovod for TensorFlow."""
+"""Collective operations on TensorFlow's tensors."""
