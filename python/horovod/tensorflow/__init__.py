@@ -23,7 +23,7 @@ from horovod.tensorflow._gradient_reduction import (
     _make_allreduce_grads_fn as _make_allreduce_grads_fn,
 )
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.functions import *  # noqa: F403
+from horovod.tensorflow.functions import *  # type: ignore[assignment] # noqa: F403
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.mpi_ops import _check_has_gpu as _check_has_gpu
 from horovod.tensorflow.mpi_ops import (

@@ -10,6 +10,7 @@ import tensorflow as tf
 from horovod.common._ops import Adasum
 from horovod.common.process_sets import global_process_set
 from horovod.tensorflow._allreduce import allreduce
+from horovod.tensorflow._autograph import unconverted
 from horovod.tensorflow._gradient_reduction import takes_part
 from horovod.tensorflow._variables import key_of
 from horovod.tensorflow.compression import Compression
@@ -50,6 +51,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
         """That of the wrapped optimizer: gradients stay local."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
+    @unconverted
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> Any:

@@ -12,6 +12,8 @@ from horovod import _core
 from horovod.common._ops import Adasum, Average, Sum, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import mpi_ops
+from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._operations import _set_id
 from horovod.tensorflow.compression import Compression
 
 __all__ = [
@@ -40,7 +42,7 @@ def on_device(device: str) -> AbstractContextManager[Any]:
 def set_size(process_set: ProcessSet) -> Any:
     """Number of members: of an elastic job a tensor that is evaluated each time, else a number."""
     if _core.is_elastic():
-        return mpi_ops.size_op(process_set.process_set_id)
+        return mpi_ops.size_op(_set_id(process_set))
     return process_set.size()
 
 
@@ -72,6 +74,7 @@ def check_reduction(
         raise NotImplementedError("Pre/postscale_factor are not supported with tf.IndexedSlices")
 
 
+@unconverted
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -145,6 +148,7 @@ def allreduce(
     return _compressed([tensor], device_dense, compression, reduce)[0]
 
 
+@unconverted
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -204,6 +208,7 @@ def grouped_allreduce(
     return results
 
 
+@unconverted
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -242,6 +247,7 @@ def reducescatter(
     return _compressed([tensor], device_dense, compression, reduce)[0]
 
 
+@unconverted
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",

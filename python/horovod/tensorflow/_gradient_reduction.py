@@ -13,6 +13,8 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.tensorflow import mpi_ops
 from horovod.tensorflow._allreduce import allreduce, grouped_allreduce
+from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._operations import _set_id
 from horovod.tensorflow._variables import key_of, slices_as_dense
 
 __all__ = ["_make_allreduce_grads_fn", "takes_part"]
@@ -26,8 +28,8 @@ def takes_part(process_set: ProcessSet) -> Any:
     if _core.is_elastic():
         if process_set.process_set_id == 0:
             return True
-        included = mpi_ops.process_set_included_op(process_set.process_set_id)
-        size = mpi_ops.size_op(process_set.process_set_id)
+        included = mpi_ops.process_set_included_op(_set_id(process_set))
+        size = mpi_ops.size_op(_set_id(process_set))
         return tf.logical_and(tf.equal(included, 1), size > 1)
     return bool(process_set.included()) and (process_set.size() or 1) > 1
 
@@ -102,6 +104,7 @@ def _make_allreduce_grads_fn(
                 results[i] = grad
         return results
 
+    @unconverted
     def allreduce_grads(
         grads: Sequence[Any], vars: Sequence[Any] | None = None, use_generic_names: bool = False
     ) -> list[Any]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from horovod.common import _objects
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import mpi_ops
+from horovod.tensorflow._autograph import unconverted
 from horovod.tensorflow._variable_values import broadcast_variable_values
 from horovod.tensorflow._variables import tf_variable
 
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 
+@unconverted
 def broadcast_variables(
     variables: Iterable[Any],
     root_rank: int,

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow._autograph import unconverted
 from horovod.tensorflow._variables import key_of, tf_variable
 from horovod.tensorflow.gradient_aggregation_eager import checked_passes, dense, reduce_shared
 
@@ -79,6 +80,7 @@ class LocalGradientAggregationHelper:
         """Leave the gradient of this variable to the rank: it is not reduced."""
         self._local_vars.add(key_of(var))
 
+    @unconverted
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Add the gradients; the result is the reduced sums in every N-th run, otherwise the gradients as they came.
 
@@ -105,6 +107,7 @@ class LocalGradientAggregationHelper:
             results[i] = grad
         return results
 
+    @unconverted
     def apply_gradients(
         self,
         apply_grads_closure: Callable[[], Any],

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow._allreduce import divided_by_size
+from horovod.tensorflow._autograph import unconverted
 from horovod.tensorflow._variables import key_of, tf_variable
 
 __all__ = ["LocalGradientAggregationHelperEager"]
@@ -101,12 +102,14 @@ class LocalGradientAggregationHelperEager:
         """Leave the gradient of this variable to the rank: it is not reduced."""
         self._local_vars.add(key_of(var))
 
+    @unconverted
     def reset(self) -> None:
         """Forget what was summed up, and begin a new cycle."""
         self.counter.assign(0)
         for total in self.locally_aggregated_grads.values():
             total.assign(tf.zeros_like(total))
 
+    @unconverted
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Add the gradients; return the reduced sums at every N-th call, otherwise the local sums so far.
 
@@ -145,6 +148,7 @@ class LocalGradientAggregationHelperEager:
             results[i] = grad
         return results
 
+    @unconverted
     def apply_gradients(
         self,
         apply_grads_closure: Callable[[], Any],

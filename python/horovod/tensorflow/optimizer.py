@@ -11,6 +11,7 @@ from horovod.common._ops import Adasum, Average
 from horovod.common.basics import basics
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow._adasum_optimizer import _DistributedAdasumOptimizer
+from horovod.tensorflow._autograph import unconverted
 from horovod.tensorflow._gradient_reduction import _make_allreduce_grads_fn
 from horovod.tensorflow._settings import checked_groups, checked_op
 from horovod.tensorflow._variables import key_of
@@ -89,6 +90,7 @@ class _DistributedOptimizer(_LegacyOptimizer):  # type: ignore[misc]
         if self._agg_helper is not None:
             self._agg_helper.register_local_var(var)
 
+    @unconverted
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """As that of the wrapped optimizer; gradients are reduced."""
         computed = self._optimizer.compute_gradients(*args, **kwargs)

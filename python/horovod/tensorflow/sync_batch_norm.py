@@ -11,6 +11,7 @@ import tensorflow as tf
 from horovod.common._ops import Sum
 from horovod.common.process_sets import global_process_set
 from horovod.tensorflow._allreduce import allreduce
+from horovod.tensorflow._autograph import unconverted
 from horovod.tensorflow._gradient_reduction import takes_part
 
 __all__ = ["SyncBatchNormalization"]
@@ -26,6 +27,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+@unconverted
 def global_moments(
     inputs: Any, axes: Sequence[int], mask: Any = None, keepdims: bool = False
 ) -> tuple[Any, Any]:

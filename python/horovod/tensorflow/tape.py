@@ -10,6 +10,7 @@ import tensorflow as tf
 from horovod.common._ops import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow._allreduce import divided_by_size
+from horovod.tensorflow._autograph import unconverted
 from horovod.tensorflow._gradient_reduction import _make_allreduce_grads_fn
 from horovod.tensorflow._settings import checked_groups, checked_op
 from horovod.tensorflow._variables import is_keras_layer, key_of
@@ -30,6 +31,7 @@ class _DistributedGradientTape:
         """Leave the gradient of this source to the rank: it is not reduced."""
         self._local_sources.add(key_of(source))
 
+    @unconverted
     def gradient(
         self,
         target: Any,
@@ -65,6 +67,7 @@ class _DistributedGradientTape:
             return results
         return tf.nest.pack_sequence_as(sources, results)
 
+    @unconverted
     def get_local_and_global_gradients(
         self,
         target: Any,
