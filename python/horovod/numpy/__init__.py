@@ -26,7 +26,7 @@ from horovod.common._collectives import Collectives
 from horovod.common._waiting import synchronize
 from horovod.common.api import *  # noqa: F403
 from horovod.common.api import is_homogeneous
-from horovod.numpy._arrays import NumpyArrays
+from horovod.common._numpy_arrays import NumpyArrays
 
 __all__ = [
     "allgather",
