@@ -60,7 +60,9 @@ ALLREDUCE = Kind("horovod_xla_allreduce", "broadcast_all")
 BROADCAST = Kind("horovod_xla_broadcast", "broadcast_all")
 ALLGATHER = Kind("horovod_xla_allgather", "sequential", lambda rows, members: rows * members)
 ALLTOALL = Kind("horovod_xla_alltoall", "sequential", lambda rows, _: rows)
-REDUCESCATTER = Kind("horovod_xla_reducescatter", "sequential", lambda rows, members: rows // members)
+REDUCESCATTER = Kind(
+    "horovod_xla_reducescatter", "sequential", lambda rows, members: rows // members
+)
 
 _collectives = Collectives(NumpyArrays())
 _registered = False
@@ -77,7 +79,11 @@ def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
     _register()
     _core.size()  # the well-known error before init
     results = [_result(kind, options, operand) for operand in operands]
-    foreign = jax.ffi.ffi_call(kind.target, results, vmap_method=kind.vmap_method)
+    # In place where XLA needs an operand no more, which saves fresh memory; elsewhere XLA copies it first.
+    aliases = {i: i for i in range(len(operands))} if kind.rows is None else None
+    foreign = jax.ffi.ffi_call(
+        kind.target, results, vmap_method=kind.vmap_method, input_output_aliases=aliases
+    )
     outputs = foreign(
         *operands,
         name=options.name or _names.of_call(operands),
@@ -98,8 +104,14 @@ def _result(kind: Kind, options: Options, operand: Any) -> jax.ShapeDtypeStruct:
             f"Horovod cannot send arrays of dtype {dtype} from a compiled program; convert them, for example to float32 "
             "or, bit by bit, with jax.lax.bitcast_convert_type to uint8."
         )
-    if options.op is not None and options.op in OP_NAMES and not can_be_reduced(options.op, dtype.name):
-        raise ValueError(f"Arrays of dtype {dtype} are not supported for op {OP_NAMES[options.op]}.")
+    if (
+        options.op is not None
+        and options.op in OP_NAMES
+        and not can_be_reduced(options.op, dtype.name)
+    ):
+        raise ValueError(
+            f"Arrays of dtype {dtype} are not supported for op {OP_NAMES[options.op]}."
+        )
     if kind.rows is None:
         return jax.ShapeDtypeStruct(shape, dtype)
     if not shape:
@@ -167,4 +179,7 @@ def _register() -> None:
     for kind in (ALLREDUCE, BROADCAST, ALLGATHER, ALLTOALL, REDUCESCATTER):
         handler = jax.ffi.pycapsule(getattr(library, kind.target))
         jax.ffi.register_ffi_target(kind.target, handler, platform="cpu")
+        for platform in ("CUDA", "ROCM"):
+            elsewhere = jax.ffi.pycapsule(library.horovod_xla_elsewhere)
+            jax.ffi.register_ffi_target(kind.target, elsewhere, platform=platform)
     _registered = True

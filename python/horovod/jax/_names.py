@@ -32,9 +32,7 @@ def of_call(operands: tuple[Any, ...]) -> str:
         frame = frame.f_back
     if frame is None:
         return numbered("call", operands)
-    return numbered(
-        f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", operands
-    )
+    return numbered(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", operands)
 
 
 def numbered(label: str, operands: tuple[Any, ...]) -> str:
@@ -59,7 +57,9 @@ def _program(operands: tuple[Any, ...]) -> Any:
             program = None
             trace = operand._trace
             while trace is not None:
-                if hasattr(trace, "frame"):  # one that records a program, not one that differentiates or batches
+                if hasattr(
+                    trace, "frame"
+                ):  # one that records a program, not one that differentiates or batches
                     program = trace
                 trace = getattr(trace, "parent_trace", None)
             return program

@@ -72,9 +72,7 @@ def allreduce(
     >>> loss = hvd.allreduce(loss)
     >>> grads = jax.jit(lambda grads: hvd.allreduce(grads, op=hvd.Sum))(grads)
     """
-    options = _options(
-        process_set, name, resolve_op(op, None), prescale_factor, postscale_factor
-    )
+    options = _options(process_set, name, resolve_op(op, None), prescale_factor, postscale_factor)
     return _on_tree(_allreduce, options, tensor)
 
 
@@ -88,9 +86,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Combine several arrays as one operation, all or none, and return the list of results; else as `allreduce`."""
-    options = _options(
-        process_set, name, resolve_op(op, None), prescale_factor, postscale_factor
-    )
+    options = _options(process_set, name, resolve_op(op, None), prescale_factor, postscale_factor)
     return _on_list(_allreduce, options, tensors)
 
 
@@ -177,9 +173,7 @@ def reducescatter(
     name, prescale_factor, postscale_factor, process_set
         As in `allreduce`, which also tells the errors.
     """
-    options = _options(
-        process_set, name, _scattering(op), prescale_factor, postscale_factor
-    )
+    options = _options(process_set, name, _scattering(op), prescale_factor, postscale_factor)
     return _on_tree(_reducescatter, options, tensor)
 
 
@@ -193,9 +187,7 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Reduce and scatter several arrays as one operation, and return the list of shares; else as `reducescatter`."""
-    options = _options(
-        process_set, name, _scattering(op), prescale_factor, postscale_factor
-    )
+    options = _options(process_set, name, _scattering(op), prescale_factor, postscale_factor)
     return _on_list(_reducescatter, options, tensors)
 
 

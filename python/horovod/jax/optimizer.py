@@ -87,7 +87,7 @@ def allreduce_gradients(
     return jax.tree.unflatten(structure, reduced)
 
 
-def DistributedOptimizer(  # noqa: N802 (the name it has in every framework)
+def DistributedOptimizer(
     optimizer: Any,
     *,
     op: int | str = Average,
@@ -156,7 +156,9 @@ def DistributedOptimizer(  # noqa: N802 (the name it has in every framework)
         added = jax.tree.map(jnp.add, state.gradients, grads)
 
         def step(_: None) -> tuple[Any, Any]:
-            total = jax.tree.map(lambda g: g / passes, added) if average_aggregated_gradients else added
+            total = (
+                jax.tree.map(lambda g: g / passes, added) if average_aggregated_gradients else added
+            )
             updates, inner = wrapped.update(reduce(total), state.inner, params, **extra)
             zeros = jax.tree.map(jnp.zeros_like, added)
             return updates, AccumulatedGradients(inner, jnp.zeros((), jnp.int32), zeros)

@@ -113,7 +113,33 @@ handler!(
     "Reduce-scatter of all operands into parts of equally many rows."
 );
 
+/// Refuses calls on devices whose memory the core does not reach.
+///
+/// # Safety
+/// As of the others.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn horovod_xla_elsewhere(frame: *mut CallFrame) -> *mut abi::Error {
+    // SAFETY: as the caller promises.
+    unsafe {
+        answer(frame, |_, _| {
+            Err(invalid(
+                "the program with this operation runs on a GPU, and compiled programs can use Horovod on the CPU only so \
+                 far: set JAX_PLATFORMS=cpu, compile for it with jax.default_device(jax.devices(\"cpu\")[0]), or call the \
+                 operation outside of jit, which copies through host memory",
+            ))
+        })
+    }
+}
+
 unsafe fn handle(frame: *mut CallFrame, kind: Kind) -> *mut abi::Error {
+    // SAFETY: as the caller promises; the frame is XLA's.
+    unsafe { answer(frame, |frame, xla| execute(frame, xla, kind)) }
+}
+
+unsafe fn answer(
+    frame: *mut CallFrame,
+    body: impl FnOnce(&mut CallFrame, Xla) -> Result<(), Error>,
+) -> *mut abi::Error {
     // The future is not counted by any version so far.
     let counted = std::mem::offset_of!(CallFrame, future);
     // SAFETY: XLA's frame begins with its size.
@@ -141,8 +167,7 @@ unsafe fn handle(frame: *mut CallFrame, kind: Kind) -> *mut abi::Error {
         return std::ptr::null_mut();
     }
     let panicked = Err(Error::Internal("the core panicked; see its log".into()));
-    // SAFETY: as the caller promises.
-    match guarded(panicked, || unsafe { execute(frame, xla, kind) }) {
+    match guarded(panicked, || body(frame, xla)) {
         Ok(()) => std::ptr::null_mut(),
         Err(error) => xla.error(&error),
     }
@@ -222,7 +247,7 @@ unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Err
     };
     let set = ProcessSetId(attributes.process_set);
     let submission = Submission::new(prefix, Some(attributes.name), op, set, tensors);
-    let handle = engine.submit(submission)?;
+    let handle = engine.submit(submission).map_err(explained)?;
     let expected = Expected::of(kind, attributes.name, operands);
     // On the thread that runs callbacks no other is run meanwhile.
     let patience = if horovod::in_callback() {
@@ -244,6 +269,19 @@ unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Err
     let complete = move |result| future.complete(expected.check(result));
     engine.call_at_end(handle, Box::new(complete));
     Ok(())
+}
+
+/// A name that is under way already is not that of a second call of one place in the program: those do not overlap.
+fn explained(error: Error) -> Error {
+    let Error::DuplicateName { name } = &error else {
+        return error;
+    };
+    invalid(format!(
+        "{error} (tensor {name}) It stands at several places of one compiled program, which XLA runs at the same time and \
+         in any order, so the ranks could mix up their values: this is so when a function with its own jit that has the \
+         call in it is used more than once. Give that function no jit of its own, jit(inline=True), or several operands at \
+         once; or give operations that have the same `name` different ones"
+    ))
 }
 
 fn patience(tensors: &Tensors) -> Duration {
