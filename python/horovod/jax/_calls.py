@@ -1,4 +1,4 @@
-"""One collective on arrays: inside a traced program as a foreign call of XLA, otherwise at once, through host memory."""
+"""One collective on arrays: in a traced program as a foreign call of XLA, otherwise at once, through host memory."""
 
 import ctypes
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Arrays = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Options:
-    """What a collective is told beside its operands. Equal ones compare equal, so that JAX can keep what it compiled."""
+    """What a collective is told beside its operands. Equal ones are equal keys of what JAX has compiled."""
 
     name: str | None
     """None: numbered by the core, in the order of the calls."""
@@ -101,8 +101,8 @@ def _result(kind: Kind, options: Options, operand: Any) -> jax.ShapeDtypeStruct:
     members = options.members()
     if dtype.name not in CODES and dtype.name not in REAL_OF:
         raise ValueError(
-            f"Horovod cannot send arrays of dtype {dtype} from a compiled program; convert them, for example to float32 "
-            "or, bit by bit, with jax.lax.bitcast_convert_type to uint8."
+            f"Horovod cannot send arrays of dtype {dtype} from a compiled program; convert them, for example to "
+            "float32 or, bit by bit, with jax.lax.bitcast_convert_type to uint8."
         )
     if (
         options.op is not None

@@ -53,7 +53,7 @@ def raise_if_ours(error: Exception) -> None:
     """Raise Horovod's own exception for an error of XLA's that stands for one."""
     text = str(error)
     for kind in (HorovodStalledError, HorovodInternalError):
-        before, mark, message = text.partition(f"{kind.__name__}: ")
+        _, mark, message = text.partition(f"{kind.__name__}: ")
         if mark:
             raise kind(message) from error
 

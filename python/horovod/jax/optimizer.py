@@ -112,7 +112,7 @@ def DistributedOptimizer(
     op, compression, gradient_predivide_factor, groups, process_set
         As in `allreduce_gradients`.
     backward_passes_per_step
-        Calls of `update` that add gradients up before they are reduced and used; between those the updates are zero, and
+        Calls of `update` that add gradients up before they are reduced and used; in between the updates are zero, and
         the state is an `AccumulatedGradients`.
     average_aggregated_gradients
         Divide the sum of several passes by their number.

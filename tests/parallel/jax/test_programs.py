@@ -150,7 +150,7 @@ def test_names_say_where_a_call_is():
         return x
 
     jax.make_jaxpr(f)(1.0)
-    jax.make_jaxpr(f)(1.0)
+    jax.make_jaxpr(f)(jnp.ones(2))
     first, second, third = names[:3]
     assert first.startswith("test_programs.py:")
     assert second == f"{first}#2"
