@@ -113,7 +113,7 @@ def _result(kind: Kind, options: Options, operand: Any) -> jax.ShapeDtypeStruct:
             f"Arrays of dtype {dtype} are not supported for op {OP_NAMES[options.op]}."
         )
     if kind.rows is None:
-        return jax.ShapeDtypeStruct(shape, dtype)
+        return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
     if not shape:
         raise ValueError(
             f"{_title(kind)} needs arrays of at least one dimension, got a scalar: x[None] makes one of it."
@@ -123,7 +123,7 @@ def _result(kind: Kind, options: Options, operand: Any) -> jax.ShapeDtypeStruct:
             f"{_title(kind)} inside a compiled program needs rows (dimension 0) that {members} ranks can share evenly, "
             f"got shape {shape}: pad it to a multiple of {members}, or call it outside of jit."
         )
-    return jax.ShapeDtypeStruct((kind.rows(shape[0], members), *shape[1:]), dtype)
+    return jax.ShapeDtypeStruct((kind.rows(shape[0], members), *shape[1:]), dtype)  # type: ignore[no-untyped-call]
 
 
 def _title(kind: Kind) -> str:
@@ -138,12 +138,17 @@ def _at_once(kind: Kind, options: Options, operands: Arrays) -> Arrays:
     elif kind is ALLGATHER:
         results = its.grouped_allgather(operands, name, members)
     elif kind is REDUCESCATTER:
-        results = its.grouped_reducescatter(operands, name, options.op, members, *scales)  # type: ignore[arg-type]
+        results = its.grouped_reducescatter(operands, name, options.op, members, *scales)
     elif kind is ALLTOALL:
-        results = tuple(its.alltoall(operand, None, name, members) for operand in operands)
+        results = tuple(alltoall_rows(operand, name, members) for operand in operands)
     else:
         results = broadcast_at_once(operands, options)
     return tuple(jnp.asarray(result) for result in results)
+
+
+def alltoall_rows(operand: Any, name: str | None, process_set: ProcessSet) -> Any:
+    """Alltoall with equally many rows for each rank; the rows received."""
+    return _collectives.alltoall(operand, None, name, process_set)
 
 
 def alltoall_at_once(
@@ -177,9 +182,9 @@ def _register() -> None:
         return
     library = ctypes.CDLL(_core.__file__)
     for kind in (ALLREDUCE, BROADCAST, ALLGATHER, ALLTOALL, REDUCESCATTER):
-        handler = jax.ffi.pycapsule(getattr(library, kind.target))
+        handler = jax.ffi.pycapsule(getattr(library, kind.target))  # type: ignore[no-untyped-call]
         jax.ffi.register_ffi_target(kind.target, handler, platform="cpu")
         for platform in ("CUDA", "ROCM"):
-            elsewhere = jax.ffi.pycapsule(library.horovod_xla_elsewhere)
+            elsewhere = jax.ffi.pycapsule(library.horovod_xla_elsewhere)  # type: ignore[no-untyped-call]
             jax.ffi.register_ffi_target(kind.target, elsewhere, platform=platform)
     _registered = True

@@ -314,8 +314,8 @@ def _options(
     process_set: ProcessSet,
     name: str | None,
     op: int | None = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
+    prescale: Any = 1.0,
+    postscale: Any = 1.0,
     root: int = 0,
 ) -> Options:
     if name is not None and not isinstance(name, str):

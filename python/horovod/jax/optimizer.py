@@ -125,7 +125,7 @@ def DistributedOptimizer(
     >>> opt_state = tx.init(params)
     >>> updates, opt_state = tx.update(grads, opt_state, params)
     """
-    import optax  # horovod.jax does not need it, and it takes its time
+    import optax  # type: ignore[import-untyped]  # horovod.jax does not need it, and it takes its time
 
     op = resolve_op(op, None)
     check_arguments(op, gradient_predivide_factor, backward_passes_per_step, None, None)
