@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from horovod._keras import _variables
 from horovod._keras._generation import is_keras3
 from horovod._keras._optimizer import create_distributed_optimizer
@@ -31,12 +33,32 @@ def load_model(
     model = keras.models.load_model(filepath, custom_objects=known)
     optimizer = model.optimizer
     if optimizer is not None:
-        model.optimizer = _distributed(keras, optimizer, model, compression)
+        values = [_variables.value_of(v) for v in _variables.variables_of(optimizer)]
+        # Keras 3 restores of an optimizer in HDF5 only what does not belong to a weight.
+        if str(filepath).endswith((".h5", ".hdf5")) and is_keras3(keras):
+            values = _optimizer_in_hdf5(filepath) or values
+        model.optimizer = _distributed(keras, optimizer, model, compression, values)
     return model
 
 
-def _distributed(keras: Any, optimizer: Any, model: Any, compression: Any) -> Any:
-    before = [_variables.value_of(variable) for variable in _variables.variables_of(optimizer)]
+def _optimizer_in_hdf5(filepath: Any) -> list[Any]:
+    """The values of an optimizer's variables in a file of a model; none if it was saved without."""
+    import h5py  # type: ignore[import-untyped]
+
+    with h5py.File(filepath, "r") as file:
+        group = file.get("optimizer_weights")
+        if group is None:
+            return []
+        # A long list of names is spread over several attributes, which are numbered.
+        parts = [key for key in group.attrs if key.startswith("weight_names")]
+        parts.sort(key=lambda key: int(key.removeprefix("weight_names") or 0))
+        names = [name for part in parts for name in group.attrs[part]]
+        return [np.array(group[name]) for name in names]
+
+
+def _distributed(
+    keras: Any, optimizer: Any, model: Any, compression: Any, before: list[Any]
+) -> Any:
     made = create_distributed_optimizer(
         keras, optimizer, None, "", "", compression, False, 1.0, warn_of_steps=False
     )

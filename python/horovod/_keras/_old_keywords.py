@@ -60,8 +60,8 @@ def _accept_in_optimizers(optimizer: Any) -> None:
 @functools.cache
 def _note_run_tf_function() -> None:
     warnings.warn(
-        f"{_RUN_TF_FUNCTION} is no argument of compile() in Keras 3. It is not needed any more, and was ignored; to have "
-        "all of Keras 2 back, install tf_keras and set TF_USE_LEGACY_KERAS=1.",
+        f"{_RUN_TF_FUNCTION} is no argument of compile() in Keras 3. It is not needed any more, and was ignored; to "
+        "have all of Keras 2 back, install tf_keras and set TF_USE_LEGACY_KERAS=1.",
         stacklevel=3,
     )
 

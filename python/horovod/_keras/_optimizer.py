@@ -110,7 +110,7 @@ def register_local_layers(optimizer: Any, local_layers: Any) -> None:
     """
     if _is_layer(local_layers):
         local_layers = [local_layers]
-    layers = list(local_layers) if isinstance(local_layers, Iterable) else [None]
+    layers: list[Any] = list(local_layers) if isinstance(local_layers, Iterable) else [local_layers]
     if not all(map(_is_layer, layers)):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     for layer in layers:

@@ -22,7 +22,7 @@ class TorchGradients:
         self._sums: dict[int, torch.Tensor] = {}
         self._count = 0
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce; what is the `.grad` of a variable is changed in place, as by `horovod.torch`."""
         how = self._reduction
@@ -65,7 +65,7 @@ class TorchGradients:
         """None: sums are no variables here."""
         return []
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
     def aggregate(
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any
     ) -> None:

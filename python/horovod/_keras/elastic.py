@@ -235,9 +235,9 @@ class UpdateBatchStateCallbackImpl(_ProgressImpl):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Find out how many batches are left."""
         self._done_before = int(self.state.batch)
-        steps = (self.params or {}).get("steps")
-        shortened = self._done_before > 0 and steps
-        self._last = max(int(steps) - self._done_before, 1) - 1 if shortened else None
+        steps = int((self.params or {}).get("steps") or 0)
+        shortened = self._done_before > 0 and steps > 0
+        self._last = max(steps - self._done_before, 1) - 1 if shortened else None
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count, and end the epoch after what was left of it."""

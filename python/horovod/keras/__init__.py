@@ -19,7 +19,6 @@ import keras
 import horovod._keras as _impl
 from horovod._keras._old_keywords import accept_old_keywords
 from horovod._keras.compression import Compression
-from horovod.common import api as _api
 from horovod.common._ops import Adasum, Average, Sum
 from horovod.common._optimizer_settings import groups_given
 from horovod.common.api import (
