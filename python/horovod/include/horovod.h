@@ -121,6 +121,9 @@ int32_t horovod_enqueue(const horovod_operation *operation, char *error, size_t 
 /* Of the result that `done` is called with, and only until it returns. */
 int32_t horovod_result_status(const horovod_result *result);
 const char *horovod_result_error(const horovod_result *result); /* "" without one */
+/* 1: the ranks disagree, or all ask for what cannot be done: this operation failed on all of them and the job goes on. 0:
+ * no error, or another one. */
+int32_t horovod_result_refused(const horovod_result *result);
 /* Describes output `index`: 1, or 0 if none was allocated for it. */
 int32_t horovod_result_output(const horovod_result *result, size_t index, horovod_output *output);
 /* Keeps the memory of output `index` after `done`, until horovod_buffer_free; NULL if there is none. */

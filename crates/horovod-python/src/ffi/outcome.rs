@@ -10,6 +10,7 @@ use super::{HOROVOD_OK, guarded, status};
 pub(crate) struct HorovodResult {
     status: i32,
     error: CString,
+    refused: bool,
     outputs: Vec<Option<Buffer>>,
     /// Of all outputs, also when their memory was taken.
     shapes: Vec<Shape>,
@@ -32,6 +33,7 @@ impl HorovodResult {
             Ok(result) => Self {
                 status: HOROVOD_OK,
                 error: CString::default(),
+                refused: false,
                 shapes: (result.outputs.iter())
                     .map(|output| output.as_ref().map(|(_, shape)| shape.clone()))
                     .map(Option::unwrap_or_default)
@@ -50,6 +52,7 @@ impl HorovodResult {
                 Self {
                     status: status(&error),
                     error: CString::new(text).unwrap_or_default(),
+                    refused: matches!(error, Error::Refused(_)),
                     outputs: Vec::new(),
                     shapes: Vec::new(),
                     received_splits: Vec::new(),
@@ -80,6 +83,17 @@ pub(crate) unsafe extern "C" fn horovod_result_error(
 ) -> *const c_char {
     // SAFETY: as the caller promises.
     unsafe { &*result }.error.as_ptr()
+}
+
+/// 1 if the operation alone was refused, because the ranks disagree or ask for what cannot be done, and the job goes on; else
+/// 0.
+///
+/// # Safety
+/// As of [`horovod_result_status`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn horovod_result_refused(result: *const HorovodResult) -> i32 {
+    // SAFETY: as the caller promises.
+    i32::from(unsafe { &*result }.refused)
 }
 
 /// Describes output `index`; 0 if there is none that was allocated for it, else 1.

@@ -1,0 +1,157 @@
+"""The Adasum delta optimizer: every rank takes its own steps, and the ranks' moves are combined with Adasum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common._ops import Adasum
+from horovod.common.process_sets import global_process_set
+from horovod.tensorflow._allreduce import allreduce
+from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._gradient_reduction import takes_part
+from horovod.tensorflow._variables import key_of
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.gradient_aggregation_eager import checked_passes
+
+_START = "delta_start"
+
+
+class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """Combines weight changes instead of gradients.
+
+    Each call of `apply_gradients` lets the wrapped optimizer move the variables with this rank's gradients. Every N-th
+    call the moves since the last combination are reduced with Adasum and applied to the variables as they were then.
+    For N > 1 those are kept in slots called "delta_start", and calls are counted in the variable "step_count".
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        name: str | None = None,
+        use_locking: bool = False,
+        device_dense: str = "",
+        device_sparse: str = "",
+        compression: Any = Compression.none,
+        backward_passes_per_step: int = 1,
+    ) -> None:
+        name = name or f"DistributedDelta{type(optimizer).__name__}"
+        super().__init__(name=name, use_locking=use_locking)
+        self._optimizer = optimizer
+        self._device_dense = device_dense
+        self._device_sparse = device_sparse
+        self._compression = compression
+        self._passes = checked_passes(backward_passes_per_step)
+        self._step_count: Any = None
+        self._starts: dict[Any, Any] = {}
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the wrapped optimizer: gradients stay local."""
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    @unconverted
+    def apply_gradients(
+        self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
+    ) -> Any:
+        """Take a local step; every N-th time combine the ranks' moves."""
+        grads_and_vars = list(grads_and_vars)
+        moved = [var for grad, var in grads_and_vars if grad is not None]
+
+        def take_step() -> Any:
+            return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
+
+        with tf.name_scope(f"{self._name}_Allreduce"):
+            if self._passes == 1:
+                starts = [_copy(var) for var in moved]
+                with tf.control_dependencies(starts):
+                    stepped = take_step()
+                with tf.control_dependencies(_ops([stepped])):
+                    return tf.group(*_ops(self._combine(moved, starts)))
+            return self._step_of_several(moved, take_step)
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """That of the wrapped optimizer, or "delta_start"."""
+        if name == _START:
+            return self._starts.get(key_of(var))
+        return self._optimizer.get_slot(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """Those of the wrapped optimizer, and "delta_start" where it is used."""
+        own = [_START] if self._passes > 1 else []
+        return [*self._optimizer.get_slot_names(), *own]
+
+    def variables(self) -> list[Any]:
+        """Those of the wrapped optimizer and its own."""
+        own = [] if self._step_count is None else [self._step_count]
+        return [*self._optimizer.variables(), *own, *self._starts.values()]
+
+    def _step_of_several(self, moved: Sequence[Any], take_step: Any) -> Any:
+        self._make_variables(moved)
+        starts = [self._starts[key_of(var)] for var in moved]
+
+        def remember() -> Any:
+            kept = [start.assign(var) for start, var in zip(starts, moved, strict=True)]
+            with tf.control_dependencies(_ops(kept)):
+                return tf.constant(True)
+
+        def combine() -> Any:
+            combined = self._combine(moved, [start.read_value() for start in starts])
+            with tf.control_dependencies(_ops(combined)):
+                return tf.constant(True)
+
+        begins = tf.equal(self._step_count.read_value() % self._passes, 0)
+        remembered = tf.cond(begins, remember, lambda: tf.constant(False))
+        with tf.control_dependencies([remembered]):
+            stepped = take_step()
+        with tf.control_dependencies(_ops([stepped])):
+            counted = self._step_count.assign_add(1)
+        with tf.control_dependencies(_ops([counted])):
+            ends = tf.equal(self._step_count.read_value() % self._passes, 0)
+            return tf.group(tf.cond(ends, combine, lambda: tf.constant(False)))
+
+    def _combine(self, moved: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
+        if takes_part(global_process_set) is False:
+            return []
+        deltas = [var.read_value() - start for var, start in zip(moved, starts, strict=True)]
+        combined = [
+            allreduce(
+                delta,
+                device_dense=self._device_dense,
+                device_sparse=self._device_sparse,
+                compression=self._compression,
+                op=Adasum,
+            )
+            for delta in deltas
+        ]
+        return [
+            var.assign(start + delta)
+            for var, start, delta in zip(moved, starts, combined, strict=True)
+        ]
+
+    def _make_variables(self, moved: Sequence[Any]) -> None:
+        with tf.init_scope():
+            if self._step_count is None:
+                self._step_count = tf.compat.v1.Variable(
+                    0, dtype=tf.int64, trainable=False, name="step_count", use_resource=True
+                )
+            for var in moved:
+                if key_of(var) not in self._starts:
+                    self._starts[key_of(var)] = tf.compat.v1.Variable(
+                        tf.zeros(var.shape, var.dtype.base_dtype),
+                        trainable=False,
+                        name=_START,
+                        use_resource=True,
+                    )
+
+
+def _copy(var: Any) -> Any:
+    """The value of a variable that no later assignment changes; what is read of a reference variable is its memory."""
+    value = var.read_value()
+    is_resource = var.dtype == var.dtype.base_dtype
+    return tf.identity(value) if is_resource else tf.raw_ops.DeepCopy(x=value)
+
+
+def _ops(results: Sequence[Any]) -> list[Any]:
+    return [result for result in results if result is not None]

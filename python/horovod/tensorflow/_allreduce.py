@@ -1,0 +1,320 @@
+"""Reductions of dense tensors and `tf.IndexedSlices`, alone and in groups, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from horovod import _core
+from horovod.common._ops import Adasum, Average, Sum, resolve_op
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import mpi_ops
+from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._operations import _set_id
+from horovod.tensorflow.compression import Compression
+
+__all__ = [
+    "_allreduce",
+    "_grouped_allreduce",
+    "_grouped_reducescatter",
+    "_reducescatter",
+    "allreduce",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
+_allreduce = mpi_ops._allreduce
+_grouped_allreduce = mpi_ops._grouped_allreduce
+_reducescatter = mpi_ops._reducescatter
+_grouped_reducescatter = mpi_ops._grouped_reducescatter
+
+
+def on_device(device: str) -> AbstractContextManager[Any]:
+    """Where operations are placed; TensorFlow decides if the name is empty."""
+    context: AbstractContextManager[Any] = tf.device(device) if device else nullcontext()
+    return context
+
+
+def set_size(process_set: ProcessSet) -> Any:
+    """Number of members: of an elastic job a tensor that is evaluated each time, else a number."""
+    if _core.is_elastic():
+        return mpi_ops.size_op(_set_id(process_set))
+    return process_set.size()
+
+
+def divided_by_size(tensor: Any, process_set: ProcessSet) -> Any:
+    """A tensor, or the values of slices, divided by the number of members."""
+    if isinstance(tensor, tf.IndexedSlices):
+        values = divided_by_size(tensor.values, process_set)
+        return tf.IndexedSlices(values, tensor.indices, tensor.dense_shape)
+    size = tf.cast(set_size(process_set), tensor.dtype)
+    return tf.truncatediv(tensor, size) if tensor.dtype.is_integer else tensor / size
+
+
+def check_reduction(
+    tensors: Sequence[Any], op: int, prescale: float, postscale: float, process_set: ProcessSet
+) -> None:
+    """Raise what the arguments of a reduction deserve; nothing was sent then."""
+    if op == Adasum and process_set.process_set_id != 0:
+        raise NotImplementedError("Adasum does not support non-global process sets yet.")
+    if not any(isinstance(tensor, tf.IndexedSlices) for tensor in tensors):
+        return
+    if op == Adasum:
+        raise NotImplementedError(
+            "The Adasum reduction does not currently support sparse tensors. As a workaround please pass "
+            "sparse_as_dense=True to DistributedOptimizer"
+        )
+    if op not in (Average, Sum):
+        raise NotImplementedError("Only Sum and Average ops are supported with tf.IndexedSlices")
+    if prescale != 1.0 or postscale != 1.0:
+        raise NotImplementedError("Pre/postscale_factor are not supported with tf.IndexedSlices")
+
+
+@unconverted
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Combine one tensor of every rank and return the result on all of them.
+
+    Differentiable: the gradient is reduced with the same operator and factors.
+
+    Parameters
+    ----------
+    tensor
+        Tensor, variable or array of any shape, the same shape and dtype on every rank; or `tf.IndexedSlices`, whose
+        rows are collected from all ranks: rows with the same index count as their sum, as everywhere in TensorFlow.
+        Slices take only Sum and Average, no factors, and are not compressed.
+    average
+        Deprecated: use `op`.
+    device_dense, device_sparse
+        Where tensors and slices are placed, such as "/cpu:0"; TensorFlow decides if empty.
+    compression
+        How the tensor is made smaller on the wire: `Compression.none` or `Compression.fp16`.
+    op
+        `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`.
+    prescale_factor, postscale_factor
+        Multiply the tensor before and after.
+    name
+        Pairs the call across ranks in graphs. Without one the input's name does.
+    process_set
+        The ranks that take part.
+    ignore_name_scope
+        Pair by the last part of the name only, whatever scopes are around the call.
+
+    Raises
+    ------
+    ValueError
+        Both `op` and `average` are given, or `op` is no operator.
+    NotImplementedError
+        A combination that cannot be done, such as slices with `Min`. Nothing was sent.
+    tf.errors.FailedPreconditionError
+        Ranks disagree (the message names the tensor, who and both values), or Horovod is not initialised.
+    tf.errors.UnknownError
+        A rank was lost.
+    """
+    op = resolve_op(op, average)
+    check_reduction([tensor], op, prescale_factor, postscale_factor, process_set)
+    if isinstance(tensor, tf.IndexedSlices):
+        with on_device(device_sparse):
+            (result,) = _reduced_slices([tensor], op, name, process_set, ignore_name_scope, False)
+        return result
+
+    def reduce(sent: Sequence[Any]) -> Sequence[Any]:
+        result = mpi_ops._allreduce(
+            sent[0],
+            name=name,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            ignore_name_scope=ignore_name_scope,
+            process_set=process_set,
+        )
+        return [result]
+
+    return _compressed([tensor], device_dense, compression, reduce)[0]
+
+
+@unconverted
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Combine several tensors of every rank as one operation: none is reduced before all are ready on all ranks.
+
+    Parameters
+    ----------
+    tensors
+        Tensors of one dtype, and `tf.IndexedSlices`, in any mixture.
+
+    The others are those of `allreduce`, as are the errors.
+
+    Returns
+    -------
+    The results, in the order of `tensors`.
+    """
+    if not tensors:
+        return tensors
+    op = resolve_op(op, average)
+    check_reduction(tensors, op, prescale_factor, postscale_factor, process_set)
+    sparse = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
+    dense = [i for i, t in enumerate(tensors) if not isinstance(t, tf.IndexedSlices)]
+    results: list[Any] = [None] * len(tensors)
+    if sparse:
+        with on_device(device_sparse):
+            slices = [tensors[i] for i in sparse]
+            reduced = _reduced_slices(slices, op, name, process_set, ignore_name_scope, True)
+        for i, result in zip(sparse, reduced, strict=True):
+            results[i] = result
+
+    def reduce(sent: Sequence[Any]) -> Sequence[Any]:
+        together: Sequence[Any] = mpi_ops._grouped_allreduce(
+            sent,
+            name=name,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            ignore_name_scope=ignore_name_scope,
+            process_set=process_set,
+        )
+        return together
+
+    if dense:
+        reduced = _compressed([tensors[i] for i in dense], device_dense, compression, reduce)
+        for i, result in zip(dense, reduced, strict=True):
+            results[i] = result
+    return results
+
+
+@unconverted
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Combine one tensor of every rank; each gets its share of the result's rows, the first ranks one more.
+
+    Parameters
+    ----------
+    tensor
+        Of at least one dimension; the same shape and dtype on every rank.
+    op
+        `Average` or `Sum`.
+
+    The others are those of `allreduce`, as are the errors.
+    """
+
+    def reduce(sent: Sequence[Any]) -> Sequence[Any]:
+        result = mpi_ops._reducescatter(
+            sent[0],
+            name=name,
+            op=resolve_op(op, None),
+            ignore_name_scope=ignore_name_scope,
+            process_set=process_set,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+        return [result]
+
+    return _compressed([tensor], device_dense, compression, reduce)[0]
+
+
+@unconverted
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """As `reducescatter`, of several tensors of one dtype as one operation."""
+    if not tensors:
+        return tensors
+
+    def reduce(sent: Sequence[Any]) -> Sequence[Any]:
+        together: Sequence[Any] = mpi_ops._grouped_reducescatter(
+            sent,
+            op=resolve_op(op, None),
+            process_set=process_set,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+        return together
+
+    return _compressed(tensors, device_dense, compression, reduce)
+
+
+def _compressed(
+    tensors: Sequence[Any],
+    device: str,
+    compression: Any,
+    reduce: Callable[[Sequence[Any]], Sequence[Any]],
+) -> list[Any]:
+    """What `reduce` makes of the compressed tensors, decompressed."""
+    with on_device(device):
+        packed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+        results = reduce([tensor for tensor, _ in packed])
+        return [
+            compression.decompress(result, context)
+            for result, (_, context) in zip(results, packed, strict=True)
+        ]
+
+
+def _reduced_slices(
+    slices: Sequence[Any],
+    op: int,
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+    grouped: bool,
+) -> list[Any]:
+    """All ranks' rows of each, one after the other; divided if they are to be averaged."""
+
+    def gathered(what: str, tensors: Sequence[Any]) -> Sequence[Any]:
+        options: dict[str, Any] = {
+            "name": f"{name}_{what}" if name else None,
+            "process_set": process_set,
+            "ignore_name_scope": ignore_name_scope,
+        }
+        if grouped:
+            together: Sequence[Any] = mpi_ops.grouped_allgather(tensors, **options)
+            return together
+        return [mpi_ops.allgather(tensors[0], **options)]
+
+    values = gathered("values", [entry.values for entry in slices])
+    indices = gathered("indices", [entry.indices for entry in slices])
+    results = [
+        tf.IndexedSlices(*rows, dense_shape=entry.dense_shape)
+        for *rows, entry in zip(values, indices, slices, strict=True)
+    ]
+    return [divided_by_size(entry, process_set) for entry in results] if op == Average else results

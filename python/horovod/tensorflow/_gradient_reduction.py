@@ -1,0 +1,174 @@
+"""How a list of gradients is reduced: which go together, under which names, and whether there is anybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod import _core
+from horovod.common._ops import Average
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.util import split_list
+from horovod.tensorflow import mpi_ops
+from horovod.tensorflow._allreduce import allreduce, grouped_allreduce
+from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._operations import _set_id
+from horovod.tensorflow._variables import key_of, slices_as_dense
+
+__all__ = ["_make_allreduce_grads_fn", "takes_part"]
+
+# `f(grads, vars=None, use_generic_names=False)`: the reduced gradients, in the same order.
+AllreduceGrads = Callable[..., list[Any]]
+
+
+def takes_part(process_set: ProcessSet) -> Any:
+    """Whether this process has anybody to reduce with: in elastic jobs maybe a tensor, for that may change."""
+    if _core.is_elastic():
+        if process_set.process_set_id == 0:
+            return True
+        included = mpi_ops.process_set_included_op(_set_id(process_set))
+        size = mpi_ops.size_op(_set_id(process_set))
+        return tf.logical_and(tf.equal(included, 1), size > 1)
+    return bool(process_set.included()) and (process_set.size() or 1) > 1
+
+
+def traced_for_xla() -> bool:
+    """Whether the graph that is being traced is to be compiled with `jit_compile=True`."""
+    if tf.executing_eagerly():
+        return False
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import control_flow_util
+
+    return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
+
+
+def _make_allreduce_grads_fn(
+    name: str,
+    device_dense: str,
+    device_sparse: str,
+    compression: Any,
+    sparse_as_dense: bool,
+    op: int,
+    gradient_predivide_factor: float,
+    groups: int | Sequence[Sequence[Any]] | None,
+    process_set: ProcessSet = global_process_set,
+) -> AllreduceGrads:
+    """Return `f(grads, vars=None, use_generic_names=False)`, which reduces a list of gradients.
+
+    Gradients that are None stay None. Without groups each is sent as soon as it is computed; outside of graphs, where
+    all of them exist when this is called, and in graphs that XLA compiles, those of one dtype go as one operation.
+
+    Parameters
+    ----------
+    name
+        Prefix of the scope that the operations are in.
+    groups
+        Number of groups of about equal length, or the variables of each group: their gradients are reduced together.
+        It takes `vars`, then.
+
+    The others are those of `DistributedGradientTape`.
+    """
+    factors = (1.0, 1.0)
+    if op == Average:
+        factors = (1.0 / gradient_predivide_factor, gradient_predivide_factor)
+    keys: int | list[list[Hashable]] | None
+    if groups is None or isinstance(groups, int):
+        keys = groups
+    else:
+        keys = [[key_of(var) for var in group] for group in groups]
+
+    def reduce_unit(grads: Sequence[Any], generic_name: str | None, alone: bool) -> list[Any]:
+        options: dict[str, Any] = {
+            "op": op,
+            "device_dense": device_dense,
+            "device_sparse": device_sparse,
+            "compression": compression,
+            "process_set": process_set,
+            "name": generic_name,
+            "ignore_name_scope": generic_name is not None,
+        }
+        if any(not isinstance(grad, tf.IndexedSlices) for grad in grads):
+            options["prescale_factor"], options["postscale_factor"] = factors
+        if alone:
+            return [allreduce(grads[0], **options)]
+        return list(grouped_allreduce(grads, **options))
+
+    def reduce(grads: list[Any], units: list[list[int]], alone: bool, generic: bool) -> list[Any]:
+        results = list(grads)
+        for number, unit in enumerate(units):
+            generic_name = f"grad_{number}" if generic else None
+            reduced = reduce_unit([grads[i] for i in unit], generic_name, alone)
+            for i, grad in zip(unit, reduced, strict=True):
+                results[i] = grad
+        return results
+
+    @unconverted
+    def allreduce_grads(
+        grads: Sequence[Any], vars: Sequence[Any] | None = None, use_generic_names: bool = False
+    ) -> list[Any]:
+        with tf.name_scope(f"{name}_Allreduce"):
+            every = [slices_as_dense(g) if sparse_as_dense else g for g in grads]
+            there = [i for i, grad in enumerate(every) if grad is not None]
+            condition = takes_part(process_set)
+            if condition is False or not there:
+                return every
+            given = [every[i] for i in there]
+            alone = keys is None and not tf.executing_eagerly() and not traced_for_xla()
+            units = _units(given, [vars[i] for i in there] if vars else None, keys, alone)
+            if condition is True:
+                reduced = reduce(given, units, alone, use_generic_names)
+            else:
+                with tf.device("/cpu:0"):
+                    condition = tf.identity(condition)
+                reduced = tf.cond(
+                    condition,
+                    lambda: reduce(given, units, alone, use_generic_names),
+                    lambda: [_identity(grad) for grad in given],
+                )
+            for i, grad in zip(there, reduced, strict=True):
+                every[i] = grad
+            return every
+
+    return allreduce_grads
+
+
+def _identity(grad: Any) -> Any:
+    return tf.nest.map_structure(tf.identity, grad, expand_composites=True)
+
+
+def _units(
+    grads: Sequence[Any],
+    vars: Sequence[Any] | None,
+    groups: int | list[list[Hashable]] | None,
+    alone: bool,
+) -> list[list[int]]:
+    """Positions of the gradients that are reduced by one operation: of one kind and dtype."""
+    positions = list(range(len(grads)))
+    if alone:
+        return [[i] for i in positions]
+    if groups is None:
+        wanted: list[Sequence[int]] = [positions]
+    elif isinstance(groups, int):
+        wanted = split_list(positions, min(groups, len(positions)))
+    else:
+        if vars is None:
+            raise ValueError(
+                "groups is a list of lists of variables, so the variables have to be given beside the gradients."
+            )
+        number = {key: n for n, group in enumerate(groups) for key in group}
+        found: dict[Hashable, list[int]] = {}
+        for i, var in enumerate(vars):
+            key = key_of(var)
+            # A variable that is in no group is one by itself.
+            found.setdefault(number.get(key, key), []).append(i)
+        wanted = list(found.values())
+    return [unit for group in wanted for unit in _by_kind(grads, group)]
+
+
+def _by_kind(grads: Sequence[Any], positions: Sequence[int]) -> list[list[int]]:
+    units: dict[Hashable, list[int]] = {}
+    for i in positions:
+        units.setdefault((isinstance(grads[i], tf.IndexedSlices), grads[i].dtype), []).append(i)
+    return list(units.values())

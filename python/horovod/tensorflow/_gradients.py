@@ -1,0 +1,148 @@
+"""Gradients of the registered operations."""
+
+import os
+import struct
+from typing import Any, Final
+
+import tensorflow as tf
+
+from horovod.common._ops import Average, Sum
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import _operations as ops
+
+
+def _allreduce_grad(op: Any, grad: Any) -> Any:
+    """Reduce the gradient in the same way."""
+    return ops._allreduce(grad, **_reduction_of(op), **_scope_of(op))
+
+
+def _grouped_allreduce_grad(op: Any, *grads: Any) -> Any:
+    """Reduce the gradients in the same way, as one group."""
+    return ops._grouped_allreduce(list(grads), **_reduction_of(op), **_scope_of(op))
+
+
+def _allgather_grad(op: Any, grad: Any) -> Any:
+    """Average the gradient and cut out this rank's rows."""
+    return _own_rows(op, op.inputs[0], grad)
+
+
+def _grouped_allgather_grad(op: Any, *grads: Any) -> Any:
+    """Each tensor by itself: gradients that are missing come as zeros of another type."""
+    return [_own_rows(op, tensor, grad) for tensor, grad in zip(op.inputs, grads, strict=True)]
+
+
+def _broadcast_grad(op: Any, grad: Any) -> Any:
+    """Average the gradient on the root; zeros elsewhere."""
+    averaged = ops._allreduce(grad, op=Average, **_scope_of(op))
+    is_root = tf.equal(ops.rank_op(), op.get_attr("root_rank"))
+    return tf.where(is_root, averaged, tf.zeros_like(averaged))
+
+
+def _alltoall_grad(op: Any, grad: Any, _received_splits_grad: Any) -> Any:
+    """Send the gradients back where their rows came from."""
+    sent_back, _ = ops.alltoall(grad, splits=op.outputs[1], **_scope_of(op))
+    return [sent_back, None]
+
+
+def _reducescatter_grad(op: Any, grad: Any) -> Any:
+    """Gather the gradient, with the reduction's factors."""
+    return ops.allgather(_scaled(op, grad), **_scope_of(op))
+
+
+def _grouped_reducescatter_grad(op: Any, *grads: Any) -> Any:
+    """Each tensor by itself, as for the grouped allgather."""
+    return [ops.allgather(_scaled(op, grad), **_scope_of(op)) for grad in grads]
+
+
+def _own_rows(op: Any, tensor: Any, grad: Any) -> Any:
+    """This rank's part of the average of a gathered tensor's gradient; the ranks' parts may differ in size."""
+    scope = _scope_of(op)
+    averaged = ops._allreduce(grad, op=Average, **scope)
+    with tf.device("/cpu:0"):
+        rows = tf.shape(tensor)[:1]
+        everyone = ops.allgather(rows, **scope)
+        start = tf.reduce_sum(everyone[: _rank_in(scope["process_set"])])
+    own = averaged[start : start + rows[0]]
+    own.set_shape(tensor.shape)
+    return own
+
+
+def _scaled(op: Any, grad: Any) -> Any:
+    """The gradient with the factors of a reduction into parts."""
+    reduction = _reduction_of(op)
+    grad = tf.convert_to_tensor(grad)
+    if reduction["op"] == Sum:
+        grad = grad * tf.cast(_size_of(_scope_of(op)["process_set"]), grad.dtype)
+    for factor in (reduction["prescale_factor"], reduction["postscale_factor"]):
+        if factor != 1.0:
+            grad = grad * tf.cast(factor, grad.dtype)
+    return grad
+
+
+def _scope_of(op: Any) -> dict[str, Any]:
+    """The arguments that say who takes part, and how the operation is named."""
+    return {
+        "ignore_name_scope": op.get_attr("ignore_name_scope"),
+        "process_set": _process_set(op.get_attr("process_set_id")),
+    }
+
+
+def _reduction_of(op: Any) -> dict[str, Any]:
+    """The arguments that say how the elements are combined."""
+    return {
+        "op": op.get_attr("reduce_op"),
+        "prescale_factor": _factor_of(op, "prescale"),
+        "postscale_factor": _factor_of(op, "postscale"),
+    }
+
+
+def _factor_of(op: Any, which: str) -> float:
+    bits = op.get_attr(f"{which}_bits")
+    if bits == 0:
+        return float(op.get_attr(f"{which}_factor"))
+    (factor,) = struct.unpack("<d", struct.pack("<q", bits))
+    return float(factor)
+
+
+def _process_set(number: int) -> ProcessSet:
+    """A process set of which only the number is known."""
+    if number == 0:
+        return global_process_set
+    process_set = ProcessSet([])
+    process_set.process_set_id = number
+    return process_set
+
+
+def _is_elastic() -> bool:
+    """Whether sizes and ranks may change under a graph."""
+    setting = os.environ.get("HOROVOD_ELASTIC", "")
+    return setting.strip().lstrip("-").isdigit() and int(setting) != 0
+
+
+def _size_of(process_set: ProcessSet) -> Any:
+    if _is_elastic():
+        return ops.size_op(process_set.process_set_id or 0)
+    return process_set.size()
+
+
+def _rank_in(process_set: ProcessSet) -> Any:
+    if _is_elastic() and process_set.process_set_id == 0:
+        return ops.rank_op()
+    return process_set.rank()
+
+
+REGISTERED: Final = {
+    "HorovodAllreduce": _allreduce_grad,
+    "HorovodGroupedAllreduce": _grouped_allreduce_grad,
+    "HorovodAllgather": _allgather_grad,
+    "HorovodGroupedAllgather": _grouped_allgather_grad,
+    "HorovodBroadcast": _broadcast_grad,
+    "HorovodAlltoall": _alltoall_grad,
+    "HorovodReducescatter": _reducescatter_grad,
+    "HorovodGroupedReducescatter": _grouped_reducescatter_grad,
+}
+
+for _kind, _gradient in REGISTERED.items():
+    tf.RegisterGradient(_kind)(_gradient)
+for _query in ("Size", "ProcessSetIncluded", "LocalSize", "Rank", "LocalRank"):
+    tf.no_gradient(f"Horovod{_query}")

@@ -1,0 +1,84 @@
+"""Variables of TensorFlow and of both Keras generations: the `tf.Variable` behind each, and keys for dicts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["is_keras_layer", "key_of", "refs_to_vars", "tf_variable", "vars_to_refs"]
+
+
+def tf_variable(variable: Any) -> Any:
+    """The `tf.Variable` that a variable of Keras 3 holds; anything else unchanged.
+
+    Raises
+    ------
+    TypeError
+        The variable of Keras 3 belongs to another backend.
+    """
+    value = getattr(variable, "value", None)
+    if value is None or callable(value):  # of a tf.Variable it is a method
+        return variable
+    held = getattr(variable, "_value", value)
+    if hasattr(held, "assign"):
+        return held
+    raise TypeError(
+        f"horovod.tensorflow works on variables of TensorFlow, not on {type(variable).__module__}."
+        f"{type(variable).__qualname__} that holds a {type(held).__module__}.{type(held).__qualname__}; for other "
+        "backends of Keras use horovod.keras."
+    )
+
+
+def key_of(variable: Any) -> Hashable:
+    """What can be a key of a dict, the same for a variable of Keras 3 and the `tf.Variable` that it holds."""
+    held = tf_variable(variable)
+    return held.ref() if hasattr(held, "ref") else id(held)
+
+
+def vars_to_refs(vars: Any) -> Any:
+    """Nested lists of variables as tuples of their references, which can be keys of a dict."""
+    if isinstance(vars, (list, tuple)):
+        return tuple(vars_to_refs(entry) for entry in vars)
+    return tf_variable(vars).ref()
+
+
+def refs_to_vars(refs: Any) -> Any:
+    """The reverse of `vars_to_refs`; lists have become tuples."""
+    if isinstance(refs, (list, tuple)):
+        return tuple(refs_to_vars(entry) for entry in refs)
+    return refs.deref()
+
+
+def is_keras_layer(value: Any) -> bool:
+    """Whether this is a layer of Keras, of either generation; imports neither."""
+    return isinstance(value, _classes("Layer"))
+
+
+def is_keras_optimizer(value: Any) -> bool:
+    """Whether this is an optimizer of Keras, of either generation; imports neither."""
+    return isinstance(value, _classes("Optimizer"))
+
+
+def _classes(name: str) -> tuple[type, ...]:
+    """The base classes of that name; who holds an instance has imported its module."""
+    found: list[type] = []
+    for module in ("keras", "tf_keras"):
+        if module not in sys.modules:
+            continue
+        keras = sys.modules[module]
+        places = [getattr(keras, "layers", None), getattr(keras, "optimizers", None)]
+        places.append(getattr(places[1], "legacy", None))
+        found += [c for c in _named(places, name) if isinstance(c, type)]
+    return tuple(found)
+
+
+def _named(places: Iterable[Any], name: str) -> list[Any]:
+    return [getattr(place, name) for place in places if hasattr(place, name)]
+
+
+def slices_as_dense(gradient: Any) -> Any:
+    """A gradient as a dense tensor."""
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -1,0 +1,246 @@
+"""Training that survives ranks that die, hosts that leave and hosts that come: `hvd.elastic`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import tensorflow as tf
+
+from horovod.common import _consensus
+from horovod.common import elastic as _loop
+from horovod.common._snapshot import MayWait
+from horovod.common._state_handlers import (
+    HandledState,
+    HandlerRegistry,
+    SnapshotHandler,
+    StateHandler,
+)
+from horovod.common.api import init as init
+from horovod.common.api import shutdown as shutdown
+from horovod.common.elastic import ObjectState as ObjectState
+from horovod.common.elastic import State as State
+from horovod.tensorflow._errors import as_horovod_errors
+from horovod.tensorflow._variable_values import (
+    broadcast_variable_values,
+    read_values,
+    write_values,
+)
+from horovod.tensorflow._variables import is_keras_layer, is_keras_optimizer
+
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+
+_S = TypeVar("_S", bound="State")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
+    """Decorate the training function `func(state, ...)`: it is called again whenever the job's members change.
+
+    Before each call all ranks have the same state: after a lost rank that of the last `state.commit()`, after a change
+    of hosts the state as it is. So the function has to go on from where its state says. Failures of Horovod's
+    operations inside TensorFlow are recognised; other errors end the process.
+
+    Examples
+    --------
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     for state.batch in range(state.batch, batches):
+    ...         train_one_batch(state)
+    ...         state.commit()
+    >>> train(hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0))
+    """
+
+    @functools.wraps(func)
+    def translated(state: _S, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with as_horovod_errors():
+            return func(state, *args, **kwargs)
+
+    return _loop.run(translated)  # type: ignore[arg-type] # its first parameter has a name
+
+
+class _OwnArrays:
+    """What `read_values` returns is a copy already."""
+
+    def copy(self, value: Any, reused: Any, name: str, may_wait: MayWait) -> tuple[Any, None]:
+        del reused, name, may_wait
+        return value, None
+
+
+class VariablesHandler(SnapshotHandler):
+    """Of a list of variables."""
+
+    copies = _OwnArrays()
+
+    def __init__(self, value: Any, session: Callable[[], Any]) -> None:
+        self._session = session
+        super().__init__(value)
+
+    def variables(self) -> Sequence[Any]:
+        """Those that are saved and restored."""
+        return list(self.value)
+
+    def shared(self) -> Sequence[Any]:
+        """Those of them that are the same on all ranks."""
+        return self.variables()
+
+    def state(self) -> list[Any]:
+        """Copies of all values."""
+        return read_values(self.variables(), self._session())
+
+    def load(self, state: Any) -> None:
+        """Assign the values; variables that did not exist when they were saved keep theirs."""
+        variables = self.variables()[: len(state)]
+        write_values(variables, state, self._session())
+
+    def sync(self) -> None:
+        """Give all ranks the root's values."""
+        shared = self.shared()
+        counts = [count for (count,) in _consensus.everyones([len(shared)], "elastic.variables")]
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"The elastic state's {type(self.value).__name__} has different numbers of variables on the ranks: "
+                f"{counts}. Build models and optimizers on every rank before the state is made: "
+                "model.build(input_shape), optimizer.build(model.trainable_variables)."
+            )
+        broadcast_variable_values(
+            shared, self.root_rank, "elastic.variables", session=self._session()
+        )
+
+
+class ModelStateHandler(VariablesHandler):
+    """Of a Keras model or layer."""
+
+    def variables(self) -> Sequence[Any]:
+        """Weights, and the states of random generators."""
+        return list(self.value.variables)
+
+    def shared(self) -> Sequence[Any]:
+        """Weights: every rank draws its own random numbers."""
+        return list(self.value.weights)
+
+
+class OptimizerStateHandler(VariablesHandler):
+    """Of a Keras optimizer, distributed or not."""
+
+    def variables(self) -> Sequence[Any]:
+        """All that it counts and accumulates."""
+        variables = self.value.variables
+        return list(variables() if callable(variables) else variables)
+
+    def reset(self) -> None:
+        """Forget gradients that were summed up, which may be of ranks that are gone."""
+        helper: Any = getattr(self.value, "_agg_helper", None)
+        if hasattr(helper, "reset"):
+            helper.reset()
+
+    def build(self, model: Any) -> None:
+        """Have it create the variables that it keeps for the model's, unless it has."""
+        optimizer, trainable = self.value, model.trainable_variables
+        if hasattr(optimizer, "_create_all_weights"):  # of Keras 2, legacy
+            optimizer._create_all_weights(trainable)
+        elif not getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+            optimizer.build(trainable)
+
+
+class _Variables(list[Any]):
+    """Variables as one value of a state."""
+
+
+class _Registry(HandlerRegistry):
+    """Handlers of variables and of Keras's objects, of whichever generation, without importing any."""
+
+    def __init__(self, session: Callable[[], Any]) -> None:
+        super().__init__([])
+        self._session = session
+
+    def handler_of(self, value: Any) -> StateHandler | None:
+        if isinstance(value, _Variables):
+            return VariablesHandler(value, self._session)
+        if is_keras_layer(value):
+            return ModelStateHandler(value, self._session)
+        if is_keras_optimizer(value):
+            return OptimizerStateHandler(value, self._session)
+        return super().handler_of(value)
+
+
+class TensorFlowKerasState(HandledState):
+    """State of a training with a Keras model, also in a loop of one's own.
+
+    Snapshots are copies in host memory.
+
+    Parameters
+    ----------
+    model
+        Built.
+    optimizer
+        The model's by default. Where it has no variables yet, the first sync has it create them for the model's.
+    backend
+        Keras's backend module, for graphs of TensorFlow 1: its session holds the values.
+    kwargs
+        Names and initial values of attributes. Keras models and optimizers among them are saved and synced by their
+        variables; everything else is a plain object as in `ObjectState`.
+
+    Raises
+    ------
+    ValueError
+        The model has no variables yet.
+
+    Examples
+    --------
+    >>> state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0, epoch=0)
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+    ) -> None:
+        if not getattr(model, "built", True):
+            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
+        optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+
+        def session() -> Any:
+            return None if backend is None or tf.executing_eagerly() else backend.get_session()
+
+        self._handler_registry = _Registry(session)
+        super().__init__(**kwargs, model=model, optimizer=optimizer)
+
+    def sync(self) -> None:
+        """Give all ranks the root's live state."""
+        self._copier.finish()
+        models = [h.value for h in self._handlers.values() if isinstance(h, ModelStateHandler)]
+        if len(models) == 1 and tf.executing_eagerly():
+            for handler in self._handlers.values():
+                if isinstance(handler, OptimizerStateHandler):
+                    handler.build(models[0])
+        super().sync()
+
+
+class TensorFlowState(HandledState):
+    """State of a training with variables of TensorFlow, eagerly or in a session.
+
+    Parameters
+    ----------
+    variables
+        All global variables of the default graph by default.
+    session
+        Holds their values, in graphs; the default session if none is given.
+    kwargs
+        Names and initial values of attributes: plain objects as in `ObjectState`.
+    """
+
+    def __init__(
+        self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any
+    ) -> None:
+        if variables is None:
+            variables = tf.compat.v1.global_variables()
+        self.session = session
+
+        def current() -> Any:
+            if session is None and not tf.executing_eagerly():
+                return tf.compat.v1.get_default_session()
+            return session
+
+        self._handler_registry = _Registry(current)
+        super().__init__(**kwargs, variables=_Variables(variables))

@@ -1,0 +1,221 @@
+"""Bringing all ranks to the root's state: variables and Python objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common import _objects
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import mpi_ops
+from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._variable_values import broadcast_variable_values
+from horovod.tensorflow._variables import tf_variable
+
+__all__ = [
+    "BroadcastGlobalVariablesHook",
+    "allgather_object",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+]
+
+
+@unconverted
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Give variables the root's values on every rank; typically after the first step, or after loading a checkpoint.
+
+    Parameters
+    ----------
+    variables
+        Of TensorFlow or of Keras, with numbers or bools of any shape: equally many on all ranks, with the same shapes
+        and dtypes in the same order. Names do not matter.
+    root_rank
+        Global rank whose values are used.
+    process_set
+        The ranks that take part.
+    inplace
+        In graphs: write into the variables with `broadcast_`, device by device.
+
+    Returns
+    -------
+    In a graph an operation to run, which `tf.function` does by itself; eagerly None, when it is done.
+
+    Raises
+    ------
+    ValueError
+        A variable holds no numbers.
+    HorovodInternalError
+        Eagerly: ranks disagree, or a rank was lost. In graphs as `allreduce`.
+
+    Examples
+    --------
+    >>> hvd.broadcast_variables(model.variables, root_rank=0)
+    """
+    held = [tf_variable(variable) for variable in variables]
+    if tf.executing_eagerly():
+        broadcast_variable_values(held, root_rank, "broadcast_variables", process_set)
+        return None
+    if inplace:
+        return tf.group(*_broadcast_in_place(held, root_rank, process_set))
+    assigned = []
+    for position, variable in enumerate(held):
+        value = mpi_ops.broadcast(
+            tf.convert_to_tensor(variable),
+            root_rank,
+            name=f"broadcast_variables_{position}",
+            process_set=process_set,
+        )
+        assigned.append(variable.assign(value))
+    return tf.group(*assigned)
+
+
+def _broadcast_in_place(
+    variables: Sequence[Any], root_rank: int, process_set: ProcessSet
+) -> list[Any]:
+    by_device: dict[str, list[Any]] = {}
+    for variable in variables:
+        by_device.setdefault(variable.device, []).append(variable)
+    results: list[Any] = []
+    for device, those in by_device.items():
+        with tf.device(device or None):
+            results += mpi_ops.broadcast_(those, root_rank, process_set=process_set)
+    return results
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Return the operation that gives all global variables of the default graph the root's values.
+
+    Raises
+    ------
+    RuntimeError
+        There is no graph: TensorFlow executes eagerly.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() does not support eager execution. Please use "
+            "`hvd.broadcast_variables(<model/optimizer variables>)` instead."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Gives all global variables the root's values when a session was created.
+
+    For `tf.compat.v1.train.MonitoredTrainingSession(hooks=[...])`, on every rank.
+
+    Parameters
+    ----------
+    root_rank
+        Rank whose values are used.
+    device
+        Where the operations are placed; TensorFlow decides if empty.
+
+    Examples
+    --------
+    >>> hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.bcast_op: Any = None
+
+    def begin(self) -> None:
+        """Add the operation to the graph, once."""
+        if self.bcast_op is None or self.bcast_op.graph != tf.compat.v1.get_default_graph():
+            with tf.device(self.device or None):
+                self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Run it."""
+        del coord
+        session.run(self.bcast_op)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the root's object on every rank, pickled with cloudpickle; of any size.
+
+    Sent at once, in eager code and beside graphs alike: no session is needed.
+
+    Parameters
+    ----------
+    obj
+        The object to send; ignored on ranks other than the root.
+    root_rank
+        Global rank of the root, which gets back its own object, not a copy.
+    session
+        Accepted, not needed.
+    name
+        Pairs the call across ranks, for when several threads send objects at the same time.
+    process_set
+        The ranks that take part.
+
+    Raises
+    ------
+    ValueError
+        The root could not pickle its object.
+    HorovodInternalError
+        A rank was lost.
+    """
+    del session
+    return _objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """Return `f(obj)`, which is `broadcast_object` with these arguments; nothing is added to a graph."""
+
+    def broadcast(obj: Any) -> Any:
+        return broadcast_object(obj, root_rank, session, name, process_set)
+
+    return broadcast
+
+
+def allgather_object(
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Return the list of all ranks' objects, in the order of ranks, pickled with cloudpickle.
+
+    Parameters
+    ----------
+    obj
+        The object to send; the own entry of the result is a copy too.
+    session
+        Accepted, not needed.
+    name
+        Pairs the call across ranks, for when several threads send objects at the same time.
+    process_set
+        The ranks that take part.
+
+    Raises
+    ------
+    ValueError
+        A rank could not pickle its object.
+    HorovodInternalError
+        A rank was lost.
+    """
+    del session
+    return _objects.allgather_object(obj, name, process_set)

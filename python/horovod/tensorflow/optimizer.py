@@ -1,0 +1,241 @@
+"""`DistributedOptimizer`: an optimizer of TensorFlow 1 whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common._ops import Adasum, Average
+from horovod.common.basics import basics
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow._adasum_optimizer import _DistributedAdasumOptimizer
+from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._gradient_reduction import _make_allreduce_grads_fn
+from horovod.tensorflow._settings import checked_groups, checked_op
+from horovod.tensorflow._variables import key_of
+from horovod.tensorflow.compression import Compression
+from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from horovod.tensorflow.gradient_aggregation_eager import checked_passes, reduce_shared
+
+__all__ = [
+    "DistributedOptimizer",
+    "_DistributedAdasumOptimizer",
+    "_DistributedOptimizer",
+    "_LegacyOptimizer",
+]
+
+_LegacyOptimizer: Any = tf.compat.v1.train.Optimizer
+
+
+class _DistributedOptimizer(_LegacyOptimizer):  # type: ignore[misc]
+    """Computes gradients with another optimizer, reduces them, and leaves their use to it."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        name: str | None = None,
+        use_locking: bool = False,
+        device_dense: str = "",
+        device_sparse: str = "",
+        compression: Any = Compression.none,
+        sparse_as_dense: bool = False,
+        op: int = Average,
+        gradient_predivide_factor: float = 1.0,
+        backward_passes_per_step: int = 1,
+        average_aggregated_gradients: bool = False,
+        groups: Any = None,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        name = name or f"Distributed{type(optimizer).__name__}"
+        super().__init__(name=name, use_locking=use_locking)
+        self._optimizer = optimizer
+        self._process_set = process_set
+        self._scale_local_gradients = scale_local_gradients
+        self._local_vars: set[Any] = set()
+        self._allreduce_grads = _make_allreduce_grads_fn(
+            name,
+            device_dense,
+            device_sparse,
+            compression,
+            sparse_as_dense,
+            op,
+            gradient_predivide_factor,
+            groups,
+            process_set,
+        )
+        self._agg_helper: LocalGradientAggregationHelper | None = None
+        if checked_passes(backward_passes_per_step) > 1:
+            if tf.executing_eagerly():
+                raise ValueError(
+                    "backward_passes_per_step > 1 is not yet supported for _LegacyOptimizer with eager execution."
+                )
+            self._agg_helper = LocalGradientAggregationHelper(
+                backward_passes_per_step,
+                self._allreduce_grads,
+                sparse_as_dense,
+                average_aggregated_gradients,
+                basics.rank(),
+                LocalGradientAggregationHelper._OPTIMIZER_TYPE_LEGACY,
+                process_set,
+                scale_local_gradients,
+                name,
+            )
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave the gradient of this variable to the rank: it is not reduced."""
+        self._local_vars.add(key_of(var))
+        if self._agg_helper is not None:
+            self._agg_helper.register_local_var(var)
+
+    @unconverted
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """As that of the wrapped optimizer; gradients are reduced."""
+        computed = self._optimizer.compute_gradients(*args, **kwargs)
+        grads = [grad for grad, _ in computed]
+        vars = [var for _, var in computed]
+        if self._agg_helper is not None:
+            reduced = self._agg_helper.compute_gradients(grads, vars)
+        else:
+            reduced = reduce_shared(
+                grads,
+                vars,
+                self._local_vars,
+                self._allreduce_grads,
+                self._scale_local_gradients,
+                self._process_set,
+            )
+        return list(zip(reduced, vars, strict=True))
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """As that of the wrapped optimizer: `(grads_and_vars, global_step=None, name=None)`."""
+        if self._agg_helper is None:
+            return self._optimizer.apply_gradients(*args, **kwargs)
+        if args:
+            args = (list(args[0]), *args[1:])
+        elif "grads_and_vars" in kwargs:
+            kwargs["grads_and_vars"] = list(kwargs["grads_and_vars"])
+        return self._agg_helper.apply_gradients(
+            lambda: self._optimizer.apply_gradients(*args, **kwargs),
+            self._optimizer,
+            *args,
+            **kwargs,
+        )
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the wrapped optimizer."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the wrapped optimizer."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the wrapped optimizer."""
+        return self._optimizer.variables(*args, **kwargs)
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return an optimizer that reduces gradients over all ranks before the given one uses them.
+
+    Parameters
+    ----------
+    optimizer
+        A `tf.compat.v1.train.Optimizer`, in graphs, eagerly or in `tf.function`; or one of Keras, which
+        `horovod.tensorflow.keras.DistributedOptimizer` wraps.
+    name
+        Of the optimizer; "Distributed" and the name of its class by default.
+    use_locking
+        As of `tf.compat.v1.train.Optimizer`; without effect with Keras.
+    device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor
+        As in `DistributedGradientTape`.
+    num_groups, groups, process_set
+        As in `DistributedGradientTape`.
+    backward_passes_per_step
+        Sum up the gradients of so many passes before they are reduced and used. Not for a v1 optimizer that is built
+        eagerly.
+    op
+        `Average`, `Sum` or, for v1 optimizers, `Adasum`, which combines the ranks' steps instead of their gradients.
+    average_aggregated_gradients
+        Divide the gradients summed up over several passes by the number of passes.
+    scale_local_gradients
+        Divide the gradients of variables given to `register_local_var` by the number of ranks.
+
+    Raises
+    ------
+    ValueError, NotImplementedError
+        Arguments that do not go together.
+
+    Examples
+    --------
+    >>> optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.AdagradOptimizer(0.01 * hvd.size()))
+    >>> train_op = optimizer.minimize(loss, global_step=global_step)
+    """
+    op = checked_op(op, gradient_predivide_factor, average_aggregated_gradients)
+    groups = checked_groups(groups, num_groups)
+    if isinstance(optimizer, _LegacyOptimizer):
+        if op != Adasum:
+            return _DistributedOptimizer(
+                optimizer,
+                name,
+                use_locking,
+                device_dense,
+                device_sparse,
+                compression,
+                sparse_as_dense,
+                op,
+                gradient_predivide_factor,
+                backward_passes_per_step,
+                average_aggregated_gradients,
+                groups,
+                process_set,
+                scale_local_gradients,
+            )
+        if process_set.process_set_id != 0:
+            raise NotImplementedError("Adasum does not support process sets yet")
+        return _DistributedAdasumOptimizer(
+            optimizer,
+            name,
+            use_locking,
+            device_dense,
+            device_sparse,
+            compression,
+            backward_passes_per_step,
+        )
+    if op == Adasum:
+        raise ValueError("op == Adasum is not supported yet with Keras")
+    # Only here, because it imports Keras.
+    keras: Any = importlib.import_module("horovod.tensorflow.keras")
+    return keras.DistributedOptimizer(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )

@@ -1,0 +1,130 @@
+"""Batch normalisation with the statistics of all ranks' batches together, for Keras 3 and Keras 2."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from horovod.common._ops import Sum
+from horovod.common.process_sets import global_process_set
+from horovod.tensorflow._allreduce import allreduce
+from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._gradient_reduction import takes_part
+
+__all__ = ["SyncBatchNormalization"]
+
+if TYPE_CHECKING:
+    SyncBatchNormalization: Any
+
+
+def __getattr__(name: str) -> Any:
+    # Made when it is asked for: its base class is Keras's, which takes seconds to import.
+    if name == "SyncBatchNormalization":
+        return layer_class(tf.keras.layers.BatchNormalization)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@unconverted
+def global_moments(
+    inputs: Any, axes: Sequence[int], mask: Any = None, keepdims: bool = False
+) -> tuple[Any, Any]:
+    """Mean and biased variance over all ranks' values along some axes; every value weighs the same.
+
+    Parameters
+    ----------
+    mask
+        Which samples, or time steps, count: the inputs' shape without the last dimension, or one that broadcasts to it.
+
+    Each rank sends the number, the sum and the sum of squares of its values, in float64, so that no digits are lost
+    when the mean is large; one allreduce, whose gradient makes those of the inputs what one process would compute.
+    """
+    values = tf.cast(inputs, tf.float64)
+    if mask is None:
+        weights = tf.ones_like(values)
+    else:
+        shown = tf.cast(mask, tf.float64)
+        shown = tf.expand_dims(shown, -1) if shown.shape.rank < values.shape.rank else shown
+        weights = tf.broadcast_to(shown, tf.shape(values))
+        values = tf.where(weights > 0, values, tf.zeros_like(values))
+    sums = tf.stack(
+        [
+            tf.reduce_sum(weights, axes, keepdims=True),
+            tf.reduce_sum(values, axes, keepdims=True),
+            tf.reduce_sum(values * values, axes, keepdims=True),
+        ]
+    )
+    condition = takes_part(global_process_set)
+    if condition is not False:
+        sums = allreduce(sums, op=Sum, name="sync_batch_norm")
+    count, total, squares = tf.unstack(sums)
+    mean = tf.math.divide_no_nan(total, count)
+    variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
+    if not keepdims:
+        mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+    return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
+
+
+@functools.cache
+def layer_class(base: Any) -> Any:
+    """The synchronised layer that derives from one Keras's `BatchNormalization`.
+
+    Raises
+    ------
+    ValueError
+        Keras 3 runs on another backend than TensorFlow.
+    """
+    is_keras_2 = hasattr(base, "_calculate_mean_and_var")
+
+    class SyncBatchNormalization(base):  # type: ignore[misc]
+        """Batch normalisation whose mean and variance are those of all ranks' batches together.
+
+        In training every rank has to run the layer; one allreduce of a few numbers per channel, forward and backward.
+        Values weigh the same on all ranks, so batches may differ in size. In evaluation, or alone, it is the ordinary
+        layer.
+
+        Parameters
+        ----------
+        fused
+            Only False.
+        kwargs
+            Those of Keras's `BatchNormalization`.
+
+        Raises
+        ------
+        ValueError
+            `fused` is True or None.
+        """
+
+        def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
+            if fused in (True, None):
+                raise ValueError("SyncBatchNormalization does not support fused=True.")
+            if is_keras_2:
+                kwargs["fused"] = False
+            elif tf.keras.backend.backend() != "tensorflow":
+                raise ValueError(
+                    "horovod.tensorflow.SyncBatchNormalization needs Keras's TensorFlow backend, but "
+                    f"{tf.keras.backend.backend()} is in use."
+                )
+            super().__init__(**kwargs)
+
+        if is_keras_2:
+
+            def _moments(
+                self, inputs: Any, reduction_axes: Any, keep_dims: bool, mask: Any = None
+            ) -> Any:
+                if takes_part(global_process_set) is False:
+                    return super()._moments(inputs, reduction_axes, keep_dims, mask)
+                return global_moments(inputs, reduction_axes, mask, keep_dims)
+
+        else:
+
+            def _moments(self, inputs: Any, mask: Any) -> Any:  # type: ignore[misc]
+                if takes_part(global_process_set) is False:
+                    return super()._moments(inputs, mask)
+                return global_moments(inputs, self._reduction_axes, mask)
+
+    SyncBatchNormalization.__qualname__ = "SyncBatchNormalization"
+    return SyncBatchNormalization

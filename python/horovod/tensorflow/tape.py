@@ -1,0 +1,237 @@
+"""`DistributedGradientTape`: a `tf.GradientTape` whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovod.common._ops import Average
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow._allreduce import divided_by_size
+from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._gradient_reduction import _make_allreduce_grads_fn
+from horovod.tensorflow._settings import checked_groups, checked_op
+from horovod.tensorflow._variables import is_keras_layer, key_of
+from horovod.tensorflow.compression import Compression
+
+__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "_DistributedGradientTape"]
+
+
+class _DistributedGradientTape:
+    """What comes before the class of the given tape: reduces what that computes."""
+
+    _allreduce_grads: Any
+    _local_sources: set[Any]
+    _process_set: ProcessSet
+    scale_local_gradients: bool
+
+    def register_local_source(self, source: Any) -> None:
+        """Leave the gradient of this source to the rank: it is not reduced."""
+        self._local_sources.add(key_of(source))
+
+    @unconverted
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute the gradients of `target` and reduce those of all but local sources.
+
+        Every rank has to call it, with the same sources in the same order.
+
+        Parameters
+        ----------
+        target, output_gradients
+            As of `tf.GradientTape.gradient`.
+        sources
+            Variables or tensors: a list, one of them, or any nested structure.
+        use_generic_names
+            Pair gradients across ranks by position instead of by the names of tensors, for ranks whose graphs differ.
+        kwargs
+            Further arguments of `tf.GradientTape.gradient`: `unconnected_gradients`.
+
+        Returns
+        -------
+        A list if `sources` is a flat list or tuple, otherwise the structure of `sources`.
+        """
+        computed = super().gradient(target, sources, output_gradients, **kwargs)  # type: ignore[misc]
+        flat_sources = tf.nest.flatten(sources)
+        gradients = tf.nest.flatten(computed)
+        results = self._reduced(gradients, flat_sources, use_generic_names)
+        if isinstance(sources, (list, tuple)) and len(sources) == len(flat_sources):
+            return results
+        return tf.nest.pack_sequence_as(sources, results)
+
+    @unconverted
+    def get_local_and_global_gradients(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        **kwargs: Any,
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """As `gradient`, as two lists of `(source, gradient)`: of local sources, and of the others."""
+        flat_sources = tf.nest.flatten(sources)
+        gradients = self.gradient(
+            target, flat_sources, output_gradients, use_generic_names, **kwargs
+        )
+        local: list[tuple[Any, Any]] = []
+        reduced: list[tuple[Any, Any]] = []
+        for source, gradient in zip(flat_sources, gradients, strict=True):
+            is_local = key_of(source) in self._local_sources
+            (local if is_local else reduced).append((source, gradient))
+        return local, reduced
+
+    def _reduced(
+        self, gradients: Sequence[Any], sources: Sequence[Any], use_generic_names: bool
+    ) -> list[Any]:
+        if not self._local_sources:
+            everything: list[Any] = self._allreduce_grads(gradients, sources, use_generic_names)
+            return everything
+        results = list(gradients)
+        shared = [i for i, s in enumerate(sources) if key_of(s) not in self._local_sources]
+        reduced = self._allreduce_grads(
+            [gradients[i] for i in shared], [sources[i] for i in shared], use_generic_names
+        )
+        for i, gradient in zip(shared, reduced, strict=True):
+            results[i] = gradient
+        if self.scale_local_gradients:
+            for i in set(range(len(results))).difference(shared):
+                if results[i] is not None:
+                    results[i] = divided_by_size(results[i], self._process_set)
+        return results
+
+
+def DistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return a tape like the given one whose `gradient` reduces the gradients over all ranks.
+
+    It goes on from what the given tape has recorded, or records itself as a context manager. Works eagerly, in
+    `tf.function` (also with `jit_compile=True`) and in graphs.
+
+    Parameters
+    ----------
+    gradtape
+        A `tf.GradientTape`, or an instance of a subclass.
+    device_dense, device_sparse
+        Where dense gradients and `tf.IndexedSlices` are reduced; TensorFlow decides if empty.
+    compression
+        `Compression.none`, or `Compression.fp16` to send half as many bytes.
+    sparse_as_dense
+        Turn `tf.IndexedSlices` into dense tensors before they are reduced.
+    op
+        `Average`, `Sum` or `Adasum`.
+    gradient_predivide_factor
+        With `Average`: divide by this before the sum, and by the rest after it.
+    num_groups
+        Deprecated: use `groups`.
+    groups
+        Reduce gradients together: a number of groups, or lists of variables; those in no list are alone.
+    process_set
+        The ranks that take part; on other ranks gradients stay as they are.
+    scale_local_gradients
+        Divide the gradients of local sources (`register_local_source`) by the number of ranks, so that they weigh as
+        much as the averaged ones.
+
+    Raises
+    ------
+    ValueError
+        Arguments that do not go together.
+
+    Examples
+    --------
+    >>> with tf.GradientTape() as tape:
+    ...     loss = compute_loss(model(x), y)
+    >>> tape = hvd.DistributedGradientTape(tape)
+    >>> gradients = tape.gradient(loss, model.trainable_variables)
+    """
+    op = checked_op(op, gradient_predivide_factor)
+    groups = checked_groups(groups, num_groups)
+    base = type(gradtape)
+    result: Any = object.__new__(type(base.__name__, (_DistributedGradientTape, base), {}))
+    # What was recorded, and the attributes of subclasses. The given tape leaves its own `with` block by itself.
+    result.__dict__.update(gradtape.__dict__)
+    result._recording = False
+    result._allreduce_grads = _make_allreduce_grads_fn(
+        "DistributedGradientTape",
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups,
+        process_set,
+    )
+    result._local_sources = set()
+    result._process_set = process_set
+    result.scale_local_gradients = scale_local_gradients
+    return result
+
+
+def PartialDistributedGradientTape(
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """As `DistributedGradientTape`, but the gradients of some layers stay local to each rank.
+
+    Parameters
+    ----------
+    local_layers
+        A Keras layer or a collection of them, built: the gradients of their trainable weights are not reduced.
+
+    The others are those of `DistributedGradientTape`.
+
+    Raises
+    ------
+    ValueError
+        `local_layers` holds something else than Keras layers.
+    """
+    layers = [] if local_layers is None else local_layers
+    layers = [layers] if is_keras_layer(layers) else layers
+    if not isinstance(layers, (list, tuple, set)) or not all(map(is_keras_layer, layers)):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            tape.register_local_source(variable)
+    return tape
