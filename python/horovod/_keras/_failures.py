@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import re
+from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
 
-from horovod.common.exceptions import HorovodInternalError
-
-# How the core begins to say that the job cannot go on.
-_JOB_ENDED = re.compile(r"Horovod (?:lost a member of the job|has been shut down)[^\n]*")
+_KINDS = (HorovodStalledError, HorovodInternalError)
 
 
 def as_horovod_error(error: BaseException) -> HorovodInternalError | None:
-    """The failure of a collective operation that is the cause of an exception; None if it has another.
+    """The failure of a collective operation that an exception stands for; None if it has another cause.
 
-    A framework's own exception tells it by the core's text; one that came while cleaning up, by its context.
+    TensorFlow's exceptions name one of our operations; XLA's have our exception's name in front of its text. When a
+    jitted step fails, Keras on JAX cleans up with arrays that were given away to the step, which is an error of its
+    own: there the one before it counts.
     """
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        if isinstance(current, HorovodInternalError):
-            return current
-        found = _JOB_ENDED.search(str(current))
-        if found:
-            return HorovodInternalError(found[0])
-        current = current.__cause__ or current.__context__
+    if isinstance(error, HorovodInternalError):
+        return error
+    text = str(error)
+    for kind in _KINDS:
+        _, mark, message = text.partition(f"{kind.__name__}: ")
+        if mark:
+            return kind(message)
+    if type(error).__module__.startswith("tensorflow.") and "Horovod" in text:
+        return (HorovodStalledError if "wait for each other" in text else HorovodInternalError)(
+            text
+        )
+    if isinstance(error, RuntimeError | ValueError) and "delete" in text and error.__context__:
+        return as_horovod_error(error.__context__)
     return None

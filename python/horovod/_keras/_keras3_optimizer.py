@@ -200,8 +200,9 @@ class DistributedLossScale(DistributedKeras3):
         if not self.built or len(variables) != len(grads):
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
         if self._hvd.passes > 1:
+            step = super().stateless_apply  # type: ignore[misc]
             return self._hvd_gradients.apply_without_state(
-                self, optimizer_variables, grads, trainable_variables
+                self, optimizer_variables, grads, trainable_variables, step
             )
         reduced = self._hvd_gradients.reduce(grads, variables)
         return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]

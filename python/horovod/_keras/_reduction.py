@@ -48,6 +48,10 @@ class Reduction:
     def register_local(self, variable: Any) -> None:
         """Keep the gradients of a variable on this rank."""
         self.local.add(id(variable))
+        # With TensorFlow gradients may come for the variable of the framework that one of Keras holds.
+        held = getattr(variable, "_value", None)
+        if hasattr(held, "assign"):
+            self.local.add(id(held))
 
     def is_local(self, variable: Any) -> bool:
         """Whether the gradients of a variable stay here."""

@@ -53,6 +53,19 @@ def fit(its, optimizer, *, part=True, epochs=2, callbacks=(), **options):
     )
 
 
+def apply(optimizer, grads, its):
+    """Make one step with these gradients, as `fit` does: on JAX without state."""
+    variables = its.trainable_variables
+    if BACKEND != "jax":
+        optimizer.apply(grads, variables)
+        return
+    new, state = optimizer.stateless_apply(
+        [v.value for v in optimizer.variables], grads, [v.value for v in variables]
+    )
+    for variable, value in zip([*variables, *optimizer.variables], [*new, *state], strict=True):
+        variable.assign(value)
+
+
 def weights(its):
     return [np.array(keras.ops.convert_to_numpy(v.value)) for v in its.weights]
 
