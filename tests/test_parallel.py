@@ -1,24 +1,58 @@
 """Runs the files of tests/parallel on 1, 2 and 3 real ranks (`--max-np 4`: also on 4), and checks that all ranks ran
 the same tests.
 
-All files that are asked for run in one job per number of ranks: starting ranks costs more than most of the tests.
+All files that are asked for run in one job per number of ranks: starting ranks costs more than most of the tests. Those
+of a folder with an `environments.json` run in jobs of their own, one for each environment in it: a name with the
+variables that are set, and the numbers of ranks if not all, such as
+`{"jax": {"variables": {"KERAS_BACKEND": "jax"}, "np": [1, 2]}}`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import harness
 
 HERE = Path(__file__).resolve().parent
-FILES = sorted((HERE / "parallel").rglob("test_*.py"))
 LIMIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file in one environment; the usual one has no name."""
+
+    file: Path
+    environment: str = ""
+
+    def __str__(self) -> str:
+        name = str(self.file.relative_to(HERE / "parallel").with_suffix(""))
+        return f"{name}@{self.environment}" if self.environment else name
+
+    def description(self) -> dict[str, Any]:
+        """What the environment is."""
+        return _environments(self.file).get(self.environment, {})
+
+    def runs_on(self, np: int) -> bool:
+        """Whether it runs on so many ranks."""
+        return np in self.description().get("np", [np])
+
+
+def _environments(file: Path) -> dict[str, dict[str, Any]]:
+    described = file.with_name("environments.json")
+    return json.loads(described.read_text()) if described.exists() else {"": {}}
+
+
+PARTS = [
+    Part(file, environment)
+    for file in sorted((HERE / "parallel").rglob("test_*.py"))
+    for environment in _environments(file)
+]
 
 
 @dataclass
@@ -37,17 +71,29 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(
         "ran", sizes, indirect=True, scope="module", ids=[f"np{np}" for np in sizes]
     )
-    if "file" in metafunc.fixturenames:
-        names = [str(file.relative_to(HERE / "parallel").with_suffix("")) for file in FILES]
-        metafunc.parametrize("file", FILES, ids=names)
+    if "part" in metafunc.fixturenames:
+        metafunc.parametrize("part", PARTS, ids=map(str, PARTS))
 
 
 @pytest.fixture(scope="module")
-def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+def ran(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ran]:
+    """The jobs of so many ranks, by environment."""
     np = request.param
     asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    files = sorted({p["file"] for p in asked if p.get("ran") == np and "file" in p})
-    folder = tmp_path_factory.mktemp(f"np{np}")
+    parts = {p["part"] for p in asked if p.get("ran") == np and "part" in p}
+    by_environment: dict[str, list[Part]] = {}
+    for part in sorted(parts, key=str):
+        if part.runs_on(np):
+            by_environment.setdefault(part.environment, []).append(part)
+    return {
+        environment: _run(np, of_it, tmp_path_factory.mktemp(f"np{np}{environment}"))
+        for environment, of_it in by_environment.items()
+    }
+
+
+def _run(np: int, parts: list[Part], folder: Path) -> Ran:
     words = [
         "-m",
         "pytest",
@@ -59,40 +105,46 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         "-p",
         "rank_report",
     ]
+    files = [str(part.file) for part in parts]
     job = harness.horovodrun(
         np,
-        [sys.executable, *words, "--rootdir", str(harness.ROOT), *map(str, files)],
+        [sys.executable, *words, "--rootdir", str(harness.ROOT), *files],
         limit_s=LIMIT_S,
-        env={"HVD_TEST_REPORT": str(folder)},
+        env={"HVD_TEST_REPORT": str(folder), **parts[0].description().get("variables", {})},
         cwd=harness.ROOT,
     )
     try:
         code = job.wait()
         if code == 0:
             job.assert_nothing_left()
-        ranks = [_by_file(folder / f"rank-{rank}.jsonl") for rank in range(np)]
-        yield Ran(code, ranks, job.report())
+        return Ran(
+            code, [_by_file(folder / f"rank-{rank}.jsonl") for rank in range(np)], job.report()
+        )
     finally:
         job.close()
 
 
-def test_on_every_rank(ran: Ran, file: Path) -> None:
-    of_file = [rank.get(str(file.relative_to(harness.ROOT)), []) for rank in ran.ranks]
+def test_on_every_rank(ran: dict[str, Ran], part: Part, request: pytest.FixtureRequest) -> None:
+    if not part.runs_on(request.node.callspec.params["ran"]):
+        pytest.skip("not with so many ranks in this environment")
+    of = ran[part.environment]
+    of_file = [rank.get(str(part.file.relative_to(harness.ROOT)), []) for rank in of.ranks]
 
-    if ran.code != 0:
+    if of.code != 0:
         bad = [t for tests in of_file for t in tests if t[1] not in ("passed", "skipped")]
-        assert not bad, f"{bad}\n{ran.report}"
+        assert not bad, f"{bad}\n{of.report}"
     assert all(tests == of_file[0] for tests in of_file), f"ranks ran different tests:\n{of_file}"
     outcomes = [outcome for _, outcome in of_file[0]]
-    assert outcomes, f"no test ran; the job ended with {ran.code}\n{ran.report}"
+    assert outcomes, f"no test ran; the job ended with {of.code}\n{of.report}"
     print(
-        f"{len(outcomes)} tests on {len(ran.ranks)} ranks: {outcomes.count('passed')} passed, "
+        f"{len(outcomes)} tests on {len(of.ranks)} ranks: {outcomes.count('passed')} passed, "
         f"{outcomes.count('skipped')} skipped"
     )
 
 
-def test_the_job_ends_well(ran: Ran) -> None:
-    assert ran.code == 0, f"exit status {ran.code}\n{ran.report}"
+def test_the_jobs_end_well(ran: dict[str, Ran]) -> None:
+    for environment, of in ran.items():
+        assert of.code == 0, f"{environment}: exit status {of.code}\n{of.report}"
 
 
 def _by_file(report: Path) -> dict[str, list[tuple[str, str]]]:

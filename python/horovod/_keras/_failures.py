@@ -1,0 +1,30 @@
+"""Failures of collective operations, found in the exceptions that frameworks make of them."""
+
+from __future__ import annotations
+
+from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
+
+_KINDS = (HorovodStalledError, HorovodInternalError)
+
+
+def as_horovod_error(error: BaseException) -> HorovodInternalError | None:
+    """The failure of a collective operation that an exception stands for; None if it has another cause.
+
+    TensorFlow's exceptions name one of our operations; XLA's have our exception's name in front of its text. When a
+    jitted step fails, Keras on JAX cleans up with arrays that were given away to the step, which is an error of its
+    own: there the one before it counts.
+    """
+    if isinstance(error, HorovodInternalError):
+        return error
+    text = str(error)
+    for kind in _KINDS:
+        _, mark, message = text.partition(f"{kind.__name__}: ")
+        if mark:
+            return kind(message)
+    if type(error).__module__.startswith("tensorflow.") and "Horovod" in text:
+        return (HorovodStalledError if "wait for each other" in text else HorovodInternalError)(
+            text
+        )
+    if isinstance(error, RuntimeError | ValueError) and "delete" in text and error.__context__:
+        return as_horovod_error(error.__context__)
+    return None

@@ -1,0 +1,265 @@
+"""The classes mixed into an optimizer of Keras 3, which reduce gradients where all backends pass: in `apply`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from horovod._keras._generation import keras3_backend, require_training
+from horovod._keras._lists import CallableList
+from horovod._keras._reduction import Reduction
+
+# Takes the gradients that count, and makes the step.
+Update = Callable[[list[Any]], None]
+
+
+class GradientBackend(Protocol):
+    """What reduces gradients with the framework on which Keras runs; one for each optimizer."""
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The gradients that all ranks have together; None stays None."""
+
+    def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Make what is needed for sums over several backward passes."""
+
+    def own_variables(self) -> list[Any]:
+        """Variables of these sums that are among the optimizer's."""
+
+    def aggregate(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Update
+    ) -> None:
+        """Add the gradients up; reduce the sums and call `update` at every n-th time."""
+
+    def apply_without_state(
+        self,
+        optimizer: Any,
+        values: Sequence[Any],
+        gradients: Sequence[Any],
+        weights: Sequence[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """What `stateless_apply` gives, after sums over several backward passes."""
+
+    def agree(self, is_finite: Any) -> Any:
+        """Whether it is so on all ranks."""
+
+    def reset(self) -> None:
+        """Forget the sums."""
+
+
+def gradient_backend(reduction: Reduction) -> GradientBackend:
+    """The gradients' backend for the framework on which Keras runs."""
+    name = keras3_backend()
+    require_training(name)
+    if name == "torch":
+        from horovod._keras._torch_gradients import TorchGradients
+
+        return TorchGradients(reduction)
+    if name == "jax":
+        from horovod._keras._jax_gradients import JaxGradients
+
+        return JaxGradients(reduction)
+    from horovod._keras._tensorflow_gradients import TensorFlowGradients
+
+    return TensorFlowGradients(reduction)
+
+
+class DistributedKeras3:
+    """What is mixed into the class of a wrapped optimizer of Keras 3."""
+
+    _hvd: Reduction
+    _hvd_gradients: GradientBackend
+    # Whether a loss-scaling optimizer around this one reduces for it.
+    _hvd_is_inner = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self._hvd.passes > 1 and getattr(self, "gradient_accumulation_steps", None):
+            raise ValueError(
+                "backward_passes_per_step and the optimizer's own gradient_accumulation_steps add gradients up both; "
+                "use one of them. With backward_passes_per_step gradients travel only once per step."
+            )
+        self._hvd_gradients = gradient_backend(self._hvd)
+
+    # ---- what scripts know -------------------------------------------------------------------------------------
+
+    @property
+    def process_set(self) -> Any:
+        """The ranks that take part."""
+        return self._hvd.process_set
+
+    @property
+    def lr(self) -> Any:
+        """Another name of `learning_rate`."""
+        return self.learning_rate  # type: ignore[attr-defined]
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
+    @property
+    def variables(self) -> CallableList:
+        """The optimizer's variables; older scripts call it."""
+        return CallableList(super().variables)  # type: ignore[misc]
+
+    @property
+    def iterations(self) -> Any:
+        """The number of steps, which with several backward passes per step is less than that of batches."""
+        passes = self._hvd.passes
+        batches = super().iterations  # type: ignore[misc]
+        if passes == 1 or hasattr(self, "inner_optimizer"):
+            return batches
+        keras: Any = sys.modules["keras"]
+        return keras.ops.floor_divide(batches, passes)
+
+    def register_local_var(self, var: Any) -> None:
+        """Keep the gradients of a variable on this rank."""
+        self._hvd.register_local(var)
+
+    # ---- reduction ---------------------------------------------------------------------------------------------
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the optimizer's variables, and those of the sums over several passes."""
+        is_new = not self.built  # type: ignore[attr-defined]
+        super().build(variables)  # type: ignore[misc]
+        if is_new and self._hvd.passes > 1 and not self._hvd_is_inner:
+            self._hvd_gradients.build(self, variables)
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Reduce the gradients over the ranks, then make the step."""
+        if self._hvd_is_inner or len(grads) == 0:
+            super().apply(grads, trainable_variables)  # type: ignore[misc]
+            return
+        variables = self._hvd_variables(grads, trainable_variables)
+        if self._hvd.passes == 1:
+            reduced = self._hvd_gradients.reduce(grads, variables)
+            super().apply(reduced, trainable_variables)  # type: ignore[misc]
+            return
+        if not self.built:  # type: ignore[has-type]
+            keras: Any = sys.modules["keras"]
+            with keras.name_scope(self.name):  # type: ignore[attr-defined]
+                self.build(variables)
+            self.built = True
+        update = super().apply  # type: ignore[misc]
+        self._hvd_gradients.aggregate(
+            self, grads, variables, lambda reduced: update(reduced, variables)
+        )
+
+    def _hvd_variables(self, grads: Sequence[Any], given: Sequence[Any] | None) -> Sequence[Any]:
+        if given is not None:
+            return list(given)
+        variables: Sequence[Any] = self._trainable_variables  # type: ignore[attr-defined]
+        if len(variables) != len(grads):
+            raise ValueError(
+                f"{len(grads)} gradients were given for {len(variables)} variables with which the optimizer was built; "
+                "pass both, or build it first."
+            )
+        return variables
+
+    def _hvd_count_batch(self) -> None:
+        """Note a batch after which no step is made."""
+        counted: Any = getattr(self, "inner_optimizer", self)
+        counted._iterations.assign_add(1)
+
+    # ---- saving: as the wrapped optimizer's, so that it loads where this package is not ------------------------
+
+    def save_own_variables(self, store: Any) -> None:
+        """Store the wrapped optimizer's variables."""
+        for i, variable in enumerate(self._hvd_saved()):
+            store[str(i)] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Take the wrapped optimizer's variables from a store."""
+        variables = self._hvd_saved()
+        if len(store.keys()) != len(variables):
+            super().load_own_variables(store)  # type: ignore[misc]
+            return
+        for i, variable in enumerate(variables):
+            variable.assign(store[str(i)])
+
+    def _hvd_saved(self) -> list[Any]:
+        own = {id(variable) for variable in self._hvd_gradients.own_variables()}
+        return [variable for variable in self.variables if id(variable) not in own]
+
+
+class DistributedLossScale(DistributedKeras3):
+    """What is mixed into the class of a loss-scaling optimizer around a distributed one.
+
+    It looks for overflows after the reduction, so that a step is skipped on all ranks or on none.
+    """
+
+    def __init__(self, inner_optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(inner_optimizer, *args, **kwargs)
+        inner_optimizer._hvd_is_inner = True
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> Any:
+        """As the wrapped class's, with reduced gradients; it does not come by `apply`."""
+        variables = self._trainable_variables  # type: ignore[attr-defined]
+        if not self.built or len(variables) != len(grads):
+            return super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
+        if self._hvd.passes > 1:
+            step = super().stateless_apply  # type: ignore[misc]
+            return self._hvd_gradients.apply_without_state(
+                self, optimizer_variables, grads, trainable_variables, step
+            )
+        reduced = self._hvd_gradients.reduce(grads, variables)
+        return super().stateless_apply(optimizer_variables, reduced, trainable_variables)  # type: ignore[misc]
+
+    def check_finite(self, grads: Any) -> Any:
+        """Whether all gradients are finite, on every rank."""
+        is_finite = super().check_finite(grads)  # type: ignore[misc]
+        return self._hvd_gradients.agree(is_finite) if self._hvd.local else is_finite
+
+
+def public_module(keras: Any, base: type) -> str:
+    """The module under whose name an optimizer's class is saved: the public one of Keras's own classes.
+
+    On PyTorch Keras makes objects of a private subclass; what is saved here loads on every backend.
+    """
+    for kind in base.__mro__:
+        if getattr(keras.optimizers, kind.__name__, None) is kind:
+            return "keras.optimizers" if kind.__name__ == base.__name__ else base.__module__
+    return base.__module__
+
+
+def distributed_class(mixin: type, base: type, reduction: Reduction) -> type:
+    """A subclass of an optimizer's class that is saved under the name of that class."""
+    keras: Any = sys.modules["keras"]
+    attributes = {
+        "_hvd": reduction,
+        "__module__": public_module(keras, base),
+        "__doc__": base.__doc__,
+    }
+    made = type(base.__name__, (mixin, base), attributes)
+    _register_like(keras, made, base)
+    return made
+
+
+def _register_like(keras: Any, made: type, base: type) -> None:
+    """Have a class be saved under the name under which its base was registered by its author, if it was."""
+    name = keras.saving.get_registered_name(base)
+    if name == base.__name__:
+        return
+    owner = keras.saving.get_registered_object(name)
+    keras.saving.register_keras_serializable(*name.split(">", 1))(made)
+    # Whoever loads it shall have the plain class.
+    keras.saving.get_custom_objects()[name] = owner
+
+
+def wrap_loss_scaling(keras: Any) -> None:
+    """Have a `LossScaleOptimizer` made around a distributed optimizer, as `compile` does, be distributed itself."""
+    kind: Any = keras.optimizers.LossScaleOptimizer
+    if getattr(kind, "_hvd_wraps", False):
+        return
+    inherited = kind.__new__
+
+    def make(cls: type, *args: Any, **kwargs: Any) -> Any:
+        inner = args[0] if args else kwargs.get("inner_optimizer")
+        if isinstance(inner, DistributedKeras3) and not issubclass(cls, DistributedLossScale):
+            cls = distributed_class(DistributedLossScale, cls, inner._hvd)
+        return inherited(cls) if inherited is object.__new__ else inherited(cls, *args, **kwargs)
+
+    kind.__new__ = make
+    kind._hvd_wraps = True

@@ -1,0 +1,114 @@
+"""What a distributed optimizer was told about reducing gradients, free of any framework's types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from horovod.common import _optimizer_settings
+from horovod.common._ops import Average, Sum
+from horovod.common.process_sets import ProcessSet
+from horovod.common.util import split_list
+
+_GROUPS = "groups should be a non-negative integer or a list of list of tf.Variable."
+
+
+@dataclass(slots=True)
+class Reduction:
+    """How the gradients of one optimizer travel; alike on every rank."""
+
+    name: str
+    """Pairs operations across ranks."""
+    compression: Any
+    op: int
+    gradient_predivide_factor: float
+    sparse_as_dense: bool
+    passes: int
+    """Backward passes per step."""
+    average_aggregated: bool
+    groups: int | Sequence[Sequence[Any]] | None
+    process_set: ProcessSet
+    scale_local_gradients: bool
+    local: set[int] = field(default_factory=set)
+    """Identities of variables whose gradients stay here."""
+    _places: dict[int, int] | None = None
+    """Number of the listed group by identity of a variable."""
+
+    def factors(self) -> tuple[float, float]:
+        """Scale factors before and after the reduction."""
+        if self.op != Average:
+            return 1.0, 1.0
+        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
+
+    def is_active(self) -> bool:
+        """Whether this rank has anybody to exchange gradients with, now or after an elastic reset."""
+        return _optimizer_settings.active(self.process_set)
+
+    def register_local(self, variable: Any) -> None:
+        """Keep the gradients of a variable on this rank."""
+        self.local.add(id(variable))
+        # With TensorFlow gradients may come for the variable of the framework that one of Keras holds.
+        held = getattr(variable, "_value", None)
+        if hasattr(held, "assign"):
+            self.local.add(id(held))
+
+    def is_local(self, variable: Any) -> bool:
+        """Whether the gradients of a variable stay here."""
+        return bool(self.local) and id(variable) in self.local
+
+    def batches(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[list[int]]:
+        """Positions of the gradients that travel, by the operation in which they do: all in one unless told."""
+        sent = [
+            i
+            for i, gradient in enumerate(gradients)
+            if gradient is not None and not self.is_local(variables[i])
+        ]
+        if self.groups is None:
+            return [sent] if sent else []
+        if isinstance(self.groups, int):
+            return [list(part) for part in split_list(sent, self.groups) if part]
+        if self._places is None:
+            self._places = {id(v): n for n, group in enumerate(self.groups) for v in group}
+        listed: list[list[int]] = [[] for _ in range(len(self.groups) + 1)]
+        for i in sent:
+            listed[self._places.get(id(variables[i]), -1)].append(i)
+        return [part for part in listed if part]
+
+
+def checked_groups(groups: Any) -> int | list[list[Any]] | None:
+    """The groups that were asked for; ValueError if they are none.
+
+    Variables are told apart by identity: their names repeat from layer to layer.
+    """
+    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups > 0):
+        return groups
+    if not isinstance(groups, list):
+        raise ValueError(_GROUPS)
+    seen: set[int] = set()
+    for group in groups:
+        if not isinstance(group, list | tuple) or not all(map(_is_variable, group)):
+            raise ValueError(_GROUPS)
+        for variable in group:
+            if id(variable) in seen:
+                raise ValueError("A variable can only appear once in groups.")
+            seen.add(id(variable))
+    return groups
+
+
+def check_options(op: int, gradient_predivide_factor: float, backward_passes_per_step: int) -> None:
+    """Raise ValueError unless an optimizer can be told these."""
+    if op not in (Average, Sum):
+        raise ValueError("op currently only supports Average and Sum")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if gradient_predivide_factor <= 0:
+        raise ValueError(
+            f"gradient_predivide_factor={gradient_predivide_factor}: expected a positive number"
+        )
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+
+
+def _is_variable(candidate: Any) -> bool:
+    return hasattr(candidate, "assign") and hasattr(candidate, "shape")

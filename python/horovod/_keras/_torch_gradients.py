@@ -1,0 +1,113 @@
+"""Reducing the gradients of Keras 3 on PyTorch: plain tensors, with `horovod.torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import horovod.torch as hvd
+from horovod._keras._reduction import Reduction
+from horovod.common._operations import wait_for_all
+
+_NOT_STATELESS = "The PyTorch backend keeps its state in variables: use apply."
+
+
+class TorchGradients:
+    """One optimizer's gradients and their sums."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self._reduction = reduction
+        self._sums: dict[int, torch.Tensor] = {}
+        self._count = 0
+
+    @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Reduce; what is the `.grad` of a variable is changed in place, as by `horovod.torch`."""
+        how = self._reduction
+        result = list(gradients)
+        if not how.is_active():
+            return result
+        if how.local and how.scale_local_gradients:
+            size = how.process_set.size() or 1
+            for i, variable in enumerate(variables):
+                if result[i] is not None and how.is_local(variable):
+                    result[i] = result[i] / size
+        handles: list[int] = []
+        arrivals: list[tuple[int, torch.Tensor, Any, torch.Tensor | None]] = []
+        for number, batch in enumerate(how.batches(result, variables)):
+            sent = []
+            for i in batch:
+                tensor, context = how.compression.compress(result[i])
+                if tensor is result[i] and not _is_grad(tensor, variables[i]):
+                    tensor = tensor.clone()
+                host = tensor if tensor.is_cpu else tensor.cpu()
+                sent.append(host)
+                arrivals.append((i, host, context, None if host is tensor else tensor))
+            before, after = how.factors()
+            name = f"{how.name}.{number}"
+            handles.append(
+                hvd.grouped_allreduce_async_(
+                    sent, None, name, how.op, before, after, how.process_set
+                )
+            )
+        wait_for_all(handles)
+        for i, host, context, device in arrivals:
+            tensor = host if device is None else device.copy_(host)
+            result[i] = how.compression.decompress(tensor, context)
+        return result
+
+    def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Nothing: sums are made when there are some."""
+
+    def own_variables(self) -> list[Any]:
+        """None: sums are no variables here."""
+        return []
+
+    @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
+    def aggregate(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], update: Any
+    ) -> None:
+        """Add up; at every n-th time reduce the sums and have the step made."""
+        how, sums = self._reduction, self._sums
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is None:
+                continue
+            if id(variable) in sums:
+                sums[id(variable)].add_(gradient)
+            else:
+                sums[id(variable)] = gradient.detach().clone()
+        self._count += 1
+        if self._count < how.passes:
+            optimizer._hvd_count_batch()
+            return
+        total = [sums.get(id(variable)) for variable in variables]
+        self.reset()
+        reduced = self.reduce(total, variables)
+        if how.average_aggregated:
+            reduced = [None if g is None else g / how.passes for g in reduced]
+        update(reduced)
+
+    def apply_without_state(self, *_: Any) -> Any:
+        """Not with this backend."""
+        raise NotImplementedError(_NOT_STATELESS)
+
+    def agree(self, is_finite: Any) -> Any:
+        """Whether it is so on all ranks."""
+        how = self._reduction
+        if not how.is_active():
+            return is_finite
+        flag = torch.tensor([float(is_finite)])
+        name = f"{how.name}.finite"
+        return bool(hvd.allreduce(flag, op=hvd.Min, name=name, process_set=how.process_set))
+
+    def reset(self) -> None:
+        """Forget the sums."""
+        self._sums.clear()
+        self._count = 0
+
+
+def _is_grad(tensor: torch.Tensor, variable: Any) -> bool:
+    value = getattr(variable, "value", variable)
+    return getattr(value, "grad", None) is tensor

@@ -1,0 +1,97 @@
+"""Values of Keras variables, of any generation and backend, as NumPy arrays: read, assigned, broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+import horovod.numpy as hvd
+from horovod.common.exceptions import HorovodInternalError
+from horovod.common.process_sets import ProcessSet, global_process_set
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer of any generation: a property there, a method here."""
+    variables = optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def attach_state(model: Any) -> None:
+    """Have a model's variables hold its state: during `fit`, Keras on JAX keeps it elsewhere."""
+    sync = getattr(model, "jax_state_sync", None)
+    if sync is not None:
+        sync()
+
+
+def value_of(variable: Any) -> np.ndarray[Any, Any]:
+    """A copy of a variable's value in host memory."""
+    value = getattr(variable, "value", None)
+    if hasattr(value, "detach"):  # PyTorch's would share its memory, or refuse other devices
+        return to_numpy(value)
+    return np.array(variable.numpy())
+
+
+def to_numpy(value: Any) -> np.ndarray[Any, Any]:
+    """A copy of a tensor, number or array in host memory."""
+    if hasattr(value, "detach"):
+        host = value.detach().cpu()
+        if str(host.dtype) == "torch.bfloat16":
+            import ml_dtypes
+
+            return np.array(host.float().numpy()).astype(ml_dtypes.bfloat16)
+        return np.array(host.numpy())
+    return np.array(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def name_of(variable: Any) -> str:
+    """How a message calls a variable."""
+    return str(getattr(variable, "path", None) or getattr(variable, "name", variable))
+
+
+def assign(variable: Any, value: np.ndarray[Any, Any]) -> None:
+    """Give a variable a copy of this value: a backend may use the memory that it is given."""
+    target = getattr(variable, "value", None)
+    if hasattr(target, "detach") and value.dtype.name == "bfloat16":
+        value = value.astype(np.float32)
+    variable.assign(value.copy())
+
+
+def broadcast(
+    variables: Iterable[Any],
+    root_rank: int,
+    prefix: str,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give variables the root's values, on every rank; ranks have them in the same order.
+
+    They are paired by their places: names are counted up by Keras, and may differ between ranks.
+
+    Raises
+    ------
+    HorovodInternalError
+        Numbers of variables, shapes or dtypes differ between ranks, or a rank was lost.
+    """
+    held: Sequence[Any] = list(variables)
+    arrays = [value_of(variable) for variable in held]
+    handles = [
+        hvd.broadcast_async(array, root_rank, f"{prefix}.{i}of{len(held)}", process_set)
+        for i, array in enumerate(arrays)
+    ]
+    # All are waited for, also after a failure: none may still use memory that is gone.
+    results: list[Any] = []
+    failure: HorovodInternalError | None = None
+    for variable, handle in zip(held, handles, strict=True):
+        try:
+            results.append(hvd.synchronize(handle))
+        except HorovodInternalError as error:
+            if failure is None:
+                error.add_note(f"This was the variable {name_of(variable)}.")
+                failure = error
+    if failure is not None:
+        raise failure
+    is_root = hvd.rank() == root_rank
+    for variable, value in zip(held, results, strict=True):
+        if not is_root:
+            assign(variable, value)

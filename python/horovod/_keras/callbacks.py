@@ -1,0 +1,268 @@
+"""Callbacks of `fit`, for both generations of Keras: mixed into the `Callback` class of whichever a package stands for.
+
+They read and assign variables between batches, so they need nothing of the backend.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+import horovod.numpy as hvd
+from horovod._keras import _variables
+
+_NO_STEPS = (
+    "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to the "
+    "{} or upgrade to the latest version of Keras."
+)
+
+
+class CallbackImpl:
+    """What callbacks here have in common."""
+
+    model: Any
+    params: Any
+    # Whether it does something at single batches; Keras 2 asks so before each.
+    _at_batches = False
+
+    # Both generations' `fit` take an object of the other's class, if it has these.
+    def _implements_train_batch_hooks(self) -> bool:
+        return self._at_batches
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+class BroadcastGlobalVariablesCallbackImpl(CallbackImpl):
+    """Gives all ranks the root's weights, once the first batch has made all variables."""
+
+    _at_batches = True
+
+    def __init__(
+        self,
+        backend: Any,
+        root_rank: int,
+        device: str = "",
+        local_variables: Iterable[Any] | None = None,
+        *args: Any,
+    ) -> None:
+        super().__init__(*args)
+        del backend
+        self.root_rank = root_rank
+        self.device = device
+        self.broadcast_done = False
+        self._local: dict[int, Any] = {}
+        for variable in local_variables or ():
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave a variable of the model as it is on each rank."""
+        if not (hasattr(var, "assign") and hasattr(var, "shape")):
+            raise ValueError("All local variables must be of tf.Variable type.")
+        self._local[id(var)] = var
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """After the first batch: broadcast."""
+        if self.broadcast_done:
+            return
+        # Weights, not all variables: each rank keeps its random numbers (its dropout) and its metrics.
+        weights = [v for v in self.model.weights if id(v) not in self._local]
+        _variables.broadcast(weights, self.root_rank, "keras.model")
+        optimizer = self.model.optimizer
+        if optimizer is not None:
+            _variables.broadcast(
+                _variables.variables_of(optimizer), self.root_rank, "keras.optimizer"
+            )
+        self.broadcast_done = True
+
+
+class MetricAverageCallbackImpl(CallbackImpl):
+    """Averages the metrics over the ranks at the end of each epoch."""
+
+    def __init__(self, backend: Any, device: str = "", *args: Any) -> None:
+        super().__init__(*args)
+        del backend
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Put the averages into `logs`, where callbacks that come later find them."""
+        if logs is None:
+            logs = {}
+        mine = {key: _variables.to_numpy(logs[key]) for key in sorted(logs)}
+        mine = {key: value for key, value in mine.items() if value.dtype.kind in "biuf"}
+        everyone = hvd.allgather_object(mine, "keras.metrics")
+        for rank, its in enumerate(everyone):
+            if its.keys() != everyone[0].keys():
+                raise ValueError(
+                    f"MetricAverageCallback needs the same metrics on all ranks: rank 0 has {list(everyone[0])}, "
+                    f"rank {rank} has {list(its)}. Validate on all ranks or on none, and give all the same metrics."
+                )
+        for key in mine:
+            mean = np.mean([np.asarray(its[key], np.float64) for its in everyone], axis=0)
+            logs[key] = float(mean) if mean.ndim == 0 else mean
+
+
+class LearningRateScheduleCallbackImpl(CallbackImpl):
+    """Multiplies the initial learning rate by what a schedule says."""
+
+    _at_batches = True
+
+    def __init__(
+        self,
+        backend: Any,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        *args: Any,
+    ) -> None:
+        super().__init__(*args)
+        del backend
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch: int | None = None
+        self._restored_momentum: float | None = None
+        if callable(multiplier):
+            self.multiplier: Callable[[float], float] = multiplier
+        else:
+            constant = multiplier
+            self.staircase = True
+            self.multiplier = lambda epoch: constant ** (epoch - start_epoch)
+
+    def _autodetect_steps_per_epoch(self) -> int:
+        params = self.params or {}
+        if params.get("steps"):
+            return int(params["steps"])
+        if params.get("samples") and params.get("batch_size"):
+            return int(params["samples"]) // int(params["batch_size"])
+        raise ValueError(_NO_STEPS.format(type(self).__name__))
+
+    def _adjust_learning_rate(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        before = learning_rate(optimizer)
+        after = self.initial_lr * self.multiplier(epoch)
+        if after == before:
+            return
+        optimizer.learning_rate = after
+        if self.momentum_correction and before > 0:
+            self._correct_momentum(optimizer, after / before)
+
+    def _correct_momentum(self, optimizer: Any, ratio: float) -> None:
+        """Have what momentum has gathered at the old rate count as if gathered at the new one."""
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if not _has_momentum(inner):
+            return
+        gathered = getattr(inner, "momentums", None) or getattr(inner, "_momentums", None)
+        if gathered:
+            # Multiplying these once is the same as multiplying the momentum for this batch, and also holds where the
+            # momentum is a constant of a traced function.
+            for variable in gathered:
+                if variable is not None:
+                    variable.assign(variable * ratio)
+        elif hasattr(inner, "_set_hyper"):
+            self._restored_momentum = float(_variables.to_numpy(inner.momentum))
+            inner.momentum = self._restored_momentum * ratio
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Find out how many batches an epoch has, if that is needed."""
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self._autodetect_steps_per_epoch()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the epoch."""
+        self.current_epoch = epoch
+
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the learning rate of this batch."""
+        epoch = self.current_epoch or 0
+        if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return
+        if self.staircase:
+            if batch == 0:
+                self._adjust_learning_rate(epoch)
+        else:
+            self._adjust_learning_rate(epoch + float(batch) / (self.steps_per_epoch or 1))
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Take a correction of the momentum back."""
+        if self._restored_momentum is not None:
+            optimizer = self.model.optimizer
+            getattr(optimizer, "inner_optimizer", optimizer).momentum = self._restored_momentum
+            self._restored_momentum = None
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Log the learning rate."""
+        if logs is not None:
+            logs["lr"] = learning_rate(self.model.optimizer)
+
+
+class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
+    """Raises the learning rate from what one rank would use to what all do, over the first epochs."""
+
+    def __init__(
+        self,
+        backend: Any,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+        *args: Any,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            # Fractional, so that the last batch of the warm-up reaches the full rate.
+            epoch += 1.0 / (self.steps_per_epoch or 1)
+            size = hvd.size()
+            return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
+
+        super().__init__(
+            backend,
+            initial_lr,
+            multiplier,
+            0,
+            warmup_epochs,  # type: ignore[arg-type]
+            False,
+            momentum_correction,
+            steps_per_epoch,
+            *args,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Log the learning rate; say when it has reached its end."""
+        super().on_epoch_end(epoch, logs)
+        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0:
+            reached = learning_rate(self.model.optimizer)
+            if hvd.rank() == 0:
+                sys.stdout.write(
+                    f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {reached:g}.\n"
+                )
+                sys.stdout.flush()
+
+
+def learning_rate(optimizer: Any) -> float:
+    """The learning rate of an optimizer of any generation, now."""
+    return float(_variables.to_numpy(optimizer.learning_rate))
+
+
+def _has_momentum(optimizer: Any) -> bool:
+    try:
+        momentum = optimizer.momentum
+    except AttributeError:
+        return False
+    return bool(_variables.to_numpy(momentum) != 0)

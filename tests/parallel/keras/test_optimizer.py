@@ -1,0 +1,338 @@
+"""`DistributedOptimizer` in `fit`: training on parts of each batch is training on all of it."""
+
+import keras
+import numpy as np
+import pytest
+from keras_support import (
+    BACKEND,
+    GLOBAL_BATCH,
+    RANK,
+    SIZE,
+    apply,
+    assert_close,
+    data,
+    fit,
+    mine,
+    model,
+    same_on_all_ranks,
+    weights,
+)
+
+import horovod._keras as shared
+import horovod.keras as hvd
+import horovod.numpy as arrays
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.05),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.01),
+    "clipnorm": lambda: keras.optimizers.SGD(0.05, clipnorm=0.1),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.1),
+    "clipvalue": lambda: keras.optimizers.SGD(0.05, clipvalue=0.01),
+    "ema": lambda: keras.optimizers.SGD(0.05, use_ema=True, ema_overwrite_frequency=2),
+    "accumulation": lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+    ),
+}
+
+
+def create(optimizer, **options):
+    """With the arguments that `hvd.DistributedOptimizer` does not have."""
+    given = {"compression": hvd.Compression.none, "sparse_as_dense": False}
+    given |= {"gradient_predivide_factor": 1.0, "name": None, **options}
+    return shared.create_distributed_optimizer(
+        keras, optimizer, device_dense="", device_sparse="", **given
+    )
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_same_training_as_one_process_with_all_data(kind):
+    alone = model()
+    want = fit(alone, OPTIMIZERS[kind](), part=False)
+    together = model()
+    got = fit(
+        together,
+        hvd.DistributedOptimizer(OPTIMIZERS[kind]()),
+        callbacks=[hvd.callbacks.MetricAverageCallback()],
+    )
+    # Adaptive rates divide by gradients near zero, whose last bits depend on the order of addition.
+    assert_close(weights(together), weights(alone), 2e-4)
+    np.testing.assert_allclose(got.history["loss"], want.history["loss"], rtol=2e-4)
+    assert same_on_all_ranks(weights(together))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"op": hvd.Sum},
+        {"gradient_predivide_factor": 2.0},
+        {"groups": 1},
+        {"groups": 3},
+        {"num_groups": 2},
+        {"sparse_as_dense": True},
+        {"name": "mine"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:Parameter `num_groups`")
+def test_options(options):
+    alone, together = model(), model()
+    rate = 0.05 / SIZE if "op" in options else 0.05
+    fit(alone, keras.optimizers.SGD(0.05), part=False)
+    fit(together, hvd.DistributedOptimizer(keras.optimizers.SGD(rate), **options))
+    assert_close(weights(together), weights(alone))
+
+
+def test_groups_of_variables():
+    alone, together = model(), model()
+    kernels = [layer.kernel for layer in together.layers]
+    fit(alone, keras.optimizers.SGD(0.05), part=False)
+    fit(together, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), groups=[kernels]))
+    assert_close(weights(together), weights(alone))
+
+
+def test_compression_sends_float16_and_gives_float32():
+    alone, together = model(), model()
+    fit(alone, keras.optimizers.SGD(0.05), part=False)
+    compression = hvd.Compression.fp16
+    fit(together, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=compression))
+    assert_close(weights(together), weights(alone), 5e-3)
+    assert all(w.dtype == np.float32 for w in weights(together))
+    assert same_on_all_ranks(weights(together))
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_several_passes_are_one_step(average):
+    """Two passes of a part each are a step on both parts; the last pass of an odd number makes none."""
+    alone, together = model(), model()
+    x, y = data(7)
+    alone.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
+    alone.fit(x[: 6 * GLOBAL_BATCH], y[: 6 * GLOBAL_BATCH], batch_size=2 * GLOBAL_BATCH,
+              shuffle=False, verbose=0)  # fmt: skip
+    # Without the average gradients are twice as large, which Adam does not see.
+    optimizer = create(
+        keras.optimizers.Adam(0.01, epsilon=1e-12),
+        backward_passes_per_step=2,
+        average_aggregated_gradients=average,
+    )
+    together.compile(optimizer=optimizer, loss="mse")
+    together.fit(mine(x), mine(y), batch_size=GLOBAL_BATCH // SIZE, shuffle=False, verbose=0)
+    assert_close(weights(together), weights(alone), 1e-3)
+    assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == 3
+    assert same_on_all_ranks(weights(together))
+
+
+def test_local_layers_stay_local():
+    its = model()
+    first = its.layers[0]
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=[first])
+    fit(its, optimizer)
+    everyone = arrays.allgather_object([w.tobytes() for w in weights(its)])
+    if SIZE > 1:
+        assert everyone[0][0] != everyone[-1][0]
+    # The others had the same gradients on all ranks.
+    assert all(ranks[2:] == everyone[0][2:] for ranks in everyone)
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_scale_of_local_gradients(scale):
+    its = model()
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(1.0), local_layers=its.layers[0], scale_local_gradients=scale
+    )
+    before = weights(its)
+    optimizer.build(its.trainable_variables)
+    ones = [keras.ops.ones(v.shape) for v in its.trainable_variables]
+    optimizer.apply(ones, its.trainable_variables)
+    moved = [b - a for a, b in zip(weights(its), before, strict=True)]
+    np.testing.assert_allclose(moved[0], 1.0 / SIZE if scale else 1.0, rtol=1e-5)
+    np.testing.assert_allclose(moved[2], 1.0, rtol=1e-5)
+
+
+def test_process_set_that_a_rank_is_not_in():
+    its = model()
+    optimizer = create(keras.optimizers.SGD(1.0), process_set=hvd.global_process_set)
+    assert optimizer.process_set is hvd.global_process_set
+    optimizer.build(its.trainable_variables)
+    grads = [keras.ops.full(v.shape, float(RANK)) for v in its.trainable_variables]
+    before = weights(its)
+    optimizer.apply(grads, its.trainable_variables)
+    mean = (SIZE - 1) / 2
+    assert_close(weights(its), [w - mean for w in before])
+
+
+def test_missing_gradients_stay_missing():
+    its = model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    variables = its.trainable_variables
+    grads = [keras.ops.ones(v.shape) for v in variables]
+    grads[1] = None
+    before = weights(its)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+    moved = [b - a for a, b in zip(weights(its), before, strict=True)]
+    np.testing.assert_allclose(moved[0], 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(moved[1], 0.0)
+
+
+class TestLossScaling:
+    def test_a_step_is_skipped_on_all_ranks_or_on_none(self):
+        its = model()
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=4.0)
+        )
+        assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        variables = its.trainable_variables
+        optimizer.build(variables)
+        grads = [keras.ops.full(v.shape, 4.0) for v in variables]
+        before = weights(its)
+        bad = list(grads)
+        if RANK == SIZE - 1:
+            bad[2] = grads[2] * float("inf")
+        apply(optimizer, bad, its)
+        assert_close(weights(its), before, 0)
+        apply(optimizer, grads, its)
+        # The scale is half by now: four divided by two.
+        assert_close(weights(its), [w - 2.0 for w in before])
+        assert same_on_all_ranks(weights(its))
+
+    def test_an_overflow_in_a_local_layer_counts_for_all(self):
+        its = model()
+        optimizer = hvd.PartialDistributedOptimizer(
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0)),
+            local_layers=its.layers[0],
+        )
+        variables = its.trainable_variables
+        optimizer.build(variables)
+        grads = [keras.ops.ones(v.shape) for v in variables]
+        if RANK == 0:
+            grads[0] = grads[0] * float("nan")
+        before = weights(its)
+        apply(optimizer, grads, its)
+        assert_close(weights(its), before, 0)
+
+    def test_compile_wraps_it_for_mixed_precision(self):
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        its = model()
+        fit(its, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)))
+        wrapped = its.optimizer
+        assert isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
+        assert isinstance(wrapped.inner_optimizer, keras.optimizers.SGD)
+        # It is the outer one that reduces, and looks at what it has reduced.
+        assert not wrapped._hvd_is_inner
+        assert wrapped.inner_optimizer._hvd_is_inner
+        assert same_on_all_ranks(weights(its))
+        alone = model()
+        fit(alone, keras.optimizers.SGD(0.05), part=False)
+        assert_close(weights(its), weights(alone), 2e-2)
+
+    def test_with_several_passes(self):
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        its = model()
+        fit(its, create(keras.optimizers.SGD(0.05), backward_passes_per_step=2))
+        assert int(keras.ops.convert_to_numpy(its.optimizer.iterations)) == 6
+        assert same_on_all_ranks(weights(its))
+
+
+class TestAttributes:
+    def test_the_class_is_the_wrapped_ones(self):
+        plain = keras.optimizers.Adam(0.01)
+        optimizer = hvd.DistributedOptimizer(plain)
+        assert type(optimizer).__name__ == "Adam"
+        assert isinstance(optimizer, type(plain))
+        assert isinstance(optimizer, keras.optimizers.Adam)
+        assert type(optimizer).__module__ == "keras.optimizers"
+        assert optimizer.get_config() == plain.get_config()
+
+    def test_variables_may_be_called(self):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        assert optimizer.variables() == list(optimizer.variables)
+
+    def test_lr_is_the_learning_rate(self):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        optimizer.lr = 0.5
+        assert float(keras.ops.convert_to_numpy(optimizer.learning_rate)) == 0.5
+        assert float(keras.ops.convert_to_numpy(optimizer.lr)) == 0.5
+
+    def test_variables_without_weight_decay_stay_so(self):
+        its = model()
+        plain = keras.optimizers.SGD(1.0, weight_decay=0.5)
+        plain.exclude_from_weight_decay(var_list=[its.layers[0].kernel])
+        optimizer = hvd.DistributedOptimizer(plain)
+        before = weights(its)
+        zeros = [keras.ops.zeros(v.shape) for v in its.trainable_variables]
+        optimizer.build(its.trainable_variables)
+        optimizer.apply(zeros, its.trainable_variables)
+        np.testing.assert_array_equal(weights(its)[0], before[0])
+        np.testing.assert_allclose(weights(its)[2], before[2] / 2, rtol=1e-6)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"op": hvd.Adasum}, "op currently only supports Average and Sum"),
+            ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "op != Average"),
+            ({"groups": 0}, "groups should be a non-negative integer or a list"),
+            ({"groups": "all"}, "groups should be a non-negative integer or a list"),
+            ({"groups": [["kernel"]]}, "groups should be a non-negative integer or a list"),
+        ],
+    )
+    def test_options_that_cannot_be(self, options, text):
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), **options)
+
+    def test_passes(self):
+        with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
+            create(keras.optimizers.SGD(0.1), backward_passes_per_step=0)
+        with pytest.raises(ValueError, match="gradient_accumulation_steps"):
+            create(
+                keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), backward_passes_per_step=2
+            )
+
+    def test_what_is_no_optimizer(self):
+        with pytest.raises(TypeError, match="Expected an optimizer of Keras"):
+            hvd.DistributedOptimizer("sgd")
+
+    def test_twice(self):
+        with pytest.raises(ValueError, match="distributed already"):
+            hvd.DistributedOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+
+    def test_local_layers(self):
+        with pytest.raises(ValueError, match=r"All local layers must be of tf\.keras\.layers"):
+            hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[3])
+
+    def test_one_that_has_stepped_says_that_it_begins_anew(self):
+        its = model()
+        plain = keras.optimizers.SGD(0.1)
+        fit(its, plain, part=False, epochs=1)
+        with pytest.warns(UserWarning, match="begins anew"):
+            hvd.DistributedOptimizer(plain)
+
+    @pytest.mark.skipif(SIZE == 1, reason="nobody to disagree with")
+    @pytest.mark.skipif(BACKEND != "torch", reason="the others' shapes are checked in a graph")
+    def test_gradients_that_differ_between_ranks(self):
+        its = model(wide=6 + RANK)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        grads = [keras.ops.ones(v.shape) for v in its.trainable_variables]
+        optimizer.build(its.trainable_variables)
+        with pytest.raises(RuntimeError, match="Mismatched"):
+            optimizer.apply(grads, its.trainable_variables)
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="Keras on PyTorch has none")
+def test_steps_per_execution():
+    alone, together = model(), model()
+    x, y = data()
+    alone.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
+    alone.fit(x, y, batch_size=GLOBAL_BATCH, shuffle=False, verbose=0)
+    together.compile(
+        optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)),
+        loss="mse",
+        steps_per_execution=3,
+    )
+    together.fit(mine(x), mine(y), batch_size=GLOBAL_BATCH // SIZE, shuffle=False, verbose=0)
+    assert_close(weights(together), weights(alone))
