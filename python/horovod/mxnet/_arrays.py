@@ -25,7 +25,7 @@ def checked(array: NDArray) -> NDArray:
 
 def on_gpu(array: NDArray) -> bool:
     """Whether the array is in the memory of a GPU."""
-    return bool(array.context.device_type == "gpu")
+    return bool(array.ctx.device_type == "gpu")
 
 
 def empty(shape: Sequence[int], context: Any, dtype: Any) -> NDArray:
@@ -41,14 +41,14 @@ class MxnetArrays:
 
     def describe(self, array: NDArray, op: int | None) -> Memory:
         del op  # the core knows what cannot be computed
-        host = checked(array).as_in_context(mx.cpu()) if on_gpu(array) else array
+        host = array.as_in_context(mx.cpu()) if on_gpu(checked(array)) else array
         host.wait_to_read()
         address = ctypes.c_void_p()
         check_call(_LIB.MXNDArrayGetData(host.handle, ctypes.byref(address)))
         dtype = np.dtype(host.dtype)
         name = "bfloat16" if dtype.names else dtype.name  # MXNet's is a structure of one number
         at, nbytes = address.value or 0, host.size * dtype.itemsize
-        placed = (host.dtype, array.context)
+        placed = (host.dtype, array.ctx)
         return Memory(at, nbytes, CODES[name], host.shape, host, placed, at, bool(host.shape))
 
     def wrap_output(self, output: Output, dtype: Any) -> NDArray:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 from mxnet.base import MXNetError
@@ -39,12 +40,14 @@ __all__ = [
 
 _rows: RowCollectives[NDArray] = RowCollectives(MxnetArrays(), "horovod_")
 
-# Counts the unnamed operations of all kinds: ranks must start them in the same order.
-_unnamed = itertools.count(1)
+# Count the unnamed operations of all kinds: members of a set must start them in the same order.
+_unnamed: WeakKeyDictionary[ProcessSet, Iterator[int]] = WeakKeyDictionary()
 
 
-def _named(name: Any) -> str:
-    return name if isinstance(name, str) and name else f"noname.{next(_unnamed)}"
+def _named(name: Any, process_set: ProcessSet) -> str:
+    if isinstance(name, str) and name:
+        return name
+    return f"noname.{next(_unnamed.setdefault(process_set, itertools.count(1)))}"
 
 
 def _reduced(
@@ -67,11 +70,11 @@ def _reduced(
     if staged:
         inputs = [tensor.copyto(mx.cpu()) for tensor in tensors]
     elif not in_place:
-        outputs = [empty(tensor.shape, tensor.context, tensor.dtype) for tensor in tensors]
+        outputs = [empty(tensor.shape, tensor.ctx, tensor.dtype) for tensor in tensors]
     push(
         _core.ALLREDUCE,
         prefix,
-        _named(name),
+        _named(name, process_set),
         inputs,
         outputs,
         process_set,
@@ -82,7 +85,7 @@ def _reduced(
     )
     if not in_place:
         return outputs or [
-            host.as_in_context(tensor.context) for host, tensor in zip(inputs, tensors, strict=True)
+            host.as_in_context(tensor.ctx) for host, tensor in zip(inputs, tensors, strict=True)
         ]
     if staged:
         for host, tensor in zip(inputs, tensors, strict=True):
@@ -191,7 +194,7 @@ def broadcast(
 ) -> NDArray:
     """Return the array of the root, a global rank, as a new one on every rank; otherwise as `broadcast_`."""
     checked(tensor)
-    target = empty(tensor.shape, tensor.context, tensor.dtype)
+    target = empty(tensor.shape, tensor.ctx, tensor.dtype)
     if basics.is_initialized() and basics.rank() == root_rank:
         tensor.copyto(target)
     return broadcast_(target, root_rank, name, priority, process_set)
@@ -209,7 +212,7 @@ def broadcast_(
     Shape and dtype are the same on every rank; `name`, `priority`, `process_set` and errors as in `allreduce`.
     """
     host = tensor.copyto(mx.cpu()) if on_gpu(checked(tensor)) else tensor
-    prefix, name = "horovod_broadcast", _named(name)
+    prefix, name = "horovod_broadcast", _named(name, process_set)
     push(_core.BROADCAST, prefix, name, [host], None, process_set, priority, root_rank=root_rank)
     if host is not tensor:
         host.copyto(tensor)
@@ -237,7 +240,7 @@ def allgather(
     """
     del priority
     with _core_errors():
-        return _rows.allgather(tensor, _named(name), process_set)
+        return _rows.allgather(tensor, _named(name, process_set), process_set)
 
 
 def grouped_allgather(
@@ -251,7 +254,7 @@ def grouped_allgather(
     if not tensors:
         return tensors
     with _core_errors():
-        return list(_rows.grouped_allgather(tensors, _named(name), process_set))
+        return list(_rows.grouped_allgather(tensors, _named(name, process_set), process_set))
 
 
 def alltoall(
@@ -268,7 +271,7 @@ def alltoall(
     """
     del priority
     with _core_errors():
-        return _rows.alltoall(tensor, splits, _named(name), process_set)
+        return _rows.alltoall(tensor, splits, _named(name, process_set), process_set)
 
 
 def reducescatter(
@@ -288,7 +291,7 @@ def reducescatter(
     _check_scattering([tensor], op, "reducescatter")
     scales = (prescale_factor, postscale_factor)
     with _core_errors():
-        return _rows.reducescatter(tensor, _named(name), op, process_set, *scales)
+        return _rows.reducescatter(tensor, _named(name, process_set), op, process_set, *scales)
 
 
 def grouped_reducescatter(
@@ -307,7 +310,7 @@ def grouped_reducescatter(
         return tensors
     scales = (prescale_factor, postscale_factor)
     with _core_errors():
-        return list(_rows.grouped_reducescatter(tensors, _named(name), op, process_set, *scales))
+        return list(_rows.grouped_reducescatter(tensors, _named(name, process_set), op, process_set, *scales))
 
 
 def _check_scattering(tensors: Sequence[NDArray], op: int, what: str) -> None:

@@ -29,11 +29,9 @@ class _Reduction:
             "prescale_factor": 1.0 / predivide,
             "process_set": process_set,
         }
-        self.rescale = predivide / (process_set.size() or 1)
+        self.is_active = bool(process_set.included()) and process_set.size() != 1
+        self.rescale = predivide / (process_set.size() or 1) if self.is_active else 1.0
         """What `rescale_grad` is multiplied by to make averages of sums."""
-
-    def is_active(self) -> bool:
-        return bool(self.process_set.included()) and self.process_set.size() != 1
 
     def run(self, names: Sequence[str], grads: Sequence[NDArray]) -> None:
         """Reduce in place; the first are the most urgent, as the next forward pass needs them first."""
@@ -103,7 +101,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         return float(self._optimizer.rescale_grad / self._reduction.rescale)
 
     def _reduce(self, index: Any, grad: Any) -> None:
-        if self._reduction.is_active():
+        if self._reduction.is_active:
             many = isinstance(index, tuple | list)
             names = [str(i) for i in index] if many else [str(index)]
             self._reduction.run(names, grad if many else [grad])
@@ -194,7 +192,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         self._scale *= self._reduction.rescale
 
     def _allreduce_grads(self) -> None:
-        if not self._reduction.is_active():
+        if not self._reduction.is_active:
             return
         names, grads, sent = [], [], []
         for i, param in enumerate(self._params):
