@@ -39,8 +39,8 @@ type Describe = unsafe extern "C" fn(*mut c_void, *mut RawTensor) -> c_int;
 
 /// `DLTensor`.
 #[repr(C)]
-struct RawTensor {
-    data: *mut c_void,
+pub(crate) struct RawTensor {
+    pub(crate) data: *mut c_void,
     device_type: i32,
     device_id: i32,
     ndim: i32,

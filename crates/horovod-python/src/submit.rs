@@ -337,7 +337,7 @@ impl PlainTensors {
 }
 
 /// Whether some byte belongs to two of these.
-fn overlap(tensors: &[Tensor]) -> bool {
+pub(crate) fn overlap(tensors: &[Tensor]) -> bool {
     let mut spans: Vec<_> = tensors.iter().filter_map(Tensor::span).collect();
     spans.sort_unstable_by_key(|span| span.start);
     spans.windows(2).any(|pair| pair[1].start < pair[0].end)

@@ -48,14 +48,27 @@ class Memory:
         return self.address == self.origin
 
 
-class Arrays(Protocol[T]):
-    """What a framework tells of its arrays."""
+class RowArrays(Protocol[T]):
+    """What a framework tells of its arrays, for operations whose results the core allocates."""
 
     def describe(self, array: Any, op: int | None) -> Memory:
         """Memory with the values of an array: its own if possible.
 
         TypeError for what is no array; ValueError if its elements cannot be combined with `op`, or not be sent at all.
         """
+
+    def wrap_output(self, output: Output, dtype: Any) -> T:
+        """The array over memory that the core allocated, of the element type of a `Memory`."""
+
+    def rows(self, splits: Any) -> list[int] | None:
+        """Alltoall's rows for each rank; None for an even split. ValueError for what is no list of counts."""
+
+    def counts(self, numbers: list[int], splits: Any) -> T:
+        """An array of 32-bit integers, where `splits` is."""
+
+
+class Arrays(RowArrays[T], Protocol[T]):
+    """What a framework tells of its arrays."""
 
     def check_writable(self, array: T) -> None:
         """Raise ValueError if results cannot be written into it."""
@@ -71,15 +84,6 @@ class Arrays(Protocol[T]):
 
     def wrap(self, owner: Any, dtype: Any) -> T:
         """The array that has this memory, of the element type of a `Memory`."""
-
-    def wrap_output(self, output: Output, dtype: Any) -> T:
-        """The array over memory that the core allocated, of the element type of a `Memory`."""
-
-    def rows(self, splits: Any) -> list[int] | None:
-        """Alltoall's rows for each rank; None for an even split. ValueError for what is no list of counts."""
-
-    def counts(self, numbers: list[int], splits: Any) -> T:
-        """An array of 32-bit integers, where `splits` is."""
 
 
 def _entry(source: Memory, output: Allocation) -> Entry:
@@ -97,10 +101,191 @@ def _rows_entry(source: Memory) -> Entry:
     return (source.address, 0, source.code, source.shape if source.has_rows else (), source.owner)
 
 
-class Collectives(Generic[T]):
-    """The operations. Their meaning, arguments and errors are those of `horovod.torch`'s of the same names."""
+class RowCollectives(Generic[T]):
+    """Operations whose results the core allocates; a framework that runs the others in an engine of its own has these.
+
+    Meaning, arguments and errors are those of `horovod.torch`'s of the same names. `prefix` begins every operation's
+    name.
+    """
+
+    def __init__(self, arrays: RowArrays[T], prefix: str = "") -> None:
+        self._row_arrays = arrays
+        self._prefix = prefix
+
+    def _rows(
+        self,
+        kind: int,
+        array: T,
+        prefix: str,
+        name: str | None,
+        process_set: ProcessSet,
+        op: int | None = None,
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> int:
+        its = self._row_arrays
+        source = its.describe(array, op)
+        if kind == _core.REDUCESCATTER and not source.has_rows:
+            raise ValueError(_NO_ROWS)
+        dtype = source.dtype
+        return start(
+            kind,
+            self._prefix + prefix,
+            name,
+            (_rows_entry(source),),
+            process_set.process_set_id,
+            op=Sum if op is None else op,
+            prescale=scales[0],
+            postscale=scales[1],
+            finish=lambda outputs: its.wrap_output(outputs[0], dtype),
+        )
+
+    def _grouped_rows(
+        self,
+        kind: int,
+        arrays: Sequence[T],
+        prefix: str,
+        name: str | None,
+        process_set: ProcessSet,
+        op: int | None = None,
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> int:
+        arrays = tuple(arrays)
+        require_members(arrays)
+        its = self._row_arrays
+        sources = [its.describe(array, op) for array in arrays]
+        if kind == _core.REDUCESCATTER and not all(source.has_rows for source in sources):
+            raise ValueError(_NO_ROWS)
+        dtypes = [source.dtype for source in sources]
+
+        def finish(outputs: Any) -> tuple[T, ...]:
+            return tuple([its.wrap_output(*pair) for pair in zip(outputs, dtypes, strict=True)])
+
+        return start(
+            kind,
+            self._prefix + prefix,
+            name,
+            [_rows_entry(source) for source in sources],
+            process_set.process_set_id,
+            op=Sum if op is None else op,
+            prescale=scales[0],
+            postscale=scales[1],
+            grouped=True,
+            finish=finish,
+        )
+
+    def allgather_async(
+        self, array: T, name: str | None = None, process_set: ProcessSet = global_process_set
+    ) -> int:
+        """Start an `allgather` and return its handle."""
+        return self._rows(_core.ALLGATHER, array, "allgather", name, process_set)
+
+    def grouped_allgather_async(
+        self,
+        arrays: Sequence[T],
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> int:
+        """Start a `grouped_allgather` and return its handle."""
+        prefix = "grouped_allgather"
+        return self._grouped_rows(_core.ALLGATHER, arrays, prefix, name, process_set)
+
+    def allgather(self, array: T, *args: Any, **kwargs: Any) -> T:
+        """Return the arrays of all ranks one after the other along dimension 0, which may differ between ranks."""
+        result: T = _core.wait(self.allgather_async(array, *args, **kwargs))
+        return result
+
+    def grouped_allgather(self, arrays: Sequence[T], *args: Any, **kwargs: Any) -> tuple[T, ...]:
+        """Gather several arrays as one operation: all or none."""
+        result: tuple[T, ...] = _core.wait(self.grouped_allgather_async(arrays, *args, **kwargs))
+        return result
+
+    def reducescatter_async(
+        self,
+        array: T,
+        name: str | None = None,
+        op: int | str = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> int:
+        """Start a `reducescatter` and return its handle."""
+        kind, scales = _core.REDUCESCATTER, (prescale_factor, postscale_factor)
+        op = _scattering(op)
+        return self._rows(kind, array, "reducescatter", name, process_set, op, scales)
+
+    def grouped_reducescatter_async(
+        self,
+        arrays: Sequence[T],
+        name: str | None = None,
+        op: int | str = Average,
+        process_set: ProcessSet = global_process_set,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+    ) -> int:
+        """Start a `grouped_reducescatter` and return its handle."""
+        arrays = tuple(arrays)
+        require_members(arrays)
+        kind, scales = _core.REDUCESCATTER, (prescale_factor, postscale_factor)
+        prefix, op = "grouped_reducescatter", _scattering(op)
+        return self._grouped_rows(kind, arrays, prefix, name, process_set, op, scales)
+
+    def reducescatter(self, array: T, *args: Any, **kwargs: Any) -> T:
+        """Combine the arrays of all ranks and return this rank's part of the rows."""
+        result: T = _core.wait(self.reducescatter_async(array, *args, **kwargs))
+        return result
+
+    def grouped_reducescatter(
+        self, arrays: Sequence[T], *args: Any, **kwargs: Any
+    ) -> tuple[T, ...]:
+        """Reduce and scatter several arrays as one operation: all or none."""
+        result: tuple[T, ...] = _core.wait(
+            self.grouped_reducescatter_async(arrays, *args, **kwargs)
+        )
+        return result
+
+    def alltoall_async(
+        self,
+        array: T,
+        splits: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> int:
+        """Start an `alltoall` and return its handle; `synchronize` gives `(output, received_splits)` in any case."""
+        its = self._row_arrays
+        source = its.describe(array, None)
+        dtype = source.dtype
+
+        def finish(result: Any) -> tuple[T, T]:
+            outputs, received = result
+            return its.wrap_output(outputs[0], dtype), its.counts(received, splits)
+
+        return start(
+            _core.ALLTOALL,
+            f"{self._prefix}alltoall",
+            name,
+            (_rows_entry(source),),
+            process_set.process_set_id,
+            splits=its.rows(splits),
+            finish=finish,
+        )
+
+    def alltoall(
+        self,
+        array: T,
+        splits: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> T | tuple[T, T]:
+        """Send rows to every rank and return those received; with `splits` also how many came from each."""
+        received: tuple[T, T] = _core.wait(self.alltoall_async(array, splits, name, process_set))
+        return received[0] if splits is None else received
+
+
+class Collectives(RowCollectives[T]):
+    """All operations."""
 
     def __init__(self, arrays: Arrays[T]) -> None:
+        super().__init__(arrays)
         self._arrays = arrays
 
     # ---- allreduce ---------------------------------------------------------------------------------------------
@@ -255,140 +440,7 @@ class Collectives(Generic[T]):
         result: tuple[T, ...] = _core.wait(self.grouped_allreduce_async_(arrays, *args, **kwargs))
         return result
 
-    # ---- what gives rows ---------------------------------------------------------------------------------------
-
-    def _rows(
-        self,
-        kind: int,
-        array: T,
-        prefix: str,
-        name: str | None,
-        process_set: ProcessSet,
-        op: int | None = None,
-        scales: tuple[float, float] = (1.0, 1.0),
-    ) -> int:
-        its = self._arrays
-        source = its.describe(array, op)
-        if kind == _core.REDUCESCATTER and not source.has_rows:
-            raise ValueError(_NO_ROWS)
-        dtype = source.dtype
-        return start(
-            kind,
-            prefix,
-            name,
-            (_rows_entry(source),),
-            process_set.process_set_id,
-            op=Sum if op is None else op,
-            prescale=scales[0],
-            postscale=scales[1],
-            finish=lambda outputs: its.wrap_output(outputs[0], dtype),
-        )
-
-    def _grouped_rows(
-        self,
-        kind: int,
-        arrays: Sequence[T],
-        prefix: str,
-        name: str | None,
-        process_set: ProcessSet,
-        op: int | None = None,
-        scales: tuple[float, float] = (1.0, 1.0),
-    ) -> int:
-        arrays = tuple(arrays)
-        require_members(arrays)
-        its = self._arrays
-        sources = [its.describe(array, op) for array in arrays]
-        if kind == _core.REDUCESCATTER and not all(source.has_rows for source in sources):
-            raise ValueError(_NO_ROWS)
-        dtypes = [source.dtype for source in sources]
-
-        def finish(outputs: Any) -> tuple[T, ...]:
-            return tuple([its.wrap_output(*pair) for pair in zip(outputs, dtypes, strict=True)])
-
-        return start(
-            kind,
-            prefix,
-            name,
-            [_rows_entry(source) for source in sources],
-            process_set.process_set_id,
-            op=Sum if op is None else op,
-            prescale=scales[0],
-            postscale=scales[1],
-            grouped=True,
-            finish=finish,
-        )
-
-    def allgather_async(
-        self, array: T, name: str | None = None, process_set: ProcessSet = global_process_set
-    ) -> int:
-        """Start an `allgather` and return its handle."""
-        return self._rows(_core.ALLGATHER, array, "allgather", name, process_set)
-
-    def grouped_allgather_async(
-        self,
-        arrays: Sequence[T],
-        name: str | None = None,
-        process_set: ProcessSet = global_process_set,
-    ) -> int:
-        """Start a `grouped_allgather` and return its handle."""
-        prefix = "grouped_allgather"
-        return self._grouped_rows(_core.ALLGATHER, arrays, prefix, name, process_set)
-
-    def allgather(self, array: T, *args: Any, **kwargs: Any) -> T:
-        """Return the arrays of all ranks one after the other along dimension 0, which may differ between ranks."""
-        result: T = _core.wait(self.allgather_async(array, *args, **kwargs))
-        return result
-
-    def grouped_allgather(self, arrays: Sequence[T], *args: Any, **kwargs: Any) -> tuple[T, ...]:
-        """Gather several arrays as one operation: all or none."""
-        result: tuple[T, ...] = _core.wait(self.grouped_allgather_async(arrays, *args, **kwargs))
-        return result
-
-    def reducescatter_async(
-        self,
-        array: T,
-        name: str | None = None,
-        op: int | str = Average,
-        process_set: ProcessSet = global_process_set,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-    ) -> int:
-        """Start a `reducescatter` and return its handle."""
-        kind, scales = _core.REDUCESCATTER, (prescale_factor, postscale_factor)
-        op = _scattering(op)
-        return self._rows(kind, array, "reducescatter", name, process_set, op, scales)
-
-    def grouped_reducescatter_async(
-        self,
-        arrays: Sequence[T],
-        name: str | None = None,
-        op: int | str = Average,
-        process_set: ProcessSet = global_process_set,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-    ) -> int:
-        """Start a `grouped_reducescatter` and return its handle."""
-        arrays = tuple(arrays)
-        require_members(arrays)
-        kind, scales = _core.REDUCESCATTER, (prescale_factor, postscale_factor)
-        prefix, op = "grouped_reducescatter", _scattering(op)
-        return self._grouped_rows(kind, arrays, prefix, name, process_set, op, scales)
-
-    def reducescatter(self, array: T, *args: Any, **kwargs: Any) -> T:
-        """Combine the arrays of all ranks and return this rank's part of the rows."""
-        result: T = _core.wait(self.reducescatter_async(array, *args, **kwargs))
-        return result
-
-    def grouped_reducescatter(
-        self, arrays: Sequence[T], *args: Any, **kwargs: Any
-    ) -> tuple[T, ...]:
-        """Reduce and scatter several arrays as one operation: all or none."""
-        result: tuple[T, ...] = _core.wait(
-            self.grouped_reducescatter_async(arrays, *args, **kwargs)
-        )
-        return result
-
-    # ---- broadcast and alltoall --------------------------------------------------------------------------------
+    # ---- broadcast ---------------------------------------------------------------------------------------------
 
     def broadcast_async(
         self,
@@ -454,43 +506,6 @@ class Collectives(Generic[T]):
         """Replace the values of an array by the root's, and return it."""
         result: T = _core.wait(self.broadcast_async_(array, root_rank, *args, **kwargs))
         return result
-
-    def alltoall_async(
-        self,
-        array: T,
-        splits: Any = None,
-        name: str | None = None,
-        process_set: ProcessSet = global_process_set,
-    ) -> int:
-        """Start an `alltoall` and return its handle; `synchronize` gives `(output, received_splits)` in any case."""
-        its = self._arrays
-        source = its.describe(array, None)
-        dtype = source.dtype
-
-        def finish(result: Any) -> tuple[T, T]:
-            outputs, received = result
-            return its.wrap_output(outputs[0], dtype), its.counts(received, splits)
-
-        return start(
-            _core.ALLTOALL,
-            "alltoall",
-            name,
-            (_rows_entry(source),),
-            process_set.process_set_id,
-            splits=its.rows(splits),
-            finish=finish,
-        )
-
-    def alltoall(
-        self,
-        array: T,
-        splits: Any = None,
-        name: str | None = None,
-        process_set: ProcessSet = global_process_set,
-    ) -> T | tuple[T, T]:
-        """Send rows to every rank and return those received; with `splits` also how many came from each."""
-        received: tuple[T, T] = _core.wait(self.alltoall_async(array, splits, name, process_set))
-        return received[0] if splits is None else received
 
 
 def _scattering(op: int | str) -> int:

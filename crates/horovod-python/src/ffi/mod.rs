@@ -4,6 +4,7 @@
 //! Structures that callers fill begin with their own size, so that later versions can add fields; a function keeps its meaning as long
 //! as [`horovod_abi_version`] stays. No panic crosses this boundary: it becomes [`HOROVOD_INTERNAL`].
 
+mod mxnet;
 mod operation;
 mod outcome;
 mod xla;

@@ -46,12 +46,12 @@ pub(crate) struct HorovodOperation {
     struct_size: u32,
     kind: u8,
     reduce_op: u8,
-    process_set: u32,
+    pub(super) process_set: u32,
     root: u32,
     /// First part of the name, as in `allreduce`; null: that of the kind.
-    prefix: *const c_char,
+    pub(super) prefix: *const c_char,
     /// Null or empty: numbered.
-    name: *const c_char,
+    pub(super) name: *const c_char,
     prescale: f64,
     postscale: f64,
     tensors: *const HorovodTensor,
@@ -182,7 +182,7 @@ fn operation_splits(splits: &[i64], given: *const i64) -> Option<Vec<i64>> {
     (!given.is_null()).then(|| splits.to_vec())
 }
 
-fn op_of(operation: &HorovodOperation) -> Result<Op, Error> {
+pub(super) fn op_of(operation: &HorovodOperation) -> Result<Op, Error> {
     let scale = Scale {
         pre: operation.prescale,
         post: operation.postscale,
@@ -237,7 +237,7 @@ unsafe fn tensor_of(tensor: &HorovodTensor, op: &Op) -> Result<Tensor, Error> {
 }
 
 /// A structure of the caller's, which must not be of an older version than the first.
-unsafe fn sized<'a, T>(structure: *const T) -> Result<&'a T, Error> {
+pub(super) unsafe fn sized<'a, T>(structure: *const T) -> Result<&'a T, Error> {
     if structure.is_null() {
         return Err(invalid("a structure is null"));
     }
@@ -275,7 +275,7 @@ unsafe fn tensors_of<'a>(
         .collect()
 }
 
-unsafe fn list<'a, T>(first: *const T, count: usize) -> &'a [T] {
+pub(super) unsafe fn list<'a, T>(first: *const T, count: usize) -> &'a [T] {
     if first.is_null() || count == 0 {
         return &[];
     }
@@ -283,7 +283,7 @@ unsafe fn list<'a, T>(first: *const T, count: usize) -> &'a [T] {
     unsafe { slice::from_raw_parts(first, count) }
 }
 
-unsafe fn text<'a>(text: *const c_char) -> Result<Option<&'a str>, Error> {
+pub(super) unsafe fn text<'a>(text: *const c_char) -> Result<Option<&'a str>, Error> {
     if text.is_null() {
         return Ok(None);
     }

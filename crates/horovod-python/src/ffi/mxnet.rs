@@ -1,0 +1,216 @@
+//! Operations in MXNet's engine: each waits for its arrays there, runs in the core, and ends there when the core calls.
+//!
+//! Called by `python/horovod/mxnet/_engine.py` through ctypes. MXNet's functions are found in what Python has loaded.
+
+mod library;
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::Arc;
+
+use horovod::{Op, Output, ProcessSetId, Submission, Tensor, Tensors};
+
+use self::library::{Array, Handle, Library, OnComplete, c_string};
+use super::guarded;
+use super::operation::{HorovodOperation, list, op_of, sized, text};
+use crate::submit::overlap;
+
+/// `mxnet::Context`: the CPU, the first.
+static CPU: [i32; 2] = [1, 0];
+/// `FnProperty::kCPUPrioritized`: threads that obey priorities, and are not those that compute.
+static PRIORITIZED: c_int = 3;
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// What the engine's function is called with.
+struct Pending {
+    library: &'static Library,
+    /// The engine's name of the operation, as long as that lives.
+    name: CString,
+    /// Taken when the function is called, which MXNet does not do when an input has an error.
+    operation: Option<Operation>,
+}
+
+struct Operation {
+    op: Op,
+    set: ProcessSetId,
+    prefix: String,
+    name: String,
+    inputs: Vec<Array>,
+    /// None: in place.
+    outputs: Vec<Array>,
+}
+
+/// Why the last call on this thread returned -1.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn horovod_mxnet_last_error() -> *const c_char {
+    LAST_ERROR.with_borrow(|text| text.as_ptr())
+}
+
+/// 0, or -1 with a text in [`horovod_mxnet_last_error`].
+fn answered(body: impl FnOnce() -> Result<(), String>) -> i32 {
+    let Err(text) = guarded(Err("the core panicked".to_owned()), body) else {
+        return 0;
+    };
+    LAST_ERROR.set(c_string(&text));
+    -1
+}
+
+/// Looks MXNet's functions up in its library, which is loaded already.
+///
+/// # Safety
+/// `path` is a C string.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn horovod_mxnet_load(path: *const c_char) -> i32 {
+    // SAFETY: as the caller promises.
+    answered(|| Library::load(unsafe { CStr::from_ptr(path) }))
+}
+
+/// Pushes an allreduce or a broadcast of `count` arrays into MXNet's engine and returns; `outputs` null: in place.
+///
+/// # Safety
+/// Of `operation` what does not concern tensors is as the header says, and its names are given; the lists hold `count`
+/// arrays of MXNet.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn horovod_mxnet_push(
+    operation: *const HorovodOperation,
+    inputs: *const Handle,
+    outputs: *const Handle,
+    count: usize,
+    priority: c_int,
+) -> i32 {
+    answered(|| {
+        let library = Library::get()?;
+        // SAFETY: as the caller promises.
+        let (operation, inputs, outputs) = unsafe {
+            let operation = sized(operation).and_then(|operation| read(operation));
+            let (inputs, outputs) = (list(inputs, count), list(outputs, count));
+            (
+                operation.map_err(|e| e.to_string())?,
+                arrays(library, inputs)?,
+                arrays(library, outputs)?,
+            )
+        };
+        for input in &inputs {
+            input.push_reorder();
+        }
+        let (first, second) = (distinct(&inputs), distinct(&outputs));
+        let (read, written) = if outputs.is_empty() {
+            (second, first)
+        } else {
+            (first, second)
+        };
+        let pending = Box::into_raw(Box::new(Pending {
+            library,
+            name: c_string(&format!("{}.{}", operation.prefix, operation.name)),
+            operation: Some(Operation {
+                inputs,
+                outputs,
+                ..operation
+            }),
+        }));
+        // SAFETY: the handles are the operation's own, no storage is listed twice, for the operation would wait for
+        // itself; the box, and the name in it, live until `delete` gets it, also when MXNet refuses.
+        library.checked(unsafe {
+            (library.push)(
+                run,
+                pending,
+                delete,
+                &CPU,
+                read.as_ptr(),
+                read.len() as c_int,
+                written.as_ptr(),
+                written.len() as c_int,
+                &PRIORITIZED,
+                priority,
+                (*pending).name.as_ptr(),
+                false,
+            )
+        })
+    })
+}
+
+/// # Safety
+/// As of [`horovod_mxnet_push`].
+unsafe fn read(operation: &HorovodOperation) -> Result<Operation, horovod::Error> {
+    // SAFETY: as the caller promises.
+    let (prefix, name) = unsafe { (text(operation.prefix)?, text(operation.name)?) };
+    Ok(Operation {
+        op: op_of(operation)?,
+        set: ProcessSetId(operation.process_set),
+        prefix: prefix.unwrap_or_default().to_owned(),
+        name: name.unwrap_or_default().to_owned(),
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+    })
+}
+
+unsafe fn arrays(library: &'static Library, handles: &[Handle]) -> Result<Vec<Array>, String> {
+    (handles.iter())
+        // SAFETY: an array of MXNet, as the caller promises.
+        .map(|handle| unsafe { Array::share(library, *handle) })
+        .collect()
+}
+
+/// One array of each storage: views of one array are one to MXNet's engine.
+fn distinct(arrays: &[Array]) -> Vec<Handle> {
+    let mut all: Vec<_> = (arrays.iter().map(|a| (a.storage(), a.handle))).collect();
+    all.sort_unstable();
+    all.dedup_by_key(|(storage, _)| *storage);
+    all.into_iter().map(|(_, handle)| handle).collect()
+}
+
+/// The engine's function: all arrays are ready and, as far as they are written, nobody else's until `on_complete`.
+unsafe extern "C" fn run(_: *mut c_void, on_complete: *const OnComplete, pending: *mut Pending) {
+    // SAFETY: MXNet's object may be copied while this runs, and the box stays until the copy is called.
+    let (on_complete, pending) = unsafe { (on_complete.read(), &mut *pending) };
+    let library = pending.library;
+    let outcome = guarded(Err("the core panicked".to_owned()), || {
+        let operation = pending.operation.take().ok_or("called twice")?;
+        submit(operation, move |error| on_complete.call(library, error))
+    });
+    if let Err(text) = outcome {
+        on_complete.call(library, Some(text));
+    }
+}
+
+fn submit(
+    operation: Operation,
+    end: impl FnOnce(Option<String>) + Send + 'static,
+) -> Result<(), String> {
+    let engine = horovod::engine().map_err(|e| e.to_string())?;
+    let Operation {
+        op,
+        set,
+        prefix,
+        name,
+        ..
+    } = operation;
+    let kept = Arc::new((operation.inputs, operation.outputs));
+    let mut tensors = Vec::with_capacity(kept.0.len());
+    for (i, input) in kept.0.iter().enumerate() {
+        let from = input.address()?;
+        let to = kept.1.get(i).map_or(Ok(from), Array::address)?;
+        // SAFETY: MXNet leaves the arrays alone until the operation ends, and what is kept holds their memory.
+        let tensor = unsafe { Tensor::new(input.meta.clone(), from, Output::At(to)) };
+        if !tensor.has_memory() {
+            return Err(format!("{:?}: an array has no memory", input.meta.shape));
+        }
+        tensors.push(tensor.kept_by(kept.clone()));
+    }
+    if kept.1.is_empty() && overlap(&tensors) {
+        return Err("Arrays of a group share memory, so they cannot be reduced in place beside each other: pass a \
+                    copy() of one, or use the form that returns new arrays.".into());
+    }
+    let submission = Submission::new(&prefix, Some(&name), op, set, Tensors::from(tensors))
+        .calling(Box::new(|result| end(result.err().map(|e| e.to_string()))));
+    (engine.submit(submission).map(drop)).map_err(|e| e.to_string())
+}
+
+/// Called when the operation has ended, or was skipped.
+unsafe extern "C" fn delete(pending: *mut Pending) {
+    // SAFETY: it comes from `Box::into_raw` and is given back once.
+    guarded((), || drop(unsafe { Box::from_raw(pending) }));
+}

@@ -1,0 +1,116 @@
+"""Operations in MXNet's engine: the core's C functions that push them, called through ctypes.
+
+The engine runs an operation once nobody else works on its arrays, and other operations on them once it has ended; so calls
+return at once, and an error is raised where an array is read.
+"""
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+try:
+    import mxnet as mx
+except AttributeError as error:  # np.bool, which is gone since NumPy 1.24
+    raise ImportError(
+        f"MXNet cannot be imported in {sys.executable} ({error}); its last release works with NumPy 1.23: "
+        "pip install numpy==1.23.5"
+    ) from error
+from mxnet.base import MXNetError
+
+from horovod.common._ops import Sum
+from horovod.common.basics import basics
+from horovod.common.process_sets import ProcessSet
+
+if mx.__version__.split(".")[:2] != ["1", "9"]:
+    raise ImportError(
+        f"horovod.mxnet works with MXNet 1.9, found {mx.__version__}: pip install mxnet==1.9.1 numpy==1.23.5"
+    )
+
+
+class _Operation(ctypes.Structure):
+    """`horovod_operation` of `horovod.h`."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_uint32),
+        ("kind", ctypes.c_uint8),
+        ("reduce_op", ctypes.c_uint8),
+        ("process_set", ctypes.c_uint32),
+        ("root", ctypes.c_uint32),
+        ("prefix", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("prescale", ctypes.c_double),
+        ("postscale", ctypes.c_double),
+        ("tensors", ctypes.c_void_p),
+        ("tensor_count", ctypes.c_size_t),
+        ("splits", ctypes.c_void_p),
+        ("split_count", ctypes.c_size_t),
+        ("done", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+_core = basics.MPI_LIB_CTYPES
+_core.horovod_mxnet_last_error.restype = ctypes.c_char_p
+_push = _core.horovod_mxnet_push
+_push.argtypes = [
+    ctypes.POINTER(_Operation),
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+]
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise MXNetError(_core.horovod_mxnet_last_error().decode())
+
+
+_check(_core.horovod_mxnet_load(mx.base._LIB._name.encode()))
+
+
+def push(
+    kind: int,
+    prefix: str,
+    name: str,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any] | None,
+    process_set: ProcessSet,
+    priority: int,
+    *,
+    op: int = Sum,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    root_rank: int = 0,
+) -> None:
+    """Push an allreduce or a broadcast of arrays in host memory; without `outputs` it works in place.
+
+    Raises
+    ------
+    TypeError
+        The process set is not registered.
+    MXNetError
+        An array has no shape yet.
+    """
+    if process_set.process_set_id is None:
+        raise TypeError(
+            "This process set is not registered, or was removed: pass it to hvd.init(process_sets=[...]) or to "
+            "hvd.add_process_set() first."
+        )
+    operation = _Operation(
+        struct_size=ctypes.sizeof(_Operation),
+        kind=kind,
+        reduce_op=op,
+        process_set=process_set.process_set_id,
+        root=root_rank,
+        prefix=prefix.encode(),
+        name=name.encode(),
+        prescale=prescale,
+        postscale=postscale,
+    )
+    handles = ctypes.c_void_p * len(inputs)
+    sources = handles(*[array.handle for array in inputs])
+    targets = None if outputs is None else handles(*[array.handle for array in outputs])
+    _check(_push(operation, sources, targets, len(inputs), priority))

@@ -1,0 +1,206 @@
+"""Optimizer and Gluon trainer that reduce gradients over all ranks before they are applied.
+
+Gradients are summed; the average comes from `rescale_grad`, by which MXNet's optimizers multiply them anyway.
+"""
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+
+from horovod.common._ops import Sum
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.util import split_list
+from horovod.mxnet._arrays import NDArray
+from horovod.mxnet._operations import allreduce_, grouped_allreduce_
+from horovod.mxnet.compression import Compression
+
+
+class _Reduction:
+    """How gradients travel."""
+
+    def __init__(self, predivide: float, num_groups: int, process_set: ProcessSet) -> None:
+        self.num_groups = num_groups
+        self.process_set = process_set
+        self.options = {
+            "op": Sum,
+            "prescale_factor": 1.0 / predivide,
+            "process_set": process_set,
+        }
+        self.is_active = bool(process_set.included()) and process_set.size() != 1
+        self.rescale = predivide / (process_set.size() or 1) if self.is_active else 1.0
+        """What `rescale_grad` is multiplied by to make averages of sums."""
+
+    def run(self, names: Sequence[str], grads: Sequence[NDArray]) -> None:
+        """Reduce in place; the first are the most urgent, as the next forward pass needs them first."""
+        if self.num_groups <= 0:
+            for i, (name, grad) in enumerate(zip(names, grads, strict=True)):
+                allreduce_(grad, name=name, priority=-i, **self.options)
+            return
+        for i, chunk in enumerate(
+            split_list(list(zip(names, grads, strict=True)), self.num_groups)
+        ):
+            by_type = sorted(chunk, key=lambda entry: str(entry[1].dtype))
+            for _, group in itertools.groupby(by_type, key=lambda entry: str(entry[1].dtype)):
+                keys, arrays = zip(*group, strict=True)
+                name = f"{keys[0]}:{keys[-1]}"
+                grouped_allreduce_(arrays, name=name, priority=-i, **self.options)
+
+
+class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
+    """An optimizer that reduces gradients before it applies them, for `Module.fit(..., kvstore=None, optimizer=...)`.
+
+    It looks like the wrapped optimizer: attributes are read and set there.
+
+    Parameters
+    ----------
+    optimizer
+        Its `rescale_grad`, such as 1 / batch size of one rank, is multiplied by what makes averages of sums. The attribute
+        of this object stays what the script has set.
+    gradient_predivide_factor
+        Gradients are divided by it before the sum, and the sum is multiplied by it.
+    num_groups
+        Reduce in so many groups, each as one operation; 0: one by one.
+    process_set
+        The ranks that take part; others apply their own gradients.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        # Not the base's, whose attributes would hide those of the wrapped optimizer.
+        reduction = _Reduction(gradient_predivide_factor, num_groups, process_set)
+        self.__dict__.update(_optimizer=optimizer, _reduction=reduction)
+        optimizer.rescale_grad *= reduction.rescale
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_optimizer", "_reduction"):  # a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "rescale_grad":
+            value *= self._reduction.rescale
+        setattr(self._optimizer, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @property
+    def rescale_grad(self) -> float:
+        """What the script multiplies gradients by, without what makes averages of sums."""
+        return float(self._optimizer.rescale_grad / self._reduction.rescale)
+
+    def _reduce(self, index: Any, grad: Any) -> None:
+        if self._reduction.is_active:
+            many = isinstance(index, tuple | list)
+            names = [str(i) for i in index] if many else [str(index)]
+            self._reduction.run(names, grad if many else [grad])
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Reduce the gradients in place, then apply them; one of each or lists."""
+        self._reduce(index, grad)
+        self._optimizer.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Reduce the gradients in place, then apply them to weights that may be float16."""
+        self._reduce(index, grad)
+        self._optimizer.update_multi_precision(index, weight, grad, state)
+
+    def create_state(self, index: Any, weight: Any) -> Any:
+        """As the wrapped optimizer's, like the following."""
+        return self._optimizer.create_state(index, weight)
+
+    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:  # noqa: D102
+        return self._optimizer.create_state_multi_precision(index, weight)
+
+    def set_learning_rate(self, lr: float) -> None:  # noqa: D102
+        self._optimizer.set_learning_rate(lr)
+
+    def set_lr_mult(self, args_lr_mult: Any) -> None:  # noqa: D102
+        self._optimizer.set_lr_mult(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Any) -> None:  # noqa: D102
+        self._optimizer.set_wd_mult(args_wd_mult)
+
+
+class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
+    """A Gluon trainer whose `step` and `allreduce_grads` reduce the gradients over all ranks.
+
+    Parameters
+    ----------
+    params
+        `block.collect_params()`, a dict or a list of gluon's parameters, the same on every rank; on one device.
+    optimizer, optimizer_params
+        As of `mxnet.gluon.Trainer`; a `DistributedOptimizer` is unwrapped.
+    compression
+        `Compression.fp16` sends half as many bytes.
+    gradient_predivide_factor, num_groups, process_set
+        As of `DistributedOptimizer`.
+    prefix
+        Begins the names of the operations; several trainers of one program need different ones.
+
+    Raises
+    ------
+    ValueError
+        The parameters are on several devices.
+    AssertionError
+        `prefix` is no string.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        compression: Any = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if not isinstance(prefix, str | None):
+            raise AssertionError(f"prefix must be a string or None, not {prefix!r}")
+        self._compression = compression
+        self._prefix = prefix or ""
+        self._reduction = _Reduction(gradient_predivide_factor, num_groups, process_set)
+        if isinstance(optimizer, DistributedOptimizer):
+            warnings.warn(
+                "DistributedTrainer does not take DistributedOptimizer as its optimizer. It has been unwrapped.",
+                stacklevel=2,
+            )
+            rescale_grad = optimizer.rescale_grad
+            optimizer = optimizer._optimizer
+            optimizer.rescale_grad = rescale_grad
+        if isinstance(params, list | tuple):
+            params = sorted(params, key=lambda param: param.name)
+        super().__init__(params, optimizer, optimizer_params, kvstore=None)
+        if len(self._contexts or ()) > 1:
+            raise ValueError(
+                f"DistributedTrainer trains on one device per process, not on {self._contexts}: start a process "
+                "for each."
+            )
+        self._scale *= self._reduction.rescale
+
+    def _allreduce_grads(self) -> None:
+        if not self._reduction.is_active:
+            return
+        names, grads, sent = [], [], []
+        for i, param in enumerate(self._params):
+            if param.grad_req != "null":
+                names.append(f"{self._prefix}{i}")
+                grads.append(param.list_grad()[0])
+                sent.append(self._compression.compress(grads[-1]))
+        self._reduction.run(names, [tensor for tensor, _ in sent])
+        for grad, (tensor, ctx) in zip(grads, sent, strict=True):
+            if tensor is not grad:
+                grad[:] = self._compression.decompress(tensor, ctx)

@@ -1,0 +1,105 @@
+"""`horovod.mxnet` in an environment of its own: MXNet needs an older NumPy than everything else.
+
+`make .venv-mxnet` makes it (requirements-mxnet.txt); `HVD_MXNET_PYTHON` names another one's interpreter. Ranks import the
+same `horovod` as all other tests, through a folder that holds nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+import harness
+import horovod
+
+PYTHON = Path(os.environ.get("HVD_MXNET_PYTHON", harness.ROOT / ".venv-mxnet" / "bin" / "python"))
+FILES = harness.TESTS / "environments" / "mxnet"
+EXAMPLES = harness.ROOT / "examples" / "mxnet"
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason=f"MXNet's environment is not there: {PYTHON}"
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, jobs):
+    """Starts a job of so many ranks in MXNet's environment."""
+    (tmp_path / "horovod").symlink_to(Path(horovod.__file__).parent)
+
+    def start(np: int, *words: str | Path, **env: str) -> harness.Job:
+        env = {"PYTHONPATH": f"{harness.RANK_SITE}:{tmp_path}", **env}
+        return jobs(harness.horovodrun(np, [PYTHON, *words], env=env, cwd=harness.ROOT))
+
+    return start
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_on_every_rank(np: int, run, tmp_path: Path) -> None:
+    words = ["-m", "pytest", "-x", "-q", "--tb=short", "--disable-warnings", "-p", "no:cacheprovider", "-p", "rank_report"]
+    run(np, *words, FILES, HVD_TEST_REPORT=str(tmp_path)).succeed()
+    ranks = [(tmp_path / f"rank-{rank}.jsonl").read_text() for rank in range(np)]
+    assert ranks[0].count("passed") > 30
+    assert ranks == ranks[:1] * np, "ranks ran different tests"
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+@pytest.mark.parametrize("example", ["mxnet_mnist.py", "mxnet_module_mnist.py"])
+def test_examples_learn(np: int, example: str, run) -> None:
+    job = run(np, EXAMPLES / example, "--epochs", "3").succeed()
+    accuracies = re.findall(r"validation accuracy: ([\d.]+)", job.stdout)
+    assert accuracies, job.report()
+    assert float(accuracies[-1]) > 0.8
+
+
+def test_an_example_starts_its_own_processes(run) -> None:
+    words = ["--num-proc", "2", "--epochs", "2", "--fp16-allreduce"]
+    run(1, EXAMPLES / "mxnet_mnist.py", *words, "--gradient-predivide-factor", "2").succeed()
+
+
+def test_one_job_with_the_engine_without_threads(run, script) -> None:
+    """MXNET_ENGINE_TYPE=NaiveEngine, with which MXNet's users look for mistakes, runs every operation where it is called."""
+    program = script(
+        "import mxnet as mx, horovod.mxnet as hvd\n"
+        "hvd.init()\n"
+        "assert hvd.allreduce(mx.nd.ones((3,)), op=hvd.Sum).asnumpy().tolist() == [hvd.size()] * 3\n"
+    )
+    run(2, program, MXNET_ENGINE_TYPE="NaiveEngine").succeed()
+
+
+TRAINING = """
+import os, sys, time
+import mxnet as mx, horovod.mxnet as hvd
+hvd.init()
+net = mx.gluon.nn.Dense(4, in_units=8)
+net.initialize()
+hvd.broadcast_parameters(net.collect_params())
+trainer = hvd.DistributedTrainer(net.collect_params(), "sgd")
+step = 0
+try:
+    while True:
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((2, 8))).sum()
+        loss.backward()
+        trainer.step(2)
+        loss.wait_to_read()
+        step += 1
+        if step == 5:
+            print(f"pid={os.getpid()} rank={hvd.rank()}", flush=True)
+except mx.MXNetError as error:
+    print("raised:", str(error).replace(chr(10), " "), flush=True)
+    sys.exit(3)
+"""
+
+
+def test_the_others_of_a_killed_rank_raise(run, script) -> None:
+    job = run(3, script(TRAINING))
+    lines = job.wait_for("pid=", count=3)
+    pids = {int(rank): int(pid) for pid, rank in re.findall(r"pid=(\d+) rank=(\d)", "\n".join(lines))}
+    os.kill(pids[1], signal.SIGKILL)
+    raised = job.wait_for("raised:", count=2)
+    assert all("rank 1" in line.lower() for line in raised), raised
+    job.fail()
