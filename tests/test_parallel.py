@@ -63,7 +63,8 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         np,
         [sys.executable, *words, "--rootdir", str(harness.ROOT), *map(str, files)],
         limit_s=LIMIT_S,
-        env={"HVD_TEST_REPORT": str(folder)},
+        # What the first rank has compiled of these files, the others and the next jobs need not compile again.
+        env={"HVD_TEST_REPORT": str(folder), "PYTHONDONTWRITEBYTECODE": None},
         cwd=harness.ROOT,
     )
     try:

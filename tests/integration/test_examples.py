@@ -36,8 +36,8 @@ def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
         ),
         (2, ["pytorch/pytorch_mnist.py", "--epochs", "1", "--use-adasum"]),
         (2, ["elastic/pytorch/pytorch_mnist_elastic.py", "--epochs", "1", "--use-adasum"]),
-        (4, ["pytorch/pytorch_process_sets.py", "--steps", "20"]),
-        (3, ["adasum/adasum_small_model.py", "--op", "Adasum", "--steps", "20"]),
+        (3, ["pytorch/pytorch_process_sets.py", "--steps", "20"]),
+        (2, ["adasum/adasum_small_model.py", "--op", "Adasum", "--steps", "20"]),
         (
             2,
             [
