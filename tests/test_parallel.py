@@ -110,7 +110,12 @@ def _run(np: int, parts: list[Part], folder: Path) -> Ran:
         np,
         [sys.executable, *words, "--rootdir", str(harness.ROOT), *files],
         limit_s=LIMIT_S,
-        env={"HVD_TEST_REPORT": str(folder), **parts[0].description().get("variables", {})},
+        # What the first rank has compiled of these files, the others and the next jobs need not compile again.
+        env={
+            "HVD_TEST_REPORT": str(folder),
+            "PYTHONDONTWRITEBYTECODE": None,
+            **parts[0].description().get("variables", {}),
+        },
         cwd=harness.ROOT,
     )
     try:

@@ -17,22 +17,23 @@ pytestmark = pytest.mark.hosts
 # Each step adds what is known; what was lost is done again, so the sum tells whether a committed step is missing.
 TRAIN = """
 import os, socket, sys
-import torch
-import horovod.torch as hvd
+import numpy as np
+import horovod.numpy as hvd
+from horovod.common import elastic
 
 hvd.init()
-state = hvd.elastic.TorchState(torch.nn.Linear(1, 1), step=0, total=0)
+state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, total=0)
 
-@hvd.elastic.run
+@elastic.run
 def train(state):
     print(f"{hvd.size()} ranks at step {state.step}: rank {hvd.rank()} on {socket.gethostname()} is {os.getpid()}",
           flush=True)
     is_over = False
     while not is_over:
-        ones = hvd.allreduce(torch.ones(1000), op=hvd.Average, name="ones")
+        ones = hvd.allreduce(np.ones(1000, np.float32), op=hvd.Average, name="ones")
         state.total += state.step * int(ones.sum())
         state.step += 1
-        stop = hvd.broadcast(torch.tensor(int(os.path.exists(sys.argv[1]))), 0, name="stop")
+        stop = hvd.broadcast(np.array(int(os.path.exists(sys.argv[1]))), 0, name="stop")
         is_over = bool(stop)
         state.commit()
     assert state.total == sum(step * 1000 for step in range(state.step)), (state.total, state.step)

@@ -4,26 +4,30 @@ Gradients depend on the number of the step alone, and the largest of all ranks c
 undisturbed run with as many steps, bit by bit, whoever has died meanwhile. All samples that any rank used are in the
 state, so that they are taken back with the steps that used them.
 
-    elastic_worker.py FOLDER [MISHAP ...]
+    elastic_worker.py FRAMEWORK FOLDER [MISHAP ...]
 
-FOLDER/stop, with a number of ranks, ends the training at the end of an epoch with so many. Each mishap happens once
-in the job's life.
+FRAMEWORK, numpy or torch, is what it trains with. FOLDER/stop, with a number of ranks, ends the training at the end of
+an epoch with so many. Each mishap happens once in the job's life.
 """
 
 import hashlib
+import importlib
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
-import torch
+import numpy as np
 
-import horovod.torch as hvd
+from horovod.common import elastic
+
+framework = importlib.import_module(f"elastic_with_{sys.argv[1]}")
+hvd = framework.hvd
 
 SAMPLES = 22
-FOLDER = Path(sys.argv[1])
-MISHAPS = sys.argv[2:]
+FOLDER = Path(sys.argv[2])
+MISHAPS = sys.argv[3:]
 MIDDLE = 5  # a step inside the first epoch, but not at its end
 
 
@@ -47,15 +51,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def loss(model: torch.nn.Module, step: int) -> torch.Tensor:
-    return sum(((step * 7 + i) % 5 - 2) * p.sum() for i, p in enumerate(model.parameters()))
-
-
-def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
-
-
-class Watched(hvd.elastic.TorchState):
+class Watched(framework.State):
     """Says what the loop asks for."""
 
     def sync(self) -> None:
@@ -75,14 +71,8 @@ class Watched(hvd.elastic.TorchState):
 
 
 hvd.init()
-torch.manual_seed(os.getpid())  # nobody begins alike
-model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).double()
-start = {name: value.clone() for name, value in model.state_dict().items()}
-optimizer = hvd.DistributedOptimizer(
-    make_optimizer(model), named_parameters=model.named_parameters(), op=hvd.Max
-)
-sampler = hvd.elastic.ElasticSampler(range(SAMPLES), seed=1)
-loader = torch.utils.data.DataLoader(range(SAMPLES), batch_size=2, sampler=sampler)
+training = framework.Training(SAMPLES)
+sampler = training.sampler
 
 
 def check_epoch(seen: list[int]) -> None:
@@ -93,18 +83,12 @@ def check_epoch(seen: list[int]) -> None:
 
 def check_weights(state: Watched) -> None:
     """The weights are those of as many steps in one process."""
-    again = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).double()
-    again.load_state_dict(state.start)
-    its_optimizer = make_optimizer(again)
-    for step in range(state.step):
-        its_optimizer.zero_grad()
-        loss(again, step).backward()
-        its_optimizer.step()
-    for mine, want in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(mine, want), (state.step, mine, want)
+    want = training.undisturbed(state.start, state.step)
+    for mine, its in zip(training.weights(), want, strict=True):
+        assert np.array_equal(mine, its), (state.step, mine, its)
 
 
-@hvd.elastic.run
+@elastic.run
 def train(state: Watched) -> int:
     rank, size = hvd.rank(), hvd.size()
     say(f"generation of {size}: rank {rank} is process {os.getpid()}, step {state.step}")
@@ -113,12 +97,11 @@ def train(state: Watched) -> int:
     had_its_death = (FOLDER / "rank-0-dies").exists()
     check_weights(state)
     while not state.is_over:
-        for index, ids in enumerate(loader):
-            optimizer.zero_grad()
-            loss(model, state.step).backward()
+        for index, ids in enumerate(training.batches):
+            training.begin_step(state.step)
             if size > 1 and rank == size - 1 and state.step >= MIDDLE and happens("last rank dies"):
                 die()
-            optimizer.step()
+            training.end_step()
             sampler.record_batch(index, len(ids))
             state.seen.extend(hvd.allgather(ids, name="ids").tolist())
             state.step += 1
@@ -141,12 +124,12 @@ def train(state: Watched) -> int:
     return state.step
 
 
-state = Watched(model, optimizer, sampler=sampler, step=0, seen=[], is_over=False, start=start)
+state = Watched(training, step=0, seen=[], is_over=False, start=training.weights())
 state.register_reset_callbacks(
     [lambda: say(f"first callback in process {os.getpid()}, rank {hvd.rank()} of {hvd.size()}")]
 )
 state.register_reset_callbacks([lambda: say(f"second callback in process {os.getpid()}")])
 assert train(state) == state.step
 check_weights(state)
-weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+weights = b"".join(array.tobytes() for array in training.weights())
 say(f"done at step {state.step} with {hashlib.sha256(weights).hexdigest()}")

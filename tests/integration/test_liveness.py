@@ -189,24 +189,24 @@ def test_the_end_of_a_rank_whose_children_live_on_is_noticed_without_a_launcher(
 
 ELASTIC = """
 import os, sys
-import torch
-import horovod.torch as hvd
+import horovod.numpy as hvd
+from horovod.common import elastic
 
 hvd.init()
 
-@hvd.elastic.run
+@elastic.run
 def train(state):
     print(f"generation of {hvd.size()}: rank {hvd.rank()} is process {os.getpid()}", flush=True)
     while True:
         # One rank sees the file first; all must go on alike.
-        seen = hvd.allreduce(torch.tensor(float(os.path.exists(sys.argv[1]))), op=hvd.Max)
+        seen = hvd.allreduce(float(os.path.exists(sys.argv[1])), op=hvd.Max)
         if seen:
             break
         state.step += 1
         state.commit()
     print(f"done with {hvd.size()}", flush=True)
 
-train(hvd.elastic.TorchState(step=0))
+train(elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0))
 """
 
 

@@ -36,23 +36,34 @@ def run(func, *args, **kwargs):
         pool.shutdown(wait=False)
 
 
-def train_with_a_death(folder: str, victim: int):
+def train_with_a_death(folder: str, victim: int, with_torch: bool = False):
     """Adds up until a rank has died and another has come in its place; what each step adds is known."""
     import signal
 
-    import torch
+    from horovod.common import elastic
 
-    import horovod.torch as hvd
+    if with_torch:
+        import torch
 
+        import horovod.torch as hvd
+
+        block = torch.ones(100)
+        state = hvd.elastic.TorchState(torch.nn.Linear(1, 1), step=0, total=0, sizes=[])
+    else:
+        import numpy as np
+
+        import horovod.numpy as hvd
+
+        block = np.ones(100, np.float32)
+        state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0, total=0, sizes=[])
     hvd.init()
-    state = hvd.elastic.TorchState(torch.nn.Linear(1, 1), step=0, total=0, sizes=[])
 
-    @hvd.elastic.run
+    @elastic.run
     def train(state):
         died = Path(folder, "died")
         state.sizes.append(hvd.size())
         while state.step < 10 or hvd.size() < 2:
-            ones = hvd.allreduce(torch.ones(100), op=hvd.Average, name="ones")
+            ones = hvd.allreduce(block, op=hvd.Average, name="ones")
             state.total += state.step * int(ones.sum())
             state.step += 1
             if state.step == 5 and hvd.rank() == victim and not died.exists():
@@ -72,6 +83,7 @@ def test_a_job_shrinks_and_grows_back(tmp_path: Path) -> None:
         train_with_a_death,
         str(tmp_path),
         1,
+        True,
         num_proc=2,
         min_num_proc=1,
         max_num_proc=2,
@@ -108,20 +120,21 @@ def fail_always():
 def die_always():
     import signal
 
-    import torch
+    import numpy as np
 
-    import horovod.torch as hvd
+    import horovod.numpy as hvd
+    from horovod.common import elastic
 
     hvd.init()
-    state = hvd.elastic.TorchState(torch.nn.Linear(1, 1))
+    state = elastic.ObjectState(hvd.broadcast_object, hvd.rank)
 
-    @hvd.elastic.run
+    @elastic.run
     def train(state):
-        hvd.allreduce(torch.ones(1), name="one")
+        hvd.allreduce(np.ones(1, np.float32), name="one")
         if hvd.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         while True:
-            hvd.allreduce(torch.ones(1), name="one")
+            hvd.allreduce(np.ones(1, np.float32), name="one")
             state.commit()
 
     train(state)

@@ -2,6 +2,9 @@
 
 The scripts are such as the original carries out. Settings are the defaults: a circle that is not ended in time ends
 the job with the report of a standstill.
+
+One job carries out all scripts, one after the other: making an optimizer imports PyTorch's compiler, which takes
+longer than any of them.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,25 +27,37 @@ import horovod.torch as hvd
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
+kind = ""
+
+def begin(new):
+    # Names are of this kind from here on, and so is what the rank says.
+    global kind
+    hvd.barrier()
+    kind = new
+    print(f"begins: {kind}", file=sys.stderr, flush=True)
 
 def weight():
     return torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
 
+def distributed(plain, named, **kwargs):
+    named = [(f"{kind}.{name}", param) for name, param in named]
+    return hvd.DistributedOptimizer(plain, named_parameters=named, op=hvd.Sum, **kwargs)
+
 def optimizer(name, param, **kwargs):
     # A step adds what all ranks have subtracted from the gradient.
-    plain = torch.optim.SGD([param], lr=1.0)
-    return hvd.DistributedOptimizer(plain, named_parameters=[(name, param)], op=hvd.Sum, **kwargs)
+    return distributed(torch.optim.SGD([param], lr=1.0), [(name, param)], **kwargs)
 
 def backward(param, of=1.0):
     # Minus the gradient: a digit for each rank.
     (param * (-of * 4**rank)).sum().backward()
 
 def metric(name):
-    return hvd.allreduce(torch.tensor([float(rank)]), name=name, op=hvd.Sum).item()
+    value = torch.tensor([float(rank)])
+    return hvd.allreduce(value, name=f"{kind}.{name}", op=hvd.Sum).item()
 
 def tell(*params):
     values = [f"{value:g}" for param in params for value in param.detach().unique().tolist()]
-    print(f"rank {rank} has {' '.join(values)}", flush=True)
+    print(f"{kind}: rank {rank} has {' '.join(values)}", flush=True)
 """
 
 # By kind: the script, and what each parameter is in the end, where b(r) is what rank r adds in one backward pass.
@@ -98,67 +114,12 @@ for step in range(3):
 tell(w)
 """
 
-
-def b(*ranks: int) -> int:
-    return sum(4**rank for rank in ranks)
-
-
-KINDS = {
-    "skipped": (SKIPPED, lambda n: [4 * b(*range(n)) - 2 * b(n - 1)]),
-    "other side": (OTHER_SIDE, lambda n: [3 * b(*range(n))]),
-    "two models": (TWO_MODELS, lambda n: [3 * b(*range(n)), 9 * b(*range(n))]),
-    "uneven": (UNEVEN, lambda n: [3 * (2 * b(*range(n)) - b(0))]),
-}
-
-
-def warned(job: harness.Job) -> Counter[str]:
-    """How often each rank has said that its gradients are not reduced."""
-    lines = [line for line in job.stderr.splitlines() if WARNING in line]
-    return Counter(re.search(r"\[(\d+)\]", line)[1] for line in lines)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_scripts_of_the_original_go_on_and_are_told_once(script, jobs, kind, size) -> None:
-    text, expected = KINDS[kind]
-    # Python itself would say the same words of the same line once.
-    env = {"PYTHONWARNINGS": "always"}
-    job = jobs(harness.python(size, script(HEAD + text), env=env)).succeed()
-
-    values = " ".join(f"{value:g}" for value in expected(size))
-    for rank in range(size):
-        assert f"rank {rank} has {values}" in job.stdout, job.report()
-    assert "stood still" not in job.stderr, job.report()
-    said = warned(job)
-    if (
-        kind == "two models"
-    ):  # two optimizers each; which rank is to go on depends on who came first
-        assert 1 <= max(said.values(), default=0) <= 2, job.report()
-        return
-    name, leave = {
-        "skipped": ("metric", range(size - 1)),
-        "other side": ("loss", range(1, size)),
-        "uneven": ("first", range(1)),
-    }[kind]
-    assert said == {str(rank): 1 for rank in leave}, job.report()
-    assert f"waits for allreduce.{name}, which this rank has not called yet" in job.stderr
-
-
-def test_ranks_behind_others_in_the_tree_go_on_too(script, jobs) -> None:
-    env = {"HOROVOD_CONTROL_FAN_OUT": "2"}
-    text, expected = KINDS["skipped"]
-    job = jobs(harness.python(5, script(HEAD + text), env=env)).succeed()
-
-    assert job.stdout.count(f"has {expected(5)[0]:g}") == 5, job.report()
-    assert warned(job) == {str(rank): 1 for rank in range(4)}, job.report()
-
-
 AFTER_EARLY_END = """
 # Several parameters, of which ranks use different ones; a metric between the passes, which rank 0 calls late.
 params = [weight() for _ in range(3)]
 named = [(f"p{i}", param) for i, param in enumerate(params)]
 plain = torch.optim.SGD(params, lr=1.0)
-opt = hvd.DistributedOptimizer(plain, named_parameters=named, op=hvd.Sum)
+opt = distributed(plain, named)
 for step in range(3):
     opt.zero_grad()
     if rank != 0:
@@ -176,20 +137,11 @@ for step in range(3):
 tell(*params)
 """
 
-
-def test_passes_that_follow_an_early_end_are_agreed_on_in_their_turn(script, jobs) -> None:
-    job = jobs(harness.python(3, script(HEAD + AFTER_EARLY_END))).succeed()
-
-    values = f"{3 * b(0, 1, 2)} {3 * b(0)} {3 * b(1, 2)}"
-    assert job.stdout.count(f"has {values}") == 3, job.report()
-    assert warned(job) == {"0": 1}, job.report()
-
-
 LATE_ZEROS = """
 # The others wait in backward for zeros that rank 0 sends in its step, and rank 0 for what they call before theirs.
 v, w = weight(), weight()
 plain = torch.optim.SGD([v, w], lr=1.0)
-opt = hvd.DistributedOptimizer(plain, named_parameters=[("v", v), ("w", w)], op=hvd.Sum)
+opt = distributed(plain, [("v", v), ("w", w)])
 for step in range(3):
     opt.zero_grad()
     if rank != 0:
@@ -203,14 +155,92 @@ tell(v, w)
 """
 
 
-@pytest.mark.parametrize("step", ["opt.step()", "with opt.skip_synchronize(): opt.step()"])
-def test_a_wait_for_gradients_that_others_send_as_zeros_ends_too(script, jobs, step) -> None:
-    text = HEAD + LATE_ZEROS.replace("STEP", step)
-    job = jobs(harness.python(3, script(text))).succeed()
+def b(*ranks: int) -> int:
+    return sum(4**rank for rank in ranks)
 
-    assert job.stdout.count(f"has {3 * b(0)} {3 * b(1, 2)}") == 3, job.report()
-    assert warned(job) == {"0": 1, "1": 1, "2": 1}, job.report()
-    assert "waits for allreduce.late, which this rank has not called yet" in job.stderr
+
+STEP, SKIPPING = "opt.step()", "with opt.skip_synchronize(): opt.step()"
+KINDS = {
+    "skipped": (SKIPPED, lambda n: [4 * b(*range(n)) - 2 * b(n - 1)]),
+    "other side": (OTHER_SIDE, lambda n: [3 * b(*range(n))]),
+    "two models": (TWO_MODELS, lambda n: [3 * b(*range(n)), 9 * b(*range(n))]),
+    "uneven": (UNEVEN, lambda n: [3 * (2 * b(*range(n)) - b(0))]),
+    # Passes that follow an early end are agreed on in their turn.
+    "after an early end": (
+        AFTER_EARLY_END,
+        lambda n: [3 * b(*range(n)), 3 * b(0), 3 * b(*range(1, n))],
+    ),
+    # A wait for gradients that others send as zeros ends too.
+    "late zeros": (LATE_ZEROS.replace("STEP", STEP), lambda n: [3 * b(0), 3 * b(*range(1, n))]),
+    "late zeros, skipping": (
+        LATE_ZEROS.replace("STEP", SKIPPING),
+        lambda n: [3 * b(0), 3 * b(*range(1, n))],
+    ),
+}
+# Which ranks are told to go on, and what for.
+TOLD = {
+    "skipped": (lambda n: range(n - 1), "metric"),
+    "other side": (lambda n: range(1, n), "loss"),
+    "uneven": (lambda n: range(1), "first"),
+    "after an early end": (lambda n: range(1), "early"),
+    "late zeros": (range, "late"),
+    "late zeros, skipping": (range, "late"),
+}
+
+
+def program(*kinds: str) -> str:
+    return HEAD + "\n".join(f"begin({kind!r})\n{KINDS[kind][0]}" for kind in kinds)
+
+
+def warned(job: harness.Job, kind: str) -> Counter[str]:
+    """How often each rank has said in the script of this kind that its gradients are not reduced."""
+    said: Counter[str] = Counter()
+    present: dict[str, str] = {}
+    for line in job.stderr.splitlines():
+        if match := re.match(r"\[(\d+)\]<stderr>:begins: (.*)", line):
+            present[match[1]] = match[2]
+        elif WARNING in line:
+            rank = re.search(r"\[(\d+)\]", line)[1]
+            said[rank] += present[rank] == kind
+    return +said
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+def all_kinds(request, tmp_path_factory) -> Iterator[tuple[int, harness.Job]]:
+    path = tmp_path_factory.mktemp("soft") / "all.py"
+    path.write_text(program(*KINDS))
+    # Python itself would say the same words of the same line once.
+    job = harness.python(request.param, path, env={"PYTHONWARNINGS": "always"})
+    try:
+        yield request.param, job.succeed()
+    finally:
+        job.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scripts_of_the_original_go_on_and_are_told_once(all_kinds, kind) -> None:
+    size, job = all_kinds
+    values = " ".join(f"{value:g}" for value in KINDS[kind][1](size))
+    for rank in range(size):
+        assert f"{kind}: rank {rank} has {values}\n" in job.stdout + "\n", job.report()
+    assert "stood still" not in job.stderr, job.report()
+    said = warned(job, kind)
+    if kind not in TOLD:
+        # Two optimizers each; which rank is to go on depends on who came first.
+        assert 1 <= max(said.values(), default=0) <= 2, job.report()
+        return
+    ranks, name = TOLD[kind]
+    assert said == {str(rank): 1 for rank in ranks(size)}, job.report()
+    missing = f"waits for allreduce.{kind}.{name}, which this rank has not called yet"
+    assert missing in job.stderr, job.report()
+
+
+def test_ranks_behind_others_in_the_tree_go_on_too(script, jobs) -> None:
+    env = {"HOROVOD_CONTROL_FAN_OUT": "2"}
+    job = jobs(harness.python(5, script(program("skipped")), env=env)).succeed()
+
+    assert job.stdout.count(f"has {KINDS['skipped'][1](5)[0]:g}") == 5, job.report()
+    assert warned(job, "skipped") == {str(rank): 1 for rank in range(4)}, job.report()
 
 
 SLOW = """
@@ -253,4 +283,4 @@ def test_a_rank_that_is_slow_in_backward_is_waited_for(script, jobs, tmp_path) -
     job.succeed()
 
     assert job.stdout.count(f"has {b(0, 1, 2)}") == 3, job.report()
-    assert not warned(job), job.report()
+    assert WARNING not in job.stderr, job.report()
