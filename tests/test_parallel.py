@@ -2,7 +2,7 @@
 the same tests.
 
 All files that are asked for run in one job per number of ranks: starting ranks costs more than most of the tests. Those
-of a folder with an `environments.json` run in jobs of their own, one for each environment in it: a name with the
+of a folder with an `environments.json` run in other jobs, one for each name in it, which folders may share: with the
 variables that are set, and the numbers of ranks if not all, such as
 `{"jax": {"variables": {"KERAS_BACKEND": "jax"}, "np": [1, 2]}}`.
 """
@@ -106,6 +106,7 @@ def _run(np: int, parts: list[Part], folder: Path) -> Ran:
         "rank_report",
     ]
     files = [str(part.file) for part in parts]
+    variables = {k: v for part in parts for k, v in part.description().get("variables", {}).items()}
     job = harness.horovodrun(
         np,
         [sys.executable, *words, "--rootdir", str(harness.ROOT), *files],
@@ -114,7 +115,7 @@ def _run(np: int, parts: list[Part], folder: Path) -> Ran:
         env={
             "HVD_TEST_REPORT": str(folder),
             "PYTHONDONTWRITEBYTECODE": None,
-            **parts[0].description().get("variables", {}),
+            **variables,
         },
         cwd=harness.ROOT,
     )
