@@ -91,7 +91,15 @@ impl Operand {
     }
 }
 
+/// `HOROVOD_AVERAGE` and `HOROVOD_SUM` of the header.
+const SCATTERED: [u8; 2] = [0, 1];
+
 fn prepare(kernel: &Kernel, kind: Kind, context: Context) -> Result<Operands, Failure> {
+    // The core's refusal does not tell it from a lost rank, after which elastic training would try again.
+    if kind == Kind::Reducescatter && !SCATTERED.contains(&kernel.reduce_op) {
+        let text = "Reducescatter currently only supports AVERAGE and SUM.";
+        return Err(Failure::new(Code::InvalidArgument, text));
+    }
     let count = match kind {
         Kind::Alltoall => 1,
         _ => context.input_count(),
