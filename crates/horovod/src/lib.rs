@@ -37,7 +37,7 @@ pub use buffer::{Buffer, BufferPool};
 #[cfg(not(loom))]
 pub use engine::{
     Allocator, Callback, Engine, Handle, Kept, OpResult, SoftWait, Softly, Submission, Waited,
-    WaitedFor,
+    WaitedFor, in_callback,
 };
 #[cfg(not(loom))]
 pub use error::Error;

@@ -20,6 +20,14 @@ pub enum Output {
     At(*mut u8),
     /// Into memory that is allocated when the size is known.
     Allocate,
+    /// Into so many bytes of memory of the caller's if all members bring equally many rows, or get them, and they need
+    /// just that; else as [`Self::Allocate`]. For allgather, alltoall and reducescatter.
+    Even {
+        /// First byte.
+        at: *mut u8,
+        /// Length.
+        bytes: usize,
+    },
 }
 
 /// One tensor of a submission: an address with a type, a shape and an owner.
@@ -142,8 +150,8 @@ impl Tensor {
 
     /// Whether it has the memory that its elements need.
     pub fn has_memory(&self) -> bool {
-        let missing =
-            self.input.is_null() || matches!(self.output, Output::At(output) if output.is_null());
+        let missing = self.input.is_null()
+            || matches!(self.output, Output::At(at) | Output::Even { at, .. } if at.is_null());
         !missing || self.bytes() == Some(0)
     }
 
@@ -157,7 +165,7 @@ impl Tensor {
     pub(crate) fn output_ptr(&self) -> Option<*mut u8> {
         match self.output {
             Output::At(p) => Some(p),
-            Output::Allocate => None,
+            Output::Allocate | Output::Even { .. } => None,
         }
     }
 

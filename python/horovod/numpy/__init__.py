@@ -23,10 +23,10 @@ if importlib.util.find_spec("numpy") is None:
 
 from horovod.common import api as _api
 from horovod.common._collectives import Collectives
+from horovod.common._numpy_arrays import NumpyArrays
 from horovod.common._waiting import synchronize
 from horovod.common.api import *  # noqa: F403
 from horovod.common.api import is_homogeneous
-from horovod.numpy._arrays import NumpyArrays
 
 __all__ = [
     "allgather",

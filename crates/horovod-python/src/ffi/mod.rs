@@ -6,6 +6,7 @@
 
 mod operation;
 mod outcome;
+mod xla;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -62,8 +62,8 @@ thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is amid a callback of [`Handles::run_callbacks`].
-pub(crate) fn in_callback() -> bool {
+/// Whether this thread is amid a callback: it must not wait, for no other is called meanwhile.
+pub fn in_callback() -> bool {
     IN_CALLBACK.get()
 }
 
@@ -139,6 +139,25 @@ impl Handles {
             table.awaited_callbacks -= 1;
             self.callbacks_changed.notify_all();
         }
+    }
+
+    /// Have a pending operation, for which nobody waits, end with a callback; gives it back with the end of one that
+    /// has ended already.
+    pub(crate) fn redirect(
+        &self,
+        handle: Handle,
+        callback: Callback,
+    ) -> Option<(Waited, Callback)> {
+        let mut table = self.lock();
+        if let Some(end) = table.take(handle) {
+            return Some((end, callback));
+        }
+        if let Entry::Occupied(mut entry) = table.entries.entry(handle.0) {
+            entry.get_mut().end = Delivery::ToCallback(callback);
+            table.awaited_callbacks += 1;
+            self.callbacks_changed.notify_all();
+        }
+        None
     }
 
     /// Forget a handle that nobody will ask for.
@@ -435,6 +454,33 @@ mod tests {
             h.lock().take(a),
             Some(Waited::Ended { result: Ok(_), .. })
         ));
+    }
+
+    #[test]
+    fn a_wait_that_is_given_up_ends_with_a_callback_or_at_once() {
+        let h = Handles::default();
+        let a = h.create(Delivery::ToWaiter(None));
+        let called = std::sync::Arc::new(AtomicU64::new(0));
+        let callback = || {
+            let called = called.clone();
+            Box::new(move |result: Result<OpResult, Error>| {
+                called.fetch_add(1 + u64::from(result.is_err()), Ordering::Relaxed);
+            })
+        };
+        assert!(h.redirect(a, callback()).is_none());
+        h.complete([(a, Ok(OpResult::plain(Completion::Done)))]);
+        let b = h.create(Delivery::ToWaiter(None));
+        h.complete([(b, Ok(OpResult::plain(Completion::Done)))]);
+        let Some((Waited::Ended { result: Ok(_), .. }, _)) = h.redirect(b, callback()) else {
+            panic!("it has ended");
+        };
+        assert!(matches!(
+            h.redirect(b, callback()),
+            Some((Waited::Unknown, _))
+        ));
+        h.close();
+        assert!(h.run_callbacks().is_none());
+        assert_eq!(called.load(Ordering::Relaxed), 1);
     }
 
     #[test]

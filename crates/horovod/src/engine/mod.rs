@@ -36,8 +36,7 @@ use crate::tensor::Tensors;
 use crate::timeline::{Stamp, Timeline, TimelineSetting};
 
 pub use allocation::Allocator;
-pub(crate) use handles::in_callback;
-pub use handles::{Callback, Handle, Kept, OpResult, Waited};
+pub use handles::{Callback, Handle, Kept, OpResult, Waited, in_callback};
 pub use soft::{SoftWait, Softly, WaitedFor};
 pub use submit::Submission;
 

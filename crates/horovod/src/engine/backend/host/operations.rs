@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 use crate::engine::Entry;
 use crate::engine::backend::{Failure, Outputs, Results, Start};
 use crate::engine::handles::OpResult;
-use crate::tensor::Tensor;
+use crate::tensor::{Output, Tensor};
 
 /// The outputs of one item.
 pub(super) type ItemOutputs = Vec<Option<(Buffer, Shape)>>;
@@ -76,15 +76,24 @@ impl Run<'_> {
         Ok(all)
     }
 
-    /// Memory for one output: what was given for it, or else of the pool.
+    /// Memory for one output: what was given for it, or else of the pool. `even`: all members bring, or get, equally
+    /// many rows.
     fn output(
         &self,
         given: &mut Outputs,
-        item: usize,
-        tensor: usize,
+        (item, i): (usize, usize),
+        tensor: &Tensor,
         bytes: usize,
+        even: bool,
     ) -> Result<Buffer, Failure> {
-        let given = given.get_mut(item).and_then(|item| item.get_mut(tensor));
+        if let Output::Even { at, bytes: length } = tensor.output
+            && even
+            && length == bytes
+            && let Some(buffer) = Buffer::lent(at, bytes)
+        {
+            return Ok(buffer);
+        }
+        let given = given.get_mut(item).and_then(|item| item.get_mut(i));
         match given.and_then(Option::take) {
             Some((buffer, _)) if buffer.len() >= bytes => Ok(buffer),
             Some((buffer, shape)) => Err(Failure::Local(format!(
@@ -113,7 +122,13 @@ impl Run<'_> {
                 let rows = usize_of(tensor.rows())?;
                 let row_bytes = row_bytes_of(tensor)?;
                 let share = share_of(rows, me, n);
-                let buffer = self.output(given, at, i, share * row_bytes)?;
+                let buffer = self.output(
+                    given,
+                    (at, i),
+                    tensor,
+                    share * row_bytes,
+                    rows.is_multiple_of(n),
+                )?;
                 let scatter = ScatterItem {
                     input: tensor.input,
                     rows,
@@ -149,7 +164,8 @@ impl Run<'_> {
             for (i, tensor) in entry.tensors.iter().enumerate() {
                 let gathered = Gathered::of(item, i, tensor, ctx.me, ctx.members.len())?;
                 let Gathered { bytes, total, rows } = gathered;
-                let buffer = self.output(given, at, i, total)?;
+                let even = bytes.windows(2).all(|pair| pair[0] == pair[1]);
+                let buffer = self.output(given, (at, i), tensor, total, even)?;
                 gathers.push(GatherItem {
                     input: tensor.input,
                     output: buffer.as_mut_ptr(),
@@ -223,7 +239,9 @@ impl Run<'_> {
             let id = item.entry.ok_or_else(joined_cannot)?;
             let AlltoallInput { tensor, rows } = AlltoallInput::of(item, entry)?;
             let row_bytes = row_bytes_of(tensor)?;
-            let buffer = self.output(given, at, 0, incoming.bytes(row_bytes)?)?;
+            let even = incoming.rows.windows(2).all(|pair| pair[0] == pair[1]);
+            let bytes = incoming.bytes(row_bytes)?;
+            let buffer = self.output(given, (at, 0), tensor, bytes, even)?;
             let shape = incoming_shape(tensor, &incoming);
             let received = incoming.rows.iter().map(|rows| *rows as u64).collect();
             let outgoing = Outgoing {

@@ -1,0 +1,109 @@
+//! Answers to XLA: errors, and futures that complete a call after it has returned.
+
+use std::ffi::{CString, c_int};
+use std::mem::size_of;
+
+use horovod::{Error, StopReason};
+
+use super::abi::{
+    self, API_WITH_ERRORS, Api, ErrorCreateArgs, FutureCreateArgs, FutureSetAvailableArgs,
+    FutureSetErrorArgs, Head, sized,
+};
+
+// In TensorFlow these are the classes that its custom operations raise.
+const UNKNOWN: c_int = 2;
+const INVALID_ARGUMENT: c_int = 3;
+const FAILED_PRECONDITION: c_int = 9;
+const ABORTED: c_int = 10;
+
+/// XLA's functions.
+#[derive(Clone, Copy)]
+pub(super) struct Xla(&'static Api);
+
+impl Xla {
+    /// Of a table, if it has what is needed to answer.
+    ///
+    /// # Safety
+    /// The table is null or XLA's, which lives as long as the process.
+    pub(super) unsafe fn of(api: *const Api) -> Option<Self> {
+        // SAFETY: as the caller promises.
+        unsafe { sized(api, API_WITH_ERRORS) }.ok().map(Self)
+    }
+
+    /// XLA's form of an error. The text begins with the name of the Python exception that it stands for, for XLA's own
+    /// does not tell.
+    pub(super) fn error(self, error: &Error) -> *mut abi::Error {
+        let (code, class) = match error {
+            Error::NotInitialized => (FAILED_PRECONDITION, "ValueError"),
+            Error::Stopped {
+                why: StopReason::Deadlock { .. },
+                ..
+            } => (ABORTED, "HorovodStalledError"),
+            other if other.is_invalid() => (INVALID_ARGUMENT, "ValueError"),
+            Error::Refused(_) => (FAILED_PRECONDITION, "HorovodInternalError"),
+            _ => (UNKNOWN, "HorovodInternalError"),
+        };
+        let text = format!("{class}: {error}").replace('\0', " ");
+        let message = CString::new(text).unwrap_or_default();
+        let mut args = ErrorCreateArgs {
+            head: Head::of::<ErrorCreateArgs>(),
+            message: message.as_ptr(),
+            code,
+        };
+        // SAFETY: XLA's function, which copies the text.
+        unsafe { (self.0.error_create)(&raw mut args) }
+    }
+
+    /// A new future, if this version of XLA has them.
+    pub(super) fn future(self) -> Option<Future> {
+        if self.0.head.struct_size < size_of::<Api>() {
+            return None;
+        }
+        let mut args = FutureCreateArgs {
+            head: Head::of::<FutureCreateArgs>(),
+            future: std::ptr::null_mut(),
+        };
+        // SAFETY: XLA's function, which the table has.
+        let error = unsafe { (self.0.future_create)(&raw mut args) };
+        (error.is_null() && !args.future.is_null()).then_some(Future(self, args.future))
+    }
+}
+
+/// A future that is not completed. XLA owns it once the call that left it in its frame has returned.
+pub(super) struct Future(Xla, *mut abi::Future);
+
+// SAFETY: XLA's futures are made to be completed by any thread.
+unsafe impl Send for Future {}
+
+impl Future {
+    pub(super) fn get(&self) -> *mut abi::Future {
+        self.1
+    }
+
+    /// What waits for it goes on, perhaps on this thread.
+    pub(super) fn complete(self, outcome: Result<(), Error>) {
+        let Self(xla, future) = self;
+        let refused = match outcome {
+            Ok(()) => {
+                let mut args = FutureSetAvailableArgs {
+                    head: Head::of::<FutureSetAvailableArgs>(),
+                    future,
+                };
+                // SAFETY: XLA's function, which the table has, for it has made this future.
+                unsafe { (xla.0.future_set_available)(&raw mut args) }
+            }
+            Err(error) => {
+                let mut args = FutureSetErrorArgs {
+                    head: Head::of::<FutureSetErrorArgs>(),
+                    future,
+                    error: xla.error(&error),
+                };
+                // SAFETY: as above; the error becomes XLA's.
+                unsafe { (xla.0.future_set_error)(&raw mut args) }
+            }
+        };
+        if !refused.is_null() {
+            tracing::error!("XLA does not take the end of a call");
+        }
+    }
+}

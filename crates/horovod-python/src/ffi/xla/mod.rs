@@ -1,0 +1,354 @@
+//! Handlers of XLA's typed foreign functions: collectives as custom calls inside compiled programs, on the host.
+//!
+//! JAX and TensorFlow register the exported functions by their addresses; nothing is linked. One call with several
+//! operands is one grouped operation. The attributes are those of [`call::Attributes`]; ranks match calls by `name`.
+//!
+//! **Waiting.** A handler first waits itself, for a moment that grows with the operands ([`patience`]): the thread that
+//! waits makes the progress, which costs no wake-up. When the moment is over it leaves an XLA future behind and returns,
+//! and the core's callback thread completes that. So no thread of XLA's is held for ever: ranks whose programs begin
+//! disjoint calls on all of their threads would otherwise wait for each other.
+
+mod abi;
+mod answer;
+mod call;
+
+use std::time::Duration;
+
+use horovod::{
+    Error, Op, OpResult, ProcessSetId, Scale, Shape, Submission, Tensor, Tensors, Waited,
+};
+
+use self::abi::{CallFrame, EXECUTE, METADATA, MetadataExtension, sized};
+use self::answer::Xla;
+use self::call::{Attributes, Operand, invalid};
+use super::guarded;
+use crate::submit::operation_of;
+
+/// How long a handler waits itself for a small operation.
+const PATIENCE: Duration = Duration::from_millis(1);
+/// It waits longer by this for so many bytes.
+const PATIENCE_PER_MIB: Duration = Duration::from_millis(1);
+
+/// Versions of XLA's interface whose table has futures begin with this one.
+const OLDEST_MINOR: i32 = 1;
+
+/// One kind of operation.
+#[derive(Clone, Copy)]
+struct Kind {
+    code: u8,
+    prefix: &'static str,
+    grouped_prefix: &'static str,
+    /// Results are as large as operands.
+    same_shape: bool,
+}
+
+const ALLREDUCE: Kind = Kind {
+    code: 0,
+    prefix: "allreduce",
+    grouped_prefix: "grouped_allreduce",
+    same_shape: true,
+};
+const ALLGATHER: Kind = Kind {
+    code: 1,
+    prefix: "allgather",
+    grouped_prefix: "grouped_allgather",
+    same_shape: false,
+};
+const BROADCAST: Kind = Kind {
+    code: 2,
+    prefix: "broadcast",
+    grouped_prefix: "grouped_broadcast",
+    same_shape: true,
+};
+const ALLTOALL: Kind = Kind {
+    code: 3,
+    prefix: "alltoall",
+    grouped_prefix: "grouped_alltoall",
+    same_shape: false,
+};
+const REDUCESCATTER: Kind = Kind {
+    code: 4,
+    prefix: "reducescatter",
+    grouped_prefix: "grouped_reducescatter",
+    same_shape: false,
+};
+
+macro_rules! handler {
+    ($name:ident, $kind:expr, $doc:literal) => {
+        #[doc = $doc]
+        ///
+        /// # Safety
+        /// Called by XLA, with a frame of its own that lives until the answer, or until the future is completed.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name(frame: *mut CallFrame) -> *mut abi::Error {
+            // SAFETY: as the caller promises.
+            unsafe { handle(frame, $kind) }
+        }
+    };
+}
+
+handler!(
+    horovod_xla_allreduce,
+    ALLREDUCE,
+    "Allreduce of all operands."
+);
+handler!(
+    horovod_xla_allgather,
+    ALLGATHER,
+    "Allgather of all operands, of which every rank has equally many rows."
+);
+handler!(
+    horovod_xla_broadcast,
+    BROADCAST,
+    "Broadcast of all operands."
+);
+handler!(
+    horovod_xla_alltoall,
+    ALLTOALL,
+    "Alltoall of one operand, of which every rank sends equally many rows to each."
+);
+handler!(
+    horovod_xla_reducescatter,
+    REDUCESCATTER,
+    "Reduce-scatter of all operands into parts of equally many rows."
+);
+
+/// Refuses calls on devices whose memory the core does not reach.
+///
+/// # Safety
+/// As of the others.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn horovod_xla_elsewhere(frame: *mut CallFrame) -> *mut abi::Error {
+    // SAFETY: as the caller promises.
+    unsafe {
+        answer(frame, |_, _| {
+            Err(invalid(
+                "the program with this operation runs on a GPU, and compiled programs can use Horovod on the CPU only so \
+                 far: set JAX_PLATFORMS=cpu, compile for it with jax.default_device(jax.devices(\"cpu\")[0]), or call the \
+                 operation outside of jit, which copies through host memory",
+            ))
+        })
+    }
+}
+
+unsafe fn handle(frame: *mut CallFrame, kind: Kind) -> *mut abi::Error {
+    // SAFETY: as the caller promises; the frame is XLA's.
+    unsafe { answer(frame, |frame, xla| execute(frame, xla, kind)) }
+}
+
+unsafe fn answer(
+    frame: *mut CallFrame,
+    body: impl FnOnce(&mut CallFrame, Xla) -> Result<(), Error>,
+) -> *mut abi::Error {
+    // The future is not counted by any version so far.
+    let counted = std::mem::offset_of!(CallFrame, future);
+    // SAFETY: XLA's frame begins with its size.
+    if unsafe { sized(frame.cast_const(), counted) }.is_err() {
+        // Without a frame there is no table of functions, so nothing can be said.
+        tracing::error!(
+            "XLA called with a frame of a layout that is not known; results of the call are missing"
+        );
+        return std::ptr::null_mut();
+    }
+    // SAFETY: it has the length that is known; XLA leaves it to the handler.
+    let frame = unsafe { &mut *frame };
+    // SAFETY: as the caller promises.
+    if unsafe { tell_metadata(frame) } {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the table is XLA's.
+    let Some(xla) = (unsafe { Xla::of(frame.api) }) else {
+        tracing::error!(
+            "XLA called with a table of functions that is not known; results of the call are missing"
+        );
+        return std::ptr::null_mut();
+    };
+    if frame.stage != EXECUTE {
+        return std::ptr::null_mut();
+    }
+    let panicked = Err(Error::Internal("the core panicked; see its log".into()));
+    match guarded(panicked, || body(frame, xla)) {
+        Ok(()) => std::ptr::null_mut(),
+        Err(error) => xla.error(&error),
+    }
+}
+
+/// Answers XLA's question for the interface that this was written for, if it is one.
+///
+/// The versions differ in what is not used here, and each structure is read by its own size: so the answer is XLA's own
+/// version, from the oldest that has all that is used.
+unsafe fn tell_metadata(frame: &CallFrame) -> bool {
+    let extension = frame.head.extension_start;
+    // SAFETY: null, or an extension of XLA's.
+    let Ok(MetadataExtension { base, metadata }) = (unsafe {
+        sized(
+            extension.cast_const().cast::<MetadataExtension>(),
+            size_of::<abi::Extension>(),
+        )
+    }) else {
+        return false;
+    };
+    if base.kind != METADATA || metadata.is_null() {
+        return false;
+    }
+    // SAFETY: null, or XLA's table.
+    let api = unsafe { sized(frame.api, abi::API_WITH_ERRORS) };
+    let own = api.map_or((0, OLDEST_MINOR), |api| {
+        (api.version.major, api.version.minor)
+    });
+    let (major, minor) = if own.0 == 0 {
+        (0, own.1.max(OLDEST_MINOR))
+    } else {
+        (0, OLDEST_MINOR)
+    };
+    // SAFETY: XLA's, to be written; its layout up to `traits` is the same in all versions.
+    unsafe {
+        (**metadata).api_version.major = major;
+        (**metadata).api_version.minor = minor;
+        (**metadata).traits = 0;
+    }
+    true
+}
+
+/// Submits the operation, and waits for it or leaves a future in the frame.
+unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
+    // SAFETY: XLA's frame.
+    let (attributes, operands) = unsafe { (Attributes::of(frame)?, Operand::all(frame)?) };
+    let engine = horovod::engine()?;
+    let scale = Scale {
+        pre: attributes.prescale,
+        post: attributes.postscale,
+    };
+    let op = operation_of(kind.code, attributes.reduce_op, scale, attributes.root)?;
+    if matches!(op, Op::Alltoall) && operands.len() > 1 {
+        return Err(invalid("an alltoall has one operand"));
+    }
+    // SAFETY: XLA keeps operands and results until the call is over, or its future completed.
+    let tensor = |operand: &Operand| unsafe {
+        if kind.same_shape {
+            operand.same_shape()
+        } else {
+            operand.even_rows()
+        }
+    };
+    let tensors: Tensors = match operands.as_slice() {
+        [one] => tensor(one)?.into(),
+        many => many
+            .iter()
+            .map(tensor)
+            .collect::<Result<Vec<_>, _>>()?
+            .into(),
+    };
+    let patience = patience(&tensors);
+    let prefix = if operands.len() > 1 {
+        kind.grouped_prefix
+    } else {
+        kind.prefix
+    };
+    let set = ProcessSetId(attributes.process_set);
+    let submission = Submission::new(prefix, Some(attributes.name), op, set, tensors);
+    let handle = engine.submit(submission).map_err(explained)?;
+    let expected = Expected::of(kind, attributes.name, operands);
+    // On the thread that runs callbacks no other is run meanwhile.
+    let patience = if horovod::in_callback() {
+        Duration::ZERO
+    } else {
+        patience
+    };
+    if let Waited::Ended { result, .. } = engine.wait(handle, patience) {
+        return expected.check(result);
+    }
+    let Some(future) = xla.future() else {
+        tracing::warn!("XLA gives no future for a call, so a thread of its waits");
+        return match engine.wait(handle, Duration::MAX) {
+            Waited::Ended { result, .. } => expected.check(result),
+            _ => Err(Error::Internal(format!("handle {} vanished", handle.0))),
+        };
+    };
+    frame.future = future.get();
+    let complete = move |result| future.complete(expected.check(result));
+    engine.call_at_end(handle, Box::new(complete));
+    Ok(())
+}
+
+/// A name that is under way already is not that of a second call of one place in the program: those do not overlap.
+fn explained(error: Error) -> Error {
+    let Error::DuplicateName { name } = &error else {
+        return error;
+    };
+    invalid(format!(
+        "{error} (tensor {name}) It stands at several places of one compiled program, which XLA runs at the same time and \
+         in any order, so the ranks could mix up their values: this is so when a function with its own jit that has the \
+         call in it is used more than once. Give that function no jit of its own, jit(inline=True), or several operands at \
+         once; or give operations that have the same `name` different ones"
+    ))
+}
+
+fn patience(tensors: &Tensors) -> Duration {
+    let bytes = tensors
+        .iter()
+        .filter_map(Tensor::bytes)
+        .fold(0, usize::saturating_add);
+    let mib = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
+    PATIENCE.saturating_add(PATIENCE_PER_MIB.saturating_mul(mib))
+}
+
+/// Where results of an operation are to be.
+struct Expected {
+    kind: Kind,
+    name: String,
+    outputs: Vec<(Address, Shape)>,
+}
+
+/// Of an output; only compared.
+struct Address(*mut u8);
+
+// SAFETY: it is not followed.
+unsafe impl Send for Address {}
+
+impl Expected {
+    fn of(kind: Kind, name: &str, operands: Vec<Operand>) -> Self {
+        if kind.same_shape {
+            let (name, outputs) = (String::new(), Vec::new());
+            return Self {
+                kind,
+                name,
+                outputs,
+            };
+        }
+        let outputs = operands.into_iter();
+        Self {
+            kind,
+            name: name.to_owned(),
+            outputs: outputs
+                .map(|operand| (Address(operand.output), operand.output_shape))
+                .collect(),
+        }
+    }
+
+    /// The operation's error, or that results are not where the program looks for them, which is so on all ranks if it
+    /// is on one.
+    fn check(&self, result: Result<OpResult, Error>) -> Result<(), Error> {
+        let result = result?;
+        for (i, (output, (at, shape))) in result.outputs.iter().zip(&self.outputs).enumerate() {
+            let Some((buffer, got)) = output else {
+                continue;
+            };
+            let is_there = buffer.is_empty() || buffer.as_mut_ptr() == at.0;
+            if is_there && got == shape {
+                continue;
+            }
+            return Err(invalid(format!(
+                "{} {:?}, operand {i}: the result has shape {:?} where the compiled program has {:?}, because the ranks \
+                 bring unequal numbers of rows, or their number is not that of when the program was traced. Inside \
+                 compiled programs shapes are fixed: give every rank equally many rows (pad them), or call the operation \
+                 outside of them; after a change of the number of ranks trace anew (JAX: jax.clear_caches())",
+                self.kind.prefix,
+                self.name,
+                &got[..],
+                &shape[..]
+            )));
+        }
+        Ok(())
+    }
+}

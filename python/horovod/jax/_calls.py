@@ -1,0 +1,190 @@
+"""One collective on arrays: in a traced program as a foreign call of XLA, otherwise at once, through host memory."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from horovod import _core
+from horovod.common._collectives import Collectives
+from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
+from horovod.common._numpy_arrays import NumpyArrays
+from horovod.common.process_sets import ProcessSet
+from horovod.jax import _names
+
+Arrays = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a collective is told beside its operands. Equal ones are equal keys of what JAX has compiled."""
+
+    name: str | None
+    """None: numbered by the core, in the order of the calls."""
+    process_set: ProcessSet
+    op: int | None = None
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+
+    def of_gradient(self) -> "Options":
+        """The same for the collective that differentiates this one."""
+        return replace(self, name=None if self.name is None else f"{self.name}.gradient")
+
+    def members(self) -> int:
+        """How many ranks take part."""
+        size = self.process_set.size()
+        if size is None:
+            raise ValueError(
+                f"{self.process_set} is not registered: pass it to hvd.init(process_sets=...) or hvd.add_process_set."
+            )
+        return size
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of collective."""
+
+    target: str
+    """The function of the core that carries it out for XLA."""
+    vmap_method: str
+    rows: Callable[[int, int], int] | None = None
+    """Rows of a result, by those of the operand and the number of ranks; None: as the operand."""
+
+
+ALLREDUCE = Kind("horovod_xla_allreduce", "broadcast_all")
+BROADCAST = Kind("horovod_xla_broadcast", "broadcast_all")
+ALLGATHER = Kind("horovod_xla_allgather", "sequential", lambda rows, members: rows * members)
+ALLTOALL = Kind("horovod_xla_alltoall", "sequential", lambda rows, _: rows)
+REDUCESCATTER = Kind(
+    "horovod_xla_reducescatter", "sequential", lambda rows, members: rows // members
+)
+
+_collectives = Collectives(NumpyArrays())
+_registered = False
+
+
+def call(kind: Kind, options: Options, operands: Arrays) -> Arrays:
+    """Carry it out. Each operand has a result; all are combined, or none."""
+    if any(isinstance(operand, jax.core.Tracer) for operand in operands):
+        return _traced(kind, options, operands)
+    return _at_once(kind, options, tuple(np.asarray(operand) for operand in operands))
+
+
+def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
+    _register()
+    _core.size()  # the well-known error before init
+    results = [_result(kind, options, operand) for operand in operands]
+    # In place where XLA needs an operand no more, which saves fresh memory; elsewhere XLA copies it first.
+    aliases = {i: i for i in range(len(operands))} if kind.rows is None else None
+    foreign = jax.ffi.ffi_call(
+        kind.target, results, vmap_method=kind.vmap_method, input_output_aliases=aliases
+    )
+    outputs = foreign(
+        *operands,
+        name=options.name or _names.of_call(operands),
+        reduce_op=np.int32(options.op if options.op is not None else 1),
+        prescale=np.float64(options.prescale),
+        postscale=np.float64(options.postscale),
+        process_set=np.int32(options.process_set.process_set_id or 0),
+        root=np.int32(options.root),
+    )
+    return tuple(outputs)
+
+
+def _result(kind: Kind, options: Options, operand: Any) -> jax.ShapeDtypeStruct:
+    shape, dtype = jnp.shape(operand), jnp.result_type(operand)
+    members = options.members()
+    if dtype.name not in CODES and dtype.name not in REAL_OF:
+        raise ValueError(
+            f"Horovod cannot send arrays of dtype {dtype} from a compiled program; convert them, for example to "
+            "float32 or, bit by bit, with jax.lax.bitcast_convert_type to uint8."
+        )
+    if (
+        options.op is not None
+        and options.op in OP_NAMES
+        and not can_be_reduced(options.op, dtype.name)
+    ):
+        raise ValueError(
+            f"Arrays of dtype {dtype} are not supported for op {OP_NAMES[options.op]}."
+        )
+    if kind.rows is None:
+        return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+    if not shape:
+        raise ValueError(
+            f"{_title(kind)} needs arrays of at least one dimension, got a scalar: x[None] makes one of it."
+        )
+    if kind in (REDUCESCATTER, ALLTOALL) and shape[0] % members:
+        raise ValueError(
+            f"{_title(kind)} inside a compiled program needs rows (dimension 0) that {members} ranks can share evenly, "
+            f"got shape {shape}: pad it to a multiple of {members}, or call it outside of jit."
+        )
+    return jax.ShapeDtypeStruct((kind.rows(shape[0], members), *shape[1:]), dtype)  # type: ignore[no-untyped-call]
+
+
+def _title(kind: Kind) -> str:
+    return kind.target.removeprefix("horovod_xla_")
+
+
+def _at_once(kind: Kind, options: Options, operands: Arrays) -> Arrays:
+    its, name, members = _collectives, options.name, options.process_set
+    scales = (options.prescale, options.postscale)
+    if kind is ALLREDUCE:
+        results = its.grouped_allreduce(operands, None, name, options.op, *scales, members)
+    elif kind is ALLGATHER:
+        results = its.grouped_allgather(operands, name, members)
+    elif kind is REDUCESCATTER:
+        results = its.grouped_reducescatter(operands, name, options.op, members, *scales)
+    elif kind is ALLTOALL:
+        results = tuple(alltoall_rows(operand, name, members) for operand in operands)
+    else:
+        results = broadcast_at_once(operands, options)
+    return tuple(jnp.asarray(result) for result in results)
+
+
+def alltoall_rows(operand: Any, name: str | None, process_set: ProcessSet) -> Any:
+    """Alltoall with equally many rows for each rank; the rows received."""
+    return _collectives.alltoall(operand, None, name, process_set)
+
+
+def alltoall_at_once(
+    operand: Any, splits: Any, name: str | None, process_set: ProcessSet
+) -> tuple[Any, Any]:
+    """Alltoall with rows for each rank; the rows received, and how many came from each."""
+    output, received = _collectives.alltoall(
+        np.asarray(operand), np.asarray(splits), name, process_set
+    )
+    return jnp.asarray(output), jnp.asarray(received)
+
+
+def broadcast_at_once(operands: Arrays, options: Options) -> Arrays:
+    """Broadcast arrays of NumPy: all are under way together."""
+    handles = [
+        _collectives.broadcast_async(
+            operand,
+            options.root,
+            None if options.name is None else f"{options.name}.{i}",
+            options.process_set,
+        )
+        for i, operand in enumerate(operands)
+    ]
+    return tuple(_core.wait(handle) for handle in handles)
+
+
+def _register() -> None:
+    """Tell XLA of the core's functions."""
+    global _registered
+    if _registered:
+        return
+    library = ctypes.CDLL(_core.__file__)
+    for kind in (ALLREDUCE, BROADCAST, ALLGATHER, ALLTOALL, REDUCESCATTER):
+        handler = jax.ffi.pycapsule(getattr(library, kind.target))  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(kind.target, handler, platform="cpu")
+        for platform in ("CUDA", "ROCM"):
+            elsewhere = jax.ffi.pycapsule(library.horovod_xla_elsewhere)  # type: ignore[no-untyped-call]
+            jax.ffi.register_ffi_target(kind.target, elsewhere, platform=platform)
+    _registered = True

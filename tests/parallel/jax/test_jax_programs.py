@@ -1,0 +1,180 @@
+"""`horovod.jax` inside of JAX's transformations: gradients, scans, batches, names, donated memory, large programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import horovod.jax as hvd
+from horovod.jax import _names
+
+hvd.init()
+SIZE, RANK = hvd.size(), hvd.rank()
+SUM_OF_RANKS = SIZE * (SIZE - 1) / 2
+WAYS = [jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f))]
+
+
+@pytest.mark.parametrize("gradient", WAYS)
+def test_gradients(gradient):
+    x = jnp.arange(1.0, 2 * SIZE + 1)
+    weights = jnp.float32(RANK + 1)
+    total = np.float32(sum(range(1, SIZE + 1)))
+    # Each rank's loss is the weighted sum of the result.
+    got = gradient(lambda x: (weights * hvd.allreduce(x, op=hvd.Sum)).sum())(x)
+    assert np.allclose(got, np.full_like(x, total))
+    got = gradient(lambda x: (weights * hvd.allreduce(x, prescale_factor=2.0)).sum())(x)
+    assert np.allclose(got, np.full_like(x, 2 * total / SIZE))
+    got = gradient(lambda x: (weights * hvd.broadcast(x, SIZE - 1)).sum())(x)
+    assert np.allclose(got, np.full_like(x, total / SIZE if RANK == SIZE - 1 else 0))
+    got = gradient(lambda x: (weights * hvd.allgather(x)).sum())(x)
+    assert np.allclose(got, np.full_like(x, total / SIZE))
+    got = gradient(lambda x: (weights * hvd.reducescatter(x, op=hvd.Sum)).sum())(x)
+    assert np.allclose(got, SIZE * np.repeat(np.arange(1, SIZE + 1), 2))
+    got = gradient(lambda x: (weights * hvd.alltoall(x)).sum())(x)
+    assert np.allclose(got, np.repeat(np.arange(1, SIZE + 1), 2))
+
+
+def test_gradients_of_groups_with_integers():
+    def loss(x, n):
+        a, b, c = hvd.grouped_allreduce([x, n, 2 * x], op=hvd.Sum)
+        return (a * b).sum() + c.sum()
+
+    got = jax.jit(jax.grad(loss))(jnp.ones(2), jnp.int32(3))
+    assert np.allclose(got, SIZE * (3 * SIZE + 2))
+
+
+def test_gradients_of_uneven_rows():
+    got = jax.grad(lambda x: (hvd.allgather(x) ** 2).sum())(jnp.full((RANK + 1, 2), RANK + 1.0))
+    assert np.allclose(got, np.full((RANK + 1, 2), 2 * (RANK + 1.0)))
+
+
+def test_second_derivatives():
+    def slope(x):
+        return jax.grad(lambda x: (hvd.allreduce(x, op=hvd.Sum) ** 3).sum())(x).sum()
+
+    total = SIZE * 2.0
+    # 3 t^2 summed over ranks, and once more.
+    assert np.allclose(jax.jit(jax.grad(slope))(jnp.full(2, 2.0)), 6 * total * SIZE * SIZE)
+
+
+def test_scans_and_branches_and_loops():
+    def body(carry, x):
+        return carry + hvd.allreduce(x, op=hvd.Sum), hvd.allreduce(carry)
+
+    final, seen = jax.jit(lambda xs: jax.lax.scan(body, jnp.zeros(2), xs))(jnp.ones((3, 2)))
+    assert np.array_equal(final, np.full(2, 3.0 * SIZE))
+    assert np.array_equal(seen[:, 0], SIZE * np.arange(3.0))
+    slope = jax.jit(jax.grad(lambda xs: jax.lax.scan(body, jnp.zeros(2), xs)[0].sum()))
+    assert np.allclose(slope(jnp.ones((3, 2))), SIZE)
+    branch = jax.jit(lambda n, x: jax.lax.cond(n > 0, hvd.allreduce, lambda x: 2 * x, x))
+    assert branch(1, jnp.float32(RANK)) == (SIZE - 1) / 2
+    assert branch(0, jnp.float32(1)) == 2
+    loop = jax.jit(lambda x: jax.lax.fori_loop(0, 4, lambda _, x: hvd.allreduce(x), x))
+    assert np.allclose(loop(jnp.float32(RANK)), (SIZE - 1) / 2)
+
+
+def test_batches():
+    x = jnp.arange(6.0).reshape(3, 2) + RANK
+    for way in (lambda f: f, jax.jit):
+        assert np.allclose(way(jax.vmap(hvd.allreduce))(x), x - RANK + (SIZE - 1) / 2)
+        assert np.allclose(way(jax.vmap(lambda x: hvd.broadcast(x, 0)))(x), x - RANK)
+        gathered = way(jax.vmap(hvd.allgather))(x)
+        assert gathered.shape == (3, 2 * SIZE)
+        assert np.allclose(gathered[:, :2], x - RANK)
+    slopes = jax.jit(jax.vmap(jax.grad(lambda x: (hvd.allreduce(x, op=hvd.Sum) ** 2).sum())))(x)
+    assert slopes.shape == x.shape
+    by_column = jax.jit(jax.vmap(hvd.allreduce, in_axes=1, out_axes=1))(x)
+    assert np.allclose(by_column, x - RANK + (SIZE - 1) / 2)
+
+
+def test_checkpointed_functions():
+    @jax.checkpoint
+    def layer(x):
+        return jnp.sin(hvd.allreduce(x, op=hvd.Sum))
+
+    x = jnp.ones(3)
+    got = jax.jit(jax.grad(lambda x: layer(layer(x)).sum()))(x)
+    direct = jax.jit(jax.grad(lambda x: jnp.sin(SIZE * jnp.sin(SIZE * x)).sum()))(x)
+    assert np.allclose(got, direct, atol=1e-5)
+
+
+def test_donated_operands_are_worked_on_in_place():
+    step = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum), donate_argnums=0)
+    x = jnp.ones((512, 512)) + 0
+    before = x.unsafe_buffer_pointer()
+    y = step(x)
+    assert y.unsafe_buffer_pointer() == before
+    assert np.array_equal(y, np.full((512, 512), SIZE))
+    kept = jnp.ones(4)
+    assert jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(kept)[0] == SIZE
+    assert np.array_equal(kept, np.ones(4)), "an operand that is not donated was changed"
+
+
+def test_many_operations_in_a_program_that_runs_them_in_any_order():
+    # Large buffers: XLA runs what is independent at the same time.
+    def many(xs):
+        return [hvd.allreduce(x @ x, op=hvd.Sum) for x in xs]
+
+    xs = [jnp.full((128, 128), i + 1.0) for i in range(12)]
+    compiled = jax.jit(many)
+    for _ in range(3):
+        for i, result in enumerate(compiled(xs)):
+            assert np.array_equal(result, np.full((128, 128), SIZE * 128 * (i + 1.0) ** 2))
+
+
+def test_programs_that_are_started_one_after_the_other_without_waiting():
+    square = jax.jit(lambda x: hvd.allreduce(x @ x, op=hvd.Sum))
+    results = [square(jnp.full((256, 256), i + 1.0)) for i in range(20)]
+    assert [float(r[0, 0]) for r in results] == [SIZE * 256 * (i + 1.0) ** 2 for i in range(20)]
+
+
+def test_a_rank_that_traces_more_often_has_the_same_names():
+    @jax.jit
+    def mean(x):
+        return hvd.allreduce(x)
+
+    if RANK == 0:  # nothing is sent: this is a trace only
+        for n in range(2, 6):
+            jax.eval_shape(mean.__wrapped__, jnp.ones(n))
+            mean.lower(jnp.ones(n))
+    assert np.allclose(mean(jnp.ones(1) * RANK), (SIZE - 1) / 2)
+
+
+def test_names_say_where_a_call_is():
+    names = []
+
+    def f(x):
+        for _ in range(2):
+            names.append(_names.of_call((x,)))
+        names.append(_names.of_call((x,)))
+        return x
+
+    jax.make_jaxpr(f)(1.0)
+    jax.make_jaxpr(f)(jnp.ones(2))
+    first, second, third = names[:3]
+    assert first.startswith("test_jax_programs.py:")
+    assert second == f"{first}#2"
+    assert third != first
+    assert names[3:] == names[:3], "each trace begins anew"
+
+
+def test_results_that_nobody_uses_leave_the_program_on_all_ranks():
+    @jax.jit
+    def f(x):
+        hvd.allreduce(x)
+        return x + 1
+
+    assert "horovod" not in f.lower(jnp.ones(2)).compile().as_text()
+
+
+def test_values_and_gradients():
+    def loss(w, x):
+        return (w * x).sum(), {"x": x}
+
+    w, x = jnp.ones(3), jnp.full(3, RANK + 1.0)
+    (value, aux), slope = jax.jit(hvd.value_and_grad(loss, has_aux=True))(w, x)
+    assert float(value) == 3 * (RANK + 1)
+    assert np.array_equal(aux["x"], x)
+    assert np.allclose(slope, (SIZE + 1) / 2)
+    slope, _ = hvd.grad(loss, has_aux=True, op=hvd.Sum)(w, x)
+    assert np.allclose(slope, SIZE * (SIZE + 1) / 2)
