@@ -244,3 +244,21 @@ def test_tracing_says_nothing_of_autograph(caplog):
 
     step()
     assert "AutoGraph" not in caplog.text
+
+
+def test_programs_that_xla_compiles_get_the_same_gradients():
+    vars = variables()
+
+    @tf.function(jit_compile=True)
+    def step():
+        with tf.GradientTape() as tape:
+            value = loss(vars, hvd.rank())
+        return hvd.DistributedGradientTape(tape).gradient(value, vars)
+
+    for got, expected in zip(step(), want(average_rank()), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    # One call for each dtype: XLA runs calls one after the other.
+    program = step.experimental_get_compiler_ir()(stage="hlo")
+    assert program.count('custom_call_target="horovod_xla_allreduce"') == (
+        2 if hvd.size() > 1 else 0
+    )
