@@ -114,8 +114,7 @@ class JaxGradients:
     ) -> tuple[list[Any], list[Any]]:
         how = self._reduction
         place = {id(variable): i for i, variable in enumerate(optimizer.variables)}
-        counted = getattr(optimizer, "inner_optimizer", optimizer)._iterations
-        count, batches = place[id(self._count)], place[id(counted)]
+        count = place[id(self._count)]
         sums = [place[id(self._sums[id(variable)])] for variable in variables]
         before = list(values)
         totals = [
@@ -127,7 +126,6 @@ class JaxGradients:
             for i, total in zip(sums, totals, strict=True):
                 after[i] = total
             after[count] = before[count] + 1
-            after[batches] = before[batches] + 1
             return list(weights), after
 
         def stepped() -> tuple[Sequence[Any], Sequence[Any]]:

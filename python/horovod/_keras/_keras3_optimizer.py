@@ -128,22 +128,28 @@ class DistributedKeras3:
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduce the gradients over the ranks, then make the step."""
         if self._hvd_is_inner or len(grads) == 0:
-            super().apply(grads, trainable_variables)  # type: ignore[misc]
+            self._hvd_step(grads, trainable_variables)
             return
         variables = self._hvd_variables(grads, trainable_variables)
         if self._hvd.passes == 1:
             reduced = self._hvd_gradients.reduce(grads, variables)
-            super().apply(reduced, trainable_variables)  # type: ignore[misc]
+            self._hvd_step(reduced, trainable_variables)
             return
         if not self.built:  # type: ignore[has-type]
             keras: Any = sys.modules["keras"]
             with keras.name_scope(self.name):  # type: ignore[attr-defined]
                 self.build(variables)
             self.built = True
-        update = super().apply  # type: ignore[misc]
         self._hvd_gradients.aggregate(
-            self, grads, variables, lambda reduced: update(reduced, variables)
+            self, grads, variables, lambda reduced: self._hvd_step(reduced, variables)
         )
+
+    def _hvd_step(self, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        """Make a step with gradients that are reduced, and count the batches that led to it."""
+        super().apply(grads, variables)  # type: ignore[misc]
+        # Of those of a loss-scaling optimizer the inner one counts, if there was no overflow.
+        if self._hvd.passes > 1 and not hasattr(self, "inner_optimizer") and len(grads):
+            self._iterations.assign_add(self._hvd.passes - 1)  # type: ignore[attr-defined]
 
     def _hvd_variables(self, grads: Sequence[Any], given: Sequence[Any] | None) -> Sequence[Any]:
         if given is not None:
@@ -155,11 +161,6 @@ class DistributedKeras3:
                 "pass both, or build it first."
             )
         return variables
-
-    def _hvd_count_batch(self) -> None:
-        """Note a batch after which no step is made."""
-        counted: Any = getattr(self, "inner_optimizer", self)
-        counted._iterations.assign_add(1)
 
     # ---- saving: as the wrapped optimizer's, so that it loads where this package is not ------------------------
 

@@ -83,11 +83,7 @@ class TensorFlowGradients:
             self.reset()
             return tf.constant(True)
 
-        def skip() -> Any:
-            optimizer._hvd_count_batch()
-            return tf.constant(False)
-
-        tf.cond(tf.equal(self._count, how.passes), step, skip)
+        tf.cond(tf.equal(self._count, how.passes), step, lambda: tf.constant(False))
 
     def apply_without_state(self, *_: Any) -> Any:
         """Not with this backend."""

@@ -80,7 +80,6 @@ class TorchGradients:
                 sums[id(variable)] = gradient.detach().clone()
         self._count += 1
         if self._count < how.passes:
-            optimizer._hvd_count_batch()
             return
         total = [sums.get(id(variable)) for variable in variables]
         self.reset()

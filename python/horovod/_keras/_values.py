@@ -24,7 +24,8 @@ def allreduce(
     to_tensor: ToTensor,
 ) -> Any:
     """Combine a value of every rank; `op` counts where both it and `average` are given."""
-    code = resolve_op(op, None if op is not None else average)
+    # The older argument has a default in some packages, which is not worth its note.
+    code = resolve_op(op, None if op is not None or average else average)
     tensor, context = compression.compress(to_tensor(value))
     reduced = hvd.allreduce(
         to_numpy(tensor),

@@ -27,22 +27,22 @@ def attach_state(model: Any) -> None:
 
 def value_of(variable: Any) -> np.ndarray[Any, Any]:
     """A copy of a variable's value in host memory."""
-    value = getattr(variable, "value", None)
-    if hasattr(value, "detach"):  # PyTorch's would share its memory, or refuse other devices
-        return to_numpy(value)
-    return np.array(variable.numpy())
+    return to_numpy(variable)
 
 
 def to_numpy(value: Any) -> np.ndarray[Any, Any]:
-    """A copy of a tensor, number or array in host memory."""
-    if hasattr(value, "detach"):
-        host = value.detach().cpu()
-        if str(host.dtype) == "torch.bfloat16":
-            import ml_dtypes
+    """A copy of a variable, tensor, number or array in host memory."""
+    held = getattr(value, "value", None)
+    if held is not None and not callable(held):  # a variable of Keras 3; a method of TensorFlow's
+        value = held
+    if not hasattr(value, "detach"):
+        return np.array(value.numpy() if hasattr(value, "numpy") else value)
+    host = value.detach().cpu()
+    if str(host.dtype) == "torch.bfloat16":
+        import ml_dtypes
 
-            return np.array(host.float().numpy()).astype(ml_dtypes.bfloat16)
-        return np.array(host.numpy())
-    return np.array(value.numpy() if hasattr(value, "numpy") else value)
+        return np.array(host.float().numpy()).astype(ml_dtypes.bfloat16)
+    return np.array(host.numpy())
 
 
 def name_of(variable: Any) -> str:

@@ -180,11 +180,15 @@ class CommitStateCallbackImpl(CallbackImpl):
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commit, if it is time."""
         self.batches_remaining -= 1
-        if self.batches_remaining == 0:
-            # Whichever comes first in the list of callbacks: what is committed counts this batch.
-            for progress in _progress_of(self.state):
-                progress.note_batch(batch)
-            self._commit()
+        callbacks = _progress_of(self.state)
+        # After the last batch of an epoch the commit at its end follows: one in between would have a batch to resume
+        # from of which nothing is left.
+        if self.batches_remaining > 0 or any(progress.ends_epoch(batch) for progress in callbacks):
+            return
+        # Whichever comes first in the list of callbacks: what is committed counts this batch.
+        for progress in callbacks:
+            progress.note_batch(batch)
+        self._commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Commit."""
@@ -217,6 +221,10 @@ class _ProgressImpl(CallbackImpl):
     def note_epoch(self, epoch: int) -> None:
         """An epoch is done."""
 
+    def ends_epoch(self, batch: int) -> bool:
+        """Whether this is known to be an epoch's last batch."""
+        return False
+
 
 class UpdateBatchStateCallbackImpl(_ProgressImpl):
     """Keeps `state.batch`: how many batches of the current epoch are done.
@@ -236,13 +244,13 @@ class UpdateBatchStateCallbackImpl(_ProgressImpl):
         """Find out how many batches are left."""
         self._done_before = int(self.state.batch)
         steps = int((self.params or {}).get("steps") or 0)
-        shortened = self._done_before > 0 and steps > 0
-        self._last = max(steps - self._done_before, 1) - 1 if shortened else None
+        self._last = max(steps - self._done_before, 1) - 1 if steps else None
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count, and end the epoch after what was left of it."""
         self.note_batch(batch)
-        if self._last is not None and batch >= self._last and not self.model.stop_training:
+        is_short = self._done_before > 0 and self.ends_epoch(batch)
+        if is_short and not self.model.stop_training:
             self.model.stop_training = _EPOCH_ENDS
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -258,8 +266,11 @@ class UpdateBatchStateCallbackImpl(_ProgressImpl):
 
     def note_epoch(self, epoch: int) -> None:
         """An epoch is done."""
-        self._done_before = 0
         self.state.batch = 0
+
+    def ends_epoch(self, batch: int) -> bool:
+        """Whether this is known to be the epoch's last batch."""
+        return self._last is not None and batch >= self._last
 
 
 class UpdateEpochStateCallbackImpl(_ProgressImpl):

@@ -1,0 +1,60 @@
+"""A rank that dies in the middle of `model.fit`, on each backend: the others raise; elastic training goes on."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+import harness
+
+WORKER = Path(__file__).with_name("keras_worker.py")
+BACKENDS = ["torch", "tensorflow", "jax"]
+
+
+def start(jobs, mode, folder, backend, *options):
+    folder.mkdir(exist_ok=True)
+    env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env |= {"HOROVOD_ELASTIC_SLOT_FAILURES": "100"}
+    return jobs(harness.python(3, WORKER, mode, str(folder), options=options, env=env))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_killed_rank_makes_fit_raise_on_all_others(jobs, tmp_path, backend) -> None:
+    (tmp_path / "kill").touch()
+    job = start(jobs, "fit", tmp_path, backend)
+    caught = job.wait_for(" caught ", count=2)
+    code = job.fail()
+
+    assert code == 128 + signal.SIGKILL
+    assert {re.search(r"rank (\d) caught", line)[1] for line in caught} == {"0", "1"}
+    text = job.stdout
+    assert (
+        len(re.findall(r"lost a member of the job: rank 2 on \S+: killed by signal 9", text)) >= 2
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_elastic_training_ends_with_the_weights_of_an_undisturbed_run(
+    jobs, tmp_path, backend
+) -> None:
+    """A replacement takes the lost rank's place; with the same data at each step all bits are the same."""
+    elastic = ("--min-np", "3", "-H", "localhost:3")
+    undisturbed = start(jobs, "elastic", tmp_path / "undisturbed", backend, *elastic).succeed()
+    folder = tmp_path / "disturbed"
+    folder.mkdir()
+    (folder / "kill").touch()
+    disturbed = start(jobs, "elastic", folder, backend, *elastic).succeed()
+
+    assert not (folder / "kill").exists()
+    assert "killed by signal 9" in disturbed.stderr
+    # The others had just committed the step after which the rank died.
+    assert len(re.findall(r"goes on from step 10\b", disturbed.stdout)) == 3, disturbed.report()
+    results = set(re.findall(r"result (\d+ \d+ \w+)", disturbed.stdout))
+    assert results == set(re.findall(r"result (\d+ \d+ \w+)", undisturbed.stdout))
+    assert len(results) == 1, disturbed.report()
+    assert results.pop().startswith("3 0 ")
+    assert disturbed.stdout.count("done after 18 steps") == 3
