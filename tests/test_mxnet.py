@@ -1,7 +1,7 @@
 """`horovod.mxnet` in an environment of its own: MXNet needs an older NumPy than everything else.
 
-`make .venv-mxnet` makes it (requirements-mxnet.txt); `HVD_MXNET_PYTHON` names another one's interpreter. Ranks import the
-same `horovod` as all other tests, through a folder that holds nothing else.
+`make .venv-mxnet` makes it from requirements-mxnet.txt; `HVD_MXNET_PYTHON` names another interpreter. Ranks import
+the same `horovod` as all other tests, through a folder that holds nothing else.
 """
 
 from __future__ import annotations
@@ -39,7 +39,18 @@ def run(tmp_path: Path, jobs):
 
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_on_every_rank(np: int, run, tmp_path: Path) -> None:
-    words = ["-m", "pytest", "-x", "-q", "--tb=short", "--disable-warnings", "-p", "no:cacheprovider", "-p", "rank_report"]
+    words = [
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--tb=short",
+        "--disable-warnings",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "rank_report",
+    ]
     run(np, *words, FILES, HVD_TEST_REPORT=str(tmp_path)).succeed()
     ranks = [(tmp_path / f"rank-{rank}.jsonl").read_text() for rank in range(np)]
     assert ranks[0].count("passed") > 30
@@ -61,7 +72,7 @@ def test_an_example_starts_its_own_processes(run) -> None:
 
 
 def test_one_job_with_the_engine_without_threads(run, script) -> None:
-    """MXNET_ENGINE_TYPE=NaiveEngine, with which MXNet's users look for mistakes, runs every operation where it is called."""
+    """MXNET_ENGINE_TYPE=NaiveEngine, with which users look for mistakes, runs every operation where it is called."""
     program = script(
         "import mxnet as mx, horovod.mxnet as hvd\n"
         "hvd.init()\n"
@@ -98,7 +109,9 @@ except mx.MXNetError as error:
 def test_the_others_of_a_killed_rank_raise(run, script) -> None:
     job = run(3, script(TRAINING))
     lines = job.wait_for("pid=", count=3)
-    pids = {int(rank): int(pid) for pid, rank in re.findall(r"pid=(\d+) rank=(\d)", "\n".join(lines))}
+    pids = {
+        int(rank): int(pid) for pid, rank in re.findall(r"pid=(\d+) rank=(\d)", "\n".join(lines))
+    }
     os.kill(pids[1], signal.SIGKILL)
     raised = job.wait_for("raised:", count=2)
     assert all("rank 1" in line.lower() for line in raised), raised

@@ -54,7 +54,10 @@ def get_mnist_iterator(args):
     rows = len(train) // hvd.size()  # as many for each, so that all take the same number of steps
     train = train[hvd.rank() * rows : (hvd.rank() + 1) * rows]
     # Every training image also moved by one pixel to each side.
-    moved = [images[train], *(np.roll(images[train], by, axis) for axis in (2, 3) for by in (-1, 1))]
+    moved = [
+        images[train],
+        *(np.roll(images[train], by, axis) for axis in (2, 3) for by in (-1, 1)),
+    ]
     return (
         mx.io.NDArrayIter(
             np.concatenate(moved), np.tile(labels[train], 5), args.batch_size, shuffle=True

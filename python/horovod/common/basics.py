@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from horovod import _core
@@ -45,9 +45,30 @@ def _shut_down_at_exit() -> None:
     atexit.register(_leave_at_exit)
 
 
+# Called before the job is left.
+_drains: list[Callable[[], None]] = []
+
+
+def drain_before_leaving(drain: Callable[[], None]) -> Callable[[], None]:
+    """Have `drain` called before the job is left: it waits for operations that a framework's own engine has queued.
+
+    It may not raise. After a script that failed it is not called: other ranks may never come to these operations.
+    """
+    _drains.append(drain)
+    return drain
+
+
+def _drain() -> None:
+    for drain in _drains:
+        drain()
+
+
 def _leave_at_exit() -> None:
     # The interpreter has noted here the exception that ended the script, if one did.
-    _core.leave_at_exit(getattr(sys, "last_value", None) is not None)
+    failed = getattr(sys, "last_value", None) is not None
+    if not failed:
+        _drain()
+    _core.leave_at_exit(failed)
 
 
 class HorovodBasics:
@@ -169,6 +190,7 @@ class HorovodBasics:
 
     def shutdown(self) -> None:
         """Leave the job: operations still pending anywhere fail. `init` may be called again afterwards."""
+        _drain()
         _core.shutdown()
 
     def is_initialized(self) -> bool:

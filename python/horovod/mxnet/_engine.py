@@ -1,12 +1,13 @@
 """Operations in MXNet's engine: the core's C functions that push them, called through ctypes.
 
-The engine runs an operation once nobody else works on its arrays, and other operations on them once it has ended; so calls
-return at once, and an error is raised where an array is read.
+The engine runs an operation once nobody else works on its arrays, so calls return at once, and errors are raised where
+an array is read.
 """
 
 import ctypes
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 try:
@@ -18,8 +19,9 @@ except AttributeError as error:  # np.bool, which is gone since NumPy 1.24
     ) from error
 from mxnet.base import MXNetError
 
+from horovod.common._c_functions import Operation
 from horovod.common._ops import Sum
-from horovod.common.basics import basics
+from horovod.common.basics import basics, drain_before_leaving
 from horovod.common.process_sets import ProcessSet
 
 if mx.__version__.split(".")[:2] != ["1", "9"]:
@@ -28,39 +30,11 @@ if mx.__version__.split(".")[:2] != ["1", "9"]:
     )
 
 
-class _Operation(ctypes.Structure):
-    """`horovod_operation` of `horovod.h`."""
-
-    _fields_ = (
-        ("struct_size", ctypes.c_uint32),
-        ("kind", ctypes.c_uint8),
-        ("reduce_op", ctypes.c_uint8),
-        ("process_set", ctypes.c_uint32),
-        ("root", ctypes.c_uint32),
-        ("prefix", ctypes.c_char_p),
-        ("name", ctypes.c_char_p),
-        ("prescale", ctypes.c_double),
-        ("postscale", ctypes.c_double),
-        ("tensors", ctypes.c_void_p),
-        ("tensor_count", ctypes.c_size_t),
-        ("splits", ctypes.c_void_p),
-        ("split_count", ctypes.c_size_t),
-        ("done", ctypes.c_void_p),
-        ("allocate", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-    )
-
-
 _core = basics.MPI_LIB_CTYPES
 _core.horovod_mxnet_last_error.restype = ctypes.c_char_p
 _push = _core.horovod_mxnet_push
-_push.argtypes = [
-    ctypes.POINTER(_Operation),
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-]
+_push.argtypes = [ctypes.POINTER(Operation), ctypes.c_void_p, ctypes.c_void_p]
+_push.argtypes += [ctypes.c_size_t, ctypes.c_int]
 
 
 def _check(status: int) -> None:
@@ -69,6 +43,13 @@ def _check(status: int) -> None:
 
 
 _check(_core.horovod_mxnet_load(mx.base._LIB._name.encode()))
+
+
+@drain_before_leaving
+def drain() -> None:
+    """Wait until everything in the engine has ended, however it did."""
+    with suppress(MXNetError):
+        mx.nd.waitall()
 
 
 def push(
@@ -99,8 +80,7 @@ def push(
             "This process set is not registered, or was removed: pass it to hvd.init(process_sets=[...]) or to "
             "hvd.add_process_set() first."
         )
-    operation = _Operation(
-        struct_size=ctypes.sizeof(_Operation),
+    operation = Operation(
         kind=kind,
         reduce_op=op,
         process_set=process_set.process_set_id,

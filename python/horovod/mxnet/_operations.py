@@ -22,7 +22,7 @@ from horovod.common.basics import basics
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.mxnet._arrays import MxnetArrays, NDArray, checked, empty, on_gpu
-from horovod.mxnet._engine import push
+from horovod.mxnet._engine import drain, push
 
 __all__ = [
     "allgather",
@@ -266,8 +266,8 @@ def alltoall(
 ) -> NDArray | tuple[NDArray, NDArray]:
     """Send rows to every rank and return those received; waits.
 
-    `splits`, a list or an array of integers, says how many rows go to each rank; without it, as many to each. With it the
-    result has a second part: how many rows came from each rank, 32-bit integers. Errors as in `allgather`.
+    `splits`, integers, says how many rows go to each rank, without it as many to each. With it a second result says how
+    many came from each, in 32 bits. Errors as in `allgather`.
     """
     del priority
     with _core_errors():
@@ -310,7 +310,11 @@ def grouped_reducescatter(
         return tensors
     scales = (prescale_factor, postscale_factor)
     with _core_errors():
-        return list(_rows.grouped_reducescatter(tensors, _named(name, process_set), op, process_set, *scales))
+        return list(
+            _rows.grouped_reducescatter(
+                tensors, _named(name, process_set), op, process_set, *scales
+            )
+        )
 
 
 def _check_scattering(tensors: Sequence[NDArray], op: int, what: str) -> None:
@@ -325,5 +329,5 @@ def join(device: int = -1) -> int:
 
     What was pushed into MXNet's engine before takes part in its operations first.
     """
-    mx.nd.waitall()
+    drain()
     return _waiting.join(device)

@@ -49,6 +49,11 @@ class _Reduction:
                 grouped_allreduce_(arrays, name=name, priority=-i, **self.options)
 
 
+def _delegated(name: str) -> Any:
+    """A method of the wrapped optimizer, in place of the base class's."""
+    return lambda self, *args, **kwargs: getattr(self._optimizer, name)(*args, **kwargs)
+
+
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     """An optimizer that reduces gradients before it applies them, for `Module.fit(..., kvstore=None, optimizer=...)`.
 
@@ -57,8 +62,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     Parameters
     ----------
     optimizer
-        Its `rescale_grad`, such as 1 / batch size of one rank, is multiplied by what makes averages of sums. The attribute
-        of this object stays what the script has set.
+        Its `rescale_grad`, such as 1 / batch size of one rank, is multiplied by what makes averages of sums; that of
+        this object stays what the script has set.
     gradient_predivide_factor
         Gradients are divided by it before the sum, and the sum is multiplied by it.
     num_groups
@@ -116,21 +121,11 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         self._reduce(index, grad)
         self._optimizer.update_multi_precision(index, weight, grad, state)
 
-    def create_state(self, index: Any, weight: Any) -> Any:
-        """As the wrapped optimizer's, like the following."""
-        return self._optimizer.create_state(index, weight)
-
-    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:  # noqa: D102
-        return self._optimizer.create_state_multi_precision(index, weight)
-
-    def set_learning_rate(self, lr: float) -> None:  # noqa: D102
-        self._optimizer.set_learning_rate(lr)
-
-    def set_lr_mult(self, args_lr_mult: Any) -> None:  # noqa: D102
-        self._optimizer.set_lr_mult(args_lr_mult)
-
-    def set_wd_mult(self, args_wd_mult: Any) -> None:  # noqa: D102
-        self._optimizer.set_wd_mult(args_wd_mult)
+    create_state = _delegated("create_state")
+    create_state_multi_precision = _delegated("create_state_multi_precision")
+    set_learning_rate = _delegated("set_learning_rate")
+    set_lr_mult = _delegated("set_lr_mult")
+    set_wd_mult = _delegated("set_wd_mult")
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]

@@ -250,9 +250,9 @@ def test_bad_arguments():
         hvd.reducescatter(mine, op=hvd.Max)
     with mx.util.np_shape(True):
         scalar = mx.nd.ones(())
-    with pytest.raises(ValueError, match="^reducescatter does not support scalar inputs"):
+    with pytest.raises(ValueError, match=r"^reducescatter does not support scalar inputs"):
         hvd.reducescatter(scalar)
-    with pytest.raises(ValueError, match="^groued_reducescatter does not support scalar inputs"):
+    with pytest.raises(ValueError, match=r"^groued_reducescatter does not support scalar inputs"):
         hvd.grouped_reducescatter([mine, scalar])
     for wrong in (np.ones(3), mine.tostype("row_sparse")):
         for call in (hvd.allreduce, hvd.allgather, lambda a: hvd.broadcast(a, 0), hvd.alltoall):
@@ -279,7 +279,9 @@ def test_ranks_that_disagree():
     mine = mx.nd.ones((2 + RANK % 2,))
     got = hvd.allreduce(mine, name="shapes")
     later = got + 1
-    with pytest.raises(mx.MXNetError, match=r"Mismatched ALLREDUCE tensor shapes.*horovod_allreduce\.shapes"):
+    with pytest.raises(
+        mx.MXNetError, match=r"Mismatched ALLREDUCE tensor shapes.*horovod_allreduce\.shapes"
+    ):
         later.asnumpy()
     with pytest.raises(mx.MXNetError, match=r"Mismatched .*horovod_grouped_allreduce\.kinds"):
         dtype = ["float32", "float64"][RANK % 2]
@@ -304,7 +306,9 @@ def test_an_array_that_failed_can_be_used_again():
 
 def test_unnamed_operations_are_numbered_together(monkeypatch):
     names = []
-    monkeypatch.setattr(_operations, "push", lambda _, prefix, name, *a, **k: names.append((prefix, name)))
+    monkeypatch.setattr(
+        _operations, "push", lambda _, prefix, name, *a, **k: names.append((prefix, name))
+    )
     mine = mx.nd.ones((1,))
     hvd.allreduce_(mine)
     hvd.grouped_allreduce_([mine, mine.copy()])
@@ -387,7 +391,9 @@ def test_before_init():
     hvd.shutdown()
     try:
         got = hvd.allreduce(mx.nd.ones((2,)))
-        with pytest.raises(mx.MXNetError, match=r"Horovod has not been initialized; use hvd\.init\(\)\."):
+        with pytest.raises(
+            mx.MXNetError, match=r"Horovod has not been initialized; use hvd\.init\(\)\."
+        ):
             got.asnumpy()
         with pytest.raises(mx.MXNetError, match="Horovod has not been initialized"):
             hvd.allgather(mx.nd.ones((2,)))
@@ -398,12 +404,13 @@ def test_before_init():
 
 
 def test_public_names():
-    names = """init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank
+    text = """init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank
     cross_rank mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
     cuda_built rocm_built ProcessSet global_process_set add_process_set remove_process_set Average Sum Adasum Min Max
     Product allreduce allreduce_ grouped_allreduce grouped_allreduce_ allgather grouped_allgather broadcast broadcast_
     alltoall reducescatter grouped_reducescatter broadcast_object allgather_object broadcast_parameters Compression
-    DistributedOptimizer DistributedTrainer""".split()
+    DistributedOptimizer DistributedTrainer"""
+    names = text.split()
     assert [name for name in names if not hasattr(hvd, name)] == []
     assert set(names) <= set(hvd.__all__)
     assert mpi_ops.allreduce is hvd.allreduce

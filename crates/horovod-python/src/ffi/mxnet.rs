@@ -30,17 +30,7 @@ struct Pending {
     /// The engine's name of the operation, as long as that lives.
     name: CString,
     /// Taken when the function is called, which MXNet does not do when an input has an error.
-    operation: Option<Operation>,
-}
-
-struct Operation {
-    op: Op,
-    set: ProcessSetId,
-    prefix: String,
-    name: String,
-    inputs: Vec<Array>,
-    /// None: in place.
-    outputs: Vec<Array>,
+    submit: Option<Box<dyn FnOnce(OnComplete) -> Result<(), String> + Send>>,
 }
 
 /// Why the last call on this thread returned -1.
@@ -84,15 +74,20 @@ pub(crate) unsafe extern "C" fn horovod_mxnet_push(
     answered(|| {
         let library = Library::get()?;
         // SAFETY: as the caller promises.
-        let (operation, inputs, outputs) = unsafe {
-            let operation = sized(operation).and_then(|operation| read(operation));
-            let (inputs, outputs) = (list(inputs, count), list(outputs, count));
+        let (operation, prefix, name, inputs, outputs) = unsafe {
+            let operation = sized(operation).map_err(|e| e.to_string())?;
             (
-                operation.map_err(|e| e.to_string())?,
-                arrays(library, inputs)?,
-                arrays(library, outputs)?,
+                operation,
+                text(operation.prefix).map_err(|e| e.to_string())?,
+                text(operation.name).map_err(|e| e.to_string())?,
+                arrays(library, list(inputs, count))?,
+                arrays(library, list(outputs, count))?,
             )
         };
+        let op = op_of(operation).map_err(|e| e.to_string())?;
+        let set = ProcessSetId(operation.process_set);
+        let (prefix, name) = (prefix.unwrap_or_default(), name.unwrap_or_default());
+        let (prefix, name) = (prefix.to_owned(), name.to_owned());
         for input in &inputs {
             input.push_reorder();
         }
@@ -104,12 +99,11 @@ pub(crate) unsafe extern "C" fn horovod_mxnet_push(
         };
         let pending = Box::into_raw(Box::new(Pending {
             library,
-            name: c_string(&format!("{}.{}", operation.prefix, operation.name)),
-            operation: Some(Operation {
-                inputs,
-                outputs,
-                ..operation
-            }),
+            name: c_string(&format!("{prefix}.{name}")),
+            submit: Some(Box::new(move |on_complete| {
+                let end = move |error| on_complete.call(library, error);
+                submit(&prefix, &name, op, set, inputs, outputs, end)
+            })),
         }));
         // SAFETY: the handles are the operation's own, no storage is listed twice, for the operation would wait for
         // itself; the box, and the name in it, live until `delete` gets it, also when MXNet refuses.
@@ -129,21 +123,6 @@ pub(crate) unsafe extern "C" fn horovod_mxnet_push(
                 false,
             )
         })
-    })
-}
-
-/// # Safety
-/// As of [`horovod_mxnet_push`].
-unsafe fn read(operation: &HorovodOperation) -> Result<Operation, horovod::Error> {
-    // SAFETY: as the caller promises.
-    let (prefix, name) = unsafe { (text(operation.prefix)?, text(operation.name)?) };
-    Ok(Operation {
-        op: op_of(operation)?,
-        set: ProcessSetId(operation.process_set),
-        prefix: prefix.unwrap_or_default().to_owned(),
-        name: name.unwrap_or_default().to_owned(),
-        inputs: Vec::new(),
-        outputs: Vec::new(),
     })
 }
 
@@ -168,27 +147,26 @@ unsafe extern "C" fn run(_: *mut c_void, on_complete: *const OnComplete, pending
     let (on_complete, pending) = unsafe { (on_complete.read(), &mut *pending) };
     let library = pending.library;
     let outcome = guarded(Err("the core panicked".to_owned()), || {
-        let operation = pending.operation.take().ok_or("called twice")?;
-        submit(operation, move |error| on_complete.call(library, error))
+        let submit = pending.submit.take().ok_or("called twice")?;
+        submit(on_complete)
     });
     if let Err(text) = outcome {
         on_complete.call(library, Some(text));
     }
 }
 
+/// Hands an operation to the core; `end` is called with why it failed, if it did.
 fn submit(
-    operation: Operation,
+    prefix: &str,
+    name: &str,
+    op: Op,
+    set: ProcessSetId,
+    inputs: Vec<Array>,
+    outputs: Vec<Array>,
     end: impl FnOnce(Option<String>) + Send + 'static,
 ) -> Result<(), String> {
     let engine = horovod::engine().map_err(|e| e.to_string())?;
-    let Operation {
-        op,
-        set,
-        prefix,
-        name,
-        ..
-    } = operation;
-    let kept = Arc::new((operation.inputs, operation.outputs));
+    let kept = Arc::new((inputs, outputs));
     let mut tensors = Vec::with_capacity(kept.0.len());
     for (i, input) in kept.0.iter().enumerate() {
         let from = input.address()?;
@@ -204,7 +182,7 @@ fn submit(
         return Err("Arrays of a group share memory, so they cannot be reduced in place beside each other: pass a \
                     copy() of one, or use the form that returns new arrays.".into());
     }
-    let submission = Submission::new(&prefix, Some(&name), op, set, Tensors::from(tensors))
+    let submission = Submission::new(prefix, Some(name), op, set, Tensors::from(tensors))
         .calling(Box::new(|result| end(result.err().map(|e| e.to_string()))));
     (engine.submit(submission).map(drop)).map_err(|e| e.to_string())
 }
