@@ -91,12 +91,13 @@ def build_portable_wheel(directory: str) -> None:
 
 def stage_binaries(env: dict[str, str], target: str | None) -> None:
     """Compile `horovodrun` and the adapters, and copy them to where maturin takes them from."""
-    # The library's package is named for its features alone: with the same ones maturin compiles nothing twice.
-    command = ["cargo", "build", "--release", "--locked", "--package", "horovod-python"]
-    command += ["--package", "horovod-launch", "--bin", "horovodrun"]
-    command += ["--package", "horovod-tensorflow", "--lib"]
-    command += ["--target", target] if target else []
-    subprocess.run(command, cwd=ROOT, env=env, check=True)
+    options = ["--release", "--locked", *(["--target", target] if target else [])]
+    # The library's package is named for its features alone: with the same ones maturin compiles nothing twice. With
+    # `--lib` it would be, without link-time optimisation, which cargo does for no library that is an rlib as well.
+    launcher = ["--package", "horovod-python", "--package", "horovod-launch", "--bin", "horovodrun"]
+    adapter = ["--package", "horovod-tensorflow", "--lib", "--crate-type", "cdylib"]
+    for command in (["build", *options, *launcher], ["rustc", *options, *adapter]):
+        subprocess.run(["cargo", *command], cwd=ROOT, env=env, check=True)
     built = _target_directory().joinpath(*([target] if target else []), "release")
     staged = SCRIPTS / "horovodrun"
     _replace(built / "horovodrun", staged)

@@ -18,14 +18,14 @@ if _folder:
 
 
 # Modules, and whether what they make is spared.
-_SPARED = {"torch": True, "torch._dynamo": False}
+_SPARED = {"torch": True, "torch._dynamo": False, "tensorflow": True, "jax": True, "keras": False}
 
 
 class _WithoutCollections:
     """Imports large modules without garbage collections, a quarter to a half of what each would cost.
 
-    PyTorch's objects, which live as long as the process, are spared by later collections too. Those of its compiler
-    are not: libraries below it complain at the exit when theirs are not collected.
+    What most of them make lives as long as the process, and later collections spare it too. Not that of PyTorch's
+    compiler: libraries below it complain at the exit when theirs is not collected.
     """
 
     def find_spec(self, name, path=None, target=None):
