@@ -8,6 +8,8 @@ core's handler that JAX uses too. Shapes must be known when the function is trac
 import ctypes
 import functools
 import struct
+import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -207,13 +209,25 @@ def _type(kind: str, shape: tuple[int, ...], dtype: Any) -> str:
     return f"tensor<{''.join(f'{n}x' for n in shape)}{_TYPES[dtype.name]}>"
 
 
+# Calls so far by label, of each function that is being traced.
+_calls: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
+
+
 def _named(kind: str, name: str | None, ignore_name_scope: bool) -> str:
-    """A name that is unique in the program, and the same on ranks that trace the same function."""
+    """A name that is unique in the program, and the same on ranks that trace the same function.
+
+    Numbers that TensorFlow gives to graphs and nodes count all traces of a process, which may differ between ranks: so
+    calls are counted here, anew in each trace of the outermost function.
+    """
     graph = _ops.get_default_graph()
-    unique = graph.unique_name(name or kind)
-    if ignore_name_scope:
-        return unique.rpartition("/")[2]  # type: ignore[no-any-return]
-    return f"{getattr(graph, 'name', '')}/{unique}"
+    while getattr(graph, "outer_graph", None) is not None and hasattr(graph.outer_graph, "inputs"):
+        graph = graph.outer_graph
+    label = name or kind
+    if not ignore_name_scope:
+        label = f"{getattr(graph, 'name', '')}/{label}"
+    calls = _calls.setdefault(graph, Counter())
+    calls[label] += 1
+    return label if calls[label] == 1 else f"{label}#{calls[label]}"
 
 
 def _attributes(process_set_id: int, **others: Any) -> dict[str, str]:

@@ -17,6 +17,10 @@ def compiled(function):
     return tf.function(function, jit_compile=True)
 
 
+def equal(tensor, array):
+    assert np.array_equal(tensor.numpy(), array)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_operation(dtype):
     def of(rank, *shape):
@@ -44,15 +48,15 @@ def test_every_operation(dtype):
         everyone = [of(rank, *shape) for rank in range(SIZE)]
         total = np.sum(everyone, axis=0).astype(everyone[0].dtype)
         assert sums[i].dtype == dtype
-        assert np.array_equal(sums[i], total)
-        assert np.array_equal(copies[i], everyone[-1])
-        assert np.array_equal(largest[i], np.max(everyone, axis=0))
+        equal(sums[i], total)
+        equal(copies[i], everyone[-1])
+        equal(largest[i], np.max(everyone, axis=0))
         if i > 0:
             n = shape[0] // SIZE
             for results in gathered:
-                assert np.array_equal(results[i - 1], np.concatenate(everyone))
+                equal(results[i - 1], np.concatenate(everyone))
             for results in (shares, group):
-                assert np.array_equal(results[i - 1], total[RANK * n : (RANK + 1) * n])
+                equal(results[i - 1], total[RANK * n : (RANK + 1) * n])
 
 
 def test_factors_averages_and_numbers():

@@ -77,8 +77,8 @@ SIGNATURES = {
     "broadcast_object": "obj, root_rank=0, session=None, name=None, process_set=P",
     "broadcast_object_fn": "root_rank=0, session=None, name=None, process_set=P",
     "allgather_object": "obj, session=None, name=None, process_set=P",
-    "DistributedOptimizer": "optimizer, name=None, use_locking=False, device_dense='', device_sparse='', compression=C, "
-    "sparse_as_dense=False, backward_passes_per_step=1, op=0, gradient_predivide_factor=1.0, "
+    "DistributedOptimizer": "optimizer, name=None, use_locking=False, device_dense='', device_sparse='', "
+    "compression=C, sparse_as_dense=False, backward_passes_per_step=1, op=0, gradient_predivide_factor=1.0, "
     "average_aggregated_gradients=False, num_groups=0, groups=None, process_set=P, scale_local_gradients=True",
     "DistributedGradientTape": "gradtape, device_dense='', device_sparse='', compression=C, "
     "sparse_as_dense=False, op=0, gradient_predivide_factor=1.0, num_groups=0, "

@@ -80,7 +80,7 @@ macro_rules! handler {
         /// # Safety
         /// Called by XLA, with a frame of its own that lives until the answer, or until the future is completed.
         #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C" fn $name(frame: *mut CallFrame) -> *mut abi::Error {
+        unsafe extern "C" fn $name(frame: *mut CallFrame) -> *mut abi::Error {
             // SAFETY: as the caller promises.
             unsafe { handle(frame, $kind) }
         }
@@ -118,7 +118,7 @@ handler!(
 /// # Safety
 /// As of the others.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn horovod_xla_elsewhere(frame: *mut CallFrame) -> *mut abi::Error {
+unsafe extern "C" fn horovod_xla_elsewhere(frame: *mut CallFrame) -> *mut abi::Error {
     // SAFETY: as the caller promises.
     unsafe {
         answer(frame, |_, _| {
