@@ -46,3 +46,22 @@ def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
 )
 def test_example_runs(np: int, words: list[str], jobs) -> None:
     jobs(harness.python(np, EXAMPLES / words[0], *words[1:])).succeed()
+
+
+@pytest.mark.parametrize("script", ["jax_digits.py", "flax_digits.py"])
+def test_jax_learns_digits(script: str, jobs) -> None:
+    job = jobs(harness.python(2, EXAMPLES / "jax" / script)).succeed()
+    accuracy = re.search(r"accuracy ([\d.]+)%", job.stdout)
+    assert accuracy, job.report()
+    assert float(accuracy[1]) > 90
+
+
+def test_jax_has_the_same_losses_on_one_rank_and_on_two(jobs) -> None:
+    losses = []
+    for np in (1, 2):
+        job = jobs(
+            harness.python(np, EXAMPLES / "jax" / "jax_digits.py", "--epochs", "3")
+        ).succeed()
+        losses.append([float(loss) for loss in re.findall(r"loss ([\d.]+)", job.stdout)])
+    assert len(losses[0]) == 3, losses
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)

@@ -1,4 +1,4 @@
-"""One collective on arrays: inside a traced program as a foreign call of XLA, otherwise at once, through host memory."""
+"""One collective on arrays: in a traced program as a foreign call of XLA, otherwise at once, through host memory."""
 
 import ctypes
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Arrays = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Options:
-    """What a collective is told beside its operands. Equal ones compare equal, so that JAX can keep what it compiled."""
+    """What a collective is told beside its operands. Equal ones are equal keys of what JAX has compiled."""
 
     name: str | None
     """None: numbered by the core, in the order of the calls."""
@@ -101,8 +101,8 @@ def _result(kind: Kind, options: Options, operand: Any) -> jax.ShapeDtypeStruct:
     members = options.members()
     if dtype.name not in CODES and dtype.name not in REAL_OF:
         raise ValueError(
-            f"Horovod cannot send arrays of dtype {dtype} from a compiled program; convert them, for example to float32 "
-            "or, bit by bit, with jax.lax.bitcast_convert_type to uint8."
+            f"Horovod cannot send arrays of dtype {dtype} from a compiled program; convert them, for example to "
+            "float32 or, bit by bit, with jax.lax.bitcast_convert_type to uint8."
         )
     if (
         options.op is not None
@@ -113,7 +113,7 @@ def _result(kind: Kind, options: Options, operand: Any) -> jax.ShapeDtypeStruct:
             f"Arrays of dtype {dtype} are not supported for op {OP_NAMES[options.op]}."
         )
     if kind.rows is None:
-        return jax.ShapeDtypeStruct(shape, dtype)
+        return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
     if not shape:
         raise ValueError(
             f"{_title(kind)} needs arrays of at least one dimension, got a scalar: x[None] makes one of it."
@@ -123,7 +123,7 @@ def _result(kind: Kind, options: Options, operand: Any) -> jax.ShapeDtypeStruct:
             f"{_title(kind)} inside a compiled program needs rows (dimension 0) that {members} ranks can share evenly, "
             f"got shape {shape}: pad it to a multiple of {members}, or call it outside of jit."
         )
-    return jax.ShapeDtypeStruct((kind.rows(shape[0], members), *shape[1:]), dtype)
+    return jax.ShapeDtypeStruct((kind.rows(shape[0], members), *shape[1:]), dtype)  # type: ignore[no-untyped-call]
 
 
 def _title(kind: Kind) -> str:
@@ -138,12 +138,17 @@ def _at_once(kind: Kind, options: Options, operands: Arrays) -> Arrays:
     elif kind is ALLGATHER:
         results = its.grouped_allgather(operands, name, members)
     elif kind is REDUCESCATTER:
-        results = its.grouped_reducescatter(operands, name, options.op, members, *scales)  # type: ignore[arg-type]
+        results = its.grouped_reducescatter(operands, name, options.op, members, *scales)
     elif kind is ALLTOALL:
-        results = tuple(its.alltoall(operand, None, name, members) for operand in operands)
+        results = tuple(alltoall_rows(operand, name, members) for operand in operands)
     else:
         results = broadcast_at_once(operands, options)
     return tuple(jnp.asarray(result) for result in results)
+
+
+def alltoall_rows(operand: Any, name: str | None, process_set: ProcessSet) -> Any:
+    """Alltoall with equally many rows for each rank; the rows received."""
+    return _collectives.alltoall(operand, None, name, process_set)
 
 
 def alltoall_at_once(
@@ -177,9 +182,9 @@ def _register() -> None:
         return
     library = ctypes.CDLL(_core.__file__)
     for kind in (ALLREDUCE, BROADCAST, ALLGATHER, ALLTOALL, REDUCESCATTER):
-        handler = jax.ffi.pycapsule(getattr(library, kind.target))
+        handler = jax.ffi.pycapsule(getattr(library, kind.target))  # type: ignore[no-untyped-call]
         jax.ffi.register_ffi_target(kind.target, handler, platform="cpu")
         for platform in ("CUDA", "ROCM"):
-            elsewhere = jax.ffi.pycapsule(library.horovod_xla_elsewhere)
+            elsewhere = jax.ffi.pycapsule(library.horovod_xla_elsewhere)  # type: ignore[no-untyped-call]
             jax.ffi.register_ffi_target(kind.target, elsewhere, platform=platform)
     _registered = True

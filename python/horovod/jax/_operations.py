@@ -51,8 +51,8 @@ def allreduce(
     op
         `hvd.Average` (default), `Sum`, `Adasum`, `Min`, `Max`, `Product`, or such a name.
     name
-        Pairs the call across ranks. In a traced program the default is made of the file's name and the line of the call,
-        and a number from the line's second call; outside, calls are numbered.
+        Pairs the call across ranks. In a traced program the default is made of the file's name and the line of the
+        call, and a number from the line's second call; outside, calls are numbered.
     prescale_factor, postscale_factor
         Multiply the operands, and the result.
     process_set
@@ -130,9 +130,9 @@ def allgather(
     Parameters
     ----------
     tensor
-        An array of at least one dimension, or a pytree of such. Dimensions but the first are the same on every rank. The
-        first may differ outside of traced programs only: inside, where shapes are fixed, every rank must bring equally
-        many rows, which is checked when the program runs.
+        An array of at least one dimension, or a pytree of such. Dimensions but the first are the same on every rank.
+        The first may differ outside of traced programs only: inside, where shapes are fixed, every rank must
+        bring equally many rows, which is checked when the program runs.
     name, process_set
         As in `allreduce`, which also tells the errors.
     """
@@ -167,7 +167,7 @@ def reducescatter(
     ----------
     tensor
         An array of at least one dimension, or a pytree of such; shapes and dtypes are the same on every rank. Inside
-        traced programs dimension 0 must be a multiple of the number of ranks; outside, the first ranks get one row more.
+        traced programs dimension 0 must be a multiple of the number of ranks; outside, the first ranks get a row more.
     op
         `hvd.Average` or `hvd.Sum`.
     name, prescale_factor, postscale_factor, process_set
@@ -219,7 +219,7 @@ def alltoall(
     if any(isinstance(value, jax.core.Tracer) for value in (tensor, splits)):
         raise ValueError(
             "alltoall with splits has results whose sizes are known late, which compiled programs, and gradients, "
-            "cannot have: call it outside of jit, grad and vmap, or without splits, with equally many rows for each rank."
+            "cannot have: call it outside of jit, grad and vmap, or without splits, with as many rows for each rank."
         )
     return _calls.alltoall_at_once(tensor, splits, name, process_set)
 
@@ -314,8 +314,8 @@ def _options(
     process_set: ProcessSet,
     name: str | None,
     op: int | None = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
+    prescale: Any = 1.0,
+    postscale: Any = 1.0,
     root: int = 0,
 ) -> Options:
     if name is not None and not isinstance(name, str):
@@ -323,7 +323,7 @@ def _options(
     for factor in (prescale, postscale):
         if isinstance(factor, jax.core.Tracer):
             raise TypeError(
-                "prescale_factor and postscale_factor are Python numbers; multiply the array where a factor is computed."
+                "prescale_factor and postscale_factor are Python numbers; multiply the array by what is computed."
             )
     return Options(name or None, process_set, op, float(prescale), float(postscale), root)
 

@@ -53,7 +53,7 @@ def raise_if_ours(error: Exception) -> None:
     """Raise Horovod's own exception for an error of XLA's that stands for one."""
     text = str(error)
     for kind in (HorovodStalledError, HorovodInternalError):
-        before, mark, message = text.partition(f"{kind.__name__}: ")
+        _, mark, message = text.partition(f"{kind.__name__}: ")
         if mark:
             raise kind(message) from error
 
@@ -91,7 +91,7 @@ class _Copy:
         self.sharding = array.sharding
         self.values = np.array(jax.random.key_data(array) if self.key_impl else array)
 
-    def restored(self) -> jax.Array:
+    def restored(self) -> Any:
         # A copy: what JAX computes with must not be what is saved.
         if self.key_impl is not None:
             return jax.random.wrap_key_data(jnp.array(self.values), impl=self.key_impl)
@@ -142,4 +142,4 @@ class JaxState(HandledState):
     def reset(self) -> None:
         """Drop compiled programs: they hold the old rank and size."""
         super().reset()
-        jax.clear_caches()
+        jax.clear_caches()  # type: ignore[no-untyped-call]

@@ -29,7 +29,7 @@ def broadcast_parameters(
     Parameters
     ----------
     params
-        A pytree of the same structure on every rank. Arrays come back as arrays of JAX, of the root's shapes and dtypes;
+        A pytree of the same structure on every rank. Arrays come back as arrays, of the root's shapes and dtypes;
         leaves that are no arrays (numbers, strings) are the root's objects.
     root_rank
         Global rank of the root.
@@ -93,8 +93,8 @@ def _check_like_roots(mine: list[Any], roots: list[Any], root_rank: int) -> None
             )
     if len(mine) != len(roots):
         raise ValueError(
-            f"this rank's pytree has {len(mine)} leaves, that of root rank {root_rank} has {len(roots)}; build the same "
-            "model on every rank before broadcast_parameters"
+            f"this rank's pytree has {len(mine)} leaves, that of root rank {root_rank} has {len(roots)}; build the "
+            "same model on every rank before broadcast_parameters"
         )
 
 

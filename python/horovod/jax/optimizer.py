@@ -112,7 +112,7 @@ def DistributedOptimizer(
     op, compression, gradient_predivide_factor, groups, process_set
         As in `allreduce_gradients`.
     backward_passes_per_step
-        Calls of `update` that add gradients up before they are reduced and used; between those the updates are zero, and
+        Calls of `update` that add gradients up before they are reduced and used; in between the updates are zero, and
         the state is an `AccumulatedGradients`.
     average_aggregated_gradients
         Divide the sum of several passes by their number.
@@ -125,7 +125,7 @@ def DistributedOptimizer(
     >>> opt_state = tx.init(params)
     >>> updates, opt_state = tx.update(grads, opt_state, params)
     """
-    import optax  # horovod.jax does not need it, and it takes its time
+    import optax  # type: ignore[import-untyped]  # horovod.jax does not need it, and it takes its time
 
     op = resolve_op(op, None)
     check_arguments(op, gradient_predivide_factor, backward_passes_per_step, None, None)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from horovod.common._ops import Sum, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import _xla
 from horovod.tensorflow._library import LIBRARY
 
 MPI_LIB: Final = LIBRARY
@@ -63,7 +64,7 @@ def _allreduce(
     tf.errors.AbortedError
         The ranks wait for each other for ever.
     """
-    return MPI_LIB.horovod_allreduce(
+    return _library().horovod_allreduce(
         tensor,
         name=_graph_name("HorovodAllreduce", name, tensor),
         ignore_name_scope=ignore_name_scope,
@@ -84,7 +85,7 @@ def _grouped_allreduce(
     """Combine several dense tensors of one dtype as one operation, all or none of them. Otherwise as `_allreduce`."""
     if not tensors:
         return list(tensors)
-    return MPI_LIB.horovod_grouped_allreduce(  # type: ignore[no-any-return]
+    return _library().horovod_grouped_allreduce(  # type: ignore[no-any-return]
         tensors,
         name=_graph_name("HorovodGroupedAllreduce", name, tensors[0], tensors[-1]),
         ignore_name_scope=ignore_name_scope,
@@ -111,7 +112,7 @@ def allgather(
     name, ignore_name_scope, process_set
         As in `_allreduce`, and so are the errors.
     """
-    return MPI_LIB.horovod_allgather(
+    return _library().horovod_allgather(
         tensor,
         name=_graph_name("HorovodAllgather", name, tensor),
         ignore_name_scope=ignore_name_scope,
@@ -128,7 +129,7 @@ def grouped_allgather(
     """Gather several tensors of one dtype as one operation; each as `allgather`. An empty list is a ValueError."""
     if not tensors:
         raise ValueError("grouped_allgather: expected at least one tensor, got an empty list.")
-    return MPI_LIB.horovod_grouped_allgather(  # type: ignore[no-any-return]
+    return _library().horovod_grouped_allgather(  # type: ignore[no-any-return]
         tensors,
         name=_graph_name("HorovodGroupedAllgather", name, tensors[0], tensors[-1]),
         ignore_name_scope=ignore_name_scope,
@@ -156,7 +157,7 @@ def broadcast(
     name, ignore_name_scope, process_set
         As in `_allreduce`, and so are the errors.
     """
-    return MPI_LIB.horovod_broadcast(
+    return _library().horovod_broadcast(
         tensor,
         name=_graph_name("HorovodBroadcast", name, tensor),
         root_rank=root_rank,
@@ -236,7 +237,7 @@ def alltoall(
         if tf.is_tensor(splits)
         else tf.convert_to_tensor([] if splits is None else splits, dtype=tf.int32)
     )
-    output, received_splits = MPI_LIB.horovod_alltoall(
+    output, received_splits = _library().horovod_alltoall(
         tensor,
         splits=rows,
         name=_graph_name("HorovodAlltoall", name, tensor),
@@ -269,7 +270,7 @@ def _reducescatter(
     name, ignore_name_scope, process_set, prescale_factor, postscale_factor
         As in `_allreduce`, and so are the errors.
     """
-    return MPI_LIB.horovod_reducescatter(
+    return _library().horovod_reducescatter(
         tensor,
         name=_graph_name("HorovodReducescatter", name, tensor),
         ignore_name_scope=ignore_name_scope,
@@ -290,7 +291,7 @@ def _grouped_reducescatter(
     """Reduce and scatter several tensors of one dtype as one operation; each as `_reducescatter`."""
     if not tensors:
         return list(tensors)
-    return MPI_LIB.horovod_grouped_reducescatter(  # type: ignore[no-any-return]
+    return _library().horovod_grouped_reducescatter(  # type: ignore[no-any-return]
         tensors,
         name=_graph_name("HorovodGroupedReducescatter", name, tensors[0], tensors[-1]),
         ignore_name_scope=ignore_name_scope,
@@ -306,7 +307,7 @@ def join() -> Any:
     -------
     int32 scalar: the rank that joined last.
     """
-    return MPI_LIB.horovod_join()
+    return _library().horovod_join()
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
@@ -314,27 +315,32 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
     FailedPreconditionError before `init`, as all queries below; InvalidArgumentError if there is no such set.
     """
-    return MPI_LIB.horovod_size(process_set_id=process_set_id, name=name)
+    return _library().horovod_size(process_set_id=process_set_id, name=name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return whether this process is a member when it is run, as an int32 scalar: 1, 0, or -3 without such a set."""
-    return MPI_LIB.horovod_process_set_included(process_set_id=process_set_id, name=name)
+    return _library().horovod_process_set_included(process_set_id=process_set_id, name=name)
 
 
 def local_size_op(name: str | None = None) -> Any:
     """Return the number of the job's processes on this host when it is run, as an int32 scalar."""
-    return MPI_LIB.horovod_local_size(name=name)
+    return _library().horovod_local_size(name=name)
 
 
 def rank_op(name: str | None = None) -> Any:
     """Return this process's rank in the job when it is run, as an int32 scalar."""
-    return MPI_LIB.horovod_rank(name=name)
+    return _library().horovod_rank(name=name)
 
 
 def local_rank_op(name: str | None = None) -> Any:
     """Return this process's rank among those of its host when it is run, as an int32 scalar."""
-    return MPI_LIB.horovod_local_rank(name=name)
+    return _library().horovod_local_rank(name=name)
+
+
+def _library() -> Any:
+    """The generated functions; what takes their place in functions that XLA compiles."""
+    return _xla.LIBRARY if _xla.is_compiling() else MPI_LIB
 
 
 def _graph_name(kind: str, name: str | None, *tensors: Any) -> str | None:

@@ -10,10 +10,11 @@ use super::abi::{
     FutureSetErrorArgs, Head, sized,
 };
 
+// In TensorFlow these are the classes that its custom operations raise.
+const UNKNOWN: c_int = 2;
 const INVALID_ARGUMENT: c_int = 3;
 const FAILED_PRECONDITION: c_int = 9;
 const ABORTED: c_int = 10;
-const INTERNAL: c_int = 13;
 
 /// XLA's functions.
 #[derive(Clone, Copy)]
@@ -39,8 +40,8 @@ impl Xla {
                 ..
             } => (ABORTED, "HorovodStalledError"),
             other if other.is_invalid() => (INVALID_ARGUMENT, "ValueError"),
-            Error::Internal(_) => (INTERNAL, "HorovodInternalError"),
-            _ => (ABORTED, "HorovodInternalError"),
+            Error::Refused(_) => (FAILED_PRECONDITION, "HorovodInternalError"),
+            _ => (UNKNOWN, "HorovodInternalError"),
         };
         let text = format!("{class}: {error}").replace('\0', " ");
         let message = CString::new(text).unwrap_or_default();

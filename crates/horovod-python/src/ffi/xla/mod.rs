@@ -342,7 +342,7 @@ impl Expected {
                 "{} {:?}, operand {i}: the result has shape {:?} where the compiled program has {:?}, because the ranks \
                  bring unequal numbers of rows, or their number is not that of when the program was traced. Inside \
                  compiled programs shapes are fixed: give every rank equally many rows (pad them), or call the operation \
-                 outside of jit; after a change of the number of ranks call jax.clear_caches()",
+                 outside of them; after a change of the number of ranks trace anew (JAX: jax.clear_caches())",
                 self.kind.prefix,
                 self.name,
                 &got[..],

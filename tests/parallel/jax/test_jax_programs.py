@@ -150,9 +150,9 @@ def test_names_say_where_a_call_is():
         return x
 
     jax.make_jaxpr(f)(1.0)
-    jax.make_jaxpr(f)(1.0)
+    jax.make_jaxpr(f)(jnp.ones(2))
     first, second, third = names[:3]
-    assert first.startswith("test_programs.py:")
+    assert first.startswith("test_jax_programs.py:")
     assert second == f"{first}#2"
     assert third != first
     assert names[3:] == names[:3], "each trace begins anew"

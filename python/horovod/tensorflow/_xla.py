@@ -1,0 +1,407 @@
+"""Operations inside functions that XLA compiles (`jit_compile=True`), on the CPU: foreign functions of XLA in the core.
+
+XLA has no kernels for custom operations from outside of TensorFlow. So where a function is traced for it, the functions
+here take the place of the generated ones of the same names: an `XlaCallModule` with a program of one call, which is the
+core's handler that JAX uses too. Shapes must be known when the function is traced.
+"""
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops import control_flow_util
+
+from horovod import _core
+from horovod.common._ops import Average, Sum
+
+# The program's format; TensorFlow 2.13 and later know it.
+_MODULE_VERSION: Final = 9
+_TYPES: Final = {
+    "bool": "i1",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "ui8",
+    "uint16": "ui16",
+    "uint32": "ui32",
+    "uint64": "ui64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+}
+# In XLA's table of functions: after its head, its version and a pointer come three that deal with errors.
+_GET_MESSAGE_AT: Final = 56
+_REGISTER_AT: Final = 72
+
+
+def is_compiling() -> bool:
+    """Whether a function is being traced for XLA, at any depth of nesting.
+
+    A function that was traced outside and is called again inside cannot be told: it keeps the operations that it has.
+    """
+    if _ops.executing_eagerly_outside_functions() and tf.executing_eagerly():
+        return False
+    return bool(control_flow_util.GraphOrParentsInXlaContext(_ops.get_default_graph()))
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_char_p), ("length", ctypes.c_size_t))
+
+
+class _Register(ctypes.Structure):
+    """`XLA_FFI_Handler_Register_Args`."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extensions", ctypes.c_void_p),
+        ("name", _Span),
+        ("platform", _Span),
+        ("instantiate", ctypes.c_void_p),
+        ("prepare", ctypes.c_void_p),
+        ("initialize", ctypes.c_void_p),
+        ("execute", ctypes.c_void_p),
+        ("traits", ctypes.c_uint32),
+    )
+
+
+class _Message(ctypes.Structure):
+    """`XLA_FFI_Error_GetMessage_Args`."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("extensions", ctypes.c_void_p),
+        ("error", ctypes.c_void_p),
+        ("message", ctypes.c_char_p),
+    )
+
+
+@functools.cache
+def _register() -> None:
+    """Tell TensorFlow's XLA of the core's functions.
+
+    Raises
+    ------
+    NotImplementedError
+        This TensorFlow does not let foreign functions be registered.
+    """
+    for library in ("libtensorflow_cc.so.2", "libtensorflow_framework.so.2"):
+        try:
+            table = ctypes.CDLL(library)._ZN3xla3ffi12GetXlaFfiApiEv
+            break
+        except (OSError, AttributeError):
+            continue
+    else:
+        raise NotImplementedError(
+            f"Horovod inside jit_compile=True needs XLA's foreign functions, which TensorFlow {tf.__version__} does "
+            "not export: set jit_compile=False, or use a newer TensorFlow."
+        )
+    table.restype = ctypes.c_void_p
+    api = table()
+
+    def function(at: int) -> Any:
+        address = ctypes.c_void_p.from_address(api + at).value or 0
+        return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
+
+    core = ctypes.CDLL(_core.__file__)
+    for kind in ("allreduce", "allgather", "broadcast", "reducescatter"):
+        name = f"horovod_xla_{kind}".encode()
+        handler = ctypes.cast(getattr(core, name.decode()), ctypes.c_void_p)
+        arguments = _Register(
+            struct_size=ctypes.sizeof(_Register),
+            name=_Span(name, len(name)),
+            platform=_Span(b"Host", 4),
+            execute=handler,
+        )
+        error = function(_REGISTER_AT)(ctypes.addressof(arguments))
+        if error:
+            message = _Message(struct_size=ctypes.sizeof(_Message), error=error)
+            function(_GET_MESSAGE_AT)(ctypes.addressof(message))
+            raise NotImplementedError(
+                f"TensorFlow {tf.__version__} does not take Horovod's functions for XLA: {message.message!r}"
+            )
+
+
+def _call(
+    kind: str,
+    tensors: Sequence[Any],
+    name: str,
+    attributes: dict[str, Any],
+    rows: Callable[[int], int] | None = None,
+) -> list[Any]:
+    """One call of the core's handler; `rows` makes dimension 0 of a result."""
+    _register()
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # missing where XLA is
+
+    shapes = [_known_shape(kind, name, tensor) for tensor in tensors]
+    outputs = [shape if rows is None else (rows(shape[0]), *shape[1:]) for shape in shapes]
+    dtypes = [tensor.dtype for tensor in tensors]
+    args = [_type(kind, *pair) for pair in zip(shapes, dtypes, strict=True)]
+    results = [_type(kind, *pair) for pair in zip(outputs, dtypes, strict=True)]
+    module = _program(kind, name, attributes, args, results, in_place=rows is None)
+    return list(
+        gen_xla_ops.xla_call_module(
+            list(tensors),
+            version=_MODULE_VERSION,
+            module=module,
+            Sout=[tf.TensorShape(shape) for shape in outputs],
+            Tout=dtypes,
+            platforms=["CPU"],
+        )
+    )
+
+
+def _program(
+    kind: str,
+    name: str,
+    attributes: dict[str, Any],
+    args: list[str],
+    results: list[str],
+    in_place: bool,
+) -> str:
+    """StableHLO of a program with one call."""
+    quoted = name.replace("\\", "\\\\").replace('"', '\\"')
+    config = ", ".join([f'name = "{quoted}"', *(f"{k} = {v}" for k, v in attributes.items())])
+    names = [f"%arg{i}" for i in range(len(args))]
+    parameters = ", ".join(f"{name}: {kind}" for name, kind in zip(names, args, strict=True))
+    several = len(results) > 1
+    aliases = ", ".join(
+        f"#stablehlo.output_operand_alias<output_tuple_indices = [{i if several else ''}], "
+        f"operand_index = {i}, operand_tuple_indices = []>"
+        for i in range(len(args))
+    )
+    alias = f", output_operand_aliases = [{aliases}]" if in_place else ""
+    returned = ", ".join(f"%0#{i}" for i in range(len(results))) if several else "%0"
+    count = f":{len(results)}" if several else ""
+    made = ", ".join(results)
+    return (
+        f"module @horovod {{ func.func public @main({parameters}) -> ({made}) {{ "
+        f"%0{count} = stablehlo.custom_call @horovod_xla_{kind}({', '.join(names)}) "
+        f"{{api_version = 4 : i32, has_side_effect = true, backend_config = {{{config}}}{alias}}} : "
+        f"({', '.join(args)}) -> {f'({made})' if several else made} "
+        f"return {returned} : {made} }} }}"
+    )
+
+
+def _known_shape(kind: str, name: str, tensor: Any) -> tuple[int, ...]:
+    if not tensor.shape.is_fully_defined():
+        raise ValueError(
+            f"{kind} {name!r} inside jit_compile=True needs a tensor whose shape is known when the function is traced, "
+            f"got {tensor.shape}: batch with drop_remainder=True, give an input_signature or set_shape(), or set "
+            "jit_compile=False."
+        )
+    return tuple(tensor.shape.as_list())
+
+
+def _type(kind: str, shape: tuple[int, ...], dtype: Any) -> str:
+    if dtype.name not in _TYPES:
+        raise TypeError(
+            f"{kind} inside jit_compile=True does not take tensors of dtype {dtype.name}."
+        )
+    return f"tensor<{''.join(f'{n}x' for n in shape)}{_TYPES[dtype.name]}>"
+
+
+def _named(kind: str, name: str | None, ignore_name_scope: bool) -> str:
+    """A name that is unique in the program, and the same on ranks that trace the same function."""
+    graph = _ops.get_default_graph()
+    unique = graph.unique_name(name or kind)
+    if ignore_name_scope:
+        return unique.rpartition("/")[2]  # type: ignore[no-any-return]
+    return f"{getattr(graph, 'name', '')}/{unique}"
+
+
+def _attributes(process_set_id: int, **others: Any) -> dict[str, str]:
+    """As StableHLO writes them: integers of 32 bits, and floats by all of their bits."""
+    integers = {"process_set": process_set_id}
+    integers |= {k: v for k, v in others.items() if isinstance(v, int)}
+    floats = {k: v for k, v in others.items() if isinstance(v, float)}
+    written = {k: f"{v} : i32" for k, v in integers.items()}
+    return written | {k: f"0x{struct.pack('>d', v).hex().upper()} : f64" for k, v in floats.items()}
+
+
+def _factor(value: float, bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0]) if bits else float(value)
+
+
+def _members(process_set_id: int) -> list[int]:
+    return _core.process_set_ranks(process_set_id)
+
+
+def _differentiable(
+    call: Callable[[list[Any]], list[Any]],
+    gradient: Callable[[list[Any]], list[Any]],
+    tensors: Sequence[Any],
+) -> list[Any]:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(*operands: Any) -> Any:
+        def backward(*gradients: Any) -> list[Any]:
+            return gradient([tf.convert_to_tensor(g) for g in gradients])
+
+        return call(list(operands)), backward
+
+    results = run(*[tf.convert_to_tensor(tensor) for tensor in tensors])
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def _grouped_allreduce(
+    tensors: Sequence[Any],
+    name: str | None,
+    ignore_name_scope: bool,
+    process_set_id: int,
+    reduce_op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    prescale_bits: int = 0,
+    postscale_bits: int = 0,
+) -> list[Any]:
+    scales = {
+        "prescale": _factor(prescale_factor, prescale_bits),
+        "postscale": _factor(postscale_factor, postscale_bits),
+    }
+    attributes = _attributes(process_set_id, reduce_op=reduce_op, **scales)
+
+    def reduce(suffix: str, operands: list[Any]) -> list[Any]:
+        full_name = _named("HorovodAllreduce", name and name + suffix, ignore_name_scope)
+        return _differentiable(
+            lambda operands: _call("allreduce", operands, full_name, attributes),
+            functools.partial(reduce, "_grad"),
+            operands,
+        )
+
+    return reduce("", list(tensors))
+
+
+def _averaged(gradients: list[Any], process_set_id: int) -> list[Any]:
+    return _grouped_allreduce(gradients, None, False, process_set_id, Average, 1.0, 1.0)
+
+
+def _grouped_allgather(
+    tensors: Sequence[Any], name: str | None, ignore_name_scope: bool, process_set_id: int
+) -> list[Any]:
+    members = _members(process_set_id)
+    _require_rows("allgather", tensors)
+    full_name = _named("HorovodAllgather", name, ignore_name_scope)
+
+    def own_rows(gradients: list[Any]) -> list[Any]:
+        me = members.index(_core.rank())
+        averaged = _averaged(gradients, process_set_id)
+        shares = [g.shape[0] // len(members) for g in averaged]
+        return [g[me * n : (me + 1) * n] for g, n in zip(averaged, shares, strict=True)]
+
+    return _differentiable(
+        lambda operands: _call(
+            "allgather",
+            operands,
+            full_name,
+            _attributes(process_set_id),
+            lambda rows: rows * len(members),
+        ),
+        own_rows,
+        tensors,
+    )
+
+
+def _broadcast(
+    tensor: Any, root_rank: int, name: str | None, ignore_name_scope: bool, process_set_id: int
+) -> Any:
+    full_name = _named("HorovodBroadcast", name, ignore_name_scope)
+
+    def of_root(gradients: list[Any]) -> list[Any]:
+        averaged = _averaged(gradients, process_set_id)
+        # The call has side effects, so it stays in the program where nobody needs its result.
+        is_root = _core.rank() == root_rank
+        return averaged if is_root else [tf.zeros_like(g) for g in averaged]
+
+    attributes = _attributes(process_set_id, root=root_rank)
+    return _differentiable(
+        lambda operands: _call("broadcast", operands, full_name, attributes), of_root, [tensor]
+    )[0]
+
+
+def _grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None,
+    ignore_name_scope: bool,
+    process_set_id: int,
+    reduce_op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    prescale_bits: int = 0,
+    postscale_bits: int = 0,
+) -> list[Any]:
+    scales = {
+        "prescale": _factor(prescale_factor, prescale_bits),
+        "postscale": _factor(postscale_factor, postscale_bits),
+    }
+    members = len(_members(process_set_id))
+    _require_rows("reducescatter", tensors, members)
+    full_name = _named("HorovodReducescatter", name, ignore_name_scope)
+    attributes = _attributes(process_set_id, reduce_op=reduce_op, **scales)
+    factor = scales["prescale"] * scales["postscale"] * (members if reduce_op == Sum else 1)
+
+    def gathered(gradients: list[Any]) -> list[Any]:
+        scaled = [g if factor == 1 else g * tf.cast(factor, g.dtype) for g in gradients]
+        return _grouped_allgather(scaled, None, False, process_set_id)
+
+    return _differentiable(
+        lambda operands: _call(
+            "reducescatter", operands, full_name, attributes, lambda rows: rows // members
+        ),
+        gathered,
+        tensors,
+    )
+
+
+def _require_rows(kind: str, tensors: Sequence[Any], members: int = 1) -> None:
+    for tensor in tensors:
+        shape = tensor.shape
+        if shape.rank == 0 or (shape.rank and shape[0] is not None and shape[0] % members):
+            raise ValueError(
+                f"{kind} inside jit_compile=True needs rows (dimension 0) that {members} ranks can share evenly, got "
+                f"shape {shape}: pad it to a multiple of {members}, or set jit_compile=False."
+            )
+
+
+def _refused_alltoall(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError(
+        "alltoall has results whose sizes are known late, which jit_compile=True cannot have: set jit_compile=False."
+    )
+
+
+def _refused_join(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError(
+        "join cannot be inside jit_compile=True: call it outside of the function."
+    )
+
+
+def _constant(number: Callable[[], int]) -> Callable[..., Any]:
+    return lambda *_, name=None, **__: tf.constant(number(), tf.int32, name=name)
+
+
+LIBRARY: Final = SimpleNamespace(
+    horovod_allreduce=lambda tensor, **options: _grouped_allreduce([tensor], **options)[0],
+    horovod_grouped_allreduce=_grouped_allreduce,
+    horovod_allgather=lambda tensor, **options: _grouped_allgather([tensor], **options)[0],
+    horovod_grouped_allgather=_grouped_allgather,
+    horovod_broadcast=_broadcast,
+    horovod_reducescatter=lambda tensor, **options: _grouped_reducescatter([tensor], **options)[0],
+    horovod_grouped_reducescatter=_grouped_reducescatter,
+    horovod_alltoall=_refused_alltoall,
+    horovod_join=_refused_join,
+    horovod_size=lambda process_set_id=0, name=None: tf.constant(
+        len(_members(process_set_id)), tf.int32, name=name
+    ),
+    horovod_process_set_included=lambda process_set_id=0, name=None: tf.constant(
+        int(_core.rank() in _members(process_set_id)), tf.int32, name=name
+    ),
+    horovod_rank=_constant(_core.rank),
+    horovod_local_rank=_constant(_core.local_rank),
+    horovod_local_size=_constant(_core.local_size),
+)
+"""What takes the place of the generated functions while a function is traced for XLA; numbers are constants there."""

@@ -1,0 +1,169 @@
+"""`horovod.tensorflow` inside `tf.function(jit_compile=True)`: operations, gradients, names, what is refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from horovod.common import api as hvd
+from horovod.tensorflow import _xla, mpi_ops
+
+hvd.init()
+SIZE, RANK = hvd.size(), hvd.rank()
+DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "bfloat16"]
+DTYPES += ["float32", "float64", "bool"]
+
+
+def compiled(function):
+    return tf.function(function, jit_compile=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_operation(dtype):
+    def of(rank, *shape):
+        values = np.arange(np.prod(shape)).reshape(shape) % 3 + rank
+        return tf.cast(tf.constant(values), dtype).numpy()
+
+    shapes = [(), (2 * SIZE,), (SIZE, 3), (0, 2)]
+
+    @compiled
+    def program(*xs):
+        assert _xla.is_compiling()
+        rows = xs[1:]
+        return (
+            [mpi_ops._allreduce(x, op=hvd.Sum) for x in xs],
+            [mpi_ops.broadcast(x, SIZE - 1) for x in xs],
+            mpi_ops._grouped_allreduce(list(xs), op=hvd.Max),
+            [mpi_ops.allgather(x) for x in rows],
+            mpi_ops.grouped_allgather(list(rows)),
+            [mpi_ops._reducescatter(x, op=hvd.Sum) for x in rows],
+            mpi_ops._grouped_reducescatter(list(rows), op=hvd.Sum),
+        )
+
+    sums, copies, largest, *gathered, shares, group = program(*[of(RANK, *s) for s in shapes])
+    for i, shape in enumerate(shapes):
+        everyone = [of(rank, *shape) for rank in range(SIZE)]
+        total = np.sum(everyone, axis=0).astype(everyone[0].dtype)
+        assert sums[i].dtype == dtype
+        assert np.array_equal(sums[i], total)
+        assert np.array_equal(copies[i], everyone[-1])
+        assert np.array_equal(largest[i], np.max(everyone, axis=0))
+        if i > 0:
+            n = shape[0] // SIZE
+            for results in gathered:
+                assert np.array_equal(results[i - 1], np.concatenate(everyone))
+            for results in (shares, group):
+                assert np.array_equal(results[i - 1], total[RANK * n : (RANK + 1) * n])
+
+
+def test_factors_averages_and_numbers():
+    @compiled
+    def program(x):
+        scaled = mpi_ops._allreduce(x, op=hvd.Sum, prescale_factor=0.1, postscale_factor=10.0)
+        ranks = mpi_ops.rank_op(), mpi_ops.size_op(), mpi_ops.process_set_included_op()
+        return scaled, mpi_ops._allreduce(x, op=hvd.Average), ranks
+
+    scaled, average, ranks = program(tf.constant([1.0, 2.0], tf.float64) * (RANK + 1))
+    assert np.allclose(scaled, np.array([1, 2]) * SIZE * (SIZE + 1) / 2)
+    assert np.allclose(average, np.array([1, 2]) * (SIZE + 1) / 2)
+    assert [int(x) for x in ranks] == [RANK, SIZE, 1]
+
+
+GRADIENTS = {
+    "allreduce": lambda x: mpi_ops._allreduce(x, op=hvd.Sum, prescale_factor=2.0),
+    "grouped_allreduce": lambda x: tf.concat(
+        mpi_ops._grouped_allreduce([x, 3 * x], op=hvd.Average), 0
+    ),
+    "allgather": mpi_ops.allgather,
+    "grouped_allgather": lambda x: tf.concat(mpi_ops.grouped_allgather([x, 2 * x]), 0),
+    "broadcast": lambda x: mpi_ops.broadcast(x, SIZE - 1),
+    "reducescatter": lambda x: mpi_ops._reducescatter(x, op=hvd.Sum, postscale_factor=0.5),
+    "grouped_reducescatter": lambda x: tf.concat(
+        mpi_ops._grouped_reducescatter([x, x], op=hvd.Average), 0
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_gradients_are_those_of_the_custom_operations(kind):
+    def slope(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(GRADIENTS[kind](x) ** 2) * (RANK + 1.0)
+        return tape.gradient(loss, x)
+
+    x = tf.reshape(tf.range(2.0 * SIZE), (SIZE, 2)) + RANK
+    assert np.allclose(compiled(slope)(x), tf.function(slope)(x))
+
+
+def test_nested_functions_loops_and_names():
+    @tf.function
+    def inner(x):
+        return mpi_ops._allreduce(x, op=hvd.Sum)
+
+    @compiled
+    def outer(x):
+        x = inner(x)
+        for _ in tf.range(3):
+            x = mpi_ops._allreduce(x, op=hvd.Average)
+        return x
+
+    assert np.allclose(outer(tf.ones(4)), SIZE)
+    if RANK == 0:  # nothing is sent: this is a trace only
+        outer.get_concrete_function(tf.TensorSpec((5,)))
+    assert np.allclose(outer(tf.ones(6)), SIZE), "a rank that traces once more has the same names"
+
+
+def test_training_with_variables():
+    weights = tf.Variable(tf.zeros(3))
+
+    @compiled
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((weights - x) ** 2)
+        gradient = mpi_ops._allreduce(tape.gradient(loss, weights), op=hvd.Average)
+        weights.assign_sub(0.5 * gradient)
+        return loss
+
+    step(tf.fill([3], float(RANK)))
+    assert np.allclose(weights, (SIZE - 1) / 2)
+
+
+def test_what_cannot_be_compiled_is_told_with_the_remedy():
+    unknown = tf.function(
+        mpi_ops._allreduce, jit_compile=True, input_signature=[tf.TensorSpec((None, 2))]
+    )
+    with pytest.raises(ValueError, match="drop_remainder=True"):
+        unknown(tf.ones((2, 2)))
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        compiled(mpi_ops.alltoall)(tf.ones(SIZE))
+    with pytest.raises(NotImplementedError, match="outside of the function"):
+        compiled(mpi_ops.join)()
+    with pytest.raises(TypeError, match="dtype complex64"):
+        compiled(mpi_ops.allgather)(tf.ones(2, tf.complex64))
+    if SIZE > 1:
+        with pytest.raises(ValueError, match="pad it to a multiple"):
+            compiled(mpi_ops._reducescatter)(tf.ones(SIZE + 1))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="equally many rows"):
+            compiled(mpi_ops.allgather)(tf.ones(RANK + 1))
+        with pytest.raises(tf.errors.FailedPreconditionError, match="Mismatched"):
+            compiled(lambda x: mpi_ops._allreduce(x, name="same"))(tf.ones(RANK + 1))
+
+
+def test_a_function_that_was_traced_outside_and_is_used_inside_names_its_operation():
+    @tf.function
+    def inner(x):
+        return mpi_ops._allreduce(x)
+
+    inner(tf.ones(2))
+    # TensorFlow's own words: nothing of ours is asked.
+    with pytest.raises(tf.errors.InvalidArgumentError, match="HorovodAllreduce"):
+        compiled(inner.get_concrete_function(tf.TensorSpec((2,))))(tf.ones(2))
+
+
+def test_outside_of_compiled_functions_custom_operations_are_used():
+    def f(x):
+        assert not _xla.is_compiling()
+        return mpi_ops._allreduce(x, op=hvd.Sum)
+
+    assert np.allclose(f(tf.ones(2)), SIZE)
+    assert np.allclose(tf.function(f)(tf.ones(2)), SIZE)
