@@ -68,7 +68,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
                 with tf.control_dependencies(starts):
                     stepped = take_step()
                 with tf.control_dependencies(_ops([stepped])):
-                    return tf.group(*_ops(self._combine(moved, starts)))
+                    return _assigned(moved, self._combined(_read(moved), starts))
             return self._step_of_several(moved, take_step)
 
     def get_slot(self, var: Any, name: str) -> Any:
@@ -92,13 +92,8 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
         starts = [self._starts[key_of(var)] for var in moved]
 
         def remember() -> Any:
-            kept = [start.assign(var) for start, var in zip(starts, moved, strict=True)]
+            kept = [start.assign(_copy(var)) for start, var in zip(starts, moved, strict=True)]
             with tf.control_dependencies(_ops(kept)):
-                return tf.constant(True)
-
-        def combine() -> Any:
-            combined = self._combine(moved, [start.read_value() for start in starts])
-            with tf.control_dependencies(_ops(combined)):
                 return tf.constant(True)
 
         begins = tf.equal(self._step_count.read_value() % self._passes, 0)
@@ -109,12 +104,21 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
             counted = self._step_count.assign_add(1)
         with tf.control_dependencies(_ops([counted])):
             ends = tf.equal(self._step_count.read_value() % self._passes, 0)
-            return tf.group(tf.cond(ends, combine, lambda: tf.constant(False)))
+            values, begun = _read(moved), _read(starts)
+            # Assigned outside: within a condition a variable of the reference kind cannot be.
+            combined = tf.cond(
+                ends,
+                lambda: self._combined(values, begun),
+                lambda: [tf.identity(value) for value in values],
+            )
+            combined = combined if isinstance(combined, (list, tuple)) else [combined]
+            return _assigned(moved, combined)
 
-    def _combine(self, moved: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
+    def _combined(self, values: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
+        """Where the variables come to when the moves of all ranks are combined."""
         if takes_part(global_process_set) is False:
-            return []
-        deltas = [var.read_value() - start for var, start in zip(moved, starts, strict=True)]
+            return [tf.identity(value) for value in values]
+        deltas = [value - start for value, start in zip(values, starts, strict=True)]
         combined = [
             allreduce(
                 delta,
@@ -125,10 +129,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
             )
             for delta in deltas
         ]
-        return [
-            var.assign(start + delta)
-            for var, start, delta in zip(moved, starts, combined, strict=True)
-        ]
+        return [start + delta for start, delta in zip(starts, combined, strict=True)]
 
     def _make_variables(self, moved: Sequence[Any]) -> None:
         with tf.init_scope():
@@ -151,6 +152,16 @@ def _copy(var: Any) -> Any:
     value = var.read_value()
     is_resource = var.dtype == var.dtype.base_dtype
     return tf.identity(value) if is_resource else tf.raw_ops.DeepCopy(x=value)
+
+
+def _read(variables: Sequence[Any]) -> list[Any]:
+    return [variable.read_value() for variable in variables]
+
+
+def _assigned(variables: Sequence[Any], values: Sequence[Any]) -> Any:
+    """What assigns the values when it is run; nothing eagerly, when that has been done."""
+    pairs = zip(variables, values, strict=True)
+    return tf.group(*_ops([variable.assign(value) for variable, value in pairs]))
 
 
 def _ops(results: Sequence[Any]) -> list[Any]:

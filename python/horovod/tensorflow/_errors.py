@@ -18,6 +18,10 @@ _STATUSES = (
 )
 
 
+# Kernels whose operation failed on all ranks name it, or the tensor upon which the ranks disagree.
+_OURS = ("Horovod", "(tensor tensorflow.")
+
+
 @contextmanager
 def as_horovod_errors() -> Iterator[None]:
     """Raise HorovodInternalError in place of TensorFlow's error when one of our operations failed."""
@@ -25,17 +29,8 @@ def as_horovod_errors() -> Iterator[None]:
         yield
     except _STATUSES as error:
         text = str(error.message)
-        if not is_ours(text):
+        if not any(mark in text for mark in _OURS):
             raise
-        kind = HorovodStalledError if is_standstill(text) else HorovodInternalError
-        raise kind(text) from error
-
-
-def is_ours(text: str) -> bool:
-    """Whether the text of an error names one of our operations, or is the core's."""
-    return "Horovod" in text
-
-
-def is_standstill(text: str) -> bool:
-    """Whether the ranks wait for each other for ever."""
-    return "wait for each other" in text
+        # Ranks that wait for each other for ever are told so by this status.
+        is_standstill = isinstance(error, tf.errors.AbortedError)
+        raise (HorovodStalledError if is_standstill else HorovodInternalError)(text) from error

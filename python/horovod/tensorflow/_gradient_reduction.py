@@ -11,7 +11,7 @@ from horovod import _core
 from horovod.common._ops import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
-from horovod.tensorflow import mpi_ops
+from horovod.tensorflow import _xla, mpi_ops
 from horovod.tensorflow._allreduce import allreduce, grouped_allreduce
 from horovod.tensorflow._autograph import unconverted
 from horovod.tensorflow._operations import _set_id
@@ -32,16 +32,6 @@ def takes_part(process_set: ProcessSet) -> Any:
         size = mpi_ops.size_op(_set_id(process_set))
         return tf.logical_and(tf.equal(included, 1), size > 1)
     return bool(process_set.included()) and (process_set.size() or 1) > 1
-
-
-def traced_for_xla() -> bool:
-    """Whether the graph that is being traced is to be compiled with `jit_compile=True`."""
-    if tf.executing_eagerly():
-        return False
-    from tensorflow.python.framework import ops
-    from tensorflow.python.ops import control_flow_util
-
-    return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
 
 
 def _make_allreduce_grads_fn(
@@ -115,7 +105,7 @@ def _make_allreduce_grads_fn(
             if condition is False or not there:
                 return every
             given = [every[i] for i in there]
-            alone = keys is None and not tf.executing_eagerly() and not traced_for_xla()
+            alone = keys is None and not tf.executing_eagerly() and not _xla.is_compiling()
             units = _units(given, [vars[i] for i in there] if vars else None, keys, alone)
             if condition is True:
                 reduced = reduce(given, units, alone, use_generic_names)

@@ -47,7 +47,7 @@ def broadcast_variables(
 
     Returns
     -------
-    In a graph an operation to run, which `tf.function` does by itself; eagerly None, when it is done.
+    In a graph of TensorFlow 1 an operation to run; otherwise None: when it is done, or to be done by the function.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def broadcast_variables(
         broadcast_variable_values(held, root_rank, "broadcast_variables", process_set)
         return None
     if inplace:
-        return tf.group(*_broadcast_in_place(held, root_rank, process_set))
+        return _to_run(_broadcast_in_place(held, root_rank, process_set))
     assigned = []
     for position, variable in enumerate(held):
         value = mpi_ops.broadcast(
@@ -75,7 +75,12 @@ def broadcast_variables(
             process_set=process_set,
         )
         assigned.append(variable.assign(value))
-    return tf.group(*assigned)
+    return _to_run(assigned)
+
+
+def _to_run(assigned: Sequence[Any]) -> Any:
+    """The operation to run in a graph; a function runs assignments by itself, and cannot return operations."""
+    return None if tf.inside_function() else tf.group(*assigned)
 
 
 def _broadcast_in_place(

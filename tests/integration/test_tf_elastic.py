@@ -1,0 +1,89 @@
+"""An elastic job with TensorFlow: a killed rank is replaced, and no committed step is lost."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import harness
+
+# Gradients depend on the number of the step alone, and the largest of all ranks counts: weights must be those of an
+# undisturbed run with as many steps, bit by bit. All functions are traced once in a process's life.
+WORKER = """
+import os, signal, sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+import horovod.tensorflow as hvd
+
+folder = Path(sys.argv[1])
+START = np.arange(6.0).reshape(2, 3)
+weights = tf.Variable(START + os.getpid())  # nobody begins alike
+velocity = tf.Variable(tf.zeros_like(weights))
+
+
+@tf.function
+def train_one_batch(number):
+    factor = tf.cast(number % 5 - 2, tf.float64) * 0.125
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weights) * factor
+    tape = hvd.DistributedGradientTape(tape, op=hvd.Max)
+    (gradient,) = tape.gradient(loss, [weights])
+    velocity.assign(velocity * 0.5 + gradient)
+    weights.assign_sub(velocity)
+    return hvd.size_op(), hvd.allreduce(tf.ones(()), op=hvd.Sum, name="members")
+
+
+@hvd.elastic.run
+def train(state):
+    seen = None
+    while hvd.size() < 3 or state.batch < 20:
+        if state.batch == 7 and hvd.rank() == 1 and not (folder / "killed").exists():
+            (folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        size, members = (int(n) for n in train_one_batch(tf.constant(state.batch)))
+        assert size == members == hvd.size(), (size, members, hvd.size())
+        if size != seen:
+            print(f"graph of {size} ranks from step {state.batch}", flush=True)
+            seen = size
+        state.batch += 1
+        state.commit()
+
+
+hvd.init()
+if hvd.rank() == 0:
+    weights.assign(START)
+state = hvd.elastic.TensorFlowState([weights, velocity], batch=0)
+train(state)
+expected, moving = START, np.zeros_like(START)
+for number in range(state.batch):
+    moving = moving * 0.5 + (number % 5 - 2) * 0.125
+    expected = expected - moving
+assert (weights.numpy() == expected).all(), (weights.numpy(), expected)
+print(f"done: rank {hvd.rank()} of {hvd.size()}, step {state.batch}", flush=True)
+"""
+
+
+def test_a_killed_rank_is_replaced_and_no_committed_step_is_lost(script, jobs, tmp_path) -> None:
+    command = [sys.executable, script(WORKER), str(tmp_path)]
+    job = jobs(
+        harness.horovodrun(
+            3,
+            command,
+            "--min-np",
+            "2",
+            "-H",
+            "localhost:3",
+            limit_s=300,
+            env={"TF_CPP_MIN_LOG_LEVEL": "3"},
+        )
+    ).succeed()
+    assert "was killed by signal 9 (SIGKILL)" in job.stderr
+    done = set(re.findall(r"done: rank (\d) of 3, step (\d+)", job.stdout))
+    assert {rank for rank, _ in done} == {"0", "1", "2"}, job.report()
+    assert len({step for _, step in done}) == 1
+    # What was traced with three ranks went on with two, from the step that was not committed.
+    assert "graph of 3 ranks from step 0" in job.stdout
+    assert "graph of 2 ranks from step 7" in job.stdout
