@@ -95,10 +95,6 @@ class DistributedKeras2:
         gradients: Sequence[Any] = super().get_gradients(loss, params)  # type: ignore[misc]
         return self._hvd_reduce(gradients, params)
 
-    def _aggregate_gradients(self, grads_and_vars: Any) -> list[Any]:
-        """Nothing: they are reduced already."""
-        return [gradient for gradient, _ in grads_and_vars]
-
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """As the wrapped class's; with several passes per step only at every n-th."""
         helper = self.__dict__["_hvd_helper"]

@@ -1,0 +1,165 @@
+"""`horovod.tensorflow.keras` with Keras 2 (`tf_keras`), and both generations in one process."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import horovod.numpy as arrays
+import horovod.tensorflow.keras as hvd
+
+hvd.init()
+SIZE, RANK = hvd.size(), hvd.rank()
+BATCH = 24
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _job():
+    yield
+    hvd.shutdown()
+
+
+def data():
+    rng = np.random.RandomState(7)
+    x = rng.randn(4 * BATCH, 5).astype("float32")
+    return x, (x @ rng.randn(5, 3)).astype("float32")
+
+
+def model(seed=3):
+    tf_keras.utils.set_random_seed(seed)
+    return tf_keras.Sequential(
+        [tf_keras.layers.Dense(6, activation="tanh", input_shape=(5,)), tf_keras.layers.Dense(3)]
+    )
+
+
+def fit(its, optimizer, *, part, callbacks=(), epochs=2):
+    its.compile(optimizer=optimizer, loss="mse", experimental_run_tf_function=False)
+    x, y = data()
+    batch = BATCH
+    if part:
+        batch = BATCH // SIZE
+        x, y = (
+            a.reshape(-1, BATCH, a.shape[1])[:, RANK * batch : (RANK + 1) * batch].reshape(
+                -1, a.shape[1]
+            )
+            for a in (x, y)
+        )
+    return its.fit(
+        x,
+        y,
+        batch_size=batch,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*callbacks],
+    )
+
+
+OPTIMIZERS = {
+    "new": lambda **options: tf_keras.optimizers.SGD(0.05, momentum=0.9, **options),
+    "legacy": lambda **options: tf_keras.optimizers.legacy.SGD(0.05, momentum=0.9, **options),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_same_training_as_one_process_with_all_data(kind):
+    assert issubclass(tf_keras.Sequential, tf.keras.Model)
+    alone, together = model(), model()
+    want = fit(alone, OPTIMIZERS[kind](clipnorm=1.0), part=False)
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[kind](clipnorm=1.0))
+    assert type(optimizer).__name__ == "SGD"
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+    ]
+    got = fit(together, optimizer, part=True, callbacks=callbacks)
+    for a, b in zip(together.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got.history["loss"], want.history["loss"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_several_passes(kind):
+    its = model(seed=1)
+    optimizer = hvd.DistributedOptimizer(
+        OPTIMIZERS[kind](), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    before = its.get_weights()
+    fit(its, optimizer, part=True)
+    everyone = arrays.allgather_object([w.tobytes() for w in its.get_weights()])
+    assert all(ranks == everyone[0] for ranks in everyone)
+    assert not np.array_equal(its.get_weights()[0], before[0])
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_callbacks_that_set_the_rate(kind):
+    its = model()
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=0)
+    history = fit(its, hvd.DistributedOptimizer(OPTIMIZERS[kind]()), part=True, callbacks=[warmup])
+    np.testing.assert_allclose(history.history["lr"][-1], 0.4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.filterwarnings("ignore")
+def test_saving(kind, tmp_path):
+    its = model()
+    fit(its, hvd.DistributedOptimizer(OPTIMIZERS[kind]()), part=True)
+    path = str(tmp_path / "model.h5")
+    its.save(path)
+    plain = tf_keras.models.load_model(path)
+    assert not hasattr(plain.optimizer, "_hvd")
+    loaded = hvd.load_model(path, legacy_opts=kind == "legacy")
+    assert hasattr(loaded.optimizer, "_hvd")
+    assert int(loaded.optimizer.iterations) == int(its.optimizer.iterations) == 8
+
+
+def test_loss_scaling():
+    inner = tf_keras.optimizers.SGD(0.05)
+    optimizer = hvd.DistributedOptimizer(tf_keras.mixed_precision.LossScaleOptimizer(inner))
+    its = model()
+    fit(its, optimizer, part=True)
+    everyone = arrays.allgather_object([w.tobytes() for w in its.get_weights()])
+    assert all(ranks == everyone[0] for ranks in everyone)
+
+
+def test_elastic_state():
+    its = model()
+    fit(its, hvd.DistributedOptimizer(OPTIMIZERS["new"]()), part=True, epochs=1)
+    state = hvd.elastic.KerasState(its, batch=0, epoch=0)
+    before = its.get_weights()
+    state.commit()
+    its.set_weights([w + 1 for w in before])
+    state.batch = 5
+    state.restore()
+    assert state.batch == 0
+    for a, b in zip(its.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    callbacks = [
+        hvd.elastic.CommitStateCallback(state),
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.UpdateEpochStateCallback(state),
+    ]
+    state.batch = 2
+    fit(its, its.optimizer, part=True, callbacks=callbacks, epochs=2)
+    assert (state.epoch, state.batch) == (2, 0)
+    assert int(its.optimizer.iterations) == 4 + 2 + 4
+
+
+def test_both_generations_in_one_process():
+    import keras
+
+    assert keras.__version__.startswith("3.")
+    three = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    two = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1))
+    assert isinstance(three, keras.optimizers.SGD)
+    assert isinstance(two, tf_keras.optimizers.SGD)
+    its = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    its.compile(optimizer=three, loss="mse")
+    x, y = data()
+    # Callbacks of the one serve the other's models.
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+    ]
+    its.fit(x, y, verbose=0, callbacks=callbacks)
+    fit(model(), two, part=True)
