@@ -81,6 +81,19 @@ def test_one_job_with_the_engine_without_threads(run, script) -> None:
     run(2, program, MXNET_ENGINE_TYPE="NaiveEngine").succeed()
 
 
+def test_the_end_of_a_script_waits_for_what_is_in_the_engine(run, script) -> None:
+    program = script(
+        "import mxnet as mx, horovod.mxnet as hvd\n"
+        "hvd.init()\n"
+        "mine = mx.nd.ones((1 << 20,))\n"
+        "for _ in range(30):\n"
+        "    hvd.allreduce_(mine, op=hvd.Max)\n"
+        "if hvd.rank() == 0:\n"
+        "    assert mine.asnumpy().max() == 1\n"
+    )
+    run(2, program).succeed()
+
+
 TRAINING = """
 import os, sys, time
 import mxnet as mx, horovod.mxnet as hvd

@@ -15,6 +15,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _NO_ROWS = "Reducescatter does not support scalar inputs."
 
@@ -48,7 +49,7 @@ class Memory:
         return self.address == self.origin
 
 
-class RowArrays(Protocol[T]):
+class RowArrays(Protocol[T_co]):
     """What a framework tells of its arrays, for operations whose results the core allocates."""
 
     def describe(self, array: Any, op: int | None) -> Memory:
@@ -57,13 +58,13 @@ class RowArrays(Protocol[T]):
         TypeError for what is no array; ValueError if its elements cannot be combined with `op`, or not be sent at all.
         """
 
-    def wrap_output(self, output: Output, dtype: Any) -> T:
+    def wrap_output(self, output: Output, dtype: Any) -> T_co:
         """The array over memory that the core allocated, of the element type of a `Memory`."""
 
     def rows(self, splits: Any) -> list[int] | None:
         """Alltoall's rows for each rank; None for an even split. ValueError for what is no list of counts."""
 
-    def counts(self, numbers: list[int], splits: Any) -> T:
+    def counts(self, numbers: list[int], splits: Any) -> T_co:
         """An array of 32-bit integers, where `splits` is."""
 
 

@@ -24,7 +24,7 @@ class _Reduction:
     def __init__(self, predivide: float, num_groups: int, process_set: ProcessSet) -> None:
         self.num_groups = num_groups
         self.process_set = process_set
-        self.options = {
+        self.options: dict[str, Any] = {
             "op": Sum,
             "prescale_factor": 1.0 / predivide,
             "process_set": process_set,

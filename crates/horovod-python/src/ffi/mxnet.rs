@@ -24,13 +24,16 @@ thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
+/// Hands an operation to the core, which ends it in MXNet's engine; an error has to end it otherwise.
+type Submit = Box<dyn FnOnce(OnComplete) -> Result<(), String> + Send>;
+
 /// What the engine's function is called with.
 struct Pending {
     library: &'static Library,
     /// The engine's name of the operation, as long as that lives.
     name: CString,
     /// Taken when the function is called, which MXNet does not do when an input has an error.
-    submit: Option<Box<dyn FnOnce(OnComplete) -> Result<(), String> + Send>>,
+    submit: Option<Submit>,
 }
 
 /// Why the last call on this thread returned -1.
