@@ -28,3 +28,25 @@ def test_elastic_training_goes_on_with_the_same_weights(jobs, tmp_path: Path) ->
     again = [int(step) for step in re.findall(r"generation of \d from step (\d+)", job.stdout)]
     assert max(again) >= 5, "a committed step was lost"
     assert "done with" in job.stdout
+
+
+PENDING = """
+import jax, jax.numpy as jnp
+import horovod.jax as hvd
+
+hvd.init()
+
+@jax.jit
+def program(x):
+    # Rank 0 comes to the collective much later than the others.
+    x = jax.lax.fori_loop(0, jnp.where(hvd.rank() == 0, 300, 1), lambda _, y: y @ x, x)
+    return hvd.allreduce(x, name="last")
+
+result = program(jnp.eye(300))
+print("the script of rank", hvd.rank(), "ends", flush=True)
+"""
+
+
+def test_a_script_may_end_in_the_middle_of_its_last_program(jobs, script) -> None:
+    job = jobs(harness.python(2, script(PENDING))).succeed()
+    assert job.stdout.count("the script of rank") == 2

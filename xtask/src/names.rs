@@ -82,6 +82,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "courier",
         "a former public name",
     ),
+    ("examples/keras", "patience", "Keras' name of an argument"),
 ];
 
 /// Complaints about the names of files and in their code.

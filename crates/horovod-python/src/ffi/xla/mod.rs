@@ -3,7 +3,7 @@
 //! JAX and TensorFlow register the exported functions by their addresses; nothing is linked. One call with several
 //! operands is one grouped operation. The attributes are those of [`call::Attributes`]; ranks match calls by `name`.
 //!
-//! **Waiting.** A handler first waits itself, for a moment that grows with the operands ([`patience`]): the thread that
+//! **Waiting.** A handler first waits itself, for a moment that grows with the operands ([`wait_timeout`]): the thread that
 //! waits makes the progress, which costs no wake-up. When the moment is over it leaves an XLA future behind and returns,
 //! and the core's callback thread completes that. So no thread of XLA's is held for ever: ranks whose programs begin
 //! disjoint calls on all of their threads would otherwise wait for each other.
@@ -25,9 +25,9 @@ use super::guarded;
 use crate::submit::operation_of;
 
 /// How long a handler waits itself for a small operation.
-const PATIENCE: Duration = Duration::from_millis(1);
+const WAIT: Duration = Duration::from_millis(1);
 /// It waits longer by this for so many bytes.
-const PATIENCE_PER_MIB: Duration = Duration::from_millis(1);
+const WAIT_PER_MIB: Duration = Duration::from_millis(1);
 
 /// Versions of XLA's interface whose table has futures begin with this one.
 const OLDEST_MINOR: i32 = 1;
@@ -239,7 +239,7 @@ unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Err
             .collect::<Result<Vec<_>, _>>()?
             .into(),
     };
-    let patience = patience(&tensors);
+    let wait_timeout = wait_timeout(&tensors);
     let prefix = if operands.len() > 1 {
         kind.grouped_prefix
     } else {
@@ -250,12 +250,12 @@ unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Err
     let handle = engine.submit(submission).map_err(explained)?;
     let expected = Expected::of(kind, attributes.name, operands);
     // On the thread that runs callbacks no other is run meanwhile.
-    let patience = if horovod::in_callback() {
+    let wait_timeout = if horovod::in_callback() {
         Duration::ZERO
     } else {
-        patience
+        wait_timeout
     };
-    if let Waited::Ended { result, .. } = engine.wait(handle, patience) {
+    if let Waited::Ended { result, .. } = engine.wait(handle, wait_timeout) {
         return expected.check(result);
     }
     let Some(future) = xla.future() else {
@@ -284,13 +284,13 @@ fn explained(error: Error) -> Error {
     ))
 }
 
-fn patience(tensors: &Tensors) -> Duration {
+fn wait_timeout(tensors: &Tensors) -> Duration {
     let bytes = tensors
         .iter()
         .filter_map(Tensor::bytes)
         .fold(0, usize::saturating_add);
     let mib = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
-    PATIENCE.saturating_add(PATIENCE_PER_MIB.saturating_mul(mib))
+    WAIT.saturating_add(WAIT_PER_MIB.saturating_mul(mib))
 }
 
 /// Where results of an operation are to be.

@@ -1,0 +1,19 @@
+"""Programs of JAX that run when the job is left: those are waited for, as their collectives need this rank."""
+
+import contextlib
+
+import jax
+
+from horovod.common.basics import drain_before_leaving
+
+
+@drain_before_leaving
+def await_programs() -> None:
+    """Return when all arrays that anybody still has are computed, or have failed.
+
+    JAX returns from a program before it has run, so a script may end, and this rank leave, in the middle of one.
+    """
+    for array in jax.live_arrays():
+        # What failed or was donated has nothing to wait for.
+        with contextlib.suppress(Exception):
+            array.block_until_ready()
