@@ -14,6 +14,7 @@ LIBRARY = harness.ROOT / "python/horovod/tensorflow/libhorovod_tensorflow.so"
 
 # One thread of TensorFlow for all operations.
 ONE_THREAD = """
+import threading
 import tensorflow as tf
 
 tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -33,6 +34,24 @@ want = [2.0 + 2 * i for i in range(100)]
 alike = many("alike", range(100))
 for _ in range(5):
     assert alike(tf.ones(2)).numpy().tolist() == want
+reversed_here = many("reversed", range(100)[::-1] if hvd.rank() else range(100))
+for _ in range(5):
+    assert reversed_here(tf.ones(2)).numpy().tolist() == want
+
+# Two sets that have nothing in common, from two threads of the program: each rank starts another one first.
+functions = [many("first", range(100)), many("second", range(100))]
+for function in functions:
+    function.get_concrete_function(tf.ones(2))
+ended = []
+def call(function):
+    ended.append(function(tf.ones(2)).numpy().tolist() == want)
+for _ in range(5):
+    threads = [threading.Thread(target=call, args=(f,)) for f in functions]
+    for thread in threads[:: -1 if hvd.rank() else 1]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+assert ended == [True] * 10
 print("ended", flush=True)
 """
 
