@@ -41,7 +41,10 @@ fn register_operation(operation: &Operation) -> Result<(), Failure> {
         for output in operation.outputs {
             (tf().op_add_output)(builder, c_text(output).as_ptr());
         }
-        (tf().op_set_stateful)(builder, operation.stateful);
+        // TensorFlow does not look at the argument: an operation is stateful if this was called.
+        if operation.stateful {
+            (tf().op_set_stateful)(builder, true);
+        }
         (tf().op_set_shape_function)(builder, shapes::function(operation));
         let status = Status::new();
         (tf().register_op)(builder, status.as_ptr());

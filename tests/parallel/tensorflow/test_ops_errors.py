@@ -120,7 +120,7 @@ def test_rows_that_cannot_be_divided():
 
 def test_scalars_have_no_rows():
     for function in (hvd.allgather, hvd.alltoall, hvd._reducescatter):
-        with pytest.raises(tf.errors.OpError, match="rank-zero tensor|scalar|dimension"):
+        with pytest.raises(tf.errors.OpError, match=r"rank-zero tensor|scalar|dimension"):
             function(tf.ones(()))
 
 

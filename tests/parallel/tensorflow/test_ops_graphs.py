@@ -181,3 +181,18 @@ def test_saved_graphs_keep_the_attributes():
     assert np.allclose(got, 0.1 * SIZE)
     node = next(n for n in definition.node if n.name == "mine")
     assert node.attr["prescale_factor"].f == np.float32(0.1)
+
+
+def test_collectives_of_a_function_do_not_wait_for_each_other():
+    """TensorFlow puts operations that are stateful into program order."""
+
+    @tf.function
+    def several(x):
+        return [hvd._allreduce(x + float(i), name=f"side{i}") for i in range(3)]
+
+    operations = several.get_concrete_function(tf.ones(2)).graph.get_operations()
+    ours = [o for o in operations if o.type == "HorovodAllreduce"]
+    assert [o.op_def.is_stateful for o in ours] == [False] * 3
+    assert [list(o.control_inputs) for o in ours] == [[]] * 3
+    with tf.Graph().as_default():
+        assert hvd.size_op().op.op_def.is_stateful
