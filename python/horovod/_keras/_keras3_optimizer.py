@@ -37,8 +37,9 @@ class GradientBackend(Protocol):
         values: Sequence[Any],
         gradients: Sequence[Any],
         weights: Sequence[Any],
+        step: Callable[[list[Any], list[Any], list[Any]], Any],
     ) -> tuple[list[Any], list[Any]]:
-        """What `stateless_apply` gives, after sums over several backward passes."""
+        """Values of weights and variables after sums over several passes, of which every n-th makes a step."""
 
     def agree(self, is_finite: Any) -> Any:
         """Whether it is so on all ranks."""
@@ -91,7 +92,7 @@ class DistributedKeras3:
     @property
     def lr(self) -> Any:
         """Another name of `learning_rate`."""
-        return self.learning_rate  # type: ignore[attr-defined]
+        return self.learning_rate
 
     @lr.setter
     def lr(self, value: Any) -> None:
@@ -120,7 +121,7 @@ class DistributedKeras3:
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make the optimizer's variables, and those of the sums over several passes."""
-        is_new = not self.built  # type: ignore[attr-defined]
+        is_new = not self.built
         super().build(variables)  # type: ignore[misc]
         if is_new and self._hvd.passes > 1 and not self._hvd_is_inner:
             self._hvd_gradients.build(self, variables)

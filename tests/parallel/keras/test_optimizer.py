@@ -338,3 +338,19 @@ def test_steps_per_execution():
     )
     together.fit(mine(x), mine(y), batch_size=GLOBAL_BATCH // SIZE, shuffle=False, verbose=0)
     assert_close(weights(together), weights(alone))
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="on JAX all is compiled, on PyTorch nothing")
+@pytest.mark.parametrize("passes", [1, 2])
+def test_compiled_steps(passes):
+    alone, together = model(), model()
+    plain = keras.optimizers.SGD(0.05, gradient_accumulation_steps=2 if passes == 2 else None)
+    fit(alone, plain, part=False)
+    optimizer = create(
+        keras.optimizers.SGD(0.05),
+        backward_passes_per_step=passes,
+        average_aggregated_gradients=True,
+    )
+    fit(together, optimizer, jit_compile=True)
+    assert together.jit_compile
+    assert_close(weights(together), weights(alone))
