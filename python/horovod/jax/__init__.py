@@ -9,10 +9,10 @@ if importlib.util.find_spec("jax") is None:
         name="jax",
     )
 
+import horovod.jax._pending  # noqa: F401 - for what it registers
 from horovod.common import api as _api
 from horovod.common.api import *  # noqa: F403
 from horovod.common.api import is_homogeneous
-import horovod.jax._pending  # noqa: F401 - for what it registers
 from horovod.jax import _operations, elastic
 from horovod.jax._operations import *  # noqa: F403
 from horovod.jax.compression import Compression
