@@ -58,3 +58,33 @@ def test_elastic_training_ends_with_the_weights_of_an_undisturbed_run(
     assert len(results) == 1, disturbed.report()
     assert results.pop().startswith("3 0 ")
     assert disturbed.stdout.count("done after 18 steps") == 3
+
+
+EXAMPLES = harness.ROOT / "examples"
+
+
+@pytest.mark.parametrize(("np", "backend"), [(1, "tensorflow"), (2, "jax"), (3, "torch")])
+def test_the_example_on_each_backend(jobs, tmp_path, np, backend) -> None:
+    env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    words = ("--epochs", "4", "--checkpoint-dir", str(tmp_path))
+    job = jobs(harness.python(np, EXAMPLES / "keras/keras_digits.py", *words, env=env)).succeed()
+    accuracy = re.search(rf"{backend}: test loss [\d.]+, accuracy ([\d.]+) %", job.stdout)
+    assert float(accuracy[1]) > 85, job.report()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("legacy", ["0", "1"], ids=["Keras 3", "Keras 2"])
+def test_the_usual_script_of_tf_keras(jobs, legacy) -> None:
+    env = {"TF_USE_LEGACY_KERAS": legacy, "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": None}
+    script = EXAMPLES / "tensorflow2/tensorflow2_keras_digits.py"
+    words = ("--epochs", "2", "--steps", "100")
+    job = jobs(harness.python(2, script, *words, env=env)).succeed()
+    assert float(re.search(r"accuracy ([\d.]+) %", job.stdout)[1]) > 30, job.report()
+
+
+def test_the_elastic_example(jobs) -> None:
+    script = EXAMPLES / "elastic/keras/keras_digits_elastic.py"
+    env = {"KERAS_BACKEND": "torch"}
+    options = ["--min-np", "1"]
+    job = jobs(harness.python(2, script, "--epochs", "3", options=options, env=env)).succeed()
+    assert "3 epochs are done" in job.stdout, job.report()
