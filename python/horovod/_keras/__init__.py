@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from horovod._keras import _values
+from horovod._keras._callable_list import CallableList
 from horovod._keras._generation import is_keras3, keras3_backend
-from horovod._keras._lists import CallableList
 from horovod._keras._models import load_model
 from horovod._keras._optimizer import create_distributed_optimizer, register_local_layers
 from horovod.common._ops import Average

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from horovod._keras._callable_list import CallableList
 from horovod._keras._generation import keras3_backend, require_training
-from horovod._keras._lists import CallableList
 from horovod._keras._reduction import Reduction
 
 # Takes the gradients that count, and makes the step.

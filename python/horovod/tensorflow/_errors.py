@@ -32,5 +32,5 @@ def as_horovod_errors() -> Iterator[None]:
         if not any(mark in text for mark in _OURS):
             raise
         # Ranks that wait for each other for ever are told so by this status.
-        is_standstill = isinstance(error, tf.errors.AbortedError)
-        raise (HorovodStalledError if is_standstill else HorovodInternalError)(text) from error
+        is_stall = isinstance(error, tf.errors.AbortedError)
+        raise (HorovodStalledError if is_stall else HorovodInternalError)(text) from error
