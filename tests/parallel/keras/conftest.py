@@ -5,8 +5,6 @@ import pytest
 
 import horovod.keras as hvd
 
-hvd.init()
-
 
 @pytest.fixture(autouse=True)
 def _float32():
