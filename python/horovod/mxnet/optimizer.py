@@ -54,7 +54,7 @@ def _delegated(name: str) -> Any:
     return lambda self, *args, **kwargs: getattr(self._optimizer, name)(*args, **kwargs)
 
 
-class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
+class DistributedOptimizer(mx.optimizer.Optimizer):
     """An optimizer that reduces gradients before it applies them, for `Module.fit(..., kvstore=None, optimizer=...)`.
 
     It looks like the wrapped optimizer: attributes are read and set there.
@@ -128,7 +128,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     set_wd_mult = _delegated("set_wd_mult")
 
 
-class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
+class DistributedTrainer(mx.gluon.Trainer):
     """A Gluon trainer whose `step` and `allreduce_grads` reduce the gradients over all ranks.
 
     Parameters

@@ -19,7 +19,7 @@ from horovod.tensorflow.gradient_aggregation_eager import checked_passes
 _START = "delta_start"
 
 
-class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
     """Combines weight changes instead of gradients.
 
     Each call of `apply_gradients` lets the wrapped optimizer move the variables with this rank's gradients. Every N-th

@@ -112,7 +112,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
-class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
     """Gives all global variables the root's values when a session was created.
 
     For `tf.compat.v1.train.MonitoredTrainingSession(hooks=[...])`, on every rank.

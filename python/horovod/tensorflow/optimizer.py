@@ -29,7 +29,7 @@ __all__ = [
 _LegacyOptimizer: Any = tf.compat.v1.train.Optimizer
 
 
-class _DistributedOptimizer(_LegacyOptimizer):  # type: ignore[misc]
+class _DistributedOptimizer(_LegacyOptimizer):
     """Computes gradients with another optimizer, reduces them, and leaves their use to it."""
 
     def __init__(

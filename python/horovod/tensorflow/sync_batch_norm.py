@@ -78,7 +78,7 @@ def layer_class(base: Any) -> Any:
     """
     is_keras_2 = hasattr(base, "_calculate_mean_and_var")
 
-    class SyncBatchNormalization(base):  # type: ignore[misc]
+    class SyncBatchNormalization(base):
         """Batch normalisation whose mean and variance are those of all ranks' batches together.
 
         In training every rank has to run the layer; one allreduce of a few numbers per channel, forward and backward.
