@@ -80,6 +80,7 @@ def main():
         apply_fn=network.apply, params=hvd.broadcast_parameters(params, root_rank=0), tx=tx
     )
     steps = len(labels) // (args.batch_size * hvd.size())
+    loss = float("nan")  # of no batch at all
     for epoch in range(args.epochs):
         # The same order on every rank, of which each takes every size-th image.
         order = np.random.default_rng(epoch).permutation(len(labels))[hvd.rank() :: hvd.size()]

@@ -88,6 +88,7 @@ def main():
     share = args.batch_size // hvd.size()
     mine = slice(hvd.rank() * share, (hvd.rank() + 1) * share)
     rng = np.random.default_rng(args.seed)
+    loss = float("nan")  # of no batch at all
     for epoch in range(args.epochs):
         order = rng.permutation(len(labels))
         batches = [

@@ -19,6 +19,10 @@ from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.tensorflow import _allreduce as _reductions
 from horovod.tensorflow import elastic, functions
 from horovod.tensorflow._allreduce import *  # noqa: F403
+from horovod.tensorflow._allreduce import _allreduce as _allreduce
+from horovod.tensorflow._allreduce import _grouped_allreduce as _grouped_allreduce
+from horovod.tensorflow._allreduce import _grouped_reducescatter as _grouped_reducescatter
+from horovod.tensorflow._allreduce import _reducescatter as _reducescatter
 from horovod.tensorflow._gradient_reduction import (
     _make_allreduce_grads_fn as _make_allreduce_grads_fn,
 )
@@ -77,7 +81,6 @@ __all__ = [
     "grouped_allgather",
     "handle_average_backwards_compatibility",
     "is_homogeneous",
-    "join",
     "local_rank_op",
     "local_size_op",
     "process_set_included_op",
@@ -87,10 +90,15 @@ __all__ = [
     "split_list",
     "vars_to_refs",
 ]
-# There are no handles that could be polled.
-__all__ += [name for name in _api.__all__ if name not in ("poll", *__all__)]
-__all__ += [name for name in functions.__all__ if name not in __all__]
-__all__ += [name for name in _reductions.__all__ if not name.startswith("_")]
+__all__ += _api.__all__
+# There are no handles that could be polled, and these are functions of TensorFlow's.
+__all__.remove("poll")
+__all__.remove("join")
+__all__.remove("allgather_object")
+__all__.remove("broadcast_object")
+__all__ += ["join"]
+__all__ += functions.__all__
+__all__ += _reductions.__all__
 
 
 def __getattr__(name: str) -> Any:

@@ -17,10 +17,6 @@ from horovod.tensorflow._operations import _set_id
 from horovod.tensorflow.compression import Compression
 
 __all__ = [
-    "_allreduce",
-    "_grouped_allreduce",
-    "_grouped_reducescatter",
-    "_reducescatter",
     "allreduce",
     "grouped_allreduce",
     "grouped_reducescatter",
