@@ -30,6 +30,8 @@ class Options:
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
+    is_shared: bool = False
+    """Whether the call is in a function that is traced once and may be used at several places."""
 
     def of_gradient(self) -> "Options":
         """The same for the collective that differentiates this one."""
@@ -92,6 +94,7 @@ def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
         postscale=np.float64(options.postscale),
         process_set=np.int32(options.process_set.process_set_id or 0),
         root=np.int32(options.root),
+        is_shared=np.int32(options.is_shared),
     )
     return tuple(outputs)
 

@@ -50,6 +50,30 @@ def is_traced(operands: tuple[Any, ...]) -> bool:
     return any(isinstance(operand, jax.core.Tracer) for operand in operands)
 
 
+def is_shared(operands: tuple[Any, ...]) -> bool:
+    """Whether an operand belongs to a function inside the program, which JAX traces once for all its uses.
+
+    What `jax.checkpoint` computes a second time has the same operands: there no values can be mixed up.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("ad_checkpoint.py"):
+            return False
+        frame = frame.f_back
+    return any(
+        isinstance(operand, jax.core.Tracer) and _recording(operand) is not _program((operand,))
+        for operand in operands
+    )
+
+
+def _recording(operand: Any) -> Any:
+    """The innermost trace that records a program."""
+    trace = operand._trace
+    while trace is not None and not hasattr(trace, "frame"):
+        trace = getattr(trace, "parent_trace", None)
+    return trace
+
+
 def _program(operands: tuple[Any, ...]) -> Any:
     """The outermost trace of a program to which an operand belongs; None for values, and outside of `jit`."""
     for operand in operands:

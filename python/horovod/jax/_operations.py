@@ -329,9 +329,10 @@ def _options(
 
 
 def _named(options: Options, operands: Arrays) -> Options:
-    if options.name is not None or not _names.is_traced(operands):
+    if not _names.is_traced(operands):
         return options
-    return replace(options, name=_names.of_call(operands))
+    name = options.name if options.name is not None else _names.of_call(operands)
+    return replace(options, name=name, is_shared=_names.is_shared(operands))
 
 
 def _on_tree(collective: _Collective, options: Options, tree: Any) -> Any:

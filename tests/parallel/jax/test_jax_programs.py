@@ -98,6 +98,29 @@ def test_checkpointed_functions():
     assert np.allclose(got, direct, atol=1e-5)
 
 
+def test_a_function_that_is_traced_once_and_used_twice_is_refused():
+    """XLA could run the two in another order on each rank, and their values would be mixed up."""
+    inner = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    assert np.allclose(jax.jit(lambda x: inner(x) + 1)(jnp.ones(3)), SIZE + 1)
+    with pytest.raises((RuntimeError, ValueError), match="several places of one compiled program"):
+        jax.block_until_ready(jax.jit(lambda x: inner(x) + inner(x * 2))(jnp.ones(3)))
+
+    def body(total, _):
+        return hvd.allreduce(total), None
+
+    def scanned(x):
+        return jax.lax.scan(body, x, None, length=3)[0]
+
+    assert np.allclose(jax.jit(scanned)(jnp.ones(3)), 1)
+    with pytest.raises((RuntimeError, ValueError), match="several places of one compiled program"):
+        jax.block_until_ready(jax.jit(lambda x: scanned(x) + scanned(x * 2))(jnp.ones(3)))
+
+    def plain(x):
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    assert np.allclose(jax.jit(lambda x: plain(x) + plain(x * 2))(jnp.ones(3)), 3 * SIZE)
+
+
 def test_donated_operands_are_worked_on_in_place():
     step = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum), donate_argnums=0)
     x = jnp.ones((512, 512)) + 0

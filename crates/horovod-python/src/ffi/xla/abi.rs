@@ -146,6 +146,14 @@ pub(super) struct FutureSetErrorArgs {
     pub(super) error: *mut Error,
 }
 
+#[repr(C)]
+pub(super) struct RunIdGetArgs {
+    pub(super) head: Head,
+    pub(super) context: *mut c_void,
+    /// Out.
+    pub(super) run_id: i64,
+}
+
 /// The table of functions, as far as it is used; XLA keeps it for as long as the process lives.
 #[repr(C)]
 pub(super) struct Api {
@@ -169,11 +177,19 @@ pub(super) struct Api {
     pub(super) future_set_available:
         unsafe extern "C" fn(*mut FutureSetAvailableArgs) -> *mut Error,
     pub(super) future_set_error: unsafe extern "C" fn(*mut FutureSetErrorArgs) -> *mut Error,
+    pub(super) run_id_get: unsafe extern "C" fn(*mut RunIdGetArgs) -> *mut Error,
 }
 
 /// Bytes of the table up to `error_create`, without which nothing can be said.
 pub(super) const API_WITH_ERRORS: usize =
     std::mem::offset_of!(Api, error_create) + size_of::<usize>();
+
+/// Bytes of the table up to the functions of futures.
+pub(super) const API_WITH_FUTURES: usize =
+    std::mem::offset_of!(Api, future_set_error) + size_of::<usize>();
+/// Bytes of the table up to `run_id_get`.
+pub(super) const API_WITH_RUN_IDS: usize =
+    std::mem::offset_of!(Api, run_id_get) + size_of::<usize>();
 
 /// A structure of XLA's, if it is as long as this type; else its size.
 ///

@@ -1,13 +1,12 @@
 //! Answers to XLA: errors, and futures that complete a call after it has returned.
 
-use std::ffi::{CString, c_int};
-use std::mem::size_of;
+use std::ffi::{CString, c_int, c_void};
 
 use horovod::{Error, StopReason};
 
 use super::abi::{
-    self, API_WITH_ERRORS, Api, ErrorCreateArgs, FutureCreateArgs, FutureSetAvailableArgs,
-    FutureSetErrorArgs, Head, sized,
+    self, API_WITH_ERRORS, API_WITH_FUTURES, API_WITH_RUN_IDS, Api, ErrorCreateArgs,
+    FutureCreateArgs, FutureSetAvailableArgs, FutureSetErrorArgs, Head, RunIdGetArgs, sized,
 };
 
 // In TensorFlow these are the classes that its custom operations raise.
@@ -54,9 +53,27 @@ impl Xla {
         unsafe { (self.0.error_create)(&raw mut args) }
     }
 
+    /// The number of the run of a program that a call belongs to, if this version of XLA tells.
+    ///
+    /// # Safety
+    /// `context` is that of a call that has not returned.
+    pub(super) unsafe fn run_id(self, context: *mut c_void) -> Option<i64> {
+        if self.0.head.struct_size < API_WITH_RUN_IDS {
+            return None;
+        }
+        let mut args = RunIdGetArgs {
+            head: Head::of::<RunIdGetArgs>(),
+            context,
+            run_id: 0,
+        };
+        // SAFETY: XLA's function, which the table has.
+        let error = unsafe { (self.0.run_id_get)(&raw mut args) };
+        error.is_null().then_some(args.run_id)
+    }
+
     /// A new future, if this version of XLA has them.
     pub(super) fn future(self) -> Option<Future> {
-        if self.0.head.struct_size < size_of::<Api>() {
+        if self.0.head.struct_size < API_WITH_FUTURES {
             return None;
         }
         let mut args = FutureCreateArgs {

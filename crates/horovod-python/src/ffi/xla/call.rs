@@ -26,6 +26,8 @@ pub(super) struct Attributes<'a> {
     pub(super) postscale: f64,
     pub(super) process_set: u32,
     pub(super) root: u32,
+    /// Whether the call is in a function that is traced once and may be used at several places.
+    pub(super) is_shared: bool,
 }
 
 impl<'a> Attributes<'a> {
@@ -39,6 +41,7 @@ impl<'a> Attributes<'a> {
             postscale: 1.0,
             process_set: 0,
             root: 0,
+            is_shared: false,
         };
         let Attrs {
             head,
@@ -66,10 +69,11 @@ impl<'a> Attributes<'a> {
                 ("postscale", Value::Float(factor)) => all.postscale = factor,
                 ("process_set", Value::Int(set)) => all.process_set = number(name, set)?,
                 ("root", Value::Int(rank)) => all.root = number(name, rank)?,
+                ("is_shared", Value::Int(is)) => all.is_shared = is != 0,
                 (_, value) => {
                     return Err(invalid(format!(
                         "an XLA call has the attribute {name:?} with {value:?}; known are name (a string), reduce_op, \
-                         process_set, root (32-bit integers), prescale and postscale (64-bit floats)"
+                         process_set, root, is_shared (32-bit integers), prescale and postscale (64-bit floats)"
                     )));
                 }
             }

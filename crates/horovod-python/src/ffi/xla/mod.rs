@@ -11,6 +11,7 @@
 mod abi;
 mod answer;
 mod call;
+mod places;
 
 use std::time::Duration;
 
@@ -214,6 +215,18 @@ unsafe fn tell_metadata(frame: &CallFrame) -> bool {
 unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
     // SAFETY: XLA's frame.
     let (attributes, operands) = unsafe { (Attributes::of(frame)?, Operand::all(frame)?) };
+    if attributes.is_shared
+        // SAFETY: the context of this call.
+        && let Some(run_id) = unsafe { xla.run_id(frame.context) }
+    {
+        let place = frame.attrs.values.addr();
+        if places::is_elsewhere(attributes.name, places::Use { run_id, place }) {
+            return Err(invalid(format!(
+                "the operation {} {SEVERAL_PLACES}",
+                attributes.name
+            )));
+        }
+    }
     let engine = horovod::engine()?;
     let scale = Scale {
         pre: attributes.prescale,
@@ -271,17 +284,18 @@ unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Err
     Ok(())
 }
 
+/// What is wrong with a name that several calls of one program have, and the cure.
+const SEVERAL_PLACES: &str = "stands at several places of one compiled program, which XLA may run in any order, so the \
+    ranks could mix up their values: this is so when a function with its own jit (or the body of a scan) that has the \
+    call in it is used more than once. Give that function no jit of its own, or several operands at \
+    once; or give operations that have the same `name` different ones";
+
 /// A name that is under way already is not that of a second call of one place in the program: those do not overlap.
 fn explained(error: Error) -> Error {
     let Error::DuplicateName { name } = &error else {
         return error;
     };
-    invalid(format!(
-        "{error} (tensor {name}) It stands at several places of one compiled program, which XLA runs at the same time and \
-         in any order, so the ranks could mix up their values: this is so when a function with its own jit that has the \
-         call in it is used more than once. Give that function no jit of its own, jit(inline=True), or several operands at \
-         once; or give operations that have the same `name` different ones"
-    ))
+    invalid(format!("{error} (tensor {name}) It {SEVERAL_PLACES}"))
 }
 
 fn wait_timeout(tensors: &Tensors) -> Duration {
