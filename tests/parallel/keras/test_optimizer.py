@@ -349,7 +349,7 @@ def test_steps_per_execution():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="on JAX all is compiled, on PyTorch nothing")
-@pytest.mark.parametrize("passes", [1])
+@pytest.mark.parametrize("passes", [1, 2])
 def test_compiled_steps(passes):
     alone, together = model(), model()
     plain = keras.optimizers.SGD(0.05, gradient_accumulation_steps=2 if passes == 2 else None)
