@@ -168,12 +168,9 @@ def test_who_waits_for_a_script_that_ended_by_an_exception_is_told(script, jobs)
 # Rank 0 ends while many of its threads wait. The sum holds the interpreter's lock after Horovod has been shut down: a
 # thread that comes back from its wait then is still within the framework's C++ when the interpreter ends.
 WAITING_AT_EXIT = """
-import atexit, os, threading
-if os.environ["HOROVOD_RANK"] == "0":
-    import torch
-    import horovod.torch as hvd
-else:
-    import horovod.numpy as hvd
+import atexit, threading
+import torch
+import horovod.torch as hvd
 
 atexit.register(lambda: sum(range(20_000_000)))
 hvd.init()
