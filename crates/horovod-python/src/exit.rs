@@ -58,6 +58,13 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
     result
 }
 
+/// Does not return once the interpreter ends, but in the thread that ends it. For calls that may answer without a wait.
+pub(crate) fn stay_if_leaving(py: Python<'_>) {
+    if LEAVING.load(Ordering::Relaxed) {
+        detached(py, || ());
+    }
+}
+
 /// Run with the interpreter from amid such work; `None` once the interpreter ends.
 pub(crate) fn attached<T>(look: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     let returning = Returning::begin()?;

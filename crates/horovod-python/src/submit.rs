@@ -13,7 +13,7 @@ use pyo3::types::{PyList, PyTuple, PyType};
 
 use crate::dlpack::Reader;
 use crate::errors::{interrupt_or, operation_error};
-use crate::exit::detached;
+use crate::exit::{detached, stay_if_leaving};
 use crate::results::{is_lost, lost, outputs};
 use crate::runtime::registered;
 
@@ -63,6 +63,7 @@ pub(crate) fn enqueue(
     grouped: bool,
     finish: Option<Py<PyAny>>,
 ) -> PyResult<u64> {
+    stay_if_leaving(py);
     let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
     let set = registered(process_set)?;
     let op = operation(kind, op, prescale, postscale, root)?;
@@ -397,6 +398,7 @@ impl PlainTensors {
 /// Wait for the operation, clear its handle and return its result. None for a handle that has given it already.
 #[pyfunction]
 pub(crate) fn wait(py: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+    stay_if_leaving(py);
     let handle = match handle.extract::<u64>() {
         Ok(handle) => handle,
         // A number that no handle can have.
