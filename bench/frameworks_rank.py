@@ -71,7 +71,7 @@ def tensorflow_runs(hvd: Any, jit: bool) -> Runs:
 
 
 def tape_runs(hvd: Any) -> Runs:
-    """The gradients of a tape, as training scripts reduce them; of squares, as constants would be reduced once for all."""
+    """The gradients of a tape, as scripts reduce them; of squares, as constants would be reduced once for all."""
     import tensorflow as tf
 
     variables = [tf.Variable(tf.ones(shape)) for shape in SHAPES]
