@@ -16,6 +16,7 @@ from horovod import _core
 __all__ = ["ComputeClient", "ComputeService"]
 
 _LOOKS_EVERY_S = 0.1
+_LOOKS_FOR_THE_END_EVERY_S = 0.5
 # A service that runs answers by then, however short a caller wants to wait for others.
 _ANSWERS_WITHIN_S = 5.0
 
@@ -178,7 +179,7 @@ class ComputeClient:
                     return
             except ConnectionError:
                 return
-            time.sleep(5 * _LOOKS_EVERY_S)
+            time.sleep(_LOOKS_FOR_THE_END_EVERY_S)
 
     def shutdown(self) -> None:
         """Shut the service down; if it is gone already, do nothing."""
