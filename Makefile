@@ -70,7 +70,7 @@ soak: $(STAMPS)/install ## Half an hour of random faults between two hosts (ARGS
 # Tests across hosts run real sshd in network namespaces, those of other launchers real ones. Without these tools they say so and are not run.
 host-tools:
 	@missing=; for tool in /usr/sbin/sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux strace:strace \
-			mpirun:openmpi-bin mpiexec.hydra:hydra; do \
+			mpirun:openmpi-bin mpiexec.hydra:hydra java:default-jre-headless; do \
 		command -v "$${tool%%:*}" >/dev/null || PATH="$$PATH:/usr/sbin:/sbin" command -v "$${tool%%:*}" >/dev/null || \
 			missing="$$missing $${tool##*:}"; \
 	done; \
