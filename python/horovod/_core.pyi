@@ -53,6 +53,7 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "staying_threads",
     "stop_timeline",
     "transports",
     "wait",
@@ -218,6 +219,9 @@ def init(ranks: Sequence[int] | None = None, dynamic_process_sets: bool = False)
 def shutdown() -> None: ...
 def leave_at_exit(failed: bool) -> None:
     """As `shutdown`, at the exit of the process: other threads that wait in here do not return from now on."""
+
+def staying_threads() -> list[int]:
+    """Idents of the threads that came out of a wait, or came to one, after `leave_at_exit`, and do not return."""
 
 def is_initialized() -> bool:
     """A forked child says what its parent would have."""

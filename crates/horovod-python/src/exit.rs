@@ -17,6 +17,8 @@ static LEAVING: AtomicBool = AtomicBool::new(false);
 static LEAVER: Mutex<Option<ThreadId>> = Mutex::new(None);
 /// Threads that have been let back to the interpreter and may not have its lock yet.
 static RETURNING: AtomicUsize = AtomicUsize::new(0);
+/// Threads that stay here until the process is gone, as Python numbers them.
+static STAYING: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// The process that these are threads of: a forked child has none of them.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
@@ -47,6 +49,15 @@ fn is_leaver() -> bool {
 pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     let (result, returning) = py.detach(|| {
         let result = work();
+        if let Some(returning) = Returning::begin() {
+            return (result, returning);
+        }
+        // SAFETY: no preconditions.
+        let own = unsafe { libc::pthread_self() };
+        STAYING
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(own as u64);
         loop {
             if let Some(returning) = Returning::begin() {
                 return (result, returning);
@@ -56,6 +67,15 @@ pub(crate) fn detached<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send)
     });
     drop(returning);
     result
+}
+
+/// Idents of the threads that have come out of a wait, or were about to begin one, and stay until the process is gone.
+#[pyfunction]
+pub(crate) fn staying_threads() -> Vec<u64> {
+    STAYING
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone()
 }
 
 /// Does not return once the interpreter ends, but in the thread that ends it. For calls that may answer without a wait.
@@ -82,6 +102,10 @@ pub(crate) fn stays() {
         RETURNING.store(0, Ordering::SeqCst);
     }
     LEAVING.store(false, Ordering::SeqCst);
+    STAYING
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clear();
 }
 
 /// The exit handlers have begun to run, in this thread: from now on no other comes back.

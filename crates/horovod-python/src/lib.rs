@@ -27,6 +27,8 @@ mod _core {
     #[pymodule_export]
     use crate::checksums::checksums;
     #[pymodule_export]
+    use crate::exit::staying_threads;
+    #[pymodule_export]
     use crate::launch::{Rendezvous, assign_ranks, names_of_a_job};
     #[pymodule_export]
     use crate::payloads::{PayloadServer, deliver_payload, fetch_payload};

@@ -242,6 +242,7 @@ impl PlainTensors {
         process_set: Option<u32>,
     ) -> PyResult<Option<u64>> {
         let py = tensor.py();
+        stay_if_leaving(py);
         let op = operation(kind, op, prescale, postscale, root)?;
         let Some((tensor, kept)) = self.read(tensor, &op)? else {
             return Ok(None);
@@ -273,6 +274,7 @@ impl PlainTensors {
         process_set: Option<u32>,
     ) -> PyResult<Vec<u64>> {
         let py = tensors.py();
+        stay_if_leaving(py);
         let op = operation(0, op, prescale, postscale, -1)?;
         let set = registered(process_set)?;
         let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
@@ -313,6 +315,7 @@ impl PlainTensors {
         process_set: Option<u32>,
     ) -> PyResult<Option<u64>> {
         let py = tensors.py();
+        stay_if_leaving(py);
         let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
         let mut members = Vec::with_capacity(tensors.len());
         let mut parts = Vec::with_capacity(tensors.len());

@@ -3,9 +3,12 @@
 import sys
 import threading
 from itertools import islice
+from pathlib import Path
 from types import FrameType
 
 from horovod import _core
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent) + "/"
 
 
 def _frames(innermost: FrameType) -> list[tuple[str, int, str]]:
@@ -30,3 +33,26 @@ def thread_stacks() -> list[tuple[str, list[tuple[str, int, str]]]]:
         (names.get(ident, f"number {ident}"), _frames(stacks[ident]))
         for ident in islice(ordered, _core.THREADS_MAX)
     ]
+
+
+def threads_within_calls() -> set[int]:
+    """Return the idents of the threads, but the calling one, of which other code has called this package."""
+    return {
+        ident
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident() and _is_within_call(frame)
+    }
+
+
+def _is_within_call(innermost: FrameType) -> bool:
+    frame: FrameType | None = innermost
+    called = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_PACKAGE):
+            called = True
+        elif called and file != threading.__file__:
+            return True
+        frame = frame.f_back
+    # A thread that this package has started, or that is not in it.
+    return False

@@ -6,18 +6,23 @@ import functools
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from horovod import _core
 from horovod.common import _job_events, _ops
 from horovod.common import process_sets as _process_sets
+from horovod.common._stacks import threads_within_calls
 from horovod.common.exceptions import HorovodInternalError, HorovodNotInitializedError
 
 if TYPE_CHECKING:
     from horovod.common.process_sets import ProcessSet
 
 _log = logging.getLogger("horovod")
+
+# A call that waits for something else, such as a user's callback, may not end at all.
+_CALLS_END_WITHIN_S = 0.5
 
 _NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
@@ -69,6 +74,20 @@ def _leave_at_exit() -> None:
     if not failed:
         _drain()
     _core.leave_at_exit(failed)
+    _await_calls()
+
+
+def _await_calls() -> None:
+    """Wait for threads that are within a call of this package to come out of it, or to where they stay.
+
+    CPython unwinds a thread that asks for the interpreter's lock too late, and a framework's C++ frames, which such a
+    call may have beneath it, turn that into an abort of the process after all its work.
+    """
+    deadline = time.monotonic() + _CALLS_END_WITHIN_S
+    while time.monotonic() < deadline:
+        if threads_within_calls() <= set(_core.staying_threads()):
+            return
+        time.sleep(0.001)
 
 
 class HorovodBasics:
