@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::doctor::examiner::Examiner;
 use crate::frames::{
-    ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Seat, Stop, Stream, ToAgent,
-    Variables,
+    ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Seat, Stop, Stream,
+    ToAgent, Variables,
 };
 use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait};
 use crate::preflight;

@@ -60,9 +60,7 @@ pub(crate) fn addresses(server: &Server) -> Vec<SocketAddr> {
 
 /// A name that tells people which task on which host this is.
 pub(crate) fn name_of(seat: &Seat) -> String {
-    let Seat {
-        index, attempt, ..
-    } = seat;
+    let Seat { index, attempt, .. } = seat;
     let host = &seat.host_name;
     match attempt {
         0 => format!("{host}[task {index}]"),
@@ -112,16 +110,19 @@ fn places(seats: &BTreeMap<u32, Seat>) -> Result<BTreeMap<u32, Placement>, Hosts
         })
         .collect();
     let placements = hosts::assign(&hosts, seats.len() as u32)?;
-    let of_tasks = by_host.iter().zip(placements).flat_map(|((_, tasks), all)| {
-        tasks.iter().zip(all.slots).map(|(index, slot)| {
-            let host = Host {
-                name: name_of(&seats[index]),
-                slots: 1,
-            };
-            let slots = vec![slot];
-            (*index, Placement { host, slots })
-        })
-    });
+    let of_tasks = by_host
+        .iter()
+        .zip(placements)
+        .flat_map(|((_, tasks), all)| {
+            tasks.iter().zip(all.slots).map(|(index, slot)| {
+                let host = Host {
+                    name: name_of(&seats[index]),
+                    slots: 1,
+                };
+                let slots = vec![slot];
+                (*index, Placement { host, slots })
+            })
+        });
     Ok(of_tasks.collect())
 }
 
@@ -369,9 +370,6 @@ mod tests {
         };
         let mut links = [link(0), link(2), link(1)];
         drop_outdated(&mut links);
-        assert_eq!(
-            links.each_ref().map(HostLink::is_over),
-            [true, false, true]
-        );
+        assert_eq!(links.each_ref().map(HostLink::is_over), [true, false, true]);
     }
 }

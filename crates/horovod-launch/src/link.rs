@@ -76,7 +76,10 @@ impl HostLink {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()?;
-        let stdin = child.stdin.take().map(|pipe| File::from(OwnedFd::from(pipe)));
+        let stdin = child
+            .stdin
+            .take()
+            .map(|pipe| File::from(OwnedFd::from(pipe)));
         let stdout = child.stdout.take();
         let stdout = stdout.map(|pipe| File::from(OwnedFd::from(pipe)));
         let stderr = child.stderr.take();
