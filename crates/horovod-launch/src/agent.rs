@@ -10,16 +10,16 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::doctor::examiner::Examiner;
-use crate::environment;
 use crate::frames::{
-    ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Stop, Stream, ToAgent,
-    Variables,
+    ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Seat, Stop, Stream,
+    ToAgent, Variables,
 };
 use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait};
 use crate::preflight;
 use crate::ranks::Ranks;
 use crate::signals::Signals;
 use crate::threads::{self, Share, Threads};
+use crate::{dialing, environment};
 
 /// Name of the hidden subcommand.
 pub(crate) const SUBCOMMAND: &str = "__agent";
@@ -37,12 +37,25 @@ const KILL_GRACE: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Runs until the job is over; the error says why the agent could not work at all.
-pub(crate) fn run() -> io::Result<()> {
+pub(crate) fn run(words: &[OsString]) -> io::Result<()> {
+    match words {
+        [option] if option == dialing::OPTION => {
+            let dialed = dialing::start()?;
+            let (seat, python) = (Some(dialed.seat), dialed.python);
+            run_on(dialed.stdin, dialed.stdout, seat, python)
+        }
+        _ => {
+            // Duplicates without a buffer or lock of the standard library in between.
+            let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+            let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+            run_on(stdin, stdout, None, OsString::new())
+        }
+    }
+}
+
+fn run_on(stdin: File, stdout: File, seat: Option<Seat>, python: OsString) -> io::Result<()> {
     crate::platform::adopt_orphans();
     let signals = Signals::watch()?;
-    // Duplicates without a buffer or lock of the standard library in between.
-    let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     set_nonblocking(&stdin)?;
     set_nonblocking(&stdout)?;
     let mut agent = Agent {
@@ -62,11 +75,13 @@ pub(crate) fn run() -> io::Result<()> {
         done: false,
         threads: None,
         questions: Vec::new(),
+        python,
     };
     agent.outbox.buffer().extend_from_slice(MAGIC);
     agent.say(&FromAgent::Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         hostname: environment::hostname(),
+        seat,
     });
     while !agent.is_over() {
         agent.step()?;
@@ -106,6 +121,8 @@ struct Agent {
     threads: Option<Threads>,
     /// What the doctor wants to know; then there is no job.
     questions: Vec<Question>,
+    /// What runs a command that names no program.
+    python: OsString,
 }
 
 impl Agent {
@@ -253,12 +270,19 @@ impl Agent {
     }
 
     fn prepare(&mut self, mut job: JobSpec) {
-        if job.inherit_env {
+        let here = std::env::current_dir().unwrap_or_else(|_| "/".into());
+        if job.stays {
+            job.env = environment::lay_own_over(job.env);
+            job.cwd.clone_from(&here);
+        } else if job.inherit_env {
             job.env = environment::lay_over_own(&job.env);
+        }
+        job.env.append(&mut job.on_top);
+        if let Some(program) = job.command.first_mut().filter(|word| word.is_empty()) {
+            program.clone_from(&self.python);
         }
         if !job.cwd.is_dir() {
             // As Horovod does: a job may use only absolute paths.
-            let here = std::env::current_dir().unwrap_or_else(|_| "/".into());
             self.say(&FromAgent::Note(format!(
                 "the working directory {} does not exist here, using {}",
                 job.cwd.display(),

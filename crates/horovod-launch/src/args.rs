@@ -49,6 +49,8 @@ pub struct Options {
     pub help: bool,
     /// YAML file with settings for the ranks.
     pub config_file: Option<PathBuf>,
+    /// Agents dial the launcher.
+    pub dialed: bool,
     /// Hosts and slots of the batch job (LSF) that this runs in, when the command line names none.
     pub batch_hosts: Option<Vec<Host>>,
     /// One line for each thing that was accepted but means nothing here.
@@ -153,7 +155,7 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
     if options.check_build {
         return Ok(options);
     }
-    if options.hosts.is_none() && options.hostfile.is_none() {
+    if options.hosts.is_none() && options.hostfile.is_none() && !options.dialed {
         options.batch_hosts = environment::batch_hosts().map_err(UsageError)?;
     }
     if options.num_proc.is_none() {

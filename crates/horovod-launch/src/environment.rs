@@ -31,6 +31,8 @@ pub(crate) const IDENTITY: &[&str] = &[
     "_HOROVOD_SECRET_KEY",
     PARENT_WATCH,
     EVENTS,
+    AGENTS_KEY,
+    AGENTS_PYTHON,
 ];
 /// Where rank 0 serves the rendezvous of a job that has no launcher.
 pub(crate) const RANK0_ADDRESS: &str = settings::RANK0_ADDRESS.name;
@@ -40,6 +42,12 @@ pub(crate) const LOCAL_SIZE: &str = settings::LOCAL_SIZE.name;
 const PARENT_WATCH: &str = "HOROVODRUN_LEASH_FD";
 /// Descriptor on which whoever started this launcher wants to hear of events.
 const EVENTS: &str = "HOROVODRUN_EVENTS_FD";
+/// The key that agents which dial must have.
+const AGENTS_KEY: &str = "HOROVODRUN_AGENTS_KEY";
+/// Version of Python that they must have.
+const AGENTS_PYTHON: &str = "HOROVODRUN_AGENTS_PYTHON";
+/// What begins so is set for the ranks without this beginning, whatever their executor has there.
+const ON_TOP_PREFIX: &str = "HOROVODRUN_SET_";
 /// Descriptor through which an agent has the launcher's standard input.
 pub(crate) const STDIN: &str = "HOROVODRUN_STDIN_FD";
 
@@ -116,6 +124,33 @@ pub(crate) fn log_level() -> String {
 )]
 pub(crate) fn parent_watch() -> Option<u32> {
     std::env::var(PARENT_WATCH).ok()?.parse().ok()
+}
+
+/// See [`crate::dialed`].
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn agents_key() -> Option<String> {
+    std::env::var(AGENTS_KEY).ok()
+}
+
+/// See [`crate::dialed`].
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn agents_python() -> Option<String> {
+    std::env::var(AGENTS_PYTHON).ok()
+}
+
+/// What the ranks of agents that dial get above all else.
+pub(crate) fn on_top() -> Variables {
+    let named = |(name, value): (OsString, OsString)| {
+        let name = name.as_bytes().strip_prefix(ON_TOP_PREFIX.as_bytes())?;
+        Some((OsStr::from_bytes(name).to_owned(), value))
+    };
+    std::env::vars_os().filter_map(named).collect()
 }
 
 /// See [`crate::events`].
@@ -255,7 +290,9 @@ pub(crate) fn forwarded(to_this_host: bool) -> Variables {
 
 fn is_forwarded(name: &OsStr, to_this_host: bool) -> bool {
     let bytes = name.as_bytes();
-    if IDENTITY.iter().any(|own| own.as_bytes() == bytes) {
+    if IDENTITY.iter().any(|own| own.as_bytes() == bytes)
+        || bytes.starts_with(ON_TOP_PREFIX.as_bytes())
+    {
         return false;
     }
     to_this_host
@@ -271,6 +308,12 @@ pub(crate) fn lay_over_own(forwarded: &Variables) -> Variables {
     let own = std::env::vars_os()
         .filter(|(name, _)| !name.as_bytes().starts_with(b"SSH_") && is_forwarded(name, true));
     own.chain(forwarded.iter().cloned()).collect()
+}
+
+/// The launcher's environment, overlaid with an agent's own.
+pub(crate) fn lay_own_over(mut forwarded: Variables) -> Variables {
+    forwarded.extend(std::env::vars_os().filter(|(name, _)| is_forwarded(name, true)));
+    forwarded
 }
 
 /// The settings that reach the ranks: the details of autotuning only when it is on.

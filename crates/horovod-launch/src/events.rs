@@ -5,6 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::net::SocketAddr;
 
 use crate::environment;
 use crate::frames::ExitStatus;
@@ -20,6 +21,8 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) enum Event {
     /// The first one.
     Begin,
+    /// Agents can dial these addresses.
+    Listening(Vec<SocketAddr>),
     /// A worker runs.
     Started {
         /// Which.
@@ -75,6 +78,13 @@ impl Event {
                     ("version", VERSION.into()),
                     ("horovodrun", env!("CARGO_PKG_VERSION").into()),
                 ],
+            ),
+            Self::Listening(addresses) => (
+                "listening",
+                vec![(
+                    "addresses",
+                    Json::list(addresses, |address| address.to_string().into()),
+                )],
             ),
             Self::Started { worker, host, pid } => (
                 "started",
@@ -182,6 +192,10 @@ mod tests {
         check(
             &Event::Begin,
             &format!(r#"{{"event": "begin", "version": 1, "horovodrun": "{version}"}}"#),
+        );
+        check(
+            &Event::Listening(vec![([10, 0, 0, 1], 77).into()]),
+            r#"{"event": "listening", "addresses": ["10.0.0.1:77"]}"#,
         );
         let host = || "h\"1".to_owned();
         check(

@@ -100,9 +100,13 @@ pub struct JobSpec {
     pub inherit_env: bool,
     /// Environment of every rank.
     pub env: Variables,
+    /// What wins over every other variable.
+    pub on_top: Variables,
+    /// The agent's own working directory stays, and what its own environment says wins over `env`.
+    pub stays: bool,
     /// Working directory.
     pub cwd: PathBuf,
-    /// Program and arguments.
+    /// Program and arguments; an empty program is the Python that started the agent.
     pub command: Vec<OsString>,
     /// End the ranks after this many seconds without a word from the launcher; 0 means never.
     pub silence_max_s: u32,
@@ -110,6 +114,45 @@ pub struct JobSpec {
     pub ranks: Vec<RankSpec>,
     /// More may be started one by one, and ended one by one: the host is done only when told so.
     pub is_open: bool,
+}
+
+/// The place of an agent that has dialed: one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// The number of its task.
+    pub index: u32,
+    /// How often that task was started before.
+    pub attempt: u32,
+    /// Equal for two agents exactly if their ranks share a host.
+    pub host: String,
+    /// What ranks know their host by.
+    pub host_name: String,
+    /// Its process.
+    pub pid: u32,
+    /// Version of the Python that started it.
+    pub python: String,
+}
+
+impl Seat {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.varint(u64::from(self.index));
+        w.varint(u64::from(self.attempt));
+        w.str(&self.host);
+        w.str(&self.host_name);
+        w.varint(u64::from(self.pid));
+        w.str(&self.python);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Ok(Self {
+            index: r.varint_u32("task")?,
+            attempt: r.varint_u32("attempt")?,
+            host: text(r, "host")?,
+            host_name: text(r, "host name")?,
+            pid: r.varint_u32("pid")?,
+            python: text(r, "Python's version")?,
+        })
+    }
 }
 
 /// Launcher to agent.
@@ -149,6 +192,8 @@ pub enum FromAgent {
         version: String,
         /// What its host calls itself.
         hostname: String,
+        /// Of one that has dialed.
+        seat: Option<Seat>,
     },
     /// The job can be started here.
     Ready,
@@ -257,6 +302,8 @@ impl ToAgent {
                 w.u8(0);
                 w.u8(u8::from(job.inherit_env));
                 put_variables(w, &job.env);
+                put_variables(w, &job.on_top);
+                w.u8(u8::from(job.stays));
                 put_word(w, job.cwd.as_os_str());
                 w.varint(job.command.len() as u64);
                 job.command.iter().for_each(|item| put_word(w, item));
@@ -299,6 +346,8 @@ impl ToAgent {
             0 => {
                 let inherit_env = r.u8("inherit_env")? != 0;
                 let env = variables(r)?;
+                let on_top = variables(r)?;
+                let stays = r.u8("stays")? != 0;
                 let cwd = word(r, "working directory")?.into();
                 let count = r.count(WORDS_MAX, 1, "command")?;
                 let command = (0..count)
@@ -311,6 +360,8 @@ impl ToAgent {
                 Self::Job(JobSpec {
                     inherit_env,
                     env,
+                    on_top,
+                    stays,
                     cwd,
                     command,
                     silence_max_s,
@@ -355,10 +406,18 @@ impl FromAgent {
     /// Appends this message as a frame.
     pub fn encode(&self, out: &mut Vec<u8>) {
         frame(out, |w| match self {
-            Self::Hello { version, hostname } => {
+            Self::Hello {
+                version,
+                hostname,
+                seat,
+            } => {
                 w.u8(0);
                 w.str(version);
                 w.str(hostname);
+                w.u8(u8::from(seat.is_some()));
+                if let Some(seat) = seat {
+                    seat.put(w);
+                }
             }
             Self::Ready => w.u8(1),
             Self::Refused { code, why } => {
@@ -419,10 +478,24 @@ impl FromAgent {
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let r = &mut Reader::new(bytes);
         let message = match r.u8("tag")? {
-            0 => Self::Hello {
-                version: text(r, "version")?,
-                hostname: text(r, "hostname")?,
-            },
+            0 => {
+                let (version, hostname) = (text(r, "version")?, text(r, "hostname")?);
+                if version != env!("CARGO_PKG_VERSION") {
+                    // What follows may mean anything; it is refused by these two.
+                    let seat = None;
+                    return Ok(Self::Hello {
+                        version,
+                        hostname,
+                        seat,
+                    });
+                }
+                let has_seat = r.u8("seat")? != 0;
+                Self::Hello {
+                    version,
+                    hostname,
+                    seat: has_seat.then(|| Seat::get(r)).transpose()?,
+                }
+            }
             1 => Self::Ready,
             2 => Self::Refused {
                 code: r.u8("code")?,

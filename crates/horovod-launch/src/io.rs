@@ -141,6 +141,12 @@ pub(crate) fn wait(interests: &[Interest<'_>], until: Option<Instant>) -> io::Re
     }
 }
 
+/// Whether this can be read now, be it only to find its end.
+pub(crate) fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    matches!(rustix::event::poll(&mut fds, Some(&Timespec::default())), Ok(count) if count > 0)
+}
+
 /// The earlier of two optional times.
 pub(crate) fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {

@@ -80,11 +80,25 @@ impl State {
             told_silent: Vec::new(),
         }
     }
+
+    /// There were never hosts to begin with.
+    pub(crate) fn fail_start(&mut self, why: String) {
+        self.start_errors.push((1, why));
+    }
+
+    /// A signal came before there were hosts.
+    pub(crate) fn interrupt(&mut self, signal: i32) {
+        self.interrupted_by = Some(signal);
+    }
 }
 
 impl Job<'_> {
     /// Runs the job to its end; the launcher's exit code.
     pub(crate) fn run(mut self) -> io::Result<u8> {
+        if !self.links.is_empty() && self.slowest() == Stage::Greeted {
+            // They have dialed.
+            self.send_jobs();
+        }
         while !self.is_over() {
             self.step()?;
         }

@@ -1,11 +1,12 @@
 //! The launch of a job from its options: hosts, rendezvous, agents.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::args::Options;
+use crate::dialed::{self, Gathered};
 use crate::events::Events;
 use crate::hosts::{self, Host, Placement};
 use crate::io::read_text;
@@ -67,6 +68,9 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     if options.elastic.is_on() {
         return elastic::run(options, events);
     }
+    if options.dialed {
+        return run_dialed(options, events);
+    }
     let size = options.num_proc.unwrap_or(1);
     let placements = hosts::assign(&wanted_hosts(options, size)?, size)?;
     let ssh = ssh_of(options)?;
@@ -105,6 +109,57 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
         start_timeout,
         cwd,
         state: State::new(now, start_timeout),
+    };
+    Ok(job.run()?)
+}
+
+/// Runs the job on agents that dial.
+fn run_dialed(options: &Options, events: &Events) -> Result<u8, LaunchError> {
+    let size = options.num_proc.unwrap_or(1);
+    let server = dialed::listen(options)?;
+    let start_timeout = start_timeout_of(options);
+    let mut signals = Signals::watch()?;
+    parent_watch::watch();
+    let mut output = Output::new(size, options.prefix_timestamp)?;
+    output.show_log(options)?;
+    output.show_events(events);
+    dialed::announce(&output, &server);
+    let gathered = dialed::gather(
+        &server,
+        size,
+        start_timeout,
+        &mut output,
+        &mut signals,
+        options.verbose,
+    )?;
+    let (links, early) = match gathered {
+        Gathered::All(links) => (links, None),
+        Gathered::Interrupted(signal) => (Vec::new(), Some(Err(signal))),
+        Gathered::Failed(why) => (Vec::new(), Some(Ok(why))),
+    };
+    // Nobody else is expected.
+    drop(server);
+    let own = horovod_transport::host_identity(&environment::hostname());
+    let mut seats = links.iter().filter_map(|link| link.seat.as_ref());
+    let all_here = seats.all(|seat| seat.host == own);
+    let reach = Reach::of(all_here && options.network_interfaces.is_empty());
+    let rendezvous = Rendezvous::start(size, reach, &options.network_interfaces)?;
+    let mut state = State::new(Instant::now(), start_timeout);
+    match early {
+        Some(Ok(why)) => state.fail_start(why),
+        Some(Err(signal)) => state.interrupt(signal),
+        None => {}
+    }
+    let job = Job {
+        options,
+        output,
+        signals,
+        rendezvous,
+        links,
+        start_timeout,
+        // That of each executor is used.
+        cwd: PathBuf::new(),
+        state,
     };
     Ok(job.run()?)
 }

@@ -24,6 +24,8 @@ pub mod args;
 mod check_build;
 mod config_file;
 mod console;
+mod dialed;
+mod dialing;
 mod doctor;
 pub mod elastic;
 mod endings;
@@ -69,7 +71,7 @@ const WRONG_CALL: u8 = 2;
 /// Runs `horovodrun` with these words after the program's name; the exit code.
 pub fn run(words: &[OsString]) -> u8 {
     match words.first().and_then(|word| word.to_str()) {
-        Some(agent::SUBCOMMAND) => return finish(agent::run().map(|()| 0)),
+        Some(agent::SUBCOMMAND) => return finish(agent::run(&words[1..]).map(|()| 0)),
         Some(rank_exec::SUBCOMMAND) => {
             let (why, code) = rank_exec::run(&words[1..]);
             complain(&why);

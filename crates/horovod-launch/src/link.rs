@@ -1,14 +1,17 @@
-//! The launcher's end of one host: a child process (the agent itself, or ssh) and the frames it exchanges.
+//! The launcher's end of one host: what leads to its agent (a child process, which is the agent itself or ssh, or a
+//! stream of an agent that has dialed) and the frames that are exchanged.
 
+use std::fs::File;
 use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use std::os::fd::AsFd;
-
-use crate::frames::{ExitStatus, FrameBuffer, FromAgent, MAGIC, ToAgent};
-use crate::hosts::Placement;
+use crate::frames::{ExitStatus, FrameBuffer, FromAgent, MAGIC, Seat, ToAgent};
+use crate::hosts::{Host, Placement};
 use crate::io::{Got, Interest, Outbox, read_some, set_nonblocking};
 use crate::remote;
 
@@ -31,15 +34,26 @@ pub(crate) enum Stage {
     Lost,
 }
 
+/// What leads to an agent.
+#[derive(Debug)]
+enum Carrier {
+    /// The agent itself, or ssh.
+    Child(Child),
+    /// The agent has dialed; the other end is a thread's, which ends when the agent has.
+    Dialed(UnixStream),
+}
+
 /// One host.
 #[derive(Debug)]
 pub(crate) struct HostLink {
     pub(crate) placement: Placement,
     pub(crate) is_local: bool,
     pub(crate) stage: Stage,
-    child: Child,
-    stdin: Option<ChildStdin>,
-    stdout: Option<ChildStdout>,
+    /// Of an agent that has dialed, once it has said so.
+    pub(crate) seat: Option<Seat>,
+    carrier: Carrier,
+    stdin: Option<File>,
+    stdout: Option<File>,
     stderr: Option<ChildStderr>,
     outbox: Outbox,
     inbox: FrameBuffer,
@@ -62,8 +76,13 @@ impl HostLink {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()?;
-        let (stdin, stdout, stderr) =
-            (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let stdin = child
+            .stdin
+            .take()
+            .map(|pipe| File::from(OwnedFd::from(pipe)));
+        let stdout = child.stdout.take();
+        let stdout = stdout.map(|pipe| File::from(OwnedFd::from(pipe)));
+        let stderr = child.stderr.take();
         stdin.as_ref().map(set_nonblocking).transpose()?;
         stdout.as_ref().map(set_nonblocking).transpose()?;
         stderr.as_ref().map(set_nonblocking).transpose()?;
@@ -71,7 +90,8 @@ impl HostLink {
             placement,
             is_local,
             stage: Stage::Starting,
-            child,
+            seat: None,
+            carrier: Carrier::Child(child),
             stdin,
             stdout,
             stderr,
@@ -80,6 +100,38 @@ impl HostLink {
             preamble: Some(Vec::new()),
             words: Vec::new(),
         })
+    }
+
+    /// Of the agent of task `index` that has dialed, and has said nothing yet.
+    pub(crate) fn dialed(index: u32, stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let copy = || stream.try_clone().map(OwnedFd::from).map(File::from);
+        let host = Host {
+            name: format!("task {index}"),
+            slots: 1,
+        };
+        Ok(Self {
+            placement: Placement {
+                host,
+                slots: Vec::new(),
+            },
+            is_local: false,
+            stage: Stage::Starting,
+            seat: None,
+            stdin: Some(copy()?),
+            stdout: Some(copy()?),
+            stderr: None,
+            carrier: Carrier::Dialed(stream),
+            outbox: Outbox::default(),
+            inbox: FrameBuffer::default(),
+            preamble: Some(Vec::new()),
+            words: Vec::new(),
+        })
+    }
+
+    /// Whether its agent has dialed.
+    pub(crate) fn is_dialed(&self) -> bool {
+        matches!(self.carrier, Carrier::Dialed(_))
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -199,15 +251,21 @@ impl HostLink {
 
     /// Why the agent did not start, by what ssh or the agent itself said, or how that ended.
     pub(crate) fn why_not_started(&mut self) -> String {
+        if self.is_dialed() {
+            return "the connection to its agent ended".to_owned();
+        }
         let deadline = Instant::now() + LAST_MOMENT;
         let words = self.words(deadline);
         // If its output has ended, it ends now.
-        let mut ended = self.child.try_wait();
-        while matches!(ended, Ok(None)) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-            ended = self.child.try_wait();
+        let mut status = None;
+        if let Carrier::Child(child) = &mut self.carrier {
+            let mut ended = child.try_wait();
+            while matches!(ended, Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+                ended = child.try_wait();
+            }
+            status = ended.ok().flatten().map(ExitStatus::from);
         }
-        let status = ended.ok().flatten().map(ExitStatus::from);
         remote::why_not_started(self.is_local, &words, status)
     }
 
@@ -244,16 +302,38 @@ impl HostLink {
     pub(crate) fn hang_up(&mut self) {
         self.stdin = None;
         self.outbox.clear();
+        if let Carrier::Dialed(stream) = &self.carrier {
+            let _ = stream.shutdown(Shutdown::Write);
+        }
     }
 
-    /// Ends the process without ceremony.
+    /// Ends the process, or the connection, without ceremony.
     pub(crate) fn kill(&mut self) {
         self.hang_up();
-        let _ = self.child.kill();
+        match &mut self.carrier {
+            Carrier::Child(child) => drop(child.kill()),
+            Carrier::Dialed(stream) => {
+                let _ = stream.shutdown(Shutdown::Both);
+                self.stdout = None;
+            }
+        }
     }
 
-    /// Whether the process has ended (and is reaped).
+    /// Whether the process has ended (and is reaped), or the connection with all that the agent has said.
     pub(crate) fn has_ended(&mut self) -> bool {
-        !matches!(self.child.try_wait(), Ok(None))
+        match &mut self.carrier {
+            Carrier::Child(child) => !matches!(child.try_wait(), Ok(None)),
+            Carrier::Dialed(_) => {
+                let mut buffer = [0; 4096];
+                while let Some(stdout) = &mut self.stdout {
+                    match read_some(stdout, &mut buffer) {
+                        Got::Bytes(_) => {}
+                        Got::Nothing => return false,
+                        Got::End => self.stdout = None,
+                    }
+                }
+                true
+            }
+        }
     }
 }

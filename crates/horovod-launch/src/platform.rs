@@ -13,6 +13,7 @@ pub(crate) use portable::*;
 mod linux {
     use std::collections::HashMap;
     use std::io;
+    use std::os::fd::OwnedFd;
 
     use rustix::process::{Pid, Signal};
 
@@ -87,6 +88,15 @@ mod linux {
         found.is_some_and(|(state, _)| state == 'T')
     }
 
+    /// Readable once this process's parent, which must be `parent`, has ended; `None` where that cannot be watched.
+    pub(crate) fn watch_parent(parent: u32) -> Option<OwnedFd> {
+        let pid = rustix::process::getppid()?;
+        if u32::try_from(pid.as_raw_nonzero().get()) != Ok(parent) {
+            return None;
+        }
+        rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+    }
+
     /// Whether whoever started this process made it ignore the signal (`nohup`, a shell's `&`).
     pub(crate) fn is_ignored(signal: i32) -> bool {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -101,11 +111,17 @@ mod linux {
 #[cfg(not(all(target_os = "linux", not(horovod_portable))))]
 mod portable {
     use std::io;
+    use std::os::fd::OwnedFd;
 
     use rustix::process::Pid;
 
     /// Only the ranks' process groups can be found.
     pub(crate) const SEES_DESCENDANTS: bool = false;
+
+    /// Not to be had: what the parent holds tells its end.
+    pub(crate) fn watch_parent(_parent: u32) -> Option<OwnedFd> {
+        None
+    }
 
     /// Not to be had: only process groups can be ended.
     pub(crate) fn adopt_orphans() {}

@@ -53,6 +53,8 @@ pub(crate) enum Purpose {
     Payload = 5,
     /// Before a job: whether and how fast hosts reach each other.
     Probe = 6,
+    /// A host agent that dials its launcher.
+    Agent = 7,
 }
 
 impl Purpose {
@@ -64,6 +66,7 @@ impl Purpose {
             Self::Host,
             Self::Payload,
             Self::Probe,
+            Self::Agent,
         ]
         .into_iter()
         .find(|p| *p as u8 == code)
@@ -79,6 +82,7 @@ impl std::fmt::Display for Purpose {
             Self::Host => "local",
             Self::Payload => "payload",
             Self::Probe => "probe",
+            Self::Agent => "agent",
         })
     }
 }

@@ -13,6 +13,8 @@ mod sync;
 mod shm;
 
 #[cfg(not(loom))]
+pub mod agents;
+#[cfg(not(loom))]
 mod control;
 #[cfg(not(loom))]
 mod core_migration;
@@ -66,7 +68,9 @@ pub use self::{
         CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt,
         Membership, Mesh, MeshConfig, Place, connect,
     },
-    platform::{MECHANISMS, Mechanisms, fd::fork_epoch, net::resolve_interfaces},
+    platform::{
+        MECHANISMS, Mechanisms, fd::fork_epoch, identity::host_identity, net::resolve_interfaces,
+    },
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},
     waiter::{Notifier, Sleeper, Waiter},

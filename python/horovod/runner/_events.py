@@ -20,6 +20,14 @@ class Events:
         self._partial = b""
         self._version: int | None = None
         self._end: dict[str, Any] | None = None
+        self.addresses: list[str] | None = None
+        """Where agents can dial, once the launcher listens for them."""
+        self.running: set[int] = set()
+        """Workers that have been started and have not ended."""
+        self.has_started = False
+        """Some worker has been started."""
+        self.has_finished = False
+        """Some worker has ended with 0."""
         os.set_blocking(fd, False)
 
     def fileno(self) -> int:
@@ -43,8 +51,23 @@ class Events:
         if event["event"] == "begin":
             self._version = event["version"]
         # What another version means by its events is not known.
-        elif self._version == _VERSION and event["event"] == "end":
-            self._end = event
+        elif self._version == _VERSION:
+            self._take_known(event)
+
+    def _take_known(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "end":
+                self._end = event
+            case "listening":
+                self.addresses = event["addresses"]
+            case "started":
+                self.has_started = True
+                self.running.add(event["worker"])
+            case "ended":
+                self.has_finished |= event.get("code") == 0
+                self.running.discard(event["worker"])
+            case _:
+                pass
 
     def report(self, exit_status: int) -> str:
         """What the launcher says of the end of the job; empty if all is well."""

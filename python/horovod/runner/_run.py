@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import operator
 import os
-import pickle
-import selectors
-import signal
 import socket
-import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
-
-from horovod import _core
-from horovod.runner import _payloads
-from horovod.runner._events import FD, Events
-from horovod.runner._worker_error import also_runtime_error
+from horovod.runner._launching import WorkerTraceback, launch, pickled, results
 from horovod.runner.launch import find_horovodrun
 
-# After Ctrl-C: ranks get SIGINT, after 3 s SIGTERM, after 5 s more SIGKILL.
-_INTERRUPT_LIMIT_S = 15.0
-_KILL_LIMIT_S = 10.0
-_PARENT_WATCH = "HOROVODRUN_LEASH_FD"
-
-
-class WorkerTraceback(Exception):
-    """The traceback of an exception as the rank saw it; the cause of what `run` raises."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"\n{self.text}"
+__all__ = ["WorkerTraceback", "run"]
 
 
 def run(
@@ -166,10 +140,10 @@ def run(
     is_local = not elsewhere and all(_is_this_host(item) for item in (hosts or "").split(","))
     python = os.fspath(executable) if executable is not None else sys.executable
     command = [find_horovodrun(), *words, python, "-m", "horovod.runner.run_task"]
-    outcomes, report = _launch(
-        command, _pickled(func, args, kwargs), is_local, list(network_interfaces or [])
+    outcomes, report = launch(
+        command, pickled(func, args, kwargs), is_local, list(network_interfaces or [])
     )
-    return _results(outcomes, report, min_num_proc or num_proc)
+    return results(outcomes, report, min_num_proc or num_proc)
 
 
 def _whole(name: str, value: Any) -> int:
@@ -189,170 +163,3 @@ def _renamed(old_name: str, old: Any, name: str, value: Any) -> Any:
 def _is_this_host(item: str) -> bool:
     name = item.strip().rsplit(":", 1)[0]
     return name in ("", "localhost", "127.0.0.1", socket.gethostname())
-
-
-def _pickled(
-    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> bytes:
-    content = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})), protocol=5)
-    return pickle.dumps(_payloads.FunctionCall(content, list(sys.path)), protocol=5)
-
-
-Outcomes = list[tuple[int, _payloads.Outcome]]
-
-
-def _launch(
-    command: list[str], content: bytes, is_local: bool, interfaces: list[str]
-) -> tuple[Outcomes, str]:
-    """Run the launcher to its end: what the ranks brought, and what the launcher said if it failed."""
-    try:
-        payloads = _core.PayloadServer(content, is_local, interfaces)
-    except OSError as error:
-        if not interfaces:
-            raise
-        raise ValueError(f"horovod.run: network_interfaces: {error}") from None
-    try:
-        place = _payloads.Place(payloads.addresses(), payloads.key())
-        exit_status, events = _run_launcher(command, place)
-        outcomes = []
-        while (payload := payloads.take()) is not None:
-            # From a process that holds the key, which only this job's ranks were given.
-            outcomes.append((payload[0], pickle.loads(payload[1])))
-        report = events.report(exit_status)
-        if events.was_wrong_call():
-            raise ValueError(f"horovod.run: {report}")
-        return outcomes, report
-    finally:
-        payloads.close()
-
-
-def _run_launcher(command: list[str], place: _payloads.Place) -> tuple[int, Events]:
-    """Run it to its end; its exit status, and what it told."""
-    # The end of this pipe tells the launcher that this process has ended, however it did.
-    parent_watch, held = os.pipe()
-    told, telling = os.pipe()
-    try:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={
-                    **os.environ,
-                    **place.to_environment(),
-                    _PARENT_WATCH: str(parent_watch),
-                    FD: str(telling),
-                },
-                pass_fds=[parent_watch, telling],
-                # Ctrl-C is this process's to pass on.
-                start_new_session=True,
-            )
-        finally:
-            os.close(parent_watch)
-            os.close(telling)
-        events = Events(told)
-        with process:
-            try:
-                return _attend(process, events), events
-            finally:
-                if process.poll() is None:
-                    process.kill()
-    finally:
-        os.close(held)
-        os.close(told)
-
-
-def _attend(process: subprocess.Popen[bytes], events: Events) -> int:
-    """Show what the ranks print until all is over; end them when this thread is interrupted."""
-    console = _Console(process, events)
-    try:
-        console.show()
-    except BaseException:
-        process.send_signal(signal.SIGINT)
-        try:
-            console.show(_INTERRUPT_LIMIT_S)
-        except BaseException:
-            # A second Ctrl-C: the launcher kills.
-            process.send_signal(signal.SIGINT)
-            console.show(_KILL_LIMIT_S)
-        raise
-    return process.wait()
-
-
-class _Console:
-    """The launcher's output on this process's `sys.stdout` and `sys.stderr`, which may be a notebook's."""
-
-    def __init__(self, process: subprocess.Popen[bytes], events: Events) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(events, selectors.EVENT_READ)
-        for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
-            assert stream is not None
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            self._selector.register(stream, selectors.EVENT_READ, (name, decoder))
-
-    def show(self, limit_s: float | None = None) -> None:
-        """Until both streams and the events end, or for so many seconds."""
-        deadline = None if limit_s is None else time.monotonic() + limit_s
-        while self._selector.get_map():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return
-            for key, _ in self._selector.select(left):
-                if isinstance(key.fileobj, Events):
-                    goes_on = key.fileobj.read()
-                else:
-                    goes_on = self._copy(key)
-                if not goes_on:
-                    self._selector.unregister(key.fileobj)
-
-    def _copy(self, key: selectors.SelectorKey) -> bool:
-        name, decoder = key.data
-        chunk = os.read(key.fd, 1 << 16)
-        text = decoder.decode(chunk, final=not chunk)
-        if text:
-            target = getattr(sys, name)
-            target.write(text)
-            target.flush()
-        return bool(chunk)
-
-
-def _results(outcomes: Outcomes, report: str, wanted: int) -> list[Any]:
-    results: dict[int, Any] = {}
-    failed: Outcomes = []
-    for rank, outcome in outcomes:
-        if outcome.kind == "result":
-            results[rank] = outcome.content
-        else:
-            failed.append((rank, outcome))
-    missing = [rank for rank in range(wanted) if rank not in results]
-    if failed and (missing or report):
-        # Those that only lost another rank come last.
-        failed.sort(key=lambda item: "HorovodInternalError" in item[1].text)
-        _raise(*failed[0], report)
-    if report or missing:
-        ranks = ", ".join(map(str, missing))
-        silent = f"no result from rank{'s'[: len(missing) > 1]} {ranks}; " if missing else ""
-        raise RuntimeError(f"horovod.run: {silent}{report or 'every rank exited with code 0'}")
-    return [cloudpickle.loads(results[rank]) for rank in range(wanted)]
-
-
-def _raise(rank: int, outcome: _payloads.Outcome, report: str) -> None:
-    where = f"rank {rank} on host {outcome.host}"
-    if outcome.kind == "exit":
-        raise RuntimeError(
-            f"horovod.run: {where}: {outcome.text}, so there is no result; return a value instead"
-        )
-    if outcome.kind == "unpicklable":
-        raise RuntimeError(f"horovod.run: {where}: {outcome.text}")
-    cause = WorkerTraceback(f"{where}:\n{outcome.text}")
-    error: Exception | None = None
-    if outcome.content:
-        with contextlib.suppress(Exception):
-            error = pickle.loads(outcome.content)
-    if not isinstance(error, Exception):
-        last = outcome.text.strip().splitlines()[-1]
-        raise RuntimeError(f"horovod.run: the function failed on {where}: {last}") from cause
-    error = also_runtime_error(error)
-    error.add_note(f"Raised by the function of horovod.run on {where}.")
-    raise error from cause

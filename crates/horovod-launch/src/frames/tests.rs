@@ -11,6 +11,8 @@ fn messages_survive_one_byte_at_a_time() {
     let job = ToAgent::Job(JobSpec {
         inherit_env: true,
         env: vec![pair("A", b"1"), pair("B", b"\xff\n")],
+        on_top: vec![pair("C", b"2")],
+        stays: true,
         cwd: "/tmp/a b".into(),
         command: vec!["python".into(), OsString::from_vec(b"\xfe".to_vec())],
         silence_max_s: 60,
@@ -52,6 +54,19 @@ fn answers_survive() {
         FromAgent::Hello {
             version: "1".into(),
             hostname: "h".into(),
+            seat: None,
+        },
+        FromAgent::Hello {
+            version: env!("CARGO_PKG_VERSION").into(),
+            hostname: "h".into(),
+            seat: Some(Seat {
+                index: 70_000,
+                attempt: 2,
+                host: "boot|h".into(),
+                host_name: "h".into(),
+                pid: 77,
+                python: "3.11.7".into(),
+            }),
         },
         FromAgent::Ready,
         FromAgent::Refused {

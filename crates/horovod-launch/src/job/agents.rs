@@ -6,11 +6,11 @@ use std::time::Instant;
 use super::{Job, has_rank};
 use crate::args::Options;
 use crate::events::Event;
-use crate::frames::{FromAgent, JobSpec, RankSpec, Stop, ToAgent};
+use crate::frames::{FromAgent, JobSpec, RankSpec, Stop, ToAgent, Variables};
 use crate::link::Stage;
 use crate::rendezvous::Rendezvous;
 use crate::report::Cause;
-use crate::{environment, platform, remote, threads};
+use crate::{dialed, environment, platform, remote, threads};
 
 /// What the agent of a host is told of the job, but for its ranks.
 pub(crate) fn spec(
@@ -20,15 +20,24 @@ pub(crate) fn spec(
     is_local: bool,
 ) -> JobSpec {
     let mut env = environment::forwarded(is_local);
-    env.extend(environment::of_job(
+    let of_job = environment::of_job(
         rendezvous.addresses(),
         &rendezvous.key(),
         &options.network_interfaces,
         &options.knobs,
-    ));
+    );
+    let mut on_top = Variables::new();
+    if options.dialed {
+        on_top.extend(environment::on_top());
+        on_top.extend(of_job);
+    } else {
+        env.extend(of_job);
+    }
     JobSpec {
         inherit_env: !is_local,
         env,
+        on_top,
+        stays: options.dialed,
         cwd: cwd.to_owned(),
         command: options.command.clone(),
         silence_max_s: remote::silence_max(is_local, environment::heartbeat_s()),
@@ -42,7 +51,9 @@ impl Job<'_> {
         let verbose = self.options.verbose;
         let name = self.links[index].name().to_owned();
         match message {
-            FromAgent::Hello { version, hostname } => {
+            FromAgent::Hello {
+                version, hostname, ..
+            } => {
                 if let Some(text) = remote::other_version(&version) {
                     self.refuse(index, 1, &text);
                     return;
@@ -123,14 +134,14 @@ impl Job<'_> {
     }
 
     /// Every host has answered: tell each what to run.
-    fn send_jobs(&mut self) {
+    pub(super) fn send_jobs(&mut self) {
         self.state.start_deadline = Instant::now() + self.start_timeout;
         self.state.has_sent_jobs = true;
         for link in &mut self.links {
             let host = &link.placement.host;
             let ranks = link.placement.slots.iter().map(|slot| RankSpec {
                 rank: slot.rank,
-                env: environment::of_rank(host, *slot),
+                env: dialed::with_host_name(environment::of_rank(host, *slot), link.seat.as_ref()),
             });
             link.send(&ToAgent::Job(JobSpec {
                 ranks: ranks.collect(),

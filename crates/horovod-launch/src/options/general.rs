@@ -110,6 +110,14 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
     .only("hosts"),
     option(
         HOSTS,
+        &["--dialed-agents"],
+        Action::Flag(|o| o.dialed = true),
+        "wait for agents that executors start and that dial this launcher",
+    )
+    .only("hosts")
+    .hide(),
+    option(
+        HOSTS,
         &["-p", "--ssh-port"],
         Action::Value("PORT", |o, v| {
             let port = u16::try_from(whole(v)?).ok().filter(|port| *port > 0);

@@ -420,7 +420,7 @@ impl<'a> Links<'a> {
                 }
             }
             // Only servers expect such.
-            Purpose::Rendezvous | Purpose::Payload | Purpose::Probe => {}
+            Purpose::Rendezvous | Purpose::Payload | Purpose::Probe | Purpose::Agent => {}
         }
     }
 

@@ -2,7 +2,7 @@
 
 /// Equal for two processes exactly if they can share memory and local sockets: the same boot of the
 /// same kernel, the same host name, and the same namespaces where there are such.
-pub(crate) fn host_identity(hostname: &str) -> String {
+pub fn host_identity(hostname: &str) -> String {
     let uname = rustix::system::uname();
     let mut parts = vec![
         boot(),

@@ -1,0 +1,375 @@
+//! Agents that dial the launcher, one for each rank: where they come in, who they are, and which ranks they get.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use horovod_settings as settings;
+use horovod_transport::agents::Server;
+use horovod_transport::{JobKey, resolve_interfaces};
+
+use crate::args::Options;
+use crate::events::Event;
+use crate::frames::{FromAgent, Seat, Variables};
+use crate::hosts::{self, Host, HostsError, Placement};
+use crate::io::{Interest, wait};
+use crate::launch::LaunchError;
+use crate::link::{HostLink, Stage};
+use crate::output::Output;
+use crate::signals::Signals;
+use crate::{environment, remote};
+
+/// A machine that has not answered for so long is given up, unless ranks are more patient.
+const SILENCE_MIN: Duration = Duration::from_secs(60);
+/// Missing tasks that are named.
+const NAMED_MAX: usize = 10;
+
+/// Listens for agents.
+pub(crate) fn listen(options: &Options) -> Result<Server, LaunchError> {
+    let key = environment::agents_key().and_then(|hex| JobKey::from_hex(&hex));
+    let key = key.ok_or_else(|| {
+        LaunchError::Wrong(
+            "--dialed-agents: HOROVODRUN_AGENTS_KEY must hold the agents' key, 64 hex digits"
+                .to_owned(),
+        )
+    })?;
+    let chosen = resolve_interfaces(&options.network_interfaces)
+        .map_err(|error| LaunchError::Wrong(format!("--network-interfaces: {error}")))?;
+    let bind: Vec<IpAddr> = match chosen.is_empty() {
+        true => vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()],
+        false => chosen,
+    };
+    let heartbeat = environment::heartbeat_s();
+    let silence_max = heartbeat.map(|s| Duration::from_secs(s.into()).max(SILENCE_MIN));
+    Server::start(&bind, key, silence_max).map_err(|error| LaunchError::Cannot {
+        what: "agents would have nowhere to dial".to_owned(),
+        error,
+    })
+}
+
+/// Where agents are told to dial.
+pub(crate) fn addresses(server: &Server) -> Vec<SocketAddr> {
+    let mut addresses = server.addrs().to_vec();
+    // To another host the loopback is itself.
+    if addresses.iter().any(|address| !address.ip().is_loopback()) {
+        addresses.retain(|address| !address.ip().is_loopback());
+    }
+    addresses.sort_by_key(SocketAddr::is_ipv6);
+    addresses
+}
+
+/// A name that tells people which task on which host this is.
+pub(crate) fn name_of(seat: &Seat) -> String {
+    let Seat { index, attempt, .. } = seat;
+    let host = &seat.host_name;
+    match attempt {
+        0 => format!("{host}[task {index}]"),
+        _ => format!("{host}[task {index}, attempt {attempt}]"),
+    }
+}
+
+/// A rank's variables, in which its host is called what its seat calls it: ranks of one host must agree on it.
+pub(crate) fn with_host_name(mut variables: Variables, seat: Option<&Seat>) -> Variables {
+    if let Some(seat) = seat {
+        let name = settings::HOSTNAME.name;
+        variables.push((name.into(), seat.host_name.clone().into()));
+    }
+    variables
+}
+
+/// What is wrong with an agent that has said hello.
+pub(crate) fn objection(version: &str, seat: Option<&Seat>) -> Option<String> {
+    let Some(seat) = seat else {
+        let other = remote::other_version(version);
+        return Some(other.unwrap_or_else(|| "does not say which task it is".to_owned()));
+    };
+    let wanted = environment::agents_python()?;
+    let minor = |text: &str| text.split('.').take(2).collect::<Vec<_>>().join(".");
+    (minor(&wanted) != minor(&seat.python)).then(|| {
+        format!(
+            "has Python {}, this host {wanted}: functions and results cannot travel between them; use the same there",
+            seat.python
+        )
+    })
+}
+
+/// The place of each task, in the order of tasks: hosts follow each other as their first tasks do, so task 0 is rank 0.
+fn places(seats: &BTreeMap<u32, Seat>) -> Result<BTreeMap<u32, Placement>, HostsError> {
+    let mut by_host: Vec<(&str, Vec<u32>)> = Vec::new();
+    for (index, seat) in seats {
+        match by_host.iter_mut().find(|(host, _)| *host == seat.host) {
+            Some((_, tasks)) => tasks.push(*index),
+            None => by_host.push((&seat.host, vec![*index])),
+        }
+    }
+    let hosts: Vec<Host> = by_host
+        .iter()
+        .map(|(host, tasks)| Host {
+            name: (*host).to_owned(),
+            slots: tasks.len() as u32,
+        })
+        .collect();
+    let placements = hosts::assign(&hosts, seats.len() as u32)?;
+    let of_tasks = by_host
+        .iter()
+        .zip(placements)
+        .flat_map(|((_, tasks), all)| {
+            tasks.iter().zip(all.slots).map(|(index, slot)| {
+                let host = Host {
+                    name: name_of(&seats[index]),
+                    slots: 1,
+                };
+                let slots = vec![slot];
+                (*index, Placement { host, slots })
+            })
+        });
+    Ok(of_tasks.collect())
+}
+
+/// How waiting for agents has ended.
+pub(crate) enum Gathered {
+    /// All are there, in the order of ranks.
+    All(Vec<HostLink>),
+    /// A signal came.
+    Interrupted(i32),
+    /// Why not.
+    Failed(String),
+}
+
+/// Waits until an agent of each of `size` tasks has come and said who it is.
+pub(crate) fn gather(
+    server: &Server,
+    size: u32,
+    within: Duration,
+    output: &mut Output,
+    signals: &mut Signals,
+    is_verbose: bool,
+) -> Result<Gathered, LaunchError> {
+    let deadline = Instant::now() + within;
+    let mut links: Vec<HostLink> = Vec::new();
+    loop {
+        let mut interests = vec![
+            Interest::read(signals.as_fd()),
+            Interest::read(output.as_fd()),
+            Interest::read(server.as_fd()),
+        ];
+        for link in &links {
+            interests.extend(link.interests(true));
+        }
+        wait(&interests, Some(deadline))?;
+        if let Some(signal) = signals.take().first() {
+            return Ok(Gathered::Interrupted(*signal));
+        }
+        // Takes down that the log has been written.
+        let _ = output.has_room();
+        for arrival in server.take() {
+            links.push(HostLink::dialed(arrival.index, arrival.stream)?);
+        }
+        for link in &mut links {
+            let (messages, result) = link.exchange(true);
+            for message in messages {
+                if let Some(why) = greet(link, message, size) {
+                    return Ok(Gathered::Failed(format!("{} {why}", link.name())));
+                }
+            }
+            if result.is_err() {
+                link.kill();
+                link.stage = Stage::Lost;
+                if is_verbose {
+                    let text = format!("horovodrun: {} has gone again", link.name());
+                    output.say(&text);
+                }
+            }
+        }
+        drop_outdated(&mut links);
+        links.retain(|link| !link.is_over());
+        let seats: BTreeMap<u32, Seat> = links
+            .iter()
+            .filter_map(|link| link.seat.clone())
+            .map(|seat| (seat.index, seat))
+            .collect();
+        if seats.len() == size as usize {
+            return seat_all(links, &seats).map(Gathered::All);
+        }
+        if Instant::now() >= deadline {
+            return Ok(Gathered::Failed(shortage(size, &seats, within)));
+        }
+    }
+}
+
+/// An agent's first message; what is wrong with it.
+fn greet(link: &mut HostLink, message: FromAgent, size: u32) -> Option<String> {
+    let FromAgent::Hello {
+        version,
+        hostname,
+        seat,
+    } = message
+    else {
+        return None;
+    };
+    let was = std::mem::replace(&mut link.placement.host.name, String::new());
+    link.placement.host.name = format!("{was} on host {hostname}");
+    if let Some(why) = objection(&version, seat.as_ref()) {
+        return Some(why);
+    }
+    if let Some(seat) = &seat
+        && seat.index >= size
+    {
+        return Some(format!("is none of the {size} tasks of this job"));
+    }
+    link.stage = Stage::Greeted;
+    link.seat = seat;
+    None
+}
+
+/// Of two agents of one task the one of the later attempt stays, or who came first.
+fn drop_outdated(links: &mut [HostLink]) {
+    let mut best: BTreeMap<u32, (u32, usize)> = BTreeMap::new();
+    for (at, link) in links.iter().enumerate().filter(|(_, l)| !l.is_over()) {
+        if let Some(seat) = &link.seat {
+            let known = best.entry(seat.index).or_insert((seat.attempt, at));
+            if seat.attempt > known.0 {
+                *known = (seat.attempt, at);
+            }
+        }
+    }
+    let kept: BTreeSet<usize> = best.values().map(|(_, at)| *at).collect();
+    for (at, link) in links.iter_mut().enumerate() {
+        if link.seat.is_some() && !kept.contains(&at) {
+            link.kill();
+            link.stage = Stage::Lost;
+        }
+    }
+}
+
+fn seat_all(
+    links: Vec<HostLink>,
+    seats: &BTreeMap<u32, Seat>,
+) -> Result<Vec<HostLink>, LaunchError> {
+    let mut places = places(seats)?;
+    let mut seated = Vec::new();
+    for mut link in links {
+        let index = link.seat.as_ref().map(|seat| seat.index);
+        match index.and_then(|index| places.remove(&index)) {
+            Some(place) => {
+                link.placement = place;
+                seated.push(link);
+            }
+            None => link.kill(),
+        }
+    }
+    seated.sort_by_key(|link| link.placement.slots.first().map(|slot| slot.rank));
+    Ok(seated)
+}
+
+fn shortage(size: u32, seats: &BTreeMap<u32, Seat>, within: Duration) -> String {
+    let missing = (0..size).filter(|index| !seats.contains_key(index));
+    let missing: Vec<String> = missing.map(|index| index.to_string()).collect();
+    let more = missing.len().saturating_sub(NAMED_MAX);
+    let mut names = missing[..missing.len().min(NAMED_MAX)].join(", ");
+    if more > 0 {
+        names.push_str(&format!(" and {more} more"));
+    }
+    let plural = if missing.len() == 1 { "" } else { "s" };
+    format!(
+        "{} of {size} tasks have come within {} s, missing: task{plural} {names}; are there too few free slots? Give \
+         them more time with start_timeout, or ask for fewer with num_proc",
+        seats.len(),
+        within.as_secs()
+    )
+}
+
+/// Tells whoever starts the agents where they can dial.
+pub(crate) fn announce(output: &Output, server: &Server) {
+    output.tell(&Event::Listening(addresses(server)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seat(index: u32, attempt: u32, host: &str) -> Seat {
+        Seat {
+            index,
+            attempt,
+            host: format!("boot|{host}"),
+            host_name: host.to_owned(),
+            pid: 1,
+            python: "3.11.7".to_owned(),
+        }
+    }
+
+    #[test]
+    fn tasks_of_a_host_are_contiguous_and_task_0_is_rank_0() {
+        let seats = [(0, "b"), (1, "a"), (2, "b"), (3, "a"), (4, "c")];
+        let seats = seats.map(|(index, host)| (index, seat(index, 0, host)));
+        let places = places(&BTreeMap::from(seats)).expect("enough slots");
+        let of = |index: u32| {
+            let place = &places[&index];
+            let slot = place.slots[0];
+            (
+                slot.rank,
+                slot.local_rank,
+                slot.local_size,
+                slot.cross_rank,
+                slot.cross_size,
+            )
+        };
+        assert_eq!(of(0), (0, 0, 2, 0, 3));
+        assert_eq!(of(2), (1, 1, 2, 0, 2));
+        assert_eq!(of(1), (2, 0, 2, 1, 3));
+        assert_eq!(of(3), (3, 1, 2, 1, 2));
+        assert_eq!(of(4), (4, 0, 1, 2, 3));
+        assert_eq!(places[&3].host.name, "a[task 3]");
+    }
+
+    #[test]
+    fn names_tell_later_attempts() {
+        assert_eq!(name_of(&seat(3, 0, "h")), "h[task 3]");
+        assert_eq!(name_of(&seat(3, 2, "h")), "h[task 3, attempt 2]");
+    }
+
+    #[test]
+    fn too_few_tasks_are_counted_and_the_missing_named() {
+        let seats = BTreeMap::from([(1, seat(1, 0, "h"))]);
+        let text = shortage(3, &seats, Duration::from_secs(9));
+        assert!(
+            text.starts_with("1 of 3 tasks have come within 9 s, missing: tasks 0, 2;"),
+            "{text}"
+        );
+        let text = shortage(20, &seats, Duration::from_secs(9));
+        assert!(text.contains("9, 10 and 9 more;"), "{text}");
+    }
+
+    #[test]
+    fn another_version_is_refused() {
+        let why = objection("0.0.1", None).expect("another version");
+        assert!(why.starts_with("has horovod-rs 0.0.1"), "{why}");
+        assert!(objection(env!("CARGO_PKG_VERSION"), None).is_some());
+        assert_eq!(
+            objection(env!("CARGO_PKG_VERSION"), Some(&seat(0, 0, "h"))),
+            None
+        );
+    }
+
+    #[test]
+    fn the_later_attempt_stays() {
+        let stream = || {
+            std::os::unix::net::UnixStream::pair()
+                .map(|(ours, theirs)| {
+                    drop(theirs);
+                    ours
+                })
+                .expect("a pair")
+        };
+        let link = |attempt| {
+            let mut link = HostLink::dialed(1, stream()).expect("a stream");
+            link.stage = Stage::Greeted;
+            link.seat = Some(seat(1, attempt, "h"));
+            link
+        };
+        let mut links = [link(0), link(2), link(1)];
+        drop_outdated(&mut links);
+        assert_eq!(links.each_ref().map(HostLink::is_over), [true, false, true]);
+    }
+}

@@ -1,0 +1,181 @@
+//! An agent that dials its launcher: a child of an executor's process, with which it ends.
+//!
+//! Its standard input is a pipe that the parent holds: first come the lines that say whom to dial, then nothing until
+//! the parent has ended, however it did.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use horovod_transport::JobKey;
+use horovod_transport::agents::dial;
+
+use crate::environment;
+use crate::frames::Seat;
+use crate::io::{Got, Interest, is_readable, read_some, wait};
+use crate::platform;
+
+/// The word after the agent's subcommand.
+pub(crate) const OPTION: &str = "--dial";
+/// Longest text that the parent says.
+const WORDS_BYTES_MAX: u64 = 1 << 20;
+
+/// What the parent says.
+#[derive(Debug)]
+struct Instructions {
+    addresses: Vec<SocketAddr>,
+    key: JobKey,
+    index: u32,
+    attempt: u32,
+    /// In place of this machine's name and namespaces.
+    host: String,
+    python: OsString,
+    python_version: String,
+    parent: u32,
+    timeout: Duration,
+}
+
+impl Instructions {
+    /// Lines `name=value`, up to an empty one.
+    fn read(from: impl io::Read) -> Result<Self, String> {
+        let mut values = std::collections::BTreeMap::new();
+        for line in BufReader::new(from.take(WORDS_BYTES_MAX)).lines() {
+            let line = line.map_err(|error| format!("standard input: {error}"))?;
+            let Some((name, value)) = line.split_once('=') else {
+                break;
+            };
+            values.insert(name.to_owned(), value.to_owned());
+        }
+        let mut text = |name: &str| {
+            let value = values.remove(name);
+            value.ok_or_else(|| format!("standard input does not say {name}"))
+        };
+        let number = |name: &str, value: String| -> Result<u32, String> {
+            let wrong = |error| format!("{name}={value}: {error}");
+            value.parse().map_err(wrong)
+        };
+        let addresses = text("addresses")?;
+        let addresses = addresses.split(',').map(|at| {
+            at.parse()
+                .map_err(|_| format!("addresses: {at:?} is not ip:port"))
+        });
+        Ok(Self {
+            addresses: addresses.collect::<Result<_, _>>()?,
+            key: JobKey::from_hex(&text("key")?).ok_or("the key is not 64 hex digits")?,
+            index: number("index", text("index")?)?,
+            attempt: number("attempt", text("attempt")?)?,
+            host: text("host")?,
+            python: text("python")?.into(),
+            python_version: text("python-version")?,
+            parent: number("parent", text("parent")?)?,
+            timeout: Duration::from_secs(number("timeout", text("timeout")?)?.into()),
+        })
+    }
+
+    fn seat(&self) -> Seat {
+        let own = environment::hostname();
+        let host_name = match self.host.is_empty() {
+            true => own,
+            false => self.host.clone(),
+        };
+        Seat {
+            index: self.index,
+            attempt: self.attempt,
+            host: horovod_transport::host_identity(&host_name),
+            host_name,
+            pid: std::process::id(),
+            python: self.python_version.clone(),
+        }
+    }
+}
+
+/// The stream to the launcher, and what the agent says of itself.
+pub(crate) struct Dialed {
+    pub(crate) stdin: File,
+    pub(crate) stdout: File,
+    pub(crate) seat: Seat,
+    pub(crate) python: OsString,
+}
+
+/// Does what standard input says.
+pub(crate) fn start() -> io::Result<Dialed> {
+    let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let said = Instructions::read(&stdin).map_err(io::Error::other)?;
+    let parent = platform::watch_parent(said.parent);
+    let stream = dial(&said.addresses, &said.key, said.index, said.timeout).map_err(|tried| {
+        io::Error::other(format!(
+            "task {} cannot reach the launcher: {tried}",
+            said.index
+        ))
+    })?;
+    let copy = || stream.try_clone().map(OwnedFd::from).map(File::from);
+    let dialed = Dialed {
+        stdin: copy()?,
+        stdout: copy()?,
+        seat: said.seat(),
+        python: said.python.clone(),
+    };
+    std::thread::Builder::new()
+        .name("parent-watch".into())
+        .spawn(move || watch(&stdin, parent, &stream))?;
+    Ok(dialed)
+}
+
+/// Hangs up once the parent has ended: the agent takes it for the launcher's end.
+fn watch(mut stdin: &File, parent: Option<OwnedFd>, stream: &UnixStream) {
+    loop {
+        // A child of the parent may hold the pipe, too, and outlive it.
+        let interests = std::iter::once(stdin.as_fd())
+            .chain(parent.as_ref().map(AsFd::as_fd))
+            .map(Interest::read)
+            .collect::<Vec<_>>();
+        let _ = wait(&interests, None);
+        let has_ended = parent.as_ref().is_some_and(|fd| is_readable(fd.as_fd()));
+        if has_ended || read_some(&mut stdin, &mut [0; 64]) == Got::End {
+            let _ = stream.shutdown(Shutdown::Both);
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    fn lines(addresses: &str, host: &str) -> String {
+        format!(
+            "addresses={addresses}\nkey={KEY}\nindex=3\nattempt=1\nhost={host}\npython=/usr/bin/python3\n\
+             python-version=3.11.7\nparent=77\ntimeout=30\n\nrest"
+        )
+    }
+
+    #[test]
+    fn reads_what_the_parent_says() {
+        let said = Instructions::read(lines("127.0.0.1:5,[::1]:6", "").as_bytes()).expect("good");
+        assert_eq!((said.index, said.attempt, said.parent), (3, 1, 77));
+        assert_eq!(said.addresses.len(), 2);
+        let seat = said.seat();
+        assert_eq!(seat.host_name, environment::hostname());
+        let other = Instructions::read(lines("127.0.0.1:5", "node-b").as_bytes()).expect("good");
+        assert_eq!(other.seat().host_name, "node-b");
+        assert_ne!(other.seat().host, seat.host);
+    }
+
+    #[test]
+    fn says_what_is_wrong_and_never_the_key() {
+        let wrong = |text: &str| Instructions::read(text.as_bytes()).expect_err("wrong");
+        assert_eq!(
+            wrong(&lines("here", "")),
+            "addresses: \"here\" is not ip:port"
+        );
+        assert_eq!(wrong(""), "standard input does not say addresses");
+        let bad_key = lines("127.0.0.1:5", "").replace(KEY, "0123");
+        assert_eq!(wrong(&bad_key), "the key is not 64 hex digits");
+    }
+}

@@ -1,0 +1,241 @@
+"""The way of a function to its ranks and back: a launcher, its output, and what the ranks bring."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import functools
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TextIO
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from horovod import _core
+from horovod.runner import _payloads
+from horovod.runner._events import FD, Events
+from horovod.runner._worker_error import also_runtime_error
+
+# After Ctrl-C: ranks get SIGINT, after 3 s SIGTERM, after 5 s more SIGKILL.
+_INTERRUPT_LIMIT_S = 15.0
+_KILL_LIMIT_S = 10.0
+_LOOK_EVERY_S = 0.5
+_PARENT_WATCH = "HOROVODRUN_LEASH_FD"
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an exception as the rank saw it; the cause of what `run` raises."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+def pickled(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> bytes:
+    """What every rank fetches."""
+    content = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})), protocol=5)
+    return pickle.dumps(_payloads.FunctionCall(content, list(sys.path)), protocol=5)
+
+
+Outcomes = list[tuple[int, _payloads.Outcome]]
+# In place of `sys.stdout` and `sys.stderr`.
+Streams = tuple[TextIO | None, TextIO | None]
+
+
+class Watch(Protocol):
+    """What follows a launcher beside its output."""
+
+    def environment(self, place: _payloads.Place) -> Mapping[str, str]:
+        """What the launcher gets in its environment so that the ranks find this place."""
+        ...
+
+    def look(self, events: Events) -> None:
+        """Called after every event and several times a second; what it raises ends the job."""
+        ...
+
+
+def launch(
+    command: list[str],
+    content: bytes,
+    is_local: bool,
+    interfaces: list[str],
+    *,
+    watch: Watch | None = None,
+    streams: Streams = (None, None),
+    caller: str = "horovod.run",
+) -> tuple[Outcomes, str]:
+    """Run the launcher to its end: what the ranks brought, and what the launcher said if it failed."""
+    try:
+        payloads = _core.PayloadServer(content, is_local, interfaces)
+    except OSError as error:
+        if not interfaces:
+            raise
+        raise ValueError(f"{caller}: network_interfaces: {error}") from None
+    try:
+        place = _payloads.Place(payloads.addresses(), payloads.key())
+        variables = place.to_environment() if watch is None else watch.environment(place)
+        exit_status, events = _run_launcher(command, variables, watch, streams)
+        outcomes = []
+        while (payload := payloads.take()) is not None:
+            # From a process that holds the key, which only this job's ranks were given.
+            outcomes.append((payload[0], pickle.loads(payload[1])))
+        report = events.report(exit_status)
+        if events.was_wrong_call():
+            raise ValueError(f"{caller}: {report}")
+        return outcomes, report
+    finally:
+        payloads.close()
+
+
+def _run_launcher(
+    command: list[str], variables: Mapping[str, str], watch: Watch | None, streams: Streams
+) -> tuple[int, Events]:
+    """Run it to its end; its exit status, and what it told."""
+    # The end of this pipe tells the launcher that this process has ended, however it did.
+    parent_watch, held = os.pipe()
+    told, telling = os.pipe()
+    try:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={
+                    **os.environ,
+                    **variables,
+                    _PARENT_WATCH: str(parent_watch),
+                    FD: str(telling),
+                },
+                pass_fds=[parent_watch, telling],
+                # Ctrl-C is this process's to pass on.
+                start_new_session=True,
+            )
+        finally:
+            os.close(parent_watch)
+            os.close(telling)
+        events = Events(told)
+        with process:
+            try:
+                return _follow(process, events, watch, streams), events
+            finally:
+                if process.poll() is None:
+                    process.kill()
+    finally:
+        os.close(held)
+        os.close(told)
+
+
+def _follow(
+    process: subprocess.Popen[bytes], events: Events, watch: Watch | None, streams: Streams
+) -> int:
+    """Show what the ranks print until all is over; end them when this thread is interrupted."""
+    console = _Console(process, events, streams)
+    look = None if watch is None else functools.partial(watch.look, events)
+    try:
+        console.show(look=look)
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        try:
+            console.show(_INTERRUPT_LIMIT_S)
+        except BaseException:
+            # A second Ctrl-C: the launcher kills.
+            process.send_signal(signal.SIGINT)
+            console.show(_KILL_LIMIT_S)
+        raise
+    return process.wait()
+
+
+class _Console:
+    """The launcher's output on this process's `sys.stdout` and `sys.stderr`, which may be a notebook's."""
+
+    def __init__(self, process: subprocess.Popen[bytes], events: Events, streams: Streams) -> None:
+        self._streams = dict(zip(("stdout", "stderr"), streams, strict=True))
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(events, selectors.EVENT_READ)
+        for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+            assert stream is not None
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            self._selector.register(stream, selectors.EVENT_READ, (name, decoder))
+
+    def show(self, limit_s: float | None = None, look: Callable[[], None] | None = None) -> None:
+        """Until both streams and the events end, or for so many seconds; calls `look` in between."""
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        while self._selector.get_map():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            if look is not None:
+                look()
+                left = _LOOK_EVERY_S
+            for key, _ in self._selector.select(left):
+                if isinstance(key.fileobj, Events):
+                    goes_on = key.fileobj.read()
+                else:
+                    goes_on = self._copy(key)
+                if not goes_on:
+                    self._selector.unregister(key.fileobj)
+
+    def _copy(self, key: selectors.SelectorKey) -> bool:
+        name, decoder = key.data
+        chunk = os.read(key.fd, 1 << 16)
+        text = decoder.decode(chunk, final=not chunk)
+        if text:
+            # What `sys.stdout` is may change while the job runs.
+            target = self._streams[name] or getattr(sys, name)
+            target.write(text)
+            target.flush()
+        return bool(chunk)
+
+
+def results(outcomes: Outcomes, report: str, wanted: int, caller: str = "horovod.run") -> list[Any]:
+    """What each rank returned, or the error that follows from what they and the launcher said."""
+    returned: dict[int, Any] = {}
+    failed: Outcomes = []
+    for rank, outcome in outcomes:
+        if outcome.kind == "result":
+            returned[rank] = outcome.content
+        else:
+            failed.append((rank, outcome))
+    missing = [rank for rank in range(wanted) if rank not in returned]
+    if failed and (missing or report):
+        # Those that only lost another rank come last.
+        failed.sort(key=lambda item: "HorovodInternalError" in item[1].text)
+        _raise(*failed[0], caller)
+    if report or missing:
+        ranks = ", ".join(map(str, missing))
+        silent = f"no result from rank{'s'[: len(missing) > 1]} {ranks}; " if missing else ""
+        raise RuntimeError(f"{caller}: {silent}{report or 'every rank exited with code 0'}")
+    return [cloudpickle.loads(returned[rank]) for rank in range(wanted)]
+
+
+def _raise(rank: int, outcome: _payloads.Outcome, caller: str) -> None:
+    where = f"rank {rank} on host {outcome.host}"
+    if outcome.kind == "exit":
+        raise RuntimeError(
+            f"{caller}: {where}: {outcome.text}, so there is no result; return a value instead"
+        )
+    if outcome.kind == "unpicklable":
+        raise RuntimeError(f"{caller}: {where}: {outcome.text}")
+    cause = WorkerTraceback(f"{where}:\n{outcome.text}")
+    error: Exception | None = None
+    if outcome.content:
+        with contextlib.suppress(Exception):
+            error = pickle.loads(outcome.content)
+    if not isinstance(error, Exception):
+        last = outcome.text.strip().splitlines()[-1]
+        raise RuntimeError(f"{caller}: the function failed on {where}: {last}") from cause
+    error = also_runtime_error(error)
+    error.add_note(f"Raised by the function of {caller} on {where}.")
+    raise error from cause

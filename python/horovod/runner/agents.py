@@ -1,0 +1,271 @@
+"""Functions on ranks that run in an executor's tasks, through agents that dial the launcher.
+
+For cluster managers that start processes by their own means (Spark tasks, Ray actors, pods): `run_on_agents` starts the
+launcher where it is called and tells `Tasks.start` where it listens; each task calls `attend`. The launcher needs no way
+to the tasks' hosts, neither ssh nor names that resolve.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import platform
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TextIO
+
+from horovod.runner import _payloads
+from horovod.runner._events import Events
+from horovod.runner._launching import launch, pickled, results
+from horovod.runner.launch import find_horovodrun
+
+__all__ = ["Invitation", "Tasks", "attend", "run_on_agents"]
+
+_KEY = "HOROVODRUN_AGENTS_KEY"
+_PYTHON = "HOROVODRUN_AGENTS_PYTHON"
+_ON_TOP = "HOROVODRUN_SET_"
+# How long an agent tries to reach the launcher.
+_DIAL_LIMIT_S = 60
+# An agent that has lost its parent ends its ranks: SIGTERM, after 5 s SIGKILL.
+_END_LIMIT_S = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Invitation:
+    """Where agents dial, and the key by which they are known. Whoever has the key can run ranks of the job.
+
+    It can be pickled: send it where only your tasks are.
+    """
+
+    addresses: tuple[str, ...]
+    key: str = dataclasses.field(repr=False)
+
+
+def attend(
+    invitation: Invitation,
+    *,
+    index: int,
+    attempt: int = 0,
+    host: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+) -> int:
+    """Run a rank of the job as a child of this process until the job is over.
+
+    The rank's working directory and environment are this process's. It ends when this process ends, however that does.
+
+    Parameters
+    ----------
+    invitation
+        What `Tasks.start` was given.
+    index
+        Number of the task, from 0. In a job of fixed size that of task 0 is rank 0.
+    attempt
+        How often this task was started before: of two that are connected the later one stays.
+    host
+        A name for the host where the default, its own name and its namespaces, does not tell hosts apart.
+    environment
+        Variables for the rank beside those of this process.
+    cwd
+        Working directory of the rank.
+
+    Returns
+    -------
+    int
+        Exit status of the agent: 0 when the job is over, or does not need this task any more.
+    """
+    words = {
+        "addresses": ",".join(invitation.addresses),
+        "key": invitation.key,
+        "index": index,
+        "attempt": attempt,
+        "host": host or "",
+        "python": sys.executable,
+        "python-version": platform.python_version(),
+        "parent": os.getpid(),
+        "timeout": _DIAL_LIMIT_S,
+    }
+    text = "".join(f"{name}={value}\n" for name, value in words.items())
+    agent = subprocess.Popen(
+        [find_horovodrun(), "__agent", "--dial"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+        cwd=cwd,
+        start_new_session=True,
+    )
+    assert agent.stdin is not None
+    try:
+        # An agent that could not even read this says why on its standard error.
+        with contextlib.suppress(BrokenPipeError):
+            agent.stdin.write(text.encode() + b"\n")
+            agent.stdin.flush()
+        return agent.wait()
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            agent.stdin.close()
+        try:
+            agent.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()
+
+
+class Tasks(Protocol):
+    """The tasks of a job, as a cluster manager starts and ends them."""
+
+    def start(self, invitation: Invitation) -> None:
+        """Start tasks that call `attend`, numbered from 0; does not wait for them."""
+        ...
+
+    def failure(self) -> BaseException | None:
+        """Why no (more) tasks can come; None while they can. Called several times a second."""
+        ...
+
+    def stop(self) -> None:
+        """End all tasks. Called once, whatever happened."""
+        ...
+
+
+def run_on_agents(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    tasks: Tasks,
+    num_proc: int,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    elastic_timeout: int | None = None,
+    start_timeout: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: bool | int | None = None,
+    network_interfaces: Sequence[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | os.PathLike[str] | None = None,
+    output_filename: str | os.PathLike[str] | None = None,
+    is_elastic: bool = False,
+    caller: str = "horovod.run",
+) -> list[Any]:
+    """Call `func(*args, **kwargs)` on ranks that run in tasks and return what they returned, in the order of ranks.
+
+    A job of fixed size begins when `num_proc` tasks have come, and fails when they have not within `start_timeout`
+    seconds; the ranks of a host are consecutive, and the rank of task 0 is rank 0. In an elastic job ranks come and go
+    with their tasks; a task that takes the place of another has its number and a higher attempt.
+
+    Parameters
+    ----------
+    func, args, kwargs
+        What to call, and with what.
+    tasks
+        What starts and ends the tasks.
+    num_proc, min_num_proc, max_num_proc, reset_limit, cooldown_range, start_timeout, verbose, output_filename
+        As for `horovod.run`.
+    elastic_timeout
+        Seconds to wait for enough ranks of an elastic job.
+    env
+        Variables of the ranks, above those of their tasks. Those of this process count where a task has none.
+    stdout, stderr
+        Where to write what ranks print; default `sys.stdout` and `sys.stderr`.
+    network_interfaces
+        Names of the interfaces to use between hosts, also to this process; default all.
+    prefix_output_with_timestamp
+        Put the local time before each line.
+    executable
+        The Python of the ranks; default that of their tasks.
+    is_elastic
+        Whether ranks may come and go.
+    caller
+        The function that the user has called, for messages.
+
+    Raises
+    ------
+    Exception
+        As from `horovod.run`; before all tasks are there, what `tasks.failure()` returned.
+    """
+    interfaces = list(network_interfaces or [])
+    values = {
+        "-np": num_proc,
+        "--min-np": (min_num_proc or num_proc) if is_elastic else None,
+        "--max-np": max_num_proc,
+        "--reset-limit": reset_limit,
+        "--elastic-timeout": elastic_timeout,
+        "--start-timeout": start_timeout,
+        "--output-filename": output_filename,
+        "--network-interfaces": ",".join(interfaces) or None,
+    }
+    words = ["--dialed-agents"]
+    for name, value in values.items():
+        if value is not None:
+            words += [name, str(value)]
+    if cooldown_range is not None:
+        words += ["--blacklist-cooldown-range", *map(str, cooldown_range)]
+    if verbose:
+        words.append("--verbose")
+    if prefix_output_with_timestamp:
+        words.append("--prefix-output-with-timestamp")
+    # An empty program is the Python of the task.
+    python = "" if executable is None else os.fspath(executable)
+    command = [find_horovodrun(), *words, python, "-m", "horovod.runner.run_task"]
+    needed = min_num_proc or num_proc
+    watch = _Watch(tasks, env or {}, needed, is_elastic, checks_python=executable is None)
+    try:
+        outcomes, report = launch(
+            command,
+            pickled(func, args, kwargs),
+            False,
+            interfaces,
+            watch=watch,
+            streams=(stdout, stderr),
+            caller=caller,
+        )
+    finally:
+        tasks.stop()
+    return results(outcomes, report, needed if is_elastic else num_proc, caller)
+
+
+class _Watch:
+    """Has the tasks started when the launcher listens, and ends the job when none can come any more."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        env: Mapping[str, str],
+        needed: int,
+        is_elastic: bool,
+        checks_python: bool,
+    ) -> None:
+        self._tasks = tasks
+        self._env = env
+        self._needed = needed
+        self._is_elastic = is_elastic
+        self._checks_python = checks_python
+        self._key = secrets.token_hex(32)
+        self._has_invited = False
+
+    def environment(self, place: _payloads.Place) -> Mapping[str, str]:
+        on_top = {**self._env, **place.to_environment()}
+        variables = {_ON_TOP + name: value for name, value in on_top.items()}
+        variables[_KEY] = self._key
+        if self._checks_python:
+            variables[_PYTHON] = platform.python_version()
+        return variables
+
+    def look(self, events: Events) -> None:
+        if not self._has_invited:
+            if events.addresses is None:
+                return
+            self._has_invited = True
+            self._tasks.start(Invitation(tuple(events.addresses), self._key))
+        # Once a job of fixed size has begun the launcher knows best, and so it does when a rank has finished.
+        if events.has_finished or (events.has_started and not self._is_elastic):
+            return
+        if len(events.running) < self._needed and (failure := self._tasks.failure()) is not None:
+            raise failure
