@@ -207,7 +207,7 @@ fn greet(link: &mut HostLink, message: FromAgent, size: u32) -> Option<String> {
     else {
         return None;
     };
-    let was = std::mem::replace(&mut link.placement.host.name, String::new());
+    let was = std::mem::take(&mut link.placement.host.name);
     link.placement.host.name = format!("{was} on host {hostname}");
     if let Some(why) = objection(&version, seat.as_ref()) {
         return Some(why);

@@ -3,6 +3,8 @@
 //! A frame is a length (four bytes, little endian) and a message that starts with its tag. Before its first
 //! frame an agent writes [`MAGIC`], so that whatever a remote shell prints first can be told apart.
 
+mod seat;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
@@ -13,6 +15,8 @@ use horovod_protocol::wire::{DecodeError, Reader, Writer};
 pub use crate::doctor::talk::{Answer, Question};
 use crate::doctor::wire::Wire;
 pub use crate::threads::Threads;
+
+pub use self::seat::Seat;
 
 /// First bytes of an agent's output.
 pub const MAGIC: &[u8; 16] = b"\0horovod-agent1\n";
@@ -114,45 +118,6 @@ pub struct JobSpec {
     pub ranks: Vec<RankSpec>,
     /// More may be started one by one, and ended one by one: the host is done only when told so.
     pub is_open: bool,
-}
-
-/// The place of an agent that has dialed: one rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seat {
-    /// The number of its task.
-    pub index: u32,
-    /// How often that task was started before.
-    pub attempt: u32,
-    /// Equal for two agents exactly if their ranks share a host.
-    pub host: String,
-    /// What ranks know their host by.
-    pub host_name: String,
-    /// Its process.
-    pub pid: u32,
-    /// Version of the Python that started it.
-    pub python: String,
-}
-
-impl Seat {
-    fn put(&self, w: &mut Writer<'_>) {
-        w.varint(u64::from(self.index));
-        w.varint(u64::from(self.attempt));
-        w.str(&self.host);
-        w.str(&self.host_name);
-        w.varint(u64::from(self.pid));
-        w.str(&self.python);
-    }
-
-    fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self {
-            index: r.varint_u32("task")?,
-            attempt: r.varint_u32("attempt")?,
-            host: text(r, "host")?,
-            host_name: text(r, "host name")?,
-            pid: r.varint_u32("pid")?,
-            python: text(r, "Python's version")?,
-        })
-    }
 }
 
 /// Launcher to agent.

@@ -294,16 +294,7 @@ impl Driver {
         }
     }
 
-    fn on_host_gone(&mut self, now: Time, name: &str, why: &str) {
-        let Some(host) = self.host(name) else { return };
-        host.listed = 0;
-        host.agent = Agent::None;
-        for worker in self.workers_of(name) {
-            self.on_exit(now, worker, &Cause::HostLost(why.to_owned()));
-        }
-    }
-
-    fn workers_of(&self, host: &str) -> Vec<WorkerId> {
+    pub(super) fn workers_of(&self, host: &str) -> Vec<WorkerId> {
         let here = self.workers.iter().filter(|(_, w)| w.host == host);
         here.map(|(id, _)| *id).collect()
     }
@@ -548,55 +539,6 @@ pub(super) mod tests {
 
     const fn at(seconds: u64) -> Time {
         Duration::from_secs(seconds)
-    }
-
-    #[test]
-    fn a_host_that_is_gone_is_forgotten_at_once_and_another_takes_its_place() {
-        let mut driver = Driver::new(Policy {
-            first_np: 2,
-            min_np: 1,
-            max_np: 2,
-            wait_timeout: Duration::from_secs(600),
-            start_grace: Duration::ZERO,
-            reset_limit: None,
-            cooldown: None,
-            slot_failures_max: 3,
-            has_fixed_hosts: false,
-        });
-        let (a, b) = ("a".to_owned(), "b".to_owned());
-        driver.handle(at(0), Event::Hosts(vec![(a.clone(), 1), (b.clone(), 1)]));
-        driver.handle(at(0), Event::HostReady(a));
-        driver.handle(at(0), Event::HostReady(b.clone()));
-        for worker in 0..2 {
-            driver.handle(at(1), Event::Joined { worker, held: 0 });
-        }
-        driver.handle(at(2), Event::Up);
-        while driver.poll_action().is_some() {}
-        let why = "the connection to its agent ended".to_owned();
-        driver.handle(
-            at(3),
-            Event::HostGone {
-                host: b.clone(),
-                why,
-            },
-        );
-        assert_eq!(driver.hosts.len(), 1);
-        let mut actions = Vec::new();
-        actions.extend(std::iter::from_fn(|| driver.poll_action()));
-        assert!(
-            actions
-                .iter()
-                .any(|action| matches!(action, Action::TellDeath { worker: 1, .. })),
-            "{actions:?}"
-        );
-        // The very same name may come again.
-        let listed = vec![("a".to_owned(), 1), (b.clone(), 1)];
-        driver.handle(at(3), Event::Hosts(listed));
-        assert_eq!(driver.poll_action(), Some(Action::Open(b.clone())));
-        driver.handle(at(3), Event::HostReady(b));
-        let started = std::iter::from_fn(|| driver.poll_action())
-            .any(|action| matches!(action, Action::Start { worker: 2, .. }));
-        assert!(started);
     }
 
     /// A round of three workers that all hold the state, on one host.
