@@ -3,7 +3,7 @@
 //! A frame is a length (four bytes, little endian) and a message that starts with its tag. Before its first
 //! frame an agent writes [`MAGIC`], so that whatever a remote shell prints first can be told apart.
 
-mod seat;
+mod task;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -16,7 +16,7 @@ pub use crate::doctor::talk::{Answer, Question};
 use crate::doctor::wire::Wire;
 pub use crate::threads::Threads;
 
-pub use self::seat::Seat;
+pub use self::task::DialedTask;
 
 /// First bytes of an agent's output.
 pub const MAGIC: &[u8; 16] = b"\0horovod-agent1\n";
@@ -158,7 +158,7 @@ pub enum FromAgent {
         /// What its host calls itself.
         hostname: String,
         /// Of one that has dialed.
-        seat: Option<Seat>,
+        task: Option<DialedTask>,
     },
     /// The job can be started here.
     Ready,
@@ -374,14 +374,14 @@ impl FromAgent {
             Self::Hello {
                 version,
                 hostname,
-                seat,
+                task,
             } => {
                 w.u8(0);
                 w.str(version);
                 w.str(hostname);
-                w.u8(u8::from(seat.is_some()));
-                if let Some(seat) = seat {
-                    seat.put(w);
+                w.u8(u8::from(task.is_some()));
+                if let Some(task) = task {
+                    task.put(w);
                 }
             }
             Self::Ready => w.u8(1),
@@ -447,18 +447,18 @@ impl FromAgent {
                 let (version, hostname) = (text(r, "version")?, text(r, "hostname")?);
                 if version != env!("CARGO_PKG_VERSION") {
                     // What follows may mean anything; it is refused by these two.
-                    let seat = None;
+                    let task = None;
                     return Ok(Self::Hello {
                         version,
                         hostname,
-                        seat,
+                        task,
                     });
                 }
-                let has_seat = r.u8("seat")? != 0;
+                let has_task = r.u8("task")? != 0;
                 Self::Hello {
                     version,
                     hostname,
-                    seat: has_seat.then(|| Seat::get(r)).transpose()?,
+                    task: has_task.then(|| DialedTask::get(r)).transpose()?,
                 }
             }
             1 => Self::Ready,

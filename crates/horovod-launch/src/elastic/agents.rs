@@ -100,7 +100,7 @@ impl Executor for Agents<'_> {
         // What every worker gets, its agent has.
         let env = new.of_worker.clone();
         if let Some(link) = self.link(new.host) {
-            let env = dialed::with_host_name(env, link.link.seat.as_ref());
+            let env = dialed::with_host_name(env, link.link.task.as_ref());
             link.link
                 .send(&ToAgent::Spawn(RankSpec { rank: worker, env }));
         }

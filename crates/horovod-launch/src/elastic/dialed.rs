@@ -6,7 +6,7 @@ use super::agents::Link;
 use super::events::Ending;
 use super::job::ElasticJob;
 use crate::dialed;
-use crate::frames::Seat;
+use crate::frames::DialedTask;
 use crate::hosts::Host;
 use crate::link::{HostLink, Stage};
 
@@ -35,22 +35,28 @@ impl ElasticJob<'_> {
     }
 
     /// An agent has said who it is.
-    pub(super) fn seat(&mut self, index: usize, version: &str, host: &str, seat: Option<Seat>) {
+    pub(super) fn greet(
+        &mut self,
+        index: usize,
+        version: &str,
+        host: &str,
+        task: Option<DialedTask>,
+    ) {
         let link = &mut self.agents().links[index].link;
         link.placement.host.name = format!("{} on host {host}", link.placement.host.name);
-        let objection = dialed::objection(version, seat.as_ref());
-        let seat = match (objection, seat) {
-            (None, Some(seat)) => seat,
+        let objection = dialed::objection(version, task.as_ref());
+        let task = match (objection, task) {
+            (None, Some(task)) => task,
             (why, _) => return self.turn_away(index, &why.unwrap_or_default(), 1),
         };
         let is_rival = |l: &Link| {
-            let other = l.link.seat.as_ref();
-            !l.is_closing && !l.link.is_over() && other.is_some_and(|s| s.index == seat.index)
+            let other = l.link.task.as_ref();
+            !l.is_closing && !l.link.is_over() && other.is_some_and(|s| s.index == task.index)
         };
         if let Some(rival) = self.agents().links.iter().position(is_rival) {
-            let attempt = self.agents().links[rival].link.seat.as_ref();
-            let attempt = attempt.map_or(0, |seat| seat.attempt);
-            if attempt >= seat.attempt {
+            let attempt = self.agents().links[rival].link.task.as_ref();
+            let attempt = attempt.map_or(0, |task| task.attempt);
+            if attempt >= task.attempt {
                 let link = &mut self.agents().links[index];
                 link.link.kill();
                 link.link.stage = Stage::Lost;
@@ -58,12 +64,12 @@ impl ElasticJob<'_> {
                 return;
             }
             self.agents().links[rival].link.kill();
-            let why = format!("attempt {} of its task has come", seat.attempt);
+            let why = format!("attempt {} of its task has come", task.attempt);
             self.lose(rival, &why, 1);
         }
         let link = &mut self.agents().links[index].link;
-        link.placement.host.name = dialed::name_of(&seat);
-        link.seat = Some(seat);
+        link.placement.host.name = dialed::name_of(&task);
+        link.task = Some(task);
         link.stage = Stage::Greeted;
         self.send_job(index);
     }

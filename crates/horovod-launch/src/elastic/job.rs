@@ -200,8 +200,8 @@ impl<'a> ElasticJob<'a> {
             FromAgent::Hello {
                 version,
                 hostname,
-                seat,
-            } if agents.options.dialed => self.seat(index, &version, &hostname, seat),
+                task,
+            } if agents.options.dialed => self.greet(index, &version, &hostname, task),
             FromAgent::Hello { version, .. } => {
                 if let Some(why) = remote::other_version(&version) {
                     agents.links[index].link.hang_up();

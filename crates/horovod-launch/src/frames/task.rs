@@ -6,7 +6,7 @@ use super::text;
 
 /// The place of an agent that has dialed: one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct DialedTask {
     /// The number of its task.
     pub index: u32,
     /// How often that task was started before.
@@ -21,7 +21,7 @@ pub struct Seat {
     pub python: String,
 }
 
-impl Seat {
+impl DialedTask {
     pub(super) fn put(&self, w: &mut Writer<'_>) {
         w.varint(u64::from(self.index));
         w.varint(u64::from(self.attempt));
