@@ -180,7 +180,9 @@ def test_an_executor_that_is_killed_takes_its_rank_with_it_and_is_named(tmp_path
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    with pytest.raises(RuntimeError, match=r"rank 1 on \S+\[task 1\]: lost: the connection to its agent"):
+    with pytest.raises(
+        RuntimeError, match=r"rank 1 on \S+\[task 1\]: lost: the connection to its agent"
+    ):
         run(work, tmp_path, tasks=tasks, num_proc=2)
     killer.join()
     for rank in range(2):
