@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::doctor::examiner::Examiner;
 use crate::frames::{
-    ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Seat, Stop, Stream,
-    ToAgent, Variables,
+    DialedTask, ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Stop,
+    Stream, ToAgent, Variables,
 };
 use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait};
 use crate::preflight;
@@ -41,8 +41,8 @@ pub(crate) fn run(words: &[OsString]) -> io::Result<()> {
     match words {
         [option] if option == dialing::OPTION => {
             let dialed = dialing::start()?;
-            let (seat, python) = (Some(dialed.seat), dialed.python);
-            run_on(dialed.stdin, dialed.stdout, seat, python)
+            let (task, python) = (Some(dialed.task), dialed.python);
+            run_on(dialed.stdin, dialed.stdout, task, python)
         }
         _ => {
             // Duplicates without a buffer or lock of the standard library in between.
@@ -53,7 +53,7 @@ pub(crate) fn run(words: &[OsString]) -> io::Result<()> {
     }
 }
 
-fn run_on(stdin: File, stdout: File, seat: Option<Seat>, python: OsString) -> io::Result<()> {
+fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString) -> io::Result<()> {
     crate::platform::adopt_orphans();
     let signals = Signals::watch()?;
     set_nonblocking(&stdin)?;
@@ -81,7 +81,7 @@ fn run_on(stdin: File, stdout: File, seat: Option<Seat>, python: OsString) -> io
     agent.say(&FromAgent::Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         hostname: environment::hostname(),
-        seat,
+        task,
     });
     while !agent.is_over() {
         agent.step()?;

@@ -10,7 +10,7 @@ use horovod_transport::{JobKey, resolve_interfaces};
 
 use crate::args::Options;
 use crate::events::Event;
-use crate::frames::{FromAgent, Seat, Variables};
+use crate::frames::{DialedTask, FromAgent, Variables};
 use crate::hosts::{self, Host, HostsError, Placement};
 use crate::io::{Interest, wait};
 use crate::launch::LaunchError;
@@ -59,64 +59,64 @@ pub(crate) fn addresses(server: &Server) -> Vec<SocketAddr> {
 }
 
 /// A name that tells people which task on which host this is.
-pub(crate) fn name_of(seat: &Seat) -> String {
-    let Seat { index, attempt, .. } = seat;
-    let host = &seat.host_name;
+pub(crate) fn name_of(task: &DialedTask) -> String {
+    let DialedTask { index, attempt, .. } = task;
+    let host = &task.host_name;
     match attempt {
         0 => format!("{host}[task {index}]"),
         _ => format!("{host}[task {index}, attempt {attempt}]"),
     }
 }
 
-/// A rank's variables, in which its host is called what its seat calls it: ranks of one host must agree on it.
-pub(crate) fn with_host_name(mut variables: Variables, seat: Option<&Seat>) -> Variables {
-    if let Some(seat) = seat {
+/// A rank's variables, in which its host is called what its task calls it: ranks of one host must agree on it.
+pub(crate) fn with_host_name(mut variables: Variables, task: Option<&DialedTask>) -> Variables {
+    if let Some(task) = task {
         let name = settings::HOSTNAME.name;
-        variables.push((name.into(), seat.host_name.clone().into()));
+        variables.push((name.into(), task.host_name.clone().into()));
     }
     variables
 }
 
 /// What is wrong with an agent that has said hello.
-pub(crate) fn objection(version: &str, seat: Option<&Seat>) -> Option<String> {
-    let Some(seat) = seat else {
+pub(crate) fn objection(version: &str, task: Option<&DialedTask>) -> Option<String> {
+    let Some(task) = task else {
         let other = remote::other_version(version);
         return Some(other.unwrap_or_else(|| "does not say which task it is".to_owned()));
     };
     let wanted = environment::agents_python()?;
     let minor = |text: &str| text.split('.').take(2).collect::<Vec<_>>().join(".");
-    (minor(&wanted) != minor(&seat.python)).then(|| {
+    (minor(&wanted) != minor(&task.python)).then(|| {
         format!(
             "has Python {}, this host {wanted}: functions and results cannot travel between them; use the same there",
-            seat.python
+            task.python
         )
     })
 }
 
 /// The place of each task, in the order of tasks: hosts follow each other as their first tasks do, so task 0 is rank 0.
-fn places(seats: &BTreeMap<u32, Seat>) -> Result<BTreeMap<u32, Placement>, HostsError> {
+fn places(tasks: &BTreeMap<u32, DialedTask>) -> Result<BTreeMap<u32, Placement>, HostsError> {
     let mut by_host: Vec<(&str, Vec<u32>)> = Vec::new();
-    for (index, seat) in seats {
-        match by_host.iter_mut().find(|(host, _)| *host == seat.host) {
-            Some((_, tasks)) => tasks.push(*index),
-            None => by_host.push((&seat.host, vec![*index])),
+    for (index, task) in tasks {
+        match by_host.iter_mut().find(|(host, _)| *host == task.host) {
+            Some((_, indexes)) => indexes.push(*index),
+            None => by_host.push((&task.host, vec![*index])),
         }
     }
     let hosts: Vec<Host> = by_host
         .iter()
-        .map(|(host, tasks)| Host {
+        .map(|(host, indexes)| Host {
             name: (*host).to_owned(),
-            slots: tasks.len() as u32,
+            slots: indexes.len() as u32,
         })
         .collect();
-    let placements = hosts::assign(&hosts, seats.len() as u32)?;
+    let placements = hosts::assign(&hosts, tasks.len() as u32)?;
     let of_tasks = by_host
         .iter()
         .zip(placements)
-        .flat_map(|((_, tasks), all)| {
-            tasks.iter().zip(all.slots).map(|(index, slot)| {
+        .flat_map(|((_, indexes), all)| {
+            indexes.iter().zip(all.slots).map(|(index, slot)| {
                 let host = Host {
-                    name: name_of(&seats[index]),
+                    name: name_of(&tasks[index]),
                     slots: 1,
                 };
                 let slots = vec![slot];
@@ -183,16 +183,16 @@ pub(crate) fn gather(
         }
         drop_outdated(&mut links);
         links.retain(|link| !link.is_over());
-        let seats: BTreeMap<u32, Seat> = links
+        let tasks: BTreeMap<u32, DialedTask> = links
             .iter()
-            .filter_map(|link| link.seat.clone())
-            .map(|seat| (seat.index, seat))
+            .filter_map(|link| link.task.clone())
+            .map(|task| (task.index, task))
             .collect();
-        if seats.len() == size as usize {
-            return seat_all(links, &seats).map(Gathered::All);
+        if tasks.len() == size as usize {
+            return place_all(links, &tasks).map(Gathered::All);
         }
         if Instant::now() >= deadline {
-            return Ok(Gathered::Failed(shortage(size, &seats, within)));
+            return Ok(Gathered::Failed(shortage(size, &tasks, within)));
         }
     }
 }
@@ -202,23 +202,23 @@ fn greet(link: &mut HostLink, message: FromAgent, size: u32) -> Option<String> {
     let FromAgent::Hello {
         version,
         hostname,
-        seat,
+        task,
     } = message
     else {
         return None;
     };
-    let was = std::mem::replace(&mut link.placement.host.name, String::new());
+    let was = std::mem::take(&mut link.placement.host.name);
     link.placement.host.name = format!("{was} on host {hostname}");
-    if let Some(why) = objection(&version, seat.as_ref()) {
+    if let Some(why) = objection(&version, task.as_ref()) {
         return Some(why);
     }
-    if let Some(seat) = &seat
-        && seat.index >= size
+    if let Some(task) = &task
+        && task.index >= size
     {
         return Some(format!("is none of the {size} tasks of this job"));
     }
     link.stage = Stage::Greeted;
-    link.seat = seat;
+    link.task = task;
     None
 }
 
@@ -226,44 +226,44 @@ fn greet(link: &mut HostLink, message: FromAgent, size: u32) -> Option<String> {
 fn drop_outdated(links: &mut [HostLink]) {
     let mut best: BTreeMap<u32, (u32, usize)> = BTreeMap::new();
     for (at, link) in links.iter().enumerate().filter(|(_, l)| !l.is_over()) {
-        if let Some(seat) = &link.seat {
-            let known = best.entry(seat.index).or_insert((seat.attempt, at));
-            if seat.attempt > known.0 {
-                *known = (seat.attempt, at);
+        if let Some(task) = &link.task {
+            let known = best.entry(task.index).or_insert((task.attempt, at));
+            if task.attempt > known.0 {
+                *known = (task.attempt, at);
             }
         }
     }
     let kept: BTreeSet<usize> = best.values().map(|(_, at)| *at).collect();
     for (at, link) in links.iter_mut().enumerate() {
-        if link.seat.is_some() && !kept.contains(&at) {
+        if link.task.is_some() && !kept.contains(&at) {
             link.kill();
             link.stage = Stage::Lost;
         }
     }
 }
 
-fn seat_all(
+fn place_all(
     links: Vec<HostLink>,
-    seats: &BTreeMap<u32, Seat>,
+    tasks: &BTreeMap<u32, DialedTask>,
 ) -> Result<Vec<HostLink>, LaunchError> {
-    let mut places = places(seats)?;
-    let mut seated = Vec::new();
+    let mut places = places(tasks)?;
+    let mut placed = Vec::new();
     for mut link in links {
-        let index = link.seat.as_ref().map(|seat| seat.index);
+        let index = link.task.as_ref().map(|task| task.index);
         match index.and_then(|index| places.remove(&index)) {
             Some(place) => {
                 link.placement = place;
-                seated.push(link);
+                placed.push(link);
             }
             None => link.kill(),
         }
     }
-    seated.sort_by_key(|link| link.placement.slots.first().map(|slot| slot.rank));
-    Ok(seated)
+    placed.sort_by_key(|link| link.placement.slots.first().map(|slot| slot.rank));
+    Ok(placed)
 }
 
-fn shortage(size: u32, seats: &BTreeMap<u32, Seat>, within: Duration) -> String {
-    let missing = (0..size).filter(|index| !seats.contains_key(index));
+fn shortage(size: u32, tasks: &BTreeMap<u32, DialedTask>, within: Duration) -> String {
+    let missing = (0..size).filter(|index| !tasks.contains_key(index));
     let missing: Vec<String> = missing.map(|index| index.to_string()).collect();
     let more = missing.len().saturating_sub(NAMED_MAX);
     let mut names = missing[..missing.len().min(NAMED_MAX)].join(", ");
@@ -274,7 +274,7 @@ fn shortage(size: u32, seats: &BTreeMap<u32, Seat>, within: Duration) -> String 
     format!(
         "{} of {size} tasks have come within {} s, missing: task{plural} {names}; are there too few free slots? Give \
          them more time with start_timeout, or ask for fewer with num_proc",
-        seats.len(),
+        tasks.len(),
         within.as_secs()
     )
 }
@@ -288,8 +288,8 @@ pub(crate) fn announce(output: &Output, server: &Server) {
 mod tests {
     use super::*;
 
-    fn seat(index: u32, attempt: u32, host: &str) -> Seat {
-        Seat {
+    fn task(index: u32, attempt: u32, host: &str) -> DialedTask {
+        DialedTask {
             index,
             attempt,
             host: format!("boot|{host}"),
@@ -301,9 +301,9 @@ mod tests {
 
     #[test]
     fn tasks_of_a_host_are_contiguous_and_task_0_is_rank_0() {
-        let seats = [(0, "b"), (1, "a"), (2, "b"), (3, "a"), (4, "c")];
-        let seats = seats.map(|(index, host)| (index, seat(index, 0, host)));
-        let places = places(&BTreeMap::from(seats)).expect("enough slots");
+        let tasks = [(0, "b"), (1, "a"), (2, "b"), (3, "a"), (4, "c")];
+        let tasks = tasks.map(|(index, host)| (index, task(index, 0, host)));
+        let places = places(&BTreeMap::from(tasks)).expect("enough slots");
         let of = |index: u32| {
             let place = &places[&index];
             let slot = place.slots[0];
@@ -325,19 +325,19 @@ mod tests {
 
     #[test]
     fn names_tell_later_attempts() {
-        assert_eq!(name_of(&seat(3, 0, "h")), "h[task 3]");
-        assert_eq!(name_of(&seat(3, 2, "h")), "h[task 3, attempt 2]");
+        assert_eq!(name_of(&task(3, 0, "h")), "h[task 3]");
+        assert_eq!(name_of(&task(3, 2, "h")), "h[task 3, attempt 2]");
     }
 
     #[test]
     fn too_few_tasks_are_counted_and_the_missing_named() {
-        let seats = BTreeMap::from([(1, seat(1, 0, "h"))]);
-        let text = shortage(3, &seats, Duration::from_secs(9));
+        let tasks = BTreeMap::from([(1, task(1, 0, "h"))]);
+        let text = shortage(3, &tasks, Duration::from_secs(9));
         assert!(
             text.starts_with("1 of 3 tasks have come within 9 s, missing: tasks 0, 2;"),
             "{text}"
         );
-        let text = shortage(20, &seats, Duration::from_secs(9));
+        let text = shortage(20, &tasks, Duration::from_secs(9));
         assert!(text.contains("9, 10 and 9 more;"), "{text}");
     }
 
@@ -347,7 +347,7 @@ mod tests {
         assert!(why.starts_with("has horovod-rs 0.0.1"), "{why}");
         assert!(objection(env!("CARGO_PKG_VERSION"), None).is_some());
         assert_eq!(
-            objection(env!("CARGO_PKG_VERSION"), Some(&seat(0, 0, "h"))),
+            objection(env!("CARGO_PKG_VERSION"), Some(&task(0, 0, "h"))),
             None
         );
     }
@@ -365,7 +365,7 @@ mod tests {
         let link = |attempt| {
             let mut link = HostLink::dialed(1, stream()).expect("a stream");
             link.stage = Stage::Greeted;
-            link.seat = Some(seat(1, attempt, "h"));
+            link.task = Some(task(1, attempt, "h"));
             link
         };
         let mut links = [link(0), link(2), link(1)];

@@ -15,7 +15,7 @@ use horovod_transport::JobKey;
 use horovod_transport::agents::dial;
 
 use crate::environment;
-use crate::frames::Seat;
+use crate::frames::DialedTask;
 use crate::io::{Got, Interest, is_readable, read_some, wait};
 use crate::platform;
 
@@ -76,13 +76,13 @@ impl Instructions {
         })
     }
 
-    fn seat(&self) -> Seat {
+    fn task(&self) -> DialedTask {
         let own = environment::hostname();
         let host_name = match self.host.is_empty() {
             true => own,
             false => self.host.clone(),
         };
-        Seat {
+        DialedTask {
             index: self.index,
             attempt: self.attempt,
             host: horovod_transport::host_identity(&host_name),
@@ -97,7 +97,7 @@ impl Instructions {
 pub(crate) struct Dialed {
     pub(crate) stdin: File,
     pub(crate) stdout: File,
-    pub(crate) seat: Seat,
+    pub(crate) task: DialedTask,
     pub(crate) python: OsString,
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn start() -> io::Result<Dialed> {
     let dialed = Dialed {
         stdin: copy()?,
         stdout: copy()?,
-        seat: said.seat(),
+        task: said.task(),
         python: said.python.clone(),
     };
     std::thread::Builder::new()
@@ -160,11 +160,11 @@ mod tests {
         let said = Instructions::read(lines("127.0.0.1:5,[::1]:6", "").as_bytes()).expect("good");
         assert_eq!((said.index, said.attempt, said.parent), (3, 1, 77));
         assert_eq!(said.addresses.len(), 2);
-        let seat = said.seat();
-        assert_eq!(seat.host_name, environment::hostname());
+        let task = said.task();
+        assert_eq!(task.host_name, environment::hostname());
         let other = Instructions::read(lines("127.0.0.1:5", "node-b").as_bytes()).expect("good");
-        assert_eq!(other.seat().host_name, "node-b");
-        assert_ne!(other.seat().host, seat.host);
+        assert_eq!(other.task().host_name, "node-b");
+        assert_ne!(other.task().host, task.host);
     }
 
     #[test]

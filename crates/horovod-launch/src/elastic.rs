@@ -7,6 +7,7 @@
 
 mod agents;
 mod assignment;
+mod dialed;
 mod discovery;
 mod driver;
 mod events;

@@ -3,6 +3,8 @@
 //! A frame is a length (four bytes, little endian) and a message that starts with its tag. Before its first
 //! frame an agent writes [`MAGIC`], so that whatever a remote shell prints first can be told apart.
 
+mod task;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
@@ -13,6 +15,8 @@ use horovod_protocol::wire::{DecodeError, Reader, Writer};
 pub use crate::doctor::talk::{Answer, Question};
 use crate::doctor::wire::Wire;
 pub use crate::threads::Threads;
+
+pub use self::task::DialedTask;
 
 /// First bytes of an agent's output.
 pub const MAGIC: &[u8; 16] = b"\0horovod-agent1\n";
@@ -116,45 +120,6 @@ pub struct JobSpec {
     pub is_open: bool,
 }
 
-/// The place of an agent that has dialed: one rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seat {
-    /// The number of its task.
-    pub index: u32,
-    /// How often that task was started before.
-    pub attempt: u32,
-    /// Equal for two agents exactly if their ranks share a host.
-    pub host: String,
-    /// What ranks know their host by.
-    pub host_name: String,
-    /// Its process.
-    pub pid: u32,
-    /// Version of the Python that started it.
-    pub python: String,
-}
-
-impl Seat {
-    fn put(&self, w: &mut Writer<'_>) {
-        w.varint(u64::from(self.index));
-        w.varint(u64::from(self.attempt));
-        w.str(&self.host);
-        w.str(&self.host_name);
-        w.varint(u64::from(self.pid));
-        w.str(&self.python);
-    }
-
-    fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self {
-            index: r.varint_u32("task")?,
-            attempt: r.varint_u32("attempt")?,
-            host: text(r, "host")?,
-            host_name: text(r, "host name")?,
-            pid: r.varint_u32("pid")?,
-            python: text(r, "Python's version")?,
-        })
-    }
-}
-
 /// Launcher to agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToAgent {
@@ -193,7 +158,7 @@ pub enum FromAgent {
         /// What its host calls itself.
         hostname: String,
         /// Of one that has dialed.
-        seat: Option<Seat>,
+        task: Option<DialedTask>,
     },
     /// The job can be started here.
     Ready,
@@ -409,14 +374,14 @@ impl FromAgent {
             Self::Hello {
                 version,
                 hostname,
-                seat,
+                task,
             } => {
                 w.u8(0);
                 w.str(version);
                 w.str(hostname);
-                w.u8(u8::from(seat.is_some()));
-                if let Some(seat) = seat {
-                    seat.put(w);
+                w.u8(u8::from(task.is_some()));
+                if let Some(task) = task {
+                    task.put(w);
                 }
             }
             Self::Ready => w.u8(1),
@@ -482,18 +447,18 @@ impl FromAgent {
                 let (version, hostname) = (text(r, "version")?, text(r, "hostname")?);
                 if version != env!("CARGO_PKG_VERSION") {
                     // What follows may mean anything; it is refused by these two.
-                    let seat = None;
+                    let task = None;
                     return Ok(Self::Hello {
                         version,
                         hostname,
-                        seat,
+                        task,
                     });
                 }
-                let has_seat = r.u8("seat")? != 0;
+                let has_task = r.u8("task")? != 0;
                 Self::Hello {
                     version,
                     hostname,
-                    seat: has_seat.then(|| Seat::get(r)).transpose()?,
+                    task: has_task.then(|| DialedTask::get(r)).transpose()?,
                 }
             }
             1 => Self::Ready,

@@ -140,8 +140,8 @@ fn run_dialed(options: &Options, events: &Events) -> Result<u8, LaunchError> {
     // Nobody else is expected.
     drop(server);
     let own = horovod_transport::host_identity(&environment::hostname());
-    let mut seats = links.iter().filter_map(|link| link.seat.as_ref());
-    let all_here = seats.all(|seat| seat.host == own);
+    let mut tasks = links.iter().filter_map(|link| link.task.as_ref());
+    let all_here = tasks.all(|task| task.host == own);
     let reach = Reach::of(all_here && options.network_interfaces.is_empty());
     let rendezvous = Rendezvous::start(size, reach, &options.network_interfaces)?;
     let mut state = State::new(Instant::now(), start_timeout);

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::frames::{ExitStatus, FrameBuffer, FromAgent, MAGIC, Seat, ToAgent};
+use crate::frames::{DialedTask, ExitStatus, FrameBuffer, FromAgent, MAGIC, ToAgent};
 use crate::hosts::{Host, Placement};
 use crate::io::{Got, Interest, Outbox, read_some, set_nonblocking};
 use crate::remote;
@@ -50,7 +50,7 @@ pub(crate) struct HostLink {
     pub(crate) is_local: bool,
     pub(crate) stage: Stage,
     /// Of an agent that has dialed, once it has said so.
-    pub(crate) seat: Option<Seat>,
+    pub(crate) task: Option<DialedTask>,
     carrier: Carrier,
     stdin: Option<File>,
     stdout: Option<File>,
@@ -90,7 +90,7 @@ impl HostLink {
             placement,
             is_local,
             stage: Stage::Starting,
-            seat: None,
+            task: None,
             carrier: Carrier::Child(child),
             stdin,
             stdout,
@@ -117,7 +117,7 @@ impl HostLink {
             },
             is_local: false,
             stage: Stage::Starting,
-            seat: None,
+            task: None,
             stdin: Some(copy()?),
             stdout: Some(copy()?),
             stderr: None,

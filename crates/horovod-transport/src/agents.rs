@@ -167,7 +167,7 @@ fn carry(wire: FrameStream) -> io::Result<UnixStream> {
     Ok(theirs)
 }
 
-/// Two directions, each of which ends by itself: what was written before an end still arrives.
+/// What was written before an end still arrives; what is written after the other side's end goes nowhere.
 struct Carrier {
     wire: FrameStream,
     local: UnixStream,
@@ -185,10 +185,10 @@ impl Carrier {
         let mut buffer = vec![0; PIECE];
         while !(self.told_wire && self.told_local) {
             self.wait();
-            self.from_wire();
-            self.to_local();
-            self.from_local(&mut buffer);
-            self.to_wire();
+            self.read_wire();
+            self.write_local();
+            self.read_local(&mut buffer);
+            self.write_wire();
         }
     }
 
@@ -223,7 +223,7 @@ impl Carrier {
         !self.local_ended && (self.wire_ended || self.wire.unsent() < AHEAD)
     }
 
-    fn from_wire(&mut self) {
+    fn read_wire(&mut self) {
         while self.hears_wire() {
             match self.wire.next() {
                 Ok(Some(frame)) => self.for_local.extend(frame),
@@ -233,7 +233,7 @@ impl Carrier {
         }
     }
 
-    fn to_local(&mut self) {
+    fn write_local(&mut self) {
         while !self.for_local.is_empty() {
             match (&self.local).write(self.for_local.as_slices().0) {
                 Ok(count) => drop(self.for_local.drain(..count)),
@@ -249,7 +249,7 @@ impl Carrier {
         }
     }
 
-    fn from_local(&mut self, buffer: &mut [u8]) {
+    fn read_local(&mut self, buffer: &mut [u8]) {
         while self.hears_local() {
             match (&self.local).read(buffer) {
                 Ok(0) => self.local_ended = true,
@@ -262,7 +262,7 @@ impl Carrier {
         }
     }
 
-    fn to_wire(&mut self) {
+    fn write_wire(&mut self) {
         let is_sent = self.wire_ended
             || self.wire.flush().unwrap_or_else(|_| {
                 self.wire_ended = true;
@@ -316,13 +316,12 @@ mod tests {
         let expected = sent.clone();
         let writer = std::thread::spawn(move || {
             agent.write_all(&sent).expect("takes all");
-            agent.shutdown(Shutdown::Write).expect("open");
             let mut back = Vec::new();
             agent.read_to_end(&mut back).expect("readable");
             back
         });
-        let mut got = Vec::new();
-        stream.read_to_end(&mut got).expect("readable");
+        let mut got = vec![0; expected.len()];
+        stream.read_exact(&mut got).expect("all of it");
         assert!(got == expected);
         stream.write_all(b"thanks").expect("open");
         drop(stream);

@@ -1,14 +1,15 @@
 """Functions on ranks that run in an executor's tasks, through agents that dial the launcher.
 
-For cluster managers that start processes by their own means (Spark tasks, Ray actors, pods): `run_on_agents` starts the
-launcher where it is called and tells `Tasks.start` where it listens; each task calls `attend`. The launcher needs no way
-to the tasks' hosts, neither ssh nor names that resolve.
+For cluster managers that start processes by their own means (Spark tasks, Ray actors, pods): `run_on_agents` starts
+the launcher where it is called and tells `Tasks.start` where it listens; each task calls `attend`. The launcher needs
+no way to the tasks' hosts, no ssh and no names that resolve.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import platform
 import secrets
@@ -28,7 +29,7 @@ _KEY = "HOROVODRUN_AGENTS_KEY"
 _PYTHON = "HOROVODRUN_AGENTS_PYTHON"
 _ON_TOP = "HOROVODRUN_SET_"
 # How long an agent tries to reach the launcher.
-_DIAL_LIMIT_S = 60
+_DIAL_LIMIT_S = 30
 # An agent that has lost its parent ends its ranks: SIGTERM, after 5 s SIGKILL.
 _END_LIMIT_S = 15.0
 
@@ -228,7 +229,11 @@ def run_on_agents(
         )
     finally:
         tasks.stop()
-    return results(outcomes, report, needed if is_elastic else num_proc, caller)
+    if is_elastic:
+        # Those who have finished together.
+        ranks = {rank for rank, outcome in outcomes if outcome.kind == "result"}
+        num_proc = max(needed, next(rank for rank in itertools.count() if rank not in ranks))
+    return results(outcomes, report, num_proc, caller)
 
 
 class _Watch:

@@ -8,6 +8,7 @@ use super::discovery::Listed;
 use super::events::{Cause, WorkerId};
 use super::executor::{Executor, NewWorker, News, Opened};
 use crate::args::Options;
+use crate::dialed;
 use crate::endings::agent_limit;
 use crate::events::Event as JobEvent;
 use crate::frames::{JobSpec, RankSpec, Stop, Stream, ToAgent};
@@ -55,6 +56,11 @@ pub(super) struct Agents<'a> {
 
 impl Executor for Agents<'_> {
     fn open(&mut self, host: &str) -> Result<Opened, String> {
+        if self.options.dialed {
+            let is_there = self.link(host).is_some();
+            let gone = || "its agent has gone".to_owned();
+            return is_there.then_some(Opened::Ready).ok_or_else(gone);
+        }
         let Some(listed) = self.listed.get(host).cloned() else {
             return Ok(Opened::Opening);
         };
@@ -94,6 +100,7 @@ impl Executor for Agents<'_> {
         // What every worker gets, its agent has.
         let env = new.of_worker.clone();
         if let Some(link) = self.link(new.host) {
+            let env = dialed::with_host_name(env, link.link.task.as_ref());
             link.link
                 .send(&ToAgent::Spawn(RankSpec { rank: worker, env }));
         }
@@ -113,6 +120,10 @@ impl Executor for Agents<'_> {
             return self.ask(Stop::Terminate);
         }
         for link in &mut self.links {
+            if link.link.is_dialed() && link.link.stage < Stage::Ready {
+                link.link.kill();
+                link.link.stage = Stage::Lost;
+            }
             link.link.send(&ToAgent::Close);
             link.is_closing = true;
         }

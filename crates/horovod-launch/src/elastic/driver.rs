@@ -155,6 +155,7 @@ impl Driver {
                 }
             }
             Event::HostLost { host, why, code } => self.on_host_lost(now, &host, &why, code),
+            Event::HostGone { host, why } => self.on_host_gone(now, &host, &why),
             Event::Joined { worker, held } => self.on_joined(now, worker, held),
             Event::Away(worker) => {
                 let was_member = self.round.contains(&worker);
@@ -280,12 +281,7 @@ impl Driver {
         host.lose(now, why, cooldown);
         let until = host.ban_text(now);
         self.say(format!("host {name} is left alone {until}: {why}"));
-        let here: Vec<WorkerId> = self
-            .workers
-            .iter()
-            .filter(|(_, w)| w.host == name)
-            .map(|(id, _)| *id)
-            .collect();
+        let here = self.workers_of(name);
         if here.is_empty() {
             self.last_failure = Some(Failed {
                 worker: WorkerId::MAX,
@@ -296,6 +292,11 @@ impl Driver {
         for worker in here {
             self.on_exit(now, worker, &Cause::HostLost(why.to_owned()));
         }
+    }
+
+    pub(super) fn workers_of(&self, host: &str) -> Vec<WorkerId> {
+        let here = self.workers.iter().filter(|(_, w)| w.host == host);
+        here.map(|(id, _)| *id).collect()
     }
 
     pub(super) fn on_exit(&mut self, now: Time, worker: WorkerId, cause: &Cause) {

@@ -54,6 +54,13 @@ pub enum Event {
         /// The exit code that follows from it.
         code: u8,
     },
+    /// Nothing runs there any more, and it is not listed any more; what comes in its place is another host.
+    HostGone {
+        /// The host.
+        host: String,
+        /// What happened, for people.
+        why: String,
+    },
     /// A worker has joined the waiting set.
     Joined {
         /// Which.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::driver::Driver;
-use super::events::{Action, Time, WorkerId};
+use super::events::{Action, Cause, Time, WorkerId};
 
 /// How long a slot's failures count.
 pub(super) const SLOT_MEMORY: Duration = Duration::from_secs(60);
@@ -222,6 +222,16 @@ impl Host {
 
 impl Driver {
     /// Known hosts keep their places, new ones follow in the order of the list.
+    /// It is gone with all that ran there: what comes in its place is another host.
+    pub(super) fn on_host_gone(&mut self, now: Time, name: &str, why: &str) {
+        let Some(host) = self.host(name) else { return };
+        host.listed = 0;
+        host.agent = Agent::None;
+        for worker in self.workers_of(name) {
+            self.on_exit(now, worker, &Cause::HostLost(why.to_owned()));
+        }
+    }
+
     pub(super) fn on_hosts(&mut self, _now: Time, listed: Vec<(String, u32)>) {
         self.knows_hosts = true;
         for host in &mut self.hosts {
@@ -259,6 +269,7 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::elastic::{Event, Policy};
 
     fn seconds(s: u64) -> Time {
         Duration::from_secs(s)
@@ -302,5 +313,57 @@ mod tests {
             host.lose(seconds(0), "no answer", asked);
             assert_eq!(host.ban_text(seconds(0)), format!("for {pause} s"));
         }
+    }
+
+    #[test]
+    fn a_host_that_is_gone_is_forgotten_at_once_and_another_takes_its_place() {
+        let mut driver = Driver::new(Policy {
+            first_np: 2,
+            min_np: 1,
+            max_np: 2,
+            wait_timeout: Duration::from_secs(600),
+            start_grace: Duration::ZERO,
+            reset_limit: None,
+            cooldown: None,
+            slot_failures_max: 3,
+            has_fixed_hosts: false,
+        });
+        let (a, b) = ("a".to_owned(), "b".to_owned());
+        driver.handle(
+            seconds(0),
+            Event::Hosts(vec![(a.clone(), 1), (b.clone(), 1)]),
+        );
+        driver.handle(seconds(0), Event::HostReady(a));
+        driver.handle(seconds(0), Event::HostReady(b.clone()));
+        for worker in 0..2 {
+            driver.handle(seconds(1), Event::Joined { worker, held: 0 });
+        }
+        driver.handle(seconds(2), Event::Up);
+        while driver.poll_action().is_some() {}
+        let why = "the connection to its agent ended".to_owned();
+        driver.handle(
+            seconds(3),
+            Event::HostGone {
+                host: b.clone(),
+                why,
+            },
+        );
+        assert_eq!(driver.hosts.len(), 1);
+        let mut actions = Vec::new();
+        actions.extend(std::iter::from_fn(|| driver.poll_action()));
+        assert!(
+            actions
+                .iter()
+                .any(|action| matches!(action, Action::TellDeath { worker: 1, .. })),
+            "{actions:?}"
+        );
+        // The very same name may come again.
+        let listed = vec![("a".to_owned(), 1), (b.clone(), 1)];
+        driver.handle(seconds(3), Event::Hosts(listed));
+        assert_eq!(driver.poll_action(), Some(Action::Open(b.clone())));
+        driver.handle(seconds(3), Event::HostReady(b));
+        let started = std::iter::from_fn(|| driver.poll_action())
+            .any(|action| matches!(action, Action::Start { worker: 2, .. }));
+        assert!(started);
     }
 }

@@ -5,6 +5,8 @@
 use std::io;
 use std::time::Instant;
 
+use horovod_transport::agents::Server;
+
 use super::agents::Agents;
 use super::discovery::{Discovery, Listed};
 use super::events::Ending;
@@ -23,7 +25,10 @@ use crate::signals::Signals;
 pub(super) struct ElasticJob<'a> {
     pub(super) supervisor: Supervisor<Agents<'a>>,
     pub(super) signals: Signals,
-    pub(super) discovery: Discovery,
+    /// `None` where hosts come by themselves.
+    pub(super) discovery: Option<Discovery>,
+    /// Where they come to.
+    pub(super) server: Option<Server>,
     /// The list of hosts was had once.
     pub(super) has_listed: bool,
     /// Why it could not be had last time.
@@ -49,7 +54,7 @@ impl<'a> ElasticJob<'a> {
         Ok(status)
     }
 
-    fn agents(&mut self) -> &mut Agents<'a> {
+    pub(super) fn agents(&mut self) -> &mut Agents<'a> {
         &mut self.supervisor.executor
     }
 
@@ -65,7 +70,11 @@ impl<'a> ElasticJob<'a> {
             Interest::read(self.signals.as_fd()),
             Interest::read(agents.output.as_fd()),
         ];
-        let others = [self.supervisor.as_fd(), self.discovery.as_fd()];
+        let others = [
+            self.supervisor.as_fd(),
+            self.discovery.as_ref().and_then(Discovery::as_fd),
+            self.server.as_ref().map(Server::as_fd),
+        ];
         interests.extend(others.into_iter().flatten().map(Interest::read));
         for link in &agents.links {
             interests.extend(link.link.interests(has_room));
@@ -94,9 +103,11 @@ impl<'a> ElasticJob<'a> {
         self.agents()
             .links
             .retain_mut(|l| !(l.is_closing && l.link.is_over() && l.link.has_ended()));
-        for found in self.discovery.take() {
+        let found = self.discovery.as_ref().map(Discovery::take);
+        for found in found.into_iter().flatten() {
             self.on_found(found);
         }
+        self.admit();
         let now = Instant::now();
         self.end_openings(now);
         self.agents().on_time(now);
@@ -132,7 +143,7 @@ impl<'a> ElasticJob<'a> {
         self.agents().ask(how);
     }
 
-    fn say(&mut self, text: &str) {
+    pub(super) fn say(&mut self, text: &str) {
         self.agents().say(text);
     }
 
@@ -173,28 +184,44 @@ impl<'a> ElasticJob<'a> {
         }
     }
 
-    fn on_message(&mut self, index: usize, message: FromAgent) {
+    pub(super) fn send_job(&mut self, index: usize) {
         let Supervisor {
             executor: agents,
             rendezvous,
             ..
         } = &mut self.supervisor;
+        agents.send_job(index, rendezvous);
+    }
+
+    fn on_message(&mut self, index: usize, message: FromAgent) {
+        let agents = &mut self.supervisor.executor;
         let name = agents.links[index].link.name().to_owned();
         match message {
+            FromAgent::Hello {
+                version,
+                hostname,
+                task,
+            } if agents.options.dialed => self.greet(index, &version, &hostname, task),
             FromAgent::Hello { version, .. } => {
                 if let Some(why) = remote::other_version(&version) {
                     agents.links[index].link.hang_up();
                     self.lose(index, &why, 1);
                 } else {
                     agents.links[index].link.stage = Stage::Greeted;
-                    agents.send_job(index, rendezvous);
+                    self.send_job(index);
                 }
             }
             FromAgent::Ready => {
                 let link = &mut agents.links[index].link;
                 link.stage = Stage::Ready;
                 link.send(&ToAgent::Start);
-                self.supervisor.host_ready(&name);
+                match agents.options.dialed {
+                    true => self.has_host(index),
+                    false => self.supervisor.host_ready(&name),
+                }
+            }
+            FromAgent::Refused { code, why } if agents.options.dialed => {
+                self.turn_away(index, &why, code);
             }
             FromAgent::Refused { code, why } => {
                 agents.links[index].link.hang_up();
@@ -236,9 +263,12 @@ impl<'a> ElasticJob<'a> {
                 let link = &mut agents.links[index];
                 link.link.stage = Stage::Done;
                 link.link.hang_up();
-                if !link.is_closing {
-                    link.is_closing = true;
-                    self.supervisor.host_lost(&name, "its agent has ended", 1);
+                if !std::mem::replace(&mut link.is_closing, true) {
+                    let why = "its agent has ended";
+                    match agents.options.dialed {
+                        true => self.supervisor.host_gone(&name, why),
+                        false => self.supervisor.host_lost(&name, why, 1),
+                    }
                 }
             }
         }
@@ -258,7 +288,7 @@ impl<'a> ElasticJob<'a> {
     }
 
     /// A host is no use any more, and neither is what ran there.
-    fn lose(&mut self, index: usize, why: &str, code: u8) {
+    pub(super) fn lose(&mut self, index: usize, why: &str, code: u8) {
         let link = &mut self.agents().links[index];
         let was_closing = std::mem::replace(&mut link.is_closing, true);
         link.link.stage = Stage::Lost;
@@ -271,7 +301,11 @@ impl<'a> ElasticJob<'a> {
             let cause = Cause::HostLost(why.to_owned());
             self.agents().on_end(*worker, &cause);
         }
-        self.supervisor.host_lost(&host, why, code);
+        if self.agents().options.dialed {
+            self.supervisor.host_gone(&host, why);
+        } else {
+            self.supervisor.host_lost(&host, why, code);
+        }
         for worker in here {
             self.agents().forget(worker);
         }

@@ -16,7 +16,7 @@ use crate::launch::{LaunchError, ssh_of, start_timeout_of, wanted_hosts};
 use crate::output::Output;
 use crate::rendezvous::{Reach, Rendezvous};
 use crate::signals::Signals;
-use crate::{environment, parent_watch, platform, remote};
+use crate::{dialed, environment, parent_watch, platform, remote};
 
 /// Runs the job; the exit code.
 pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError> {
@@ -24,11 +24,16 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     let start_timeout = start_timeout_of(options);
     let ssh = ssh_of(options)?;
     let elastic = &options.elastic;
+    let server = options
+        .dialed
+        .then(|| dialed::listen(options))
+        .transpose()?;
     let source = match &elastic.script {
         Some(command) => Source::Script {
             command: command.clone(),
             default_slots: elastic.slots_per_host,
         },
+        None if options.dialed => Source::Fixed(Vec::new()),
         None => {
             let hosts = wanted_hosts(options, np)?;
             // There will never be more.
@@ -38,6 +43,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     };
     let all_local = match &source {
         // Any host may come later.
+        _ if options.dialed => false,
         Source::Script { .. } => false,
         Source::Fixed(hosts) => {
             let hosts: Vec<&Host> = hosts.iter().collect();
@@ -56,6 +62,9 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     let mut output = Output::new(0, options.prefix_timestamp)?;
     output.show_log(options)?;
     output.show_events(events);
+    if let Some(server) = &server {
+        dialed::announce(&output, server);
+    }
     if let Some(directory) = &options.output_filename {
         platform::raise_file_limit();
         let most = elastic.max_np.unwrap_or(np);
@@ -77,7 +86,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
         reset_limit: elastic.reset_limit,
         cooldown: elastic.cooldown.map(|(a, b)| (seconds(a), seconds(b))),
         slot_failures_max: environment::elastic_slot_failures(),
-        has_fixed_hosts: elastic.script.is_none(),
+        has_fixed_hosts: elastic.script.is_none() && !options.dialed,
     };
     let agents = Agents {
         options,
@@ -94,10 +103,18 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
         asked: None,
         ping_at: Instant::now() + PING_INTERVAL,
     };
+    let mut supervisor = Supervisor::new(policy, rendezvous, &options.network_interfaces, agents);
+    if options.dialed {
+        supervisor.expect_hosts();
+    }
     let job = ElasticJob {
-        supervisor: Supervisor::new(policy, rendezvous, &options.network_interfaces, agents),
+        supervisor,
         signals,
-        discovery: Discovery::start(source, ssh)?,
+        discovery: match server {
+            None => Some(Discovery::start(source, ssh)?),
+            Some(_) => None,
+        },
+        server,
         has_listed: false,
         last_complaint: None,
         interrupted_by: None,

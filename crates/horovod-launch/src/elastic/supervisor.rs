@@ -80,6 +80,11 @@ impl<E: Executor> Supervisor<E> {
         self.handle(Event::Hosts(pairs));
     }
 
+    /// There are no hosts yet, and no list of them is waited for: they come one by one.
+    pub fn expect_hosts(&mut self) {
+        self.driver.knows_hosts = true;
+    }
+
     /// A host has come, or has another number of slots.
     pub fn add_host(&mut self, host: Host) {
         let mut hosts = self.hosts.clone();
@@ -110,6 +115,19 @@ impl<E: Executor> Supervisor<E> {
             host: host.to_owned(),
             why: why.to_owned(),
             code,
+        });
+        for worker in here {
+            self.forget(worker);
+        }
+    }
+
+    /// A host is gone, with all that ran there, and is not waited for: call [`Self::add_host`] if it comes again.
+    pub fn host_gone(&mut self, host: &str, why: &str) {
+        let here = self.workers_on(host);
+        self.hosts.retain(|known| known.name != host);
+        self.handle(Event::HostGone {
+            host: host.to_owned(),
+            why: why.to_owned(),
         });
         for worker in here {
             self.forget(worker);

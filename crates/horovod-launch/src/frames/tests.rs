@@ -54,12 +54,12 @@ fn answers_survive() {
         FromAgent::Hello {
             version: "1".into(),
             hostname: "h".into(),
-            seat: None,
+            task: None,
         },
         FromAgent::Hello {
             version: env!("CARGO_PKG_VERSION").into(),
             hostname: "h".into(),
-            seat: Some(Seat {
+            task: Some(DialedTask {
                 index: 70_000,
                 attempt: 2,
                 host: "boot|h".into(),

@@ -141,7 +141,7 @@ impl Job<'_> {
             let host = &link.placement.host;
             let ranks = link.placement.slots.iter().map(|slot| RankSpec {
                 rank: slot.rank,
-                env: dialed::with_host_name(environment::of_rank(host, *slot), link.seat.as_ref()),
+                env: dialed::with_host_name(environment::of_rank(host, *slot), link.task.as_ref()),
             });
             link.send(&ToAgent::Job(JobSpec {
                 ranks: ranks.collect(),
