@@ -1,0 +1,1 @@
+"""Parts that the estimators of all frameworks share; see the submodules."""

@@ -1,0 +1,151 @@
+"""Estimators on real Spark: one small session, ranks started by `horovod.run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pyspark = pytest.importorskip("pyspark")
+torch = pytest.importorskip("torch")
+
+from pyspark.ml import Pipeline, PipelineModel  # noqa: E402
+from pyspark.ml.linalg import Vectors  # noqa: E402
+from pyspark.sql import SparkSession  # noqa: E402
+
+from horovod.spark.common.backend import LocalBackend  # noqa: E402
+from horovod.spark.common.store import Store  # noqa: E402
+from horovod.spark.torch import TorchEstimator, TorchModel  # noqa: E402
+
+LOCK = threading.Lock()
+WEIGHTS = np.array([1.0, -2.0, 3.0])
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("spark")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.local.dir", str(folder))
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(301, 3))
+    rows = [
+        (Vectors.dense(a), float(a @ WEIGHTS), 1.0, number % 5 == 0) for number, a in enumerate(x)
+    ]
+    return spark.createDataFrame(rows, ["x", "y", "weight", "held"]).repartition(2).cache()
+
+
+def _estimator(store: Any, **changes: Any) -> TorchEstimator:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    given: dict[str, Any] = {
+        "backend": LocalBackend(2),
+        "store": store,
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.05),
+        "loss": torch.nn.functional.mse_loss,
+        "feature_cols": ["x"],
+        "label_cols": ["y"],
+        "batch_size": 16,
+        "epochs": 4,
+        "random_seed": 3,
+        "verbose": 0,
+    }
+    return TorchEstimator(**{**given, **changes})
+
+
+def test_fit_transform_save_and_load(frame: Any, tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path / "store"))
+    estimator = _estimator(
+        store,
+        validation="held",
+        sample_weight_col="weight",
+        metrics=[[torch.nn.functional.l1_loss]],
+        run_id="first",
+    )
+    pipeline = Pipeline(stages=[estimator]).fit(frame)
+    model = pipeline.stages[0]
+    history = model.getHistory()
+    assert [entry["epoch"] for entry in history] == [0, 1, 2, 3]
+    assert history[-1]["validation"]["loss"] < 0.05 * history[0]["train"]["loss"]
+    assert set(history[-1]["validation"]["all_metrics"]) == {"group_0_y"}
+
+    predicted = pipeline.transform(frame).select("y", "y__output").collect()
+    assert len(predicted) == 301
+    errors = [abs(row["y"] - row["y__output"]) for row in predicted]
+    assert max(errors) < 1.0
+
+    pipeline.write().overwrite().save(str(tmp_path / "saved"))
+    loaded = PipelineModel.load(str(tmp_path / "saved"))
+    again = loaded.stages[0]
+    assert isinstance(again, TorchModel)
+    rows = again.setOutputCols(["p"]).transform(frame).select("p").collect()
+    assert [row["p"] for row in rows] == pytest.approx([row["y__output"] for row in predicted])
+
+    # The learning rate is as it was, and training goes on from the checkpoint.
+    assert model.getOptimizer()["param_groups"][0]["lr"] == pytest.approx(0.05)
+    resumed = _estimator(store, run_id="first", epochs=1, validation="held").fit(frame)
+    assert resumed.getHistory()[0]["train"]["loss"] < 0.2 * history[0]["train"]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"feature_cols": ["z"]}, "no column 'z'"),
+        ({"label_cols": None}, "label_cols"),
+        ({"validation": 1}, "must be of type"),
+        ({"validation": 1.5}, "share from 0"),
+        ({"model": None}, "Model parameter is required"),
+        ({"num_proc": 2}, "At most one"),
+        ({"loss": None}, "loss"),
+        ({"loss": lambda output, label: LOCK}, "loss cannot be sent"),
+        ({"input_shapes": [[-1, 4]]}, "input_shapes"),
+        ({"backend": LocalBackend(400)}, "400 ranks"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else next(iter(value)),
+)
+def test_wrong_parameters_are_named(
+    frame: Any, tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        _estimator(Store.create(str(tmp_path)), **changes).fit(frame)
+
+
+def test_wrong_data_is_found_before_training(spark: Any, tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path))
+    nulls = spark.createDataFrame(
+        [([1.0] * 3, 1.0), ([1.0] * 3, None)], "x array<double>, y double"
+    )
+    with pytest.raises(ValueError, match="null values in column 'y'"):
+        _estimator(store).fit(nulls)
+    ragged = spark.createDataFrame(
+        [([1.0] * 3, 1.0), ([1.0] * 2, 2.0)], "x array<double>, y double"
+    )
+    with pytest.raises(
+        ValueError, match="'x' does not have uniform shape: its rows have from 2 to 3"
+    ):
+        _estimator(store).fit(ragged)
+
+
+def test_unwritable_store_is_an_error() -> None:
+    with pytest.raises(OSError, match="cannot be written"):
+        _estimator(Store.create("/proc/none")).fit(None)
