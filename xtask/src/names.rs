@@ -83,6 +83,11 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "a former public name",
     ),
     ("examples/keras", "patience", "Keras' name of an argument"),
+    (
+        "python/horovod/spark/common/store.py",
+        "kerb_ticket",
+        "an argument's name for a ticket of Kerberos",
+    ),
 ];
 
 /// Complaints about the names of files and in their code.
