@@ -28,7 +28,8 @@ _SERVICES = "there are no services that run what is sent to them; " + _CALL
 
 # What is to come; submodules included.
 _FRAMEWORKS = {
-    "horovod.spark": "Spark",
+    "horovod.spark.keras": "Spark's estimator of Keras models",
+    "horovod.spark.lightning": "Spark's estimator of Lightning modules",
     "horovod.ray": "Ray",
 }
 # Modules, submodules included, and names in modules that exist, after a colon.

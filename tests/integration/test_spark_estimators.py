@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
@@ -19,7 +20,7 @@ from pyspark.ml import Pipeline, PipelineModel  # noqa: E402
 from pyspark.ml.linalg import Vectors  # noqa: E402
 from pyspark.sql import SparkSession  # noqa: E402
 
-from horovod.spark.common.backend import LocalBackend  # noqa: E402
+from horovod.spark.common.backend import LocalBackend, SparkBackend  # noqa: E402
 from horovod.spark.common.store import Store  # noqa: E402
 from horovod.spark.torch import TorchEstimator, TorchModel  # noqa: E402
 
@@ -149,3 +150,12 @@ def test_wrong_data_is_found_before_training(spark: Any, tmp_path: Path) -> None
 def test_unwritable_store_is_an_error() -> None:
     with pytest.raises(OSError, match="cannot be written"):
         _estimator(Store.create("/proc/none")).fit(None)
+
+
+def test_ranks_in_spark_tasks(frame: Any, tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path / "store"))
+    backend = SparkBackend(2, start_timeout=240, stdout=io.StringIO())
+    model = _estimator(store, backend=backend, epochs=2).fit(frame)
+    history = model.getHistory()
+    assert len(history) == 2
+    assert history[1]["train"]["loss"] < history[0]["train"]["loss"]

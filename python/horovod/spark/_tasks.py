@@ -1,0 +1,144 @@
+"""Spark tasks that run the ranks of a job, each through an agent that dials the launcher on the driver."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from horovod.runner.agents import Invitation, attend
+from horovod.runner.common.util.timeout import TimeoutException
+from horovod.spark.task import GPU_ADDRESSES
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_numbers = itertools.count()
+# Tasks end by themselves when the job is over; those that have not by then are cancelled.
+_END_LIMIT_S = 3.0
+_CANCEL_LIMIT_S = 15.0
+
+
+class SparkTasks:
+    """One Spark job of so many tasks, which hold their slots until the ranks' job is over.
+
+    Parameters
+    ----------
+    context
+        The session's context.
+    count
+        Number of tasks.
+    start_timeout
+        Seconds within which all tasks of a job of fixed size must run; None for elastic jobs.
+    caller
+        The function that the user has called, for messages.
+    """
+
+    def __init__(
+        self, context: SparkContext, count: int, start_timeout: int | None, caller: str
+    ) -> None:
+        self._context = context
+        self._count = count
+        self._start_timeout = start_timeout
+        self._caller = caller
+        self._group = f"{caller}.{next(_numbers)}"
+        self._deadline = 0.0
+        self._error: BaseException | None = None
+
+    def start(self, invitation: Invitation) -> None:
+        """Submit the Spark job, from a thread of its own."""
+        from pyspark import InheritableThread
+
+        self._deadline = time.monotonic() + (self._start_timeout or 0)
+        self._thread = InheritableThread(target=self._run, args=(invitation,), daemon=True)
+        self._thread.start()
+
+    def failure(self) -> BaseException | None:
+        """Why no more tasks can come."""
+        if self._error is not None:
+            return self._error
+        if self._start_timeout is not None and time.monotonic() > self._deadline:
+            self._error = self._too_late()
+            return self._error
+        return None
+
+    def stop(self) -> None:
+        """End the Spark job."""
+        if not hasattr(self, "_thread"):
+            return
+        if self._error is None and self._start_timeout is not None:
+            self._thread.join(_END_LIMIT_S)
+        if self._thread.is_alive():
+            self._context.cancelJobGroup(self._group)
+            self._thread.join(_CANCEL_LIMIT_S)
+
+    def _run(self, invitation: Invitation) -> None:
+        is_elastic = self._start_timeout is None
+        try:
+            self._context.setJobGroup(self._group, f"ranks of {self._caller}", True)
+            slots = self._context.range(0, self._count, numSlices=self._count)
+            if is_elastic:
+                slots.mapPartitions(_Attendance(invitation)).collect()
+            else:
+                slots.barrier().mapPartitions(_Attendance(invitation)).collect()
+        except Exception as error:
+            self._error = self._explained(error)
+        else:
+            self._error = RuntimeError(f"{self._caller}: the Spark tasks have ended")
+
+    def _explained(self, error: Exception) -> Exception:
+        text = str(error)
+        if "No module named 'horovod" in text:
+            cure = "executors have no horovod-rs: install the wheel in the Python that they use (PYSPARK_PYTHON)"
+        elif "PYTHON_VERSION_MISMATCH" in text:
+            cure = "executors use another Python: set PYSPARK_PYTHON to one of the driver's version"
+        else:
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            cure = "the Spark job has failed: " + (lines[-1] if lines else type(error).__name__)
+            for line in lines:
+                if "failed" in line.lower() or "cancelled" in line.lower():
+                    cure = f"the Spark job has failed: {line}"
+                    break
+        explained = RuntimeError(f"{self._caller}: {cure}")
+        explained.__cause__ = error
+        return explained
+
+    def _too_late(self) -> Exception:
+        tracker = self._context.statusTracker()
+        running = 0
+        for job in tracker.getJobIdsForGroup(self._group):
+            info = tracker.getJobInfo(job)
+            for stage in info.stageIds if info else ():
+                of_stage = tracker.getStageInfo(stage)
+                running += of_stage.numActiveTasks if of_stage else 0
+        slots = self._context.defaultParallelism
+        return TimeoutException(
+            f"Timed out waiting for Spark tasks to start. {self._caller}: {running} of {self._count} tasks run after "
+            f"{self._start_timeout} s, and Spark says that it has {slots} slots. Free some, ask for fewer with "
+            "num_proc, or wait longer with start_timeout or HOROVOD_SPARK_START_TIMEOUT"
+        )
+
+
+class _Attendance:
+    """What a task does; of a class, so that an executor without this package says that it is missing."""
+
+    def __init__(self, invitation: Invitation) -> None:
+        self._invitation = invitation
+
+    def __call__(self, _: Iterator[Any]) -> Iterator[int]:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None
+        gpus = task.resources().get("gpu")
+        variables = {"HOROVOD_SPARK_WORK_DIR": os.getcwd()}
+        if gpus is not None:
+            variables[GPU_ADDRESSES] = ",".join(gpus.addresses)
+        index, attempt = task.partitionId(), task.attemptNumber()
+        status = attend(self._invitation, index=index, attempt=attempt, environment=variables)
+        if status != 0:
+            # Spark starts the task again, if it may.
+            raise RuntimeError(f"the agent of task {index} ended with exit status {status}")
+        yield index

@@ -1,0 +1,241 @@
+"""`run` and `run_elastic`: call a function on ranks that run in Spark tasks."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from horovod.runner.agents import run_on_agents
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+__all__ = ["run", "run_elastic"]
+
+_START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
+_ELASTIC_TIMEOUT = "HOROVOD_ELASTIC_TIMEOUT"
+_TIMEOUT_S = 600
+# The launcher's own limit comes after the one that can say what Spark is doing.
+_LAUNCHER_EXTRA_S = 30
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: int | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Iterable[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | os.PathLike[str] | None = None,
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` on `num_proc` ranks in Spark tasks and return the results, in the order of ranks.
+
+    Every rank is a child of a Spark task's Python, with its working directory and environment, and ends with it. The
+    tasks start together, in one stage (barrier mode), and the rank of task 0 is rank 0.
+
+    Parameters
+    ----------
+    fn, args, kwargs
+        What to call, and with what; they travel by cloudpickle, encrypted, not inside Spark's closures.
+    num_proc
+        Number of ranks, each in one slot; default the session's `defaultParallelism`.
+    start_timeout
+        Seconds to wait for all tasks to run; default HOROVOD_SPARK_START_TIMEOUT, or 600.
+    env
+        Variables of the ranks, above those of the executors.
+    stdout, stderr
+        Where to write what ranks print; default `sys.stdout` and `sys.stderr` of the driver.
+    verbose
+        From 2 on the launcher says what it does.
+    nics
+        Names of the interfaces to use; default all.
+    prefix_output_with_timestamp
+        Put the local time before each line.
+    executable
+        The Python of the ranks; default that of the executor.
+    use_mpi, use_gloo, extra_mpi_args
+        Accepted, with no effect: the transport is this package's own.
+
+    Raises
+    ------
+    Exception
+        What `fn` raised on a rank, as from `horovod.run`.
+    TimeoutException
+        Not all tasks ran within `start_timeout`.
+    RuntimeError
+        There is no session, the Spark job has failed, or a rank has ended without a result.
+    """
+    del use_mpi, use_gloo, extra_mpi_args
+    context = _context("horovod.spark.run")
+    count = _count("num_proc", num_proc, context.defaultParallelism)
+    limit = _seconds("start_timeout", start_timeout, _START_TIMEOUT)
+    return _run(
+        context,
+        fn,
+        args,
+        kwargs,
+        count,
+        limit,
+        caller="horovod.spark.run",
+        start_timeout=limit + _LAUNCHER_EXTRA_S,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose >= 2,
+        network_interfaces=list(nics) if nics is not None else None,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
+        executable=executable,
+    )
+
+
+def run_elastic(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: int | None = None,
+    elastic_timeout: int | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Iterable[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """As `run`, but ranks may come and go: `fn` is decorated by `hvd.elastic.run` of its framework.
+
+    A rank is lost with its task, and comes back when Spark starts the task again: allow that by
+    `spark.task.maxFailures` (on a local master: `local[N,FAILURES]`), and leave `spark.speculation` off.
+
+    Parameters
+    ----------
+    num_proc
+        Number of ranks to start with; default `defaultParallelism`.
+    min_num_proc, max_num_proc
+        Fewest and most ranks; default `num_proc`. Spark is asked for `max_num_proc` tasks.
+    elastic_timeout
+        Seconds to wait for enough ranks after a loss; default HOROVOD_ELASTIC_TIMEOUT, or 600.
+    reset_limit
+        How often the members may change before the job is ended; default any number of times.
+    min_np, max_np
+        Deprecated names of `min_num_proc` and `max_num_proc`.
+    fn, args, kwargs, start_timeout, env, stdout, stderr, verbose, nics, prefix_output_with_timestamp
+        As in `run`.
+
+    Raises
+    ------
+    Exception, RuntimeError
+        As from `run`.
+    """
+    caller = "horovod.spark.run_elastic"
+    for old, value, new in (("min_np", min_np, "min_num_proc"), ("max_np", max_np, "max_num_proc")):
+        if value is not None:
+            text = f"{old} is deprecated, use {new} instead"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+    context = _context(caller)
+    count = _count("num_proc", num_proc, context.defaultParallelism)
+    fewest = _count("min_num_proc", min_num_proc or min_np, count)
+    most = _count("max_num_proc", max_num_proc or max_np, count)
+    if not fewest <= count <= most:
+        raise ValueError(
+            f"{caller}: expected min_num_proc <= num_proc <= max_num_proc, got {fewest}, {count} and {most}"
+        )
+    return _run(
+        context,
+        fn,
+        args,
+        kwargs,
+        most,
+        None,
+        caller=caller,
+        num_proc=count,
+        min_num_proc=fewest,
+        max_num_proc=most,
+        is_elastic=True,
+        start_timeout=_seconds("start_timeout", start_timeout, _START_TIMEOUT),
+        elastic_timeout=_seconds("elastic_timeout", elastic_timeout, _ELASTIC_TIMEOUT),
+        reset_limit=reset_limit,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose >= 2,
+        network_interfaces=list(nics) if nics is not None else None,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
+    )
+
+
+def _run(
+    context: SparkContext,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    tasks: int,
+    task_limit: int | None,
+    *,
+    caller: str,
+    num_proc: int | None = None,
+    **options: Any,
+) -> list[Any]:
+    if not callable(fn):
+        raise TypeError(f"{caller}: fn: expected a function, got {fn!r}")
+    from horovod.spark._tasks import SparkTasks
+
+    spark_tasks = SparkTasks(context, tasks, task_limit, caller)
+    return run_on_agents(
+        fn,
+        args,
+        kwargs,
+        tasks=spark_tasks,
+        num_proc=num_proc or tasks,
+        caller=caller,
+        **options,
+    )
+
+
+def _context(caller: str) -> SparkContext:
+    try:
+        from pyspark import SparkContext
+    except ImportError as error:
+        raise ImportError(
+            f"{caller} needs pyspark, which is not installed: pip install 'horovod-rs[spark]'"
+        ) from error
+    context = SparkContext._active_spark_context
+    if context is None:
+        raise RuntimeError(
+            f"{caller}: Could not find an active SparkContext. Make a SparkSession first; one of Spark Connect has "
+            "none, and cannot run ranks yet"
+        )
+    return context
+
+
+def _count(name: str, value: int | None, default: int) -> int:
+    count = default if value is None else value
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    return count
+
+
+def _seconds(name: str, value: int | None, variable: str) -> int:
+    text = os.environ.get(variable) if value is None else value
+    try:
+        seconds = _TIMEOUT_S if text is None else int(text)
+    except ValueError:
+        raise ValueError(f"{name} ({variable}): expected seconds, got {text!r}") from None
+    if seconds < 1:
+        raise ValueError(f"{name} ({variable}): expected at least 1 second, got {text!r}")
+    return seconds
