@@ -1,0 +1,16 @@
+"""Horovod on Ray: training on the actors of a Ray cluster."""
+
+try:
+    import ray as _ray  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"horovod.ray needs Ray, which cannot be imported here ({error}); "
+        "install it: pip install 'horovod-rs[ray]'"
+    ) from error
+
+from horovod.ray import ray_logger
+from horovod.ray.elastic import ElasticRayExecutor
+from horovod.ray.runner import RayExecutor
+from horovod.ray.worker import BaseHorovodWorker
+
+__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor", "ray_logger"]

@@ -1,0 +1,56 @@
+"""Network interfaces of a job's hosts, and calls on many actors."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import ray
+
+__all__ = ["detect_nics", "map_blocking", "nics_to_env_var"]
+
+
+def map_blocking(fn: Callable[[Any], Any], collection: Iterable[Any]) -> list[Any]:
+    """The results of remote calls: `fn` makes a reference of each item."""
+    results: list[Any] = ray.get([fn(item) for item in collection])
+    return results
+
+
+def nics_to_env_var(nics: Iterable[str]) -> dict[str, str]:
+    """Variables that make ranks use these interfaces; none without any."""
+    names = list(nics)
+    if not names:
+        return {}
+    return {"HOROVOD_GLOO_IFACE": names[0], "NCCL_SOCKET_IFNAME": ",".join(names)}
+
+
+def _interfaces(_: Any = None) -> list[str]:
+    """Names of the interfaces of the host that this runs on."""
+    return [name for _, name in socket.if_nameindex()]
+
+
+def detect_nics(
+    settings: Any,
+    all_host_names: Sequence[str] | None = None,
+    node_workers: Sequence[Any] | None = None,
+) -> list[str]:
+    """The interfaces of `settings.nics`; none named means that ranks look for a way by themselves.
+
+    Raises
+    ------
+    ValueError
+        A host has none of those that are named.
+    """
+    wanted = sorted(settings.nics or ())
+    if not wanted:
+        return []
+    hosts = [_interfaces()]
+    if node_workers:
+        hosts = map_blocking(lambda worker: worker.execute.remote(_interfaces), node_workers)
+    common = [name for name in wanted if all(name in names for names in hosts)]
+    if not common:
+        names = all_host_names or range(len(hosts))
+        there = dict(zip(names, hosts, strict=False))
+        raise ValueError(f"nics: none of {wanted} is on every host; there are {there}")
+    return common

@@ -1,0 +1,347 @@
+"""`horovod.ray` on a Ray of this machine: actors as ranks, elastic jobs, Ray Train."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train,tune]'")
+
+from horovod.ray import ElasticRayExecutor, RayExecutor  # noqa: E402
+from horovod.ray.runner import StaticAdapter  # noqa: E402
+
+LIMIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    inherited = {n: v for n, v in os.environ.items() if n.startswith(harness.NOT_HANDED_DOWN)}
+    for name in inherited:
+        del os.environ[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "180")
+        # Short, as it is part of the names of sockets.
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(_short_folder())
+            ray.init(
+                num_cpus=4,
+                include_dashboard=False,
+                object_store_memory=200 << 20,
+                log_to_driver=False,
+                _temp_dir=folder,
+            )
+            try:
+                yield
+            finally:
+                ray.shutdown()
+                os.environ.update(inherited)
+
+
+@contextlib.contextmanager
+def _short_folder() -> Iterator[str]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
+        yield folder
+
+
+@pytest.fixture
+def limit() -> Iterator[None]:
+    """A test that hangs ends with the main thread's stack."""
+
+    def strike(*_: object) -> None:
+        raise TimeoutError(f"the test has not ended within {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, strike)
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+pytestmark = pytest.mark.usefixtures("cluster", "limit")
+
+
+@pytest.fixture
+def two() -> Iterator[RayExecutor]:
+    executor = RayExecutor(RayExecutor.create_settings(), num_workers=2)
+    executor.start(extra_env_vars={"COLOUR": "blue"})
+    yield executor
+    executor.shutdown()
+    wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
+
+
+def wait_until(is_so: Any, what: str) -> None:
+    deadline = time.monotonic() + harness.REAP_LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"no {what}"
+        threading.Event().wait(0.05)
+
+
+def total(first: float, factor: float = 1.0) -> tuple[int, int, int, int, float]:
+    import numpy as np
+
+    import horovod.numpy as hvd
+
+    hvd.init()
+    value = hvd.allreduce(np.array([first + hvd.rank()]), op=hvd.Sum)[0] * factor
+    return hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), float(value)
+
+
+def test_a_function_runs_on_all_ranks(two: RayExecutor) -> None:
+    expected = [(0, 2, 0, 2, 10.0), (1, 2, 1, 2, 10.0)]
+    assert two.run(total, args=[2.0], kwargs={"factor": 2.0}) == expected
+    # In the same processes, which are a job already.
+    assert ray.get(two.run_remote(total, args=[2.0], kwargs={"factor": 2.0})) == expected
+    assert two.execute(lambda executable: executable) == [None, None]
+    assert two.execute_single(lambda _: os.environ["HOROVOD_RANK"]) == "0"
+
+
+def test_variables_of_the_ranks(two: RayExecutor) -> None:
+    names = ("COLOUR", "OMP_NUM_THREADS", "HOROVOD_SIZE")
+    assert two.execute(lambda _: [os.environ.get(n) for n in names]) == [["blue", "1", "2"]] * 2
+
+
+class Counter:
+    def __init__(self, start: int, step: int = 1) -> None:
+        self.value, self.step = start, step
+
+    def count(self) -> int:
+        self.value += self.step
+        return self.value
+
+
+def test_each_worker_keeps_its_object() -> None:
+    executor = RayExecutor(RayExecutor.create_settings(), num_hosts=1, num_workers_per_host=2)
+    executor.start(executable_cls=Counter, executable_args=[5], executable_kwargs={"step": 2})
+    try:
+        assert executor.execute(lambda counter: counter.count()) == [7, 7]
+        assert executor.execute_single(lambda counter: counter.count()) == 9
+        assert executor.execute(lambda counter: counter.value) == [9, 7]
+    finally:
+        executor.shutdown()
+
+
+def fail_on_1() -> None:
+    import numpy as np
+
+    import horovod.numpy as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        raise LookupError("nothing here")
+    hvd.allreduce(np.ones(1), name="of rank 0 alone")
+
+
+def test_an_error_names_the_rank(two: RayExecutor) -> None:
+    with pytest.raises(LookupError, match="nothing here") as raised:
+        two.run(fail_on_1)
+    notes = "\n".join(raised.value.__notes__)
+    assert "Raised on rank 1 on node " in notes
+    assert "Rank 0 had not ended its call" in notes
+    with pytest.raises(RuntimeError, match="there are no workers: nothing here"):
+        two.run(total, args=[1.0])
+
+
+def test_an_error_of_all_ranks_leaves_them_alive(two: RayExecutor) -> None:
+    def divide() -> float:
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        two.run(divide)
+    assert two.run(total, args=[2.0])[0][-1] == 5.0
+
+
+def wait_for_the_other(folder: Path) -> None:
+    import numpy as np
+
+    import horovod.numpy as hvd
+
+    hvd.init()
+    if hvd.rank() == 1:
+        (folder / "pid").write_text(str(os.getpid()))
+        signal.pause()
+    hvd.allreduce(np.ones(1), name="never")
+
+
+def test_a_killed_actor_ends_the_job(two: RayExecutor, tmp_path: Path) -> None:
+    pids = two.execute(lambda _: os.getpid())
+
+    def kill() -> None:
+        wait_until(lambda: (tmp_path / "pid").exists(), "rank 1")
+        os.kill(pids[1], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(RuntimeError, match="rank 1 on node .* was lost"):
+        two.run(wait_for_the_other, args=[tmp_path])
+    killer.join()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "end of the actors")
+
+
+def test_what_cannot_be_pickled_is_told(two: RayExecutor) -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot be pickled, so it cannot be sent to the ranks"):
+        two.run(lambda: lock)
+
+
+def test_too_few_resources() -> None:
+    settings = RayExecutor.create_settings(placement_group_timeout_s=1)
+    executor = RayExecutor(settings, num_workers=5)
+    with pytest.raises(TimeoutError, match=r"requested 5 x \{'CPU': 1\}.* in all \{'CPU': 4"):
+        executor.start()
+    executor.shutdown()
+
+
+def test_arguments_that_exclude_each_other() -> None:
+    settings = RayExecutor.create_settings()
+    with pytest.raises(ValueError, match="max_workers=2 needs min_workers"):
+        RayExecutor(settings, max_workers=2)
+    with pytest.raises(ValueError, match="exclude each other"):
+        RayExecutor(settings, min_workers=1, num_workers=2)
+    with pytest.raises(ValueError, match="pass use_gpu=True"):
+        RayExecutor(settings, num_workers=2, gpus_per_worker=1)
+    with pytest.raises(AssertionError):
+        RayExecutor(settings, num_workers=2, num_hosts=2).start()
+    with pytest.raises(TypeError, match="no workers"):
+        RayExecutor(settings).start()
+    with pytest.warns(DeprecationWarning, match="num_slots is deprecated"):
+        executor = RayExecutor(settings, num_hosts=1, num_slots=3)
+    with pytest.raises(RuntimeError, match="call start"):
+        executor.run(print)
+
+
+def test_the_actor_of_rank_0_serves_ranks_that_do_not_reach_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ray.util.client.ray.is_connected", lambda: True)
+    executor = RayExecutor(RayExecutor.create_settings(), num_workers=2)
+    executor.start()
+    try:
+        assert isinstance(executor.adapter, StaticAdapter)
+        assert executor.adapter._rendezvous is None
+        assert [row[-1] for row in executor.run(total, args=[2.0])] == [5.0, 5.0]
+    finally:
+        executor.shutdown()
+
+
+def learn_elastically(folder: Path) -> tuple[int, int, int]:
+    import numpy as np
+
+    import horovod.numpy as hvd
+    from horovod.common import elastic
+    from horovod.ray import ray_logger
+
+    hvd.init()
+
+    @elastic.run
+    def train(state: Any) -> int:
+        while state.batch < 20 or hvd.size() < 2 or not (folder / "killed").exists():
+            hvd.allreduce(np.ones(2), name="x")
+            state.batch += 1
+            state.commit()
+            if state.batch == 5 and hvd.rank() == 0:
+                ray_logger.log({"batch": state.batch})
+            if state.batch >= 5 and hvd.rank() == 1 and not (folder / "pid").exists():
+                (folder / "pid").write_text(str(os.getppid()))
+            time.sleep(0.02)
+        return int(state.batch)
+
+    state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0)
+    return train(state), hvd.rank(), hvd.size()
+
+
+def kill_one(folder: Path) -> None:
+    """The actor whose agent has started rank 1."""
+    wait_until(lambda: (folder / "pid").exists(), "rank 1")
+    agent = int((folder / "pid").read_text())
+    status = Path(f"/proc/{agent}/status").read_text()
+    actor = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
+    os.kill(int(actor), signal.SIGKILL)
+    (folder / "killed").touch()
+
+
+def test_an_elastic_job_replaces_a_killed_actor(tmp_path: Path) -> None:
+    executor = RayExecutor(RayExecutor.create_settings(), min_workers=1, max_workers=2)
+    executor.start()
+    killer = threading.Thread(target=kill_one, args=[tmp_path])
+    killer.start()
+    heard: list[Any] = []
+    results = executor.run(learn_elastically, args=[tmp_path], callbacks=[heard.append])
+    killer.join()
+    executor.shutdown()
+    assert [result[1:] for result in results] == [(0, 2), (1, 2)]
+    assert results[0][0] == results[1][0] >= 20
+    assert heard[0] == {"batch": 5}
+    wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
+
+
+def test_the_older_elastic_executor() -> None:
+    settings = ElasticRayExecutor.create_settings(min_num_proc=2, max_num_proc=2, verbose=True)
+    executor = ElasticRayExecutor(settings, cpus_per_slot=2, env_vars={"COLOUR": "red"})
+    executor.start()
+
+    def work() -> tuple[int, str]:
+        import horovod.numpy as hvd
+
+        hvd.init()
+        return hvd.rank(), os.environ["COLOUR"]
+
+    assert executor.run(work) == [(0, "red"), (1, "red")]
+
+
+def report_total(config: dict[str, float]) -> None:
+    import ray.train
+
+    rank, size, _, _, value = total(config["first"])
+    ray.train.report({"rank": rank, "size": size, "value": value})
+
+
+def test_ray_train(tmp_path: Path) -> None:
+    pytest.importorskip("ray.train.v2", reason="Ray Train is not installed")
+    from ray.train import RunConfig, ScalingConfig
+
+    from horovod.ray.train import HorovodTrainer
+
+    result = HorovodTrainer(
+        report_total,
+        train_loop_config={"first": 2.0},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(tmp_path), name="job"),
+    ).fit()
+    assert result.metrics == {"rank": 0, "size": 2, "value": 5.0}
+
+
+def test_what_rays_own_trainer_imports() -> None:
+    from horovod.ray.runner import Coordinator
+    from horovod.ray.utils import detect_nics, nics_to_env_var
+
+    settings = RayExecutor.create_settings()
+    coordinator = Coordinator(settings)
+    for rank, node in enumerate(["one", "one", "two"]):
+        coordinator.register("host", node, rank)
+    own = coordinator.finalize_registration()
+    assert [own[rank]["HOROVOD_LOCAL_RANK"] for rank in range(3)] == ["0", "1", "0"]
+    assert [own[rank]["HOROVOD_CROSS_SIZE"] for rank in range(3)] == ["2", "1", "2"]
+    common = coordinator.establish_rendezvous()
+    assert {"HOROVOD_RENDEZVOUS", "HOROVOD_JOB_KEY"} <= common.keys()
+    assert not common.keys() & own[0].keys()
+    assert detect_nics(settings, all_host_names=["host"]) == []
+    settings.nics = {"lo"}
+    found = detect_nics(settings, all_host_names=["host"])
+    assert nics_to_env_var(found) == {"HOROVOD_GLOO_IFACE": "lo", "NCCL_SOCKET_IFNAME": "lo"}
