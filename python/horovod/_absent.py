@@ -11,10 +11,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-_PLANNED = (
-    "{name} does not exist in this version of horovod-rs: {framework} is planned; so far jobs are started by "
-    "horovodrun, by horovod.run, or by MPI, Slurm and the like"
-)
+_PLANNED = "{name} does not exist in this version of horovod-rs: {framework} is planned"
 _CALL = "start jobs with the program horovodrun, or with horovod.run(func, num_proc=..., hosts=...) from Python"
 _ELASTIC = (
     "elastic jobs are driven by the program horovodrun: horovodrun --host-discovery-script ..., or "
@@ -30,7 +27,6 @@ _SERVICES = "there are no services that run what is sent to them; " + _CALL
 _FRAMEWORKS = {
     "horovod.spark.keras": "Spark's estimator of Keras models",
     "horovod.spark.lightning": "Spark's estimator of Lightning modules",
-    "horovod.ray": "Ray",
 }
 # Modules, submodules included, and names in modules that exist, after a colon.
 _INSTEAD = {
