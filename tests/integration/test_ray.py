@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,45 +17,42 @@ import harness
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[train,tune]'")
 
+from ray.cluster_utils import Cluster  # noqa: E402
+
 from horovod.ray import ElasticRayExecutor, RayExecutor  # noqa: E402
 from horovod.ray.runner import StaticAdapter  # noqa: E402
 
 LIMIT_S = 240
+# Else Ray takes a minute to believe that a node has gone.
+SOON_DEAD = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 5000,
+    "health_check_failure_threshold": 3,
+}
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def cluster() -> Iterator[Any]:
+    """Two nodes of 2 CPUs."""
     inherited = {n: v for n, v in os.environ.items() if n.startswith(harness.NOT_HANDED_DOWN)}
     for name in inherited:
         del os.environ[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "180")
-        # Short, as it is part of the names of sockets.
-        with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(_short_folder())
-            ray.init(
-                num_cpus=4,
-                include_dashboard=False,
-                object_store_memory=200 << 20,
-                log_to_driver=False,
-                _temp_dir=folder,
-            )
-            try:
-                yield
-            finally:
-                ray.shutdown()
-                os.environ.update(inherited)
-
-
-@contextlib.contextmanager
-def _short_folder() -> Iterator[str]:
-    import tempfile
-
-    with tempfile.TemporaryDirectory(
-        prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
-    ) as folder:
-        yield folder
+        node = {"num_cpus": 2, "object_store_memory": 200 << 20, "include_dashboard": False}
+        started = Cluster(
+            initialize_head=True, head_node_args={**node, "_system_config": SOON_DEAD}
+        )
+        try:
+            started.add_node(num_cpus=2, object_store_memory=200 << 20)
+            ray.init(address=started.address, log_to_driver=False)
+            yield started
+        finally:
+            ray.shutdown()
+            started.shutdown()
+            os.environ.update(inherited)
 
 
 @pytest.fixture
@@ -148,13 +145,28 @@ def fail_on_1() -> None:
     hvd.allreduce(np.ones(1), name="of rank 0 alone")
 
 
+def test_workers_on_two_hosts() -> None:
+    executor = RayExecutor(RayExecutor.create_settings(), num_hosts=2, num_workers_per_host=2)
+    executor.start()
+    try:
+        rows = executor.run(total, args=[2.0])
+        hosts = executor.run(lambda: os.environ["HOROVOD_HOSTNAME"])
+    finally:
+        executor.shutdown()
+    assert rows == [(0, 4, 0, 2, 14.0), (1, 4, 1, 2, 14.0), (2, 4, 0, 2, 14.0), (3, 4, 1, 2, 14.0)]
+    assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
+    assert {*hosts} == {node["NodeID"] for node in ray.nodes()}
+
+
 def test_an_error_names_the_rank(two: RayExecutor) -> None:
     with pytest.raises(LookupError, match="nothing here") as raised:
         two.run(fail_on_1)
     notes = "\n".join(raised.value.__notes__)
     assert "Raised on rank 1 on node " in notes
     assert "Rank 0 had not ended its call" in notes
-    with pytest.raises(RuntimeError, match="there are no workers: nothing here"):
+    with pytest.raises(
+        RuntimeError, match=r"there are no workers: they were ended because of .*nothing here"
+    ):
         two.run(total, args=[1.0])
 
 
@@ -188,7 +200,7 @@ def test_a_killed_actor_ends_the_job(two: RayExecutor, tmp_path: Path) -> None:
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(RuntimeError, match="rank 1 on node .* was lost"):
+    with pytest.raises(RuntimeError, match=r"rank 1 on node .* was lost"):
         two.run(wait_for_the_other, args=[tmp_path])
     killer.join()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "end of the actors")
@@ -305,11 +317,9 @@ def test_the_older_elastic_executor() -> None:
     assert executor.run(work) == [(0, "red"), (1, "red")]
 
 
-def report_total(config: dict[str, float]) -> None:
-    import ray.train
-
-    rank, size, _, _, value = total(config["first"])
-    ray.train.report({"rank": rank, "size": size, "value": value})
+def write_total(config: dict[str, Any]) -> None:
+    row = total(config["first"])
+    (config["folder"] / str(row[0])).write_text(repr(row))
 
 
 def test_ray_train(tmp_path: Path) -> None:
@@ -318,13 +328,16 @@ def test_ray_train(tmp_path: Path) -> None:
 
     from horovod.ray.train import HorovodTrainer
 
-    result = HorovodTrainer(
-        report_total,
-        train_loop_config={"first": 2.0},
+    # Its controller does not know where this module is.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    HorovodTrainer(
+        write_total,
+        train_loop_config={"first": 2.0, "folder": tmp_path},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=str(tmp_path), name="job"),
     ).fit()
-    assert result.metrics == {"rank": 0, "size": 2, "value": 5.0}
+    rows = [(tmp_path / str(rank)).read_text() for rank in range(2)]
+    assert rows == ["(0, 2, 0, 2, 5.0)", "(1, 2, 1, 2, 5.0)"]
 
 
 def test_what_rays_own_trainer_imports() -> None:

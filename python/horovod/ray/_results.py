@@ -22,7 +22,8 @@ class RanksEnded(Exception):
     """The job cannot go on; `error` is what to raise."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
+        # Ray's errors of a function have it as their cause; their own text is the traceback.
+        super().__init__(repr(getattr(error, "cause", None) or error))
         self.error = error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -171,10 +172,9 @@ class StaticAdapter(Adapter):
         try:
             self._start_workers(extra_env_vars or {})
             self._ended = ""
-            made = stored(
-                (executable_cls, executable_args, executable_kwargs), "the executable's class"
-            )
-            calls = [worker.start_executable.remote(*ray.get(made)) for worker in self.workers]
+            made = (executable_cls, executable_args, executable_kwargs)
+            stored(made, "the executable's class, or an argument,")
+            calls = [worker.start_executable.remote(*made) for worker in self.workers]
             self._collect(calls, range(len(calls)))
         except BaseException:
             self.shutdown()
@@ -187,7 +187,8 @@ class StaticAdapter(Adapter):
         limit_s = max(
             self.settings.placement_group_timeout_s, getattr(self.settings, "timeout_s", 0)
         )
-        asked = [actor.seat.remote() for actor in actors]
+        # Modules that the caller can import can be imported there, too, where they exist.
+        asked = [actor.seat.remote(sys.path) for actor in actors]
         ready, pending = ray.wait(asked, num_returns=len(asked), timeout=limit_s)
         if pending:
             raise TimeoutError(
@@ -312,7 +313,7 @@ class StaticAdapter(Adapter):
         try:
             return collect(references, [self._seats[rank] for rank in ranks], ranks)
         except RanksEnded as ended:
-            self._end(str(ended))
+            self._end(f"they were ended because of {str(ended).splitlines()[0]!r}")
             raise ended.error from ended.__cause__
 
 

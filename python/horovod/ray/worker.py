@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,8 +68,9 @@ class BaseHorovodWorker:
         """GPUs that Ray has given to this actor."""
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
-    def seat(self) -> Seat:
-        """Where this is."""
+    def seat(self, sys_path: Sequence[str] = ()) -> Seat:
+        """Where this is; modules are also searched on `sys_path` from now on."""
+        sys.path.extend(place for place in sys_path if place not in sys.path)
         return Seat(self.node_id(), ray.util.get_node_ip_address(), tuple(self.get_gpu_ids()))
 
     def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
