@@ -10,7 +10,7 @@ import ray
 from ray import exceptions
 
 from horovod.common.exceptions import HorovodInternalError
-from horovod.ray.worker import Seat
+from horovod.ray.worker import ActorPlace
 
 __all__ = ["RanksEnded", "collect", "stored"]
 
@@ -53,7 +53,9 @@ def stored(call: Any, what: str) -> Any:
         ) from error
 
 
-def collect(references: Sequence[Any], seats: Sequence[Seat], ranks: Sequence[int]) -> list[Any]:
+def collect(
+    references: Sequence[Any], where: Sequence[ActorPlace], ranks: Sequence[int]
+) -> list[Any]:
     """The values, in their order.
 
     Raises
@@ -77,7 +79,7 @@ def collect(references: Sequence[Any], seats: Sequence[Seat], ranks: Sequence[in
         try:
             values[place] = ray.get(ready[0])
         except exceptions.RayActorError as error:
-            raise RanksEnded(_death(ranks[place], seats[place], error)) from error
+            raise RanksEnded(_death(ranks[place], where[place], error)) from error
         except Exception as error:
             failures.append((place, error))
             deadline = deadline or time.monotonic() + _GRACE_S
@@ -85,7 +87,7 @@ def collect(references: Sequence[Any], seats: Sequence[Seat], ranks: Sequence[in
         return [values[place] for place in range(len(references))]
     # Those that only lost another rank come last.
     place, first = min(failures, key=lambda item: isinstance(item[1], HorovodInternalError))
-    first.add_note(f"Raised on rank {ranks[place]} on {seats[place]}.")
+    first.add_note(f"Raised on rank {ranks[place]} on {where[place]}.")
     if pending:
         busy = ", ".join(str(ranks[places[reference]]) for reference in pending)
         first.add_note(f"Rank {busy} had not ended its call {_GRACE_S:g} s later; all were ended.")
@@ -93,8 +95,8 @@ def collect(references: Sequence[Any], seats: Sequence[Seat], ranks: Sequence[in
     raise first
 
 
-def _death(rank: int, seat: Seat, error: Exception) -> RuntimeError:
+def _death(rank: int, place: ActorPlace, error: Exception) -> RuntimeError:
     cause = str(error).strip()
     return RuntimeError(
-        f"RayExecutor: rank {rank} on {seat} was lost, so all ranks were ended: {cause}"
+        f"RayExecutor: rank {rank} on {place} was lost, so all ranks were ended: {cause}"
     )

@@ -18,7 +18,7 @@ from horovod.ray.adapter import Adapter, BaseParams
 from horovod.ray.elastic_v2 import ElasticAdapter, ElasticParams
 from horovod.ray.strategy import BaseStrategy, ColocatedStrategy, PGStrategy, resources_here
 from horovod.ray.utils import detect_nics, map_blocking, nics_to_env_var
-from horovod.ray.worker import Seat
+from horovod.ray.worker import ActorPlace
 from horovod.runner import executor
 from horovod.runner.common.util import secret, timeout
 
@@ -153,7 +153,7 @@ class StaticAdapter(Adapter):
         self.settings = settings
         self.params = params
         self.workers: list[Any] = []
-        self._seats: list[Seat] = []
+        self._places: list[ActorPlace] = []
         self._strategy: BaseStrategy | None = None
         self._rendezvous: executor.Rendezvous | None = None
         self._ended = "start() has not been called"
@@ -188,7 +188,7 @@ class StaticAdapter(Adapter):
             self.settings.placement_group_timeout_s, getattr(self.settings, "timeout_s", 0)
         )
         # Modules that the caller can import can be imported there, too, where they exist.
-        asked = [actor.seat.remote(sys.path) for actor in actors]
+        asked = [actor.place.remote(sys.path) for actor in actors]
         ready, pending = ray.wait(asked, num_returns=len(asked), timeout=limit_s)
         if pending:
             raise TimeoutError(
@@ -196,25 +196,25 @@ class StaticAdapter(Adapter):
                 f"{self.params.cpus_per_worker} CPU and {self.params.gpus_per_worker} GPU in the placement group "
                 f"{self._strategy.placement_group.bundle_specs}; {resources_here()}"
             )
-        seats: list[Seat] = ray.get(asked)
+        places: list[ActorPlace] = ray.get(asked)
         nics = sorted(self.settings.nics or ())
         parts = executor.assign(
-            [(seat.node_id, seat.address) for seat in seats],
-            self._serve(actors, seats, nics),
+            [(place.node_id, place.address) for place in places],
+            self._serve(actors, places, nics),
             interfaces=nics,
         )
         order = sorted(range(len(actors)), key=lambda index: parts[index].rank)
         self.workers = [actors[index] for index in order]
-        self._seats = [seats[index] for index in order]
-        found = detect_nics(self.settings, [str(seat) for seat in self._seats], self.workers)
+        self._places = [places[index] for index in order]
+        found = detect_nics(self.settings, [str(place) for place in self._places], self.workers)
         environments = [
             {
                 **parts[index].variables,
-                **self._own_variables(seat),
+                **self._own_variables(place),
                 **{name: str(value) for name, value in extra_env_vars.items()},
                 **nics_to_env_var(found),
             }
-            for index, seat in zip(order, self._seats, strict=True)
+            for index, place in zip(order, self._places, strict=True)
         ]
         map_blocking(
             lambda pair: pair[0].update_env_vars.remote(pair[1]),
@@ -222,14 +222,14 @@ class StaticAdapter(Adapter):
         )
 
     def _serve(
-        self, actors: Sequence[Any], seats: Sequence[Seat], nics: Sequence[str]
+        self, actors: Sequence[Any], places: Sequence[ActorPlace], nics: Sequence[str]
     ) -> executor.RendezvousAddress:
         """Have the rendezvous served from here, or from the actor of rank 0 where not all reach this process."""
         if not ray.util.client.ray.is_connected():
             self._rendezvous = executor.Rendezvous(len(actors), interfaces=nics)
             address = self._rendezvous.address
             here = ray.get_runtime_context().get_node_id()
-            far = [a for a, seat in zip(actors, seats, strict=True) if seat.node_id != here]
+            far = [a for a, place in zip(actors, places, strict=True) if place.node_id != here]
             if all(map_blocking(lambda actor: actor.reaches.remote(address.addresses), far)):
                 return address
             self._rendezvous.close()
@@ -239,11 +239,11 @@ class StaticAdapter(Adapter):
         )
         return served
 
-    def _own_variables(self, seat: Seat) -> dict[str, str]:
+    def _own_variables(self, place: ActorPlace) -> dict[str, str]:
         variables = {"OMP_NUM_THREADS": str(max(1, int(self.params.cpus_per_worker)))}
         # All of the job's on the node, in the order of local ranks: users pick by these.
         gpus = dict.fromkeys(
-            gpu for other in self._seats if other.node_id == seat.node_id for gpu in other.gpus
+            gpu for other in self._places if other.node_id == place.node_id for gpu in other.gpus
         )
         if gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -297,7 +297,7 @@ class StaticAdapter(Adapter):
         for worker in self.workers:
             ray.kill(worker)
         self.workers = []
-        self._seats = []
+        self._places = []
         if self._strategy is not None:
             self._strategy.shutdown()
             self._strategy = None
@@ -311,7 +311,7 @@ class StaticAdapter(Adapter):
 
     def _collect(self, references: Sequence[Any], ranks: Sequence[int]) -> list[Any]:
         try:
-            return collect(references, [self._seats[rank] for rank in ranks], ranks)
+            return collect(references, [self._places[rank] for rank in ranks], ranks)
         except RanksEnded as ended:
             self._end(f"they were ended because of {str(ended).splitlines()[0]!r}")
             raise ended.error from ended.__cause__

@@ -53,9 +53,9 @@ class _HorovodBackend(Backend):
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         nics = sorted(backend_config.nics or ())
-        seats = worker_group.execute(_seat)
-        address = worker_group.execute_single(0, _serve, len(seats), nics)
-        parts = executor.assign(seats, address, interfaces=nics)
+        places = worker_group.execute(_place)
+        address = worker_group.execute_single(0, _serve, len(places), nics)
+        parts = executor.assign(places, address, interfaces=nics)
         ray.get(
             [
                 worker_group.execute_single_async(
@@ -66,7 +66,7 @@ class _HorovodBackend(Backend):
         )
 
 
-def _seat() -> tuple[str, str]:
+def _place() -> tuple[str, str]:
     return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
 

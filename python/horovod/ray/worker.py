@@ -15,13 +15,13 @@ import ray
 from horovod.ray import ray_logger
 from horovod.runner import executor
 
-__all__ = ["BaseHorovodWorker", "Seat"]
+__all__ = ["BaseHorovodWorker", "ActorPlace"]
 
 _REACH_LIMIT_S = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Seat:
+class ActorPlace:
     """Where an actor is."""
 
     node_id: str
@@ -68,10 +68,10 @@ class BaseHorovodWorker:
         """GPUs that Ray has given to this actor."""
         return [str(gpu) for gpu in ray.get_gpu_ids()]
 
-    def seat(self, sys_path: Sequence[str] = ()) -> Seat:
+    def place(self, sys_path: Sequence[str] = ()) -> ActorPlace:
         """Where this is; modules are also searched on `sys_path` from now on."""
         sys.path.extend(place for place in sys_path if place not in sys.path)
-        return Seat(self.node_id(), ray.util.get_node_ip_address(), tuple(self.get_gpu_ids()))
+        return ActorPlace(self.node_id(), ray.util.get_node_ip_address(), tuple(self.get_gpu_ids()))
 
     def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
         """Set environment variables."""
