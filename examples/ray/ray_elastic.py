@@ -77,7 +77,7 @@ def main() -> None:
     args = parser.parse_args()
 
     cpus = None if args.address else args.max_workers
-    ray.init(address=args.address, num_cpus=cpus, include_dashboard=False)
+    ray.init(address=args.address or "local", num_cpus=cpus, include_dashboard=False)
     executor = RayExecutor(
         RayExecutor.create_settings(),
         min_workers=args.min_workers,

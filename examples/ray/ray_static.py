@@ -77,7 +77,7 @@ def main() -> None:
     args = parser.parse_args()
 
     cpus = None if args.address else args.num_workers
-    ray.init(address=args.address, num_cpus=cpus, include_dashboard=False)
+    ray.init(address=args.address or "local", num_cpus=cpus, include_dashboard=False)
     where = {"num_workers": args.num_workers}
     if args.num_hosts:
         where = {"num_hosts": args.num_hosts, "num_workers_per_host": args.workers_per_host}

@@ -71,7 +71,7 @@ def main() -> None:
     args = parser.parse_args()
 
     cpus = None if args.address else args.num_workers + 1
-    ray.init(address=args.address, num_cpus=cpus, include_dashboard=False)
+    ray.init(address=args.address or "local", num_cpus=cpus, include_dashboard=False)
     result = HorovodTrainer(
         train,
         train_loop_config={"epochs": args.epochs, "lr": args.lr},

@@ -70,7 +70,7 @@ def main() -> None:
     args = parser.parse_args()
 
     cpus = None if args.address else args.num_workers
-    ray.init(address=args.address, num_cpus=cpus, include_dashboard=False)
+    ray.init(address=args.address or "local", num_cpus=cpus, include_dashboard=False)
     # The first bundle is the trial's own process, which only waits.
     bundles = [{"CPU": 0.0}, *[{"CPU": 1.0}] * args.num_workers]
     results = tune.Tuner(
