@@ -10,6 +10,13 @@ from pyspark.ml.param import Param, Params
 _NO_EFFECT = {
     "shuffle_buffer_size": "rows are mixed within a fixed amount of memory",
     "reader_pool_type": "data is read by one thread per rank, without petastorm",
+    "train_reader_num_workers": "data is read by one thread per rank",
+    "val_reader_num_workers": "data is read by one thread per rank",
+    "data_module": "data is read by the estimator's own reader",
+    "continuous_cols": "all of feature_cols are read alike",
+    "categorical_cols": "all of feature_cols are read alike",
+    "transformation_edit_fields": "columns are what transformation_fn returns",
+    "transformation_removed_fields": "columns are what transformation_fn returns",
 }
 # Accessors that are not `get` and the name in CamelCase.
 _SPECIAL = {
@@ -36,6 +43,8 @@ class TableOfParams(Params):
     """Parameters that each class lists in `PARAMS`, name to default; those of its bases included."""
 
     PARAMS: ClassVar[dict[str, Any]] = {}
+    # Name to reason, of parameters that only this class does not use.
+    NO_EFFECT: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -94,8 +103,9 @@ def _getter(name: str) -> Any:
 
 def _setter(name: str) -> Any:
     def set_value(self: Any, value: Any) -> Any:
-        if name in _NO_EFFECT and value is not None and value != self.defaults()[name]:
-            warnings.warn(f"{name} is accepted, with no effect: {_NO_EFFECT[name]}", stacklevel=2)
+        reason = {**_NO_EFFECT, **self.NO_EFFECT}.get(name)
+        if reason is not None and value is not None and value != self.defaults()[name]:
+            warnings.warn(f"{name} is accepted, with no effect: {reason}", stacklevel=2)
         if name in _CHECKS and value is not None:
             _CHECKS[name](name, value)
         self._set(**{name: value})

@@ -73,6 +73,9 @@ class TorchEstimator(HorovodEstimator):
         "train_minibatch_fn": None,
         "backward_passes_per_step": 1,
     }
+    NO_EFFECT: ClassVar[dict[str, str]] = {
+        "callbacks": "a loop of PyTorch has no hooks for them; see train_minibatch_fn"
+    }
 
     def to_plain(self, name: str, value: Any) -> Any:
         """A parameter's value as something that pickles."""
