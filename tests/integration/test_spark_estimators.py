@@ -159,3 +159,20 @@ def test_ranks_in_spark_tasks(frame: Any, tmp_path: Path) -> None:
     history = model.getHistory()
     assert len(history) == 2
     assert history[1]["train"]["loss"] < history[0]["train"]["loss"]
+
+
+def test_transformed_rows_and_a_share_for_validation(frame: Any, tmp_path: Path) -> None:
+    def half(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "y": row["y"] / 2}
+
+    store = Store.create(str(tmp_path / "store"))
+    estimator = _estimator(
+        store, validation=0.2, transformation_fn=half, backward_passes_per_step=2, epochs=8
+    )
+    model = estimator.fit(frame)
+    history = model.getHistory()
+    assert history[-1]["validation"]["loss"] < 0.5 * history[0]["train"]["loss"]
+    # The labels it has learned are the halves.
+    rows = model.transform(frame).select("y", "y__output").collect()
+    halves = sum(abs(row["y"] / 2 - row["y__output"]) for row in rows)
+    assert halves < sum(abs(row["y"] - row["y__output"]) for row in rows)
