@@ -45,16 +45,17 @@ def train(epochs: int, batch_size: int, lr: float) -> float:
         for group in optimizer.param_groups:
             group["lr"] = lr * hvd.size()
         while state.epoch < epochs:
+            losses = []
             for index, (batch, target) in enumerate(loader):
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(batch), target)
                 loss.backward()
                 optimizer.step()
+                losses.append(loss.detach())
                 state.sampler.record_batch(index, batch_size)
             if hvd.rank() == 0:
-                ray_logger.log(
-                    {"epoch": state.epoch + 1, "loss": loss.item(), "workers": hvd.size()}
-                )
+                loss = float(torch.stack(losses).mean())
+                ray_logger.log({"epoch": state.epoch + 1, "loss": loss, "workers": hvd.size()})
             state.epoch += 1
             state.sampler.set_epoch(state.epoch)
             state.commit()

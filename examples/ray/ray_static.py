@@ -31,8 +31,10 @@ class Learner:
         order = torch.randperm(len(labels))
         images, labels = images[order], labels[order]
         test = len(labels) // 5
-        self.images = images[test:][hvd.rank() :: hvd.size()]
-        self.labels = labels[test:][hvd.rank() :: hvd.size()]
+        # Every rank the same number of batches.
+        usable = (len(labels) - test) // hvd.size() * hvd.size()
+        mine = slice(test + hvd.rank(), test + usable, hvd.size())
+        self.images, self.labels = images[mine], labels[mine]
         self.test_images, self.test_labels = images[:test], labels[:test]
         self.batch_size = batch_size
         self.model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -45,12 +47,10 @@ class Learner:
     def train(self) -> float:
         """One pass over the data; the mean loss of all ranks."""
         losses = []
-        # Every rank the same number of batches.
-        batches = (len(load_digits().target) * 4 // 5) // hvd.size() // self.batch_size
-        for batch in range(batches):
-            part = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
+        images, labels = self.images.split(self.batch_size), self.labels.split(self.batch_size)
+        for batch, target in zip(images, labels, strict=True):
             self.optimizer.zero_grad()
-            loss = F.cross_entropy(self.model(self.images[part]), self.labels[part])
+            loss = F.cross_entropy(self.model(batch), target)
             loss.backward()
             self.optimizer.step()
             losses.append(loss.detach())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -303,6 +304,51 @@ def test_an_elastic_job_replaces_a_killed_actor(tmp_path: Path) -> None:
     wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
 
 
+def work_on_two_nodes(folder: Path) -> tuple[int, int, str]:
+    import numpy as np
+
+    import horovod.numpy as hvd
+    from horovod.common import elastic
+
+    hvd.init()
+
+    @elastic.run
+    def train(state: Any) -> None:
+        while not ((folder / "alone").exists() and hvd.cross_size() == 2):
+            hvd.allreduce(np.ones(2), name="x")
+            state.batch += 1
+            state.commit()
+            if state.batch >= 5 and hvd.rank() == 0 and hvd.cross_size() == 2:
+                (folder / "begun").touch()
+            if state.batch >= 5 and (folder / "gone").exists() and hvd.cross_size() == 1:
+                (folder / "alone").touch()
+            time.sleep(0.02)
+
+    train(elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0))
+    return hvd.rank(), hvd.size(), os.environ["HOROVOD_HOSTNAME"]
+
+
+def test_an_elastic_job_loses_a_node_and_gets_another(cluster: Any, tmp_path: Path) -> None:
+    executor = RayExecutor(RayExecutor.create_settings(), min_workers=1, cpus_per_worker=2)
+    executor.start()
+    lost = cluster.list_all_nodes()[-1]
+
+    def exchange() -> None:
+        wait_until(lambda: (tmp_path / "begun").exists(), "ranks on two nodes")
+        cluster.remove_node(lost, allow_graceful=False)
+        (tmp_path / "gone").touch()
+        wait_until(lambda: (tmp_path / "alone").exists(), "rank that goes on alone")
+        cluster.add_node(num_cpus=2, object_store_memory=200 << 20)
+
+    exchanger = threading.Thread(target=exchange)
+    exchanger.start()
+    results = executor.run(work_on_two_nodes, args=[tmp_path])
+    exchanger.join()
+    assert [result[:2] for result in results] == [(0, 2), (1, 2)]
+    assert (tmp_path / "alone").exists()
+    wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
+
+
 def test_the_older_elastic_executor() -> None:
     settings = ElasticRayExecutor.create_settings(min_num_proc=2, max_num_proc=2, verbose=True)
     executor = ElasticRayExecutor(settings, cpus_per_slot=2, env_vars={"COLOUR": "red"})
@@ -358,3 +404,20 @@ def test_what_rays_own_trainer_imports() -> None:
     settings.nics = {"lo"}
     found = detect_nics(settings, all_host_names=["host"])
     assert nics_to_env_var(found) == {"HOROVOD_GLOO_IFACE": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("ray_static.py", []),
+        ("ray_elastic.py", []),
+        pytest.param("ray_train.py", ["--epochs", "3"], marks=pytest.mark.slow),
+        pytest.param("ray_tune.py", ["--epochs", "3"], marks=pytest.mark.slow),
+    ],
+)
+def test_examples_learn(script: str, words: list[str], jobs: Any) -> None:
+    path = harness.ROOT / "examples" / "ray" / script
+    job = jobs(harness.Job([sys.executable, path, *words], limit_s=LIMIT_S - 30)).succeed()
+    accuracies = re.findall(r"accuracy ([\d.]+)%", job.stdout)
+    assert accuracies, job.report()
+    assert float(accuracies[-1]) > 85

@@ -124,6 +124,8 @@ def test_an_elastic_job_goes_on_with_the_task_that_spark_starts_again(tmp_path: 
                     # The agent's parent: the Python of the task.
                     agent = Path(f"/proc/{os.getppid()}/stat").read_text()
                     os.kill(int(agent.rpartition(")")[2].split()[1]), signal.SIGKILL)
+                    # Else both could finish before the agent has noticed.
+                    signal.pause()
             return int(state.batch)
 
         state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0)
@@ -144,6 +146,22 @@ def test_an_elastic_job_goes_on_with_the_task_that_spark_starts_again(tmp_path: 
     assert "was lost" in err.getvalue()
 
 
+def test_none_removes_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> list[str | None]:
+        return [os.environ.get(name) for name in ("KEPT", "REMOVED")]
+
+    monkeypatch.setenv("KEPT", "kept")
+    monkeypatch.setenv("REMOVED", "of the driver")
+    assert run(work, num_proc=1) == [["kept", "of the driver"]]
+    assert run(work, num_proc=1, env={"REMOVED": None}) == [["kept", None]]
+
+
+def test_another_version_on_the_executors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod.spark._tasks.__version__", "0.0.1")
+    with pytest.raises(RuntimeError, match=r"task 0 on host .* the driver has 0\.0\.1: install"):
+        run(os.getpid, num_proc=1)
+
+
 def test_horovod_runner(capsys: pytest.CaptureFixture[str]) -> None:
     def main(base: int) -> int:
         import horovod.numpy as hvd
@@ -160,8 +178,11 @@ def test_horovod_runner(capsys: pytest.CaptureFixture[str]) -> None:
     assert "first\nsecond\n" in out
     assert "not for the driver" not in out
     assert horovod.spark.HorovodRunner(np=2, driver_log_verbosity="all").run(main, base=1) == 3
-    assert "[1]<stdout>:this is not for the driver" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "[1]<stdout>:this is not for the driver" in out
+    assert "[0]<stdout>:first\n[0]<stdout>:second\n" in out
     assert horovod.spark.HorovodRunner(np=-1).run(main, base=1) == 2
+    assert "first\n[0]<stdout>:second\n" in capsys.readouterr().out
     with pytest.raises(TypeError):
         horovod.spark.HorovodRunner(2)  # type: ignore[misc]
     with pytest.raises(ValueError, match="driver_log_verbosity"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 import warnings
@@ -16,6 +17,8 @@ from horovod.spark import runner
 _ALL, _CALLBACK_ONLY = "all", "log_callback_only"
 _MESSAGE_LENGTH_MAX = 4000
 _MARK = "horovod-log-to-driver:"
+# In the environment of ranks whose output is filtered.
+_IS_FILTERED = "_HOROVOD_LOG_TO_DRIVER"
 _FROM_RANK = re.compile(r"\[\d+\]<std(out|err)>:")
 
 
@@ -58,15 +61,21 @@ class HorovodRunner:
             return horovod.run(main, kwargs=kwargs, num_proc=-self.num_processor)[0]
         out, err = (None, None) if self._shows_all else (_filter("stdout"), _filter("stderr"))
         results = runner.run(
-            main, kwargs=kwargs, num_proc=self.num_processor or None, stdout=out, stderr=err
+            main,
+            kwargs=kwargs,
+            num_proc=self.num_processor or None,
+            env=None if self._shows_all else {_IS_FILTERED: "1"},
+            stdout=out,
+            stderr=err,
         )
         return results[0]
 
 
 def log_to_driver(message: str) -> None:
     """Show a text of a rank on the driver's standard output; only its first 4000 characters."""
-    text = json.dumps(str(message)[:_MESSAGE_LENGTH_MAX])
-    sys.stdout.write(f"{_MARK}{text}\n")
+    text = str(message)[:_MESSAGE_LENGTH_MAX]
+    line = f"{_MARK}{json.dumps(text)}" if _IS_FILTERED in os.environ else text
+    sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 

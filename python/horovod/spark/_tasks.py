@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from horovod import __version__
 from horovod.runner.agents import Invitation, attend
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.task import GPU_ADDRESSES
@@ -79,7 +83,9 @@ class SparkTasks:
         try:
             self._context.setJobGroup(self._group, f"ranks of {self._caller}", True)
             slots = self._context.range(0, self._count, numSlices=self._count)
-            if is_elastic:
+            # Spark runs no barrier stage where executors come and go on demand.
+            dynamic = self._context.getConf().get("spark.dynamicAllocation.enabled", "false")
+            if is_elastic or dynamic == "true":
                 slots.mapPartitions(_Attendance(invitation)).collect()
             else:
                 slots.barrier().mapPartitions(_Attendance(invitation)).collect()
@@ -90,7 +96,9 @@ class SparkTasks:
 
     def _explained(self, error: Exception) -> Exception:
         text = str(error)
-        if "No module named 'horovod" in text:
+        if own := re.findall(r"RuntimeError: (task \d+ on host .+)", text):
+            cure = own[-1]
+        elif "No module named 'horovod" in text:
             cure = "executors have no horovod-rs: install the wheel in the Python that they use (PYSPARK_PYTHON)"
         elif "PYTHON_VERSION_MISMATCH" in text:
             cure = "executors use another Python: set PYSPARK_PYTHON to one of the driver's version"
@@ -126,17 +134,29 @@ class _Attendance:
 
     def __init__(self, invitation: Invitation) -> None:
         self._invitation = invitation
+        self._version = __version__
 
     def __call__(self, _: Iterator[Any]) -> Iterator[int]:
-        from pyspark import TaskContext
+        from pyspark import SparkFiles, TaskContext
 
         task = TaskContext.get()
         assert task is not None
+        index, attempt = task.partitionId(), task.attemptNumber()
+        if __version__ != self._version:
+            raise RuntimeError(
+                f"task {index} on host {socket.gethostname()} ({sys.executable}) has horovod-rs {__version__}, the "
+                f"driver has {self._version}: install the same version on both"
+            )
         gpus = task.resources().get("gpu")
         variables = {"HOROVOD_SPARK_WORK_DIR": os.getcwd()}
         if gpus is not None:
             variables[GPU_ADDRESSES] = ",".join(gpus.addresses)
-        index, attempt = task.partitionId(), task.attemptNumber()
+        # What `--py-files` has sent is on the path of this process only.
+        sent = [place for place in sys.path if place.startswith(SparkFiles.getRootDirectory())]
+        if sent:
+            variables["PYTHONPATH"] = os.pathsep.join(
+                [*sent, *filter(None, [os.environ.get("PYTHONPATH")])]
+            )
         status = attend(self._invitation, index=index, attempt=attempt, environment=variables)
         if status != 0:
             # Spark starts the task again, if it may.

@@ -30,7 +30,7 @@ def run(
     use_mpi: bool | None = None,
     use_gloo: bool | None = None,
     extra_mpi_args: str | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
     verbose: int = 1,
@@ -52,7 +52,7 @@ def run(
     start_timeout
         Seconds to wait for all tasks to run; default HOROVOD_SPARK_START_TIMEOUT, or 600.
     env
-        Variables of the ranks, above those of the executors.
+        Variables of the ranks, above those of the executors; None removes one before `fn` is called.
     stdout, stderr
         Where to write what ranks print; default `sys.stdout` and `sys.stderr` of the driver.
     verbose
@@ -108,7 +108,7 @@ def run_elastic(
     start_timeout: int | None = None,
     elastic_timeout: int | None = None,
     reset_limit: int | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
     verbose: int = 1,
@@ -189,22 +189,39 @@ def _run(
     *,
     caller: str,
     num_proc: int | None = None,
+    env: Mapping[str, str | None] | None,
     **options: Any,
 ) -> list[Any]:
     if not callable(fn):
         raise TypeError(f"{caller}: fn: expected a function, got {fn!r}")
     from horovod.spark._tasks import SparkTasks
 
+    given = dict(env or {})
+    removed = [name for name, value in given.items() if value is None]
     spark_tasks = SparkTasks(context, tasks, task_limit, caller)
     return run_on_agents(
-        fn,
+        _CallWithout(fn, removed) if removed else fn,
         args,
         kwargs,
         tasks=spark_tasks,
         num_proc=num_proc or tasks,
+        env={name: value for name, value in given.items() if value is not None},
         caller=caller,
         **options,
     )
+
+
+class _CallWithout:
+    """Calls a function where some variables of the environment are not set."""
+
+    def __init__(self, func: Callable[..., Any], names: list[str]) -> None:
+        self._func = func
+        self._names = names
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for name in self._names:
+            os.environ.pop(name, None)
+        return self._func(*args, **kwargs)
 
 
 def _context(caller: str) -> SparkContext:
