@@ -78,7 +78,8 @@ def main() -> None:
         scaling_config=ScalingConfig(num_workers=args.num_workers, use_gpu=args.use_gpu),
         run_config=RunConfig(storage_path=args.storage or tempfile.mkdtemp(prefix="ray-train-")),
     ).fit()
-    assert result.metrics is not None and result.checkpoint is not None
+    assert result.metrics is not None
+    assert result.checkpoint is not None
     print(f"accuracy {result.metrics['accuracy']:.2%}, checkpoint {result.checkpoint.path}")
 
 

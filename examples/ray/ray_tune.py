@@ -83,7 +83,8 @@ def main() -> None:
         run_config=tune.RunConfig(storage_path=tempfile.mkdtemp(prefix="ray-tune-")),
     ).fit()
     best = results.get_best_result("accuracy", "max")
-    assert best.config is not None and best.metrics is not None
+    assert best.config is not None
+    assert best.metrics is not None
     print(f"best learning rate {best.config['lr']}: accuracy {best.metrics['accuracy']:.2%}")
 
 
