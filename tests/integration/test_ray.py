@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -332,19 +333,15 @@ def test_an_elastic_job_loses_a_node_and_gets_another(cluster: Any, tmp_path: Pa
     executor = RayExecutor(RayExecutor.create_settings(), min_workers=1, cpus_per_worker=2)
     executor.start()
     lost = cluster.list_all_nodes()[-1]
-
-    def exchange() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        results = pool.submit(executor.run, work_on_two_nodes, args=[tmp_path])
+        # Ray adds nodes in the main thread only.
         wait_until(lambda: (tmp_path / "begun").exists(), "ranks on two nodes")
         cluster.remove_node(lost, allow_graceful=False)
         (tmp_path / "gone").touch()
         wait_until(lambda: (tmp_path / "alone").exists(), "rank that goes on alone")
         cluster.add_node(num_cpus=2, object_store_memory=200 << 20)
-
-    exchanger = threading.Thread(target=exchange)
-    exchanger.start()
-    results = executor.run(work_on_two_nodes, args=[tmp_path])
-    exchanger.join()
-    assert [result[:2] for result in results] == [(0, 2), (1, 2)]
+    assert [result[:2] for result in results.result()] == [(0, 2), (1, 2)]
     assert (tmp_path / "alone").exists()
     wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
 

@@ -33,6 +33,8 @@ pub(crate) const TERMINATE_GRACE: Duration = Duration::from_secs(5);
 pub(crate) const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
 /// After SIGKILL, until what still cannot die (a hanging disk) is given up.
 const KILL_GRACE: Duration = Duration::from_secs(2);
+/// What the launcher may take to hear that all is over.
+const LAST_WORDS: Duration = Duration::from_secs(10);
 /// Between two looks for what is left.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -41,8 +43,10 @@ pub(crate) fn run(words: &[OsString]) -> io::Result<()> {
     match words {
         [option] if option == dialing::OPTION => {
             let dialed = dialing::start()?;
-            let (task, python) = (Some(dialed.task), dialed.python);
-            run_on(dialed.stdin, dialed.stdout, task, python)
+            let (stdin, stdout) = (dialed.file()?, dialed.file()?);
+            let result = run_on(stdin, stdout, Some(dialed.task), dialed.python);
+            dialed.connection.close(LAST_WORDS);
+            result
         }
         _ => {
             // Duplicates without a buffer or lock of the standard library in between.

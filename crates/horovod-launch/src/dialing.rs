@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use horovod_transport::JobKey;
-use horovod_transport::agents::dial;
+use horovod_transport::agents::{Connection, dial};
 
 use crate::environment;
 use crate::frames::DialedTask;
@@ -93,10 +93,9 @@ impl Instructions {
     }
 }
 
-/// The stream to the launcher, and what the agent says of itself.
+/// The connection to the launcher, and what the agent says of itself.
 pub(crate) struct Dialed {
-    pub(crate) stdin: File,
-    pub(crate) stdout: File,
+    pub(crate) connection: Connection,
     pub(crate) task: DialedTask,
     pub(crate) python: OsString,
 }
@@ -106,23 +105,29 @@ pub(crate) fn start() -> io::Result<Dialed> {
     let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let said = Instructions::read(&stdin).map_err(io::Error::other)?;
     let parent = platform::watch_parent(said.parent);
-    let stream = dial(&said.addresses, &said.key, said.index, said.timeout).map_err(|tried| {
-        io::Error::other(format!(
-            "task {} cannot reach the launcher: {tried}",
-            said.index
-        ))
-    })?;
-    let copy = || stream.try_clone().map(OwnedFd::from).map(File::from);
-    let dialed = Dialed {
-        stdin: copy()?,
-        stdout: copy()?,
-        task: said.task(),
-        python: said.python.clone(),
-    };
+    let connection =
+        dial(&said.addresses, &said.key, said.index, said.timeout).map_err(|tried| {
+            io::Error::other(format!(
+                "task {} cannot reach the launcher: {tried}",
+                said.index
+            ))
+        })?;
+    let stream = connection.stream.try_clone()?;
     std::thread::Builder::new()
         .name("parent-watch".into())
         .spawn(move || watch(&stdin, parent, &stream))?;
-    Ok(dialed)
+    Ok(Dialed {
+        connection,
+        task: said.task(),
+        python: said.python,
+    })
+}
+
+impl Dialed {
+    /// The stream as a file.
+    pub(crate) fn file(&self) -> io::Result<File> {
+        Ok(OwnedFd::from(self.connection.stream.try_clone()?).into())
+    }
 }
 
 /// Hangs up once the parent has ended: the agent takes it for the launcher's end.

@@ -5,12 +5,14 @@
 
 use std::{
     collections::VecDeque,
+    convert::Infallible,
     io::{self, Read, Write},
     net::{IpAddr, Shutdown, SocketAddr},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
     },
+    sync::mpsc::{Receiver, channel},
     time::{Duration, Instant},
 };
 
@@ -79,7 +81,7 @@ impl Server {
                         let stream = net::set_silence_max(client.wire.fd(), silence_max)
                             .and_then(|()| carry(client.wire));
                         match stream {
-                            Ok(stream) => state.lock().push_back(Arrival { index, stream }),
+                            Ok((stream, _)) => state.lock().push_back(Arrival { index, stream }),
                             Err(why) => tracing::warn!(index, %why, "an agent was turned away"),
                         }
                         // A full socket has enough wake-ups in it.
@@ -108,14 +110,32 @@ impl Server {
     }
 }
 
-/// In the agent: its stream to the launcher, which listens at one of these addresses. The error names what happened at
-/// each.
+/// An agent's connection to its launcher.
+#[derive(Debug)]
+pub struct Connection {
+    /// Its stream.
+    pub stream: UnixStream,
+    /// Ends with the thread that carries bytes.
+    carrier: Receiver<Infallible>,
+}
+
+impl Connection {
+    /// Returns when the launcher has all that was written and has hung up too, or the time is over. A process that ends
+    /// without it may take its last words with it.
+    pub fn close(self, within: Duration) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+        let _ = self.carrier.recv_timeout(within);
+    }
+}
+
+/// In the agent: its connection to the launcher, which listens at one of these addresses. The error names what happened
+/// at each.
 pub fn dial(
     addresses: &[SocketAddr],
     key: &JobKey,
     index: u32,
     timeout: Duration,
-) -> Result<UnixStream, String> {
+) -> Result<Connection, String> {
     let binding = Binding {
         purpose: Purpose::Agent,
         lane: 0,
@@ -134,6 +154,7 @@ pub fn dial(
                 // The agent itself ends when it has heard nothing for too long.
                 return net::set_silence_max(stream.fd(), None)
                     .and_then(|()| carry(FrameStream::new(stream, PIECE)))
+                    .map(|(stream, carrier)| Connection { stream, carrier })
                     .map_err(|error| error.to_string());
             }
         }
@@ -147,9 +168,10 @@ pub fn dial(
     }
 }
 
-/// Starts the thread that carries bytes; the other end of its local socket.
-fn carry(wire: FrameStream) -> io::Result<UnixStream> {
+/// Starts the thread that carries bytes; the other end of its local socket, and what ends with the thread.
+fn carry(wire: FrameStream) -> io::Result<(UnixStream, Receiver<Infallible>)> {
     let (ours, theirs) = UnixStream::pair()?;
+    let (running, ended) = channel();
     ours.set_nonblocking(true)?;
     let carrier = Carrier {
         wire,
@@ -163,8 +185,11 @@ fn carry(wire: FrameStream) -> io::Result<UnixStream> {
     std::thread::Builder::new()
         .name("hvd-carrier".into())
         .stack_size(STACK)
-        .spawn(move || carrier.run())?;
-    Ok(theirs)
+        .spawn(move || {
+            carrier.run();
+            drop(running);
+        })?;
+    Ok((theirs, ended))
 }
 
 /// What was written before an end still arrives; what is written after the other side's end goes nowhere.
@@ -308,7 +333,9 @@ mod tests {
     fn much_goes_both_ways_and_ends_arrive_after_it() {
         let key = JobKey::random().expect("randomness");
         let server = server(&key);
-        let mut agent = dial(server.addrs(), &key, 7, SOON).expect("reaches it");
+        let mut agent = dial(server.addrs(), &key, 7, SOON)
+            .expect("reaches it")
+            .stream;
         let Arrival { index, mut stream } = arrival(&server);
         assert_eq!(index, 7);
         drop(server);
@@ -346,5 +373,24 @@ mod tests {
         let mut stream = arrival(&server).stream;
         drop(agent);
         assert_eq!(stream.read(&mut [0; 8]).expect("an end"), 0);
+    }
+
+    #[test]
+    fn an_agent_that_closes_waits_until_all_has_arrived() {
+        let key = JobKey::random().expect("randomness");
+        let server = server(&key);
+        let mut agent = dial(server.addrs(), &key, 0, SOON).expect("reaches it");
+        let stream = arrival(&server).stream;
+        agent.stream.write_all(b"the last words").expect("open");
+        let (has_read, read) = channel();
+        let reader = std::thread::spawn(move || {
+            let mut words = Vec::new();
+            (&stream).read_to_end(&mut words).expect("readable");
+            has_read.send(words).expect("somebody waits");
+            drop(stream);
+        });
+        agent.close(SOON);
+        assert_eq!(read.try_recv().expect("was read before"), b"the last words");
+        reader.join().expect("no panic");
     }
 }
