@@ -34,7 +34,7 @@ pub(crate) const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
 /// After SIGKILL, until what still cannot die (a hanging disk) is given up.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// What the launcher may take to hear that all is over.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+const HANG_UP_LIMIT: Duration = Duration::from_secs(10);
 /// Between two looks for what is left.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -45,7 +45,7 @@ pub(crate) fn run(words: &[OsString]) -> io::Result<()> {
             let dialed = dialing::start()?;
             let (stdin, stdout) = (dialed.file()?, dialed.file()?);
             let result = run_on(stdin, stdout, Some(dialed.task), dialed.python);
-            dialed.connection.close(LAST_WORDS);
+            dialed.connection.close(HANG_UP_LIMIT);
             result
         }
         _ => {
