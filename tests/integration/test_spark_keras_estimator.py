@@ -153,18 +153,17 @@ def test_fit_transform_save_load_and_resume(frame: Any, tmp_path: Path) -> None:
     assert int(more.getModel().optimizer.iterations.numpy()) == steps * 5 // 4
 
 
-class _Scale(keras.layers.Layer):
-    def call(self, inputs: Any) -> Any:
-        return inputs * 1.0
-
-
-def _double(true: Any, predicted: Any) -> Any:
-    return 2 * tf.reduce_mean(tf.square(true - predicted), axis=-1)
-
-
 def test_several_columns_and_everything_optional(frame: Any, tmp_path: Path) -> None:
+    # Local ones travel by value.
+    class Scale(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return inputs * 1.0
+
+    def double(true: Any, predicted: Any) -> Any:
+        return 2 * tf.reduce_mean(tf.square(true - predicted), axis=-1)
+
     first, second = keras.Input((3,)), keras.Input((1,))
-    joined = _Scale()(keras.layers.Concatenate()([first, second]))
+    joined = Scale()(keras.layers.Concatenate()([first, second]))
     value = keras.layers.Dense(1, name="value")(joined)
     kind = keras.layers.Dense(3, activation="softmax", name="kind")(joined)
     model = keras.Model([first, second], [value, kind])
@@ -188,7 +187,7 @@ def test_several_columns_and_everything_optional(frame: Any, tmp_path: Path) -> 
         label_cols=["y", "kind"],
         validation=0.2,
         sample_weight_col="weight",
-        custom_objects={"_Scale": _Scale, "double": _double},
+        custom_objects={"Scale": Scale, "double": double},
         callbacks=[Count()],
         checkpoint_callback=BestModelCheckpoint(),
         gradient_compression=Compression.fp16,
