@@ -16,7 +16,7 @@ from horovod.spark.common.util import to_list
 from horovod.spark.keras import plain
 from horovod.spark.keras.remote import compile_model, train
 
-keras = plain.keras
+keras: Any = plain.keras
 
 
 class _KerasParams:

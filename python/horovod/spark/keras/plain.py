@@ -97,7 +97,7 @@ class PlainLoss:
 
     def load(self) -> Any:
         """The loss object."""
-        loss = object.__new__(self.kind)
+        loss: Any = object.__new__(self.kind)
         loss.__dict__.update(self.attributes)
         return loss
 

@@ -17,7 +17,7 @@ from horovod.spark.common.row_reader import AsyncRowBatches
 from horovod.spark.common.util import to_list
 from horovod.spark.keras import plain
 
-keras = plain.keras
+keras: Any = plain.keras
 
 
 def train(job: Job) -> Any:
@@ -137,7 +137,8 @@ class _Training:
 
     def _callbacks(self, folder: str) -> tuple[list[Any], Any]:
         values = self.values
-        boards, others = [], []
+        boards: list[Any] = []
+        others: list[Any] = []
         for callback in values["callbacks"] or []:
             is_board = isinstance(callback, keras.callbacks.TensorBoard)
             (boards if is_board else others).append(callback)
