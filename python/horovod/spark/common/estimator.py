@@ -8,8 +8,9 @@ from typing import Any
 from pyspark.ml import Estimator, Model
 
 from horovod.spark.common.backend import Backend, SparkBackend
+from horovod.spark.common.job import Job
 from horovod.spark.common.params import EstimatorParams, ModelParams
-from horovod.spark.common.serialization import Saved
+from horovod.spark.common.serialization import Saved, require_picklable
 from horovod.spark.common.store import check_store
 from horovod.spark.common.util import (
     check_rows,
@@ -83,6 +84,44 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):
                 raise ValueError(f"{name}: expected a list of columns, got {self.value_of(name)!r}")
         check_validation(self.getValidation())
         check_store(self.getStore())
+
+    def _check_lengths(self, *names: str) -> None:
+        """Raise unless parameters that are lists have one element for each label column."""
+        labels = self.getLabelCols()
+        for name in names:
+            value = self.value_of(name)
+            if isinstance(value, list) and len(value) != len(labels):
+                raise ValueError(
+                    f"{name}: expected one for each of the {len(labels)} label columns, got {len(value)}"
+                )
+
+    def _values(self) -> dict[str, Any]:
+        """All parameters that ranks get."""
+        return {
+            param.name: self.getOrDefault(param)
+            for param in self.params
+            if param.name not in ("store", "backend")
+        }
+
+    def _job(
+        self,
+        values: dict[str, Any],
+        run_id: str,
+        train_rows: int,
+        val_rows: int,
+        dataset_idx: int | None,
+    ) -> Job:
+        """What ranks are told; TypeError if a value cannot be sent."""
+        require_picklable(type(self).__name__, values)
+        return Job(
+            values=values,
+            store=self.getStore(),
+            run_id=run_id,
+            dataset_idx=dataset_idx,
+            train_rows=train_rows,
+            val_rows=val_rows,
+            checkpoint=self._checkpoint(run_id),
+        )
 
     def _get_or_create_backend(self) -> Backend:
         backend, num_proc = self.getBackend(), self.getNumProc()

@@ -36,6 +36,11 @@ def add_predictions(
         raise ValueError(
             f"the model returns {len(is_vector)} outputs for {len(outputs)} label columns"
         )
+    # A label that is a vector is predicted as one, also if it has one element.
+    is_vector = [
+        vector or isinstance(kinds.get(label), VectorUDT)
+        for vector, label in zip(is_vector, labels, strict=True)
+    ]
     fields, whole = [], []
     for name, label, vector in zip(outputs, labels, is_vector, strict=True):
         kind = kinds.get(label)

@@ -284,6 +284,10 @@ class RowBatches(BaseDataLoader):
         """Number of batches of one epoch."""
         return -(-self.rows // self._batch_size)
 
+    def sample(self) -> Columns:
+        """A batch of one row, as the others will be."""
+        return self._transformed(next(self._data.first_rows(self._columns)))
+
     def _iterate(self) -> Iterator[Columns]:
         rest: list[Columns] = []
         epoch = 0

@@ -11,9 +11,8 @@ import torch
 from horovod.spark.common.backend import Backend
 from horovod.spark.common.estimator import HorovodEstimator, HorovodModel
 from horovod.spark.common.prediction import add_predictions
-from horovod.spark.common.serialization import require_picklable
 from horovod.spark.common.util import to_list
-from horovod.spark.torch.remote import TorchJob, adopt, train
+from horovod.spark.torch.remote import adopt, train
 
 
 def _to_plain(value: Any) -> Any:
@@ -98,15 +97,9 @@ class TorchEstimator(HorovodEstimator):
             raise ValueError(
                 f"optimizer: expected a torch.optim.Optimizer of the model, got {self.getOptimizer()!r}"
             )
-        labels = self.getLabelCols()
         if (self.getLoss() is None) == (self.getLossConstructors() is None):
             raise ValueError("give either loss or loss_constructors, and not both")
-        for name in ("loss", "loss_constructors", "loss_weights", "label_shapes"):
-            value = self.value_of(name)
-            if isinstance(value, list) and len(value) != len(labels):
-                raise ValueError(
-                    f"{name}: expected one for each of the {len(labels)} label columns, got {len(value)}"
-                )
+        self._check_lengths("loss", "loss_constructors", "loss_weights", "label_shapes")
         shapes = self.getInputShapes()
         if shapes is not None and len(shapes) != len(self.getFeatureCols()):
             raise ValueError(
@@ -125,23 +118,13 @@ class TorchEstimator(HorovodEstimator):
         run_id = self._new_run_id("pytorch")
         labels, features = list(self.getLabelCols()), list(self.getFeatureCols())
         self._check_sizes(metadata, features)
-        values = {param.name: self.getOrDefault(param) for param in self.params}
+        values = self._values()
         values["model"] = _to_plain(values["model"])
         values["loss"] = to_list(values["loss"], len(labels))
         values["loss_constructors"] = to_list(values["loss_constructors"], len(labels))
         values["optimizer"] = self.getOptimizer()
-        for name in ("store", "backend", "callbacks"):
-            del values[name]
-        require_picklable(type(self).__name__, values)
-        job = TorchJob(
-            values=values,
-            store=self.getStore(),
-            run_id=run_id,
-            dataset_idx=dataset_idx,
-            train_rows=train_rows,
-            val_rows=val_rows,
-            checkpoint=self._checkpoint(run_id),
-        )
+        del values["callbacks"]
+        job = self._job(values, run_id, train_rows, val_rows, dataset_idx)
         history, content = backend.run(train, args=(job,))[0]
         states = torch.load(io.BytesIO(content), weights_only=False)
         model = _from_plain(_to_plain(self.getModel()))

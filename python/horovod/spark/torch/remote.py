@@ -5,25 +5,10 @@ from __future__ import annotations
 import inspect
 import io
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
+from horovod.spark.common.job import READ_AHEAD, Job, require_numbers
 from horovod.spark.common.row_reader import AsyncRowBatches
-
-_AHEAD = 8  # batches that are read ahead
-
-
-@dataclass
-class TorchJob:
-    """All that a rank is told."""
-
-    values: dict[str, Any]  # of the estimator's parameters
-    store: Any
-    run_id: str
-    dataset_idx: int | None
-    train_rows: int
-    val_rows: int
-    checkpoint: bytes | None
 
 
 def adopt(optimizer: Any, model: Any) -> None:
@@ -46,15 +31,11 @@ def adopt(optimizer: Any, model: Any) -> None:
     optimizer.load_state_dict(state)
 
 
-def train(job: TorchJob) -> Any:
+def train(job: Job) -> Any:
     """Train; rank 0 returns the history and the states of model and optimizer, the others None."""
     import horovod.torch as hvd
 
-    start_method = job.values["mp_start_method"]
-    if start_method:
-        import multiprocessing
-
-        multiprocessing.set_start_method(start_method, force=True)
+    job.set_start_method()
     hvd.init()
     try:
         return _Training(job).run()
@@ -65,7 +46,7 @@ def train(job: TorchJob) -> Any:
 class _Training:
     """Model, optimizer, data and loss of one rank."""
 
-    def __init__(self, job: TorchJob) -> None:
+    def __init__(self, job: Job) -> None:
         import torch
 
         import horovod.torch as hvd
@@ -146,38 +127,13 @@ class _Training:
     def _loader(self, *, training: bool) -> AsyncRowBatches:
         import horovod.torch as hvd
 
-        values, store = self.values, self.job.store
-        idx = self.job.dataset_idx
-        path = store.get_train_data_path(idx) if training else store.get_val_data_path(idx)
-        columns = [*values["feature_cols"], *values["label_cols"]]
-        if values["sample_weight_col"]:
-            columns.append(values["sample_weight_col"])
-        size = (
-            values["batch_size"] if training else values["val_batch_size"] or values["batch_size"]
-        )
-        return AsyncRowBatches(
-            _AHEAD,
-            False,
-            store.get_parquet_dataset(path),
-            size,
-            list(dict.fromkeys(columns)),
-            rank=hvd.rank(),
-            size=hvd.size(),
-            shuffle=training and values["shuffle"],
-            seed=values["random_seed"] or 0,
-            repeat=training,
-            transform=values["transformation_fn"],
-            cache=values["inmemory_cache_all"],
-        )
+        return self.job.rows(hvd.rank(), hvd.size(), training=training, ahead=READ_AHEAD)
 
     def _tensors(self, batch: dict[str, Any]) -> tuple[list[Any], list[Any], Any]:
         import torch
 
         def tensor(name: str, shape: Any) -> Any:
-            if batch[name].dtype.kind not in "bifu":
-                raise TypeError(
-                    f"column {name!r} has values of type {batch[name].dtype}; expected numbers: encode it first"
-                )
+            require_numbers(name, batch[name])
             value = torch.as_tensor(batch[name]).to(self.device).float()
             return value if shape is None else value.reshape(shape)
 

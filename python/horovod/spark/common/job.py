@@ -1,0 +1,67 @@
+"""What an estimator tells its ranks, and how they read their rows, for all frameworks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from horovod.spark.common.row_reader import AsyncRowBatches
+
+READ_AHEAD = 8  # batches
+
+
+@dataclass
+class Job:
+    """All that a rank is told."""
+
+    values: dict[str, Any]  # of the estimator's parameters
+    store: Any
+    run_id: str
+    dataset_idx: int | None
+    train_rows: int
+    val_rows: int
+    checkpoint: bytes | None
+
+    def set_start_method(self) -> None:
+        """Have `multiprocessing` start processes as `mp_start_method` says."""
+        method = self.values["mp_start_method"]
+        if method:
+            import multiprocessing
+
+            multiprocessing.set_start_method(method, force=True)
+
+    def batch_size(self, *, training: bool) -> int:
+        """Rows in a batch of one rank."""
+        size: int = self.values["batch_size"]
+        return size if training else self.values["val_batch_size"] or size
+
+    def rows(self, rank: int, size: int, *, training: bool, ahead: int) -> AsyncRowBatches:
+        """The batches of a rank's share, read ahead; those to train on have no end."""
+        values, store = self.values, self.store
+        idx = self.dataset_idx
+        path = store.get_train_data_path(idx) if training else store.get_val_data_path(idx)
+        columns = [*values["feature_cols"], *values["label_cols"]]
+        if values["sample_weight_col"]:
+            columns.append(values["sample_weight_col"])
+        return AsyncRowBatches(
+            ahead,
+            False,
+            store.get_parquet_dataset(path),
+            self.batch_size(training=training),
+            list(dict.fromkeys(columns)),
+            rank=rank,
+            size=size,
+            shuffle=training and values["shuffle"],
+            seed=values["random_seed"] or 0,
+            repeat=training,
+            transform=values["transformation_fn"],
+            cache=values["inmemory_cache_all"],
+        )
+
+
+def require_numbers(name: str, values: Any) -> None:
+    """Raise TypeError unless a column's values are numbers or booleans."""
+    if values.dtype.kind not in "bifu":
+        raise TypeError(
+            f"column {name!r} has values of type {values.dtype}; expected numbers: encode it first"
+        )

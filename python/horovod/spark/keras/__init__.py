@@ -1,0 +1,5 @@
+"""Training of Keras models on Spark DataFrames."""
+
+from horovod.spark.keras.estimator import KerasEstimator, KerasModel
+
+__all__ = ["KerasEstimator", "KerasModel"]
