@@ -34,7 +34,7 @@ _OPERATIONS = {
 }
 
 
-def HorovodStrategy(**options: Any) -> Any:  # noqa: N802
+def HorovodStrategy(**options: Any) -> Any:
     """A strategy for `lightning.pytorch.Trainer` or `pytorch_lightning.Trainer`, whichever the script has imported.
 
     Each rank runs the script and trains on its own batches; gradients are averaged, so a step equals that of one
@@ -141,6 +141,7 @@ class _HorovodStrategy(_Strategy):  # type: ignore[misc]
     strategy_name = "horovod"
     is_distributed = True  # each rank gets its share of a DataLoader's samples
     _environment: Any
+    optimizers: Any
 
     def __init__(
         self,
@@ -170,7 +171,8 @@ class _HorovodStrategy(_Strategy):  # type: ignore[misc]
         """Let only the first rank print and log."""
         from lightning_utilities.core.rank_zero import rank_zero_only
 
-        rank_zero_only.rank = hvd.rank()
+        only: Any = rank_zero_only
+        only.rank = hvd.rank()
 
     @property
     def root_device(self) -> torch.device:
@@ -312,5 +314,6 @@ def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     del group
     shapes = hvd.allgather_object(tuple(tensor.shape))
     sizes = [torch.Size(shape).numel() for shape in shapes]
-    parts = hvd.allgather(tensor.detach().reshape(-1)).split(sizes)
+    joined: Any = hvd.allgather(tensor.detach().reshape(-1))
+    parts = joined.split(sizes)
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
