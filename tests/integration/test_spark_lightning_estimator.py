@@ -164,6 +164,7 @@ def test_a_plain_module_and_the_best_checkpoint(frame: Any, tmp_path: Path) -> N
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
         loss=torch.nn.functional.mse_loss,
         sample_weight_col="weight",
+        verbose=1,
         validation=0.2,
         run_id="plain",
         callbacks=[pl.callbacks.ModelCheckpoint(monitor="val_loss")],

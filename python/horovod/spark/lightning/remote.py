@@ -200,12 +200,12 @@ def _fit(job: TorchJob, folder: str) -> Any:
         training.close()
         if validation is not None:
             validation.close()
+    history = {name: float(value) for name, value in trainer.logged_metrics.items()}
     if hvd.rank() != 0:
         return None
     if best is not None and best.best_model_path:
         content = torch.load(best.best_model_path, map_location="cpu", weights_only=False)
         module.load_state_dict(content["state_dict"])
-    history = {name: float(value) for name, value in trainer.logged_metrics.items()}
     trained = module if is_lightning_module(values["model"]) else module.model
     buffer = io.BytesIO()
     torch.save(trained.cpu().state_dict(), buffer)
@@ -249,8 +249,9 @@ def _saver(lightning: Any, job: TorchJob, folder: str) -> Any:
 
     class Saver(callbacks.Checkpoint):  # type: ignore[misc,unused-ignore]
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            # Reading them may reduce them, which all ranks have to do.
+            found = {name: float(value) for name, value in trainer.callback_metrics.items()}
             if verbose and trainer.is_global_zero:
-                found = {name: float(value) for name, value in trainer.callback_metrics.items()}
                 print(f"epoch {trainer.current_epoch}: {found}", flush=True)  # noqa: T201
             if not store.saving_runs():
                 return
