@@ -56,7 +56,7 @@ class _Training:
         seed = values["random_seed"]
         if seed is not None:
             torch.manual_seed(seed)
-        self.device = _device(values["use_gpu"])
+        self.device = own_device(values["use_gpu"])
         devices = hvd.allgather_object(self.device.type)
         if len(set(devices)) > 1:
             raise RuntimeError(
@@ -164,7 +164,7 @@ class _Training:
             if weights is None:
                 loss = function(output, label)
             else:
-                rows = _rowwise(function, output, label)
+                rows = rowwise(function, output, label)
                 if rows.shape[:1] != weights.shape[:1]:
                     raise ValueError(
                         f"loss: with sample_weight_col it has to give one value per row; it gave {tuple(rows.shape)}"
@@ -278,7 +278,8 @@ class _Sums:
         return {"loss": loss, "all_metrics": dict(zip(self.names, metrics, strict=True))}
 
 
-def _device(use_gpu: bool) -> Any:
+def own_device(use_gpu: bool) -> Any:
+    """The GPU of the local rank, or the CPU."""
     import torch
 
     import horovod.torch as hvd
@@ -288,7 +289,7 @@ def _device(use_gpu: bool) -> Any:
     return torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
 
 
-def _rowwise(function: Any, output: Any, label: Any) -> Any:
+def rowwise(function: Any, output: Any, label: Any) -> Any:
     """The loss of each row: by `reduction='none'`, which modules have as an attribute and functions as a keyword."""
     import torch
 
