@@ -20,10 +20,10 @@ from typing import Any, Protocol, TextIO
 
 from horovod.runner import _payloads
 from horovod.runner._events import Events
-from horovod.runner._launching import launch, pickled, results
+from horovod.runner._launching import Outcomes, launch, pickled, results
 from horovod.runner.launch import find_horovodrun
 
-__all__ = ["Invitation", "Tasks", "attend", "run_on_agents"]
+__all__ = ["Invitation", "Tasks", "attend", "launch_on_agents", "run_on_agents"]
 
 _KEY = "HOROVODRUN_AGENTS_KEY"
 _PYTHON = "HOROVODRUN_AGENTS_PYTHON"
@@ -191,6 +191,58 @@ def run_on_agents(
     Exception
         As from `horovod.run`; before all tasks are there, what `tasks.failure()` returned.
     """
+    outcomes, report = launch_on_agents(
+        pickled(func, args, kwargs),
+        tasks=tasks,
+        num_proc=num_proc,
+        min_num_proc=min_num_proc,
+        max_num_proc=max_num_proc,
+        reset_limit=reset_limit,
+        cooldown_range=cooldown_range,
+        elastic_timeout=elastic_timeout,
+        start_timeout=start_timeout,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose,
+        network_interfaces=network_interfaces,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
+        executable=executable,
+        output_filename=output_filename,
+        is_elastic=is_elastic,
+        caller=caller,
+    )
+    if is_elastic:
+        # Those who have finished together.
+        needed = min_num_proc or num_proc
+        ranks = {rank for rank, outcome in outcomes if outcome.kind == "result"}
+        num_proc = max(needed, next(rank for rank in itertools.count() if rank not in ranks))
+    return results(outcomes, report, num_proc, caller)
+
+
+def launch_on_agents(
+    content: bytes,
+    *,
+    tasks: Tasks,
+    num_proc: int,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    elastic_timeout: int | None = None,
+    start_timeout: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: bool | int | None = None,
+    network_interfaces: Sequence[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | os.PathLike[str] | None = None,
+    output_filename: str | os.PathLike[str] | None = None,
+    is_elastic: bool = False,
+    caller: str = "horovod.run",
+) -> tuple[Outcomes, str]:
+    """As `run_on_agents`, with a function that is pickled already, to what the ranks bring and the launcher says."""
     interfaces = list(network_interfaces or [])
     values = {
         "-np": num_proc,
@@ -218,9 +270,9 @@ def run_on_agents(
     needed = min_num_proc or num_proc
     watch = _Watch(tasks, env or {}, needed, is_elastic, checks_python=executable is None)
     try:
-        outcomes, report = launch(
+        return launch(
             command,
-            pickled(func, args, kwargs),
+            content,
             False,
             interfaces,
             watch=watch,
@@ -229,11 +281,6 @@ def run_on_agents(
         )
     finally:
         tasks.stop()
-    if is_elastic:
-        # Those who have finished together.
-        ranks = {rank for rank, outcome in outcomes if outcome.kind == "result"}
-        num_proc = max(needed, next(rank for rank in itertools.count() if rank not in ranks))
-    return results(outcomes, report, num_proc, caller)
 
 
 class _Watch:

@@ -86,32 +86,13 @@ class SparkTasks:
             # Spark runs no barrier stage where executors come and go on demand.
             dynamic = self._context.getConf().get("spark.dynamicAllocation.enabled", "false")
             if is_elastic or dynamic == "true":
-                slots.mapPartitions(_Attendance(invitation)).collect()
+                slots.mapPartitions(Attendance(invitation, __version__)).collect()
             else:
-                slots.barrier().mapPartitions(_Attendance(invitation)).collect()
+                slots.barrier().mapPartitions(Attendance(invitation, __version__)).collect()
         except Exception as error:
-            self._error = self._explained(error)
+            self._error = explained(self._caller, error)
         else:
             self._error = RuntimeError(f"{self._caller}: the Spark tasks have ended")
-
-    def _explained(self, error: Exception) -> Exception:
-        text = str(error)
-        if own := re.findall(r"RuntimeError: (task \d+ on host .+)", text):
-            cure = own[-1]
-        elif "No module named 'horovod" in text:
-            cure = "executors have no horovod-rs: install the wheel in the Python that they use (PYSPARK_PYTHON)"
-        elif "PYTHON_VERSION_MISMATCH" in text:
-            cure = "executors use another Python: set PYSPARK_PYTHON to one of the driver's version"
-        else:
-            lines = [line.strip() for line in text.splitlines() if line.strip()]
-            cure = "the Spark job has failed: " + (lines[-1] if lines else type(error).__name__)
-            for line in lines:
-                if "failed" in line.lower() or "cancelled" in line.lower():
-                    cure = f"the Spark job has failed: {line}"
-                    break
-        explained = RuntimeError(f"{self._caller}: {cure}")
-        explained.__cause__ = error
-        return explained
 
     def _too_late(self) -> Exception:
         tracker = self._context.statusTracker()
@@ -129,24 +110,58 @@ class SparkTasks:
         )
 
 
-class _Attendance:
+def explained(caller: str, error: Exception) -> Exception:
+    """What a failed Spark job means for the user."""
+    text = str(error)
+    if own := re.findall(r"RuntimeError: (task \d+ on host .+)", text):
+        cure = own[-1]
+    elif "No module named 'horovod" in text:
+        cure = "executors have no horovod-rs: install the wheel in the Python that they use (PYSPARK_PYTHON)"
+    elif "PYTHON_VERSION_MISMATCH" in text:
+        cure = "executors use another Python: set PYSPARK_PYTHON to one of the driver's version"
+    else:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        cure = "the Spark job has failed: " + (lines[-1] if lines else type(error).__name__)
+        for line in lines:
+            if "failed" in line.lower() or "cancelled" in line.lower():
+                cure = f"the Spark job has failed: {line}"
+                break
+    explained = RuntimeError(f"{caller}: {cure}")
+    explained.__cause__ = error
+    return explained
+
+
+def check_version(wanted: str, index: int) -> None:
+    """Refuse to run ranks of another version's launcher."""
+    if __version__ != wanted:
+        raise RuntimeError(
+            f"task {index} on host {socket.gethostname()} ({sys.executable}) has horovod-rs {__version__}, the "
+            f"driver has {wanted}: install the same version on both"
+        )
+
+
+class Attendance:
     """What a task does; of a class, so that an executor without this package says that it is missing."""
 
-    def __init__(self, invitation: Invitation) -> None:
+    def __init__(self, invitation: Invitation, version: str) -> None:
         self._invitation = invitation
-        self._version = __version__
+        self._version = version
 
     def __call__(self, _: Iterator[Any]) -> Iterator[int]:
+        index, status = self.run()
+        if status != 0:
+            # Spark starts the task again, if it may.
+            raise RuntimeError(f"the agent of task {index} ended with exit status {status}")
+        yield index
+
+    def run(self) -> tuple[int, int]:
+        """Be a rank until the job is over: this task's number, and the exit status of its agent."""
         from pyspark import SparkFiles, TaskContext
 
         task = TaskContext.get()
         assert task is not None
         index, attempt = task.partitionId(), task.attemptNumber()
-        if __version__ != self._version:
-            raise RuntimeError(
-                f"task {index} on host {socket.gethostname()} ({sys.executable}) has horovod-rs {__version__}, the "
-                f"driver has {self._version}: install the same version on both"
-            )
+        check_version(self._version, index)
         gpus = task.resources().get("gpu")
         variables = {"HOROVOD_SPARK_WORK_DIR": os.getcwd()}
         if gpus is not None:
@@ -158,7 +173,4 @@ class _Attendance:
                 [*sent, *filter(None, [os.environ.get("PYTHONPATH")])]
             )
         status = attend(self._invitation, index=index, attempt=attempt, environment=variables)
-        if status != 0:
-            # Spark starts the task again, if it may.
-            raise RuntimeError(f"the agent of task {index} ended with exit status {status}")
-        yield index
+        return index, status

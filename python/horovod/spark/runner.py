@@ -76,9 +76,26 @@ def run(
         There is no session, the Spark job has failed, or a rank has ended without a result.
     """
     del use_mpi, use_gloo, extra_mpi_args
-    context = _context("horovod.spark.run")
-    count = _count("num_proc", num_proc, context.defaultParallelism)
+    caller = "horovod.spark.run"
     limit = _seconds("start_timeout", start_timeout, _START_TIMEOUT)
+    context = _context(caller)
+    if context is None:
+        return _run_on_connect(
+            fn,
+            args,
+            kwargs,
+            num_proc,
+            limit,
+            caller=caller,
+            env=env,
+            stdout=stdout,
+            stderr=stderr,
+            verbose=verbose >= 2,
+            network_interfaces=list(nics) if nics is not None else None,
+            prefix_output_with_timestamp=prefix_output_with_timestamp,
+            executable=executable,
+        )
+    count = _count("num_proc", num_proc, context.defaultParallelism)
     return _run(
         context,
         fn,
@@ -86,7 +103,7 @@ def run(
         kwargs,
         count,
         limit,
-        caller="horovod.spark.run",
+        caller=caller,
         start_timeout=limit + _LAUNCHER_EXTRA_S,
         env=env,
         stdout=stdout,
@@ -148,6 +165,11 @@ def run_elastic(
             text = f"{old} is deprecated, use {new} instead"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
     context = _context(caller)
+    if context is None:
+        raise RuntimeError(
+            f"{caller}: Spark Connect cannot run elastic jobs, as Spark ends all tasks of a job whose tasks know each "
+            "other when it loses one: use a classic session (spark-submit), or horovod.spark.run"
+        )
     count = _count("num_proc", num_proc, context.defaultParallelism)
     fewest = _count("min_num_proc", min_num_proc or min_np, count)
     most = _count("max_num_proc", max_num_proc or max_np, count)
@@ -192,23 +214,66 @@ def _run(
     env: Mapping[str, str | None] | None,
     **options: Any,
 ) -> list[Any]:
-    if not callable(fn):
-        raise TypeError(f"{caller}: fn: expected a function, got {fn!r}")
     from horovod.spark._tasks import SparkTasks
 
-    given = dict(env or {})
-    removed = [name for name, value in given.items() if value is None]
+    fn, env = _with_environment(fn, env, caller)
     spark_tasks = SparkTasks(context, tasks, task_limit, caller)
     return run_on_agents(
-        _CallWithout(fn, removed) if removed else fn,
+        fn,
         args,
         kwargs,
         tasks=spark_tasks,
         num_proc=num_proc or tasks,
-        env={name: value for name, value in given.items() if value is not None},
+        env=env,
         caller=caller,
         **options,
     )
+
+
+def _run_on_connect(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    num_proc: int | None,
+    start_timeout: int,
+    *,
+    caller: str,
+    env: Mapping[str, str | None] | None,
+    **options: Any,
+) -> list[Any]:
+    from horovod.spark._connect import active_session, default_parallelism, run_on_connect
+
+    fn, env = _with_environment(fn, env, caller)
+    session = active_session()
+    if session is None:
+        raise RuntimeError(
+            f"{caller}: Could not find an active SparkContext, nor a session of Spark Connect. Make a SparkSession "
+            "first"
+        )
+    count = _count("num_proc", num_proc, 1)
+    return run_on_connect(
+        session,
+        fn,
+        args,
+        kwargs,
+        num_proc=default_parallelism(session) if num_proc is None else count,
+        start_timeout=start_timeout,
+        env=env,
+        caller=caller,
+        **options,
+    )
+
+
+def _with_environment(
+    fn: Callable[..., Any], env: Mapping[str, str | None] | None, caller: str
+) -> tuple[Callable[..., Any], dict[str, str]]:
+    """The function to call and the variables to set, of which None removed some."""
+    if not callable(fn):
+        raise TypeError(f"{caller}: fn: expected a function, got {fn!r}")
+    given = dict(env or {})
+    removed = [name for name, value in given.items() if value is None]
+    kept = {name: value for name, value in given.items() if value is not None}
+    return (_CallWithout(fn, removed) if removed else fn), kept
 
 
 class _CallWithout:
@@ -224,20 +289,17 @@ class _CallWithout:
         return self._func(*args, **kwargs)
 
 
-def _context(caller: str) -> SparkContext:
+def _context(caller: str) -> SparkContext | None:
+    """The context of a classic session; None where pyspark has none, but perhaps a session of Spark Connect."""
     try:
-        from pyspark import SparkContext
+        import pyspark
     except ImportError as error:
         raise ImportError(
             f"{caller} needs pyspark, which is not installed: pip install 'horovod-rs[spark]'"
         ) from error
-    context = SparkContext._active_spark_context
-    if context is None:
-        raise RuntimeError(
-            f"{caller}: Could not find an active SparkContext. Make a SparkSession first; one of Spark Connect has "
-            "none, and cannot run ranks yet"
-        )
-    return context
+    # The package pyspark-client is without it.
+    kind = getattr(pyspark, "SparkContext", None)
+    return None if kind is None else kind._active_spark_context
 
 
 def _count(name: str, value: int | None, default: int) -> int:
