@@ -35,7 +35,16 @@ class Job:
         size: int = self.values["batch_size"]
         return size if training else self.values["val_batch_size"] or size
 
-    def rows(self, rank: int, size: int, *, training: bool, ahead: int) -> AsyncRowBatches:
+    def rows(
+        self,
+        rank: int,
+        size: int,
+        *,
+        training: bool,
+        ahead: int,
+        batch_size: int | None = None,
+        is_logged: bool = False,
+    ) -> AsyncRowBatches:
         """The batches of a rank's share, read ahead; those to train on have no end."""
         values, store = self.values, self.store
         idx = self.dataset_idx
@@ -45,9 +54,9 @@ class Job:
             columns.append(values["sample_weight_col"])
         return AsyncRowBatches(
             ahead,
-            False,
+            is_logged,
             store.get_parquet_dataset(path),
-            self.batch_size(training=training),
+            batch_size or self.batch_size(training=training),
             list(dict.fromkeys(columns)),
             rank=rank,
             size=size,

@@ -12,12 +12,11 @@ import torch
 from horovod.spark.common.backend import Backend
 from horovod.spark.common.estimator import HorovodEstimator, HorovodModel
 from horovod.spark.common.prediction import add_predictions
-from horovod.spark.common.serialization import require_picklable
 from horovod.spark.common.util import to_list
 from horovod.spark.lightning.legacy import is_lightning_module
 from horovod.spark.lightning.remote import train
 from horovod.spark.torch.estimator import _from_plain, _to_plain
-from horovod.spark.torch.remote import TorchJob, adopt
+from horovod.spark.torch.remote import adopt
 
 MIN_PL_VERSION = "2.0.0"
 
@@ -73,7 +72,6 @@ class TorchEstimator(HorovodEstimator):
 
     def _check_params(self) -> None:
         super()._check_params()
-        labels = self.getLabelCols()
         if is_lightning_module(self.getModel()):
             for name in ("optimizer", "loss", "loss_weights", "loss_constructors"):
                 if self.value_of(name) is not None:
@@ -88,12 +86,7 @@ class TorchEstimator(HorovodEstimator):
                 )
             if (self.getLoss() is None) == (self.getLossConstructors() is None):
                 raise ValueError("give either loss or loss_constructors, and not both")
-        for name in ("loss", "loss_constructors", "loss_weights", "label_shapes"):
-            value = self.value_of(name)
-            if isinstance(value, list) and len(value) != len(labels):
-                raise ValueError(
-                    f"{name}: expected one for each of the {len(labels)} label columns, got {len(value)}"
-                )
+        self._check_lengths("loss", "loss_constructors", "loss_weights", "label_shapes")
         shapes, features = self.getInputShapes(), self.getFeatureCols()
         if shapes is not None and len(shapes) != len(features):
             raise ValueError(
@@ -121,23 +114,12 @@ class TorchEstimator(HorovodEstimator):
     ) -> TorchModel:
         run_id = self._new_run_id("pytorch")
         labels, features = list(self.getLabelCols()), list(self.getFeatureCols())
-        values = {param.name: self.getOrDefault(param) for param in self.params}
+        values = self._values()
         values["model"] = _to_plain(values["model"])
         values["loss"] = to_list(values["loss"], len(labels))
         values["loss_constructors"] = to_list(values["loss_constructors"], len(labels))
         values["optimizer"] = self.getOptimizer()
-        for name in ("store", "backend"):
-            del values[name]
-        require_picklable(type(self).__name__, values)
-        job = TorchJob(
-            values=values,
-            store=self.getStore(),
-            run_id=run_id,
-            dataset_idx=dataset_idx,
-            train_rows=train_rows,
-            val_rows=val_rows,
-            checkpoint=self._checkpoint(run_id),
-        )
+        job = self._job(values, run_id, train_rows, val_rows, dataset_idx)
         history, content = backend.run(train, args=(job,))[0]
         model = _from_plain(_to_plain(self.getModel()))
         if model is self.getModel():

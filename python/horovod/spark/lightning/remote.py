@@ -14,21 +14,16 @@ import torch
 
 import horovod.torch as hvd
 from horovod.data import BaseDataLoader
+from horovod.spark.common.job import READ_AHEAD, Job, require_numbers
 from horovod.spark.common.row_reader import AsyncRowBatches
 from horovod.spark.lightning.legacy import is_lightning_module, package_of, to_lightning_module
-from horovod.spark.torch.remote import TorchJob, adopt, own_device
+from horovod.spark.torch.remote import adopt, own_device
 from horovod.torch.lightning import strategy_class
 
-_AHEAD = 8  # batches that are read ahead
 
-
-def train(job: TorchJob) -> Any:
+def train(job: Job) -> Any:
     """Train; rank 0 returns what was logged last and the weights, the others None."""
-    start_method = job.values["mp_start_method"]
-    if start_method:
-        import multiprocessing
-
-        multiprocessing.set_start_method(start_method, force=True)
+    job.set_start_method()
     hvd.init()
     try:
         with job.store.get_local_output_dir_fn(job.run_id)() as folder:
@@ -61,10 +56,7 @@ class Batches(BaseDataLoader):
 
 
 def _tensor(name: str, values: Any) -> torch.Tensor:
-    if values.dtype.kind not in "bifu":
-        raise TypeError(
-            f"column {name!r} has values of type {values.dtype}; expected numbers: encode it first"
-        )
+    require_numbers(name, values)
     return torch.as_tensor(values)
 
 
@@ -76,49 +68,35 @@ def even_batch_size(rows: int, size: int, batch_size: int) -> int:
     return batch_size
 
 
-def _batches(job: TorchJob, *, training: bool) -> Batches:
-    values, store = job.values, job.store
-    size, rank = hvd.size(), hvd.rank()
-    columns = [*values["feature_cols"], *values["label_cols"]]
-    if values["sample_weight_col"]:
-        columns.append(values["sample_weight_col"])
+def _batches(job: Job, *, training: bool) -> Batches:
+    values, size, rank = job.values, hvd.size(), hvd.rank()
+    batch_size = job.batch_size(training=training)
     if training:
-        path = store.get_train_data_path(job.dataset_idx)
-        batch_size = values["batch_size"]
         count = values["train_steps_per_epoch"] or max(1, job.train_rows // (batch_size * size))
         queue = values["train_async_data_loader_queue_size"]
     else:
-        path = store.get_val_data_path(job.dataset_idx)
         if job.val_rows < size:  # each rank takes all of them
             size, rank = 1, 0
-        batch_size = even_batch_size(
-            job.val_rows, size, values["val_batch_size"] or values["batch_size"]
-        )
+        batch_size = even_batch_size(job.val_rows, size, batch_size)
         count = math.ceil(math.ceil(job.val_rows / size) / batch_size)
         count = min(count, values["validation_steps_per_epoch"] or count)
         queue = values["val_async_data_loader_queue_size"]
     if queue is None:
-        queue = _AHEAD
+        queue = READ_AHEAD
     elif isinstance(queue, float):
         queue = max(1, int(queue * count))
-    rows = AsyncRowBatches(
-        queue,
-        bool(values["debug_data_loader"]),
-        store.get_parquet_dataset(path),
-        batch_size,
-        list(dict.fromkeys(columns)),
-        rank=rank,
-        size=size,
-        shuffle=training and values["shuffle"],
-        seed=values["random_seed"] or 0,
-        repeat=training,
-        transform=values["transformation_fn"],
-        cache=values["inmemory_cache_all"],
+    rows = job.rows(
+        rank,
+        size,
+        training=training,
+        ahead=queue,
+        batch_size=batch_size,
+        is_logged=bool(values["debug_data_loader"]),
     )
     return Batches(rows, count, endless=training)
 
 
-def _module(job: TorchJob, package: str) -> Any:
+def _module(job: Job, package: str) -> Any:
     values = job.values
     model = values["model"]
     if isinstance(model, tuple):
@@ -146,7 +124,7 @@ def _module(job: TorchJob, package: str) -> Any:
     )
 
 
-def _fit(job: TorchJob, folder: str) -> Any:
+def _fit(job: Job, folder: str) -> Any:
     values = job.values
     given = dict(values["trainer_args"] or {})
     callbacks = given.pop("callbacks", values["callbacks"]) or []
@@ -212,7 +190,7 @@ def _fit(job: TorchJob, folder: str) -> Any:
     return history, buffer.getvalue()
 
 
-def _logger(lightning: Any, job: TorchJob, folder: str) -> Any:
+def _logger(lightning: Any, job: Job, folder: str) -> Any:
     logger = job.values["logger"]
     loggers: Any = importlib.import_module(f"{lightning.__name__}.loggers")
     if logger is None:
@@ -229,7 +207,7 @@ def _logger(lightning: Any, job: TorchJob, folder: str) -> Any:
     return logger
 
 
-def _place_checkpoints(lightning: Any, callbacks: list[Any], folder: str, job: TorchJob) -> Any:
+def _place_checkpoints(lightning: Any, callbacks: list[Any], folder: str, job: Job) -> Any:
     """Let the user's ModelCheckpoint write where files are copied to the store from."""
     kind = importlib.import_module(f"{lightning.__name__}.callbacks").ModelCheckpoint
     for callback in callbacks:
@@ -241,7 +219,7 @@ def _place_checkpoints(lightning: Any, callbacks: list[Any], folder: str, job: T
     return None
 
 
-def _saver(lightning: Any, job: TorchJob, folder: str) -> Any:
+def _saver(lightning: Any, job: Job, folder: str) -> Any:
     """A callback that writes a checkpoint into the store after each epoch, and copies logs there."""
     callbacks: Any = importlib.import_module(f"{lightning.__name__}.callbacks")
     store = job.store
