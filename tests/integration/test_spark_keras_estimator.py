@@ -89,7 +89,7 @@ def _estimator(store: Any, **changes: Any) -> KerasEstimator:
     return KerasEstimator(**{**given, **changes})
 
 
-class _Board(keras.callbacks.TensorBoard):
+class _Summaries(keras.callbacks.TensorBoard):
     """Writes into its folder without the package tensorboard."""
 
     def set_model(self, model: Any) -> None:
@@ -117,7 +117,7 @@ def test_fit_transform_save_load_and_resume(frame: Any, tmp_path: Path) -> None:
         loss_weights=[1.0],
         metrics=["mae"],
         run_id="first",
-        callbacks=[_Board("/nowhere")],
+        callbacks=[_Summaries("/nowhere")],
     )
     pipeline = Pipeline(stages=[estimator]).fit(frame)
     model = pipeline.stages[0]

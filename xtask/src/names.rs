@@ -88,6 +88,16 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "kerb_ticket",
         "an argument's name for a ticket of Kerberos",
     ),
+    (
+        "python/horovod/spark/keras/remote.py",
+        "tensor_board",
+        "Keras' name of a callback",
+    ),
+    (
+        "tests/integration/test_spark_keras_estimator.py",
+        "tensor_board",
+        "Keras' name of a callback",
+    ),
 ];
 
 /// Complaints about the names of files and in their code.

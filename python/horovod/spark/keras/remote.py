@@ -137,11 +137,11 @@ class _Training:
 
     def _callbacks(self, folder: str) -> tuple[list[Any], Any]:
         values = self.values
-        boards: list[Any] = []
+        summaries: list[Any] = []
         others: list[Any] = []
         for callback in values["callbacks"] or []:
-            is_board = isinstance(callback, keras.callbacks.TensorBoard)
-            (boards if is_board else others).append(callback)
+            is_summary = isinstance(callback, keras.callbacks.TensorBoard)
+            (summaries if is_summary else others).append(callback)
             if hasattr(callback, "initial_lr"):
                 callback.initial_lr *= hvd.size()
         found = [
@@ -154,13 +154,13 @@ class _Training:
         checkpoint = _Checkpoint(self, folder)
         found.append(checkpoint)
         if self.job.store.saving_runs():
-            if not boards and importlib.util.find_spec("tensorboard") is not None:
-                boards = [keras.callbacks.TensorBoard(folder)]
-            for board in boards:
-                board.log_dir = os.path.join(folder, self.job.store.get_logs_subdir())
-            found += [*boards, _Keep(self.job, folder, checkpoint)]
+            if not summaries and importlib.util.find_spec("tensorboard") is not None:
+                summaries = [keras.callbacks.TensorBoard(folder)]
+            for summary in summaries:
+                summary.log_dir = os.path.join(folder, self.job.store.get_logs_subdir())
+            found += [*summaries, _Keep(self.job, folder, checkpoint)]
         else:
-            found += boards
+            found += summaries
         return found, checkpoint
 
     def _dataset(self, loader: AsyncRowBatches) -> Any:
