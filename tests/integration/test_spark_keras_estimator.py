@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+with contextlib.suppress(ImportError):
+    # Triton, a part of PyTorch on Linux, aborts a process that has TensorFlow already.
+    import triton  # type: ignore[import-untyped]  # noqa: F401
 tf = pytest.importorskip("tensorflow")
 
 from pyspark.ml import Pipeline, PipelineModel  # noqa: E402
