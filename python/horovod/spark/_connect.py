@@ -23,6 +23,7 @@ from horovod.spark._tasks import Attendance, check_version, explained
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.connect.session import SparkSession
+    from pyspark.sql.connect.shell.progress import ProgressHandler
 
 __all__ = ["active_session", "default_parallelism", "run_on_connect"]
 
@@ -108,17 +109,19 @@ class _Operation:
         self._running = 0
         self._rows: list[Any] = []
         self._error: Exception | None = None
+        # An interrupted `Thread.join` takes its thread for ended.
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def wait(self) -> _Answer:
         """What the first task brings."""
         deadline = time.monotonic() + self._start_timeout + _REPORT_S
         has_started = False
-        self._session.registerProgressHandler(self._progress)
+        progress = cast("ProgressHandler", self._progress)
+        self._session.registerProgressHandler(progress)
         self._thread.start()
         try:
-            while self._thread.is_alive():
-                self._thread.join(_LOOK_EVERY_S)
+            while not self._ended.wait(_LOOK_EVERY_S):
                 has_started = has_started or self._running > 0
                 if not has_started and time.monotonic() > deadline:
                     raise TimeoutException(
@@ -127,10 +130,10 @@ class _Operation:
                         "for fewer with num_proc, or wait longer with start_timeout or HOROVOD_SPARK_START_TIMEOUT"
                     )
         finally:
-            if self._thread.is_alive():
+            if not self._ended.is_set():
                 self._session.interruptTag(self._tag)
-                self._thread.join(_CANCEL_LIMIT_S)
-            self._session.removeProgressHandler(self._progress)
+                self._ended.wait(_CANCEL_LIMIT_S)
+            self._session.removeProgressHandler(progress)
         if self._error is not None:
             raise explained(self._caller, self._error)
         # From the first task, which was given the function in the same way.
@@ -143,6 +146,8 @@ class _Operation:
             self._rows = slots.mapInArrow(self._task, "chunk binary", barrier=True).collect()
         except Exception as error:
             self._error = error
+        finally:
+            self._ended.set()
 
     def _progress(
         self, stages: Any, inflight_tasks: int, operation_id: str | None, done: bool

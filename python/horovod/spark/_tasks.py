@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from horovod import __version__
@@ -147,7 +147,7 @@ class Attendance:
         self._invitation = invitation
         self._version = version
 
-    def __call__(self, _: Iterator[Any]) -> Iterator[int]:
+    def __call__(self, _: Iterable[Any]) -> Iterator[int]:
         index, status = self.run()
         if status != 0:
             # Spark starts the task again, if it may.
