@@ -20,6 +20,8 @@ from horovod.spark.torch.remote import TorchJob, adopt, own_device
 from horovod.torch.lightning import strategy_class
 
 _AHEAD = 8  # batches that are read ahead
+# The first is for who has the package for it; the second needs none.
+_LOGGERS = ("TensorBoardLogger", "CSVLogger")
 
 
 def train(job: TorchJob) -> Any:
@@ -219,11 +221,12 @@ def _logger(lightning: Any, job: TorchJob, folder: str) -> Any:
         if not job.store.saving_runs():
             return False
         name = job.store.get_logs_subdir()
-        try:
-            return loggers.TensorBoardLogger(folder, name=name, version="")
-        except ModuleNotFoundError:
-            return loggers.CSVLogger(folder, name=name, version="")
-    if isinstance(logger, loggers.TensorBoardLogger | loggers.CSVLogger):
+        for kind in _LOGGERS:
+            try:
+                return getattr(loggers, kind)(folder, name=name, version="")
+            except ModuleNotFoundError:
+                continue
+    if isinstance(logger, tuple(getattr(loggers, kind) for kind in _LOGGERS)):
         logger._root_dir = folder
         logger._name = job.store.get_logs_subdir()
     return logger
