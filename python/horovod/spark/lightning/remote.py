@@ -226,7 +226,7 @@ def _logger(lightning: Any, job: TorchJob, folder: str) -> Any:
                 return getattr(loggers, kind)(folder, name=name, version="")
             except ModuleNotFoundError:
                 continue
-    if isinstance(logger, tuple(getattr(loggers, kind) for kind in _LOGGERS)):
+    if any(isinstance(logger, getattr(loggers, kind)) for kind in _LOGGERS):
         logger._root_dir = folder
         logger._name = job.store.get_logs_subdir()
     return logger
