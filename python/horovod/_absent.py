@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-_PLANNED = "{name} does not exist in this version of horovod-rs: {framework} is planned"
 _CALL = "start jobs with the program horovodrun, or with horovod.run(func, num_proc=..., hosts=...) from Python"
 _ELASTIC = (
     "elastic jobs are driven by the program horovodrun: horovodrun --host-discovery-script ..., or "
@@ -22,14 +21,18 @@ _RENDEZVOUS = (
     "without it set HOROVOD_RANK0_ADDRESS or HOROVOD_RENDEZVOUS_DIR"
 )
 _SERVICES = "there are no services that run what is sent to them; " + _CALL
+_ROWS = (
+    "estimators read their Parquet data by themselves, a share of its rows on each rank; for loops of your own "
+    "there is horovod.data"
+)
 
-# What is to come; submodules included.
-_FRAMEWORKS = {
-    "horovod.spark.keras": "Spark's estimator of Keras models",
-    "horovod.spark.lightning": "Spark's estimator of Lightning modules",
-}
 # Modules, submodules included, and names in modules that exist, after a colon.
 _INSTEAD = {
+    "horovod.spark.data_loaders": _ROWS,
+    "horovod.spark.common.datamodule": _ROWS,
+    "horovod.spark.keras.datamodule": _ROWS,
+    "horovod.spark.lightning.datamodule": _ROWS,
+    "horovod.spark.torch.datamodule": _ROWS,
     "horovod.runner.gloo_run": _CALL,
     "horovod.runner.mpi_run": f"there is no MPI here; {_CALL}; ranks that mpirun starts find each other by themselves",
     "horovod.runner.js_run": f"{_CALL}; ranks that jsrun starts find each other by themselves",
@@ -69,8 +72,6 @@ def advice(name: str) -> str | None:
     """What to tell who imports a module, or `module:name`, of the original's; None if it is none of them."""
     where = name
     while where:
-        if where in _FRAMEWORKS:
-            return _PLANNED.format(name=where, framework=_FRAMEWORKS[where])
         if where in _INSTEAD:
             shown = where.replace(":", ".")
             return (

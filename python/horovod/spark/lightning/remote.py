@@ -20,6 +20,9 @@ from horovod.spark.lightning.legacy import is_lightning_module, package_of, to_l
 from horovod.spark.torch.remote import adopt, own_device
 from horovod.torch.lightning import strategy_class
 
+# The first is for who has the package for it; the second needs none.
+_LOGGERS = ("TensorBoardLogger", "CSVLogger")
+
 
 def train(job: Job) -> Any:
     """Train; rank 0 returns what was logged last and the weights, the others None."""
@@ -197,11 +200,12 @@ def _logger(lightning: Any, job: Job, folder: str) -> Any:
         if not job.store.saving_runs():
             return False
         name = job.store.get_logs_subdir()
-        try:
-            return loggers.TensorBoardLogger(folder, name=name, version="")
-        except ModuleNotFoundError:
-            return loggers.CSVLogger(folder, name=name, version="")
-    if isinstance(logger, loggers.TensorBoardLogger | loggers.CSVLogger):
+        for kind in _LOGGERS:
+            try:
+                return getattr(loggers, kind)(folder, name=name, version="")
+            except ModuleNotFoundError:
+                continue
+    if any(isinstance(logger, getattr(loggers, kind)) for kind in _LOGGERS):
         logger._root_dir = folder
         logger._name = job.store.get_logs_subdir()
     return logger
