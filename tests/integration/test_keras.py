@@ -36,7 +36,6 @@ def test_a_killed_rank_makes_fit_raise_on_all_others(jobs, tmp_path, backend) ->
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_elastic_training_ends_with_the_weights_of_an_undisturbed_run(
     jobs, tmp_path, backend

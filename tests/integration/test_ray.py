@@ -408,8 +408,8 @@ def test_what_rays_own_trainer_imports() -> None:
     [
         ("ray_static.py", []),
         ("ray_elastic.py", []),
-        pytest.param("ray_train.py", ["--epochs", "3"], marks=pytest.mark.slow),
-        pytest.param("ray_tune.py", ["--epochs", "3"], marks=pytest.mark.slow),
+        pytest.param("ray_train.py", ["--epochs", "3"], marks=pytest.mark.nightly),
+        pytest.param("ray_tune.py", ["--epochs", "3"], marks=pytest.mark.nightly),
     ],
 )
 def test_examples_learn(script: str, words: list[str], jobs: Any) -> None:
