@@ -121,7 +121,7 @@ bench-tools:
 		echo "not installed (and not root with apt): openmpi-bin; Open MPI will not be measured"; \
 	fi
 
-wheel: $(STAMPS)/wheel ## Build the wheel that is published, and `horovod`, which only requires it, into dist/.
+wheel: $(STAMPS)/wheel ## Build the wheel that is published, and those of the names `horovod` and `sparkdl`, into dist/.
 	@ls -l dist
 
 wheel-check: $(STAMPS)/install ## Check the wheels: size, glibc, libraries; train with them outside the repository.

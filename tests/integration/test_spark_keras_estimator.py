@@ -23,6 +23,7 @@ from pyspark.ml import Pipeline, PipelineModel  # noqa: E402
 from pyspark.ml.linalg import DenseVector, Vectors  # noqa: E402
 from pyspark.sql import SparkSession  # noqa: E402
 
+from horovod.spark import HorovodRunner  # noqa: E402
 from horovod.spark.common.backend import LocalBackend  # noqa: E402
 from horovod.spark.common.store import Store  # noqa: E402
 from horovod.spark.keras import KerasEstimator, KerasModel  # noqa: E402
@@ -254,3 +255,29 @@ def test_attributes_of_losses_travel() -> None:
         "optimizer", estimator.to_plain("optimizer", estimator.getOptimizer())
     )
     assert float(optimizer.learning_rate.numpy()) == pytest.approx(0.3)
+
+
+def test_a_callback_tells_the_driver(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        import horovod.tensorflow.keras as hvd
+        from horovod.spark.keras import LogCallback
+
+        hvd.init()
+        model = _linear()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), LogCallback(True)]
+        data = np.ones((8, 3)), np.ones((8, 1))
+        model.fit(*data, batch_size=4, epochs=2, verbose=2, callbacks=callbacks)
+        return int(hvd.size())
+
+    assert HorovodRunner(np=2).run(main) == 2
+    lines = capsys.readouterr().out.splitlines()
+    told = [line.split(",")[0].split(" in ")[0] for line in lines]
+    batches = ["batch 1/2", "batch 2/2"]
+    assert told == [
+        *(f"epoch 1/2 {batch}" for batch in batches),
+        "epoch 1/2",
+        *(f"epoch 2/2 {batch}" for batch in batches),
+        "epoch 2/2",
+    ]
+    assert all(", loss " in line for line in lines)

@@ -1,4 +1,4 @@
-"""The two distributions: `horovod`, of metadata alone, and `horovod-rs`, which has the files."""
+"""The distributions: `horovod`, of metadata alone, `horovod-rs`, which has the files, and one for `sparkdl`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import harness
 import horovod
 import metadata_wheel
+import sparkdl_wheel
 from horovod import _installation
 
 # Every extra that the original declares, and one for JAX.
@@ -104,6 +105,34 @@ def test_a_package_that_requires_horovod_is_satisfied_and_each_can_go_alone(
     pip(home, "install", "--no-index", f"--find-links={shelf}", "horovod")
     assert (site / "horovod" / "__init__.py").is_file()
     assert "No broken requirements found" in pip(home, "check")
+
+
+def test_sparkdl_is_found_where_no_other_is(tmp_path: Path) -> None:
+    dist, home = tmp_path / "dist", tmp_path / "venv"
+    wheel = sparkdl_wheel.build(dist)
+    other = metadata_wheel.write_wheel(
+        dist, "sparkdl", "2.2", files={"sparkdl/__init__.py": "OTHER = True\n"}
+    )
+    venv.create(home)
+
+    def found() -> str:
+        code = "import importlib.util as u; s = u.find_spec('sparkdl'); print(s and s.origin)"
+        return subprocess.run(
+            [home / "bin" / "python", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=harness.LIMIT_S,
+            check=True,
+        ).stdout.strip()
+
+    pip(home, "install", "--no-index", "--no-deps", str(wheel))
+    assert found().endswith("site-packages/horovod_rs_sparkdl/sparkdl/__init__.py")
+    pip(home, "install", "--no-index", str(other))
+    assert found().endswith("site-packages/sparkdl/__init__.py")
+    pip(home, "uninstall", "--yes", "horovod-rs-sparkdl")
+    assert found().endswith("site-packages/sparkdl/__init__.py")
+    pip(home, "uninstall", "--yes", "sparkdl")
+    assert found() == "None"
 
 
 @pytest.fixture

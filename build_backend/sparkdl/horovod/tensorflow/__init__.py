@@ -1,0 +1,1 @@
+"""What HorovodRunner has for TensorFlow."""
