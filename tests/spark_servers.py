@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,3 +59,59 @@ def connect_server(folder: Path, master: str = "local[2]") -> Iterator[tuple[str
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def standalone_cluster(folder: Path, workers: int, cores: int) -> Iterator[str]:
+    """Address of a standalone master on this host, with so many workers of so many cores each."""
+    import pyspark
+
+    program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+    package = "org.apache.spark.deploy"
+    env = {
+        **os.environ,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *words: str) -> Path:
+        log = folder / f"{name}.log"
+        common = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        with log.open("wb") as out:
+            command = [program, *words, *common]
+            servers.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env=env,
+                    start_new_session=True,
+                )
+            )
+        return log
+
+    def wait_for(pattern: str, log: Path) -> str:
+        deadline = time.monotonic() + START_S
+        while (found := re.search(pattern, log.read_text())) is None:
+            has_ended = any(server.poll() is not None for server in servers)
+            assert time.monotonic() < deadline, log.read_text()
+            assert not has_ended, log.read_text()
+            time.sleep(0.1)
+        return found[0]
+
+    try:
+        address = wait_for(r"spark://127\.0\.0\.1:\d+", start("master", f"{package}.master.Master"))
+        for number in range(workers):
+            home = folder / f"worker{number}"
+            size = ["--cores", str(cores), "--memory", "1g", "--work-dir", str(home)]
+            log = start(home.name, f"{package}.worker.Worker", *size, address)
+            wait_for("Successfully registered with master", log)
+        yield address
+    finally:
+        for server in servers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()

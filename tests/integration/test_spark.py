@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,15 @@ def test_none_removes_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_version_on_the_executors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("horovod.spark._tasks.__version__", "0.0.1")
     with pytest.raises(RuntimeError, match=r"task 0 on host .* the driver has 0\.0\.1: install"):
+        run(os.getpid, num_proc=1)
+
+
+def test_executors_without_the_package_are_told(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.create(tmp_path)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "bin" / "python"))
+    with pytest.raises(RuntimeError, match="executors have no horovod-rs: install the wheel"):
         run(os.getpid, num_proc=1)
 
 

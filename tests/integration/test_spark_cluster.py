@@ -1,0 +1,167 @@
+"""Ranks on a real cluster of Spark: a standalone master with two workers, an executor in each."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import horovod.spark
+import spark_servers
+
+pytest.importorskip("pyspark")
+if shutil.which("java") is None:
+    pytest.skip("there is no Java, which Spark needs", allow_module_level=True)
+
+START_S = spark_servers.START_S
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    folder = tmp_path_factory.mktemp("cluster")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    with spark_servers.standalone_cluster(folder, workers=2, cores=2) as address:
+        session = (
+            SparkSession.builder.master(address)
+            .config("spark.ui.enabled", "false")
+            .config("spark.driver.memory", "1g")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.executor.memory", "512m")
+            .config("spark.cores.max", "2")
+            .config("spark.executor.cores", "1")
+            .config("spark.task.maxFailures", "8")
+            .config("spark.local.dir", str(folder))
+            .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(sys.path))
+            .getOrCreate()
+        )
+        yield session
+        session.stop()
+
+
+def place() -> dict[str, Any]:
+    """Where a rank is."""
+    import horovod.numpy as hvd
+
+    return {
+        "place": (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_size()),
+        "cwd": os.getcwd(),
+    }
+
+
+def kill_executor() -> None:
+    """SIGKILL the Java that is this rank's executor."""
+    pid = os.getpid()
+    while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_ranks_of_two_executors_of_one_machine_share_it(spark: Any) -> None:
+    def work() -> Any:
+        import numpy as np
+
+        import horovod.numpy as hvd
+
+        hvd.init()
+        total = hvd.allreduce(np.ones(1 << 16) * hvd.rank(), op=hvd.Sum)
+        return place(), float(total.sum())
+
+    results = horovod.spark.run(work, num_proc=2, start_timeout=START_S)
+    assert [result[0]["place"] for result in results] == [(0, 2, 0, 2, 1), (1, 2, 1, 2, 1)]
+    assert [result[1] for result in results] == [65536.0, 65536.0]
+    # The working directory of a rank is that of its executor.
+    folders = [result[0]["cwd"] for result in results]
+    assert len(set(folders)) == 2
+    assert all(re.search(r"/worker[01]/app-[^/]+/\d+$", folder) for folder in folders)
+
+
+def test_a_killed_executor_ends_a_job_of_fixed_size() -> None:
+    def work() -> None:
+        import numpy as np
+
+        import horovod.numpy as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            kill_executor()
+            signal.pause()
+        hvd.allreduce(np.ones(2), name="with rank 1")
+
+    err = io.StringIO()
+    with pytest.raises(RuntimeError, match="rank 1"):
+        horovod.spark.run(work, num_proc=2, start_timeout=START_S, stderr=err)
+    assert "rank 1 on host" in err.getvalue()
+    assert "was lost" in err.getvalue()
+
+
+def test_an_elastic_job_goes_on_when_an_executor_is_killed(tmp_path: Path) -> None:
+    def work(folder: Path) -> tuple[int, int, int]:
+        import numpy as np
+
+        import horovod.numpy as hvd
+        from horovod.common import elastic
+
+        hvd.init()
+
+        @elastic.run
+        def train(state: Any) -> int:
+            killed = folder / "killed"
+            while state.batch < 20 or hvd.size() < 2 or not killed.exists():
+                hvd.allreduce(np.ones(2), name="x")
+                state.batch += 1
+                state.commit()
+                if state.batch == 5 and hvd.rank() == 1 and not killed.exists():
+                    killed.touch()
+                    kill_executor()
+                    signal.pause()
+            return int(state.batch)
+
+        state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0)
+        return train(state), hvd.rank(), hvd.size()
+
+    err = io.StringIO()
+    results = horovod.spark.run_elastic(
+        work,
+        (tmp_path,),
+        num_proc=2,
+        min_num_proc=1,
+        start_timeout=START_S,
+        elastic_timeout=START_S,
+        stderr=err,
+    )
+    assert sorted(result[1:] for result in results) == [(0, 2), (1, 2)], err.getvalue()
+    assert results[0][0] == results[1][0] >= 20
+
+
+def test_two_jobs_at_once_of_one_application() -> None:
+    def work(number: int) -> tuple[int, float]:
+        import numpy as np
+
+        import horovod.numpy as hvd
+
+        hvd.init()
+        return hvd.size(), float(hvd.allreduce(np.ones(1) * number, op=hvd.Sum)[0])
+
+    results: dict[int, Any] = {}
+
+    def call(number: int) -> None:
+        results[number] = horovod.spark.run(work, (number,), num_proc=1, start_timeout=START_S)
+
+    threads = [threading.Thread(target=call, args=[number]) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(START_S)
+    assert results == {1: [(1, 1.0)], 2: [(1, 2.0)]}
