@@ -14,9 +14,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-with contextlib.suppress(ImportError):
-    # Triton, a part of PyTorch on Linux, aborts a process that has TensorFlow already.
-    import triton  # type: ignore[import-untyped]  # noqa: F401
+if "tensorflow" not in sys.modules:
+    # Triton, a part of PyTorch on Linux, aborts a process that has TensorFlow already. Ranks have it: they import this
+    # module to find its functions.
+    with contextlib.suppress(ImportError):
+        import triton  # type: ignore[import-untyped]  # noqa: F401
 tf = pytest.importorskip("tensorflow")
 
 from pyspark.ml import Pipeline, PipelineModel  # noqa: E402

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import functools
 import os
 import pickle
 import selectors
@@ -20,6 +19,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from horovod import _core
 from horovod.runner import _payloads
 from horovod.runner._events import FD, Events
+from horovod.runner._progress_bar import ProgressBar
 from horovod.runner._worker_error import also_runtime_error
 
 # After Ctrl-C: ranks get SIGINT, after 3 s SIGTERM, after 5 s more SIGKILL.
@@ -85,21 +85,46 @@ def launch(
     try:
         place = _payloads.Place(payloads.addresses(), payloads.key())
         variables = place.to_environment() if watch is None else watch.environment(place)
-        exit_status, events = _run_launcher(command, variables, watch, streams)
-        outcomes = []
-        while (payload := payloads.take()) is not None:
-            # From a process that holds the key, which only this job's ranks were given.
-            outcomes.append((payload[0], pickle.loads(payload[1])))
+        arrivals = _Arrivals(payloads)
+        try:
+            exit_status, events = _run_launcher(command, variables, watch, streams, arrivals)
+            arrivals.take()
+        finally:
+            arrivals.bar.close()
         report = events.report(exit_status)
         if events.was_wrong_call():
             raise ValueError(f"{caller}: {report}")
-        return outcomes, report
+        return arrivals.outcomes, report
     finally:
         payloads.close()
 
 
+class _Arrivals:
+    """What ranks bring while the job runs: reports, which a bar shows, and in the end their outcomes."""
+
+    def __init__(self, payloads: _core.PayloadServer) -> None:
+        self._payloads = payloads
+        self.outcomes: Outcomes = []
+        self.bar = ProgressBar()
+
+    def take(self) -> None:
+        """Take what has come since the last call."""
+        while (payload := self._payloads.take()) is not None:
+            # From a process that holds the key, which only this job's ranks were given.
+            rank, content = payload[0], pickle.loads(payload[1])
+            if isinstance(content, _payloads.Report):
+                self.bar.take(content)
+            else:
+                self.outcomes.append((rank, content))
+        self.bar.show()
+
+
 def _run_launcher(
-    command: list[str], variables: Mapping[str, str], watch: Watch | None, streams: Streams
+    command: list[str],
+    variables: Mapping[str, str],
+    watch: Watch | None,
+    streams: Streams,
+    arrivals: _Arrivals,
 ) -> tuple[int, Events]:
     """Run it to its end; its exit status, and what it told."""
     # The end of this pipe tells the launcher that this process has ended, however it did.
@@ -128,7 +153,7 @@ def _run_launcher(
         events = Events(told)
         with process:
             try:
-                return _follow(process, events, watch, streams), events
+                return _follow(process, events, watch, streams, arrivals), events
             finally:
                 if process.poll() is None:
                     process.kill()
@@ -138,11 +163,20 @@ def _run_launcher(
 
 
 def _follow(
-    process: subprocess.Popen[bytes], events: Events, watch: Watch | None, streams: Streams
+    process: subprocess.Popen[bytes],
+    events: Events,
+    watch: Watch | None,
+    streams: Streams,
+    arrivals: _Arrivals,
 ) -> int:
     """Show what the ranks print until all is over; end them when this thread is interrupted."""
-    console = _Console(process, events, streams)
-    look = None if watch is None else functools.partial(watch.look, events)
+    console = _Console(process, events, streams, arrivals.bar)
+
+    def look() -> None:
+        if watch is not None:
+            watch.look(events)
+        arrivals.take()
+
     try:
         console.show(look=look)
     except BaseException:
@@ -160,7 +194,14 @@ def _follow(
 class _Console:
     """The launcher's output on this process's `sys.stdout` and `sys.stderr`, which may be a notebook's."""
 
-    def __init__(self, process: subprocess.Popen[bytes], events: Events, streams: Streams) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        events: Events,
+        streams: Streams,
+        bar: ProgressBar,
+    ) -> None:
+        self._bar = bar
         self._streams = dict(zip(("stdout", "stderr"), streams, strict=True))
         self._selector = selectors.DefaultSelector()
         self._selector.register(events, selectors.EVENT_READ)
@@ -194,8 +235,9 @@ class _Console:
         if text:
             # What `sys.stdout` is may change while the job runs.
             target = self._streams[name] or getattr(sys, name)
-            target.write(text)
-            target.flush()
+            with self._bar.aside(target):
+                target.write(text)
+                target.flush()
         return bool(chunk)
 
 

@@ -60,6 +60,19 @@ class Outcome:
     exit_status: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """How far a rank is."""
+
+    rank: int
+    size: int
+    step: int | None
+    steps: int | None
+    epoch: int | None
+    epochs: int | None
+    values: dict[str, float]
+
+
 class PackedException:
     """An exception that is pickled by its parts, so that its class is not called again when it is unpickled."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from horovod import _core
+from horovod import _core, progress
 from horovod.runner import _payloads
 
 # How long to look for the process that called `horovod.run`.
@@ -30,7 +30,8 @@ def main() -> int:
     rank = int(os.environ["HOROVOD_RANK"])
     content = _core.fetch_payload(payloads.addresses, payloads.key, rank, _TIMEOUT_S)
     job = pickle.loads(content)
-    outcome = _call(job)
+    with progress.sent_to(payloads):
+        outcome = _call(job)
     rank = _core.rank() if _core.is_initialized() else int(os.environ["HOROVOD_RANK"])
     _core.deliver_payload(
         payloads.addresses, payloads.key, rank, pickle.dumps(outcome, protocol=5), _TIMEOUT_S

@@ -16,6 +16,7 @@ from horovod.spark.common.job import READ_AHEAD, Job, require_numbers
 from horovod.spark.common.row_reader import AsyncRowBatches
 from horovod.spark.common.util import to_list
 from horovod.spark.keras import plain
+from horovod.spark.keras.callbacks import ProgressCallback
 
 keras: Any = plain.keras
 
@@ -148,6 +149,7 @@ class _Training:
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
             hvd.callbacks.MetricAverageCallback(),
             *others,
+            ProgressCallback(),
         ]
         if hvd.rank() != 0:
             return found, None

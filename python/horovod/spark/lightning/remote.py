@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import horovod.torch as hvd
+from horovod import progress
 from horovod.data import BaseDataLoader
 from horovod.spark.common.job import READ_AHEAD, Job, require_numbers
 from horovod.spark.common.row_reader import AsyncRowBatches
@@ -159,7 +160,7 @@ def _fit(job: Job, folder: str) -> Any:
     arguments: dict[str, Any] = {
         "accelerator": device.type,
         "devices": 1,
-        "callbacks": [*callbacks, saver] if keep else callbacks,
+        "callbacks": [*callbacks, _reporter(lightning), *([saver] if keep else [])],
         "max_epochs": epochs,
         "logger": _logger(lightning, job, folder),
         "log_every_n_steps": values["log_every_n_steps"],
@@ -191,6 +192,21 @@ def _fit(job: Job, folder: str) -> Any:
     buffer = io.BytesIO()
     torch.save(trained.cpu().state_dict(), buffer)
     return history, buffer.getvalue()
+
+
+def _reporter(lightning: Any) -> Any:
+    class Reporter(lightning.Callback):
+        def on_train_batch_end(
+            self, trainer: Any, _module: Any, _outputs: Any, _batch: Any, index: int
+        ) -> None:
+            progress.report(
+                index + 1,
+                trainer.num_training_batches,
+                epoch=trainer.current_epoch,
+                epochs=trainer.max_epochs,
+            )
+
+    return Reporter()
 
 
 def _logger(lightning: Any, job: Job, folder: str) -> Any:

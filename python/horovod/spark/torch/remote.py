@@ -7,6 +7,7 @@ import io
 import itertools
 from typing import Any
 
+from horovod import progress
 from horovod.spark.common.job import READ_AHEAD, Job, require_numbers
 from horovod.spark.common.row_reader import AsyncRowBatches
 
@@ -202,6 +203,9 @@ class _Training:
                     self.optimizer.step()
                     self.optimizer.zero_grad()
             sums.add(loss, several, labels, len(inputs[0]))
+            progress.report(
+                number + 1, self.steps, epoch=epoch, epochs=self.values["epochs"], loss=sums.loss()
+            )
         return sums.averages("train")
 
     def _validate(self) -> dict[str, Any]:
@@ -263,6 +267,10 @@ class _Sums:
         for number, value in enumerate(found):
             self.sums[number] += float(value) * rows
         self.sums[-1] += rows
+
+    def loss(self) -> float:
+        """Over the rows of this rank so far."""
+        return self.sums[0] / max(self.sums[-1], 1.0)
 
     def averages(self, phase: str) -> dict[str, Any]:
         """Over all rows of all ranks."""

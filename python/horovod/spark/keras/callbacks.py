@@ -1,4 +1,4 @@
-"""A Keras callback that tells the driver how training goes."""
+"""Keras callbacks that tell the driver how training goes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import horovod.tensorflow.keras as hvd
+from horovod import progress
 from horovod.spark._horovod_runner import log_to_driver
 
 keras: Any = tf.keras
@@ -53,3 +54,25 @@ class LogCallback(keras.callbacks.Callback):
         if not hvd.is_initialized() or hvd.rank() == 0:
             metrics = [f"{name} {float(value):.4g}" for name, value in (logs or {}).items()]
             log_to_driver(", ".join([what, *metrics]))
+
+
+class ProgressCallback(keras.callbacks.Callback):
+    """Reports how far this rank is; where the driver has a terminal or a notebook, it shows a bar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Remember which."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Report."""
+        progress.report(
+            batch + 1,
+            self.params.get("steps"),
+            epoch=self._epoch,
+            epochs=self.params.get("epochs"),
+            **(logs or {}),
+        )
