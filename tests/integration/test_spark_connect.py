@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -31,7 +32,11 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What the server and the ranks have printed."""
     from pyspark.sql import SparkSession
 
-    with spark_servers.connect_server(tmp_path_factory.mktemp("connect")) as (address, log):
+    with (
+        # A session of Connect makes PySpark take every later one of the process for one, by the environment.
+        mock.patch.dict(os.environ),
+        spark_servers.connect_server(tmp_path_factory.mktemp("connect")) as (address, log),
+    ):
         session = SparkSession.builder.remote(address).getOrCreate()
         yield log
         session.stop()

@@ -26,7 +26,7 @@ class Recorder:
         self.total: int | None = None
         self.description = self.postfix = ""
         self.is_closed = False
-        self.asides = 0
+        self.times_cleared = 0
         Recorder.all.append(self)
 
     def set_description(self, text: str, refresh: bool) -> None:
@@ -45,7 +45,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def external_write_mode(self, file: Any) -> Iterator[None]:
-        self.asides += 1
+        self.times_cleared += 1
         yield
 
 

@@ -235,7 +235,7 @@ class _Console:
         if text:
             # What `sys.stdout` is may change while the job runs.
             target = self._streams[name] or getattr(sys, name)
-            with self._bar.aside(target):
+            with self._bar.cleared(target):
                 target.write(text)
                 target.flush()
         return bool(chunk)

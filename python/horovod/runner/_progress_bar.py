@@ -73,8 +73,8 @@ class ProgressBar:
         return late
 
     @contextlib.contextmanager
-    def aside(self, stream: TextIO) -> Iterator[None]:
-        """While something else is printed."""
+    def cleared(self, stream: TextIO) -> Iterator[None]:
+        """The bar out of the way of what is printed meanwhile."""
         if self._bar is None:
             yield
             return
