@@ -38,7 +38,9 @@ MULTIPROCESSING = ("sem.mp-", "psm_", "torch_", "pymp-")
 NOT_HANDED_DOWN = (
     *("HOROVOD_", "PYTEST_", "HVD_TEST_"),
     *("OMPI_", "PMI", "MV2_", "JSM_", "PALS_", "FLUX_", "SLURM_"),
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TF_CONFIG", "JOB_COMPLETION_INDEX"),
+    *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "WORLD_SIZE", "MASTER_", "PET_"),
+    *("TF_CONFIG", "JOB_COMPLETION_INDEX", "SM_HOSTS", "VC_TASK_INDEX", "DMLC_"),
+    *("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),
 )
 
 # Only what hangs reaches these, on the slowest and most loaded machine: how long a job may take, and its processes to

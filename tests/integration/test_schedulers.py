@@ -145,6 +145,11 @@ def test_an_operators_pods_without_local_rank(script, jobs, port) -> None:
         ("SLURM_PROCID", "1"),
         ("FLUX_TASK_RANK", "0"),
         ("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}'),
+        ("SM_HOSTS", '["algo-1", "algo-2"]'),
+        ("HOROVOD_RANK", "0"),
+        ("LOCAL_RANK", "1"),
+        ("PET_NNODES", "2"),
+        ("JAX_NUM_PROCESSES", "2"),
     ],
 )
 def test_a_member_of_several_is_never_alone_in_silence(name, value, script, jobs) -> None:

@@ -11,7 +11,7 @@ enum Tells {
     Rank,
     /// It is a rank that a single process has too: only from 1 on it says something.
     RankFromOne,
-    /// It is the number of members.
+    /// It is the number of members, or `least:most` of them.
     Size,
 }
 
@@ -28,7 +28,30 @@ struct Hint {
 }
 
 const SIZE: &str = "HOROVOD_SIZE to the number of processes";
+const PLACE: &str = "HOROVOD_RANK and HOROVOD_SIZE in every process";
+const TORCH: &str = "RANK and WORLD_SIZE in every process";
+const TORCHRUN: &str =
+    "RANK and WORLD_SIZE in every process (torchrun does when it starts the script)";
+const WHICH: &str = "which of them this is";
+const NEITHER: &str =
+    "which of them this is and how many there are (RANK and WORLD_SIZE are not set)";
 const HINTS: &[Hint] = &[
+    Hint {
+        name: "HOROVOD_RANK",
+        tells: Tells::Rank,
+        unless: Some("HOROVOD_SIZE"),
+        by: "a launcher of Horovod's",
+        unknown: "of how many (HOROVOD_SIZE is not set)",
+        cure: SIZE,
+    },
+    Hint {
+        name: "HOROVOD_LOCAL_SIZE",
+        tells: Tells::Size,
+        unless: Some("HOROVOD_SIZE"),
+        by: "a launcher of Horovod's",
+        unknown: WHICH,
+        cure: PLACE,
+    },
     Hint {
         name: "SLURM_STEP_NUM_TASKS",
         tells: Tells::Size,
@@ -62,6 +85,71 @@ const HINTS: &[Hint] = &[
         cure: "WORLD_SIZE",
     },
     Hint {
+        name: "LOCAL_WORLD_SIZE",
+        tells: Tells::Size,
+        unless: Some("WORLD_SIZE"),
+        by: "a launcher of PyTorch's",
+        unknown: NEITHER,
+        cure: TORCH,
+    },
+    Hint {
+        name: "LOCAL_RANK",
+        tells: Tells::RankFromOne,
+        unless: Some("WORLD_SIZE"),
+        by: "a launcher of PyTorch's",
+        unknown: NEITHER,
+        cure: TORCH,
+    },
+    Hint {
+        name: "NODE_RANK",
+        tells: Tells::RankFromOne,
+        unless: Some("WORLD_SIZE"),
+        by: "a launcher of PyTorch's",
+        unknown: NEITHER,
+        cure: TORCH,
+    },
+    // What an operator tells torchrun, which is to run in each pod.
+    Hint {
+        name: "PET_NNODES",
+        tells: Tells::Size,
+        unless: Some("WORLD_SIZE"),
+        by: "an operator, for torchrun",
+        unknown: NEITHER,
+        cure: TORCHRUN,
+    },
+    Hint {
+        name: "PET_NODE_RANK",
+        tells: Tells::RankFromOne,
+        unless: Some("WORLD_SIZE"),
+        by: "an operator, for torchrun",
+        unknown: NEITHER,
+        cure: TORCHRUN,
+    },
+    Hint {
+        name: "JAX_NUM_PROCESSES",
+        tells: Tells::Size,
+        unless: None,
+        by: "a launcher of JAX's",
+        unknown: "which of them this is (JAX_PROCESS_ID is not set)",
+        cure: "JAX_PROCESS_ID",
+    },
+    Hint {
+        name: "JAX_PROCESS_ID",
+        tells: Tells::Rank,
+        unless: Some("JAX_NUM_PROCESSES"),
+        by: "a launcher of JAX's",
+        unknown: "of how many (JAX_NUM_PROCESSES is not set)",
+        cure: "JAX_NUM_PROCESSES",
+    },
+    Hint {
+        name: "DMLC_NUM_WORKER",
+        tells: Tells::Size,
+        unless: None,
+        by: "MXNet's launcher",
+        unknown: WHICH,
+        cure: PLACE,
+    },
+    Hint {
         name: "PMIX_RANK",
         tells: Tells::Rank,
         unless: None,
@@ -85,13 +173,27 @@ const HINTS: &[Hint] = &[
         unknown: "of how many, or whether its pods train together at all",
         cure: "HOROVOD_SIZE to the job's completions",
     },
+    Hint {
+        name: "VC_TASK_INDEX",
+        tells: Tells::RankFromOne,
+        unless: None,
+        by: "Volcano",
+        unknown: "of how many",
+        cure: PLACE,
+    },
 ];
 
 /// Why this process may not train alone in silence; `None` if nothing tells of others.
 pub(super) fn of_several(r: &Reader<'_>) -> Option<String> {
-    let number = |name| -> Option<u32> { r.text(name)?.trim().parse().ok() };
     for hint in HINTS {
-        let Some(value) = number(hint.name) else {
+        let Some(text) = r.text(hint.name) else {
+            continue;
+        };
+        let most = match hint.tells {
+            Tells::Size => text.rsplit(':').next().unwrap_or_default(),
+            Tells::Rank | Tells::RankFromOne => &text,
+        };
+        let Ok(value) = most.trim().parse::<u32>() else {
             continue;
         };
         let tells = match hint.tells {
@@ -101,22 +203,37 @@ pub(super) fn of_several(r: &Reader<'_>) -> Option<String> {
         };
         if tells && hint.unless.is_none_or(|name| r.text(name).is_none()) {
             return Some(format!(
-                "{}={value} (from {}) says that this process is one of several, but it is not known {}: set {} to \
+                "{}={text} (from {}) says that this process is one of several, but it is not known {}: set {} to \
                  train together, or HOROVOD_SIZE=1 to train alone",
                 hint.name, hint.by, hint.unknown, hint.cure
             ));
         }
     }
-    let (members, place) = tf_config(&r.text("TF_CONFIG")?)?;
-    let place = place.map_or_else(
-        || "HOROVOD_RANK (0 to the number less one)".to_owned(),
-        |place| format!("HOROVOD_RANK={place}"),
-    );
-    Some(format!(
-        "TF_CONFIG names {members} members that train, but says nothing of how they meet here: set \
-         HOROVOD_SIZE={members} and {place} to train together (docs/running.md says how they find each other), or \
-         HOROVOD_SIZE=1 to train alone"
-    ))
+    let listed = |name: &str, (members, place): (usize, Option<usize>)| {
+        let place = place.map_or_else(
+            || "HOROVOD_RANK (0 to the number less one)".to_owned(),
+            |place| format!("HOROVOD_RANK={place}"),
+        );
+        format!(
+            "{name} names {members} members that train, but says nothing of how they meet here: set \
+             HOROVOD_SIZE={members} and {place} to train together (docs/running.md says how they find each other), or \
+             HOROVOD_SIZE=1 to train alone"
+        )
+    };
+    let tf_config = r.text("TF_CONFIG").and_then(|text| tf_config(&text));
+    let sm_hosts = || sm_hosts(&r.text("SM_HOSTS")?, r.text("SM_CURRENT_HOST"));
+    tf_config
+        .map(|found| listed("TF_CONFIG", found))
+        .or_else(|| Some(listed("SM_HOSTS", sm_hosts()?)))
+}
+
+/// How many hosts SageMaker's list has, if more than one, and this one's place in it.
+fn sm_hosts(text: &str, current: Option<String>) -> Option<(usize, Option<usize>)> {
+    let Json::List(hosts) = Json::parse(text)? else {
+        return None;
+    };
+    let is_current = |host: &Json| matches!((host, &current), (Json::Text(a), Some(b)) if a == b);
+    (hosts.len() > 1).then(|| (hosts.len(), hosts.iter().position(is_current)))
 }
 
 /// How many members of TensorFlow's cluster train, if more than one, and this process's place among them; `None` if it
@@ -141,7 +258,7 @@ fn tf_config(text: &str) -> Option<(usize, Option<usize>)> {
     Some((members, place))
 }
 
-/// As much of JSON as `TF_CONFIG` needs.
+/// As much of JSON as `TF_CONFIG` and `SM_HOSTS` need.
 enum Json {
     Text(String),
     List(Vec<Json>),

@@ -146,6 +146,18 @@ const SCHEDULERS: &[Scheduler] = &[
         rank0: Rank0::BesideService("MASTER_ADDR", "MASTER_PORT"),
     },
     Scheduler {
+        name: "a launcher of JAX's",
+        needs: &[],
+        is_common: true,
+        rank: "JAX_PROCESS_ID",
+        size: "JAX_NUM_PROCESSES",
+        local_size: LocalSize::Unknown,
+        job: &[],
+        ancestor: None,
+        secret: None,
+        rank0: Rank0::Unknown,
+    },
+    Scheduler {
         name: "Slurm",
         needs: &["SLURM_STEP_ID"],
         is_common: false,
@@ -464,6 +476,19 @@ mod tests {
         );
         assert_eq!(found(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
         assert_eq!(found(&[("RANK", "captain")]), Ok(None));
+        // What launchers set for a single process, too.
+        for alone in [
+            ("LOCAL_RANK", "0"),
+            ("LOCAL_WORLD_SIZE", "1"),
+            ("NODE_RANK", "0"),
+            ("PET_NNODES", "1"),
+            ("PET_NNODES", "1:1"),
+            ("JAX_NUM_PROCESSES", "1"),
+            ("VC_TASK_INDEX", "0"),
+            ("SM_HOSTS", r#"["algo-1"]"#),
+        ] {
+            assert_eq!(found(&[alone]), Ok(None), "{alone:?}");
+        }
     }
 
     #[test]
@@ -512,6 +537,18 @@ mod tests {
     }
 
     #[test]
+    fn processes_of_a_jax_job() {
+        let process = [
+            ("JAX_PROCESS_ID", "1"),
+            ("JAX_NUM_PROCESSES", "2"),
+            ("JAX_COORDINATOR_ADDRESS", "n1:1234"),
+        ];
+        check(&process, "JAX", 1, 2, false);
+        let inside = [&process[..], &OPEN_MPI[..]].concat();
+        check(&inside, "Open MPI", 1, 3, true);
+    }
+
+    #[test]
     fn a_size_of_1_means_alone_whatever_a_launcher_has_set() {
         for launcher in [
             &TORCHRUN[..],
@@ -540,6 +577,28 @@ mod tests {
             (&[("PMI_RANK", "0")], "PMI_SIZE"),
             (&[("FLUX_JOB_SIZE", "2")], "FLUX_TASK_RANK"),
             (&[("MV2_COMM_WORLD_RANK", "0")], "MV2_COMM_WORLD_SIZE"),
+            (&[("HOROVOD_RANK", "0")], "HOROVOD_SIZE to"),
+            (&[("HOROVOD_LOCAL_SIZE", "2")], "HOROVOD_RANK and"),
+            (&[("LOCAL_RANK", "1")], "RANK and WORLD_SIZE"),
+            (&[("LOCAL_WORLD_SIZE", "2")], "RANK and WORLD_SIZE"),
+            (&[("NODE_RANK", "1")], "RANK and WORLD_SIZE"),
+            (&[("PET_NNODES", "2")], "torchrun"),
+            (&[("PET_NNODES", "1:4"), ("PET_NODE_RANK", "0")], "torchrun"),
+            (&[("PET_NODE_RANK", "1")], "torchrun"),
+            (&[("JAX_NUM_PROCESSES", "2")], "JAX_PROCESS_ID"),
+            (&[("JAX_PROCESS_ID", "0")], "JAX_NUM_PROCESSES"),
+            (
+                &[("DMLC_NUM_WORKER", "2"), ("DMLC_ROLE", "worker")],
+                "HOROVOD_RANK and",
+            ),
+            (&[("VC_TASK_INDEX", "1")], "HOROVOD_RANK and"),
+            (
+                &[
+                    ("SM_HOSTS", r#"["algo-1", "algo-2"]"#),
+                    ("SM_CURRENT_HOST", "algo-2"),
+                ],
+                "HOROVOD_RANK=1",
+            ),
         ] {
             let error = found(vars).unwrap_err().to_string();
             let (name, _) = vars[0];
