@@ -8,6 +8,7 @@ Each rank trains on its own part of the samples. Rank 0 writes checkpoints and s
 import argparse
 import math
 import os
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,7 +16,7 @@ from sklearn.datasets import load_digits
 
 import horovod.keras as hvd
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--lr", type=float, default=0.002, help="learning rate of one rank")
@@ -26,7 +27,7 @@ args = parser.parse_args()
 hvd.init()
 keras.utils.set_random_seed(42 + hvd.rank())
 
-digits = load_digits()
+digits: Any = load_digits()
 order = np.random.RandomState(0).permutation(len(digits.data))
 x = (digits.images[order, :, :, np.newaxis] / 16.0).astype("float32")
 y = digits.target[order].astype("int32")
@@ -83,8 +84,9 @@ model.fit(
     callbacks=callbacks,
     # Validation is on all ranks, or on none.
     validation_data=(x_test, y_test),
-    verbose=2 if hvd.rank() == 0 else 0,
+    # Of Keras' "auto" pyright concludes that it has to be a str.
+    verbose=2 if hvd.rank() == 0 else 0,  # pyright: ignore[reportArgumentType]
 )
-loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
+loss, accuracy = model.evaluate(x_test, y_test, verbose=0)  # pyright: ignore[reportArgumentType]
 if hvd.rank() == 0:
     print(f"{keras.backend.backend()}: test loss {loss:.3f}, accuracy {100 * accuracy:.1f} %")

@@ -9,6 +9,7 @@ The digits are those inside scikit-learn, so nothing is downloaded.
 import argparse
 import logging
 import time
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -46,7 +47,7 @@ def parse_args():
 
 def get_mnist_iterator(args):
     """Iterators over this process's part of the training digits, and over all digits for validation."""
-    digits = load_digits()
+    digits: Any = load_digits()
     images = (digits.images / 16.0).astype("float32")[:, np.newaxis]
     labels = digits.target.astype("float32")
     order = np.random.RandomState(42).permutation(len(labels))
@@ -130,6 +131,7 @@ def main(args):
         tic = time.time()
         train_data.reset()
         metric.reset()
+        nbatch = 0
         for nbatch, batch in enumerate(train_data, start=1):
             data = batch.data[0].as_in_context(context)
             label = batch.label[0].as_in_context(context)

@@ -7,6 +7,7 @@ The digits are those inside scikit-learn, so nothing is downloaded.
 
 import argparse
 import logging
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -34,7 +35,7 @@ logging.basicConfig(level=logging.INFO)
 mx.random.seed(42 + hvd.rank())
 context = mx.cpu(hvd.local_rank()) if args.no_cuda else mx.gpu(hvd.local_rank())
 
-digits = load_digits()
+digits: Any = load_digits()
 images = (digits.images / 16.0).astype("float32").reshape(-1, 64)
 labels = digits.target.astype("float32")
 order = np.random.RandomState(42).permutation(len(labels))

@@ -8,6 +8,7 @@ made of `tf.nn`.
 """
 
 import argparse
+from typing import Any
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -81,7 +82,7 @@ def main():
     # Horovod: initialize Horovod.
     hvd.init()
 
-    digits = load_digits()
+    digits: Any = load_digits()
     images = (digits.images[..., np.newaxis] / 16.0).astype(np.float32)
     is_test = np.arange(len(images)) % 5 == 0
     np.random.seed(hvd.rank())
@@ -133,7 +134,7 @@ def main():
     # The MonitoredTrainingSession takes care of session initialization,
     # restoring from a checkpoint, saving to a checkpoint, and closing when done
     # or an error occurs.
-    guesses = None
+    guesses = y = None
     with tf.train.MonitoredTrainingSession(
         checkpoint_dir=checkpoint_dir, hooks=hooks, config=config
     ) as mon_sess:

@@ -6,13 +6,14 @@ Works with Keras 3, and with Keras 2 by TF_USE_LEGACY_KERAS=1 where tf_keras is 
 """
 
 import argparse
+from typing import Any
 
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import horovod.tensorflow.keras as hvd
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--steps", type=int, default=240, help="by all ranks together, per epoch")
 parser.add_argument("--epochs", type=int, default=4)
 args = parser.parse_args()
@@ -25,7 +26,7 @@ for gpu in gpus:
 if gpus:
     tf.config.experimental.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
-digits = load_digits()
+digits: Any = load_digits()
 dataset = tf.data.Dataset.from_tensor_slices(
     (
         tf.cast(digits.images[..., tf.newaxis] / 16.0, tf.float32),

@@ -7,6 +7,7 @@ The digits are those inside scikit-learn, so nothing is downloaded.
 """
 
 import argparse
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -44,7 +45,7 @@ def main():
         tf.config.experimental.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
     tf.keras.utils.set_random_seed(args.seed + hvd.rank())
-    digits = load_digits()
+    digits: Any = load_digits()
     images = (digits.images[..., np.newaxis] / 16.0).astype(np.float32)
     labels = digits.target.astype(np.int64)
     is_test = np.arange(len(images)) % 5 == 0
@@ -93,7 +94,7 @@ def main():
         if first_batch:
             hvd.broadcast_variables(mnist_model.variables, root_rank=0)
             # A method in Keras 2, a list in Keras 3.
-            state = opt.variables() if callable(opt.variables) else opt.variables
+            state: Any = opt.variables() if callable(opt.variables) else opt.variables
             hvd.broadcast_variables(state, root_rank=0)
 
         return loss_value

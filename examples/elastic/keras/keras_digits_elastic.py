@@ -6,6 +6,7 @@ A lost rank costs at most what came after the last commit.
 """
 
 import argparse
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,7 +14,7 @@ from sklearn.datasets import load_digits
 
 import horovod.keras as hvd
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--batch-size", type=int, default=32, help="samples per rank and step")
 parser.add_argument("--batches-per-epoch", type=int, default=40, help="by all ranks together")
 parser.add_argument("--batches-per-commit", type=int, default=5)
@@ -23,7 +24,7 @@ args = parser.parse_args()
 
 hvd.init()
 
-digits = load_digits()
+digits: Any = load_digits()
 x_all = (digits.data / 16.0).astype("float32")
 y_all = digits.target.astype("int32")
 
@@ -67,7 +68,7 @@ def train(state):
             hvd.elastic.UpdateEpochStateCallback(state),
             hvd.elastic.CommitStateCallback(state, args.batches_per_commit),
         ],
-        verbose=2 if hvd.rank() == 0 else 0,
+        verbose=2 if hvd.rank() == 0 else 0,  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -75,6 +76,6 @@ state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 state.register_reset_callbacks([on_reset])
 train(state)
 
-loss, accuracy = model.evaluate(x_all, y_all, verbose=0)
+loss, accuracy = model.evaluate(x_all, y_all, verbose=0)  # pyright: ignore[reportArgumentType]
 if hvd.rank() == 0:
     print(f"{state.epoch} epochs are done: loss {loss:.3f}, accuracy {100 * accuracy:.1f} %")

@@ -7,6 +7,7 @@ are those inside scikit-learn, so nothing is downloaded.
 """
 
 import argparse
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -41,7 +42,7 @@ def main():
         tf.config.experimental.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
     tf.keras.utils.set_random_seed(args.seed + hvd.rank())
-    digits = load_digits()
+    digits: Any = load_digits()
     images = (digits.images[..., np.newaxis] / 16.0).astype(np.float32)
     labels = digits.target.astype(np.int64)
     is_test = np.arange(len(images)) % 5 == 0
