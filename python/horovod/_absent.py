@@ -26,6 +26,8 @@ _ROWS = (
     "there is horovod.data"
 )
 
+_SPARK = "call functions on ranks in Spark's tasks with horovod.spark.run, or elastic with horovod.spark.run_elastic"
+
 # Modules, submodules included, and names in modules that exist, after a colon.
 _INSTEAD = {
     "horovod.spark.data_loaders": _ROWS,
@@ -33,6 +35,9 @@ _INSTEAD = {
     "horovod.spark.keras.datamodule": _ROWS,
     "horovod.spark.lightning.datamodule": _ROWS,
     "horovod.spark.torch.datamodule": _ROWS,
+    "horovod.spark.driver": _SPARK,
+    "horovod.spark.gloo_run": _SPARK,
+    "horovod.spark.mpi_run": f"there is no MPI here; {_SPARK}",
     "horovod.runner.gloo_run": _CALL,
     "horovod.runner.mpi_run": f"there is no MPI here; {_CALL}; ranks that mpirun starts find each other by themselves",
     "horovod.runner.js_run": f"{_CALL}; ranks that jsrun starts find each other by themselves",

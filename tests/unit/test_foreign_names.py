@@ -42,6 +42,13 @@ def test_a_module_of_the_originals_launcher_says_what_to_use(name: str) -> None:
         exec(f"from {parent} import {last}")
 
 
+@pytest.mark.parametrize("name", ["driver.job_id", "driver.driver_service", "gloo_run", "mpi_run"])
+def test_a_module_of_the_originals_spark_says_what_to_use(name: str) -> None:
+    text = r"horovod\.spark\.\w+ of the original .* horovod\.spark\.run"
+    with pytest.raises(ModuleNotFoundError, match=text):
+        importlib.import_module(f"horovod.spark.{name}")
+
+
 def test_who_asks_first_gets_a_plain_answer() -> None:
     assert importlib.util.find_spec("horovod.runner.gloo_run") is None
 
