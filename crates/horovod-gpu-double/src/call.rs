@@ -130,7 +130,10 @@ impl Call {
     /// The device of the current context, which must be there.
     pub(crate) fn current_device(&mut self) -> Option<i32> {
         let current = thread::context();
-        let is_alive = current.is_some_and(|device| self.state.contexts[device as usize] > 0);
+        let is_alive = current.is_some_and(|device| {
+            let count = self.state.contexts.get(device as usize);
+            count.is_some_and(|count| *count > 0)
+        });
         if !is_alive {
             let what = if current.is_some() {
                 "with a context that was released"

@@ -64,6 +64,23 @@ impl Kernel {
         }
     }
 
+    /// Bytes that its addresses are multiples of.
+    fn alignments(self) -> [u64; 2] {
+        match self {
+            Self::Scale(dtype) => [dtype.size() as u64; 2],
+            Self::Fill(size) => [size; 2],
+            Self::CopyBatch => [1; 2],
+            Self::Widen { .. } => [4, 2],
+            Self::Narrow => [2, 4],
+        }
+    }
+
+    /// Whether what it writes first and reads second lies as its accesses need it.
+    pub(crate) fn is_aligned(self, accesses: &[Access]) -> bool {
+        let mut pairs = accesses.iter().zip(self.alignments());
+        self == Self::CopyBatch || pairs.all(|(a, alignment)| a.address % alignment == 0)
+    }
+
     /// Ranges that it uses, and what it does with them. `rows` is the grid's second dimension.
     ///
     /// # Safety

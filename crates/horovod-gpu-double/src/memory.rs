@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use crate::clock::{Agent, Clock, HOST};
 
 /// Address range of all allocations together; only reserved.
-const ARENA_BYTES: u64 = 64 << 30;
+const ARENA_BYTES: u64 = 1 << 40;
 const PAGE: u64 = 4096;
 /// Fresh memory has this in every byte, at most so far.
 const POISON: u8 = 0xa5;
@@ -113,36 +113,29 @@ pub(crate) struct Memory {
     used: u64,
 }
 
-/// The reserved range; 0 where there is none to be had.
-fn arena() -> u64 {
-    static START: OnceLock<u64> = OnceLock::new();
-    *START.get_or_init(|| {
-        // SAFETY: a new private mapping, which replaces nothing.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                ARENA_BYTES as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            0
-        } else {
-            start as u64
-        }
-    })
+/// Maps fresh pages, of which only those that are touched need memory.
+fn map(at: u64, bytes: u64, flags: i32) -> Option<u64> {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let address = at as *mut libc::c_void;
+    // SAFETY: it replaces nothing, or (MAP_FIXED) pages of the arena that nobody uses any more.
+    let start = unsafe { libc::mmap(address, bytes as usize, protection, flags, -1, 0) };
+    (start != libc::MAP_FAILED).then_some(start as u64)
+}
+
+/// The reserved range, if there is one to be had.
+fn arena() -> Option<u64> {
+    static START: OnceLock<Option<u64>> = OnceLock::new();
+    *START.get_or_init(|| map(0, ARENA_BYTES, 0))
 }
 
 impl Memory {
     /// New memory of the arena; `None` when that is used up.
     pub(crate) fn allocate(&mut self, bytes: u64, device: i32, kind: Kind) -> Option<u64> {
-        let start = arena();
+        let start = arena()?;
         // A page that belongs to nobody lies behind each allocation.
         let room = bytes.next_multiple_of(PAGE).checked_add(PAGE)?;
-        if start == 0 || self.used.checked_add(room)? > ARENA_BYTES {
+        if self.used.checked_add(room)? > ARENA_BYTES {
             return None;
         }
         let address = start + self.used;
@@ -280,7 +273,7 @@ impl Memory {
                 .map_err(|why| format!("{}: {why}", by.what))?;
             ids.push(found.id);
         }
-        let mut complaints = overlaps(accesses, by.what);
+        let mut complaints: Vec<String> = overlap(accesses, by.what).into_iter().collect();
         for (access, id) in accesses.iter().filter(|a| a.bytes > 0).zip(&ids) {
             let start = self.starts[id];
             if let Some(allocation) = self.live.get_mut(&start) {
@@ -330,11 +323,12 @@ impl Memory {
     /// Lets the system have the pages of what was freed; the addresses stay reserved.
     pub(crate) fn give_back(gone: &Allocation) {
         if matches!(gone.kind, Kind::Device | Kind::Pinned) && gone.bytes > 0 {
-            let bytes = gone.bytes.next_multiple_of(PAGE) as usize;
-            // SAFETY: whole pages of the arena that belonged to this allocation alone.
-            unsafe {
-                libc::madvise(gone.start as *mut libc::c_void, bytes, libc::MADV_DONTNEED);
-            }
+            // Over the old ones, which frees their page tables as well. Without it they only stay.
+            map(
+                gone.start,
+                gone.bytes.next_multiple_of(PAGE),
+                libc::MAP_FIXED,
+            );
         }
     }
 }
@@ -393,21 +387,17 @@ fn access_text(by: &Accessor<'_>, access: &Access) -> String {
     format!("{} {}", by.what, access.verb())
 }
 
-/// Parts of one operation that write what others of its parts use.
-fn overlaps(accesses: &[Access], what: &str) -> Vec<String> {
+/// Two parts of one operation of which one writes what the other uses.
+fn overlap(accesses: &[Access], what: &str) -> Option<String> {
     let mut sorted: Vec<&Access> = accesses.iter().filter(|a| a.bytes > 0).collect();
     sorted.sort_by_key(|a| a.address);
-    let mut complaints = Vec::new();
-    for (i, a) in sorted.iter().enumerate() {
+    sorted.iter().enumerate().find_map(|(i, a)| {
         let end = a.address + a.bytes;
-        for b in sorted[i + 1..].iter().take_while(|b| b.address < end) {
-            if a.part != b.part && (a.writes || b.writes) {
-                complaints.push(format!(
-                    "no order: two parts of {what} use {:#x}, and one writes",
-                    b.address
-                ));
-            }
-        }
-    }
-    complaints
+        let mut later = sorted[i + 1..].iter().take_while(|b| b.address < end);
+        let found = later.find(|b| a.part != b.part && (a.writes || b.writes))?;
+        Some(format!(
+            "no order: two parts of {what} use {:#x}, and one writes",
+            found.address
+        ))
+    })
 }

@@ -47,8 +47,6 @@ pub(crate) struct State {
     /// Operations that are reading or writing memory at this moment.
     pub(crate) touching: usize,
     pub(crate) collectives: u64,
-    /// Which thread launched NCCL's operations on a device last.
-    pub(crate) launchers: HashMap<i32, u64>,
     pub(crate) last_error: String,
 }
 
@@ -130,13 +128,14 @@ impl DerefMut for Locked {
     }
 }
 
+fn open_log(config: &Config) -> Option<File> {
+    let path = config.log.as_ref()?;
+    File::options().create(true).append(true).open(path).ok()
+}
+
 impl State {
     fn new(config: Config) -> Self {
-        let devices = config.devices;
-        let log = config
-            .log
-            .as_ref()
-            .and_then(|path| File::options().create(true).append(true).open(path).ok());
+        let log = open_log(&config);
         let mut state = Self {
             log,
             violations: Vec::new(),
@@ -150,34 +149,58 @@ impl State {
             modules: HashMap::new(),
             functions: HashMap::new(),
             communicators: BTreeMap::new(),
-            contexts: vec![0; devices as usize],
+            contexts: Vec::new(),
             memory: Memory::default(),
             closed_gates: BTreeSet::new(),
             sticky: None,
             random: Random::new(config.seed),
             touching: 0,
             collectives: 0,
-            launchers: HashMap::new(),
             last_error: String::new(),
             config,
         };
-        for device in 0..devices {
-            let agent = state.new_agent();
-            let mut stream = Stream::new(agent, device, true, 0);
-            stream.is_default = true;
-            state.streams.insert(device as u64, stream);
-        }
+        state.add_devices();
         state
     }
 
-    /// Everything anew, with other settings. Handles and memory of before are gone.
-    pub(crate) fn restart(&mut self, config: Config) {
-        let (next_id, memory) = (self.next_id, std::mem::take(&mut self.memory));
-        *self = Self::new(config);
-        // Old handles and addresses stay recognisable.
-        self.next_id = next_id;
-        self.memory = memory.emptied();
+    /// Everything anew with the same settings. Handles and memory of before are gone, and known as such.
+    pub(crate) fn restart(&mut self) {
+        let memory = std::mem::take(&mut self.memory).emptied();
+        let (next_id, contexts) = (self.next_id, std::mem::take(&mut self.contexts));
+        *self = Self::new(self.config.clone());
+        (self.next_id, self.memory) = (next_id, memory);
+        for (count, before) in self.contexts.iter_mut().zip(contexts) {
+            *count = before;
+        }
         notify();
+    }
+
+    /// Other settings from now on; counts and complaints begin anew.
+    pub(crate) fn configure(&mut self, config: Config) {
+        self.log = open_log(&config);
+        self.random = Random::new(config.seed);
+        self.config = config;
+        self.counts.clear();
+        self.violations.clear();
+        self.violation_count = 0;
+        self.sticky = None;
+        self.collectives = 0;
+        self.add_devices();
+        notify();
+    }
+
+    /// A context and a default stream for every device.
+    fn add_devices(&mut self) {
+        let devices = self.contexts.len().max(self.config.devices as usize);
+        self.contexts.resize(devices, 0);
+        for device in 0..self.config.devices {
+            if !self.streams.contains_key(&(device as u64)) {
+                let agent = self.new_agent();
+                let mut stream = Stream::new(agent, device, true, 0);
+                stream.is_default = true;
+                self.streams.insert(device as u64, stream);
+            }
+        }
     }
 
     pub(crate) fn new_agent(&mut self) -> Agent {

@@ -267,7 +267,10 @@ pub unsafe extern "C" fn double_live(what: *const c_char) -> u64 {
     let what = unsafe { CStr::from_ptr(what) }.to_string_lossy();
     let state = lock();
     let found = match &*what {
-        "streams" => state.streams.values().filter(|s| !s.is_default).count(),
+        "streams" => {
+            let streams = state.streams.values();
+            streams.filter(|s| !s.is_default && !s.is_destroyed).count()
+        }
         "events" => state.events.len(),
         "allocations" => state.memory.live_allocations(),
         "modules" => state.modules.len(),
@@ -278,8 +281,8 @@ pub unsafe extern "C" fn double_live(what: *const c_char) -> u64 {
     found as u64
 }
 
-/// Everything anew with the settings of `settings` (as `HOROVOD_GPU_DOUBLE`): communicators are aborted, streams
-/// emptied, handles and memory invalid, counts and violations 0. 0: done; 1: no such settings, nothing was changed.
+/// Other settings (as `HOROVOD_GPU_DOUBLE`) from now on; counts, violations and a sticky error are forgotten, handles and
+/// memory stay. 0: done; 1: no such settings, nothing was changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn double_configure(settings: *const c_char) -> c_int {
     if settings.is_null() {
@@ -290,18 +293,14 @@ pub unsafe extern "C" fn double_configure(settings: *const c_char) -> c_int {
     let Ok(config) = Config::parse(&text) else {
         return 1;
     };
-    restart(config);
+    lock().configure(config);
     0
 }
 
-/// [`double_configure`] with the settings that it has.
+/// Everything anew with the settings that it has: communicators are aborted, streams emptied, handles and memory invalid,
+/// counts and violations forgotten. Contexts stay retained.
 #[unsafe(no_mangle)]
 pub extern "C" fn double_reset() {
-    let config = lock().config.clone();
-    restart(config);
-}
-
-fn restart(config: Config) {
     let mut state = lock();
     let communicators: Vec<u64> = state.communicators.keys().copied().collect();
     for id in communicators {
@@ -314,7 +313,7 @@ fn restart(config: Config) {
     state.wait_until(|state| {
         state.touching == 0 && state.streams.values().all(|stream| !stream.is_running)
     });
-    state.restart(config);
+    state.restart();
 }
 
 /// The number in a handle, as messages show it; for tests that look for them.

@@ -137,6 +137,9 @@ pub unsafe extern "C" fn cuLaunchKernel(
         // SAFETY: the caller's promise: as many values as the entry declares, which was compared.
         let launch = unsafe { kernel.launch(parameters.cast::<*const c_void>(), grid_y as usize) };
         let (accesses, work) = launch.ok_or(codes::INVALID_VALUE)?;
+        if !kernel.is_aligned(&accesses) {
+            call.violation("alignment", &format!("{entry}: {accesses:x?}"));
+        }
         for access in &accesses {
             let found = call.memory.containing(access.address);
             let other = found.map(|a| (a.device, a.kind.is_on_device()));

@@ -136,6 +136,7 @@ impl Call {
         let own = thread::number();
         if let Some(communicator) = self.communicators.get_mut(&id) {
             communicator.inside = Some(own);
+            communicator.polls = 0;
         }
         let mut result = IN_PROGRESS;
         self.wait_until(|state| {
@@ -148,14 +149,19 @@ impl Call {
         result
     }
 
-    /// The calling thread launches on a device: only one may.
-    pub(crate) fn note_launcher(&mut self, id: u64) {
+    /// The calling thread launches on a device: of all communicators there only one thread may.
+    fn note_launcher(&mut self, id: u64) {
         let own = thread::number();
-        let Some(device) = self.communicators.get(&id).map(|c| c.device) else {
+        let Some(communicator) = self.communicators.get_mut(&id) else {
             return;
         };
-        let before = self.launchers.insert(device, own);
-        if let Some(other) = before.filter(|thread| *thread != own) {
+        communicator.launcher = Some(own);
+        let device = communicator.device;
+        let others = self.communicators.values().filter(|c| c.device == device);
+        let other = others
+            .filter_map(|c| c.launcher)
+            .find(|thread| *thread != own);
+        if let Some(other) = other {
             let text = format!("threads {other} and {own} launch collectives on device {device}");
             self.violation("threads", &text);
         }

@@ -6,7 +6,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::calls::{INVALID_ARGUMENT, nccl};
+use super::calls::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, nccl};
+use super::communicator::Phase;
 use super::group::{Group, Queued};
 use super::part::{Function, Part};
 use super::reduction::{FIRST_MADE, dtype_of};
@@ -42,17 +43,19 @@ fn collective(since: i32, arguments: &Arguments) -> c_int {
         "{:?} {:?} {count} {dtype} {operator} {root} {:?} {:?}",
         arguments.send, arguments.receive, arguments.communicator, arguments.stream
     );
-    nccl(arguments.function.name(), since, shown, |call| {
-        let outcome = enqueue(call, arguments);
-        if let Err(code) = outcome {
-            thread::with(|thread| {
-                if thread.group.depth > 0 {
-                    thread.group.error.get_or_insert(code);
-                }
-            });
+    let name = arguments.function.name();
+    let code = nccl(name, since, shown, |call| enqueue(call, arguments));
+    note_in_group(code)
+}
+
+/// An error of a call within a group is the group's too.
+pub(crate) fn note_in_group(code: c_int) -> c_int {
+    thread::with(|thread| {
+        if thread.group.depth > 0 && !matches!(code, 0 | IN_PROGRESS) {
+            thread.group.error.get_or_insert(code);
         }
-        outcome
-    })
+    });
+    code
 }
 
 fn enqueue(call: &mut Call, arguments: &Arguments) -> Outcome {
@@ -62,6 +65,10 @@ fn enqueue(call: &mut Call, arguments: &Arguments) -> Outcome {
         return Err(INVALID_ARGUMENT);
     };
     let (device, size) = (communicator.device, communicator.size);
+    if communicator.phase != Phase::Ready {
+        call.violation("after finalize", &format!("{name} of communicator {id}"));
+        return Err(INVALID_USAGE);
+    }
     let dtype = dtype_of(arguments.dtype).ok_or(INVALID_ARGUMENT)?;
     let mut scalar = None;
     if arguments.function.reduces() {

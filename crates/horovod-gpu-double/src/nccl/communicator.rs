@@ -9,7 +9,7 @@ use super::calls::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR};
 use super::group::Queued;
 use super::part::Part;
 use super::wire::{Hello, Magic, Message};
-use crate::clock::Clock;
+use crate::clock::{Agent, Clock, HOST};
 use crate::memory::Access;
 use crate::state::{Locked, State, lock, notify};
 use crate::stream::{Position, Work};
@@ -51,10 +51,14 @@ pub(crate) struct Communicator {
     /// The thread that used it first, and one that is inside.
     pub(crate) thread: Option<u64>,
     pub(crate) inside: Option<u64>,
+    /// The thread that launched its collectives.
+    pub(crate) launcher: Option<u64>,
     sequence: u64,
     launches: BTreeMap<u64, Launch>,
     next_launch: u64,
     last: Option<Position>,
+    /// The stream's agent of the last launch, and its step there.
+    last_step: Option<(Agent, u64)>,
     /// All that was launched.
     clock: Clock,
     pub(crate) operators: HashMap<i32, (i32, Vec<u8>)>,
@@ -87,10 +91,12 @@ impl Communicator {
             pending: Vec::new(),
             thread: None,
             inside: None,
+            launcher: None,
             sequence: 0,
             launches: BTreeMap::new(),
             next_launch: 0,
             last: None,
+            last_step: None,
             clock: Clock::default(),
             operators: HashMap::new(),
             next_operator: super::reduction::FIRST_MADE,
@@ -125,7 +131,7 @@ impl Communicator {
         }
     }
 
-    /// Leaves the meeting: the other ranks see it go.
+    /// Leaves the hub: the other ranks see it go.
     pub(crate) fn disconnect(&mut self) {
         self.writer = None;
         if let Some(socket) = &self.socket {
@@ -236,11 +242,9 @@ impl State {
         let position = self
             .submit_after(first, &what, &accesses, work, &after, Duration::ZERO)
             .map_err(|_| INVALID_ARGUMENT)?;
-        let clock = self
-            .streams
-            .get(&first)
-            .map(|s| s.clock.clone())
-            .unwrap_or_default();
+        let found = self.streams.get(&first);
+        let (agent, clock) = found.map_or((HOST, Clock::default()), |s| (s.agent, s.clock.clone()));
+        self.check_launch_order(id, device, &clock);
         for other in others {
             let after = [(position, clock.clone())];
             self.submit_after(*other, &what, &[], Work::Nothing, &after, Duration::ZERO)
@@ -248,6 +252,7 @@ impl State {
         }
         if let Some(communicator) = self.communicators.get_mut(&id) {
             communicator.last = Some(position);
+            communicator.last_step = Some((agent, clock.get(agent)));
             communicator.clock.join(&clock);
             let missing = parts.len();
             communicator.launches.insert(
@@ -277,6 +282,22 @@ impl State {
         part.is_stuck = self.config.never.contains(&k);
         let raises = self.config.async_errors.iter().find(|(at, _)| *at == k);
         part.raises = raises.map(|(_, code)| *code);
+    }
+
+    /// Kernels of several communicators of one device must be ordered by streams.
+    fn check_launch_order(&mut self, id: u64, device: i32, clock: &Clock) {
+        let unordered = self
+            .communicators
+            .iter()
+            .filter(|(other, c)| **other != id && c.device == device)
+            .filter_map(|(other, c)| c.last_step.map(|step| (*other, step)))
+            .find(|(_, (agent, step))| clock.get(*agent) < *step);
+        if let Some((other, _)) = unordered {
+            let text = format!(
+                "communicators {other} and {id} of device {device} are launched with nothing that orders the two"
+            );
+            self.violation("launch order", &text);
+        }
     }
 
     fn check_devices(

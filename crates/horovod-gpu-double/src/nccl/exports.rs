@@ -8,6 +8,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use super::calls::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SYSTEM_ERROR, error_text, nccl};
+use super::collectives::note_in_group;
 use super::communicator::connect;
 use super::hub;
 use super::reduction::dtype_of;
@@ -172,10 +173,11 @@ pub unsafe extern "C" fn ncclCommInitRank(
     rank: c_int,
 ) -> c_int {
     let arguments = format_args!("{size} {rank}");
-    nccl("ncclCommInitRank", 0, arguments, |call| {
+    let code = nccl("ncclCommInitRank", 0, arguments, |call| {
         // SAFETY: the caller's promise.
         unsafe { init(call, communicator, size, &id, rank, std::ptr::null()) }
-    })
+    });
+    note_in_group(code)
 }
 
 /// `ncclCommInitRankConfig`.
@@ -188,10 +190,11 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     config: *const c_void,
 ) -> c_int {
     let arguments = format_args!("{size} {rank}");
-    nccl("ncclCommInitRankConfig", 21400, arguments, |call| {
+    let code = nccl("ncclCommInitRankConfig", 21400, arguments, |call| {
         // SAFETY: the caller's promise.
         unsafe { init(call, communicator, size, &id, rank, config) }
-    })
+    });
+    note_in_group(code)
 }
 
 /// `ncclCommInitRankScalable`: all meet at the first id.
@@ -205,13 +208,14 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
     config: *const c_void,
 ) -> c_int {
     let arguments = format_args!("{size} {rank} {ids}");
-    nccl("ncclCommInitRankScalable", 22300, arguments, |call| {
+    let code = nccl("ncclCommInitRankScalable", 22300, arguments, |call| {
         if id.is_null() || ids < 1 {
             return Err(INVALID_ARGUMENT);
         }
         // SAFETY: not null; the caller's promise.
         unsafe { init(call, communicator, size, &*id, rank, config) }
-    })
+    });
+    note_in_group(code)
 }
 
 /// `ncclCommSplit`.

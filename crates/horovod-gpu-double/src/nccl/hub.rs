@@ -1,10 +1,10 @@
-//! The meeting point of a communicator's ranks, in the process that made its unique id: it collects what they put into
+//! The hub of a communicator's ranks, in the process that made its unique id: it collects what they put into
 //! each collective, compares the calls, and sends the results.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::part::{self, Function};
 use super::wire::{Hello, Magic, Message, Shape};
@@ -15,19 +15,19 @@ fn sessions() -> MutexGuard<'static, HashMap<Magic, Arc<Session>>> {
     SESSIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One communicator's meeting.
+/// One communicator's hub.
 #[derive(Default)]
-struct Session(Mutex<Meeting>);
+struct Session(Mutex<HubState>);
 
 #[derive(Default)]
-struct Meeting {
+struct HubState {
     magic: Magic,
     members: BTreeMap<u32, (Hello, TcpStream)>,
     /// All were there once; so many.
     is_complete: bool,
     size: usize,
     /// Parts of each collective, by its place in the sequence and by rank, and whose shape the others must have.
-    collectives: BTreeMap<u64, Slot>,
+    collectives: BTreeMap<u64, PendingCollective>,
     /// Unmatched ends of transfers, by sender and receiver.
     sends: HashMap<Pair, VecDeque<Sent>>,
     receives: HashMap<Pair, VecDeque<(Claim, Shape)>>,
@@ -35,7 +35,7 @@ struct Meeting {
     finalized: BTreeSet<u32>,
 }
 
-struct Slot {
+struct PendingCollective {
     shape: Shape,
     first: u32,
     parts: BTreeMap<u32, (Claim, Vec<u8>)>,
@@ -49,20 +49,23 @@ type Sent = (Claim, Shape, Vec<u8>);
 
 /// Opens a session; its magic number and the address.
 pub(crate) fn open() -> io::Result<(Magic, SocketAddrV4)> {
-    static ADDRESS: OnceLock<SocketAddrV4> = OnceLock::new();
-    static STARTING: Mutex<()> = Mutex::new(());
-    let starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-    let address = match ADDRESS.get() {
-        Some(address) => *address,
-        None => {
+    /// Where a process listens; a forked child does not.
+    static LISTENING: Mutex<Option<(u32, SocketAddrV4)>> = Mutex::new(None);
+    let own = std::process::id();
+    let mut listening = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
+    let address = match *listening {
+        Some((process, address)) if process == own => address,
+        _ => {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
             let port = listener.local_addr()?.port();
             let thread = std::thread::Builder::new().name("gpu-double-hub".to_owned());
             thread.spawn(move || accept(&listener))?;
-            *ADDRESS.get_or_init(|| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
+            let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+            *listening = Some((own, address));
+            address
         }
     };
-    drop(starting);
+    drop(listening);
     Ok((new_session()?, address))
 }
 
@@ -101,21 +104,21 @@ fn serve(mut stream: TcpStream) {
     while let Ok(message) = Message::read(&mut stream) {
         session.lock().receive(rank, message);
     }
-    let mut meeting = session.lock();
-    meeting.leave(rank);
-    if meeting.members.is_empty() && meeting.is_complete {
-        drop(meeting);
+    let mut hub = session.lock();
+    hub.leave(rank);
+    if hub.members.is_empty() && hub.is_complete {
+        drop(hub);
         sessions().remove(&magic);
     }
 }
 
 impl Session {
-    fn lock(&self) -> MutexGuard<'_, Meeting> {
+    fn lock(&self) -> MutexGuard<'_, HubState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Meeting {
+impl HubState {
     fn tell(&mut self, rank: u32, message: &Message) {
         if let Some((_, stream)) = self.members.get_mut(&rank) {
             // Who cannot be told is about to be seen as lost.
@@ -215,11 +218,14 @@ impl Meeting {
 
     fn collective(&mut self, rank: u32, claim: Claim, sequence: u64, shape: Shape, data: Vec<u8>) {
         let size = self.size;
-        let slot = self.collectives.entry(sequence).or_insert_with(|| Slot {
-            shape,
-            first: rank,
-            parts: BTreeMap::new(),
-        });
+        let slot = self
+            .collectives
+            .entry(sequence)
+            .or_insert_with(|| PendingCollective {
+                shape,
+                first: rank,
+                parts: BTreeMap::new(),
+            });
         if slot.shape != shape {
             let text = format!(
                 "collective {sequence} is {} on rank {}, {} on rank {rank}",

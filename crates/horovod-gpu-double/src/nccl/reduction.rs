@@ -55,12 +55,44 @@ fn step(spec: &Spec, into: &mut [u8], with: Option<&[u8]>) {
     }
 }
 
+/// Where one of the two is no number both become the other: NCCL's minimum and maximum are `fmin` and `fmax`.
+fn without_nans(dtype: DType, a: &mut [u8], b: &[u8]) -> Vec<u8> {
+    let mut kept = b.to_vec();
+    let size = dtype.size();
+    for (a, b) in a.chunks_mut(size).zip(kept.chunks_mut(size)) {
+        match (is_nan(dtype, a), is_nan(dtype, b)) {
+            (true, false) => a.copy_from_slice(b),
+            (false, true) => b.copy_from_slice(a),
+            _ => {}
+        }
+    }
+    kept
+}
+
+fn is_nan(dtype: DType, element: &[u8]) -> bool {
+    let mut bytes = [0; 8];
+    bytes[..element.len()].copy_from_slice(element);
+    let bits = u64::from_le_bytes(bytes);
+    let (sign, infinity) = match dtype {
+        DType::F16 => (1 << 15, 0x7c00),
+        DType::BF16 => (1 << 15, 0x7f80),
+        DType::F32 => (1 << 31, 0x7f80_0000),
+        _ => (1 << 63, 0x7ff0_0000_0000_0000),
+    };
+    bits & !sign > infinity
+}
+
 /// Combines what the ranks sent, in their order.
 pub(crate) fn reduce(dtype: DType, operator: i32, parts: &[Vec<u8>]) -> Vec<u8> {
     let mut result = parts.first().cloned().unwrap_or_default();
     let spec = Spec::plain(dtype, combine_of(operator));
     for part in parts.iter().skip(1) {
-        step(&spec, &mut result, Some(part));
+        if matches!(spec.combine, Combine::Min | Combine::Max) && dtype.is_float() {
+            let part = without_nans(dtype, &mut result, part);
+            step(&spec, &mut result, Some(&part));
+        } else {
+            step(&spec, &mut result, Some(part));
+        }
     }
     if operator == AVERAGE && !dtype.is_float() {
         let divided = Spec {
@@ -122,6 +154,14 @@ mod tests {
         assert_eq!(reduce(DType::U8, AVERAGE, &parts), [3]);
         assert_eq!(reduce(DType::U8, 2, &parts), [7]);
         assert_eq!(reduce(DType::U8, 3, &parts), [0]);
+    }
+
+    #[test]
+    fn minimum_and_maximum_skip_what_is_no_number() {
+        let (nan, one, two) = (0x7fc0, 0x3f80, 0x4000);
+        let parts = [halves(&[nan, one]), halves(&[two, nan])];
+        assert_eq!(reduce(DType::BF16, 2, &parts), halves(&[two, one]));
+        assert_eq!(reduce(DType::BF16, 3, &parts), halves(&[two, one]));
     }
 
     #[test]
