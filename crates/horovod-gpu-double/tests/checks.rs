@@ -1,4 +1,5 @@
 //! Every rule that the double keeps for single processes: breaking it is recorded, keeping it is not.
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
 mod rig;
 

@@ -1,5 +1,6 @@
 //! Random programs of streams, events and the host: exactly those accesses are found that a search through the graph of
 //! all operations finds, and correct programs compute what they compute in order, whatever the delays.
+#![allow(clippy::unwrap_used, reason = "a test ends where something is missing")]
 
 mod rig;
 
@@ -9,7 +10,7 @@ use horovod_gpu_double::driver::stream::{
     cuStreamWaitEvent,
 };
 use horovod_gpu_double::testing::{double_alloc, double_stream_read, double_stream_write};
-use rig::{bytes_of, event, rig, user_stream, violations};
+use rig::{bytes_of, event, rig, user_stream, violation_count};
 
 const BYTES: usize = 32;
 
@@ -134,20 +135,16 @@ impl Program {
 
     fn record(&mut self, stream: usize, event: usize) {
         // SAFETY: handles that exist.
-        assert_eq!(
-            unsafe { cuEventRecord(self.events[event].0, self.streams[stream]) },
-            0
-        );
+        let code = unsafe { cuEventRecord(self.events[event].0, self.streams[stream]) };
+        assert_eq!(code, 0);
         let operation = self.operation(stream, None);
         self.events[event].1 = Some(operation);
     }
 
     fn wait(&mut self, stream: usize, event: usize) {
         // SAFETY: handles that exist.
-        assert_eq!(
-            unsafe { cuStreamWaitEvent(self.streams[stream], self.events[event].0, 0) },
-            0
-        );
+        let code = unsafe { cuStreamWaitEvent(self.streams[stream], self.events[event].0, 0) };
+        assert_eq!(code, 0);
         let recorded = self.events[event].1;
         self.operation(stream, recorded);
     }
@@ -210,7 +207,7 @@ fn exactly_the_unordered_accesses_are_found() {
             let stream = program.any_stream();
             let (memory, from, to) = program.range();
             let writes = program.numbers.below(2) == 0;
-            let before = violations().len();
+            let before = violation_count();
             let operation = program.operation(stream, None);
             let access = Access {
                 operation,
@@ -224,7 +221,7 @@ fn exactly_the_unordered_accesses_are_found() {
                 .unordered(&program.before[operation], &access)
                 .is_empty();
             assert_eq!(
-                violations().len() > before,
+                violation_count() > before,
                 is_wrong,
                 "seed {seed}, access {value}"
             );

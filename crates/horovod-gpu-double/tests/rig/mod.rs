@@ -1,6 +1,7 @@
 //! What the tests share: a device that is set up, streams, events, what the double saw.
 #![allow(
     dead_code,
+    clippy::unwrap_used,
     reason = "each file of tests is a program of its own and uses a part"
 )]
 
@@ -84,6 +85,12 @@ pub(crate) fn violations() -> Vec<String> {
     lines
 }
 
+/// How many rules were broken so far.
+pub(crate) fn violation_count() -> u64 {
+    // SAFETY: null asks for no text.
+    unsafe { double_violations(null_mut(), 0) }
+}
+
 pub(crate) fn counts(call: &str) -> u64 {
     let name = CString::new(call).unwrap();
     // SAFETY: a C string.
@@ -94,10 +101,8 @@ pub(crate) fn counts(call: &str) -> u64 {
 pub(crate) fn own_stream() -> Handle {
     let mut stream = null_mut();
     // SAFETY: a place for one handle.
-    assert_eq!(
-        unsafe { cuStreamCreateWithPriority(&raw mut stream, 1, -5) },
-        0
-    );
+    let code = unsafe { cuStreamCreateWithPriority(&raw mut stream, 1, -5) };
+    assert_eq!(code, 0);
     stream
 }
 

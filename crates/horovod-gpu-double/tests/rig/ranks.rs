@@ -1,10 +1,16 @@
 //! Ranks as threads of one process, each with a device, a stream and a communicator.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each file of tests is a program of its own and uses a part"
+)]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use horovod_gpu_double::Handle;
 use horovod_gpu_double::driver::stream::cuStreamSynchronize;
+use horovod_gpu_double::nccl::collectives::ncclAllReduce;
 use horovod_gpu_double::nccl::exports::{
     UniqueId, ncclCommDestroy, ncclCommGetAsyncError, ncclCommInitRankConfig, ncclGetUniqueId,
 };
@@ -133,10 +139,8 @@ pub(crate) fn join(id: UniqueId, size: usize, rank: usize, blocking: bool) -> (H
 pub(crate) fn async_error(communicator: Handle) -> i32 {
     let mut code = -1;
     // SAFETY: a place for an int.
-    assert_eq!(
-        unsafe { ncclCommGetAsyncError(communicator, &raw mut code) },
-        0
-    );
+    let code = unsafe { ncclCommGetAsyncError(communicator, &raw mut code) };
+    assert_eq!(code, 0);
     code
 }
 
@@ -159,4 +163,33 @@ pub(crate) fn ranks<T: Send>(
             .collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
+}
+
+/// The sum, among operators.
+pub(crate) const SUM: c_int = 0;
+
+pub(crate) fn pointer(address: u64) -> *mut c_void {
+    address as *mut c_void
+}
+
+impl Rank {
+    pub(crate) fn all_reduce(&self, memory: u64, count: usize) -> i32 {
+        self.all_reduce_with(memory, count, SUM)
+    }
+
+    pub(crate) fn all_reduce_with(&self, memory: u64, count: usize, operator: c_int) -> i32 {
+        let (buffer, communicator) = (pointer(memory), self.communicator);
+        // SAFETY: memory of the device, a communicator and a stream, which exist.
+        unsafe {
+            ncclAllReduce(
+                buffer,
+                buffer,
+                count,
+                F32,
+                operator,
+                communicator,
+                self.stream,
+            )
+        }
+    }
 }
