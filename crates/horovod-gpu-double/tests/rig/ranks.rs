@@ -137,11 +137,11 @@ pub(crate) fn join(id: UniqueId, size: usize, rank: usize, blocking: bool) -> (H
 }
 
 pub(crate) fn async_error(communicator: Handle) -> i32 {
-    let mut code = -1;
+    let mut found = -1;
     // SAFETY: a place for an int.
-    let code = unsafe { ncclCommGetAsyncError(communicator, &raw mut code) };
+    let code = unsafe { ncclCommGetAsyncError(communicator, &raw mut found) };
     assert_eq!(code, 0);
-    code
+    found
 }
 
 /// Runs `body` as every rank of a job; what the ranks return.
