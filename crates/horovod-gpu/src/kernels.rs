@@ -2,6 +2,11 @@
 //!
 //! Their results are those of `horovod-kernels`, bit for bit (but for the bits of a NaN that an operation makes).
 
+#[cfg(test)]
+mod interpreter;
+#[cfg(test)]
+mod tests;
+
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 
@@ -13,7 +18,14 @@ use crate::error::GpuError;
 use crate::stream::Stream;
 
 /// The text that the driver compiles, with the NUL that ends it.
-const PTX: &str = concat!(include_str!("kernels.ptx"), "\0");
+const PTX: &str = concat!(
+    include_str!("kernels.ptx"),
+    include_str!("kernels/floats.ptx"),
+    include_str!("kernels/halves.ptx"),
+    include_str!("kernels/integers.ptx"),
+    include_str!("kernels/memory.ptx"),
+    "\0"
+);
 /// Threads of a block, of every kernel.
 const BLOCK: u32 = 512;
 /// Blocks of a launch at most, for each multiprocessor.

@@ -16,6 +16,8 @@ mod load;
 mod memory;
 mod nccl;
 mod stream;
+#[cfg(test)]
+mod testing;
 
 pub use device::Device;
 pub use driver::Driver;

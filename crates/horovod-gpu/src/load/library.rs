@@ -10,7 +10,7 @@ pub(crate) struct Library(*mut c_void);
 
 impl Library {
     /// Loads it by path, or by name as the dynamic loader finds it.
-    pub(super) fn open(path: &Path) -> Result<Self, String> {
+    pub(crate) fn open(path: &Path) -> Result<Self, String> {
         Self::with_flags(path, libc::RTLD_NOW | libc::RTLD_LOCAL)
     }
 
