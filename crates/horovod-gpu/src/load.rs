@@ -6,6 +6,8 @@
 mod library;
 mod search;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -53,7 +55,7 @@ static OPENED_DRIVER: OnceLock<Opened<DriverTable>> = OnceLock::new();
 static OPENED_NCCL: OnceLock<Opened<NcclTable>> = OnceLock::new();
 static DRIVER: OnceLock<Result<Driver, GpuError>> = OnceLock::new();
 static NCCL_FUNCTIONS: OnceLock<Result<Nccl, GpuError>> = OnceLock::new();
-/// The process that has called `cuInit`, 0 for none. It is kept by forked children, which is how they know.
+/// The process that has called `cuInit` with success, 0 for none. It is kept by forked children, which is how they know.
 static INITIALISED_BY: AtomicU32 = AtomicU32::new(0);
 
 /// Says where to look. False if that was said before, or something has been looked for already.
@@ -103,8 +105,13 @@ pub fn driver() -> Result<&'static Driver, GpuError> {
     check_process()?;
     if DRIVER.get().is_none() {
         let result = opened(&OPENED_DRIVER, open_driver).and_then(|opened| {
+            // Before the call: a child that is forked during it cannot use CUDA either.
             INITIALISED_BY.store(std::process::id(), Ordering::SeqCst);
-            Driver::initialise(&opened.table, opened.found.version)
+            let driver = Driver::initialise(&opened.table, opened.found.version);
+            if driver.is_err() {
+                INITIALISED_BY.store(0, Ordering::SeqCst);
+            }
+            driver
         });
         let _ = DRIVER.set(result);
     }
