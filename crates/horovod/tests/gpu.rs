@@ -2,67 +2,15 @@
 
 mod gpu_double;
 
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
+use gpu_double::ranks::{OnRank, finish, on_ranks};
 use gpu_double::{Double, Memory, allocator, with_double};
 use horovod::config::{Config, GpuOperations};
-use horovod::gpu::{RawStream, Ready};
+use horovod::gpu::Ready;
 use horovod::{
-    DType, Engine, Error, Op, OpResult, Output, ProcessSetId, Rank, ReduceOp, Scale, Submission,
-    Tensor, TensorMeta, Waited,
+    DType, Error, Op, Output, ProcessSetId, Rank, ReduceOp, Scale, Submission, Tensor, TensorMeta,
 };
-use horovod_transport::testing;
-
-/// Hard bound of every wait; reached only when something hangs.
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// One rank: its engine, its GPU, and the stream on which its framework works.
-struct OnRank<'a> {
-    engine: &'a Engine,
-    double: Double,
-    rank: usize,
-    size: usize,
-    stream: RawStream,
-}
-
-/// Run `body` on ranks, each with a GPU of its own.
-fn on_ranks<T: Send + 'static>(
-    double: Double,
-    n: usize,
-    config: impl Fn(&mut Config),
-    body: impl Fn(&OnRank<'_>) -> T + Send + Clone + 'static,
-) -> Vec<T> {
-    let (done, results) = mpsc::channel();
-    for (rank, mesh) in testing::cluster(n).into_iter().enumerate() {
-        let (body, done) = (body.clone(), done.clone());
-        let mut own = Config::solo();
-        config(&mut own);
-        std::thread::spawn(move || {
-            let engine = Engine::start(own, mesh).expect("starts");
-            let stream = double.stream(rank as i32);
-            let result = body(&OnRank {
-                engine: &engine,
-                double,
-                rank,
-                size: n,
-                stream,
-            });
-            let _ = engine.barrier::<Error>(ProcessSetId::GLOBAL, || Ok(()));
-            engine.shutdown();
-            let _ = done.send((rank, result)); // nobody listens any more after a failure
-        });
-    }
-    drop(done);
-    let mut all: Vec<Option<T>> = (0..n).map(|_| None).collect();
-    for _ in 0..n {
-        let (rank, result) = results
-            .recv_timeout(LIMIT)
-            .expect("a rank hangs or panicked");
-        all[rank] = Some(result);
-    }
-    all.into_iter().flatten().collect()
-}
 
 /// One operation on one or several tensors.
 #[derive(Clone)]
@@ -124,14 +72,6 @@ fn encode(dtype: DType, value: u8) -> Vec<u8> {
 
 /// What came out: bytes and shape of each tensor, and an alltoall's splits.
 type Outcome = (Vec<(Vec<u8>, Vec<u64>)>, Option<Vec<u64>>);
-
-fn finish(engine: &Engine, submission: Submission<'_>) -> Result<OpResult, Error> {
-    let handle = engine.submit(submission)?;
-    match engine.wait(handle, LIMIT) {
-        Waited::Ended { result, .. } => result,
-        other => panic!("{other:?}"),
-    }
-}
 
 fn on_host(on: &OnRank<'_>, case: &Case) -> Result<Outcome, Error> {
     let inputs = case.shapes.iter().zip(0..);

@@ -1,4 +1,7 @@
 //! The GPU double, loaded as the product would load libcuda and libnccl: its memory, streams and what it saw.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+pub(crate) mod ranks;
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::PathBuf;
