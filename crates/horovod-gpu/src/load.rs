@@ -18,6 +18,8 @@ use crate::error::GpuError;
 use crate::nccl::{Nccl, NcclTable};
 
 pub(crate) use library::Library;
+#[cfg(test)]
+pub(crate) use table::Signature;
 pub(crate) use table::function_table;
 
 /// Where to look; empty lists leave the dynamic loader's own places.
