@@ -132,10 +132,8 @@ fn a_pooled_event_may_be_recorded_again_while_others_wait_for_its_past() {
         double.open(gate);
         ours.synchronize().expect("it ends");
         // SAFETY: the copy is done.
-        assert_eq!(
-            unsafe { pinned.as_mut_ptr().cast::<[u8; 4]>().read() },
-            [7; 4]
-        );
+        let copied = unsafe { pinned.as_mut_ptr().cast::<[u8; 4]>().read() };
+        assert_eq!(copied, [7; 4]);
         double.assert_clean();
     });
 }
@@ -205,10 +203,8 @@ fn use_memory(settings: &str, allocations_in_order: u64) {
         }
         stream.synchronize().expect("it ends");
         // SAFETY: the copies are done.
-        assert_eq!(
-            unsafe { std::slice::from_raw_parts(pinned.as_mut_ptr(), 64) },
-            from
-        );
+        let copied = unsafe { std::slice::from_raw_parts(pinned.as_mut_ptr(), 64) };
+        assert_eq!(copied, from);
         assert!(device.allocate(0).expect("memory").is_empty());
     }
     stream.synchronize().expect("it ends");
@@ -329,9 +325,11 @@ fn a_forked_child_is_refused_everywhere_and_gives_nothing_back() {
             results.iter().all(|error| *error == forked)
         });
         assert_eq!(refused, Some(true));
-        let (event, ..) = held.as_ref().expect("the parent's");
+        let (event, memory, pinned, stream) = held.expect("the parent's");
         assert_eq!(event.wait(), Ok(()));
-        drop(held);
+        drop((event, memory, pinned));
+        stream.synchronize().expect("it is idle");
+        drop(stream);
         assert_eq!(double.live("streams"), 0);
         double.assert_clean();
     });
