@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import re
 import shutil
 import signal
 import sys
+import threading
+import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import harness
 import horovod.spark
+from horovod.runner.agents import Invitation
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.task import get_available_devices
 
@@ -96,6 +102,182 @@ def test_wrong_calls() -> None:
         horovod.spark.run_elastic(print, num_proc=2, max_num_proc=1)
     with pytest.raises(ValueError, match="expected at least 1 second"):
         horovod.spark.run(print, start_timeout=0)
+
+
+def test_every_other_parameter() -> None:
+    def work(name: str, *, number: int) -> tuple[Any, ...]:
+        print("from a rank", file=sys.stderr)
+        return name, number, sys.executable, os.environ["GREETING"]
+
+    python = str(Path(sys.executable).with_name("python3"))
+    assert python != sys.executable
+    out, err = io.StringIO(), io.StringIO()
+    results = horovod.spark.run(
+        work,
+        args=["a"],
+        kwargs={"number": 3},
+        num_proc=2,
+        start_timeout=START_S,
+        use_mpi=False,
+        use_gloo=True,
+        extra_mpi_args="-x NAME",
+        env={"GREETING": "hello"},
+        stdout=out,
+        stderr=err,
+        verbose=2,
+        nics=iter(["lo"]),
+        prefix_output_with_timestamp=True,
+        executable=python,
+    )
+    assert results == [("a", 3, python, "hello")] * 2
+    assert re.search(r"\d:\d\d:\d\d.*\[1\]<stderr>:from a rank", err.getvalue())
+    assert "horovodrun: " in err.getvalue()
+    with pytest.raises(ValueError, match="no-such-interface"):
+        run(work, num_proc=1, nics=["no-such-interface"])
+
+
+def pause(folder: Path) -> None:
+    """What a rank does that others end: tell its process, and wait for ever."""
+    import horovod.numpy as hvd
+
+    hvd.init()
+    (folder / f"{hvd.rank()}.part").write_text(str(os.getpid()))
+    (folder / f"{hvd.rank()}.part").rename(folder / f"{hvd.rank()}.pid")
+    signal.pause()
+
+
+@contextlib.contextmanager
+def when_ranks_pause(folder: Path, act: Callable[[], object]) -> Iterator[None]:
+    """Runs `act` when two ranks pause; in the end there are none of them left, and their slots are free."""
+
+    def wait_and_act() -> None:
+        deadline = time.monotonic() + harness.LIMIT_S
+        while len(list(folder.glob("*.pid"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        act()
+
+    thread = threading.Thread(target=wait_and_act, daemon=True)
+    thread.start()
+    yield
+    thread.join()
+    pids = [int(path.read_text()) for path in folder.glob("*.pid")]
+    assert len(pids) == 2
+    deadline = time.monotonic() + harness.REAP_LIMIT_S
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(run(os.getpid, num_proc=2)) == 2
+
+
+def interrupt() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def test_an_interrupt_ends_all_ranks(tmp_path: Path) -> None:
+    with when_ranks_pause(tmp_path, interrupt), pytest.raises(KeyboardInterrupt):
+        run(pause, tmp_path, num_proc=2, stderr=io.StringIO())
+
+
+def test_an_interrupt_ends_an_elastic_job(tmp_path: Path) -> None:
+    with when_ranks_pause(tmp_path, interrupt), pytest.raises(KeyboardInterrupt):
+        horovod.spark.run_elastic(
+            pause, (tmp_path,), num_proc=2, start_timeout=START_S, stderr=io.StringIO()
+        )
+
+
+def test_a_cancelled_stage_ends_all_ranks(spark: Any, tmp_path: Path) -> None:
+    def cancel() -> None:
+        tracker = spark.sparkContext.statusTracker()
+        for stage in tracker.getActiveStageIds():
+            spark.sparkContext._jsc.sc().cancelStage(stage)
+
+    err = io.StringIO()
+    with (
+        when_ranks_pause(tmp_path, cancel),
+        pytest.raises(RuntimeError, match=r"horovod\.spark\.run: .*(cancelled|was lost)"),
+    ):
+        run(pause, tmp_path, num_proc=2, stderr=err)
+
+
+def test_what_cannot_be_pickled() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"horovod\.spark\.run: .* cannot be pickled") as raised:
+        run(lambda: lock, num_proc=1)
+    assert "make it inside the function" in str(raised.value)
+    with pytest.raises(RuntimeError, match=r"rank 0 on host .* cannot be pickled"):
+        run(threading.Lock, num_proc=1, stderr=io.StringIO())
+
+
+def test_a_driver_that_executors_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod.spark._tasks import SparkTasks
+
+    start = SparkTasks.start
+    monkeypatch.setattr(
+        SparkTasks,
+        "start",
+        # The port 9 of "discard", where nobody listens.
+        lambda self, invitation: start(self, Invitation(("127.0.0.1:9",), invitation.key)),
+    )
+    with pytest.raises(RuntimeError, match=r"task \d on host \S+ cannot reach the") as raised:
+        horovod.spark.run(print, num_proc=2, start_timeout=20, stderr=io.StringIO())
+    assert "127.0.0.1:9" in str(raised.value)
+    assert "nics" in str(raised.value)
+    # Spark starts the tasks of an elastic job again and again.
+    with pytest.raises(TimeoutException, match=r"2 of 2 tasks run .* not all have reached") as late:
+        horovod.spark.run_elastic(print, num_proc=2, start_timeout=4, stderr=io.StringIO())
+    assert "at 127.0.0.1:9. Executors with tasks: " in str(late.value)
+
+
+def test_too_few_slots_for_an_elastic_job() -> None:
+    with pytest.raises((TimeoutException, RuntimeError)) as raised:
+        horovod.spark.run_elastic(print, num_proc=3, start_timeout=4, stderr=io.StringIO())
+    assert "2 of 3 tasks run after 4 s" in str(raised.value)
+    assert "2 slots" in str(raised.value)
+
+
+def test_an_elastic_job_ends_when_its_members_change_too_often(tmp_path: Path) -> None:
+    def work(folder: Path) -> None:
+        import numpy as np
+
+        import horovod.numpy as hvd
+        from horovod.common import elastic
+
+        hvd.init()
+
+        @elastic.run
+        def train(state: Any) -> None:
+            while True:
+                hvd.allreduce(np.ones(2), name="x")
+                state.batch += 1
+                state.commit()
+                if state.batch >= 5 and hvd.rank() == 1 and hvd.size() == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        train(elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0))
+
+    with pytest.raises(RuntimeError, match="reset"):
+        horovod.spark.run_elastic(
+            work,
+            (tmp_path,),
+            num_proc=2,
+            min_num_proc=1,
+            reset_limit=1,
+            start_timeout=START_S,
+            elastic_timeout=START_S,
+            stderr=io.StringIO(),
+        )
+
+
+def test_an_executor_with_another_python(spark: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    venv.create(tmp_path)
+    (site,) = tmp_path.glob("lib/python*/site-packages")
+    shared = ";".join(
+        f"sys.path.append({place!r})" for place in sys.path if "site-packages" in place
+    )
+    (site / "other.pth").write_text(f"import sys;sys.version_info=(3,99,0,'final',0);{shared}\n")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "bin" / "python"))
+    with pytest.raises(RuntimeError, match=r"executors .*Python.* 3\.99.*PYSPARK_PYTHON"):
+        run(os.getpid, num_proc=1)
 
 
 def test_gpus_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:

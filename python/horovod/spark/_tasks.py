@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from horovod import __version__
-from horovod.runner.agents import Invitation, attend
+from horovod.runner.agents import Invitation, attend_and_explain
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.task import GPU_ADDRESSES
 
@@ -23,6 +23,8 @@ _numbers = itertools.count()
 # Tasks end by themselves when the job is over; those that have not by then are cancelled.
 _END_LIMIT_S = 3.0
 _CANCEL_LIMIT_S = 15.0
+# How long a task tries to reach the launcher.
+_DIAL_LIMIT_S = 30
 
 
 class SparkTasks:
@@ -35,17 +37,21 @@ class SparkTasks:
     count
         Number of tasks.
     start_timeout
-        Seconds within which all tasks of a job of fixed size must run; None for elastic jobs.
+        Seconds within which all tasks of a job of fixed size must run, and enough of an elastic one.
+    is_elastic
+        Whether Spark may start a task again while the others go on.
     caller
         The function that the user has called, for messages.
     """
 
     def __init__(
-        self, context: SparkContext, count: int, start_timeout: int | None, caller: str
+        self, context: SparkContext, count: int, start_timeout: int, is_elastic: bool, caller: str
     ) -> None:
         self._context = context
         self._count = count
         self._start_timeout = start_timeout
+        self._is_elastic = is_elastic
+        self._addresses: tuple[str, ...] = ()
         self._caller = caller
         self._group = f"{caller}.{next(_numbers)}"
         self._deadline = 0.0
@@ -55,7 +61,8 @@ class SparkTasks:
         """Submit the Spark job, from a thread of its own."""
         from pyspark import InheritableThread
 
-        self._deadline = time.monotonic() + (self._start_timeout or 0)
+        self._deadline = time.monotonic() + self._start_timeout
+        self._addresses = invitation.addresses
         self._thread = InheritableThread(target=self._run, args=(invitation,), daemon=True)
         self._thread.start()
 
@@ -63,8 +70,8 @@ class SparkTasks:
         """Why no more tasks can come."""
         if self._error is not None:
             return self._error
-        if self._start_timeout is not None and time.monotonic() > self._deadline:
-            self._error = self._too_late()
+        if not self._is_elastic and time.monotonic() > self._deadline:
+            self._error = self.late()
             return self._error
         return None
 
@@ -72,29 +79,32 @@ class SparkTasks:
         """End the Spark job."""
         if not hasattr(self, "_thread"):
             return
-        if self._error is None and self._start_timeout is not None:
+        if self._error is None and not self._is_elastic:
             self._thread.join(_END_LIMIT_S)
         if self._thread.is_alive():
             self._context.cancelJobGroup(self._group)
             self._thread.join(_CANCEL_LIMIT_S)
 
     def _run(self, invitation: Invitation) -> None:
-        is_elastic = self._start_timeout is None
+        # Who cannot reach the launcher shall have told in time.
+        dial_limit_s = max(1, min(_DIAL_LIMIT_S, self._start_timeout // 2))
+        attendance = Attendance(invitation, __version__, dial_limit_s)
         try:
             self._context.setJobGroup(self._group, f"ranks of {self._caller}", True)
             slots = self._context.range(0, self._count, numSlices=self._count)
             # Spark runs no barrier stage where executors come and go on demand.
             dynamic = self._context.getConf().get("spark.dynamicAllocation.enabled", "false")
-            if is_elastic or dynamic == "true":
-                slots.mapPartitions(Attendance(invitation, __version__)).collect()
+            if self._is_elastic or dynamic == "true":
+                slots.mapPartitions(attendance).collect()
             else:
-                slots.barrier().mapPartitions(Attendance(invitation, __version__)).collect()
+                slots.barrier().mapPartitions(attendance).collect()
         except Exception as error:
             self._error = explained(self._caller, error)
         else:
             self._error = RuntimeError(f"{self._caller}: the Spark tasks have ended")
 
-    def _too_late(self) -> Exception:
+    def late(self) -> Exception:
+        """Why the job has not begun within `start_timeout`, as far as Spark knows."""
         tracker = self._context.statusTracker()
         running = 0
         for job in tracker.getJobIdsForGroup(self._group):
@@ -102,12 +112,24 @@ class SparkTasks:
             for stage in info.stageIds if info else ():
                 of_stage = tracker.getStageInfo(stage)
                 running += of_stage.numActiveTasks if of_stage else 0
+        said = f"{self._caller}: {running} of {self._count} tasks run after {self._start_timeout} s"
+        if running == self._count:
+            return TimeoutException(
+                f"Timed out waiting for Spark tasks to report. {said}, but not all have reached the launcher on "
+                f"{socket.gethostname()} at {', '.join(self._addresses)}. Executors with tasks: "
+                f"{', '.join(self._busy_executors())}. Let executors connect to the driver, on any port; choose "
+                "the interface with nics, or wait longer with start_timeout or HOROVOD_SPARK_START_TIMEOUT"
+            )
         slots = self._context.defaultParallelism
         return TimeoutException(
-            f"Timed out waiting for Spark tasks to start. {self._caller}: {running} of {self._count} tasks run after "
-            f"{self._start_timeout} s, and Spark says that it has {slots} slots. Free some, ask for fewer with "
-            "num_proc, or wait longer with start_timeout or HOROVOD_SPARK_START_TIMEOUT"
+            f"Timed out waiting for Spark tasks to start. {said}, and Spark says that it has {slots} slots. Free "
+            "some, ask for fewer with num_proc, or wait longer with start_timeout or HOROVOD_SPARK_START_TIMEOUT"
         )
+
+    def _busy_executors(self) -> list[str]:
+        java: Any = self._context._jsc
+        executors = java.sc().statusTracker().getExecutorInfos()
+        return sorted(f"{e.host()}:{e.port()}" for e in executors if e.numRunningTasks())
 
 
 def explained(caller: str, error: Exception) -> Exception:
@@ -143,19 +165,22 @@ def check_version(wanted: str, index: int) -> None:
 class Attendance:
     """What a task does; of a class, so that an executor without this package says that it is missing."""
 
-    def __init__(self, invitation: Invitation, version: str) -> None:
+    def __init__(
+        self, invitation: Invitation, version: str, dial_limit_s: int = _DIAL_LIMIT_S
+    ) -> None:
         self._invitation = invitation
         self._version = version
+        self._dial_limit_s = dial_limit_s
 
     def __call__(self, _: Iterable[Any]) -> Iterator[int]:
-        index, status = self.run()
+        index, status, said = self.run()
         if status != 0:
             # Spark starts the task again, if it may.
-            raise RuntimeError(f"the agent of task {index} ended with exit status {status}")
+            raise RuntimeError(_failed_agent(index, status, said))
         yield index
 
-    def run(self) -> tuple[int, int]:
-        """Be a rank until the job is over: this task's number, and the exit status of its agent."""
+    def run(self) -> tuple[int, int, str]:
+        """Be a rank until the job is over: this task's number, its agent's exit status, and what that said last."""
         from pyspark import SparkFiles, TaskContext
 
         task = TaskContext.get()
@@ -172,5 +197,22 @@ class Attendance:
             variables["PYTHONPATH"] = os.pathsep.join(
                 [*sent, *filter(None, [os.environ.get("PYTHONPATH")])]
             )
-        status = attend(self._invitation, index=index, attempt=attempt, environment=variables)
-        return index, status
+        status, said = attend_and_explain(
+            self._invitation,
+            index=index,
+            attempt=attempt,
+            environment=variables,
+            timeout=self._dial_limit_s,
+        )
+        return index, status, said
+
+
+def _failed_agent(index: int, status: int, said: str) -> str:
+    where = f"task {index} on host {socket.gethostname()}"
+    _, found, why = said.partition("cannot reach the launcher: ")
+    if found:
+        return (
+            f"{where} cannot reach the launcher on the driver ({why}): let executors connect to the driver, on any "
+            "port, or choose the interface with nics"
+        )
+    return f"{where}: its agent ended with exit status {status}{': ' * bool(said)}{said}"

@@ -104,7 +104,6 @@ def run(
         count,
         limit,
         caller=caller,
-        start_timeout=limit + _LAUNCHER_EXTRA_S,
         env=env,
         stdout=stdout,
         stderr=stderr,
@@ -156,7 +155,7 @@ def run_elastic(
 
     Raises
     ------
-    Exception, RuntimeError
+    Exception, RuntimeError, TimeoutException
         As from `run`.
     """
     caller = "horovod.spark.run_elastic"
@@ -183,13 +182,12 @@ def run_elastic(
         args,
         kwargs,
         most,
-        None,
+        _seconds("start_timeout", start_timeout, _START_TIMEOUT),
         caller=caller,
         num_proc=count,
         min_num_proc=fewest,
         max_num_proc=most,
         is_elastic=True,
-        start_timeout=_seconds("start_timeout", start_timeout, _START_TIMEOUT),
         elastic_timeout=_seconds("elastic_timeout", elastic_timeout, _ELASTIC_TIMEOUT),
         reset_limit=reset_limit,
         env=env,
@@ -207,23 +205,27 @@ def _run(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     tasks: int,
-    task_limit: int | None,
+    start_timeout: int,
     *,
     caller: str,
     num_proc: int | None = None,
+    is_elastic: bool = False,
     env: Mapping[str, str | None] | None,
     **options: Any,
 ) -> list[Any]:
     from horovod.spark._tasks import SparkTasks
 
     fn, env = _with_environment(fn, env, caller)
-    spark_tasks = SparkTasks(context, tasks, task_limit, caller)
+    spark_tasks = SparkTasks(context, tasks, start_timeout, is_elastic, caller)
     return run_on_agents(
         fn,
         args,
         kwargs,
         tasks=spark_tasks,
         num_proc=num_proc or tasks,
+        is_elastic=is_elastic,
+        start_timeout=start_timeout if is_elastic else start_timeout + _LAUNCHER_EXTRA_S,
+        late=spark_tasks.late if is_elastic else None,
         env=env,
         caller=caller,
         **options,
