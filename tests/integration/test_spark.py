@@ -231,12 +231,12 @@ def test_a_driver_that_executors_cannot_reach(monkeypatch: pytest.MonkeyPatch) -
 def test_too_few_slots_for_an_elastic_job() -> None:
     with pytest.raises((TimeoutException, RuntimeError)) as raised:
         horovod.spark.run_elastic(print, num_proc=3, start_timeout=4, stderr=io.StringIO())
-    assert "2 of 3 tasks run after 4 s" in str(raised.value)
+    assert re.search(r"[012] of 3 tasks run after 4 s", str(raised.value))
     assert "2 slots" in str(raised.value)
 
 
-def test_an_elastic_job_ends_when_its_members_change_too_often(tmp_path: Path) -> None:
-    def work(folder: Path) -> None:
+def test_an_elastic_job_whose_members_may_not_change() -> None:
+    def work() -> None:
         import numpy as np
 
         import horovod.numpy as hvd
@@ -250,18 +250,17 @@ def test_an_elastic_job_ends_when_its_members_change_too_often(tmp_path: Path) -
                 hvd.allreduce(np.ones(2), name="x")
                 state.batch += 1
                 state.commit()
-                if state.batch >= 5 and hvd.rank() == 1 and hvd.size() == 2:
+                if state.batch == 5 and hvd.rank() == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         train(elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0))
 
-    with pytest.raises(RuntimeError, match="reset"):
+    with pytest.raises(RuntimeError, match=r"rank 1 .*--reset-limit"):
         horovod.spark.run_elastic(
             work,
-            (tmp_path,),
             num_proc=2,
             min_num_proc=1,
-            reset_limit=1,
+            reset_limit=0,
             start_timeout=START_S,
             elastic_timeout=START_S,
             stderr=io.StringIO(),
@@ -274,10 +273,24 @@ def test_an_executor_with_another_python(spark: Any, tmp_path: Path, monkeypatch
     shared = ";".join(
         f"sys.path.append({place!r})" for place in sys.path if "site-packages" in place
     )
-    (site / "other.pth").write_text(f"import sys;sys.version_info=(3,99,0,'final',0);{shared}\n")
+    fields = {"major": 3, "minor": 99, "micro": 0, "releaselevel": "final", "serial": 0}
+    other = f"type('version_info', (tuple,), {fields})({tuple(fields.values())})"
+    (site / "other.pth").write_text(f"import sys;sys.version_info={other};{shared}\n")
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "bin" / "python"))
-    with pytest.raises(RuntimeError, match=r"executors .*Python.* 3\.99.*PYSPARK_PYTHON"):
+    with pytest.raises(RuntimeError, match=r"executors use another Python .*3\.99.*PYSPARK_PYTHON"):
         run(os.getpid, num_proc=1)
+
+
+def test_an_executor_whose_python_does_not_start(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'OSError: no such library' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(program))
+    with pytest.raises(RuntimeError, match=r"job has failed: .*OSError: no such library") as raised:
+        run(os.getpid, num_proc=1)
+    assert re.search(r"\(executor driver on host \S+\)", str(raised.value))
 
 
 def test_gpus_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:

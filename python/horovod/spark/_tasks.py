@@ -23,6 +23,8 @@ _numbers = itertools.count()
 # Tasks end by themselves when the job is over; those that have not by then are cancelled.
 _END_LIMIT_S = 3.0
 _CANCEL_LIMIT_S = 15.0
+# How long the launcher may take to say why it has dismissed all tasks.
+_LAST_WORD_S = 10.0
 # How long a task tries to reach the launcher.
 _DIAL_LIMIT_S = 30
 
@@ -56,6 +58,7 @@ class SparkTasks:
         self._group = f"{caller}.{next(_numbers)}"
         self._deadline = 0.0
         self._error: BaseException | None = None
+        self._ended_at: float | None = None
 
     def start(self, invitation: Invitation) -> None:
         """Submit the Spark job, from a thread of its own."""
@@ -69,6 +72,10 @@ class SparkTasks:
     def failure(self) -> BaseException | None:
         """Why no more tasks can come."""
         if self._error is not None:
+            return self._error
+        # Tasks that have ended as they should were told so by the launcher, which shall say why.
+        if self._ended_at is not None and time.monotonic() - self._ended_at > _LAST_WORD_S:
+            self._error = RuntimeError(f"{self._caller}: the Spark tasks have ended")
             return self._error
         if not self._is_elastic and time.monotonic() > self._deadline:
             self._error = self.late()
@@ -101,7 +108,7 @@ class SparkTasks:
         except Exception as error:
             self._error = explained(self._caller, error)
         else:
-            self._error = RuntimeError(f"{self._caller}: the Spark tasks have ended")
+            self._ended_at = time.monotonic()
 
     def late(self) -> Exception:
         """Why the job has not begun within `start_timeout`, as far as Spark knows."""
@@ -140,17 +147,30 @@ def explained(caller: str, error: Exception) -> Exception:
     elif "No module named 'horovod" in text:
         cure = "executors have no horovod-rs: install the wheel in the Python that they use (PYSPARK_PYTHON)"
     elif "PYTHON_VERSION_MISMATCH" in text:
-        cure = "executors use another Python: set PYSPARK_PYTHON to one of the driver's version"
+        said = re.findall(r"Python in worker has different version.*?(?=, PySpark|\n|$)", text)
+        cure = (
+            f"executors use another Python ({said[0] if said else 'than the driver'}): set PYSPARK_PYTHON to one of "
+            "the driver's version"
+        )
     else:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        cure = "the Spark job has failed: " + (lines[-1] if lines else type(error).__name__)
-        for line in lines:
-            if "failed" in line.lower() or "cancelled" in line.lower():
-                cure = f"the Spark job has failed: {line}"
-                break
+        cure = f"the Spark job has failed: {_cause(text) or type(error).__name__}"
+        if where := re.findall(r"\(TID \d+\) \((\S+) executor (\S+)\)", text):
+            cure += f" (executor {where[-1][1]} on host {where[-1][0]})"
     explained = RuntimeError(f"{caller}: {cure}")
     explained.__cause__ = error
     return explained
+
+
+def _cause(text: str) -> str:
+    """The line that says most: of a Python worker's last exception, else what Spark says of the job."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    of_python = [
+        line
+        for line in lines
+        if re.match(r"(?!org\.|java\.|py4j\.)[\w.]+(Error|Exception): ", line)
+    ]
+    of_spark = [line for line in lines if re.search("failed|cancelled", line, re.IGNORECASE)]
+    return next(iter([*of_python[-1:], *of_spark[:1], *lines[-1:]]), "")
 
 
 def check_version(wanted: str, index: int) -> None:
