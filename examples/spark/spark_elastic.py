@@ -8,6 +8,7 @@ scikit-learn, so nothing is downloaded.
 """
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
@@ -62,8 +63,8 @@ def train(epochs: int, batch_size: int, lr: float, wanted: int, kill_at: int) ->
     def learn(state: Any) -> None:
         for group in optimizer.param_groups:
             group["lr"] = lr * hvd.size()
-        # Goes on until all ranks are there again, and some epochs more.
-        while state.epoch < epochs or hvd.size() < wanted:
+        # Goes on until all ranks are there again, and have trained some epochs more.
+        while state.epoch < epochs or state.sizes[-3:] != [wanted] * 3:
             for index, (batch, target) in enumerate(loader):
                 optimizer.zero_grad()
                 F.cross_entropy(model(batch), target).backward()
@@ -111,7 +112,8 @@ def main() -> None:
     )
     spark.stop()
     first = results[0]
-    print(f"ranks in each epoch: {' '.join(map(str, first['sizes']))}")
+    for ranks, phase in itertools.groupby(first["sizes"]):
+        print(f"{len(list(phase))} epochs on {ranks} ranks")
     print(
         f"accuracy {first['accuracy']:.2%} on {len(results)} ranks after {first['epochs']} epochs"
     )

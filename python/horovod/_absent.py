@@ -33,6 +33,9 @@ _INSTEAD = {
     "horovod.spark.keras.datamodule": _ROWS,
     "horovod.spark.lightning.datamodule": _ROWS,
     "horovod.spark.torch.datamodule": _ROWS,
+    "horovod.spark.tensorflow": (
+        "call horovod.tensorflow.data.compute_worker.main on ranks by horovod.spark.run, with a file that all hosts see"
+    ),
     "horovod.runner.gloo_run": _CALL,
     "horovod.runner.mpi_run": f"there is no MPI here; {_CALL}; ranks that mpirun starts find each other by themselves",
     "horovod.runner.js_run": f"{_CALL}; ranks that jsrun starts find each other by themselves",

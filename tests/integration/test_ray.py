@@ -383,6 +383,23 @@ def test_ray_train(tmp_path: Path) -> None:
     assert rows == ["(0, 2, 0, 2, 5.0)", "(1, 2, 1, 2, 5.0)"]
 
 
+@pytest.mark.nightly
+def test_users_inside_rays_torch_trainer_find_their_ranks(tmp_path: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    TorchTrainer(
+        write_total,
+        train_loop_config={"first": 2.0, "folder": tmp_path},
+        # Ranks on several nodes need HOROVOD_JOB_KEY.
+        scaling_config=ScalingConfig(num_workers=2, placement_strategy="STRICT_PACK"),
+        run_config=RunConfig(storage_path=str(tmp_path), name="job"),
+    ).fit()
+    rows = [(tmp_path / str(rank)).read_text() for rank in range(2)]
+    assert rows == ["(0, 2, 0, 2, 5.0)", "(1, 2, 1, 2, 5.0)"]
+
+
 def test_what_rays_own_trainer_imports() -> None:
     from horovod.ray.runner import Coordinator
     from horovod.ray.utils import detect_nics, nics_to_env_var

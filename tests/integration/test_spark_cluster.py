@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import secrets
 import shutil
 import signal
 import sys
@@ -50,6 +51,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             .config("spark.task.maxFailures", "8")
             .config("spark.local.dir", str(folder))
             .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(sys.path))
+            # For ranks that others than this package start.
+            .config("spark.executorEnv.HOROVOD_JOB_KEY", secrets.token_hex(32))
             .getOrCreate()
         )
         yield session
@@ -153,6 +156,26 @@ def test_two_applications_at_once(spark: Any) -> None:
             other.succeed()
     assert results == [(2, 2.0)] * 2
     assert "[(2, 2.0), (2, 2.0)]" in other.stdout
+
+
+def test_users_inside_torch_distributor_find_their_ranks() -> None:
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    def work() -> Any:
+        import numpy as np
+
+        import horovod.numpy as hvd
+
+        hvd.init()
+        return (
+            hvd.rank(),
+            hvd.size(),
+            hvd.local_size(),
+            float(hvd.allreduce(np.ones(1), op=hvd.Sum)[0]),
+        )
+
+    distributor = TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)
+    assert distributor.run(work) == (0, 2, 2, 2.0)
 
 
 def test_a_killed_executor_ends_a_job_of_fixed_size() -> None:

@@ -30,10 +30,10 @@ def run(script: str, words: list[str], jobs: Any, folder: Path) -> str:
     [
         ("spark_run.py", []),
         ("horovod_runner.py", ["--np", "2"]),
-        ("horovod_runner.py", ["--np", "-2"]),
+        pytest.param("horovod_runner.py", ["--np", "-2"], marks=pytest.mark.nightly),
         ("estimator_torch.py", ["--epochs", "6"]),
         ("estimator_keras.py", []),
-        ("estimator_lightning.py", []),
+        pytest.param("estimator_lightning.py", [], marks=pytest.mark.nightly),
     ],
 )
 def test_digits_are_learned(script: str, words: list[str], jobs: Any, tmp_path: Path) -> None:
@@ -45,10 +45,8 @@ def test_digits_are_learned(script: str, words: list[str], jobs: Any, tmp_path: 
 
 def test_training_goes_on_when_an_executor_is_killed(jobs: Any, tmp_path: Path) -> None:
     out = run("spark_elastic.py", ["--num-proc", "2"], jobs, tmp_path)
-    sizes = re.search(r"ranks in each epoch: ([\d ]+)", out)
-    assert sizes, out
     # Two ranks, after the loss one, and two again.
-    assert re.fullmatch(r"2 2 2( 1)+( 2)+", sizes[1].strip()), out
+    assert re.findall(r"epochs on (\d) ranks", out) == ["2", "1", "2"], out
     accuracy = re.search(r"accuracy ([\d.]+)% on 2 ranks", out)
     assert accuracy, out
     assert float(accuracy[1]) > 85

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -25,6 +26,8 @@ _END_LIMIT_S = 3.0
 _CANCEL_LIMIT_S = 15.0
 # How long the launcher may take to say why it has dismissed all tasks.
 _LAST_WORD_S = 10.0
+# Tasks that are looked at for the one that has failed.
+_TASKS_MAX = 10_000
 # How long a task tries to reach the launcher.
 _DIAL_LIMIT_S = 30
 
@@ -106,7 +109,7 @@ class SparkTasks:
             else:
                 slots.barrier().mapPartitions(attendance).collect()
         except Exception as error:
-            self._error = explained(self._caller, error)
+            self._error = explained(self._caller, error, self._where_failed())
         else:
             self._ended_at = time.monotonic()
 
@@ -133,17 +136,33 @@ class SparkTasks:
             "some, ask for fewer with num_proc, or wait longer with start_timeout or HOROVOD_SPARK_START_TIMEOUT"
         )
 
+    def _where_failed(self) -> str:
+        """The executor of a task that has failed, for a message: Spark does not tell it of barrier stages."""
+        java: Any = self._context._jsc
+        tracker = self._context.statusTracker()
+        # What Spark keeps for its web pages is no public interface.
+        with contextlib.suppress(Exception):
+            store = java.sc().statusStore()
+            for job in tracker.getJobIdsForGroup(self._group):
+                info = tracker.getJobInfo(job)
+                for stage in info.stageIds if info else ():
+                    tasks = store.taskList(stage, 0, _TASKS_MAX)
+                    for task in (tasks.apply(number) for number in range(tasks.size())):
+                        if task.errorMessage().isDefined():
+                            return f" (executor {task.executorId()} on host {task.host()})"
+        return ""
+
     def _busy_executors(self) -> list[str]:
         java: Any = self._context._jsc
         executors = java.sc().statusTracker().getExecutorInfos()
         return sorted(f"{e.host()}:{e.port()}" for e in executors if e.numRunningTasks())
 
 
-def explained(caller: str, error: Exception) -> Exception:
+def explained(caller: str, error: Exception, where: str = "") -> Exception:
     """What a failed Spark job means for the user."""
     text = str(error)
     if own := re.findall(r"RuntimeError: (task \d+ on host .+)", text):
-        cure = own[-1]
+        cure, where = own[-1], ""
     elif "No module named 'horovod" in text:
         cure = "executors have no horovod-rs: install the wheel in the Python that they use (PYSPARK_PYTHON)"
     elif "PYTHON_VERSION_MISMATCH" in text:
@@ -154,9 +173,7 @@ def explained(caller: str, error: Exception) -> Exception:
         )
     else:
         cure = f"the Spark job has failed: {_cause(text) or type(error).__name__}"
-        if where := re.findall(r"\(TID \d+\) \((\S+) executor (\S+)\)", text):
-            cure += f" (executor {where[-1][1]} on host {where[-1][0]})"
-    explained = RuntimeError(f"{caller}: {cure}")
+    explained = RuntimeError(f"{caller}: {cure}{where}")
     explained.__cause__ = error
     return explained
 
