@@ -32,8 +32,15 @@ def configuration(address: str) -> dict[str, Any]:
         "max_workers": NODES_MAX,
         "idle_timeout_minutes": 10.0,
         "upscaling_speed": 100.0,
-        "provider": {"type": "fake_multinode", "head_node_id": HEAD, "gcs_address": address},
-        "auth": {"ssh_user": "nobody"},
+        "provider": {
+            "type": "fake_multinode",
+            "head_node_id": HEAD,
+            "gcs_address": address,
+            # There is no ssh to these nodes.
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
+        "auth": {},
         "head_node_type": "head",
         "available_node_types": {
             "head": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
