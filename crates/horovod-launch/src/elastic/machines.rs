@@ -15,7 +15,11 @@ impl Machines {
             return;
         }
         self.seats.remove(host);
-        let is_taken = |local: &u32| self.seats.values().any(|(at, l)| at == machine && l == local);
+        let is_taken = |local: &u32| {
+            self.seats
+                .values()
+                .any(|(at, l)| at == machine && l == local)
+        };
         let free = (0..).find(|local| !is_taken(local)).unwrap_or_default();
         self.seats
             .insert(host.to_owned(), (machine.to_owned(), free));

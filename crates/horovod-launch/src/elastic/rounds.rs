@@ -145,10 +145,7 @@ impl Driver {
 
     pub(super) fn begin_round(&mut self, now: Time, chosen: Vec<WorkerId>) {
         let needs_sync = !chosen.iter().all(|id| self.workers[id].is_current());
-        let places: Vec<(&str, u32)> = chosen
-            .iter()
-            .map(|id| self.place_of(*id))
-            .collect();
+        let places: Vec<(&str, u32)> = chosen.iter().map(|id| self.place_of(*id)).collect();
         let assignments = assignment::assign(&places, needs_sync);
         let assignments: Vec<_> = chosen.iter().copied().zip(assignments).collect();
         let mut dismissed = Vec::new();
