@@ -305,6 +305,14 @@ def test_an_elastic_job_replaces_a_killed_actor(tmp_path: Path) -> None:
     wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
 
 
+def test_ranks_of_an_elastic_job_are_neighbours_on_their_node() -> None:
+    executor = RayExecutor(RayExecutor.create_settings(), min_workers=4, max_workers=4)
+    executor.start()
+    rows = executor.run(total, args=[2.0])
+    executor.shutdown()
+    assert rows == [(0, 4, 0, 2, 14.0), (1, 4, 1, 2, 14.0), (2, 4, 0, 2, 14.0), (3, 4, 1, 2, 14.0)]
+
+
 def work_on_two_nodes(folder: Path) -> tuple[int, int, str]:
     import numpy as np
 
