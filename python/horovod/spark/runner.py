@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,6 +18,7 @@ __all__ = ["run", "run_elastic"]
 _START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
 _ELASTIC_TIMEOUT = "HOROVOD_ELASTIC_TIMEOUT"
 _TIMEOUT_S = 600
+_JAVA = "Java (17 or newer for Spark 4; Debian: default-jre-headless)"
 # The launcher's own limit comes after the one that can say what Spark is doing.
 _LAUNCHER_EXTRA_S = 30
 
@@ -248,9 +250,14 @@ def _run_on_connect(
     fn, env = _with_environment(fn, env, caller)
     session = active_session()
     if session is None:
+        has_java = "JAVA_HOME" in os.environ or shutil.which("java") is not None
         raise RuntimeError(
             f"{caller}: Could not find an active SparkContext, nor a session of Spark Connect. Make a SparkSession "
-            "first"
+            + (
+                "first"
+                if has_java
+                else f"first; that needs {_JAVA}, which is neither on the PATH nor in JAVA_HOME"
+            )
         )
     count = _count("num_proc", num_proc, 1)
     return run_on_connect(

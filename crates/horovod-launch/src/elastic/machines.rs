@@ -5,34 +5,34 @@ use std::collections::BTreeMap;
 /// The machine of each host that is a part of one, and the local rank of its slot there.
 #[derive(Debug, Default)]
 pub(super) struct Machines {
-    seats: BTreeMap<String, (String, u32)>,
+    parts: BTreeMap<String, (String, u32)>,
 }
 
 impl Machines {
     /// A host of one slot is on this machine. It keeps its local rank, the lowest that is free, as long as it is there.
     pub(super) fn add(&mut self, host: &str, machine: &str) {
-        if self.seats.get(host).is_some_and(|(at, _)| at == machine) {
+        if self.parts.get(host).is_some_and(|(at, _)| at == machine) {
             return;
         }
-        self.seats.remove(host);
+        self.parts.remove(host);
         let is_taken = |local: &u32| {
-            self.seats
+            self.parts
                 .values()
                 .any(|(at, l)| at == machine && l == local)
         };
         let free = (0..).find(|local| !is_taken(local)).unwrap_or_default();
-        self.seats
+        self.parts
             .insert(host.to_owned(), (machine.to_owned(), free));
     }
 
     /// Others are gone.
     pub(super) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.seats.retain(|host, _| is_there(host));
+        self.parts.retain(|host, _| is_there(host));
     }
 
     /// Where a slot of a host is: the machine and the local rank there.
     pub(super) fn place<'a>(&'a self, host: &'a str, slot: u32) -> (&'a str, u32) {
-        match self.seats.get(host) {
+        match self.parts.get(host) {
             Some((machine, local)) => (machine, *local),
             None => (host, slot),
         }
