@@ -22,7 +22,7 @@ import horovod
 
 RANKS = 2
 RESULT_BYTES = 100_000_000
-STEPS = 300
+STEPS = 150
 WARM_STEPS = 30
 
 Run = Callable[[Callable[..., Any]], list[Any]]

@@ -57,7 +57,7 @@ def work(kill: str, folder: Path) -> dict[str, float]:
                 signal.pause()
         return dict(state.times)
 
-    state = hvd.elastic.ObjectState(batch=0, times={})
+    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0, times={})
     return train(state)
 
 
