@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection, Listener
 from typing import Any
 
 import ray
-from ray.autoscaler.sdk import request_resources
 from ray.util.queue import Empty, Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -255,6 +254,8 @@ class _Actors:
     def _ask_autoscaler(self, workers: int) -> None:
         """Have room for so many workers in the cluster, if it can grow: actors are bound to nodes that are there."""
         if self._params.override_discovery:
+            from ray.autoscaler.sdk import request_resources
+
             worker = {"CPU": self._params.cpus_per_worker, "GPU": self._params.gpus_per_worker}
             bundle = {name: count for name, count in worker.items() if count}
             request_resources(bundles=[bundle] * workers)
