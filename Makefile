@@ -56,9 +56,11 @@ fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 	fuzz/run.sh
 
-nightly: chaos ## What the default run leaves out: four ranks, many seeds, hundreds of simulated ranks, every fault in every phase; hours.
+nightly: chaos $(STAMPS)/spark35 ## What the default run leaves out: four ranks, many seeds, hundreds of simulated ranks, every fault in every phase; hours.
 	python -m pytest tests/test_parallel.py --max-np 4
 	python -m pytest tests -m nightly
+	.venv-spark35/bin/python -m pytest -m "nightly or not nightly" tests/unit/test_spark_params.py tests/unit/test_spark_stores.py \
+		tests/integration/test_spark.py tests/integration/test_spark_cluster.py tests/integration/test_spark_estimators.py
 	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-sim --test safety --test membership -- --include-ignored
 	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-launch --lib elastic::simulation
 
@@ -133,7 +135,7 @@ clean: ## Remove what was built; keep .venv.
 	rm -rf target dist wheel-data demo-output $(STAMPS)/wheel $(STAMPS)/install
 
 distclean: clean ## Remove .venv as well.
-	rm -rf $(VENV) .venv-mxnet $(STAMPS)
+	rm -rf $(VENV) .venv-mxnet .venv-spark35 $(STAMPS)
 
 install: $(STAMPS)/install ## Build the wheel and install it into .venv.
 
@@ -165,6 +167,16 @@ $(STAMPS)/mxnet: requirements-mxnet.txt $(STAMPS)/venv
 	python -m venv --clear --without-pip .venv-mxnet
 	python -m pip --python .venv-mxnet/bin/python install --quiet --disable-pip-version-check -r requirements-mxnet.txt || \
 		{ rm -rf .venv-mxnet; echo "could not install MXNet: its tests will not run"; }
+	@touch $@
+
+# The newest PySpark and an old one cannot be in one environment; all else comes from .venv.
+$(STAMPS)/spark35: requirements-spark35.txt $(STAMPS)/install host-tools
+	@echo "installing Spark 3.5 into .venv-spark35"
+	python -m venv --clear --without-pip .venv-spark35
+	python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >other.pth
+	mv other.pth .venv-spark35/lib/python*/site-packages/
+	python -m pip --python .venv-spark35/bin/python install --quiet --disable-pip-version-check --ignore-installed -r requirements-spark35.txt
+	python -m pip --python .venv-spark35/bin/python install --quiet --disable-pip-version-check --ignore-installed --no-deps dist/*.whl
 	@touch $@
 
 $(STAMPS)/aarch64:

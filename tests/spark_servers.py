@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -62,8 +63,11 @@ def connect_server(folder: Path, master: str = "local[2]") -> Iterator[tuple[str
 
 
 @contextlib.contextmanager
-def standalone_cluster(folder: Path, workers: int, cores: int) -> Iterator[str]:
-    """Address of a standalone master on this host, with so many workers of so many cores each."""
+def standalone_cluster(folder: Path, workers: int, cores: int, gpus: int = 0) -> Iterator[str]:
+    """Address of a standalone master on this host, with so many workers of so many cores and GPUs each.
+
+    The GPUs are numbers that Spark hands out: worker `n` has those from `n * gpus` on.
+    """
     import pyspark
 
     program = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -107,6 +111,9 @@ def standalone_cluster(folder: Path, workers: int, cores: int) -> Iterator[str]:
         for number in range(workers):
             home = folder / f"worker{number}"
             size = ["--cores", str(cores), "--memory", "1g", "--work-dir", str(home)]
+            if gpus:
+                own = list(range(number * gpus, (number + 1) * gpus))
+                size += ["--properties-file", str(_with_gpus(folder / f"gpus{number}", own))]
             log = start(home.name, f"{package}.worker.Worker", *size, address)
             wait_for("Successfully registered with master", log)
         yield address
@@ -115,3 +122,16 @@ def standalone_cluster(folder: Path, workers: int, cores: int) -> Iterator[str]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, signal.SIGKILL)
             server.wait()
+
+
+def _with_gpus(folder: Path, addresses: list[int]) -> Path:
+    """Settings of a worker whose script finds these GPUs."""
+    folder.mkdir()
+    script = folder / "discover"
+    found = json.dumps({"name": "gpu", "addresses": [str(address) for address in addresses]})
+    script.write_text(f"#!/bin/sh\necho '{found}'\n")
+    script.chmod(0o755)
+    settings = folder / "worker.conf"
+    prefix = "spark.worker.resource.gpu"
+    settings.write_text(f"{prefix}.amount {len(addresses)}\n{prefix}.discoveryScript {script}\n")
+    return settings

@@ -38,6 +38,9 @@ _INSTEAD = {
     "horovod.spark.driver": _SPARK,
     "horovod.spark.gloo_run": _SPARK,
     "horovod.spark.mpi_run": f"there is no MPI here; {_SPARK}",
+    "horovod.spark.tensorflow": (
+        "call horovod.tensorflow.data.compute_worker.main on ranks by horovod.spark.run, with a file that all hosts see"
+    ),
     "horovod.runner.gloo_run": _CALL,
     "horovod.runner.mpi_run": f"there is no MPI here; {_CALL}; ranks that mpirun starts find each other by themselves",
     "horovod.runner.js_run": f"{_CALL}; ranks that jsrun starts find each other by themselves",

@@ -242,7 +242,7 @@ def test_an_interrupted_caller_ends_all_tasks(tmp_path: Path) -> None:
 
 
 def test_an_elastic_job_goes_on_with_the_task_that_replaces_a_lost_one(tmp_path: Path) -> None:
-    def work(folder: Path) -> tuple[int, int, int]:
+    def work(folder: Path) -> tuple[int, ...]:
         import numpy as np
 
         import horovod.numpy as hvd
@@ -262,7 +262,9 @@ def test_an_elastic_job_goes_on_with_the_task_that_replaces_a_lost_one(tmp_path:
             return state.batch
 
         state = elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0)
-        return train(state), hvd.rank(), hvd.size()
+        batch = train(state)
+        places = hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
+        return batch, hvd.rank(), hvd.size(), *places
 
     tasks = Processes(2)
 
@@ -280,7 +282,10 @@ def test_an_elastic_job_goes_on_with_the_task_that_replaces_a_lost_one(tmp_path:
         work, tmp_path, tasks=tasks, num_proc=2, min_num_proc=1, is_elastic=True, stderr=err
     )
     replacer.join()
-    assert sorted(result[1:] for result in results) == [(0, 2), (1, 2)]
+    # The tasks are on one machine, each a host of its own to the launcher.
+    assert [result[1:3] for result in results] == [(0, 2), (1, 2)]
+    assert sorted(result[3] for result in results) == [0, 1]
+    assert [result[4:] for result in results] == [(2, 0, 1)] * 2
     assert results[0][0] == results[1][0] >= 20
     assert tasks.statuses == [0, 0]
     assert "[task 1] was lost: the connection to its agent ended" in err.getvalue()

@@ -305,6 +305,14 @@ def test_an_elastic_job_replaces_a_killed_actor(tmp_path: Path) -> None:
     wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
 
 
+def test_ranks_of_an_elastic_job_are_neighbours_on_their_node() -> None:
+    executor = RayExecutor(RayExecutor.create_settings(), min_workers=4, max_workers=4)
+    executor.start()
+    rows = executor.run(total, args=[2.0])
+    executor.shutdown()
+    assert rows == [(0, 4, 0, 2, 14.0), (1, 4, 1, 2, 14.0), (2, 4, 0, 2, 14.0), (3, 4, 1, 2, 14.0)]
+
+
 def work_on_two_nodes(folder: Path) -> tuple[int, int, str]:
     import numpy as np
 
@@ -377,6 +385,23 @@ def test_ray_train(tmp_path: Path) -> None:
         write_total,
         train_loop_config={"first": 2.0, "folder": tmp_path},
         scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(tmp_path), name="job"),
+    ).fit()
+    rows = [(tmp_path / str(rank)).read_text() for rank in range(2)]
+    assert rows == ["(0, 2, 0, 2, 5.0)", "(1, 2, 1, 2, 5.0)"]
+
+
+@pytest.mark.nightly
+def test_users_inside_rays_torch_trainer_find_their_ranks(tmp_path: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    TorchTrainer(
+        write_total,
+        train_loop_config={"first": 2.0, "folder": tmp_path},
+        # Ranks on several nodes need HOROVOD_JOB_KEY.
+        scaling_config=ScalingConfig(num_workers=2, placement_strategy="STRICT_PACK"),
         run_config=RunConfig(storage_path=str(tmp_path), name="job"),
     ).fit()
     rows = [(tmp_path / str(rank)).read_text() for rank in range(2)]

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import re
 import shutil
 import signal
 import sys
+import threading
+import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import harness
 import horovod.spark
+from horovod.runner.agents import Invitation
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.task import get_available_devices
 
@@ -98,6 +104,195 @@ def test_wrong_calls() -> None:
         horovod.spark.run(print, start_timeout=0)
 
 
+def test_every_other_parameter() -> None:
+    def work(name: str, *, number: int) -> tuple[Any, ...]:
+        print("from a rank", file=sys.stderr)
+        return name, number, sys.executable, os.environ["GREETING"]
+
+    python = str(Path(sys.executable).with_name("python3"))
+    assert python != sys.executable
+    out, err = io.StringIO(), io.StringIO()
+    results = horovod.spark.run(
+        work,
+        args=["a"],
+        kwargs={"number": 3},
+        num_proc=2,
+        start_timeout=START_S,
+        use_mpi=False,
+        use_gloo=True,
+        extra_mpi_args="-x NAME",
+        env={"GREETING": "hello"},
+        stdout=out,
+        stderr=err,
+        verbose=2,
+        nics=iter(["lo"]),
+        prefix_output_with_timestamp=True,
+        executable=python,
+    )
+    assert results == [("a", 3, python, "hello")] * 2
+    assert re.search(r"\d:\d\d:\d\d.*\[1\]<stderr>:from a rank", err.getvalue())
+    assert "horovodrun: " in err.getvalue()
+    with pytest.raises(ValueError, match="no-such-interface"):
+        run(work, num_proc=1, nics=["no-such-interface"])
+
+
+def pause(folder: Path) -> None:
+    """What a rank does that others end: tell its process, and wait for ever."""
+    import horovod.numpy as hvd
+
+    hvd.init()
+    (folder / f"{hvd.rank()}.part").write_text(str(os.getpid()))
+    (folder / f"{hvd.rank()}.part").rename(folder / f"{hvd.rank()}.pid")
+    signal.pause()
+
+
+@contextlib.contextmanager
+def when_ranks_pause(folder: Path, act: Callable[[], object]) -> Iterator[None]:
+    """Runs `act` when two ranks pause; in the end there are none of them left, and their slots are free."""
+
+    def wait_and_act() -> None:
+        deadline = time.monotonic() + harness.LIMIT_S
+        while len(list(folder.glob("*.pid"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        act()
+
+    thread = threading.Thread(target=wait_and_act, daemon=True)
+    thread.start()
+    yield
+    thread.join()
+    pids = [int(path.read_text()) for path in folder.glob("*.pid")]
+    assert len(pids) == 2
+    deadline = time.monotonic() + harness.REAP_LIMIT_S
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(run(os.getpid, num_proc=2)) == 2
+
+
+def interrupt() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def test_an_interrupt_ends_all_ranks(tmp_path: Path) -> None:
+    with when_ranks_pause(tmp_path, interrupt), pytest.raises(KeyboardInterrupt):
+        run(pause, tmp_path, num_proc=2, stderr=io.StringIO())
+
+
+def test_an_interrupt_ends_an_elastic_job(tmp_path: Path) -> None:
+    with when_ranks_pause(tmp_path, interrupt), pytest.raises(KeyboardInterrupt):
+        horovod.spark.run_elastic(
+            pause, (tmp_path,), num_proc=2, start_timeout=START_S, stderr=io.StringIO()
+        )
+
+
+def test_a_cancelled_stage_ends_all_ranks(spark: Any, tmp_path: Path) -> None:
+    def cancel() -> None:
+        tracker = spark.sparkContext.statusTracker()
+        for stage in tracker.getActiveStageIds():
+            spark.sparkContext._jsc.sc().cancelStage(stage)
+
+    err = io.StringIO()
+    with (
+        when_ranks_pause(tmp_path, cancel),
+        pytest.raises(RuntimeError, match=r"horovod\.spark\.run: .*(cancelled|was lost)"),
+    ):
+        run(pause, tmp_path, num_proc=2, stderr=err)
+
+
+def test_what_cannot_be_pickled() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"horovod\.spark\.run: .* cannot be pickled") as raised:
+        run(lambda: lock, num_proc=1)
+    assert "make it inside the function" in str(raised.value)
+    with pytest.raises(RuntimeError, match=r"rank 0 on host .* cannot be pickled"):
+        run(threading.Lock, num_proc=1, stderr=io.StringIO())
+
+
+def test_a_driver_that_executors_cannot_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod.spark._tasks import SparkTasks
+
+    start = SparkTasks.start
+    monkeypatch.setattr(
+        SparkTasks,
+        "start",
+        # The port 9 of "discard", where nobody listens.
+        lambda self, invitation: start(self, Invitation(("127.0.0.1:9",), invitation.key)),
+    )
+    with pytest.raises(RuntimeError, match=r"task \d on host \S+ cannot reach the") as raised:
+        horovod.spark.run(print, num_proc=2, start_timeout=20, stderr=io.StringIO())
+    assert "127.0.0.1:9" in str(raised.value)
+    assert "nics" in str(raised.value)
+    # Spark starts the tasks of an elastic job again and again.
+    with pytest.raises(TimeoutException, match=r"2 of 2 tasks run .* not all have reached") as late:
+        horovod.spark.run_elastic(print, num_proc=2, start_timeout=4, stderr=io.StringIO())
+    assert "at 127.0.0.1:9. Executors with tasks: " in str(late.value)
+
+
+def test_too_few_slots_for_an_elastic_job() -> None:
+    with pytest.raises((TimeoutException, RuntimeError)) as raised:
+        horovod.spark.run_elastic(print, num_proc=3, start_timeout=4, stderr=io.StringIO())
+    assert re.search(r"[012] of 3 tasks run after 4 s", str(raised.value))
+    assert "2 slots" in str(raised.value)
+
+
+def test_an_elastic_job_whose_members_may_not_change() -> None:
+    def work() -> None:
+        import numpy as np
+
+        import horovod.numpy as hvd
+        from horovod.common import elastic
+
+        hvd.init()
+
+        @elastic.run
+        def train(state: Any) -> None:
+            while True:
+                hvd.allreduce(np.ones(2), name="x")
+                state.batch += 1
+                state.commit()
+                if state.batch == 5 and hvd.rank() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        train(elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0))
+
+    with pytest.raises(RuntimeError, match=r"--reset-limit 0 allows"):
+        horovod.spark.run_elastic(
+            work,
+            num_proc=2,
+            min_num_proc=1,
+            reset_limit=0,
+            start_timeout=START_S,
+            elastic_timeout=START_S,
+            stderr=io.StringIO(),
+        )
+
+
+def test_an_executor_with_another_python(spark: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    venv.create(tmp_path)
+    (site,) = tmp_path.glob("lib/python*/site-packages")
+    shared = ";".join(
+        f"sys.path.append({place!r})" for place in sys.path if "site-packages" in place
+    )
+    fields = {"major": 3, "minor": 99, "micro": 0, "releaselevel": "final", "serial": 0}
+    other = f"type('version_info', (tuple,), {fields})({tuple(fields.values())})"
+    (site / "other.pth").write_text(f"import sys;sys.version_info={other};{shared}\n")
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "bin" / "python"))
+    with pytest.raises(RuntimeError, match=r"executors use another Python .*3\.99.*PYSPARK_PYTHON"):
+        run(os.getpid, num_proc=1)
+
+
+def test_an_executor_whose_python_does_not_start(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'OSError: no such library' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(program))
+    with pytest.raises(RuntimeError, match=r"job has failed: .*OSError: no such library") as raised:
+        run(os.getpid, num_proc=1)
+    assert re.search(r"\(executor driver on host \S+\)", str(raised.value))
+
+
 def test_gpus_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     assert get_available_devices() == []
     monkeypatch.setenv("HOROVOD_SPARK_GPU_ADDRESSES", "2,3")
@@ -168,7 +363,10 @@ def test_executors_without_the_package_are_told(
 ) -> None:
     venv.create(tmp_path)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "bin" / "python"))
-    with pytest.raises(RuntimeError, match="executors have no horovod-rs: install the wheel"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"executors have no horovod-rs: install the wheel .*\(executor driver on host",
+    ):
         run(os.getpid, num_proc=1)
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import io
 import os
 import re
+import secrets
 import shutil
 import signal
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import pytest
 
+import harness
 import horovod.spark
 import spark_servers
 
@@ -31,7 +36,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     folder = tmp_path_factory.mktemp("cluster")
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    with spark_servers.standalone_cluster(folder, workers=2, cores=2) as address:
+    with spark_servers.standalone_cluster(folder, workers=2, cores=2, gpus=2) as address:
         session = (
             SparkSession.builder.master(address)
             .config("spark.ui.enabled", "false")
@@ -41,13 +46,33 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             .config("spark.executor.memory", "512m")
             .config("spark.cores.max", "2")
             .config("spark.executor.cores", "1")
+            .config("spark.executor.resource.gpu.amount", "1")
+            .config("spark.task.resource.gpu.amount", "1")
             .config("spark.task.maxFailures", "8")
             .config("spark.local.dir", str(folder))
             .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(sys.path))
+            # For ranks that others than this package start.
+            .config("spark.executorEnv.HOROVOD_JOB_KEY", secrets.token_hex(32))
             .getOrCreate()
         )
         yield session
         session.stop()
+
+
+OTHER_APPLICATION = """
+import pickle, sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+import horovod.spark
+builder = SparkSession.builder
+for name, value in {conf!r}.items():
+    builder = builder.config(name, value)
+session = builder.getOrCreate()
+work = pickle.loads({work!r})
+results = horovod.spark.run(work, (Path({folder!r}),), num_proc=2, env={{"APPLICATION": "two"}})
+print(results)
+session.stop()
+"""
 
 
 def place() -> dict[str, Any]:
@@ -85,6 +110,72 @@ def test_ranks_of_two_executors_of_one_machine_share_it(spark: Any) -> None:
     folders = [result[0]["cwd"] for result in results]
     assert len(set(folders)) == 2
     assert all(re.search(r"/worker[01]/app-[^/]+/\d+$", folder) for folder in folders)
+
+
+def test_each_rank_has_the_gpus_of_its_task() -> None:
+    def work() -> Any:
+        import horovod.numpy as hvd
+        from horovod.spark.common.job import gpu_of_rank
+        from horovod.spark.task import get_available_devices
+
+        hvd.init()
+        return get_available_devices(), gpu_of_rank(hvd.local_rank()), os.getcwd()
+
+    results = horovod.spark.run(work, num_proc=2, start_timeout=START_S)
+    for devices, chosen, cwd in results:
+        (device,) = devices
+        worker = re.search(r"/worker(\d)/", cwd)
+        assert worker
+        # Each worker has two of its own.
+        assert int(device) // 2 == int(worker[1])
+        assert chosen == int(device)
+    assert results[0][0] != results[1][0]
+
+
+def test_two_applications_at_once(spark: Any) -> None:
+    def work(folder: Path) -> tuple[int, float]:
+        """Ends when the ranks of the other application run, too."""
+        import numpy as np
+
+        import horovod.numpy as hvd
+
+        hvd.init()
+        (folder / f"{os.environ['APPLICATION']}.{hvd.rank()}").touch()
+        while len(list(folder.iterdir())) < 4:
+            time.sleep(0.05)
+        return hvd.size(), float(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+
+    conf = dict(spark.sparkContext.getConf().getAll())
+    del conf["spark.app.id"], conf["spark.driver.port"], conf["spark.app.startTime"]
+    with tempfile.TemporaryDirectory() as name:
+        program = OTHER_APPLICATION.format(conf=conf, work=cloudpickle.dumps(work), folder=name)
+        with harness.Job([sys.executable, "-c", program], limit_s=START_S) as other:
+            results = horovod.spark.run(
+                work, (Path(name),), num_proc=2, start_timeout=START_S, env={"APPLICATION": "one"}
+            )
+            other.succeed()
+    assert results == [(2, 2.0)] * 2
+    assert "[(2, 2.0), (2, 2.0)]" in other.stdout
+
+
+def test_users_inside_torch_distributor_find_their_ranks() -> None:
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    def work() -> Any:
+        import numpy as np
+
+        import horovod.numpy as hvd
+
+        hvd.init()
+        return (
+            hvd.rank(),
+            hvd.size(),
+            hvd.local_size(),
+            float(hvd.allreduce(np.ones(1), op=hvd.Sum)[0]),
+        )
+
+    distributor = TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)
+    assert distributor.run(work) == (0, 2, 2, 2.0)
 
 
 def test_a_killed_executor_ends_a_job_of_fixed_size() -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
+import os
+import struct
+import subprocess
+import sys
+import termios
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +102,38 @@ def test_no_bar_where_nobody_can_see_it(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stderr", io.StringIO())
     assert _progress_bar._maker() is None
     progress.report(1, 2)
+
+
+IN_TERMINAL = """
+import horovod
+def work():
+    import horovod.numpy as hvd
+    from horovod import progress
+    hvd.init()
+    for step in range(20):
+        progress.report(step + 1, 20, epoch=1, epochs=2, loss=0.25)
+    return hvd.rank()
+assert horovod.run(work, num_proc=2) == [0, 1]
+"""
+
+
+def test_a_bar_in_a_real_terminal() -> None:
+    pytest.importorskip("tqdm")
+    own, other = os.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    with subprocess.Popen([sys.executable, "-c", IN_TERMINAL], stdout=other, stderr=other) as job:
+        os.close(other)
+        shown = b""
+        # Linux says EIO once nobody else has the terminal open.
+        with contextlib.suppress(OSError):
+            while chunk := os.read(own, 1 << 16):
+                shown += chunk
+        os.close(own)
+        assert job.wait(60) == 0, shown
+    last = shown.decode().replace("\r", "\n").strip().splitlines()[-1]
+    assert "epoch 2/2: 100%" in last
+    assert "40/40" in last
+    assert "loss 0.25" in last
 
 
 def test_reports_of_ranks_arrive(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +134,38 @@ def test_vectors_dense_and_sparse() -> None:
 def test_bad_columns_are_named(values: list[object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         column_to_numpy(pa.array(values), "x")
+
+
+# Prints bytes read, and the most private memory that the process had meanwhile.
+READER = """
+import sys
+from horovod.spark.common.row_reader import AsyncRowBatches, ParquetRows
+data = ParquetRows(sys.argv[1])
+read, most = 0, 0
+for number, batch in enumerate(AsyncRowBatches(8, False, data, 256, ["v"], shuffle=True)):
+    read += batch["v"].nbytes
+    if number % 10 == 0:
+        with open("/proc/self/status") as status:
+            most = max(most, *(int(l.split()[1]) for l in status if l.startswith("RssAnon")))
+print(read, most << 10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells private memory")
+def test_memory_is_bounded_whatever_the_data_set_has(tmp_path: Path) -> None:
+    rows, width = 1 << 15, 128
+    numbers = np.random.default_rng(1).random(rows * width)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(numbers), width).cast(pa.list_(pa.float64()))
+    for number in range(16):
+        # Row groups as Spark writes them: most of a file is one.
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table({"v": lists}), path, compression="none", row_group_size=rows)
+    size = 16 * numbers.nbytes
+    words = [sys.executable, "-c", READER, str(tmp_path)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, timeout=300, check=True)
+    read, most = map(int, done.stdout.split())
+    assert read == size
+    assert most < size / 2
 
 
 def test_missing_column_and_empty_share(folder: Path) -> None:

@@ -15,6 +15,7 @@ mod executor;
 mod hosts;
 mod job;
 mod leaving;
+mod machines;
 mod rounds;
 mod silent;
 #[cfg(test)]

@@ -235,6 +235,7 @@ class _Actors:
         self._quick_failures = 0
 
     def start(self, invitation: agents.Invitation) -> None:
+        self._ask_autoscaler(self._params.max_workers or self._params.min_workers)
         self._thread = threading.Thread(target=self._work, args=(invitation,), daemon=True)
         self._thread.start()
 
@@ -248,6 +249,16 @@ class _Actors:
         for running in self._running.values():
             ray.kill(running.actor)
         self._running.clear()
+        self._ask_autoscaler(0)
+
+    def _ask_autoscaler(self, workers: int) -> None:
+        """Have room for so many workers in the cluster, if it can grow: actors are bound to nodes that are there."""
+        if self._params.override_discovery:
+            from ray.autoscaler.sdk import request_resources
+
+            worker = {"CPU": self._params.cpus_per_worker, "GPU": self._params.gpus_per_worker}
+            bundle = {name: count for name, count in worker.items() if count}
+            request_resources(bundles=[bundle] * workers)
 
     def _work(self, invitation: agents.Invitation) -> None:
         looked = -_LOOK_S

@@ -41,10 +41,19 @@ class WorkerTraceback(Exception):
 
 
 def pickled(
-    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    caller: str = "horovod.run",
 ) -> bytes:
-    """What every rank fetches."""
-    content = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})), protocol=5)
+    """What every rank fetches; TypeError if it cannot be sent."""
+    try:
+        content = cloudpickle.dumps((func, tuple(args), dict(kwargs or {})), protocol=5)
+    except Exception as error:
+        raise TypeError(
+            f"{caller}: the function {func!r}, or an argument, cannot be pickled, so it cannot be sent to the ranks; "
+            f"what it uses and cannot take along, make it inside the function. {type(error).__name__}: {error}"
+        ) from error
     return pickle.dumps(_payloads.FunctionCall(content, list(sys.path)), protocol=5)
 
 

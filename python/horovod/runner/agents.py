@@ -15,6 +15,8 @@ import platform
 import secrets
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
@@ -53,6 +55,7 @@ def attend(
     host: str | None = None,
     environment: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
+    timeout: int = _DIAL_LIMIT_S,
 ) -> int:
     """Run a rank of the job as a child of this process until the job is over.
 
@@ -72,12 +75,38 @@ def attend(
         Variables for the rank beside those of this process.
     cwd
         Working directory of the rank.
+    timeout
+        Seconds to try to reach the launcher.
 
     Returns
     -------
     int
-        Exit status of the agent: 0 when the job is over, or does not need this task any more.
+        Exit status of the agent: 0 when the job is over, or does not need this task any more. Why it is another
+        one is on this process's standard error.
     """
+    status, _ = attend_and_explain(
+        invitation,
+        index=index,
+        attempt=attempt,
+        host=host,
+        environment=environment,
+        cwd=cwd,
+        timeout=timeout,
+    )
+    return status
+
+
+def attend_and_explain(
+    invitation: Invitation,
+    *,
+    index: int,
+    attempt: int = 0,
+    host: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    timeout: int = _DIAL_LIMIT_S,
+) -> tuple[int, str]:
+    """As `attend`: the exit status of the agent, and the last line that it said of itself."""
     words = {
         "addresses": ",".join(invitation.addresses),
         "key": invitation.key,
@@ -87,24 +116,27 @@ def attend(
         "python": sys.executable,
         "python-version": platform.python_version(),
         "parent": os.getpid(),
-        "timeout": _DIAL_LIMIT_S,
+        "timeout": timeout,
     }
     text = "".join(f"{name}={value}\n" for name, value in words.items())
     agent = subprocess.Popen(
         [find_horovodrun(), "__agent", "--dial"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         env={**os.environ, **(environment or {})},
         cwd=cwd,
         start_new_session=True,
     )
     assert agent.stdin is not None
+    said = _Said(agent)
     try:
         # An agent that could not even read this says why on its standard error.
         with contextlib.suppress(BrokenPipeError):
             agent.stdin.write(text.encode() + b"\n")
             agent.stdin.flush()
-        return agent.wait()
+        status = agent.wait()
+        return status, said.last()
     finally:
         with contextlib.suppress(BrokenPipeError):
             agent.stdin.close()
@@ -113,6 +145,32 @@ def attend(
         except subprocess.TimeoutExpired:
             agent.kill()
             agent.wait()
+
+
+class _Said:
+    """What an agent says of itself: on this process's standard error, and its last line."""
+
+    def __init__(self, agent: subprocess.Popen[bytes]) -> None:
+        assert agent.stderr is not None
+        self._stream = agent.stderr
+        self._last = ""
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def last(self) -> str:
+        """Once it has ended."""
+        self._thread.join(_END_LIMIT_S)
+        return self._last
+
+    def _copy(self) -> None:
+        with self._stream:
+            for line in self._stream:
+                text = line.decode(errors="replace")
+                self._last = text.strip() or self._last
+                # An executor that ends may have closed it.
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(text)
+                    sys.stderr.flush()
 
 
 class Tasks(Protocol):
@@ -153,6 +211,7 @@ def run_on_agents(
     executable: str | os.PathLike[str] | None = None,
     output_filename: str | os.PathLike[str] | None = None,
     is_elastic: bool = False,
+    late: Callable[[], BaseException] | None = None,
     caller: str = "horovod.run",
 ) -> list[Any]:
     """Call `func(*args, **kwargs)` on ranks that run in tasks and return what they returned, in the order of ranks.
@@ -183,6 +242,9 @@ def run_on_agents(
         The Python of the ranks; default that of their tasks.
     is_elastic
         Whether ranks may come and go.
+    late
+        What to raise when no rank of an elastic job has started within `start_timeout`; without it the job waits for
+        `elastic_timeout`.
     caller
         The function that the user has called, for messages.
 
@@ -192,7 +254,7 @@ def run_on_agents(
         As from `horovod.run`; before all tasks are there, what `tasks.failure()` returned.
     """
     outcomes, report = launch_on_agents(
-        pickled(func, args, kwargs),
+        pickled(func, args, kwargs, caller),
         tasks=tasks,
         num_proc=num_proc,
         min_num_proc=min_num_proc,
@@ -210,6 +272,7 @@ def run_on_agents(
         executable=executable,
         output_filename=output_filename,
         is_elastic=is_elastic,
+        late=late,
         caller=caller,
     )
     if is_elastic:
@@ -240,6 +303,7 @@ def launch_on_agents(
     executable: str | os.PathLike[str] | None = None,
     output_filename: str | os.PathLike[str] | None = None,
     is_elastic: bool = False,
+    late: Callable[[], BaseException] | None = None,
     caller: str = "horovod.run",
 ) -> tuple[Outcomes, str]:
     """As `run_on_agents`, with a function that is pickled already, to what the ranks bring and the launcher says."""
@@ -268,7 +332,15 @@ def launch_on_agents(
     python = "" if executable is None else os.fspath(executable)
     command = [find_horovodrun(), *words, python, "-m", "horovod.runner.run_task"]
     needed = min_num_proc or num_proc
-    watch = _Watch(tasks, env or {}, needed, is_elastic, checks_python=executable is None)
+    watch = _Watch(
+        tasks,
+        env or {},
+        needed,
+        is_elastic,
+        checks_python=executable is None,
+        late=late,
+        start_timeout=start_timeout,
+    )
     try:
         return launch(
             command,
@@ -293,6 +365,8 @@ class _Watch:
         needed: int,
         is_elastic: bool,
         checks_python: bool,
+        late: Callable[[], BaseException] | None,
+        start_timeout: int | None,
     ) -> None:
         self._tasks = tasks
         self._env = env
@@ -300,7 +374,9 @@ class _Watch:
         self._is_elastic = is_elastic
         self._checks_python = checks_python
         self._key = secrets.token_hex(32)
-        self._has_invited = False
+        self._late = late
+        self._start_timeout = start_timeout
+        self._invited_at: float | None = None
 
     def environment(self, place: _payloads.Place) -> Mapping[str, str]:
         on_top = {**self._env, **place.to_environment()}
@@ -311,13 +387,17 @@ class _Watch:
         return variables
 
     def look(self, events: Events) -> None:
-        if not self._has_invited:
+        if self._invited_at is None:
             if events.addresses is None:
                 return
-            self._has_invited = True
+            self._invited_at = time.monotonic()
             self._tasks.start(Invitation(tuple(events.addresses), self._key))
         # Once a job of fixed size has begun the launcher knows best, and so it does when a rank has finished.
         if events.has_finished or (events.has_started and not self._is_elastic):
             return
         if len(events.running) < self._needed and (failure := self._tasks.failure()) is not None:
             raise failure
+        if self._late is None or self._start_timeout is None or events.has_started:
+            return
+        if time.monotonic() - self._invited_at > self._start_timeout:
+            raise self._late()

@@ -74,7 +74,7 @@ def run_on_connect(
     **options: Any,
 ) -> list[Any]:
     """Call `fn` on ranks and return what they returned; `options` are those of `launch_on_agents`."""
-    content = pickled(fn, args, kwargs)
+    content = pickled(fn, args, kwargs, caller)
     if len(content) > _CALL_SIZE_MAX:
         raise ValueError(
             f"{caller}: the function and its arguments take {len(content) >> 20} MiB, and Spark Connect sends at most "

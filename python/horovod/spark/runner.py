@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,6 +18,7 @@ __all__ = ["run", "run_elastic"]
 _START_TIMEOUT = "HOROVOD_SPARK_START_TIMEOUT"
 _ELASTIC_TIMEOUT = "HOROVOD_ELASTIC_TIMEOUT"
 _TIMEOUT_S = 600
+_JAVA = "Java (17 or newer for Spark 4; Debian: default-jre-headless)"
 # The launcher's own limit comes after the one that can say what Spark is doing.
 _LAUNCHER_EXTRA_S = 30
 
@@ -104,7 +106,6 @@ def run(
         count,
         limit,
         caller=caller,
-        start_timeout=limit + _LAUNCHER_EXTRA_S,
         env=env,
         stdout=stdout,
         stderr=stderr,
@@ -156,7 +157,7 @@ def run_elastic(
 
     Raises
     ------
-    Exception, RuntimeError
+    Exception, RuntimeError, TimeoutException
         As from `run`.
     """
     caller = "horovod.spark.run_elastic"
@@ -183,13 +184,12 @@ def run_elastic(
         args,
         kwargs,
         most,
-        None,
+        _seconds("start_timeout", start_timeout, _START_TIMEOUT),
         caller=caller,
         num_proc=count,
         min_num_proc=fewest,
         max_num_proc=most,
         is_elastic=True,
-        start_timeout=_seconds("start_timeout", start_timeout, _START_TIMEOUT),
         elastic_timeout=_seconds("elastic_timeout", elastic_timeout, _ELASTIC_TIMEOUT),
         reset_limit=reset_limit,
         env=env,
@@ -207,23 +207,27 @@ def _run(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     tasks: int,
-    task_limit: int | None,
+    start_timeout: int,
     *,
     caller: str,
     num_proc: int | None = None,
+    is_elastic: bool = False,
     env: Mapping[str, str | None] | None,
     **options: Any,
 ) -> list[Any]:
     from horovod.spark._tasks import SparkTasks
 
     fn, env = _with_environment(fn, env, caller)
-    spark_tasks = SparkTasks(context, tasks, task_limit, caller)
+    spark_tasks = SparkTasks(context, tasks, start_timeout, is_elastic, caller)
     return run_on_agents(
         fn,
         args,
         kwargs,
         tasks=spark_tasks,
         num_proc=num_proc or tasks,
+        is_elastic=is_elastic,
+        start_timeout=start_timeout if is_elastic else start_timeout + _LAUNCHER_EXTRA_S,
+        late=spark_tasks.late if is_elastic else None,
         env=env,
         caller=caller,
         **options,
@@ -246,9 +250,14 @@ def _run_on_connect(
     fn, env = _with_environment(fn, env, caller)
     session = active_session()
     if session is None:
+        has_java = "JAVA_HOME" in os.environ or shutil.which("java") is not None
         raise RuntimeError(
             f"{caller}: Could not find an active SparkContext, nor a session of Spark Connect. Make a SparkSession "
-            "first"
+            + (
+                "first"
+                if has_java
+                else f"first; that needs {_JAVA}, which is neither on the PATH nor in JAVA_HOME"
+            )
         )
     count = _count("num_proc", num_proc, 1)
     return run_on_connect(

@@ -81,7 +81,10 @@ impl ElasticJob<'_> {
         if self.agents().options.verbose {
             self.say(&format!("{name} has come"));
         }
-        self.supervisor.add_host(Host { name, slots: 1 });
+        let task = self.agents().links[index].link.task.as_ref();
+        let machine = task.map_or_else(|| name.clone(), |task| task.host.clone());
+        self.supervisor
+            .add_host_on(Host { name, slots: 1 }, &machine);
     }
 
     /// An agent that no rank can run in. The first one may be like all others.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::events::{Action, Ending, Event, Policy, Time, WorkerId};
 use super::hosts::{Agent, Host, SLOT_MEMORY};
+use super::machines::Machines;
 use super::rounds::NEWCOMER_WAIT;
 use super::waiting::Finished;
 use crate::report::Cause;
@@ -72,6 +73,7 @@ pub(super) struct Failed {
 pub struct Driver {
     pub(super) policy: Policy,
     pub(super) hosts: Vec<Host>,
+    pub(super) machines: Machines,
     /// A list of hosts has come, be it empty.
     pub(super) knows_hosts: bool,
     pub(super) workers: BTreeMap<WorkerId, WorkerProcess>,
@@ -117,6 +119,7 @@ impl Driver {
         Self {
             policy,
             hosts: Vec::new(),
+            machines: Machines::default(),
             knows_hosts: false,
             workers: BTreeMap::new(),
             next_worker: 0,
@@ -530,6 +533,9 @@ impl Driver {
         self.hosts.retain(|h| {
             h.listed > 0 || h.agent != Agent::None || workers.values().any(|w| w.host == h.name)
         });
+        let hosts = &self.hosts;
+        self.machines
+            .retain(|name| hosts.iter().any(|h| h.name == name));
     }
 }
 

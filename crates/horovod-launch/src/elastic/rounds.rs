@@ -125,25 +125,27 @@ impl Driver {
         )
     }
 
-    /// The ranks of a host stay together: hosts by their first worker, then workers.
+    /// The machine of a worker, and its local rank there.
+    fn place_of(&self, id: WorkerId) -> (&str, u32) {
+        let w = &self.workers[&id];
+        self.machines.place(&w.host, w.local)
+    }
+
+    /// The ranks of a machine stay together: machines by their first worker, then workers.
     pub(super) fn in_order(&self, mut chosen: Vec<WorkerId>) -> Vec<WorkerId> {
         let mut first = BTreeMap::new();
         for id in &chosen {
-            let of_host = first.entry(self.workers[id].host.clone());
             let mine = self.precedence(*id);
-            let best = of_host.or_insert(mine);
+            let best = first.entry(self.place_of(*id).0).or_insert(mine);
             *best = mine.min(*best);
         }
-        chosen.sort_by_key(|id| (first[&self.workers[id].host], self.precedence(*id)));
+        chosen.sort_by_key(|id| (first[self.place_of(*id).0], self.precedence(*id)));
         chosen
     }
 
     pub(super) fn begin_round(&mut self, now: Time, chosen: Vec<WorkerId>) {
         let needs_sync = !chosen.iter().all(|id| self.workers[id].is_current());
-        let places: Vec<(&str, u32)> = chosen
-            .iter()
-            .map(|id| (self.workers[id].host.as_str(), self.workers[id].local))
-            .collect();
+        let places: Vec<(&str, u32)> = chosen.iter().map(|id| self.place_of(*id)).collect();
         let assignments = assignment::assign(&places, needs_sync);
         let assignments: Vec<_> = chosen.iter().copied().zip(assignments).collect();
         let mut dismissed = Vec::new();

@@ -95,6 +95,12 @@ impl<E: Executor> Supervisor<E> {
         self.set_hosts(hosts);
     }
 
+    /// A host of one slot has come, which is on a machine that others may be on, too.
+    pub fn add_host_on(&mut self, host: Host, machine: &str) {
+        self.driver.machines.add(&host.name, machine);
+        self.add_host(host);
+    }
+
     /// A host is to be used no more: what runs there leaves at its next commit. If it is gone already, call
     /// [`Self::host_lost`], too.
     pub fn remove_host(&mut self, name: &str) {
@@ -319,7 +325,8 @@ impl<E: Executor> Supervisor<E> {
                 pid: None,
             },
         );
-        let of_worker = environment::of_worker(&on, worker, local, label, size, timeout_s);
+        let (_, local_rank) = self.driver.machines.place(host, local);
+        let of_worker = environment::of_worker(&on, worker, local_rank, label, size, timeout_s);
         let started = self.executor.start(&NewWorker {
             worker,
             host,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from horovod.spark.common.row_reader import AsyncRowBatches
+from horovod.spark.task import get_available_devices
 
+_BY_LOCAL_RANK = "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX"
 READ_AHEAD = 8  # batches
 
 
@@ -66,6 +69,23 @@ class Job:
             transform=values["transformation_fn"],
             cache=values["inmemory_cache_all"],
         )
+
+
+def gpu_of_rank(local_rank: int) -> int:
+    """Number of the GPU that a rank of an estimator uses: the first that Spark gave to its task, else its local rank.
+
+    HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX, if it is set and not 0, says that what Spark gave does not count, as where
+    each task sees GPUs of its own only.
+    """
+    assigned = get_available_devices()
+    if not assigned or os.environ.get(_BY_LOCAL_RANK, "0") != "0":
+        return local_rank
+    if not assigned[0].isdecimal():
+        raise ValueError(
+            f"Spark gave this rank the GPU {assigned[0]!r}, which is no number: set {_BY_LOCAL_RANK}=1 to choose by "
+            "the local rank"
+        )
+    return int(assigned[0])
 
 
 def require_numbers(name: str, values: Any) -> None:

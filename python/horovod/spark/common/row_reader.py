@@ -19,6 +19,7 @@ Row = dict[str, Any]
 _POOL_BYTES = 16 << 20
 _READ_ROWS = 4096
 _READ_BYTES = 4 << 20
+_BUFFER_BYTES = 1 << 20
 # Row groups that a shuffling reader takes from in turns.
 _OPEN_SLICES = 4
 
@@ -119,9 +120,10 @@ class ParquetRows:
 
     def _open(self, name: str) -> Any:
         protocol = self._filesystem.protocol
-        if protocol == "file" or "file" in protocol:
-            return pq.ParquetFile(name)
-        return pq.ParquetFile(self._filesystem.open(name, "rb"), pre_buffer=False)
+        is_local = protocol == "file" or "file" in protocol
+        source = name if is_local else self._filesystem.open(name, "rb")
+        # Page by page: else a row group, of 128 MB as Spark writes them, would be in memory as a whole.
+        return pq.ParquetFile(source, buffer_size=_BUFFER_BYTES, pre_buffer=False)
 
     def _note_nulls(self, group: Any) -> None:
         for number in range(group.num_columns):

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import horovod.tensorflow.keras as hvd
-from horovod.spark.common.job import READ_AHEAD, Job, require_numbers
+from horovod.spark.common.job import READ_AHEAD, Job, gpu_of_rank, require_numbers
 from horovod.spark.common.row_reader import AsyncRowBatches
 from horovod.spark.common.util import to_list
 from horovod.spark.keras import plain
@@ -317,7 +317,7 @@ def _choose_device(use_gpu: bool) -> None:
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return
-    chosen = [gpus[hvd.local_rank() % len(gpus)]] if use_gpu else []
+    chosen = [gpus[gpu_of_rank(hvd.local_rank()) % len(gpus)]] if use_gpu else []
     tf.config.set_visible_devices(chosen, "GPU")
     for gpu in chosen:
         tf.config.experimental.set_memory_growth(gpu, True)

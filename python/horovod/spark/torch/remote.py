@@ -8,7 +8,7 @@ import itertools
 from typing import Any
 
 from horovod import progress
-from horovod.spark.common.job import READ_AHEAD, Job, require_numbers
+from horovod.spark.common.job import READ_AHEAD, Job, gpu_of_rank, require_numbers
 from horovod.spark.common.row_reader import AsyncRowBatches
 
 
@@ -287,14 +287,14 @@ class _Sums:
 
 
 def own_device(use_gpu: bool) -> Any:
-    """The GPU of the local rank, or the CPU."""
+    """The GPU of this rank, or the CPU."""
     import torch
 
     import horovod.torch as hvd
 
     if not (use_gpu and torch.cuda.is_available()):
         return torch.device("cpu")
-    return torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+    return torch.device("cuda", gpu_of_rank(hvd.local_rank()) % torch.cuda.device_count())
 
 
 def rowwise(function: Any, output: Any, label: Any) -> Any:

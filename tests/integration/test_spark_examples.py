@@ -1,0 +1,52 @@
+"""The examples on Spark run as their users run them, each with a Spark of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+
+pytest.importorskip("pyspark")
+if shutil.which("java") is None:
+    pytest.skip("there is no Java, which Spark needs", allow_module_level=True)
+
+LIMIT_S = 240
+
+
+def run(script: str, words: list[str], jobs: Any, folder: Path) -> str:
+    path = harness.ROOT / "examples" / "spark" / script
+    job = harness.Job([sys.executable, path, *words], limit_s=LIMIT_S, cwd=folder)
+    return str(jobs(job).succeed().stdout)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("spark_run.py", []),
+        ("horovod_runner.py", ["--np", "2"]),
+        pytest.param("horovod_runner.py", ["--np", "-2"], marks=pytest.mark.nightly),
+        ("estimator_torch.py", ["--epochs", "6"]),
+        ("estimator_keras.py", []),
+        pytest.param("estimator_lightning.py", [], marks=pytest.mark.nightly),
+    ],
+)
+def test_digits_are_learned(script: str, words: list[str], jobs: Any, tmp_path: Path) -> None:
+    out = run(script, words, jobs, tmp_path)
+    accuracies = re.findall(r"accuracy.*?([\d.]+)%", out, re.IGNORECASE)
+    assert accuracies, out
+    assert float(accuracies[-1]) > 85
+
+
+def test_training_goes_on_when_an_executor_is_killed(jobs: Any, tmp_path: Path) -> None:
+    out = run("spark_elastic.py", ["--num-proc", "2"], jobs, tmp_path)
+    # Two ranks, after the loss one, and two again.
+    assert re.findall(r"epochs on (\d) ranks", out) == ["2", "1", "2"], out
+    accuracy = re.search(r"accuracy ([\d.]+)% on 2 ranks", out)
+    assert accuracy, out
+    assert float(accuracy[1]) > 85

@@ -1,0 +1,57 @@
+"""What `horovod.spark` says where something that it needs is not installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CALL = "import horovod.spark; horovod.spark.run(print)"
+
+
+def last_line(code: str, *absent: str, **variables: str) -> str:
+    """Of the error of a program that cannot import these packages."""
+    hidden = "".join(f"sys.modules[{name!r}] = None\n" for name in absent)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{hidden}{code}"],
+        stderr=subprocess.PIPE,
+        env={**os.environ, **variables},
+        timeout=120,
+    )
+    assert done.returncode == 1
+    return done.stderr.decode().strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("code", "package"),
+    [
+        (CALL, "pyspark"),
+        (CALL.replace("run", "run_elastic"), "pyspark"),
+        ("import horovod.spark.torch", "pyspark"),
+        ("import horovod.spark.keras", "pyspark"),
+        ("import horovod.spark.lightning", "pyspark"),
+        ("import horovod.spark.torch", "pyarrow"),
+        ("from horovod.spark.common.store import Store", "fsspec"),
+    ],
+)
+def test_packages_are_named_with_how_to_get_them(code: str, package: str) -> None:
+    said = last_line(code, package)
+    assert said.startswith("ImportError: ")
+    assert f"need {package}" in said.replace("needs", "need")
+    assert "pip install 'horovod-rs[spark]'" in said
+
+
+def test_a_missing_java_is_named() -> None:
+    pytest.importorskip("pyspark")
+    said = last_line("import os; os.environ.pop('JAVA_HOME', None)\n" + CALL, PATH="/nowhere")
+    assert "Could not find an active SparkContext" in said
+    assert "needs Java (17 or newer" in said
+    assert "Java" not in last_line(CALL, JAVA_HOME="/somewhere")
+
+
+def test_ray_is_named() -> None:
+    said = last_line("import horovod.ray", "ray")
+    assert said.startswith("ImportError: horovod.ray needs Ray")
+    assert "pip install 'horovod-rs[ray]'" in said
