@@ -34,7 +34,7 @@ test-rust: ## Run the Rust tests (with cargo-nextest where it is installed).
 	fi
 	timeout --kill-after=10 600 cargo test --locked --workspace --doc --quiet
 
-test-python: $(STAMPS)/install $(STAMPS)/mxnet host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
+test-python: $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
 	python -m pytest tests
 
 test-portable: ## Run the Rust tests with the ways that need no Linux (docs/portability.md).
@@ -56,7 +56,7 @@ fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 	fuzz/run.sh
 
-nightly: chaos ## What the default run leaves out: four ranks, many seeds, hundreds of simulated ranks, every fault in every phase; hours.
+nightly: chaos $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest ## What the default run leaves out: four ranks, many seeds, hundreds of simulated ranks, every fault in every phase; hours.
 	python -m pytest tests/test_parallel.py --max-np 4
 	python -m pytest tests -m nightly
 	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-sim --test safety --test membership -- --include-ignored
@@ -133,7 +133,7 @@ clean: ## Remove what was built; keep .venv.
 	rm -rf target dist wheel-data demo-output $(STAMPS)/wheel $(STAMPS)/install
 
 distclean: clean ## Remove .venv as well.
-	rm -rf $(VENV) .venv-mxnet $(STAMPS)
+	rm -rf $(VENV) .venv-mxnet .venv-tensorflow-oldest $(STAMPS)
 
 install: $(STAMPS)/install ## Build the wheel and install it into .venv.
 
@@ -159,12 +159,12 @@ $(STAMPS)/venv: requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
-# MXNet needs an older NumPy than everything else, and has no release for every machine.
-$(STAMPS)/mxnet: requirements-mxnet.txt $(STAMPS)/venv
-	@echo "installing MXNet into .venv-mxnet"
-	python -m venv --clear --without-pip .venv-mxnet
-	python -m pip --python .venv-mxnet/bin/python install --quiet --disable-pip-version-check -r requirements-mxnet.txt || \
-		{ rm -rf .venv-mxnet; echo "could not install MXNet: its tests will not run"; }
+# MXNet and the oldest TensorFlow need an older NumPy than everything else, and have no release for every machine.
+$(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest: $(STAMPS)/%: requirements-%.txt $(STAMPS)/venv
+	@echo "installing into .venv-$*"
+	python -m venv --clear --without-pip .venv-$*
+	python -m pip --python .venv-$*/bin/python install --quiet --disable-pip-version-check -r requirements-$*.txt || \
+		{ rm -rf .venv-$*; echo "could not install requirements-$*.txt: its tests will not run"; }
 	@touch $@
 
 $(STAMPS)/aarch64:
