@@ -57,7 +57,7 @@ fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs
 	fuzz/run.sh
 
 nightly: chaos $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest ## What the default run leaves out: four ranks, many seeds, hundreds of simulated ranks, every fault in every phase; hours.
-	python -m pytest tests/test_parallel.py --max-np 4
+	KERAS_FIT_STEPS=5000 python -m pytest tests/test_parallel.py --max-np 4
 	python -m pytest tests -m nightly
 	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-sim --test safety --test membership -- --include-ignored
 	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-launch --lib elastic::simulation

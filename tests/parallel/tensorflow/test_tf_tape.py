@@ -46,7 +46,10 @@ def want(factor):
     with tf.GradientTape() as tape:
         vars = variables()
         value = loss(vars, 0)
-    return [grad.numpy() * float(factor) for grad in tape.gradient(value, vars)]
+    # NumPy 1 makes doubles of scalars.
+    return [
+        np.asarray(grad.numpy() * factor, grad.numpy().dtype) for grad in tape.gradient(value, vars)
+    ]
 
 
 def average_rank():
