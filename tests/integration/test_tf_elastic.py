@@ -105,7 +105,7 @@ pair, first = hvd.ProcessSet([0, 1]), hvd.ProcessSet([0])
 hvd.init(process_sets=[pair, first])
 traces = []
 state = hvd.elastic.TensorFlowState([tf.Variable(0.0)], batch=0)
-table = tf.Variable(tf.zeros((4, 2)))
+table = tf.Variable(tf.zeros((5, 2)))
 
 
 @tf.function
@@ -125,15 +125,15 @@ def gradients(x):
 
 @hvd.elastic.run
 def train(state):
-    while hvd.size() < 3 or state.batch < 10:
-        if state.batch == 3 and hvd.rank() == 2 and not (folder / "killed").exists():
+    while hvd.size() < 4 or state.batch < 10:
+        if state.batch == 3 and hvd.rank() == 3 and not (folder / "killed").exists():
             (folder / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         rank = hvd.rank()
         results = [r.numpy().tolist() for r in gradients(tf.constant(rank + 1.0))]
-        own = [float(row == rank + 1) * (rank + 1.0) for row in range(4)]
-        both = own if rank == 2 else [0.0, 0.5, 1.0, 0.0]
-        assert results == [6.0 if rank == 2 else 3.0, both, 2.0 * (rank + 1), own], results
+        own = 2.0 * (rank + 1), [float(row == rank + 1) * (rank + 1.0) for row in range(5)]
+        both = own if rank >= 2 else (3.0, [0.0, 0.5, 1.0, 0.0, 0.0])
+        assert results == [*both, *own], results
         # Everybody takes part in something, so that a lost rank is seen.
         hvd.allreduce(tf.ones(()), name="everybody")
         print(f"right with {hvd.size()} ranks", flush=True)
@@ -149,8 +149,8 @@ print(f"done: rank {hvd.rank()} of {hvd.size()}", flush=True)
 
 def test_process_sets_inside_a_graph_follow_the_ranks(script, jobs, tmp_path) -> None:
     command = [sys.executable, script(SETS), str(tmp_path)]
-    elastic = ["--min-np", "2", "-H", "localhost:3"]
+    elastic = ["--min-np", "3", "-H", "localhost:4"]
     env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    job = jobs(harness.horovodrun(3, command, *elastic, limit_s=300, env=env)).succeed()
-    assert "right with 2 ranks" in job.stdout
-    assert len(re.findall(r"done: rank \d of 3", job.stdout)) == 3, job.report()
+    job = jobs(harness.horovodrun(4, command, *elastic, limit_s=300, env=env)).succeed()
+    assert "right with 3 ranks" in job.stdout
+    assert len(re.findall(r"done: rank \d of 4", job.stdout)) == 4, job.report()

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tf_modes import MODES
 
 import horovod.tensorflow as hvd
+from horovod.tensorflow._variables import tf_variable
 
 
 def variables():
@@ -126,7 +127,7 @@ def test_partial_tape_leaves_layers_local():
     hvd.broadcast_variables(weights, 0)
     with tf.GradientTape(persistent=True) as tape:
         value = tf.reduce_sum(other(layer(x)))
-    plain = tape.gradient(value, [w.value for w in weights])
+    plain = tape.gradient(value, [tf_variable(w) for w in weights])
     tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer)
     got = tape.gradient(value, weights)
     for i in range(2):
