@@ -142,7 +142,7 @@ def train(state):
 
 
 train(state)
-assert len(traces) == 1
+assert len(traces) <= 1  # none on a rank that comes when all is done
 print(f"done: rank {hvd.rank()} of {hvd.size()}", flush=True)
 """
 

@@ -250,6 +250,9 @@ def test_tracing_says_nothing_of_autograph(caplog):
     assert "AutoGraph" not in caplog.text
 
 
+@pytest.mark.skipif(
+    tf.__version__.startswith("2.13."), reason="it does not export XLA's foreign functions"
+)
 def test_programs_that_xla_compiles_get_the_same_gradients():
     vars = variables()
 
