@@ -34,7 +34,7 @@ test-rust: ## Run the Rust tests (with cargo-nextest where it is installed).
 	fi
 	timeout --kill-after=10 600 cargo test --locked --workspace --doc --quiet
 
-test-python: $(STAMPS)/install $(STAMPS)/mxnet host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
+test-python: $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
 	python -m pytest tests
 
 test-portable: ## Run the Rust tests with the ways that need no Linux (docs/portability.md).
@@ -56,8 +56,8 @@ fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 	fuzz/run.sh
 
-nightly: chaos $(STAMPS)/spark35 ## What the default run leaves out: four ranks, many seeds, hundreds of simulated ranks, every fault in every phase; hours.
-	python -m pytest tests/test_parallel.py --max-np 4
+nightly: chaos $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest $(STAMPS)/spark35 ## What the default run leaves out: four ranks, many seeds, hundreds of simulated ranks, every fault in every phase; hours.
+	KERAS_FIT_STEPS=5000 python -m pytest tests/test_parallel.py --max-np 4
 	python -m pytest tests -m nightly
 	.venv-spark35/bin/python -m pytest -m "nightly or not nightly" tests/unit/test_spark_params.py tests/unit/test_spark_stores.py \
 		tests/integration/test_spark.py tests/integration/test_spark_cluster.py tests/integration/test_spark_estimators.py
@@ -135,7 +135,7 @@ clean: ## Remove what was built; keep .venv.
 	rm -rf target dist wheel-data demo-output $(STAMPS)/wheel $(STAMPS)/install
 
 distclean: clean ## Remove .venv as well.
-	rm -rf $(VENV) .venv-mxnet .venv-spark35 $(STAMPS)
+	rm -rf $(VENV) .venv-mxnet .venv-spark35 .venv-tensorflow-oldest $(STAMPS)
 
 install: $(STAMPS)/install ## Build the wheel and install it into .venv.
 
@@ -161,12 +161,12 @@ $(STAMPS)/venv: requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
-# MXNet needs an older NumPy than everything else, and has no release for every machine.
-$(STAMPS)/mxnet: requirements-mxnet.txt $(STAMPS)/venv
-	@echo "installing MXNet into .venv-mxnet"
-	python -m venv --clear --without-pip .venv-mxnet
-	python -m pip --python .venv-mxnet/bin/python install --quiet --disable-pip-version-check -r requirements-mxnet.txt || \
-		{ rm -rf .venv-mxnet; echo "could not install MXNet: its tests will not run"; }
+# MXNet and the oldest TensorFlow need an older NumPy than everything else, and have no release for every machine.
+$(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest: $(STAMPS)/%: requirements-%.txt $(STAMPS)/venv
+	@echo "installing into .venv-$*"
+	python -m venv --clear --without-pip .venv-$*
+	python -m pip --python .venv-$*/bin/python install --quiet --disable-pip-version-check -r requirements-$*.txt || \
+		{ rm -rf .venv-$*; echo "could not install requirements-$*.txt: its tests will not run"; }
 	@touch $@
 
 # The newest PySpark and an old one cannot be in one environment; all else comes from .venv.

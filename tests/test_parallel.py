@@ -4,7 +4,7 @@ the same tests.
 All files that are asked for run in one job per number of ranks: starting ranks costs more than most of the tests. Those
 of a folder with an `environments.json` run in other jobs, one for each name in it, which folders may share: with the
 variables that are set, and the numbers of ranks if not all, such as
-`{"jax": {"variables": {"KERAS_BACKEND": "jax"}, "np": [1, 2]}}`.
+`{"jax": {"variables": {"KERAS_BACKEND": "jax"}, "np": [1, 2]}}`; with `--max-np 4` all.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Part:
         """What the environment is."""
         return _environments(self.file).get(self.environment, {})
 
-    def runs_on(self, np: int) -> bool:
+    def runs_on(self, np: int, is_nightly: bool) -> bool:
         """Whether it runs on so many ranks."""
-        return np in self.description().get("np", [np])
+        return is_nightly or np in self.description().get("np", [np])
 
 
 def _environments(file: Path) -> dict[str, dict[str, Any]]:
@@ -83,12 +83,16 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     parts = {p["part"] for p in asked if p.get("ran") == np and "part" in p}
     by_environment: dict[str, list[Part]] = {}
     for part in sorted(parts, key=str):
-        if part.runs_on(np):
+        if part.runs_on(np, _is_nightly(request.config)):
             by_environment.setdefault(part.environment, []).append(part)
     return {
         environment: _run(np, of_it, tmp_path_factory.mktemp(f"np{np}{environment}"))
         for environment, of_it in by_environment.items()
     }
+
+
+def _is_nightly(config: pytest.Config) -> bool:
+    return config.getoption("--max-np") > 3
 
 
 def _run(np: int, parts: list[Part], folder: Path) -> Ran:
@@ -129,7 +133,7 @@ def _run(np: int, parts: list[Part], folder: Path) -> Ran:
 
 
 def test_on_every_rank(ran: dict[str, Ran], part: Part, request: pytest.FixtureRequest) -> None:
-    if not part.runs_on(request.node.callspec.params["ran"]):
+    if not part.runs_on(request.node.callspec.params["ran"], _is_nightly(request.config)):
         pytest.skip("not with so many ranks in this environment")
     of = ran[part.environment]
     of_file = [rank.get(str(part.file.relative_to(harness.ROOT)), []) for rank in of.ranks]

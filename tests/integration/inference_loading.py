@@ -18,7 +18,14 @@ def torch_models() -> list[np.ndarray]:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     model.load_state_dict(torch.load(f"{folder}/weights.pt"))
     exported = torch.export.load(f"{folder}/model.pt2").module()
-    return [m(torch.from_numpy(INPUT)).detach().numpy() for m in (model, exported)]
+    results = [m(torch.from_numpy(INPUT)).detach().numpy() for m in (model, exported)]
+
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(
+        f"{folder}/model.onnx", providers=["CPUExecutionProvider"]
+    )
+    return [*results, *session.run(None, {"x": INPUT})]
 
 
 def keras_models() -> list[np.ndarray]:

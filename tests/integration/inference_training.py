@@ -28,6 +28,7 @@ def torch_model() -> np.ndarray:
     optimizer.step()
     torch.save(model.state_dict(), f"{folder}/weights.pt")
     torch.export.save(torch.export.export(model.eval(), (given,)), f"{folder}/model.pt2")
+    torch.onnx.export(model, (given,), f"{folder}/model.onnx", input_names=["x"], verbose=False)
     return model(given).detach().numpy()
 
 

@@ -11,7 +11,7 @@ import pytest
 import harness
 
 HERE = Path(__file__).parent
-KINDS = {"torch": 2, "keras": 2, "saved_model": 1, "frozen": 1}
+KINDS = {"torch": 3, "keras": 2, "saved_model": 1, "frozen": 1}
 
 
 def predicted(job: harness.Job) -> list[list[list[float]]]:

@@ -59,6 +59,33 @@ def test_elastic_training_ends_with_the_weights_of_an_undisturbed_run(
     assert disturbed.stdout.count("done after 18 steps") == 3
 
 
+# Rank 1 has no more data; rank 0 waits for it inside of `fit`.
+UNEVEN = """
+import threading
+import keras, numpy as np
+import horovod.keras as hvd
+
+hvd.init()
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+rows = 8 if hvd.rank() == 0 else 4
+model.fit(np.ones((rows, 4)), np.ones((rows, 2)), batch_size=2, verbose=0)  # here
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_stall_report_names_the_line_that_is_inside_of_fit(script, jobs, backend) -> None:
+    path = script(UNEVEN)
+    line = 1 + next(i for i, text in enumerate(UNEVEN.splitlines()) if "# here" in text)
+    env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env |= {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2"}
+    job = jobs(harness.python(2, path, env=env))
+    job.wait_for(f"{path}:{line} in <module>")
+    # The other one is where it waits for something else.
+    job.wait_for(f"{path}:{line + 1} in <module>")
+
+
 EXAMPLES = harness.ROOT / "examples"
 
 

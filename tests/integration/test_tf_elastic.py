@@ -89,3 +89,68 @@ def test_a_killed_rank_is_replaced_and_no_committed_step_is_lost(script, jobs, t
     # What was traced with three ranks went on with two, from the step that was not committed.
     assert "graph of 3 ranks from step 0" in job.stdout
     assert "graph of 2 ranks from step 7" in job.stdout
+
+
+# Who takes part in a set's operations is asked each time a graph runs: it is traced once.
+SETS = """
+import os, signal, sys
+from pathlib import Path
+
+import tensorflow as tf
+
+import horovod.tensorflow as hvd
+
+folder = Path(sys.argv[1])
+pair, first = hvd.ProcessSet([0, 1]), hvd.ProcessSet([0])
+hvd.init(process_sets=[pair, first])
+traces = []
+state = hvd.elastic.TensorFlowState([tf.Variable(0.0)], batch=0)
+table = tf.Variable(tf.zeros((5, 2)))
+
+
+@tf.function
+def gradients(x):
+    traces.append(x)
+    results = []
+    for members in (pair, first):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            rows = tf.gather(table, [tf.cast(x, tf.int32)])
+            loss = x * x + x * tf.reduce_sum(rows)
+        tape = hvd.DistributedGradientTape(tape, process_set=members)
+        gradient, slices = tape.gradient(loss, [x, table])
+        results += [gradient, tf.convert_to_tensor(slices)[:, 0]]
+    return results
+
+
+@hvd.elastic.run
+def train(state):
+    while hvd.size() < 4 or state.batch < 10:
+        if state.batch == 3 and hvd.rank() == 3 and not (folder / "killed").exists():
+            (folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        rank = hvd.rank()
+        results = [r.numpy().tolist() for r in gradients(tf.constant(rank + 1.0))]
+        own = 2.0 * (rank + 1), [float(row == rank + 1) * (rank + 1.0) for row in range(5)]
+        both = own if rank >= 2 else (3.0, [0.0, 0.5, 1.0, 0.0, 0.0])
+        assert results == [*both, *own], results
+        # Everybody takes part in something, so that a lost rank is seen.
+        hvd.allreduce(tf.ones(()), name="everybody")
+        print(f"right with {hvd.size()} ranks", flush=True)
+        state.batch += 1
+        state.commit()
+
+
+train(state)
+assert len(traces) <= 1  # none on a rank that comes when all is done
+print(f"done: rank {hvd.rank()} of {hvd.size()}", flush=True)
+"""
+
+
+def test_process_sets_inside_a_graph_follow_the_ranks(script, jobs, tmp_path) -> None:
+    command = [sys.executable, script(SETS), str(tmp_path)]
+    elastic = ["--min-np", "3", "-H", "localhost:4"]
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    job = jobs(harness.horovodrun(4, command, *elastic, limit_s=300, env=env)).succeed()
+    assert "right with 3 ranks" in job.stdout
+    assert len(re.findall(r"done: rank \d of 4", job.stdout)) == 4, job.report()

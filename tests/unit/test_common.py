@@ -5,6 +5,8 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -12,7 +14,8 @@ import torch
 
 import harness
 import horovod.torch as hvd
-from horovod.common import api, basics, process_sets, util
+from horovod import _core
+from horovod.common import _stacks, api, basics, process_sets, util
 from horovod.common.exceptions import (
     HorovodInternalError,
     HorovodVersionMismatchError,
@@ -345,3 +348,25 @@ def test_compressors_are_classes():
     assert compression.Compression.fp16 is compression.FP16Compressor
     for kind in (compression.NoneCompressor, compression.FP16Compressor):
         assert issubclass(kind, compression.Compressor)
+
+
+def test_stacks_keep_the_users_frames_below_many_of_a_framework() -> None:
+    framework = {}
+    text = "def call(depth, then):\n    return then() if depth == 0 else call(depth - 1, then)\n"
+    exec(compile(text, "/somewhere/site-packages/framework.py", "exec"), framework)
+    waits, done = threading.Event(), threading.Event()
+
+    def fit() -> None:
+        framework["call"](40, lambda: (waits.set(), done.wait()))
+
+    thread = threading.Thread(target=fit, name="deep")
+    thread.start()
+    waits.wait()
+    stacks = dict(_stacks.thread_stacks())
+    done.set()
+    thread.join()
+    files = [(Path(file).name, function.rpartition(".")[2]) for file, _, function in stacks["deep"]]
+    assert len(files) == _core.FRAMES_MAX
+    assert files[0] == ("threading.py", "wait"), "the innermost comes first"
+    assert files[-1] == ("test_common.py", "fit")
+    assert ("framework.py", "call") in files

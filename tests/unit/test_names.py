@@ -1,4 +1,7 @@
-"""`docs/names.md` tells the truth: its names exist, its tests exist, and no public name is missing."""
+"""`docs/names.md` tells the truth: its names exist, its tests exist, and no public name is missing.
+
+Those of other frameworks than PyTorch are imported by the tests of these, in ranks: `rank_site/documented_names.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import horovod.torch as hvd
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = re.findall(r"^\| `([^`]+)` \| (.+) \|$", (ROOT / "docs/names.md").read_text(), re.MULTILINE)
+ELSEWHERE = ("horovod.tensorflow.", "horovod.keras.", "horovod.jax.", "horovod.mxnet.")
 
 
 def find(name: str) -> object:
@@ -50,7 +54,8 @@ def test_name_exists_and_so_does_its_test(name: str, where: str) -> None:
         with pytest.raises((AttributeError, ImportError)):
             find(name)
         return
-    find(name)
+    if not name.startswith(ELSEWHERE):
+        find(name)
     path, test = where.strip("`").split("::")
     assert re.search(rf"^def {test}\(", (ROOT / path).read_text(), re.MULTILINE), where
 

@@ -1,4 +1,4 @@
-"""Callbacks of `fit`, for both generations of Keras: mixed into the `Callback` class of whichever a package stands for.
+"""Callbacks of `fit`, for both generations of Keras: mixed into the `Callback` class of the one a package stands for.
 
 They read and assign variables between batches, so they need nothing of the backend.
 """
@@ -40,20 +40,32 @@ class CallbackImpl:
 
 
 class BroadcastGlobalVariablesCallbackImpl(CallbackImpl):
-    """Gives all ranks the root's weights, once the first batch has made all variables."""
+    """Gives all ranks the root's weights and optimizer state after the first batch, when all variables exist.
+
+    Parameters
+    ----------
+    root_rank
+        Global rank whose values are used.
+    device
+        Accepted for older scripts.
+    local_variables
+        Variables of the model that each rank keeps.
+
+    Raises
+    ------
+    ValueError
+        A local variable is none.
+    """
 
     _at_batches = True
 
     def __init__(
         self,
-        backend: Any,
         root_rank: int,
         device: str = "",
         local_variables: Iterable[Any] | None = None,
-        *args: Any,
     ) -> None:
-        super().__init__(*args)
-        del backend
+        super().__init__()
         self.root_rank = root_rank
         self.device = device
         self.broadcast_done = False
@@ -83,11 +95,14 @@ class BroadcastGlobalVariablesCallbackImpl(CallbackImpl):
 
 
 class MetricAverageCallbackImpl(CallbackImpl):
-    """Averages the metrics over the ranks at the end of each epoch."""
+    """Averages the metrics over the ranks at the end of each epoch.
 
-    def __init__(self, backend: Any, device: str = "", *args: Any) -> None:
-        super().__init__(*args)
-        del backend
+    Put it before callbacks that read metrics, such as `ReduceLROnPlateau`, `EarlyStopping` and `TensorBoard`. All ranks
+    need the same metrics.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -109,13 +124,34 @@ class MetricAverageCallbackImpl(CallbackImpl):
 
 
 class LearningRateScheduleCallbackImpl(CallbackImpl):
-    """Multiplies the initial learning rate by what a schedule says."""
+    """Sets the learning rate to `initial_lr` times what `multiplier` gives for the epoch.
+
+    Parameters
+    ----------
+    initial_lr
+        Usually the rate for one rank times the number of ranks.
+    multiplier
+        A function of the epoch, which is fractional unless `staircase`; or a number, which is raised to the power of
+        the epochs since `start_epoch`.
+    start_epoch, end_epoch
+        It acts from the one until before the other.
+    staircase
+        Whether the rate changes once per epoch only.
+    momentum_correction
+        Whether gathered momentum is scaled by new over old rate when the rate changes.
+    steps_per_epoch
+        Batches per epoch, if `fit` does not know.
+
+    Raises
+    ------
+    ValueError
+        No `initial_lr`; or, in `fit`, no number of steps.
+    """
 
     _at_batches = True
 
     def __init__(
         self,
-        backend: Any,
         initial_lr: float,
         multiplier: float | Callable[[float], float],
         start_epoch: int = 0,
@@ -123,10 +159,8 @@ class LearningRateScheduleCallbackImpl(CallbackImpl):
         staircase: bool = True,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
-        *args: Any,
     ) -> None:
-        super().__init__(*args)
-        del backend
+        super().__init__()
         if initial_lr is None:
             raise ValueError("Parameter `initial_lr` is required")
         self.initial_lr = initial_lr
@@ -212,17 +246,27 @@ class LearningRateScheduleCallbackImpl(CallbackImpl):
 
 
 class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
-    """Raises the learning rate from what one rank would use to what all do, over the first epochs."""
+    """Raises the learning rate from `initial_lr / size` to `initial_lr` over the first epochs, batch by batch.
+
+    Parameters
+    ----------
+    initial_lr
+        The rate at the end, usually that for one rank times the number of ranks.
+    warmup_epochs
+        How many epochs it takes.
+    momentum_correction, steps_per_epoch
+        As of `LearningRateScheduleCallback`.
+    verbose
+        1: rank 0 says when it has ended.
+    """
 
     def __init__(
         self,
-        backend: Any,
         initial_lr: float,
         warmup_epochs: float = 5,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
         verbose: int = 0,
-        *args: Any,
     ) -> None:
         def multiplier(epoch: float) -> float:
             # Fractional, so that the last batch of the warm-up reaches the full rate.
@@ -231,7 +275,6 @@ class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
             return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
 
         super().__init__(
-            backend,
             initial_lr,
             multiplier,
             0,
@@ -239,7 +282,6 @@ class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
             False,
             momentum_correction,
             steps_per_epoch,
-            *args,
         )
         self.verbose = verbose
 
@@ -253,6 +295,36 @@ class LearningRateWarmupCallbackImpl(LearningRateScheduleCallbackImpl):
                     f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {reached:g}.\n"
                 )
                 sys.stdout.flush()
+
+
+class BestModelCheckpointImpl:
+    """A `ModelCheckpoint` that keeps the best model, at a path that is set later, as attribute `filepath`.
+
+    The others of its arguments are those of Keras's `ModelCheckpoint`.
+    """
+
+    filepath: Any
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+    ) -> None:
+        options: dict[str, Any] = {
+            # Keras 3 looks at the name's end.
+            "filepath": "unset.weights.h5" if save_weights_only else "unset.keras",
+            "monitor": monitor,
+            "verbose": verbose,
+            "save_best_only": True,
+            "save_weights_only": save_weights_only,
+            "mode": mode,
+            "save_freq": save_freq,
+        }
+        super().__init__(**options)
+        self.filepath = None
 
 
 def learning_rate(optimizer: Any) -> float:

@@ -162,13 +162,15 @@ def _build(optimizer: Any, model: Any) -> None:
 
 
 class CommitStateCallbackImpl(CallbackImpl):
-    """Commits the state every few batches and at the end of each epoch."""
+    """Commits the state every `batches_per_commit` batches, and at the end of each epoch.
+
+    The callbacks that keep `state.batch` and `state.epoch` may come before or after it.
+    """
 
     _at_batches = True
 
-    def __init__(self, backend: Any, state: Any, batches_per_commit: int = 1, *args: Any) -> None:
-        super().__init__(*args)
-        del backend
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
         self.state = state
         self.batches_per_commit = batches_per_commit
         self.batches_remaining = batches_per_commit
@@ -205,9 +207,8 @@ class CommitStateCallbackImpl(CallbackImpl):
 class _ProgressImpl(CallbackImpl):
     """Notes in the state how far training has come."""
 
-    def __init__(self, backend: Any, state: Any, *args: Any) -> None:
-        super().__init__(*args)
-        del backend
+    def __init__(self, state: Any) -> None:
+        super().__init__()
         self.state = state
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -227,16 +228,16 @@ class _ProgressImpl(CallbackImpl):
 
 
 class UpdateBatchStateCallbackImpl(_ProgressImpl):
-    """Keeps `state.batch`: how many batches of the current epoch are done.
+    """Keeps `state.batch`, the number of batches of the epoch that are done, and 0 between epochs.
 
-    An epoch that was interrupted is shortened by those: the model is told to stop after as many as were left, and then
-    to go on with the next epoch.
+    When `fit` begins with `state.batch` above 0, its first epoch is as many batches shorter. For that `fit` has to know
+    the number of steps of an epoch; which samples come is the data set's affair, which may read `state.batch`.
     """
 
     _at_batches = True
 
-    def __init__(self, backend: Any, state: Any, *args: Any) -> None:
-        super().__init__(backend, state, *args)
+    def __init__(self, state: Any) -> None:
+        super().__init__(state)
         self._done_before = 0
         self._last: int | None = None
 
@@ -274,10 +275,10 @@ class UpdateBatchStateCallbackImpl(_ProgressImpl):
 
 
 class UpdateEpochStateCallbackImpl(_ProgressImpl):
-    """Keeps `state.epoch`: how many epochs are done."""
+    """Keeps `state.epoch`, the number of epochs that are done."""
 
-    def __init__(self, backend: Any, state: Any, *args: Any) -> None:
-        super().__init__(backend, state, *args)
+    def __init__(self, state: Any) -> None:
+        super().__init__(state)
         self.initial_epoch = state.epoch
         self._first: int | None = None
 

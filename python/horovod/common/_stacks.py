@@ -1,6 +1,7 @@
 """Where the threads of this process stand, for reports about jobs that have come to a standstill."""
 
 import sys
+import sysconfig
 import threading
 from itertools import islice
 from pathlib import Path
@@ -11,17 +12,28 @@ from horovod import _core
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + "/"
 
 
+# Files of these are not the user's.
+_INSTALLED = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib") + "/", "<frozen ")
+
+
 def _frames(innermost: FrameType) -> list[tuple[str, int, str]]:
+    """The innermost frames, and of a deeper stack the user's own in place of the outermost of these.
+
+    A call such as Keras's `fit` has more frames of frameworks above the script's than a report has lines.
+    """
     frame: FrameType | None = innermost
     frames: list[tuple[str, int, str]] = []
-    while frame is not None and len(frames) < _core.FRAMES_MAX:
+    while frame is not None:
         frames.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_qualname))
         frame = frame.f_back
-    return frames
+    own = [i for i, (file, _, _) in enumerate(frames) if not any(p in file for p in _INSTALLED)]
+    kept = own[: _core.FRAMES_MAX // 2]
+    kept += [i for i in range(len(frames)) if i not in kept]
+    return [frames[i] for i in sorted(kept[: _core.FRAMES_MAX])]
 
 
 def thread_stacks() -> list[tuple[str, list[tuple[str, int, str]]]]:
-    """Return the name and the innermost frames (file, line, function) of all Python threads but the calling one.
+    """Return the name and the innermost frames (file, line, function), and the user's, of all other Python threads.
 
     The main thread comes first.
     """

@@ -11,15 +11,16 @@ import struct
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 
 import tensorflow as tf
 from tensorflow.python.framework import ops as _ops
-from tensorflow.python.ops import control_flow_util
 
 from horovod import _core
 from horovod.common._ops import Average, Sum
+from horovod.tensorflow import _call_sites
 
 # The program's format; TensorFlow 2.13 and later know it.
 _MODULE_VERSION: Final = 9
@@ -50,7 +51,7 @@ def is_compiling() -> bool:
     """
     if _ops.executing_eagerly_outside_functions() and tf.executing_eagerly():
         return False
-    return bool(control_flow_util.GraphOrParentsInXlaContext(_ops.get_default_graph()))
+    return _call_sites.is_compiled(_ops.get_default_graph())
 
 
 class _Span(ctypes.Structure):
@@ -133,7 +134,7 @@ def _register() -> None:
 def _call(
     kind: str,
     tensors: Sequence[Any],
-    name: str,
+    name: "_Name",
     attributes: dict[str, Any],
     rows: Callable[[int], int] | None = None,
 ) -> list[Any]:
@@ -141,15 +142,20 @@ def _call(
     _register()
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # missing where XLA is
 
-    shapes = [_known_shape(kind, name, tensor) for tensor in tensors]
+    shapes = [_known_shape(kind, name.text, tensor) for tensor in tensors]
     outputs = [shape if rows is None else (rows(shape[0]), *shape[1:]) for shape in shapes]
     dtypes = [tensor.dtype for tensor in tensors]
     args = [_type(kind, *pair) for pair in zip(shapes, dtypes, strict=True)]
     results = [_type(kind, *pair) for pair in zip(outputs, dtypes, strict=True)]
-    module = _program(kind, name, attributes, args, results, in_place=rows is None)
+    operands = list(tensors)
+    if name.site is not None:
+        operands.append(name.site)
+        args.append("tensor<i64>")
+        attributes = attributes | {"has_call_site": "1 : i32"}
+    module = _program(kind, name.text, attributes, args, results, in_place=rows is None)
     return list(
         gen_xla_ops.xla_call_module(
-            list(tensors),
+            operands,
             version=_MODULE_VERSION,
             module=module,
             Sout=[tf.TensorShape(shape) for shape in outputs],
@@ -176,7 +182,7 @@ def _program(
     aliases = ", ".join(
         f"#stablehlo.output_operand_alias<output_tuple_indices = [{i if several else ''}], "
         f"operand_index = {i}, operand_tuple_indices = []>"
-        for i in range(len(args))
+        for i in range(len(results))
     )
     alias = f", output_operand_aliases = [{aliases}]" if in_place else ""
     returned = ", ".join(f"%0#{i}" for i in range(len(results))) if several else "%0"
@@ -213,19 +219,38 @@ def _type(kind: str, shape: tuple[int, ...], dtype: Any) -> str:
 _calls: "weakref.WeakKeyDictionary[Any, Counter[str]]" = weakref.WeakKeyDictionary()
 
 
-def _named(kind: str, name: str | None, ignore_name_scope: bool) -> str:
-    """A name that is unique in the program, and the same on ranks that trace the same function.
+@dataclass(frozen=True)
+class _Name:
+    """What ranks pair an operation by."""
+
+    text: str
+    """Unique in the function, and the same on ranks that trace the same function.
 
     Numbers that TensorFlow gives to graphs and nodes count all traces of a process, which may differ between ranks: so
-    calls are counted here, anew in each trace of the outermost function.
+    calls are counted here, anew in each trace.
     """
-    graph = _ops.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and hasattr(graph.outer_graph, "inputs"):
-        graph = graph.outer_graph
-    label = name or kind
-    if not ignore_name_scope:
-        label = f"{getattr(graph, 'name', '')}/{label}"
-    calls = _calls.setdefault(graph, Counter())
+    function: Any
+    """The graph of the function."""
+    site: Any
+    """Where the function is called, which the core adds to the text."""
+
+    @staticmethod
+    def of_call(kind: str, name: str | None, ignore_name_scope: bool) -> "_Name":
+        """The name of an operation that is called now."""
+        function = _call_sites.function_of(_ops.get_default_graph())
+        label = name or kind
+        if not ignore_name_scope:
+            label = f"{getattr(function, 'name', '')}/{label}"
+        return _Name(_numbered(function, label), function, _call_sites.current())
+
+    def of_gradient(self) -> "_Name":
+        """The name of the operation that differentiates the one of this name, made now."""
+        _call_sites.note_gradient(self.site)
+        return _Name(_numbered(self.function, f"{self.text}_grad"), self.function, self.site)
+
+
+def _numbered(function: Any, label: str) -> str:
+    calls = _calls.setdefault(function, Counter())
     calls[label] += 1
     return label if calls[label] == 1 else f"{label}#{calls[label]}"
 
@@ -279,32 +304,38 @@ def _grouped_allreduce(
         "postscale": _factor(postscale_factor, postscale_bits),
     }
     attributes = _attributes(process_set_id, reduce_op=reduce_op, **scales)
-
-    def reduce(suffix: str, operands: list[Any]) -> list[Any]:
-        full_name = _named("HorovodAllreduce", name and name + suffix, ignore_name_scope)
-        return _differentiable(
-            lambda operands: _call("allreduce", operands, full_name, attributes),
-            functools.partial(reduce, "_grad"),
-            operands,
-        )
-
-    return reduce("", list(tensors))
+    return _allreduce(
+        tensors, _Name.of_call("HorovodAllreduce", name, ignore_name_scope), attributes
+    )
 
 
-def _averaged(gradients: list[Any], process_set_id: int) -> list[Any]:
-    return _grouped_allreduce(gradients, None, False, process_set_id, Average, 1.0, 1.0)
+def _allreduce(tensors: Sequence[Any], name: _Name, attributes: dict[str, Any]) -> list[Any]:
+    return _differentiable(
+        lambda operands: _call("allreduce", operands, name, attributes),
+        lambda gradients: _allreduce(gradients, name.of_gradient(), attributes),
+        tensors,
+    )
+
+
+def _averaged(gradients: list[Any], name: _Name, process_set_id: int) -> list[Any]:
+    attributes = _attributes(process_set_id, reduce_op=Average, prescale=1.0, postscale=1.0)
+    return _allreduce(gradients, name, attributes)
 
 
 def _grouped_allgather(
     tensors: Sequence[Any], name: str | None, ignore_name_scope: bool, process_set_id: int
 ) -> list[Any]:
-    members = _members(process_set_id)
     _require_rows("allgather", tensors)
-    full_name = _named("HorovodAllgather", name, ignore_name_scope)
+    full_name = _Name.of_call("HorovodAllgather", name, ignore_name_scope)
+    return _allgather(tensors, full_name, process_set_id)
+
+
+def _allgather(tensors: Sequence[Any], name: _Name, process_set_id: int) -> list[Any]:
+    members = _members(process_set_id)
 
     def own_rows(gradients: list[Any]) -> list[Any]:
         me = members.index(_core.rank())
-        averaged = _averaged(gradients, process_set_id)
+        averaged = _averaged(gradients, name.of_gradient(), process_set_id)
         shares = [g.shape[0] // len(members) for g in averaged]
         return [g[me * n : (me + 1) * n] for g, n in zip(averaged, shares, strict=True)]
 
@@ -312,7 +343,7 @@ def _grouped_allgather(
         lambda operands: _call(
             "allgather",
             operands,
-            full_name,
+            name,
             _attributes(process_set_id),
             lambda rows: rows * len(members),
         ),
@@ -324,10 +355,10 @@ def _grouped_allgather(
 def _broadcast(
     tensor: Any, root_rank: int, name: str | None, ignore_name_scope: bool, process_set_id: int
 ) -> Any:
-    full_name = _named("HorovodBroadcast", name, ignore_name_scope)
+    full_name = _Name.of_call("HorovodBroadcast", name, ignore_name_scope)
 
     def of_root(gradients: list[Any]) -> list[Any]:
-        averaged = _averaged(gradients, process_set_id)
+        averaged = _averaged(gradients, full_name.of_gradient(), process_set_id)
         # The call has side effects, so it stays in the program where nobody needs its result.
         is_root = _core.rank() == root_rank
         return averaged if is_root else [tf.zeros_like(g) for g in averaged]
@@ -355,13 +386,13 @@ def _grouped_reducescatter(
     }
     members = len(_members(process_set_id))
     _require_rows("reducescatter", tensors, members)
-    full_name = _named("HorovodReducescatter", name, ignore_name_scope)
+    full_name = _Name.of_call("HorovodReducescatter", name, ignore_name_scope)
     attributes = _attributes(process_set_id, reduce_op=reduce_op, **scales)
     factor = scales["prescale"] * scales["postscale"] * (members if reduce_op == Sum else 1)
 
     def gathered(gradients: list[Any]) -> list[Any]:
         scaled = [g if factor == 1 else g * tf.cast(factor, g.dtype) for g in gradients]
-        return _grouped_allgather(scaled, None, False, process_set_id)
+        return _allgather(scaled, full_name.of_gradient(), process_set_id)
 
     return _differentiable(
         lambda operands: _call(

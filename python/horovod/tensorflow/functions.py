@@ -156,27 +156,8 @@ def broadcast_object(
 ) -> Any:
     """Return the root's object on every rank, pickled with cloudpickle; of any size.
 
-    Sent at once, in eager code and beside graphs alike: no session is needed.
-
-    Parameters
-    ----------
-    obj
-        The object to send; ignored on ranks other than the root.
-    root_rank
-        Global rank of the root, which gets back its own object, not a copy.
-    session
-        Accepted, not needed.
-    name
-        Pairs the call across ranks, for when several threads send objects at the same time.
-    process_set
-        The ranks that take part.
-
-    Raises
-    ------
-    ValueError
-        The root could not pickle its object.
-    HorovodInternalError
-        A rank was lost.
+    Sent at once, in eager code and beside graphs alike: `session` is accepted, not needed. The other arguments, and the
+    errors, are those of `horovod.torch.broadcast_object`.
     """
     del session
     return _objects.broadcast_object(obj, root_rank, name, process_set)
@@ -204,23 +185,7 @@ def allgather_object(
 ) -> list[Any]:
     """Return the list of all ranks' objects, in the order of ranks, pickled with cloudpickle.
 
-    Parameters
-    ----------
-    obj
-        The object to send; the own entry of the result is a copy too.
-    session
-        Accepted, not needed.
-    name
-        Pairs the call across ranks, for when several threads send objects at the same time.
-    process_set
-        The ranks that take part.
-
-    Raises
-    ------
-    ValueError
-        A rank could not pickle its object.
-    HorovodInternalError
-        A rank was lost.
+    As `broadcast_object`; the own entry of the result is a copy too.
     """
     del session
     return _objects.allgather_object(obj, name, process_set)

@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import documented_names
 import horovod.mxnet as hvd
 from horovod.common.process_sets import ProcessSet
 from horovod.mxnet import _arrays, _operations, mpi_ops
@@ -413,6 +414,7 @@ def test_public_names():
     names = text.split()
     assert [name for name in names if not hasattr(hvd, name)] == []
     assert set(names) <= set(hvd.__all__)
+    documented_names.check("horovod.mxnet")
     assert mpi_ops.allreduce is hvd.allreduce
     assert mpi_ops.handle_average_backwards_compatibility(None, None) == hvd.Average
     assert mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_size() == mpi_ops._basics.size() == SIZE

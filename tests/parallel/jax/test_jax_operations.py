@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import documented_names
 import horovod.jax as hvd
 
 hvd.init()
@@ -217,3 +218,8 @@ def test_before_init():
     finally:
         hvd.init()
     assert compiled(jnp.ones(1)) == SIZE, "a program goes on in the next job"
+
+
+def test_public_names():
+    documented_names.check("horovod.jax")
+    assert hvd.is_homogeneous()

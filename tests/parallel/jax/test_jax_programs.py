@@ -201,3 +201,15 @@ def test_values_and_gradients():
     assert np.allclose(slope, (SIZE + 1) / 2)
     slope, _ = hvd.grad(loss, has_aux=True, op=hvd.Sum)(w, x)
     assert np.allclose(slope, SIZE * (SIZE + 1) / 2)
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_a_pytree_of_gradients(groups):
+    grads = {"w": jnp.full((2, 3), RANK + 1.0), "b": [jnp.arange(3.0), jnp.float32(RANK)]}
+    for way in (lambda f: f, jax.jit):
+        reduce = way(lambda g: hvd.allreduce_gradients(g, op=hvd.Sum, groups=groups))
+        got = reduce(grads)
+        assert np.allclose(got["w"], SIZE * (SIZE + 1) / 2)
+        assert np.allclose(got["b"][0], SIZE * np.arange(3.0))
+        assert np.allclose(got["b"][1], SIZE * (SIZE - 1) / 2)
+    assert hvd.allreduce_gradients({}) == {}

@@ -129,6 +129,55 @@ def test_several_passes_are_one_step(average):
     assert same_on_all_ranks(weights(together))
 
 
+def words(batches=6):
+    rng = np.random.RandomState(5)
+    ids = rng.randint(0, 10, (batches * GLOBAL_BATCH, 4)).astype("int32")
+    return ids, rng.randn(len(ids), 3).astype("float32")
+
+
+class DenseEmbedding(keras.layers.Embedding):
+    """With a dense gradient on every backend."""
+
+    def call(self, inputs):
+        return keras.ops.matmul(keras.ops.one_hot(inputs, self.input_dim), self.embeddings)
+
+
+def reader(kind=keras.layers.Embedding):
+    """A model whose first gradient is sparse on TensorFlow: rows of an embedding, most of them several times."""
+    keras.utils.set_random_seed(3)
+    embedding = kind(10, 3)
+    return keras.Sequential(
+        [keras.Input((4,), dtype="int32"), embedding, keras.layers.Flatten(), keras.layers.Dense(3)]
+    )
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("sparse_as_dense", [False, True])
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_embeddings(kind, sparse_as_dense, passes):
+    # Keras 3's Adam on TensorFlow squares rows that are there several times one by one, which is no sum's square.
+    alone = reader(DenseEmbedding if sparse_as_dense else keras.layers.Embedding)
+    together = reader()
+    x, y = words()
+    alone.compile(optimizer=OPTIMIZERS[kind](), loss="mse")
+    alone.fit(x, y, batch_size=passes * GLOBAL_BATCH, epochs=2, shuffle=False, verbose=0)
+    optimizer = create(
+        OPTIMIZERS[kind](),
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=passes,
+        average_aggregated_gradients=True,
+    )
+    together.compile(optimizer=optimizer, loss="mse")
+    part = {"batch_size": GLOBAL_BATCH // SIZE, "epochs": 2, "shuffle": False, "verbose": 0}
+    if BACKEND == "tensorflow" and passes > 1 and not sparse_as_dense:
+        with pytest.raises(ValueError, match="`sparse_as_dense` is False"):
+            together.fit(mine(x), mine(y), **part)
+        return
+    together.fit(mine(x), mine(y), **part)
+    assert_close(weights(together), weights(alone), 2e-4)
+    assert same_on_all_ranks(weights(together))
+
+
 def test_local_layers_stay_local():
     its = model()
     first = its.layers[0]

@@ -5,6 +5,8 @@ import importlib
 import pytest
 from keras_support import BACKEND
 
+import documented_names
+
 BASICS = """init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank
 cross_rank mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
 cuda_built rocm_built global_process_set Average Sum Compression DistributedOptimizer broadcast_global_variables
@@ -29,6 +31,7 @@ def test_a_package_has(package):
     for name in CALLBACKS.split():
         assert hasattr(hvd.callbacks, name), name
     assert set(ELASTIC.split()) == set(hvd.elastic.__all__)
+    documented_names.check(package)
 
 
 def test_what_they_share_has():

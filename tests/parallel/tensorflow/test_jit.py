@@ -117,6 +117,106 @@ def test_nested_functions_loops_and_names():
     assert np.allclose(outer(tf.ones(6)), SIZE), "a rank that traces once more has the same names"
 
 
+def test_a_function_that_is_used_at_several_places_keeps_their_values_apart():
+    @tf.function
+    def inner(x):
+        return mpi_ops._allreduce(x, op=hvd.Sum)
+
+    @tf.function
+    def twice(x):
+        return inner(x) + inner(x + 1), inner(-x)
+
+    def late(x, rounds):
+        """The same value, later: XLA runs what is ready, so ranks that run one program have other orders."""
+        m = tf.tile(x[:1, None], [256, 256])
+        for _ in tf.range(rounds):
+            m = tf.linalg.matmul(m, m) * 1e-6
+        return x + 0 * m[0, 0]
+
+    @compiled
+    def outer(x, y, z, rounds):
+        xs = [late(v, rounds[i]) for i, v in enumerate((x, y, z))]
+        a, b, c = (inner(x) for x in xs)
+        if x[0] > 0:
+            c = c + inner(xs[2] * 10)
+        for _ in tf.range(2):
+            c = inner(c / SIZE)
+        return a, b, c, twice(a), twice(b)
+
+    x, y, z = tf.ones(4), tf.fill([4], 10.0), tf.fill([4], 100.0)
+    rounds = tf.constant([50 * int(i == RANK) for i in range(3)])
+    for _ in range(3):  # the first run traces, the others find it traced
+        a, b, c, ofa, ofb = tf.nest.map_structure(lambda t: t.numpy()[0], outer(x, y, z, rounds))
+        assert (a, b, c) == (SIZE, 10 * SIZE, 1100 * SIZE)
+        assert ofa == (SIZE * (2 * a + 1), -SIZE * a)
+        assert ofb == (SIZE * (2 * b + 1), -SIZE * b)
+        # In another program the numbers of the places are others.
+        assert compiled(lambda x: (inner(x), inner(2 * x)))(x)[1].numpy()[0] == 2 * SIZE
+    assert inner(x).numpy()[0] == SIZE, "what was traced for a program works outside of it"
+
+
+def test_a_program_that_is_also_part_of_another_one():
+    part = compiled(lambda x: mpi_ops._allreduce(x, op=hvd.Sum))
+    assert part(tf.ones(2)).numpy()[0] == SIZE
+    whole = compiled(lambda x: (part(x), part(3 * x)))
+    assert [t.numpy()[0] for t in whole(tf.ones(2))] == [SIZE, 3 * SIZE]
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_gradients_of_functions_inside_the_program(kind):
+    def of(inner):
+        def slopes(x, y):
+            with tf.GradientTape() as tape:
+                tape.watch([x, y])
+                loss = tf.reduce_sum(inner(x) ** 2) + 3 * tf.reduce_sum(inner(y) ** 2)
+            return tape.gradient(loss, [x, y])
+
+        return slopes
+
+    x = tf.reshape(tf.range(2.0 * SIZE), (SIZE, 2)) + RANK
+    expected = tf.function(of(GRADIENTS[kind]))(x, x + 5)
+    got = compiled(of(tf.function(GRADIENTS[kind])))(x, x + 5)
+    assert np.allclose(got, expected)
+
+
+def test_a_gradient_that_is_taken_twice_is_refused():
+    """It is a function at two places, and TensorFlow does not tell of which call."""
+
+    def slopes(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = inner(x)
+            first, second = tf.reduce_sum(y**2), tf.reduce_sum(y)
+        return tape.gradient(first, x), tape.gradient(second, x)
+
+    def average(x):
+        return mpi_ops._allreduce(x, op=hvd.Average)
+
+    inner = tf.function(average)
+    with pytest.raises(NotImplementedError, match="plain Python function"):
+        compiled(slopes)(tf.ones(2))
+    inner = average
+    assert np.allclose(compiled(slopes)(tf.ones(2)), [[2, 2], [1, 1]])
+
+
+def test_operations_in_the_gradient_of_an_inner_function_are_refused():
+    @tf.custom_gradient
+    def backwards(x):
+        return tf.identity(x), lambda g: mpi_ops._allreduce(g, op=hvd.Average)
+
+    def slope(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(inner(x))
+        return tape.gradient(y, x)
+
+    inner = tf.function(lambda x: backwards(x))
+    with pytest.raises(NotImplementedError, match="plain Python function"):
+        compiled(slope)(tf.ones(2))
+    inner = backwards
+    assert np.allclose(compiled(slope)(tf.ones(2)), 1)
+
+
 def test_training_with_variables():
     weights = tf.Variable(tf.zeros(3))
 

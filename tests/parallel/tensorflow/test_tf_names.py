@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
+import documented_names
 import horovod.tensorflow as hvd
 
 BASICS = """init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank
@@ -50,6 +52,18 @@ def test_submodules_have(module):
     imported = importlib.import_module(f"horovod.tensorflow.{module}")
     for name in MODULES[module].split():
         assert hasattr(imported, name), name
+
+
+def test_the_documentation_has_them():
+    documented_names.check("horovod.tensorflow")
+
+
+def test_helpers_that_scripts_import():
+    variables = [tf.Variable(0.0), [tf.Variable(1.0)]]
+    refs = hvd.vars_to_refs(variables)
+    assert isinstance(hash(refs), int)
+    assert hvd.refs_to_vars(refs)[1][0] is variables[1][0]
+    assert [hvd.check_num_rank_power_of_2(n) for n in (1, 2, 3, 4)] == [True, True, False, True]
 
 
 NONE, PS = "Compression.none", "global_process_set"

@@ -44,13 +44,17 @@ def step(layer, x, incoming, mask=None):
 
 
 @pytest.mark.parametrize("generation", [3, 2])
-@pytest.mark.parametrize("as_function", [False, True])
+@pytest.mark.parametrize("way", ["eager", "function", "compiled"])
 @pytest.mark.parametrize("shape", [(4,), (3, 5, 4)], ids=str)
-def test_training_equals_one_process_on_the_whole_batch(generation, as_function, shape):
+def test_training_equals_one_process_on_the_whole_batch(generation, way, shape):
     sync, plain = layers(generation, momentum=0.5)
     for layer in (sync, plain):
         layer.build((None, *shape))
-    call = tf.function(step) if as_function else step
+    call = {
+        "eager": step,
+        "function": tf.function(step),
+        "compiled": tf.function(step, jit_compile=True),
+    }[way]
     for seed in range(2):
         whole, mine = batch(shape, seed)
         incoming = np.random.default_rng(9).normal(size=whole.shape).astype(np.float32)

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tf_modes import MODES
 
 import horovod.tensorflow as hvd
+from horovod.tensorflow._variables import tf_variable
 
 
 def variables():
@@ -46,7 +47,10 @@ def want(factor):
     with tf.GradientTape() as tape:
         vars = variables()
         value = loss(vars, 0)
-    return [grad.numpy() * float(factor) for grad in tape.gradient(value, vars)]
+    # NumPy 1 makes doubles of scalars.
+    return [
+        np.asarray(grad.numpy() * factor, grad.numpy().dtype) for grad in tape.gradient(value, vars)
+    ]
 
 
 def average_rank():
@@ -123,7 +127,7 @@ def test_partial_tape_leaves_layers_local():
     hvd.broadcast_variables(weights, 0)
     with tf.GradientTape(persistent=True) as tape:
         value = tf.reduce_sum(other(layer(x)))
-    plain = tape.gradient(value, [w.value for w in weights])
+    plain = tape.gradient(value, [tf_variable(w) for w in weights])
     tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer)
     got = tape.gradient(value, weights)
     for i in range(2):
@@ -246,6 +250,9 @@ def test_tracing_says_nothing_of_autograph(caplog):
     assert "AutoGraph" not in caplog.text
 
 
+@pytest.mark.skipif(
+    tf.__version__.startswith("2.13."), reason="it does not export XLA's foreign functions"
+)
 def test_programs_that_xla_compiles_get_the_same_gradients():
     vars = variables()
 

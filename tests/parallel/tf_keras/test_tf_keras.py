@@ -91,6 +91,42 @@ def test_several_passes(kind):
     assert not np.array_equal(its.get_weights()[0], before[0])
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("sparse_as_dense", [False, True])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_embeddings(kind, sparse_as_dense, passes):
+    def reader():
+        tf_keras.utils.set_random_seed(3)
+        embedding = tf_keras.layers.Embedding(10, 3, input_length=4)
+        return tf_keras.Sequential([embedding, tf_keras.layers.Flatten(), tf_keras.layers.Dense(3)])
+
+    rng = np.random.RandomState(5)
+    x, y = rng.randint(0, 10, (4 * BATCH, 4)), rng.randn(4 * BATCH, 3).astype("float32")
+    alone, together = reader(), reader()
+    alone.compile(optimizer=OPTIMIZERS[kind](), loss="mse")
+    alone.fit(x, y, batch_size=passes * BATCH, epochs=2, shuffle=False, verbose=0)
+    optimizer = hvd.DistributedOptimizer(
+        OPTIMIZERS[kind](),
+        sparse_as_dense=sparse_as_dense,
+        backward_passes_per_step=passes,
+        average_aggregated_gradients=True,
+    )
+    together.compile(optimizer=optimizer, loss="mse")
+    part = BATCH // SIZE
+    own = [
+        a.reshape(-1, BATCH, a.shape[1])[:, RANK * part : (RANK + 1) * part].reshape(-1, a.shape[1])
+        for a in (x, y)
+    ]
+    options = {"batch_size": part, "epochs": 2, "shuffle": False, "verbose": 0}
+    if passes > 1 and not sparse_as_dense:
+        with pytest.raises(ValueError, match="`sparse_as_dense` is False"):
+            together.fit(*own, **options)
+        return
+    together.fit(*own, **options)
+    for a, b in zip(together.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_callbacks_that_set_the_rate(kind):
     its = model()

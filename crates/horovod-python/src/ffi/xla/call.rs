@@ -12,6 +12,7 @@ use super::abi::{
 
 /// XLA's codes of element types.
 const S32: c_int = 4;
+const S64: c_int = 5;
 const F64: c_int = 12;
 /// Pairs of floats and doubles.
 const C64: c_int = 15;
@@ -28,6 +29,8 @@ pub(super) struct Attributes<'a> {
     pub(super) root: u32,
     /// Whether the call is in a function that is traced once and may be used at several places.
     pub(super) is_shared: bool,
+    /// Whether the last argument is no operand, but the number of the call of the function that the call is in.
+    pub(super) has_call_site: bool,
 }
 
 impl<'a> Attributes<'a> {
@@ -42,6 +45,7 @@ impl<'a> Attributes<'a> {
             process_set: 0,
             root: 0,
             is_shared: false,
+            has_call_site: false,
         };
         let Attrs {
             head,
@@ -70,10 +74,12 @@ impl<'a> Attributes<'a> {
                 ("process_set", Value::Int(set)) => all.process_set = number(name, set)?,
                 ("root", Value::Int(rank)) => all.root = number(name, rank)?,
                 ("is_shared", Value::Int(is)) => all.is_shared = is != 0,
+                ("has_call_site", Value::Int(has)) => all.has_call_site = has != 0,
                 (_, value) => {
                     return Err(invalid(format!(
                         "an XLA call has the attribute {name:?} with {value:?}; known are name (a string), reduce_op, \
-                         process_set, root, is_shared (32-bit integers), prescale and postscale (64-bit floats)"
+                         process_set, root, is_shared, has_call_site (32-bit integers), prescale and postscale (64-bit \
+                         floats)"
                     )));
                 }
             }
@@ -130,13 +136,23 @@ pub(super) struct Operand {
 }
 
 impl Operand {
-    /// Those of a call: as many results as operands, of the same types.
+    /// Those of a call: as many results as operands, of the same types; and the number of the call site, if it has one.
     ///
     /// # Safety
     /// The frame is XLA's.
-    pub(super) unsafe fn all(frame: &CallFrame) -> Result<Vec<Self>, Error> {
+    pub(super) unsafe fn all(
+        frame: &CallFrame,
+        has_call_site: bool,
+    ) -> Result<(Vec<Self>, i64), Error> {
         // SAFETY: as the caller promises.
-        let (args, rets) = unsafe { (buffers(&frame.args)?, buffers(&frame.rets)?) };
+        let (mut args, rets) = unsafe { (buffers(&frame.args)?, buffers(&frame.rets)?) };
+        let call_site = if has_call_site {
+            // SAFETY: a buffer of XLA's.
+            args.pop()
+                .map_or(Ok(0), |last| unsafe { number_in(last) })?
+        } else {
+            0
+        };
         if args.len() != rets.len() || args.is_empty() {
             return Err(invalid(format!(
                 "an XLA call has {} operands and {} results; there must be at least one, and a result for each",
@@ -146,9 +162,10 @@ impl Operand {
         }
         let pairs = args.into_iter().zip(rets);
         // SAFETY: as the caller promises.
-        pairs
+        let operands = pairs
             .map(|(arg, ret)| unsafe { Self::of(arg, ret) })
-            .collect()
+            .collect::<Result<_, _>>()?;
+        Ok((operands, call_site))
     }
 
     unsafe fn of(arg: &Buffer, ret: &Buffer) -> Result<Self, Error> {
@@ -257,6 +274,17 @@ unsafe fn buffers(values: &Values) -> Result<Vec<&Buffer>, Error> {
     types.iter().zip(buffers).map(buffer).collect()
 }
 
+/// The value of a scalar of 64 bits.
+unsafe fn number_in(buffer: &Buffer) -> Result<i64, Error> {
+    if buffer.dtype != S64 || buffer.rank != 0 || buffer.data.is_null() {
+        return Err(invalid(
+            "the number of a call site in an XLA call is no 64-bit integer",
+        ));
+    }
+    // SAFETY: a buffer of one such number.
+    Ok(unsafe { buffer.data.cast_const().cast::<i64>().read_unaligned() })
+}
+
 /// Complex numbers are pairs in a dimension of their own.
 unsafe fn meta_of(buffer: &Buffer) -> Result<TensorMeta, Error> {
     // SAFETY: as many dimensions as its rank says.
@@ -270,7 +298,7 @@ unsafe fn meta_of(buffer: &Buffer) -> Result<TensorMeta, Error> {
         2 => DType::I8,
         3 => DType::I16,
         S32 => DType::I32,
-        5 => DType::I64,
+        S64 => DType::I64,
         6 => DType::U8,
         7 => DType::U16,
         8 => DType::U32,

@@ -13,6 +13,7 @@ mod answer;
 mod call;
 mod places;
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use horovod::{
@@ -214,7 +215,10 @@ unsafe fn tell_metadata(frame: &CallFrame) -> bool {
 /// Submits the operation, and waits for it or leaves a future in the frame.
 unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
     // SAFETY: XLA's frame.
-    let (attributes, operands) = unsafe { (Attributes::of(frame)?, Operand::all(frame)?) };
+    let attributes = unsafe { Attributes::of(frame)? };
+    // SAFETY: XLA's frame.
+    let (operands, call_site) = unsafe { Operand::all(frame, attributes.has_call_site)? };
+    let name = name_at(attributes.name, call_site);
     if attributes.is_shared
         // SAFETY: the context of this call.
         && let Some(run_id) = unsafe { xla.run_id(frame.context) }
@@ -259,9 +263,9 @@ unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Err
         kind.prefix
     };
     let set = ProcessSetId(attributes.process_set);
-    let submission = Submission::new(prefix, Some(attributes.name), op, set, tensors);
+    let submission = Submission::new(prefix, Some(&name), op, set, tensors);
     let handle = engine.submit(submission).map_err(explained)?;
-    let expected = Expected::of(kind, attributes.name, operands);
+    let expected = Expected::of(kind, &name, operands);
     // On the thread that runs callbacks no other is run meanwhile.
     let wait_timeout = if horovod::in_callback() {
         Duration::ZERO
@@ -282,6 +286,14 @@ unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Err
     let complete = move |result| future.complete(expected.check(result));
     engine.call_at_end(handle, Box::new(complete));
     Ok(())
+}
+
+/// The name of an operation in a function that a program calls at several places; 0 is where a program begins.
+fn name_at(name: &str, call_site: i64) -> Cow<'_, str> {
+    if call_site == 0 {
+        return Cow::Borrowed(name);
+    }
+    Cow::Owned(format!("{name}@{}", call_site.cast_unsigned()))
 }
 
 /// What is wrong with a name that several calls of one program have, and the cure.

@@ -1,0 +1,152 @@
+"""Call sites of functions inside a compiled program, as numbers that distinguish operations of one name.
+
+TensorFlow traces a `tf.function` once and may call it at several places of a program. What is named while it is traced
+has one name at all of them; XLA may run the places in any order, another one on each rank, and then ranks would pair
+operands of different places. So a function gets one input more, a capture whose value is made where the function is
+called: a number that is different at each place, and the same on all ranks that trace the same program.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+import tensorflow as tf
+from tensorflow.core.function import trace_type
+from tensorflow.python.framework import func_graph as _func_graph
+from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_v2_func_graphs as _branches
+
+_KEY: Final = "horovod call site"
+# Numbers of nested calls are digits to this base, in integers of 64 bits that wrap around.
+_BASE: Final = 1_000_003
+_CALLS: Final = {"PartitionedCall", "StatefulPartitionedCall"}
+_NODES: Final = _CALLS | {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"}
+
+# Graphs of gradients with operations in them, and the tensor of the differentiated function that holds its call site.
+_gradients: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+
+
+def is_compiled(graph: Any) -> bool:
+    """Whether a graph is traced for XLA, at any depth of nesting."""
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def function_of(graph: Any) -> Any:
+    """The graph of the function that a graph is in: itself, unless it is a branch or the body of a loop."""
+    while isinstance(
+        graph,
+        _branches.CondBranchFuncGraph | _branches.WhileCondFuncGraph | _branches.WhileBodyFuncGraph,
+    ):
+        graph = graph.outer_graph
+    return graph
+
+
+def current() -> Any:
+    """Where the function that is being traced is called: an int64 scalar, 0 where a program begins.
+
+    None in a graph that is no function, which is not called.
+
+    Raises
+    ------
+    NotImplementedError
+        In the gradient of an inner function, of which TensorFlow does not tell where it is called.
+    """
+    function = function_of(_ops.get_default_graph())
+    return _of(function) if isinstance(function, _func_graph.FuncGraph) else None
+
+
+def note_gradient(site: Any) -> None:
+    """The operation that is being made belongs to the gradient of a function that is called at `site`."""
+    function = function_of(_ops.get_default_graph())
+    if site is not None and _is_gradient(function):
+        _gradients[function] = site
+
+
+def _is_gradient(function: Any) -> bool:
+    """Whether TensorFlow has made this graph of a function to differentiate it."""
+    return str(getattr(function, "name", "")).startswith("__backward_")
+
+
+def _of(function: Any) -> Any:
+    captures = function.function_captures
+    if _KEY in captures.by_ref_internal:
+        return captures.by_ref_internal[_KEY]
+    if _is_gradient(function):
+        raise NotImplementedError(
+            "Horovod inside jit_compile=True cannot be called by the gradient of a tf.function that is part of the "
+            "compiled program: differentiate inside of that function, make it a plain Python function, or set "
+            "jit_compile=False."
+        )
+    spec = trace_type.from_value(
+        tf.TensorSpec((), tf.int64), trace_type.InternalTracingContext(True)
+    )
+    with function.as_default():
+        placeholder = spec.placeholder_value(trace_type.InternalPlaceholderContext(function))
+    captures.add_or_replace(
+        key=_KEY,
+        external=_caller_of(weakref.ref(function), spec),
+        internal=placeholder,
+        tracetype=spec,
+        is_by_ref=True,
+    )
+    return placeholder
+
+
+def _caller_of(function: Any, spec: Any) -> Callable[[], list[Any]]:
+    """What TensorFlow calls for the captured value, wherever the function is called."""
+
+    def number() -> list[Any]:
+        _refuse_repeated_gradients(function())
+        caller = _ops.get_default_graph()
+        if tf.executing_eagerly() or not is_compiled(caller):
+            return [tf.constant(0, tf.int64)]
+        site, factor, graph, calls = 0, 1, caller, None
+        while calls is None:
+            site += factor * (1 + sum(op.type in _NODES for op in graph.get_operations()))
+            factor *= _BASE
+            if graph is function_of(graph):
+                calls = _of(graph)
+            graph = graph.outer_graph
+        return [calls * _wrapped(factor) + _wrapped(site)]
+
+    number.output_spec = spec  # type: ignore[attr-defined]
+    return number
+
+
+def _wrapped(number: int) -> int:
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _refuse_repeated_gradients(graph: Any) -> None:
+    """One call may be differentiated once: the gradient is a function, too, whose call sites are not known.
+
+    Raises
+    ------
+    NotImplementedError
+        It is done twice, by a persistent tape.
+    """
+    if graph is None or not _gradients:
+        return
+    sites = {}
+    for gradient, site in _gradients.items():
+        captured = gradient.function_captures.by_val_internal.get(id(site))
+        inputs = [tensor is captured for tensor in gradient.inputs]
+        if True in inputs:
+            sites[f"__inference_{gradient.name}"] = inputs.index(True)
+    seen = set()
+    for op in graph.get_operations():
+        if op.type not in _CALLS:
+            continue
+        # TensorFlow adds a number to the graph's name.
+        name = op.get_attr("f").name.rpartition("_")[0]
+        if name not in sites:
+            continue
+        use = name, op.inputs[sites[name]].ref()
+        if use in seen:
+            raise NotImplementedError(
+                "The gradient of a tf.function with Horovod's operations is taken twice inside jit_compile=True (by a "
+                "persistent tape), where ranks could mix up the values of the two: make the tf.function a plain Python "
+                "function, or set jit_compile=False."
+            )
+        seen.add(use)
