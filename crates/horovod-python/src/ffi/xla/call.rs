@@ -146,13 +146,9 @@ impl Operand {
     ) -> Result<(Vec<Self>, i64), Error> {
         // SAFETY: as the caller promises.
         let (mut args, rets) = unsafe { (buffers(&frame.args)?, buffers(&frame.rets)?) };
-        let call_site = if has_call_site {
-            // SAFETY: a buffer of XLA's.
-            args.pop()
-                .map_or(Ok(0), |last| unsafe { number_in(last) })?
-        } else {
-            0
-        };
+        let last = if has_call_site { args.pop() } else { None };
+        // SAFETY: a buffer of XLA's.
+        let call_site = last.map_or(Ok(0), |last| unsafe { number_in(last) })?;
         if args.len() != rets.len() || args.is_empty() {
             return Err(invalid(format!(
                 "an XLA call has {} operands and {} results; there must be at least one, and a result for each",
