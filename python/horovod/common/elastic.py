@@ -86,6 +86,8 @@ class State:
 
         Every rank has to call it equally often.
         """
+        # What is still running on a GPU may yet fail: then it must not be what everybody goes back to.
+        _core.wait_for_devices()
         self.save()
         self._commits += 1
         self.check_host_updates()
@@ -164,6 +166,7 @@ class ObjectState(State):
 
     def save(self) -> None:
         """Copy the attributes, deeply."""
+        _core.wait_for_devices()
         self._saved_state = self._snapshot()
 
     def restore(self) -> None:
@@ -304,6 +307,7 @@ class _Run:
             return "members of the job come or go; state stays as it is"
         try:
             # Nobody leaves before all are done: a rank that needs the others once more would find none.
+            _core.wait_for_devices()
             if _core.is_elastic():
                 _core.barrier(global_process_set.process_set_id)
         except HorovodInternalError as error:
