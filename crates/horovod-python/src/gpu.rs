@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
-use horovod::gpu::{End, Found, GpuError, RawStream, Ready};
-use horovod::{Allocator, DType, Engine};
+use horovod::config::ProcessEnvironment;
+use horovod::gpu::{Found, GpuError, LaunchEnd, RawStream, Ready};
+use horovod::{Allocated, Allocator, DType, Engine, Error, Leaving, StopReason};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};
@@ -64,7 +65,7 @@ pub(crate) fn record(py: Python<'_>, ordinal: i32, stream: RawStream) -> PyResul
 /// stream.
 pub(crate) fn order(
     py: Python<'_>,
-    end: &Arc<End>,
+    end: &Arc<dyn LaunchEnd>,
     streams: Option<StreamSource>,
     engine: &Engine,
 ) -> PyResult<()> {
@@ -72,7 +73,7 @@ pub(crate) fn order(
         let stream = streams.current(py, end.ordinal())?;
         end.order(stream).map_err(|e| operation_error(py, e))?;
     }
-    if streams.is_some() && engine.config().async_completion {
+    if streams.is_some() && engine.config().gpu.asynchronous {
         return Ok(());
     }
     let end = end.clone();
@@ -128,10 +129,10 @@ pub(crate) fn allocating(
             if let Some(place) = kept.get_mut(i) {
                 *place = Some((owner, shape.to_vec()));
             }
-            Ok((
-                std::ptr::with_exposed_provenance_mut::<u8>(address),
-                Some(ready),
-            ))
+            Ok(Allocated {
+                memory: std::ptr::with_exposed_provenance_mut(address),
+                ready: Some(ready),
+            })
         });
         allocated
             .ok_or_else(|| "the interpreter is ending".to_owned())?
@@ -155,7 +156,12 @@ fn prepare(py: Python<'_>) {
         tracing::warn!("the folders of Python's packages are not searched for NCCL: {why}");
         Vec::new()
     });
-    TOLD.call_once(|| horovod::gpu::search_wheels(folders));
+    TOLD.call_once(|| {
+        // A setting that cannot be read is said at init.
+        if let Ok(search) = horovod::config::gpu_search(&ProcessEnvironment, folders) {
+            horovod::gpu::set_search(search);
+        }
+    });
 }
 
 /// The libraries for GPUs: for each where it is and its version, or why it cannot be used. CUDA is not initialised.
@@ -175,8 +181,15 @@ pub(crate) fn gpu_libraries(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 /// Wait on the host until everything that was launched on GPUs has ended; raises what went wrong there.
 #[pyfunction]
 pub(crate) fn wait_for_devices(py: Python<'_>) -> PyResult<()> {
+    if !horovod::gpu::is_initialised() {
+        return Ok(());
+    }
     let Ok(engine) = horovod::engine() else {
         return Ok(());
     };
-    detached(py, || engine.wait_for_devices()).map_err(|e| operation_error(py, e))
+    match detached(py, || engine.wait_for_devices()) {
+        // Nothing was in flight when the job ended.
+        Err(Error::Stopped { why: StopReason::Left(Leaving::Ended), .. }) => Ok(()),
+        waited => waited.map_err(|e| operation_error(py, e)),
+    }
 }

@@ -307,8 +307,8 @@ class _Run:
             return "members of the job come or go; state stays as it is"
         try:
             # Nobody leaves before all are done: a rank that needs the others once more would find none.
-            _core.wait_for_devices()
             if _core.is_elastic():
+                _core.wait_for_devices()
                 _core.barrier(global_process_set.process_set_id)
         except HorovodInternalError as error:
             return f"{_words(error)}; this rank was done, others may not be"
