@@ -18,7 +18,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-tensorflow", 0),
 ];
 /// For development only: nobody depends on them.
-const DEVELOPMENT: &[&str] = &["horovod-fuzz", "horovod-sim", "xtask"];
+const DEVELOPMENT: &[&str] = &["horovod-fuzz", "horovod-gpu-double", "horovod-sim", "xtask"];
 
 /// All that the protocol may be compiled with: error enums, and what that macro needs.
 const PROTOCOL_MAY_USE: &[&str] = &[

@@ -1,0 +1,25 @@
+//! The calls of a thread between `ncclGroupStart` and `ncclGroupEnd`.
+
+use super::part::Part;
+
+/// A collective that waits for the end of its group.
+#[derive(Debug)]
+pub(crate) struct Queued {
+    pub(crate) communicator: u64,
+    pub(crate) part: Part,
+    pub(crate) stream: u64,
+}
+
+/// What a thread's group holds so far.
+#[derive(Debug, Default)]
+pub(crate) struct Group {
+    /// Groups nest; the outermost counts.
+    pub(crate) depth: u32,
+    /// The first error of a call within.
+    pub(crate) error: Option<i32>,
+    pub(crate) queued: Vec<Queued>,
+    /// Communicators that are being made.
+    pub(crate) begun: Vec<u64>,
+    pub(crate) aborted: Vec<u64>,
+    pub(crate) destroyed: Vec<u64>,
+}

@@ -1,0 +1,343 @@
+//! The meeting point of a communicator's ranks, in the process that made its unique id: it collects what they put into
+//! each collective, compares the calls, and sends the results.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::part::{self, Function};
+use super::wire::{Hello, Magic, Message, Shape};
+
+static SESSIONS: LazyLock<Mutex<HashMap<Magic, Arc<Session>>>> = LazyLock::new(Mutex::default);
+
+fn sessions() -> MutexGuard<'static, HashMap<Magic, Arc<Session>>> {
+    SESSIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One communicator's meeting.
+#[derive(Default)]
+struct Session(Mutex<Meeting>);
+
+#[derive(Default)]
+struct Meeting {
+    magic: Magic,
+    members: BTreeMap<u32, (Hello, TcpStream)>,
+    /// All were there once; so many.
+    is_complete: bool,
+    size: usize,
+    /// Parts of each collective, by its place in the sequence and by rank, and whose shape the others must have.
+    collectives: BTreeMap<u64, Slot>,
+    /// Unmatched ends of transfers, by sender and receiver.
+    sends: HashMap<(u32, u32), VecDeque<(Ticket, Shape, Vec<u8>)>>,
+    receives: HashMap<(u32, u32), VecDeque<(Ticket, Shape)>>,
+    splits: BTreeMap<u64, BTreeMap<u32, (i32, i32)>>,
+    finalized: BTreeSet<u32>,
+}
+
+struct Slot {
+    shape: Shape,
+    first: u32,
+    parts: BTreeMap<u32, (Ticket, Vec<u8>)>,
+}
+
+/// Where a rank waits for an outcome.
+type Ticket = (u64, u32);
+
+/// Opens a session; its magic number and the address.
+pub(crate) fn open() -> io::Result<(Magic, SocketAddrV4)> {
+    static ADDRESS: OnceLock<SocketAddrV4> = OnceLock::new();
+    static STARTING: Mutex<()> = Mutex::new(());
+    let starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let address = match ADDRESS.get() {
+        Some(address) => *address,
+        None => {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+            let port = listener.local_addr()?.port();
+            let thread = std::thread::Builder::new().name("gpu-double-hub".to_owned());
+            thread.spawn(move || accept(&listener))?;
+            *ADDRESS.get_or_init(|| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
+        }
+    };
+    drop(starting);
+    Ok((new_session()?, address))
+}
+
+fn new_session() -> io::Result<Magic> {
+    let mut magic = Magic::default();
+    getrandom::fill(&mut magic).map_err(|error| io::Error::other(error.to_string()))?;
+    let session = Arc::new(Session::default());
+    session.lock().magic = magic;
+    sessions().insert(magic, session);
+    Ok(magic)
+}
+
+fn accept(listener: &TcpListener) {
+    for stream in listener.incoming().flatten() {
+        let thread = std::thread::Builder::new().name("gpu-double-rank".to_owned());
+        // A rank that gets no thread sees its connection closed.
+        let _ = thread.spawn(move || serve(stream));
+    }
+}
+
+/// Serves one rank until it goes.
+fn serve(mut stream: TcpStream) {
+    let Ok(Message::Hello(hello)) = Message::read(&mut stream) else {
+        return;
+    };
+    let _ = stream.set_nodelay(true);
+    let rank = hello.rank;
+    let found = sessions().get(&hello.magic).cloned();
+    let (Some(session), Ok(writer)) = (found, stream.try_clone()) else {
+        let text = "no communicator has this unique id".to_owned();
+        let _ = Message::Refused { code: 5, text }.write(&mut stream);
+        return;
+    };
+    let magic = hello.magic;
+    session.lock().join(hello, writer);
+    while let Ok(message) = Message::read(&mut stream) {
+        session.lock().receive(rank, message);
+    }
+    let mut meeting = session.lock();
+    meeting.leave(rank);
+    if meeting.members.is_empty() && meeting.is_complete {
+        drop(meeting);
+        sessions().remove(&magic);
+    }
+}
+
+impl Session {
+    fn lock(&self) -> MutexGuard<'_, Meeting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Meeting {
+    fn tell(&mut self, rank: u32, message: &Message) {
+        if let Some((_, stream)) = self.members.get_mut(&rank) {
+            // Who cannot be told is about to be seen as lost.
+            let _ = message.write(stream);
+        }
+    }
+
+    fn tell_all(&mut self, message: &Message) {
+        for (_, stream) in self.members.values_mut() {
+            let _ = message.write(stream);
+        }
+    }
+
+    fn join(&mut self, hello: Hello, mut stream: TcpStream) {
+        if let Some(text) = self.objection(&hello) {
+            let refused = Message::Refused { code: 5, text };
+            let _ = refused.write(&mut stream);
+            self.tell_all(&refused);
+            return;
+        }
+        let size = hello.size as usize;
+        self.members.insert(hello.rank, (hello, stream));
+        if self.members.len() == size {
+            self.is_complete = true;
+            self.size = size;
+            self.tell_all(&Message::Welcome);
+        }
+    }
+
+    fn objection(&self, new: &Hello) -> Option<String> {
+        if self.is_complete || self.members.contains_key(&new.rank) {
+            return Some(format!("rank {} is there already", new.rank));
+        }
+        self.members.values().find_map(|(other, _)| {
+            if other.size != new.size {
+                return Some(format!(
+                    "rank {} says {} ranks, rank {} says {}",
+                    other.rank, other.size, new.rank, new.size
+                ));
+            }
+            if other.version != new.version {
+                return Some(format!(
+                    "Mismatched NCCL version detected : rank {} version {} rank {} version {}",
+                    other.rank, other.version, new.rank, new.version
+                ));
+            }
+            (other.uuid == new.uuid && !(other.may_share && new.may_share)).then(|| {
+                format!(
+                    "Duplicate GPU detected : rank {} and rank {}",
+                    other.rank, new.rank
+                )
+            })
+        })
+    }
+
+    fn leave(&mut self, rank: u32) {
+        if self.members.remove(&rank).is_none() || !self.is_complete {
+            return;
+        }
+        if !self.finalized.contains(&rank) {
+            let text = format!("rank {rank} is gone");
+            self.tell_all(&Message::Lost { text });
+        }
+    }
+
+    fn receive(&mut self, rank: u32, message: Message) {
+        match message {
+            Message::Part {
+                launch,
+                part,
+                sequence,
+                shape,
+                data,
+            } => {
+                let ticket = (launch, part);
+                match Function::ALL.get(usize::from(shape.function)) {
+                    Some(Function::Send) => self.send(rank, ticket, shape, data),
+                    Some(Function::Recv) => self.receive_from(rank, ticket, shape),
+                    Some(_) => self.collective(rank, ticket, sequence, shape, data),
+                    None => {}
+                }
+            }
+            Message::Split { number, color, key } => self.split(rank, number, color, key),
+            Message::Finalize => {
+                self.finalized.insert(rank);
+                let are_all = self
+                    .members
+                    .keys()
+                    .all(|rank| self.finalized.contains(rank));
+                if are_all {
+                    self.tell_all(&Message::Finalized);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn collective(
+        &mut self,
+        rank: u32,
+        ticket: Ticket,
+        sequence: u64,
+        shape: Shape,
+        data: Vec<u8>,
+    ) {
+        let size = self.size;
+        let slot = self.collectives.entry(sequence).or_insert_with(|| Slot {
+            shape,
+            first: rank,
+            parts: BTreeMap::new(),
+        });
+        if slot.shape != shape {
+            let text = format!(
+                "collective {sequence} is {} on rank {}, {} on rank {rank}",
+                describe(slot.shape),
+                slot.first,
+                describe(shape),
+            );
+            self.tell_all(&Message::Mismatch { text });
+            return;
+        }
+        slot.parts.insert(rank, (ticket, data));
+        if slot.parts.len() < size {
+            return;
+        }
+        let Some(slot) = self.collectives.remove(&sequence) else {
+            return;
+        };
+        let (tickets, data): (Vec<_>, Vec<_>) = slot
+            .parts
+            .into_iter()
+            .map(|(r, (t, d))| ((r, t), d))
+            .unzip();
+        let results = part::results(shape, &data);
+        for ((rank, (launch, part)), data) in tickets.into_iter().zip(results) {
+            self.tell(rank, &Message::Outcome { launch, part, data });
+        }
+    }
+
+    fn send(&mut self, rank: u32, ticket: Ticket, shape: Shape, data: Vec<u8>) {
+        let pair = (rank, shape.root as u32);
+        let waiting = self.receives.entry(pair).or_default().pop_front();
+        match waiting {
+            Some((receiver, wanted)) => self.transfer(pair, ticket, shape, receiver, wanted, data),
+            None => self
+                .sends
+                .entry(pair)
+                .or_default()
+                .push_back((ticket, shape, data)),
+        }
+    }
+
+    fn receive_from(&mut self, rank: u32, ticket: Ticket, shape: Shape) {
+        let pair = (shape.root as u32, rank);
+        let waiting = self.sends.entry(pair).or_default().pop_front();
+        match waiting {
+            Some((sender, sent, data)) => self.transfer(pair, sender, sent, ticket, shape, data),
+            None => self
+                .receives
+                .entry(pair)
+                .or_default()
+                .push_back((ticket, shape)),
+        }
+    }
+
+    fn transfer(
+        &mut self,
+        (from, to): (u32, u32),
+        sender: Ticket,
+        sent: Shape,
+        receiver: Ticket,
+        wanted: Shape,
+        data: Vec<u8>,
+    ) {
+        if (sent.count, sent.dtype) != (wanted.count, wanted.dtype) {
+            let text = format!(
+                "rank {from} sends {}, rank {to} receives {}",
+                describe(sent),
+                describe(wanted)
+            );
+            self.tell_all(&Message::Mismatch { text });
+            return;
+        }
+        let outcome = |(launch, part): Ticket, data| Message::Outcome { launch, part, data };
+        self.tell(to, &outcome(receiver, data));
+        self.tell(from, &outcome(sender, Vec::new()));
+    }
+
+    fn split(&mut self, rank: u32, number: u64, color: i32, key: i32) {
+        let asked = self.splits.entry(number).or_default();
+        asked.insert(rank, (color, key));
+        if asked.len() < self.size {
+            return;
+        }
+        let mut groups: BTreeMap<i32, Vec<(i32, u32)>> = BTreeMap::new();
+        for (rank, (color, key)) in self.splits.remove(&number).unwrap_or_default() {
+            groups.entry(color).or_default().push((key, rank));
+        }
+        for (_, mut ranks) in groups.into_iter().filter(|(color, _)| *color >= 0) {
+            ranks.sort_unstable();
+            let Ok(magic) = new_session() else {
+                return;
+            };
+            let size = ranks.len() as u32;
+            for (new, (_, rank)) in ranks.into_iter().enumerate() {
+                let rank_there = new as u32;
+                self.tell(
+                    rank,
+                    &Message::SplitDone {
+                        number,
+                        rank: rank_there,
+                        size,
+                        magic,
+                    },
+                );
+            }
+        }
+    }
+}
+
+fn describe(shape: Shape) -> String {
+    let function = Function::ALL.get(usize::from(shape.function));
+    let name = function.map_or("?", |f| f.name());
+    format!(
+        "{name}(count {}, type {}, op {}, root {})",
+        shape.count, shape.dtype, shape.operator, shape.root
+    )
+}
