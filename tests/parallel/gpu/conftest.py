@@ -1,16 +1,17 @@
 """These tests run on ranks that each have a GPU of the double, over NCCL's double and staged through host memory.
 
 `make gpu-double` builds it; `environments.json` names it to the runtime as it would name the real libraries.
+tests/integration/test_real_gpus.py runs them on the machine's own GPUs.
 """
 
 import pytest
-from cuda_double import DoubleTensor, OnDouble, violations
+from devices import GpuTensor, OnGpu, violations
 
 from horovod import _core
 
-# The core's own reader of tensors takes exact types, before the adapter names them.
+# The core's own reader of tensors takes the types that the adapter names, and no subclass.
 _PlainTensors = _core.PlainTensors
-_core.PlainTensors = lambda types, *others: _PlainTensors([*types, DoubleTensor], *others)
+_core.PlainTensors = lambda types, *others: _PlainTensors([*types, GpuTensor], *others)
 
 import horovod.torch as hvd  # noqa: E402
 
@@ -26,6 +27,6 @@ def _job():
 @pytest.fixture(autouse=True)
 def _in_order():
     """Each test leaves the double content; the first that does not is the one to look at."""
-    with OnDouble():
+    with OnGpu():
         yield
     assert violations() == []

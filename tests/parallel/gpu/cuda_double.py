@@ -1,6 +1,6 @@
 """Tensors in the memory of the GPU double (crates/horovod-gpu-double), and just enough of `torch.cuda` for them.
 
-A `DoubleTensor` says that it is a CUDA tensor and tells the double's memory and streams through DLPack's exchange
+A `GpuTensor` says that it is a CUDA tensor and tells the double's memory and streams through DLPack's exchange
 table, as PyTorch's own do on a machine with GPUs. Its elements are in host memory, so PyTorch computes with them on the
 CPU: each function waits for the current stream of the double first, and tells the double what it has read and written
 there, which notices what is not in order.
@@ -25,16 +25,23 @@ _u64, _size, _int, _pointer = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ct
 library = ctypes.CDLL(LIBRARY)
 for _name, _result, _arguments in (
     ("double_alloc", _u64, (_int, _size)),
-    ("double_free", None, (_u64,)),
+    ("double_free_on", _int, (_u64, _pointer)),
     ("double_stream_create", _pointer, (_int,)),
-    ("double_stream_write", None, (_pointer, _u64, _pointer, _size)),
-    ("double_stream_read", None, (_pointer, _pointer, _u64, _size)),
-    ("double_stream_synchronize", None, (_pointer,)),
-    ("double_violations", _size, (ctypes.c_char_p, _size)),
+    ("double_stream_write", _int, (_pointer, _u64, _pointer, _size)),
+    ("double_stream_read", _int, (_pointer, _pointer, _u64, _size)),
+    ("double_stream_synchronize", _int, (_pointer,)),
+    ("double_stream_begin_capture", _int, (_pointer, _int)),
+    ("double_stream_end_capture", ctypes.c_int64, (_pointer,)),
+    ("double_violations", _u64, (ctypes.c_char_p, _size)),
     ("double_counts", _u64, (ctypes.c_char_p,)),
 ):
     _function = getattr(library, _name)
     _function.restype, _function.argtypes = _result, _arguments
+
+
+def number_of_gpus() -> int:
+    """How many this process sees; `environments.json` says it to the double."""
+    return 4
 
 
 def violations() -> list[str]:
@@ -62,10 +69,32 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait on the host; no function of CUDA's is counted."""
-        library.double_stream_synchronize(self.cuda_stream)
+        _call("double_stream_synchronize", self.cuda_stream)
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        """Capture what is put on the stream, as into a CUDA graph; nothing may end the capture from outside."""
+        _call("double_stream_begin_capture", self.cuda_stream, 0)
+        try:
+            yield
+        finally:
+            assert library.double_stream_end_capture(self.cuda_stream) >= 0, "it was invalidated"
+
+
+def _call(name: str, *arguments: Any) -> None:
+    code = getattr(library, name)(*arguments)
+    assert code == 0, f"{name} returned {code}"
 
 
 _current = threading.local()
+# The default streams; only device 0's can be told by a null pointer, which means the current context's.
+_defaults: dict[int, Stream] = {}
+
+
+def _default_stream(device: int) -> Stream:
+    if device not in _defaults:
+        _defaults[device] = Stream(device, None if device else 0)
+    return _defaults[device]
 
 
 def _streams() -> dict[int, Stream]:
@@ -77,7 +106,7 @@ def current_stream(device: Any = None) -> Stream:
     """This thread's stream of a device: the default stream unless `stream` says otherwise."""
     index = device.index if isinstance(device, torch.device) else device
     index = index or 0
-    return _streams().setdefault(index, Stream(index, 0))
+    return _streams().get(index) or _default_stream(index)
 
 
 @contextlib.contextmanager
@@ -100,9 +129,10 @@ torch.cuda.stream = stream
 _devices: dict[int, int] = {}
 
 
-def _free(address: int) -> None:
+def _free(address: int, allocated_on: Stream) -> None:
+    # As PyTorch's allocator: what is allocated next on the same stream may have it.
     _devices.pop(address, None)
-    library.double_free(address)
+    _call("double_free_on", address, allocated_on.cuda_stream)
 
 
 def _empty(device: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
@@ -112,7 +142,7 @@ def _empty(device: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
     assert address, "the double has no memory left"
     memory = (ctypes.c_char * nbytes).from_address(address)
     # The storage keeps the array alive.
-    weakref.finalize(memory, _free, address).atexit = False
+    weakref.finalize(memory, _free, address, current_stream(device)).atexit = False
     _devices[address] = device
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)[:numel]
 
@@ -143,7 +173,7 @@ def _tell_read(tensor: torch.Tensor) -> None:
     if nbytes:
         own = current_stream(_device_of(tensor))
         into = ctypes.create_string_buffer(nbytes)
-        library.double_stream_read(own.cuda_stream, into, address, nbytes)
+        _call("double_stream_read", own.cuda_stream, into, address, nbytes)
         own.synchronize()
 
 
@@ -152,7 +182,7 @@ def _tell_written(tensor: torch.Tensor) -> None:
     if nbytes:
         own = current_stream(_device_of(tensor))
         content = ctypes.create_string_buffer(ctypes.string_at(address, nbytes), nbytes)
-        library.double_stream_write(own.cuda_stream, address, content, nbytes)
+        _call("double_stream_write", own.cuda_stream, address, content, nbytes)
         own.synchronize()
 
 
@@ -162,7 +192,7 @@ def _move(tensor: torch.Tensor, device: int) -> torch.Tensor:
         strides = torch.empty_like(tensor).stride()  # as of a clone
         moved = _empty(device, tensor.dtype, tensor.numel()).as_strided(tensor.shape, strides)
         moved.copy_(tensor)
-        result = moved.as_subclass(DoubleTensor)
+        result = moved.as_subclass(GpuTensor)
     _tell_written(result)
     return result
 
@@ -174,7 +204,7 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return _plain(grad) if isinstance(grad, DoubleTensor) else grad, None
+        return _plain(grad) if isinstance(grad, GpuTensor) else grad, None
 
 
 # Functions that look at what a tensor is, not at its elements.
@@ -187,15 +217,15 @@ _LOOKS = frozenset(
 _NEW = frozenset("empty_like new_empty".split())
 
 
-def _tensors(values: Any) -> Iterator[DoubleTensor]:
+def _tensors(values: Any) -> Iterator[GpuTensor]:
     for value in values:
-        if isinstance(value, DoubleTensor):
+        if isinstance(value, GpuTensor):
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
 
 
-class DoubleTensor(torch.Tensor):
+class GpuTensor(torch.Tensor):
     """A tensor in the double's memory, or computed from some."""
 
     is_cuda = property(lambda self: True)
@@ -242,11 +272,11 @@ class DoubleTensor(torch.Tensor):
 def _converted(value: Any, device: int) -> Any:
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(_converted(v, device) for v in value)
-    if not isinstance(value, torch.Tensor) or isinstance(value, DoubleTensor):
+    if not isinstance(value, torch.Tensor) or isinstance(value, GpuTensor):
         return value
     if _device_of(value) is not None:
         with torch._C.DisableTorchFunctionSubclass():
-            return value.as_subclass(DoubleTensor)
+            return value.as_subclass(GpuTensor)
     if value.layout is not torch.strided:
         return value
     return _Moved.apply(value, device) if value.requires_grad else _move(value, device)
@@ -254,7 +284,7 @@ def _converted(value: Any, device: int) -> Any:
 
 def _gradient(param: torch.Tensor, grad: torch.Tensor | None, device: int) -> torch.Tensor | None:
     """The gradient that autograd has computed on the CPU goes to the device with the first look at it."""
-    if grad is None or isinstance(grad, DoubleTensor) or grad.layout is not torch.strided:
+    if grad is None or isinstance(grad, GpuTensor) or grad.layout is not torch.strided:
         return grad
     moved = _move(grad, device)
     with torch._C.DisableTorchFunctionSubclass():
@@ -262,14 +292,14 @@ def _gradient(param: torch.Tensor, grad: torch.Tensor | None, device: int) -> to
     return moved
 
 
-def on_gpu(tensor: torch.Tensor, device: int = 0) -> DoubleTensor:
+def on_gpu(tensor: torch.Tensor, device: int = 0) -> GpuTensor:
     """A copy on a GPU of the double."""
     moved = _move(tensor, device)
-    assert isinstance(moved, DoubleTensor)
+    assert isinstance(moved, GpuTensor)
     return moved.requires_grad_(tensor.requires_grad)
 
 
-class OnDouble(TorchFunctionMode):
+class OnGpu(TorchFunctionMode):
     """Makes what is asked for with `device="cuda"` in the double's memory."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -365,4 +395,4 @@ _table = _Table(
     ctypes.cast(_describe, _pointer),
     ctypes.cast(_current_work_stream, _pointer),
 )
-DoubleTensor.__dlpack_c_exchange_api__ = _seal(ctypes.addressof(_table), _CAPSULE, None)
+GpuTensor.__dlpack_c_exchange_api__ = _seal(ctypes.addressof(_table), _CAPSULE, None)

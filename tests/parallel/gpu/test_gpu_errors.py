@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from cuda_double import on_gpu
+from devices import Stream, number_of_gpus, on_gpu, stream
 
 import horovod.torch as hvd
 
 hvd.init()
-SIZE, RANK, DEVICE = hvd.size(), hvd.rank(), hvd.local_rank()
+SIZE, RANK = hvd.size(), hvd.rank()
+DEVICE = hvd.local_rank() % number_of_gpus()
 several = pytest.mark.skipif(SIZE == 1, reason="needs two ranks")
 
 
@@ -21,6 +22,10 @@ def test_what_was_found():
     assert hvd.cuda_built() is True
 
 
+four_gpus = pytest.mark.skipif(number_of_gpus() < 4, reason="needs four GPUs")
+
+
+@four_gpus
 @pytest.mark.parametrize(
     "call",
     [hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather, hvd.grouped_reducescatter],
@@ -34,13 +39,23 @@ def test_a_group_on_several_devices(call):
     still_works(call.__name__)
 
 
+@four_gpus
 def test_a_tensor_on_another_device_than_before():
     still_works("first device")
-    with pytest.raises(ValueError, match=rf"cuda:3.*cuda:{DEVICE}|cuda:{DEVICE}.*cuda:3"):
+    with pytest.raises(ValueError, match=f"on GPU 3.*from GPU {DEVICE}"):
         hvd.allreduce(on_gpu(torch.ones(2), 3), name="elsewhere")
-    with pytest.raises(ValueError, match=rf"cuda:3.*cuda:{DEVICE}|cuda:{DEVICE}.*cuda:3"):
+    with pytest.raises(ValueError, match=f"on GPU 3.*from GPU {DEVICE}"):
         hvd.allreduce_(on_gpu(torch.ones(2), 3), name="elsewhere in place")
     still_works("another device")
+
+
+def test_an_operation_in_a_capture():
+    side, tensor = Stream(DEVICE), on_gpu(torch.ones(2), DEVICE)
+    for call in (hvd.allreduce_async, hvd.allreduce_async_, hvd.allgather_async):
+        with stream(side), side.captured():
+            with pytest.raises(ValueError, match="captured.*CUDA graph"):
+                call(tensor, name="captured")
+    still_works("captured")
 
 
 @several

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from cuda_double import DoubleTensor, Stream, on_gpu, stream
+from devices import GpuTensor, Stream, number_of_gpus, on_gpu, stream
 
 import horovod.torch as hvd
 from horovod.common.process_sets import ProcessSet
 
 hvd.init()
-SIZE, RANK, DEVICE = hvd.size(), hvd.rank(), hvd.local_rank()
+SIZE, RANK = hvd.size(), hvd.rank()
+DEVICE = hvd.local_rank() % number_of_gpus()
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 several = pytest.mark.skipif(SIZE == 1, reason="needs two ranks")
@@ -32,7 +33,7 @@ def total(shape=(5, 3), dtype=torch.float32):
 
 
 def same(got, want):
-    assert isinstance(got, DoubleTensor)
+    assert isinstance(got, GpuTensor)
     assert got.device == torch.device("cuda", DEVICE)
     host = got.cpu()
     assert host.dtype == want.dtype
