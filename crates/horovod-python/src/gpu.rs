@@ -169,7 +169,7 @@ fn prepare(py: Python<'_>) {
 pub(crate) fn gpu_libraries(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     prepare(py);
     let answer = PyDict::new(py);
-    let mut tell = |name: &str, found: Result<Found, GpuError>| match found {
+    let tell = |name: &str, found: Result<Found, GpuError>| match found {
         Ok(found) => answer.set_item(name, (found.path, found.version)),
         Err(why) => answer.set_item(name, why.to_string()),
     };

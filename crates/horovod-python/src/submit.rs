@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use horovod::gpu::{RawStream, Ready};
+use horovod::gpu::RawStream;
 use horovod::{
     DType, Engine, Error, Handle, Op, OpResult, Output, Rank, ReduceOp, Scale, Softly, Submission, Tensor,
-    TensorMeta, Tensors, Waited,
+    TensorMeta, Waited,
 };
-use pyo3::exceptions::{PyOverflowError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple, PyType};
+use pyo3::types::PyTuple;
 
 use crate::errors::{interrupt_or, operation_error};
 use crate::exit::{detached, stay_if_leaving};
