@@ -60,7 +60,7 @@ fn without_comments(text: &str) -> String {
     let mut rest = text;
     while let Some(at) = rest.find('/') {
         kept.push_str(&rest[..at]);
-        let (end, skip) = match rest[at..].as_bytes() {
+        let (end, skip) = match &rest.as_bytes()[at..] {
             [b'/', b'/', ..] => ("\n", 0),
             [b'/', b'*', ..] => ("*/", 2),
             _ => {

@@ -52,12 +52,7 @@ pub(crate) struct State {
     pub(crate) last_error: String,
 }
 
-pub(crate) struct World {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-pub(crate) static WORLD: LazyLock<World> = LazyLock::new(|| {
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
     let (config, complaint) = match Config::from_environment() {
         Ok(config) => (config, None),
         Err(complaint) => (Config::default(), Some(complaint)),
@@ -66,19 +61,18 @@ pub(crate) static WORLD: LazyLock<World> = LazyLock::new(|| {
     if let Some(complaint) = complaint {
         state.violation("settings", &complaint);
     }
-    World {
-        state: Mutex::new(state),
-        changed: Condvar::new(),
-    }
+    Mutex::new(state)
 });
+
+/// Notified at every change that somebody may wait for.
+static CHANGED: Condvar = Condvar::new();
 
 /// The state, locked; it can be waited with.
 pub(crate) struct Locked(Option<MutexGuard<'static, State>>);
 
 /// Locks the state.
 pub(crate) fn lock() -> Locked {
-    let world = &*WORLD;
-    let guard = world.state.lock();
+    let guard = STATE.lock();
     Locked(Some(guard.unwrap_or_else(PoisonError::into_inner)))
 }
 
@@ -86,7 +80,7 @@ impl Locked {
     /// Sleeps until something has changed.
     pub(crate) fn sleep(&mut self) {
         if let Some(guard) = self.0.take() {
-            let guard = WORLD.changed.wait(guard);
+            let guard = CHANGED.wait(guard);
             self.0 = Some(guard.unwrap_or_else(PoisonError::into_inner));
         }
     }
@@ -94,7 +88,7 @@ impl Locked {
     /// [`Locked::sleep`] with a limit.
     pub(crate) fn sleep_for(&mut self, limit: Duration) {
         if let Some(guard) = self.0.take() {
-            let woken = WORLD.changed.wait_timeout(guard, limit);
+            let woken = CHANGED.wait_timeout(guard, limit);
             self.0 = Some(woken.unwrap_or_else(PoisonError::into_inner).0);
         }
     }
@@ -432,7 +426,7 @@ impl State {
             .collect()
     }
 
-    /// Waits until nothing reads or writes memory at this moment, then lets `start` go.
+    /// Whether all that was submitted to a device's streams has ended.
     pub(crate) fn device_is_idle(&self, device: i32) -> bool {
         self.streams
             .values()
@@ -451,7 +445,5 @@ fn stream_name(id: u64, is_default: bool) -> String {
 
 /// Wakes all who wait for a change.
 pub(crate) fn notify() {
-    if let Some(world) = LazyLock::get(&WORLD) {
-        world.changed.notify_all();
-    }
+    CHANGED.notify_all();
 }

@@ -184,6 +184,14 @@ impl Worker {
         self.pending
     }
 
+    /// Why nothing more happens, if so.
+    pub fn ended(&self) -> Option<&OpError> {
+        match &self.state {
+            State::Over(error) => Some(error),
+            _ => None,
+        }
+    }
+
     /// A member is gone: everything pending and later fails with it. While stopping this is how a
     /// faster rank looks, and only ends the wait.
     pub fn handle_peer_lost(&mut self, lost: PeerLost) {

@@ -28,6 +28,18 @@ pub enum JoinAverage {
     Contributors,
 }
 
+/// What carries out operations on GPU tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GpuOperations {
+    /// NCCL where all ranks have it, host memory otherwise.
+    #[default]
+    Auto,
+    /// NCCL; where it cannot be used, operations fail.
+    Nccl,
+    /// Host memory.
+    Host,
+}
+
 /// How allreduce is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
@@ -130,6 +142,32 @@ table! {
     DEADLOCK_ERROR: Flag = "HOROVOD_DEADLOCK_ERROR", Flag(true), Each;
     /// every so many steps of a distributed optimizer the ranks compare checksums of its parameters; 0 means never
     CHECK_CONSISTENCY: Whole<u32> = "HOROVOD_CHECK_CONSISTENCY", Whole::any(0), Rank0;
+    /// what carries out operations on GPU tensors: NCCL where all ranks have the same version of it, else host memory
+    /// (`AUTO`), NCCL or an error (`NCCL`), or host memory (`HOST`, also as `MPI`); the same on all ranks
+    GPU_OPERATIONS: Words<GpuOperations> = "HOROVOD_GPU_OPERATIONS", Words {
+        default: GpuOperations::Auto,
+        words: &[
+            ("AUTO", GpuOperations::Auto),
+            ("NCCL", GpuOperations::Nccl),
+            ("HOST", GpuOperations::Host),
+            ("MPI", GpuOperations::Host),
+        ],
+    }, Each;
+    /// seconds that an operation may be on a GPU before the job ends with an error
+    GPU_TIMEOUT: Decimal = "HOROVOD_GPU_TIMEOUT", Decimal {
+        default: 600.0,
+        least: 1.0,
+        most: 86_400.0,
+        zero: Some("never"),
+    }, Each;
+    /// 0 makes `synchronize` wait on the host until the GPU has finished, instead of making its stream wait
+    ENABLE_ASYNC_COMPLETION: Flag = "HOROVOD_ENABLE_ASYNC_COMPLETION", Flag(true), Each;
+    /// thread blocks that NCCL's kernels use at most; 0 leaves it to NCCL
+    NCCL_MAX_CTAS: Whole<u32> = "HOROVOD_NCCL_MAX_CTAS", Whole::any(0), Each;
+    /// file of CUDA's driver
+    CUDA_LIBRARY: Optional<Text> = "HOROVOD_CUDA_LIBRARY", Optional::text("libcuda.so.1, searched for"), Each;
+    /// file of NCCL
+    NCCL_LIBRARY: Optional<Text> = "HOROVOD_NCCL_LIBRARY", Optional::text("libnccl.so.2, searched for"), Each;
     /// what a difference between the ranks is
     CONSISTENCY_ACTION: Words<ConsistencyAction> = "HOROVOD_CONSISTENCY_ACTION", Words {
         default: ConsistencyAction::Warn,

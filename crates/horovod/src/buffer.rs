@@ -4,6 +4,8 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use crate::gpu::Ready;
+
 /// Alignment of every buffer: a cache line, enough for any vector load.
 const ALIGN: usize = 64;
 /// Bytes that the pool keeps for reuse at most.
@@ -55,8 +57,8 @@ pub struct Buffer {
 enum Backing {
     Empty,
     Pooled(Option<Block>, Weak<BufferPool>),
-    /// Whoever allocated it gives it back.
-    Lent(NonNull<u8>),
+    /// Whoever allocated it gives it back. On a GPU it is not to be written before the event.
+    Lent(NonNull<u8>, Option<Arc<Ready>>),
 }
 
 // SAFETY: a block has a single owner, and what an allocator lends is the operation's alone, as its contract demands.
@@ -111,18 +113,34 @@ impl Buffer {
     /// Backing of a submission's allocator; `None` if it has given none for a result with bytes.
     pub(crate) fn lent(memory: *mut u8, len: usize) -> Option<Self> {
         let backing = match NonNull::new(memory) {
-            Some(memory) => Backing::Lent(memory),
+            Some(memory) => Backing::Lent(memory, None),
             None if len == 0 => Backing::Empty,
             None => return None,
         };
         Some(Self { backing, len })
     }
 
+    /// The same, but not to be written before an event on its GPU.
+    pub(crate) fn free_after(mut self, event: Option<Arc<Ready>>) -> Self {
+        if let Backing::Lent(_, ready) = &mut self.backing {
+            *ready = event;
+        }
+        self
+    }
+
+    /// The event before which it is not to be written.
+    pub(crate) fn ready(&self) -> Option<&Arc<Ready>> {
+        match &self.backing {
+            Backing::Lent(_, ready) => ready.as_ref(),
+            Backing::Empty | Backing::Pooled(..) => None,
+        }
+    }
+
     /// Start of the memory; non-null also when empty, and aligned to a cache line unless an allocator gave it.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         match &self.backing {
             Backing::Pooled(Some(block), _) => block.ptr.as_ptr(),
-            Backing::Lent(memory) => memory.as_ptr(),
+            Backing::Lent(memory, _) => memory.as_ptr(),
             Backing::Pooled(None, _) | Backing::Empty => std::ptr::without_provenance_mut(ALIGN),
         }
     }

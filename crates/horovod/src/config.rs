@@ -4,6 +4,7 @@ mod algorithms;
 mod autotune;
 mod consistency;
 mod elastic;
+mod gpu;
 mod hints;
 mod log;
 mod reader;
@@ -26,6 +27,7 @@ pub use algorithms::Algorithms;
 pub use autotune::AutotuneSettings;
 pub use consistency::ConsistencySettings;
 pub use elastic::is_elastic;
+pub use gpu::{GpuOperations, GpuSettings, search as gpu_search};
 pub use log::LogSettings;
 use reader::Reader;
 pub use scheduler::Started;
@@ -99,6 +101,7 @@ pub struct Config {
     pub timeline: Option<TimelineSetting>,
     pub timeline_mark_cycles: bool,
     pub algorithms: Algorithms,
+    pub gpu: GpuSettings,
     /// `None`: off.
     pub autotune: Option<AutotuneSettings>,
 }
@@ -198,6 +201,7 @@ impl Config {
                 }),
             timeline_mark_cycles: settings::TIMELINE_MARK_CYCLES.read(env)?,
             algorithms: Algorithms::read(env)?,
+            gpu: GpuSettings::read(env)?,
             autotune: AutotuneSettings::from_environment(env)?,
         })
     }

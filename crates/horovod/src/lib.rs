@@ -20,6 +20,8 @@ mod engine;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
+pub mod gpu;
+#[cfg(not(loom))]
 mod hang;
 #[cfg(not(loom))]
 mod init;
@@ -36,8 +38,8 @@ mod timeline;
 pub use buffer::{Buffer, BufferPool};
 #[cfg(not(loom))]
 pub use engine::{
-    Allocator, Callback, Engine, Handle, Kept, OpResult, SoftWait, Softly, Submission, Waited,
-    WaitedFor, in_callback,
+    Allocated, Allocator, Callback, Engine, Handle, Kept, OpResult, SoftWait, Softly, Submission,
+    Waited, WaitedFor, in_callback,
 };
 #[cfg(not(loom))]
 pub use error::Error;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use horovod_protocol::{Device, TensorMeta};
 
-/// Says when the bytes of a tensor may be read, e.g. a CUDA event recorded on the caller's stream.
+use crate::gpu::Ready;
+
+/// Says when the bytes of a tensor in host memory may be read.
 /// Host tensors that are ready when they are submitted have none.
 pub trait ReadyEvent: Send {
     /// Whether the bytes are ready; the text says why they never will be. It is asked again and again, by whichever
@@ -38,6 +40,8 @@ pub struct Tensor {
     pub(crate) input: *const u8,
     pub(crate) output: Output,
     pub(crate) device: Device,
+    /// Where the caller's stream was at the submission, on a GPU.
+    pub(crate) placed: Option<Arc<Ready>>,
     /// When the input may be read; `None`: now.
     pub(crate) ready: Option<Box<dyn ReadyEvent>>,
     /// Dropped when the operation has ended.
@@ -114,6 +118,7 @@ impl Tensor {
             input,
             output,
             device: Device::Cpu,
+            placed: None,
             ready: None,
             owner: None,
         }
@@ -140,6 +145,18 @@ impl Tensor {
     #[must_use]
     pub unsafe fn on(mut self, device: Device) -> Self {
         self.device = device;
+        self
+    }
+
+    /// In the memory of a GPU, with the event of its submission, which all tensors of a call share.
+    ///
+    /// # Safety
+    /// What [`Self::new`] says of its addresses holds on that GPU, where the input counts as written once the event has
+    /// passed, and the output as free to be written.
+    #[must_use]
+    pub unsafe fn on_gpu(mut self, ready: Arc<Ready>) -> Self {
+        self.device = Device::Gpu;
+        self.placed = Some(ready);
         self
     }
 

@@ -87,9 +87,8 @@ fn leaking(slow: bool) -> horovod::Allocator {
             (0..1000).for_each(|_| std::thread::yield_now());
         }
         let elems = shape.iter().product::<u64>() as usize;
-        Ok(Box::leak(vec![0.0f32; elems].into_boxed_slice())
-            .as_mut_ptr()
-            .cast())
+        let memory = Box::leak(vec![0.0f32; elems].into_boxed_slice());
+        Ok(memory.as_mut_ptr().cast::<u8>().into())
     })
 }
 

@@ -100,7 +100,6 @@ pub unsafe extern "C" fn cuModuleGetFunction(
 
 /// `cuLaunchKernel`.
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "the interface's")]
 pub unsafe extern "C" fn cuLaunchKernel(
     function: Handle,
     grid_x: c_uint,

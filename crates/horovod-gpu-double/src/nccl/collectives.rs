@@ -154,7 +154,6 @@ pub unsafe extern "C" fn ncclAllReduce(
 
 /// `ncclReduce`.
 #[unsafe(no_mangle)]
-#[expect(clippy::too_many_arguments, reason = "the interface's")]
 pub unsafe extern "C" fn ncclReduce(
     send: *const c_void,
     receive: *mut c_void,

@@ -29,8 +29,8 @@ struct Meeting {
     /// Parts of each collective, by its place in the sequence and by rank, and whose shape the others must have.
     collectives: BTreeMap<u64, Slot>,
     /// Unmatched ends of transfers, by sender and receiver.
-    sends: HashMap<(u32, u32), VecDeque<(Ticket, Shape, Vec<u8>)>>,
-    receives: HashMap<(u32, u32), VecDeque<(Ticket, Shape)>>,
+    sends: HashMap<Pair, VecDeque<Sent>>,
+    receives: HashMap<Pair, VecDeque<(Claim, Shape)>>,
     splits: BTreeMap<u64, BTreeMap<u32, (i32, i32)>>,
     finalized: BTreeSet<u32>,
 }
@@ -38,11 +38,14 @@ struct Meeting {
 struct Slot {
     shape: Shape,
     first: u32,
-    parts: BTreeMap<u32, (Ticket, Vec<u8>)>,
+    parts: BTreeMap<u32, (Claim, Vec<u8>)>,
 }
 
-/// Where a rank waits for an outcome.
-type Ticket = (u64, u32);
+/// Launch and part for which a rank waits for an outcome.
+type Claim = (u64, u32);
+/// Sender and receiver.
+type Pair = (u32, u32);
+type Sent = (Claim, Shape, Vec<u8>);
 
 /// Opens a session; its magic number and the address.
 pub(crate) fn open() -> io::Result<(Magic, SocketAddrV4)> {
@@ -187,11 +190,11 @@ impl Meeting {
                 shape,
                 data,
             } => {
-                let ticket = (launch, part);
+                let claim = (launch, part);
                 match Function::ALL.get(usize::from(shape.function)) {
-                    Some(Function::Send) => self.send(rank, ticket, shape, data),
-                    Some(Function::Recv) => self.receive_from(rank, ticket, shape),
-                    Some(_) => self.collective(rank, ticket, sequence, shape, data),
+                    Some(Function::Send) => self.send(rank, claim, shape, data),
+                    Some(Function::Recv) => self.receive_from(rank, claim, shape),
+                    Some(_) => self.collective(rank, claim, sequence, shape, data),
                     None => {}
                 }
             }
@@ -210,14 +213,7 @@ impl Meeting {
         }
     }
 
-    fn collective(
-        &mut self,
-        rank: u32,
-        ticket: Ticket,
-        sequence: u64,
-        shape: Shape,
-        data: Vec<u8>,
-    ) {
+    fn collective(&mut self, rank: u32, claim: Claim, sequence: u64, shape: Shape, data: Vec<u8>) {
         let size = self.size;
         let slot = self.collectives.entry(sequence).or_insert_with(|| Slot {
             shape,
@@ -234,56 +230,56 @@ impl Meeting {
             self.tell_all(&Message::Mismatch { text });
             return;
         }
-        slot.parts.insert(rank, (ticket, data));
+        slot.parts.insert(rank, (claim, data));
         if slot.parts.len() < size {
             return;
         }
         let Some(slot) = self.collectives.remove(&sequence) else {
             return;
         };
-        let (tickets, data): (Vec<_>, Vec<_>) = slot
+        let (claims, data): (Vec<_>, Vec<_>) = slot
             .parts
             .into_iter()
             .map(|(r, (t, d))| ((r, t), d))
             .unzip();
         let results = part::results(shape, &data);
-        for ((rank, (launch, part)), data) in tickets.into_iter().zip(results) {
+        for ((rank, (launch, part)), data) in claims.into_iter().zip(results) {
             self.tell(rank, &Message::Outcome { launch, part, data });
         }
     }
 
-    fn send(&mut self, rank: u32, ticket: Ticket, shape: Shape, data: Vec<u8>) {
+    fn send(&mut self, rank: u32, claim: Claim, shape: Shape, data: Vec<u8>) {
         let pair = (rank, shape.root as u32);
         let waiting = self.receives.entry(pair).or_default().pop_front();
         match waiting {
-            Some((receiver, wanted)) => self.transfer(pair, ticket, shape, receiver, wanted, data),
+            Some((receiver, wanted)) => self.transfer(pair, claim, shape, receiver, wanted, data),
             None => self
                 .sends
                 .entry(pair)
                 .or_default()
-                .push_back((ticket, shape, data)),
+                .push_back((claim, shape, data)),
         }
     }
 
-    fn receive_from(&mut self, rank: u32, ticket: Ticket, shape: Shape) {
+    fn receive_from(&mut self, rank: u32, claim: Claim, shape: Shape) {
         let pair = (shape.root as u32, rank);
         let waiting = self.sends.entry(pair).or_default().pop_front();
         match waiting {
-            Some((sender, sent, data)) => self.transfer(pair, sender, sent, ticket, shape, data),
+            Some((sender, sent, data)) => self.transfer(pair, sender, sent, claim, shape, data),
             None => self
                 .receives
                 .entry(pair)
                 .or_default()
-                .push_back((ticket, shape)),
+                .push_back((claim, shape)),
         }
     }
 
     fn transfer(
         &mut self,
         (from, to): (u32, u32),
-        sender: Ticket,
+        sender: Claim,
         sent: Shape,
-        receiver: Ticket,
+        receiver: Claim,
         wanted: Shape,
         data: Vec<u8>,
     ) {
@@ -296,7 +292,7 @@ impl Meeting {
             self.tell_all(&Message::Mismatch { text });
             return;
         }
-        let outcome = |(launch, part): Ticket, data| Message::Outcome { launch, part, data };
+        let outcome = |(launch, part): Claim, data| Message::Outcome { launch, part, data };
         self.tell(to, &outcome(receiver, data));
         self.tell(from, &outcome(sender, Vec::new()));
     }

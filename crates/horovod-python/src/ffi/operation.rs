@@ -170,7 +170,7 @@ unsafe fn enqueue(operation: *const HorovodOperation) -> Result<(), Error> {
             if memory.is_null() && !dims.contains(&0) {
                 return Err("the adapter has no memory for it".into());
             }
-            Ok(memory.cast())
+            Ok(memory.cast::<u8>().into())
         });
         // SAFETY: as the header says of `allocate`.
         submission = unsafe { submission.allocating(allocator) };

@@ -11,11 +11,28 @@ use super::Entry;
 use super::backend::Outputs;
 use super::handles::DueCallback;
 use crate::buffer::Buffer;
+use crate::gpu::Ready;
 
 /// Gives memory for an output: which tensor of the submission it belongs to, its element type and its shape. The memory
 /// must be writable, and nobody else's, until the operation has ended; for an output without elements it may be null.
 /// The text of an error says why there is none.
-pub type Allocator = Box<dyn FnMut(usize, DType, &[u64]) -> Result<*mut u8, String> + Send>;
+pub type Allocator = Box<dyn FnMut(usize, DType, &[u64]) -> Result<Allocated, String> + Send>;
+
+/// Memory for an output.
+#[derive(Clone, Debug)]
+pub struct Allocated {
+    /// First byte, on the device of the submission.
+    pub memory: *mut u8,
+    /// On a GPU: where the stream was for which it was allocated, before which it is not free to be written.
+    pub ready: Option<Arc<Ready>>,
+}
+
+impl From<*mut u8> for Allocated {
+    fn from(memory: *mut u8) -> Self {
+        let ready = None;
+        Self { memory, ready }
+    }
+}
 
 /// Memory that was asked for.
 #[derive(Default)]
@@ -87,12 +104,12 @@ impl Wanted {
                 .and_then(|n| usize::try_from(n).ok())
                 .and_then(|n| n.checked_mul(dtype.size()));
             let bytes = bytes.ok_or("a result is too large for this machine")?;
-            let memory = allocator(i, dtype, &shape)
+            let Allocated { memory, ready } = allocator(i, dtype, &shape)
                 .map_err(|why| format!("cannot allocate a result of {bytes} bytes: {why}"))?;
             let buffer = Buffer::lent(memory, bytes).ok_or_else(|| {
                 format!("cannot allocate a result of {bytes} bytes: it is at null")
             })?;
-            outputs.push(Some((buffer, shape)));
+            outputs.push(Some((buffer.free_after(ready), shape)));
         }
         Ok(outputs)
     }

@@ -273,6 +273,10 @@ impl Driver {
             });
         }
         self.pump.await_flights();
+        let orderly = self.pump.dead.is_none() && !self.broken;
+        for (_, backend) in &mut self.devices {
+            backend.close(orderly);
+        }
         self.pump.control.goodbye(GOODBYE_TIMEOUT);
         self.pump.recording.close();
     }

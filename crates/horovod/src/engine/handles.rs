@@ -15,6 +15,7 @@ use super::by_number::ByNumber;
 use super::soft::WaitedFor;
 use crate::buffer::Buffer;
 use crate::error::Error;
+use crate::gpu::LaunchEnd;
 
 /// Names one submission of this process; counts from 1, also over re-initialisations, so that a handle that is
 /// kept too long is unknown and never another operation's.
@@ -30,6 +31,8 @@ pub struct OpResult {
     pub received_splits: Option<Vec<u64>>,
     /// What ended, for join and process-set changes.
     pub completion: Completion,
+    /// On a device: the operation was launched, and its results are there once this has passed.
+    pub end: Option<Arc<dyn LaunchEnd>>,
 }
 
 impl OpResult {
@@ -38,6 +41,7 @@ impl OpResult {
             outputs: Vec::new(),
             received_splits: None,
             completion,
+            end: None,
         }
     }
 }
@@ -258,9 +262,17 @@ impl Handles {
         self.changed.notify_all();
     }
 
-    /// Whether the operation has ended; `None` for a handle that was never made or is cleared.
+    /// Whether the operation has ended, also on its device; `None` for a handle that was never made or is cleared.
     pub(crate) fn poll(&self, handle: Handle) -> Option<bool> {
-        self.lock().entries.get(&handle.0).map(HandleEntry::is_done)
+        let table = self.lock();
+        let entry = table.entries.get(&handle.0)?;
+        let Progress::Done(result) = &entry.progress else {
+            return Some(false);
+        };
+        let end = result.as_ref().ok().and_then(|result| result.end.clone());
+        drop(table);
+        // Who waits for what has failed on the device is to hear of it.
+        Some(end.is_none_or(|end| end.has_passed().unwrap_or(true)))
     }
 
     /// Whether a thread that waits for this has reason to go on waiting.

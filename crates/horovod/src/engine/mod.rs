@@ -26,7 +26,7 @@ use horovod_protocol::{
 };
 use horovod_transport::{Mesh, Notifier, Topology};
 
-use backend::{DeviceBackend, Surroundings};
+use backend::{ChosenGpu, DeviceBackend, Surroundings, gpu_backends};
 use by_number::ByNumber;
 
 use crate::buffer::BufferPool;
@@ -35,7 +35,7 @@ use crate::error::Error;
 use crate::tensor::Tensors;
 use crate::timeline::{Stamp, Timeline, TimelineSetting};
 
-pub use allocation::Allocator;
+pub use allocation::{Allocated, Allocator};
 pub use handles::{Callback, Handle, Kept, OpResult, Waited, in_callback};
 pub use soft::{SoftWait, Softly, WaitedFor};
 pub use submit::Submission;
@@ -45,6 +45,10 @@ const TOLD: u8 = u8::MAX;
 
 /// How long `shutdown` waits for the other ranks to hear of it before it closes the links.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+
+/// Between two looks at what is in flight on a device: doubled with each, and at most.
+const DEVICE_NAP: Duration = Duration::from_micros(20);
+const DEVICE_NAP_MAX: Duration = Duration::from_millis(1);
 
 /// Horovod's text.
 const NO_TIMELINE_TEXT: &str = "Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage.";
@@ -73,6 +77,9 @@ pub(crate) struct EngineState {
     alone: bool,
     /// Kinds of devices on which tensors may lie.
     devices: Vec<Device>,
+    gpu: Arc<ChosenGpu>,
+    /// Executions on devices that have not ended, as whoever makes progress last saw it.
+    in_flight: AtomicUsize,
     engine_thread_state: driver_lock::EngineThreadState,
     /// This process wants to leave.
     shutdown_requested: AtomicBool,
@@ -217,7 +224,7 @@ impl Entry {
 }
 
 impl EngineState {
-    fn new(config: &Config, mesh: &Mesh, devices: Vec<Device>) -> Self {
+    fn new(config: &Config, mesh: &Mesh, devices: Vec<Device>, gpu: Arc<ChosenGpu>) -> Self {
         let worker = Worker::new(WorkerConfig {
             rank: mesh.topology.rank,
             size: mesh.topology.size,
@@ -239,6 +246,8 @@ impl EngineState {
             started,
             alone: mesh.topology.size == 1,
             devices,
+            gpu,
+            in_flight: AtomicUsize::new(0),
             engine_thread_state: driver_lock::EngineThreadState::new(),
             shutdown_requested: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -296,7 +305,7 @@ impl Drop for FinalNotification {
 impl Engine {
     /// Start the engine on a mesh that stands.
     pub fn start(config: Config, mesh: Mesh) -> Result<Self, Error> {
-        Self::start_with(config, mesh, |_| Vec::new())
+        Self::start_with(config, mesh, gpu_backends)
     }
 
     /// As [`Self::start`], with backends for devices.
@@ -306,13 +315,16 @@ impl Engine {
         backends: impl FnOnce(&Surroundings<'_>) -> Vec<DeviceBackend>,
     ) -> Result<Self, Error> {
         let topology = mesh.topology.clone();
+        let gpu = Arc::new(ChosenGpu::default());
         let backends = backends(&Surroundings {
+            config: &config,
             topology: &topology,
+            gpu: gpu.clone(),
             notifier: mesh.waiter.notifier(),
         });
         let devices = backends.iter().map(|(device, _)| *device);
         let devices = devices.chain([Device::Cpu]).collect();
-        let shared = Arc::new(EngineState::new(&config, &mesh, devices));
+        let shared = Arc::new(EngineState::new(&config, &mesh, devices, gpu));
         if let Some(TimelineSetting::File(path)) = &config.timeline {
             let mark_cycles = config.timeline_mark_cycles;
             // It is armed, for there is a setting.
@@ -405,6 +417,24 @@ impl Engine {
             self.driver_lock.poll_once();
         }
         ended
+    }
+
+    /// Wait on the host until nothing is in flight on a device; operations that have not been launched are not waited
+    /// for. What had failed on a device after its handle had ended is told here.
+    ///
+    /// # Errors
+    /// Why the generation has ended.
+    pub fn wait_for_devices(&self) -> Result<(), Error> {
+        let mut nap = DEVICE_NAP;
+        while self.shared.in_flight.load(Ordering::Acquire) > 0 && !self.has_ended() {
+            self.driver_lock.poll_once();
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(DEVICE_NAP_MAX);
+        }
+        match self.shared.lock().worker.ended() {
+            Some(error) => Err(error.clone().into()),
+            None => Ok(()),
+        }
     }
 
     /// Record a timeline of all ranks into this file, which is emptied. Rank 0 decides for all: on other ranks

@@ -107,7 +107,7 @@ impl Recording {
         recorded: Option<Box<Recorded>>,
         now: impl FnOnce() -> Time,
         execution: &Execution,
-        results: &[(EntryId, Result<OpResult, Error>)],
+        output_shapes: Vec<Vec<Shape>>,
         by: By<'_>,
     ) {
         let Some(recorded) = recorded else {
@@ -141,7 +141,7 @@ impl Recording {
             members: execution.members.clone(),
             op: op_name(&execution.op),
             items,
-            output_shapes: output_shapes(execution, results),
+            output_shapes,
             thread: 0,
             scheduled: recorded.ordered,
             begin: timeline.at(recorded.begin),
@@ -214,7 +214,7 @@ impl Recording {
 }
 
 /// Shapes of what was allocated for the results.
-fn output_shapes(
+pub(super) fn output_shapes(
     execution: &Execution,
     results: &[(EntryId, Result<OpResult, Error>)],
 ) -> Vec<Vec<Shape>> {

@@ -10,7 +10,7 @@ use horovod_protocol::{
 use super::handles::{Delivery, Handles};
 use super::{Allocator, Callback, Engine, Entry, Handle, Kept, Negotiation, RecordedCall, Waited};
 use crate::error::Error;
-use crate::tensor::{Tensor, Tensors};
+use crate::tensor::{Output, Tensor, Tensors};
 use crate::timeline::op_name;
 
 /// Longest single wait of the blocking calls between two looks at whether the caller wants to stop.
@@ -136,7 +136,26 @@ impl Engine {
                 device.name()
             )));
         }
+        if device == Device::Gpu {
+            self.check_gpu(tensors)?;
+        }
         Ok(device)
+    }
+
+    /// A rank uses one GPU, which the first submission chooses.
+    fn check_gpu(&self, tensors: &[Tensor]) -> Result<(), Error> {
+        let mut chosen = None;
+        for ready in tensors.iter().filter_map(|tensor| tensor.placed.as_ref()) {
+            let ordinal = ready.ordinal();
+            let before = *chosen.get_or_insert_with(|| self.shared.gpu.choose(ordinal));
+            if before != ordinal {
+                return Err(Error::Invalid(format!(
+                    "the tensor is on GPU {ordinal}, but this rank communicates from GPU {before}; each rank uses one: \
+                     call torch.cuda.set_device(hvd.local_rank()) before tensors are made"
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn queue(&self, submission: Submission<'_>) -> Result<Handle, Error> {
@@ -160,9 +179,10 @@ impl Engine {
         }
         let late = matches!(op, Op::Allgather | Op::Alltoall | Op::Reducescatter { .. });
         let allocator = allocator.filter(|_| late);
-        if allocator.is_some() && device != Device::Cpu {
+        let allocates = |tensor: &Tensor| !matches!(tensor.output, Output::At(_));
+        if allocator.is_none() && device != Device::Cpu && late && tensors.iter().any(allocates) {
             return Err(Error::Invalid(format!(
-                "outputs on a {} cannot be allocated by the submission yet",
+                "results on a {} are allocated by the submission, which came without an allocator",
                 device.name()
             )));
         }

@@ -41,9 +41,9 @@ impl Capabilities {
         idle: &mut dyn Idle,
     ) -> Result<(), Failure> {
         let (device, set) = (execution.device, execution.set);
-        let mine = frame(backend.as_mut().map(|backend| backend.offer(set)))?;
-        let all = host.exchange(execution, &mine, idle)?;
         let ranks = &execution.members[..];
+        let mine = frame(backend.as_mut().map(|backend| backend.offer(set, ranks)))?;
+        let all = host.exchange(execution, &mine, idle)?;
         let offers: Result<Vec<_>, _> = ranks
             .iter()
             .zip(all.chunks_exact(FRAME))

@@ -236,7 +236,7 @@ impl Backend for Double {
         "DOUBLE"
     }
 
-    fn offer(&mut self, _: ProcessSetId) -> Vec<u8> {
+    fn offer(&mut self, _: ProcessSetId, _: &[Rank]) -> Vec<u8> {
         vec![self.offer]
     }
 

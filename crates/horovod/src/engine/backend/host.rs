@@ -18,6 +18,7 @@ use horovod_protocol::{
 };
 use horovod_transport::{Data, Idle, LinkError, Topology};
 
+use super::rows::too_large;
 use super::{Backend, Failure, Members, Outputs, Results, Start, Started};
 use crate::buffer::{Buffer, BufferPool};
 use crate::config::{Config, JoinAverage};
@@ -137,7 +138,7 @@ impl Backend for Host {
         "HOST"
     }
 
-    fn offer(&mut self, _: ProcessSetId) -> Vec<u8> {
+    fn offer(&mut self, _: ProcessSetId, _: &[Rank]) -> Vec<u8> {
         Vec::new()
     }
 
@@ -212,6 +213,7 @@ impl<'a> Run<'a> {
                 outputs,
                 received_splits: None,
                 completion: Completion::Done,
+                end: None,
             };
             Some((item.entry?, Ok(result)))
         }));
@@ -425,10 +427,6 @@ fn bytes_of(t: &Tensor) -> Result<usize, Failure> {
 fn output_of(t: &Tensor) -> Result<*mut u8, Failure> {
     t.output_ptr()
         .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))
-}
-
-fn too_large() -> Failure {
-    Failure::Local("a tensor is too large for this machine".into())
 }
 
 impl From<CollectiveError> for Failure {

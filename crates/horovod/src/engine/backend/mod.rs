@@ -8,11 +8,14 @@
 mod capabilities;
 #[cfg(test)]
 mod double;
+mod gpu;
 pub(super) mod host;
+mod rows;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank, Shape};
 use horovod_transport::{Aborted, Idle, Notifier, Topology};
@@ -20,9 +23,11 @@ use horovod_transport::{Aborted, Idle, Notifier, Topology};
 use super::Entry;
 use super::handles::OpResult;
 use crate::buffer::{Buffer, BufferPool};
+use crate::config::Config;
 use crate::error::Error;
 
 pub(super) use capabilities::Capabilities;
+pub(super) use gpu::gpu_backends;
 
 /// Bytes of an offer at most.
 const OFFER_MAX: usize = 1 << 10;
@@ -53,6 +58,8 @@ pub(crate) struct Start<'a> {
     pub(crate) entries: &'a [Option<Entry>],
     /// Memory for outputs that an allocator of the submission has given; by item, empty if there is none.
     pub(crate) outputs: &'a mut Outputs,
+    /// Of an alltoall whose memory was asked for: rows from each member, by item.
+    pub(crate) received: Vec<Vec<usize>>,
     /// To be called whenever nothing can move. Its error is passed on; then the same execution may be started again.
     pub(crate) idle: &'a mut dyn Idle,
     pub(crate) pool: &'a Arc<BufferPool>,
@@ -65,10 +72,6 @@ pub(crate) enum Started {
     /// It has ended; the results are where they belong.
     Done,
     /// It goes on by itself.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "so far only tests have a device")
-    )]
     InFlight(Box<dyn InFlight>),
 }
 
@@ -79,19 +82,73 @@ pub(crate) trait Backend: Send {
 
     /// What this rank tells the other members of a set once, before its first execution on this device: at most
     /// [`OFFER_MAX`] bytes.
-    fn offer(&mut self, set: ProcessSetId) -> Vec<u8>;
+    fn offer(&mut self, set: ProcessSetId, members: &[Rank]) -> Vec<u8>;
 
     /// What follows from the offers of all members. It must follow from nothing else, so that all conclude alike; an
     /// error is what every operation of the set on this device ends with.
     fn settle(&mut self, set: ProcessSetId, members: &Members<'_>) -> Result<(), String>;
+
+    /// Whether an execution goes through host memory: then [`Self::stage_in`], the host's backend and
+    /// [`Self::stage_out`] carry it out in turn. It must follow from the execution and what was settled alone, so that
+    /// all members do the same.
+    fn is_staged(&self, _: &Execution) -> bool {
+        false
+    }
+
+    /// Begin to copy the tensors of an execution into host memory.
+    fn stage_in(
+        &mut self,
+        execution: &Execution,
+        _: &[Option<Entry>],
+    ) -> Result<Box<dyn StageIn>, Failure> {
+        Err(not_staged(execution))
+    }
+
+    /// Begin to copy the results, which are in host memory, to where they belong.
+    fn stage_out(&mut self, staged: Staged<'_>) -> Result<Started, Failure> {
+        Err(not_staged(staged.execution))
+    }
+
+    /// The engine ends; nothing is in flight. `orderly`: the other members end as well, and none was lost.
+    fn close(&mut self, _orderly: bool) {}
 
     /// Begin. Where an item is `reordered`, what its `tensors` say was agreed on, and this rank's own tensors lie
     /// otherwise: only the host's backend meets that, for submissions refuse other orders on devices. The order of these calls is the same on all members of any set, and the bytes of all tensors are there.
     fn start(&mut self, start: Start<'_>) -> Result<Started, Failure>;
 }
 
+fn not_staged(execution: &Execution) -> Failure {
+    let device = execution.device.name();
+    Failure::Local(format!("the backend for a {device} stages nothing"))
+}
+
+/// Tensors of an execution on their way into host memory.
+pub(crate) trait StageIn: Send {
+    /// Entries of host memory in place of the execution's, once the bytes are there; why they never will be.
+    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>>;
+}
+
+/// An execution whose results are in host memory.
+pub(crate) struct Staged<'a> {
+    pub(crate) execution: &'a Execution,
+    /// As submitted; by item.
+    pub(crate) entries: &'a [Option<Entry>],
+    /// What [`StageIn::poll`] gave in place of these, with the results where tensors have outputs.
+    pub(crate) staged: Vec<Option<Entry>>,
+    /// Memory on the device for outputs that are allocated late; as in [`Start`].
+    pub(crate) outputs: &'a mut Outputs,
+    /// Of the host's backend; taken.
+    pub(crate) results: Results,
+}
+
 /// An execution that goes on by itself.
 pub(crate) trait InFlight: Send {
+    /// The results, once, as soon as what follows on the device may be put behind them: its tensors are still in use.
+    /// Then those of the end are none. Only devices with an order of their own tell of it.
+    fn launched(&mut self) -> Option<Results> {
+        None
+    }
+
     /// The end, if it has come: then nothing touches the tensors any more. An end after [`Self::abort`] comes within
     /// seconds; later its tensors are never given back. Whoever brings it about notifies.
     fn poll(&mut self) -> Option<Result<Results, Failure>>;
@@ -101,21 +158,38 @@ pub(crate) trait InFlight: Send {
 }
 
 /// The members of a set and what each has offered.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "so far only tests have a device")
-)]
 pub(crate) struct Members<'a> {
     pub(crate) ranks: &'a [Rank],
     pub(crate) offers: &'a [Vec<u8>],
 }
 
+/// The GPU of this rank.
+#[derive(Debug)]
+pub(crate) struct ChosenGpu(AtomicI32);
+
+impl Default for ChosenGpu {
+    fn default() -> Self {
+        Self(AtomicI32::new(-1))
+    }
+}
+
+impl ChosenGpu {
+    /// The one that was chosen first: this, if none was.
+    pub(crate) fn choose(&self, ordinal: i32) -> i32 {
+        let chosen = (self.0).compare_exchange(-1, ordinal, Ordering::AcqRel, Ordering::Acquire);
+        chosen.map_or_else(|before| before, |_| ordinal)
+    }
+
+    /// Its number in this process, if one was chosen.
+    pub(crate) fn get(&self) -> Option<i32> {
+        Some(self.0.load(Ordering::Acquire)).filter(|ordinal| *ordinal >= 0)
+    }
+}
+
 /// What a backend is made with.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "so far only tests have a device")
-)]
 pub(crate) struct Surroundings<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) gpu: Arc<ChosenGpu>,
     pub(crate) topology: &'a Topology,
     /// Notified when an execution has ended.
     pub(crate) notifier: Notifier,

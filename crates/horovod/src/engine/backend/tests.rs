@@ -43,7 +43,7 @@ fn on_ranks<T: Send + 'static>(
             };
             let engine = match device {
                 Some(device) => Engine::start_with(config, mesh, device),
-                None => Engine::start(config, mesh),
+                None => Engine::start_with(config, mesh, |_| Vec::new()),
             };
             let engine = engine.expect("starts");
             let result = body(&engine, rank);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use horovod_protocol::{Device, Execution};
+use horovod_protocol::{Device, Execution, Op, Shape};
 use horovod_transport::Aborted;
 
 use super::Driver;
@@ -11,9 +11,11 @@ use super::pump::Pump;
 use crate::engine::Entry;
 use crate::engine::allocation::Allocation;
 use crate::engine::backend::host::{Operand, bytes_of_all};
-use crate::engine::backend::{Backend, Failure, InFlight, Outputs, Results, Start, Started};
+use crate::engine::backend::{
+    Backend, Failure, InFlight, Outputs, Results, StageIn, Staged, Start, Started,
+};
 use crate::engine::handles::Handle;
-use crate::engine::recording::{By, Recorded};
+use crate::engine::recording::{By, Recorded, output_shapes};
 use crate::error::Error;
 
 /// Bytes that the only rank of a job handles at most while it submits.
@@ -25,6 +27,9 @@ pub(super) struct ExecutionTask {
     pub(super) entries: Vec<Option<Entry>>,
     pub(super) recorded: Option<Box<Recorded>>,
     pub(super) memory: OutputMemory,
+    pub(super) staging: Staging,
+    /// As in [`Start`].
+    pub(super) received: Vec<Vec<usize>>,
 }
 
 /// What became of the question for memory for outputs.
@@ -36,7 +41,52 @@ pub(super) enum OutputMemory {
     Refused(String),
 }
 
+/// How far the tensors of an execution that goes through host memory have come there.
+pub(super) enum Staging {
+    NotBegun,
+    Copies(Box<dyn StageIn>),
+    /// What stands for the entries.
+    Ended(Vec<Option<Entry>>),
+    Failed(String),
+}
+
 impl ExecutionTask {
+    /// Shapes of its outputs, if they are recorded.
+    pub(super) fn output_shapes(&self, results: &Results) -> Vec<Vec<Shape>> {
+        match self.recorded {
+            Some(_) => output_shapes(&self.execution, results),
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether it can go on, if it waits for something.
+    fn look(&mut self, is_dead: bool) -> Front {
+        if let OutputMemory::Asked(allocation) = &self.memory
+            && let Some(outcome) = allocation.poll()
+        {
+            self.memory = match outcome {
+                Ok(outputs) => OutputMemory::Came(outputs),
+                Err(why) => OutputMemory::Refused(why),
+            };
+        }
+        if let Staging::Copies(copies) = &mut self.staging
+            && let Some(outcome) = copies.poll()
+        {
+            self.staging = match outcome {
+                Ok(entries) => Staging::Ended(entries),
+                Err(why) => Staging::Failed(why),
+            };
+        }
+        match (&self.memory, &self.staging) {
+            (OutputMemory::Refused(why), _) | (_, Staging::Failed(why)) => {
+                Front::Fails(why.clone())
+            }
+            // What has no future ends.
+            (OutputMemory::Asked(_), _) | (_, Staging::Copies(_)) if !is_dead => Front::Waits,
+            _ => Front::Runs,
+        }
+    }
+
     fn wants_memory(&self) -> bool {
         let mut entries = self.entries.iter().flatten();
         entries.any(|entry| entry.allocator.is_some())
@@ -67,20 +117,7 @@ impl Driver {
 
     fn look_at_front(&mut self) -> Front {
         if let Some(task) = &mut self.parked {
-            if let OutputMemory::Asked(allocation) = &task.memory
-                && let Some(outcome) = allocation.poll()
-            {
-                task.memory = match outcome {
-                    Ok(outputs) => OutputMemory::Came(outputs),
-                    Err(why) => OutputMemory::Refused(why),
-                };
-            }
-            return match &task.memory {
-                // What has no future ends.
-                OutputMemory::Asked(_) if self.pump.dead.is_none() => Front::Waits,
-                OutputMemory::Refused(why) => Front::Fails(why.clone()),
-                _ => Front::Runs,
-            };
+            return task.look(self.pump.dead.is_some());
         }
         let Some(execution) = self.pump.ready.front() else {
             return Front::Nothing;
@@ -101,15 +138,19 @@ impl Driver {
     /// Whether a thread may carry out what is next that must be able to leave.
     pub(super) fn next_may_pause(&mut self) -> bool {
         if let Some(task) = &self.parked {
-            // What has waited for memory runs to its end.
-            return matches!(task.memory, OutputMemory::NotAsked);
+            // What has waited for memory, or for copies of its tensors, runs to its end.
+            return matches!(task.memory, OutputMemory::NotAsked)
+                && matches!(task.staging, Staging::NotBegun);
         }
         let Some(execution) = self.pump.ready.front() else {
             return false;
         };
         if execution.device != Device::Cpu {
             // It is only launched, but for the first one of a set, before which all members talk.
-            return self.capabilities.of(execution).is_some();
+            let mut devices = self.devices.iter();
+            let backend = devices.find(|(device, _)| *device == execution.device);
+            return self.capabilities.of(execution).is_some()
+                && !backend.is_some_and(|(_, backend)| backend.is_staged(execution));
         }
         self.host.catch_up(&mut self.pump.announced, execution.seq);
         self.host.may_pause(execution)
@@ -131,6 +172,8 @@ impl Driver {
             entries,
             recorded,
             memory: OutputMemory::NotAsked,
+            staging: Staging::NotBegun,
+            received: Vec::new(),
         })
     }
 
@@ -148,6 +191,10 @@ impl Driver {
                 task.memory = OutputMemory::Asked(allocation);
                 self.parked = Some(task);
             }
+            Ok(Outcome::Copies(copies)) => {
+                task.staging = Staging::Copies(copies);
+                self.parked = Some(task);
+            }
             Ok(Outcome::InFlight(execution, backend)) => {
                 self.pump.running = None;
                 let runs = self.pump.runs.take();
@@ -156,8 +203,10 @@ impl Driver {
                     execution,
                     backend,
                     runs,
+                    output_shapes: None,
                 };
                 self.pump.flights.push(flight);
+                self.pump.tell_in_flight();
             }
             Err(failure) => self.give_up(task, failure),
         }
@@ -187,19 +236,60 @@ impl Driver {
         let wants_memory = task.wants_memory();
         let pool = self.pump.shared.pool.clone();
         let mut none = Outputs::new();
+        let outputs = match &mut task.memory {
+            OutputMemory::Came(outputs) => outputs,
+            _ => &mut none,
+        };
+        if let Some(backend) = device
+            .as_deref_mut()
+            .filter(|b| b.is_staged(execution) && !wants_memory)
+        {
+            let Staging::Ended(staged) = std::mem::replace(&mut task.staging, Staging::NotBegun)
+            else {
+                return Ok(Outcome::Copies(backend.stage_in(execution, &task.entries)?));
+            };
+            self.host.start(Start {
+                execution,
+                entries: &staged,
+                outputs: &mut Outputs::new(),
+                received: Vec::new(),
+                idle: &mut self.pump,
+                pool: &pool,
+                results: &mut self.results,
+            })?;
+            let name = backend.name();
+            return Ok(
+                match backend.stage_out(Staged {
+                    execution,
+                    entries: &task.entries,
+                    staged,
+                    outputs,
+                    results: std::mem::take(&mut self.results),
+                })? {
+                    Started::Done => Outcome::Ended,
+                    Started::InFlight(execution) => Outcome::InFlight(execution, name),
+                },
+            );
+        }
         let mut start = Start {
             execution,
             entries: &task.entries,
-            outputs: match &mut task.memory {
-                OutputMemory::Came(outputs) => outputs,
-                _ => &mut none,
-            },
+            outputs,
+            received: std::mem::take(&mut task.received),
             idle: &mut self.pump,
             pool: &pool,
             results: &mut self.results,
         };
         if wants_memory {
-            let shapes = self.host.output_shapes(&mut start)?;
+            let is_elsewhere = device.is_some_and(|backend| !backend.is_staged(execution));
+            let shapes = match execution.op {
+                Op::Alltoall if is_elsewhere => {
+                    let (shapes, received) = self.host.received_elsewhere(&mut start)?;
+                    task.received = received;
+                    shapes
+                }
+                _ => self.host.output_shapes(&mut start)?,
+            };
             let notifier = self.pump.shared.notifier.clone();
             let (allocation, call) = Allocation::of(&mut task.entries, shapes, notifier);
             self.pump.shared.handles.enqueue_callback(call);
@@ -226,7 +316,8 @@ impl Driver {
             self.host.observe(now, &task.execution, coordinator);
         }
         let by = By::Host(self.host.stages());
-        self.pump.complete(task, &mut self.results, by);
+        let shapes = task.output_shapes(&self.results);
+        self.pump.complete(task, &mut self.results, shapes, by);
     }
 
     pub(super) fn give_up(&mut self, mut task: ExecutionTask, failure: Failure) {
@@ -297,7 +388,13 @@ impl Pump {
     }
 
     /// It has ended, and its tensors are let go of.
-    pub(super) fn complete(&mut self, task: ExecutionTask, results: &mut Results, by: By<'_>) {
+    pub(super) fn complete(
+        &mut self,
+        task: ExecutionTask,
+        results: &mut Results,
+        output_shapes: Vec<Vec<Shape>>,
+        by: By<'_>,
+    ) {
         let ExecutionTask {
             execution,
             recorded,
@@ -305,7 +402,8 @@ impl Pump {
         } = task;
         let now = || self.shared.now();
         // First: who learns of the end may stop the recording.
-        self.recording.ends(recorded, now, &execution, results, by);
+        self.recording
+            .ends(recorded, now, &execution, output_shapes, by);
         let results = results.drain(..);
         self.shared
             .handles
@@ -328,6 +426,8 @@ enum Outcome {
     Ended,
     /// Memory was asked for.
     Asked(Arc<Allocation>),
+    /// Its tensors are copied into host memory.
+    Copies(Box<dyn StageIn>),
     /// It goes on by itself, in a backend of this name.
     InFlight(Box<dyn InFlight>, &'static str),
 }

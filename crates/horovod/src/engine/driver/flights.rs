@@ -1,8 +1,9 @@
 //! Executions in flight, which go on by themselves: polled, and aborted when the generation ends.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use horovod_protocol::{EntryId, Rank};
+use horovod_protocol::{EntryId, Rank, Shape};
 use horovod_transport::Aborted;
 
 use super::execution::ExecutionTask;
@@ -27,6 +28,8 @@ pub(super) struct Flight {
     pub(super) backend: &'static str,
     /// What rank 0 must know of it in order to tell of it.
     pub(super) runs: Option<Runs>,
+    /// Shapes of its outputs, once it is launched.
+    pub(super) output_shapes: Option<Vec<Vec<Shape>>>,
 }
 
 /// All that are on their way, in the order of their starts.
@@ -84,6 +87,15 @@ impl Flights {
         self.flights.iter().find_map(|flight| flight.runs.as_ref())
     }
 
+    /// Results of what was launched since the last look.
+    fn take_launched(&mut self) -> Option<Results> {
+        self.flights.iter_mut().find_map(|flight| {
+            let results = flight.execution.launched()?;
+            flight.output_shapes = Some(flight.task.output_shapes(&results));
+            Some(results)
+        })
+    }
+
     fn take_ended(&mut self) -> Option<(Flight, Result<Results, Failure>)> {
         let mut flights = self.flights.iter_mut().enumerate();
         let (i, result) = flights.find_map(|(i, f)| Some((i, f.execution.poll()?)))?;
@@ -97,17 +109,42 @@ impl Pump {
         if self.flights.is_empty() {
             return false;
         }
+        let progress = self.look_at_flights();
+        self.tell_in_flight();
+        progress
+    }
+
+    /// For who waits for devices.
+    pub(super) fn tell_in_flight(&self) {
+        let in_flight = self.flights.flights.len();
+        self.shared.in_flight.store(in_flight, Ordering::Release);
+    }
+
+    fn look_at_flights(&mut self) -> bool {
         let mut progress = false;
+        while let Some(results) = self.flights.take_launched() {
+            progress = true;
+            let results = results.into_iter();
+            self.shared
+                .handles
+                .complete(results.map(|(id, result)| (Handle(id.0), result)));
+        }
         while let Some((flight, result)) = self.flights.take_ended() {
             progress = true;
             let handles: Vec<_> = flight.entries().map(|id| Handle(id.0)).collect();
             let Flight {
-                mut task, backend, ..
+                mut task,
+                backend,
+                output_shapes: launched,
+                ..
             } = flight;
             // Before anybody hears of the end: the owners may give back memory that is waited for.
             task.entries.clear();
             match result {
-                Ok(mut results) => self.complete(task, &mut results, By::Device(backend)),
+                Ok(mut results) => {
+                    let shapes = launched.unwrap_or_else(|| task.output_shapes(&results));
+                    self.complete(task, &mut results, shapes, By::Device(backend));
+                }
                 Err(failure) => {
                     let error = self.failure(failure);
                     let failed = handles

@@ -21,7 +21,12 @@ use crate::tensor::{Output, Tensor};
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn driver(mesh: Mesh) -> Driver {
-    let shared = Arc::new(EngineState::new(&Config::solo(), &mesh, vec![Device::Cpu]));
+    let shared = Arc::new(EngineState::new(
+        &Config::solo(),
+        &mesh,
+        vec![Device::Cpu],
+        Arc::default(),
+    ));
     Driver::new(&Config::solo(), mesh, Vec::new(), shared)
 }
 
@@ -103,7 +108,12 @@ fn after_the_end_of_a_generation_no_timer_of_it_keeps_a_rank_awake() {
     let mesh = meshes.remove(0);
     let mut config = Config::solo();
     config.stall_diagnosis = Some(Duration::from_millis(1));
-    let shared = Arc::new(EngineState::new(&config, &mesh, vec![Device::Cpu]));
+    let shared = Arc::new(EngineState::new(
+        &config,
+        &mesh,
+        vec![Device::Cpu],
+        Arc::default(),
+    ));
     let mut driver = Driver::new(&config, mesh, Vec::new(), shared);
     let is_due = |driver: &Driver| {
         let now = driver.pump.shared.now();

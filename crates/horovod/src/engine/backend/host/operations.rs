@@ -3,12 +3,15 @@
 use horovod_collectives::{
     self as collectives, ByteSegment, Ctx, GatherItem, Incoming, Outgoing, ScatterItem,
 };
-use horovod_protocol::{Completion, DType, ExecItem, Execution, Op, Rank, ReduceOp, Scale, Shape};
+use horovod_protocol::{Completion, DType, Execution, Op, Rank, ReduceOp, Scale, Shape};
 use horovod_transport::Idle;
 
-use super::{Host, Run, SegmentScratch, bytes_of, too_large};
+use super::{Host, Run, SegmentScratch, bytes_of};
 use crate::buffer::Buffer;
-use crate::engine::Entry;
+use crate::engine::backend::rows::{
+    AlltoallInput, Gathered, joined_cannot, received_shape, row_bytes_of, share_of, usize_of,
+    with_rows,
+};
 use crate::engine::backend::{Failure, Outputs, Results, Start};
 use crate::engine::handles::OpResult;
 use crate::tensor::{Output, Tensor};
@@ -49,9 +52,39 @@ impl Host {
             return run.output_shapes(&execution.members);
         }
         let sizes = self.with_context(execution, start.idle, |ctx, _| run.exchange_sizes(ctx))?;
-        let shapes = run.received_shapes(&sizes)?;
+        let rows = sizes.iter().map(|incoming| &incoming.rows[..]);
+        let shapes = run.received_shapes(rows)?;
         self.sized = Some((execution.seq, sizes));
         Ok(shapes)
+    }
+
+    /// The same for an alltoall that another backend will carry out, with the rows that come from each member.
+    pub(in crate::engine) fn received_elsewhere(
+        &mut self,
+        start: &mut Start<'_>,
+    ) -> Result<(Vec<Vec<Shape>>, Vec<Vec<usize>>), Failure> {
+        let (execution, members) = (start.execution, start.execution.members.len());
+        let run = self.run(start);
+        let me = execution.members.iter().position(|rank| *rank == run.me);
+        let me = me.ok_or_else(joined_cannot)?;
+        let mut mine = Vec::new();
+        for (item, entry) in run.items() {
+            for rows in AlltoallInput::of(item, entry)?.rows {
+                mine.extend((rows as u64).to_le_bytes());
+            }
+        }
+        let all = self.exchange(execution, &mine, start.idle)?;
+        let sent = |from: usize, item: usize| {
+            let at = from * mine.len() + (item * members + me) * 8;
+            let rows = all.get(at..at + 8).and_then(|rows| rows.try_into().ok());
+            usize_of(u64::from_le_bytes(rows.unwrap_or_default()))
+        };
+        let items = 0..execution.items.len();
+        let received: Vec<Vec<usize>> = items
+            .map(|item| (0..members).map(|from| sent(from, item)).collect())
+            .collect::<Result<_, Failure>>()?;
+        let shapes = run.received_shapes(received.iter().map(|rows| &rows[..]))?;
+        Ok((shapes, received))
     }
 }
 
@@ -220,12 +253,15 @@ impl Run<'_> {
     }
 
     /// Shapes of what they receive.
-    pub(super) fn received_shapes(&self, sizes: &[Incoming]) -> Result<Vec<Vec<Shape>>, Failure> {
-        let shape = |((item, entry), incoming): ((_, _), &Incoming)| {
+    pub(super) fn received_shapes<'a>(
+        &self,
+        rows: impl Iterator<Item = &'a [usize]>,
+    ) -> Result<Vec<Vec<Shape>>, Failure> {
+        let shape = |((item, entry), rows): ((_, _), &[usize])| {
             let AlltoallInput { tensor, .. } = AlltoallInput::of(item, entry)?;
-            Ok(vec![incoming_shape(tensor, incoming)])
+            Ok(vec![received_shape(tensor, rows)])
         };
-        self.items().zip(sizes).map(shape).collect()
+        self.items().zip(rows).map(shape).collect()
     }
 
     pub(super) fn alltoall(
@@ -242,7 +278,7 @@ impl Run<'_> {
             let even = incoming.rows.windows(2).all(|pair| pair[0] == pair[1]);
             let bytes = incoming.bytes(row_bytes)?;
             let buffer = self.output(given, (at, 0), tensor, bytes, even)?;
-            let shape = incoming_shape(tensor, &incoming);
+            let shape = received_shape(tensor, &incoming.rows);
             let received = incoming.rows.iter().map(|rows| *rows as u64).collect();
             let outgoing = Outgoing {
                 input: tensor.input,
@@ -255,157 +291,10 @@ impl Run<'_> {
                 outputs: vec![Some((buffer, shape))],
                 received_splits: Some(received),
                 completion: Completion::Done,
+                end: None,
             };
             results.push((id, Ok(result)));
         }
         Ok(())
-    }
-}
-
-/// What this rank sends in an alltoall.
-struct AlltoallInput<'a> {
-    tensor: &'a Tensor,
-    /// For each member.
-    rows: Vec<usize>,
-}
-
-impl<'a> AlltoallInput<'a> {
-    fn of(item: &ExecItem, entry: Option<&'a Entry>) -> Result<Self, Failure> {
-        let entry = entry.ok_or_else(joined_cannot)?;
-        let (Some(tensor), Some(splits)) = (entry.tensors.first(), &entry.splits) else {
-            return Err(Failure::Local(format!(
-                "{}: no splits were kept",
-                item.name
-            )));
-        };
-        let rows = splits.iter().map(|rows| usize_of(*rows));
-        Ok(Self {
-            tensor,
-            rows: rows.collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-fn incoming_shape(tensor: &Tensor, incoming: &Incoming) -> Shape {
-    let rows = incoming.rows.iter().map(|rows| *rows as u64);
-    let rows = rows.fold(0, u64::saturating_add);
-    with_rows(&tensor.meta.shape, rows)
-}
-
-/// The rows of dimension 0 that one of so many members gets.
-fn share_of(rows: usize, me: usize, members: usize) -> usize {
-    rows / members + usize::from(me < rows % members)
-}
-
-fn row_bytes_of(t: &Tensor) -> Result<usize, Failure> {
-    t.row_bytes().ok_or_else(too_large)
-}
-
-fn usize_of(n: u64) -> Result<usize, Failure> {
-    usize::try_from(n).map_err(|_| too_large())
-}
-
-fn with_rows(shape: &[u64], rows: u64) -> Shape {
-    let mut shape = Shape::from(shape);
-    if let Some(first) = shape.first_mut() {
-        *first = rows;
-    }
-    shape
-}
-
-fn joined_cannot() -> Failure {
-    Failure::Local("a rank that has joined was asked for data it cannot stand in for".into())
-}
-
-/// What an allgather brings together from the rows that rank 0 has said each member has.
-#[derive(Debug, PartialEq, Eq)]
-struct Gathered {
-    /// Of each member.
-    bytes: Vec<usize>,
-    /// Of all members.
-    total: usize,
-    rows: u64,
-}
-
-impl Gathered {
-    fn of(
-        item: &ExecItem,
-        i: usize,
-        tensor: &Tensor,
-        me: usize,
-        members: usize,
-    ) -> Result<Self, Failure> {
-        let said = item.first_dims.get(i).ok_or_else(|| {
-            Failure::Local(format!(
-                "{}: no sizes were agreed for tensor {i}",
-                item.name
-            ))
-        })?;
-        Self::new(said, me, members, tensor)
-    }
-
-    /// Each member reads as much of its own tensor as it is said to have, so that is checked against the tensor.
-    fn new(said: &[u64], me: usize, members: usize, tensor: &Tensor) -> Result<Self, Failure> {
-        let own = tensor.rows();
-        if said.len() != members || said.get(me) != Some(&own) {
-            return Err(Failure::Local(format!(
-                "rank 0 says that the {members} members have {said:?} rows, but this one, number {me}, has {own}"
-            )));
-        }
-        let row_bytes = row_bytes_of(tensor)?;
-        let (mut rows, mut total) = (0u64, 0usize);
-        let mut bytes = Vec::with_capacity(members);
-        for &of_one in said {
-            let size = usize_of(of_one)?
-                .checked_mul(row_bytes)
-                .ok_or_else(too_large)?;
-            total = total.checked_add(size).ok_or_else(too_large)?;
-            rows = rows.checked_add(of_one).ok_or_else(too_large)?;
-            bytes.push(size);
-        }
-        Ok(Self { bytes, total, rows })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use horovod_protocol::TensorMeta;
-
-    use super::*;
-    use crate::tensor::Output;
-
-    fn tensor(shape: &[u64]) -> Tensor {
-        // SAFETY: the memory outlives the operation, and nobody else touches it.
-        unsafe {
-            Tensor::new(
-                TensorMeta::new(DType::F32, shape),
-                std::ptr::null(),
-                Output::Allocate,
-            )
-        }
-    }
-
-    #[test]
-    fn rows_that_are_said_of_this_rank_are_those_that_it_has() {
-        let mine = tensor(&[2, 3]);
-        let good = Gathered::new(&[1, 2], 1, 2, &mine).unwrap();
-        let (bytes, total, rows) = (vec![12, 24], 36, 3);
-        assert_eq!(good, Gathered { bytes, total, rows });
-        // More than it has, the other way round, of too few and of too many members.
-        for said in [&[1, 3][..], &[2, 1], &[1], &[1, 2, 0], &[]] {
-            let error = Gathered::new(said, 1, 2, &mine).unwrap_err();
-            assert!(
-                matches!(error, Failure::Local(text) if text.contains("has 2")),
-                "{said:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_sum_or_product_beyond_all_memory_is_an_error() {
-        let mine = tensor(&[2, 3]);
-        for said in [[u64::MAX, 2], [u64::MAX / 12, 2], [u64::MAX / 12 + 1, 2]] {
-            assert!(Gathered::new(&said, 1, 2, &mine).is_err(), "{said:?}");
-        }
     }
 }

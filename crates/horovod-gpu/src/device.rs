@@ -1,0 +1,255 @@
+//! One GPU: what it is, its primary context, and what is made on it.
+
+use std::ffi::{c_char, c_int, c_uint};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+
+use crate::driver::{Driver, Handle};
+use crate::error::GpuError;
+use crate::event::{Event, EventPool, Timing};
+use crate::kernels::Kernels;
+use crate::load::check_process;
+use crate::stream::{RawStream, Stream};
+
+// Attributes of a device (`CUdevice_attribute`).
+const MULTIPROCESSOR_COUNT: c_int = 16;
+const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
+const COMPUTE_CAPABILITY_MINOR: c_int = 76;
+const MEMORY_POOLS_SUPPORTED: c_int = 115;
+
+/// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy default stream, on which frameworks work.
+const STREAM_NON_BLOCKING: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls of this thread do not invalidate captures of others.
+const CAPTURE_MODE_RELAXED: c_int = 2;
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the legacy default stream, while one that it would wait for is captured.
+const CAPTURE_IMPLICIT: c_int = 906;
+
+/// A GPU of this process, with its primary context.
+pub struct Device {
+    driver: &'static Driver,
+    ordinal: i32,
+    context: Handle,
+    uuid: [u8; 16],
+    compute_capability: (i32, i32),
+    multiprocessors: i32,
+    has_memory_pools: bool,
+    name: String,
+    events: EventPool,
+    timed_events: EventPool,
+    kernels: OnceLock<Result<Kernels, GpuError>>,
+}
+
+// SAFETY: its context is a name that any thread may make current; the rest is plain data, or locked.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    pub(crate) fn open(driver: &'static Driver, ordinal: i32) -> Result<Self, GpuError> {
+        let table = &driver.table;
+        let (mut device, mut uuid, mut context) = (0, [0; 16], null_mut());
+        // SAFETY: each writes one value of the declared type.
+        unsafe {
+            let code = (table.device_get)(&raw mut device, ordinal);
+            driver.checked("cuDeviceGet", code)?;
+            let code = (table.device_get_uuid)(&raw mut uuid, device);
+            driver.checked("cuDeviceGetUuid", code)?;
+            let code = (table.device_primary_ctx_retain)(&raw mut context, device);
+            driver.checked("cuDevicePrimaryCtxRetain", code)?;
+        }
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: writes one integer.
+            let code = unsafe { (table.device_get_attribute)(&raw mut value, attribute, device) };
+            driver.checked("cuDeviceGetAttribute", code).map(|()| value)
+        };
+        Ok(Self {
+            driver,
+            ordinal,
+            context,
+            uuid,
+            compute_capability: (
+                attribute(COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: attribute(MULTIPROCESSOR_COUNT)?,
+            has_memory_pools: attribute(MEMORY_POOLS_SUPPORTED).unwrap_or(0) != 0,
+            name: device_name(driver, device),
+            events: EventPool::default(),
+            timed_events: EventPool::default(),
+            kernels: OnceLock::new(),
+        })
+    }
+
+    /// Its number in this process.
+    pub fn ordinal(&self) -> i32 {
+        self.ordinal
+    }
+
+    /// What tells GPUs apart on a host, and parts of one (MIG).
+    pub fn uuid(&self) -> [u8; 16] {
+        self.uuid
+    }
+
+    /// Major and minor.
+    pub fn compute_capability(&self) -> (i32, i32) {
+        self.compute_capability
+    }
+
+    /// Streaming multiprocessors.
+    pub fn multiprocessors(&self) -> i32 {
+        self.multiprocessors
+    }
+
+    /// Its model, empty if the driver does not tell.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    pub(crate) fn has_memory_pools(&self) -> bool {
+        self.has_memory_pools
+    }
+
+    /// Makes the context current on this thread for good, and lets the thread call CUDA while others capture graphs.
+    pub fn adopt_thread(&'static self) -> Result<(), GpuError> {
+        check_process()?;
+        self.set_current(self.context)?;
+        let mut mode = CAPTURE_MODE_RELAXED;
+        // SAFETY: exchanges one integer.
+        let code =
+            unsafe { (self.driver.table.thread_exchange_stream_capture_mode)(&raw mut mode) };
+        self.driver
+            .checked("cuThreadExchangeStreamCaptureMode", code)
+    }
+
+    /// Runs `body` with the context current on this thread; what was current before is so again afterwards.
+    pub fn entered<T>(
+        &'static self,
+        body: impl FnOnce() -> Result<T, GpuError>,
+    ) -> Result<T, GpuError> {
+        check_process()?;
+        let mut before = null_mut();
+        // SAFETY: writes one handle.
+        let code = unsafe { (self.driver.table.ctx_get_current)(&raw mut before) };
+        self.driver.checked("cuCtxGetCurrent", code)?;
+        if before == self.context {
+            return body();
+        }
+        self.set_current(self.context)?;
+        let _restored = Restored {
+            device: self,
+            before,
+        };
+        body()
+    }
+
+    fn set_current(&self, context: Handle) -> Result<(), GpuError> {
+        // SAFETY: a context of this process, or none.
+        let code = unsafe { (self.driver.table.ctx_set_current)(context) };
+        self.driver.checked("cuCtxSetCurrent", code)
+    }
+
+    /// A stream without implicit order with others, of the greatest priority.
+    pub fn create_stream(&'static self) -> Result<Stream, GpuError> {
+        self.entered(|| {
+            let table = &self.driver.table;
+            let (mut least, mut greatest, mut stream) = (0, 0, null_mut());
+            // SAFETY: writes two integers.
+            let code =
+                unsafe { (table.ctx_get_stream_priority_range)(&raw mut least, &raw mut greatest) };
+            self.driver.checked("cuCtxGetStreamPriorityRange", code)?;
+            // SAFETY: writes one handle.
+            let code = unsafe {
+                (table.stream_create_with_priority)(&raw mut stream, STREAM_NON_BLOCKING, greatest)
+            };
+            self.driver.checked("cuStreamCreateWithPriority", code)?;
+            Ok(Stream::new(self, RawStream(stream)))
+        })
+    }
+
+    /// An event after all work that is in the stream now.
+    pub fn record(&'static self, stream: RawStream) -> Result<Event, GpuError> {
+        Event::record(self, &self.events, Timing::Off, stream)
+    }
+
+    /// The same with a point in time, for [`Event::milliseconds_since`].
+    pub fn record_timed(&'static self, stream: RawStream) -> Result<Event, GpuError> {
+        Event::record(self, &self.timed_events, Timing::On, stream)
+    }
+
+    /// Whether work for the stream would go into a graph instead of running.
+    pub fn is_capturing(&'static self, stream: RawStream) -> Result<bool, GpuError> {
+        self.entered(|| {
+            let mut status = 0;
+            // SAFETY: a stream of the caller's, and a place for one integer.
+            let code =
+                unsafe { (self.driver.table.stream_is_capturing)(stream.0, &raw mut status) };
+            if code == CAPTURE_IMPLICIT {
+                return Ok(true);
+            }
+            self.driver.checked("cuStreamIsCapturing", code)?;
+            Ok(status != 0)
+        })
+    }
+
+    /// Free and all bytes of memory.
+    pub fn free_memory(&'static self) -> Result<(usize, usize), GpuError> {
+        let Some(mem_get_info) = self.driver.table.mem_get_info else {
+            return Err(GpuError::Invalid(
+                "this driver does not tell how much memory is free (it lacks cuMemGetInfo_v2)"
+                    .to_owned(),
+            ));
+        };
+        self.entered(|| {
+            let (mut free, mut all) = (0, 0);
+            // SAFETY: writes two sizes.
+            let code = unsafe { mem_get_info(&raw mut free, &raw mut all) };
+            self.driver.checked("cuMemGetInfo", code)?;
+            Ok((free, all))
+        })
+    }
+
+    /// The kernels, which the first call loads: the driver compiles them, which takes a moment.
+    pub fn kernels(&'static self) -> Result<&'static Kernels, GpuError> {
+        check_process()?;
+        let kernels = self.kernels.get_or_init(|| Kernels::load(self));
+        kernels.as_ref().map_err(GpuError::clone)
+    }
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device")
+            .field("ordinal", &self.ordinal)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Makes the former context current again, also when a panic passes through.
+struct Restored {
+    device: &'static Device,
+    before: Handle,
+}
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        if let Err(error) = self.device.set_current(self.before) {
+            tracing::debug!(%error, "the former context is not current again");
+        }
+    }
+}
+
+fn device_name(driver: &Driver, device: c_int) -> String {
+    let mut name = [0u8; 128];
+    if let Some(device_get_name) = driver.table.device_get_name {
+        // SAFETY: writes at most so many bytes, a NUL included.
+        unsafe { device_get_name(name.as_mut_ptr().cast::<c_char>(), 127, device) };
+    }
+    let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
+    String::from_utf8_lossy(&name[..length]).into_owned()
+}

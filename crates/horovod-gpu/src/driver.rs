@@ -1,0 +1,176 @@
+//! CUDA's driver: its functions, its errors as ours, and the devices of this process.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::null;
+use std::sync::{Mutex, PoisonError};
+
+use crate::device::Device;
+use crate::error::GpuError;
+use crate::load::{Library, check_process, function_table};
+
+/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`.
+pub(crate) type Handle = *mut c_void;
+
+function_table! {
+    /// Functions of `libcuda.so.1`, by the names that mean the legacy default stream where a stream is null. All of
+    /// them are in every driver since CUDA 12.0.
+    struct DriverTable;
+    required {
+        init = c"cuInit"(c_uint);
+        driver_get_version = c"cuDriverGetVersion"(*mut c_int);
+        get_error_name = c"cuGetErrorName"(c_int, *mut *const c_char);
+        get_error_string = c"cuGetErrorString"(c_int, *mut *const c_char);
+        device_get = c"cuDeviceGet"(*mut c_int, c_int);
+        device_get_count = c"cuDeviceGetCount"(*mut c_int);
+        device_get_attribute = c"cuDeviceGetAttribute"(*mut c_int, c_int, c_int);
+        device_get_uuid = c"cuDeviceGetUuid_v2"(*mut [u8; 16], c_int);
+        device_primary_ctx_retain = c"cuDevicePrimaryCtxRetain"(*mut Handle, c_int);
+        ctx_get_current = c"cuCtxGetCurrent"(*mut Handle);
+        ctx_set_current = c"cuCtxSetCurrent"(Handle);
+        ctx_get_stream_priority_range = c"cuCtxGetStreamPriorityRange"(*mut c_int, *mut c_int);
+        stream_create_with_priority = c"cuStreamCreateWithPriority"(*mut Handle, c_uint, c_int);
+        stream_destroy = c"cuStreamDestroy_v2"(Handle);
+        stream_query = c"cuStreamQuery"(Handle);
+        stream_synchronize = c"cuStreamSynchronize"(Handle);
+        stream_wait_event = c"cuStreamWaitEvent"(Handle, Handle, c_uint);
+        stream_is_capturing = c"cuStreamIsCapturing"(Handle, *mut c_int);
+        thread_exchange_stream_capture_mode = c"cuThreadExchangeStreamCaptureMode"(*mut c_int);
+        event_create = c"cuEventCreate"(*mut Handle, c_uint);
+        event_record = c"cuEventRecord"(Handle, Handle);
+        event_query = c"cuEventQuery"(Handle);
+        event_synchronize = c"cuEventSynchronize"(Handle);
+        event_elapsed_time = c"cuEventElapsedTime"(*mut f32, Handle, Handle);
+        memcpy_dtod_async = c"cuMemcpyDtoDAsync_v2"(u64, u64, usize, Handle);
+        memcpy_htod_async = c"cuMemcpyHtoDAsync_v2"(u64, *const c_void, usize, Handle);
+        memcpy_dtoh_async = c"cuMemcpyDtoHAsync_v2"(*mut c_void, u64, usize, Handle);
+        mem_alloc = c"cuMemAlloc_v2"(*mut u64, usize);
+        mem_free = c"cuMemFree_v2"(u64);
+        mem_alloc_async = c"cuMemAllocAsync"(*mut u64, usize, Handle);
+        mem_free_async = c"cuMemFreeAsync"(u64, Handle);
+        mem_host_alloc = c"cuMemHostAlloc"(*mut *mut c_void, usize, c_uint);
+        mem_free_host = c"cuMemFreeHost"(*mut c_void);
+        module_load_data = c"cuModuleLoadData"(*mut Handle, *const c_void);
+        module_get_function = c"cuModuleGetFunction"(*mut Handle, Handle, *const c_char);
+        launch_kernel = c"cuLaunchKernel"(
+            Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle,
+            *mut *mut c_void, *mut *mut c_void
+        );
+    }
+    optional {
+        device_get_name = c"cuDeviceGetName"(*mut c_char, c_int, c_int);
+        mem_get_info = c"cuMemGetInfo_v2"(*mut usize, *mut usize);
+    }
+}
+
+/// `CUDA_SUCCESS`.
+pub(crate) const SUCCESS: c_int = 0;
+/// `CUDA_ERROR_NOT_READY`.
+pub(crate) const NOT_READY: c_int = 600;
+
+impl DriverTable {
+    /// The functions of a library, its version and the address of one of its functions.
+    pub(crate) fn of_library(library: &Library) -> Result<(Self, i32, *const c_void), String> {
+        let table = Self::read(library)?;
+        let mut version = 0;
+        // SAFETY: needs no initialisation, writes one integer.
+        let code = unsafe { (table.driver_get_version)(&raw mut version) };
+        if code != SUCCESS {
+            let error = table.error("cuDriverGetVersion", code);
+            return Err(error.to_string());
+        }
+        let function = table.driver_get_version as *const c_void;
+        Ok((table, version, function))
+    }
+
+    /// The driver's texts for a code.
+    pub(crate) fn error(&self, call: &'static str, code: c_int) -> GpuError {
+        let (mut name, mut text) = (null(), null());
+        // SAFETY: places for two constant strings, which stay null for codes that this driver does not know.
+        let texts = unsafe {
+            (self.get_error_name)(code, &raw mut name);
+            (self.get_error_string)(code, &raw mut text);
+            [name, text].map(|text| {
+                (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+            })
+        };
+        let text = match texts {
+            [Some(name), Some(text)] => format!("{name}: {text}"),
+            [Some(one), None] | [None, Some(one)] => one,
+            [None, None] => "an unknown error".to_owned(),
+        };
+        GpuError::Cuda { call, code, text }
+    }
+}
+
+/// The driver, initialised.
+pub struct Driver {
+    pub(crate) table: DriverTable,
+    version: i32,
+    /// Devices that were asked for; they stay for the life of the process.
+    devices: Mutex<Vec<&'static Device>>,
+}
+
+impl Driver {
+    pub(crate) fn initialise(table: &DriverTable, version: i32) -> Result<Self, GpuError> {
+        // SAFETY: no pointers; zero is the only value of its flags.
+        let code = unsafe { (table.init)(0) };
+        if code != SUCCESS {
+            return Err(table.error("cuInit", code));
+        }
+        Ok(Self {
+            table: table.clone(),
+            version,
+            devices: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// The newest CUDA that the driver supports: 12080 is 12.8.
+    pub fn version(&self) -> i32 {
+        self.version
+    }
+
+    /// Devices that this process sees.
+    pub fn device_count(&self) -> Result<i32, GpuError> {
+        check_process()?;
+        let mut count = 0;
+        // SAFETY: writes one integer.
+        let code = unsafe { (self.table.device_get_count)(&raw mut count) };
+        self.checked("cuDeviceGetCount", code)?;
+        Ok(count)
+    }
+
+    /// The device of this number, as frameworks number them too. Its primary context is retained at the first call and
+    /// never released: it is the one that frameworks use.
+    pub fn device(&'static self, ordinal: i32) -> Result<&'static Device, GpuError> {
+        check_process()?;
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = devices.iter().find(|device| device.ordinal() == ordinal) {
+            return Ok(device);
+        }
+        let count = self.device_count()?;
+        if !(0..count).contains(&ordinal) {
+            return Err(GpuError::Invalid(format!(
+                "there is no GPU {ordinal}: this process sees {count}, numbered from 0"
+            )));
+        }
+        let device = Box::leak(Box::new(Device::open(self, ordinal)?));
+        devices.push(device);
+        Ok(device)
+    }
+
+    pub(crate) fn checked(&self, call: &'static str, code: c_int) -> Result<(), GpuError> {
+        if code == SUCCESS {
+            Ok(())
+        } else {
+            Err(self.table.error(call, code))
+        }
+    }
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver")
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,113 @@
+//! What can go wrong below the engine, as data; its text names the call, the code and what to do.
+
+use std::fmt::Write as _;
+
+/// A failure of loading, of CUDA's driver or of NCCL.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// No candidate for a library could be used.
+    #[error("{}", not_loaded(library, tried))]
+    NotLoaded {
+        /// The library's name for the dynamic loader.
+        library: &'static str,
+        /// File or name, and why it was not that one, in the order of the search.
+        tried: Vec<(String, String)>,
+    },
+    /// The library was found, but is older than what is supported.
+    #[error(
+        "{library} is version {found} ({path}), but at least {needed} is needed; {}",
+        if *library == NCCL { "install a newer nvidia-nccl package or framework" } else { "install a newer NVIDIA driver" }
+    )]
+    TooOld {
+        /// The library's name for the dynamic loader.
+        library: &'static str,
+        /// The file.
+        path: String,
+        /// Its version, as people write it.
+        found: String,
+        /// The oldest that is supported.
+        needed: &'static str,
+    },
+    /// A function of the driver failed.
+    #[error("{call} failed with {text} ({code}){}", cuda_advice(*code))]
+    Cuda {
+        /// Its name.
+        call: &'static str,
+        /// `CUresult`.
+        code: i32,
+        /// The code's name and the driver's text for it.
+        text: String,
+    },
+    /// A function of NCCL failed, or an operation did that had been launched.
+    #[error("{call} failed with {text} ({code})")]
+    Nccl {
+        /// Its name.
+        call: &'static str,
+        /// `ncclResult_t`.
+        code: i32,
+        /// NCCL's texts: for the code, and for the last error.
+        text: String,
+    },
+    /// This process is the child of one that had initialised CUDA, which cannot be used here.
+    #[error(
+        "CUDA was initialised before this process was forked from its parent, and cannot be used in the child; \
+         start processes by `spawn` or `forkserver`, or fork before GPU tensors are used"
+    )]
+    Forked,
+    /// The stream is being captured into a graph.
+    #[error("the stream is being captured into a CUDA graph; communicate outside of the capture")]
+    Capturing,
+    /// The arguments are wrong.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// Soname of the driver. Never plain `libcuda.so`: toolkits have a stub of that name.
+pub(crate) const CUDA: &str = "libcuda.so.1";
+/// Soname of NCCL.
+pub(crate) const NCCL: &str = "libnccl.so.2";
+
+impl GpuError {
+    /// Whether the context is lost: every later call fails in the same way, and only a new process can use the GPU.
+    pub fn is_sticky(&self) -> bool {
+        match self {
+            // Uncorrectable memory and link errors, contained errors; then what kernels do wrong; 718 is an invalid
+            // program counter, 719 the driver's general "launch failed", 721 a leak of tensor memory.
+            Self::Cuda { code, .. } => {
+                matches!(
+                    code,
+                    214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721
+                )
+            }
+            _ => false,
+        }
+    }
+}
+
+fn not_loaded(library: &str, tried: &[(String, String)]) -> String {
+    let mut text = format!("{library} could not be loaded");
+    for (index, (candidate, why)) in tried.iter().enumerate() {
+        let start = if index == 0 { "; tried " } else { "; " };
+        let _ = write!(text, "{start}{candidate}: {why}");
+    }
+    text.push_str(if library == NCCL {
+        ". Install the package nvidia-nccl-cu12 or nvidia-nccl-cu13, or set HOROVOD_NCCL_LIBRARY to the file"
+    } else {
+        ". Install NVIDIA's driver, or make it visible in this container; HOROVOD_CUDA_LIBRARY names a file"
+    });
+    text
+}
+
+/// What to do about codes that have one usual cause.
+fn cuda_advice(code: i32) -> &'static str {
+    match code {
+        34 => {
+            "; this libcuda is the stub of a toolkit, for linking only: take its folder out of LD_LIBRARY_PATH"
+        }
+        100 => "; is CUDA_VISIBLE_DEVICES empty, or the GPU not visible in this container?",
+        222 => "; this driver is too old for the kernels",
+        803 | 804 => "; the driver's library and its kernel module are of different versions",
+        _ => "",
+    }
+}

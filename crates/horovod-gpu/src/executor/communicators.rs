@@ -1,0 +1,150 @@
+//! Communicators by group: made when first needed, waited for with a bound, ended together.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::work::Group;
+use super::{ExecutorSettings, Shared};
+use crate::error::GpuError;
+use crate::load::nccl;
+use crate::nccl::{CommSettings, Communicator, Nccl, Progress};
+
+/// Between two looks at a communicator that goes on.
+const NAP: Duration = Duration::from_micros(50);
+const NAP_MAX: Duration = Duration::from_millis(2);
+/// How long an orderly end may take before it is an abort.
+const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// All communicators of one executor.
+#[derive(Default)]
+pub(super) struct Communicators {
+    made: HashMap<u64, Communicator>,
+}
+
+/// Why a wait for NCCL has ended in vain.
+#[derive(Debug)]
+pub(super) enum Unfinished {
+    Stopped,
+    Failed(GpuError),
+}
+
+impl From<GpuError> for Unfinished {
+    fn from(error: GpuError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Communicators {
+    /// The communicator of a group, which all its members make at this place in the order.
+    pub(super) fn of(
+        &mut self,
+        group: &Group,
+        settings: &ExecutorSettings,
+        shared: &Shared,
+    ) -> Result<&Communicator, Unfinished> {
+        if !self.made.contains_key(&group.key) {
+            let communicator = make(group, settings, shared)?;
+            self.made.insert(group.key, communicator);
+        }
+        self.made.get(&group.key).ok_or(Unfinished::Stopped)
+    }
+
+    /// Whether one of them has failed since the last look.
+    pub(super) fn check(&self) -> Result<(), GpuError> {
+        for communicator in self.made.values() {
+            let _ = communicator.progress()?;
+        }
+        Ok(())
+    }
+
+    /// End what they do, and them.
+    pub(super) fn abort(&mut self) -> Result<(), GpuError> {
+        let all: Vec<_> = self.made.drain().map(|(_, one)| one).collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        nccl()?.abort_all(all)
+    }
+
+    /// End them together with the other members, who do the same; those that do not come are not waited for for long.
+    pub(super) fn destroy(&mut self) -> Result<(), GpuError> {
+        if self.made.is_empty() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + FINALIZE_TIMEOUT;
+        let finalized = self.made.values().try_for_each(|communicator| {
+            let mut progress = communicator.finalize()?;
+            let mut nap = NAP;
+            while progress == Progress::InProgress {
+                if Instant::now() >= deadline {
+                    return Err(GpuError::Invalid("not all ranks end NCCL".into()));
+                }
+                std::thread::sleep(nap);
+                nap = (nap * 2).min(NAP_MAX);
+                progress = communicator.progress()?;
+            }
+            Ok(())
+        });
+        if finalized.is_err() {
+            return finalized.and(self.abort());
+        }
+        let all: Vec<_> = self.made.drain().map(|(_, one)| one).collect();
+        nccl()?.destroy_all(all)
+    }
+}
+
+fn make(
+    group: &Group,
+    settings: &ExecutorSettings,
+    shared: &Shared,
+) -> Result<Communicator, Unfinished> {
+    let nccl = nccl()?;
+    let comm_settings = CommSettings {
+        name: group.name.clone(),
+        blocking: needs_blocking(nccl),
+        max_ctas: settings.max_ctas,
+    };
+    let communicator = nccl.begin(&group.id, group.size, group.rank, &comm_settings)?;
+    let deadline = Instant::now() + settings.meeting;
+    match settle(&communicator, shared, Some(deadline)) {
+        Ok(()) => Ok(communicator),
+        Err(why) => {
+            // It is nobody's: those who wait for this rank in it hear of the end from the control plane.
+            if let Err(error) = nccl.abort_all(vec![communicator]) {
+                tracing::debug!("{error}");
+            }
+            Err(why)
+        }
+    }
+}
+
+/// Calls that return at once hang in these versions.
+fn needs_blocking(nccl: &Nccl) -> bool {
+    (22600..22700).contains(&nccl.version())
+}
+
+/// Wait until the last call of a communicator is finished, as long as nobody stops it.
+pub(super) fn settle(
+    communicator: &Communicator,
+    shared: &Shared,
+    deadline: Option<Instant>,
+) -> Result<(), Unfinished> {
+    let mut nap = NAP;
+    loop {
+        if communicator.progress()? == Progress::Done {
+            return Ok(());
+        }
+        if shared.stops() {
+            return Err(Unfinished::Stopped);
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Err(Unfinished::Failed(GpuError::Invalid(
+                "the ranks did not meet in NCCL in time: look at NCCL_DEBUG=INFO, and at NCCL_SOCKET_IFNAME if \
+                 the hosts have several networks"
+                    .into(),
+            )));
+        }
+        std::thread::sleep(nap);
+        nap = (nap * 2).min(NAP_MAX);
+    }
+}

@@ -1,0 +1,188 @@
+//! The executor: one thread and one stream of a GPU, which carry out work in the order in which it is given.
+//!
+//! The thread alone calls NCCL, and all communicators share the stream: so the order of launches is that of the work,
+//! which the engine keeps alike on all ranks, and overlapping groups cannot wait for each other. What is launched is
+//! polled until its end event has passed.
+
+mod communicators;
+mod launch;
+mod plan;
+mod thread;
+mod work;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::error::GpuError;
+use crate::event::Event;
+
+pub use work::{AllReduce, Call, Group, HostMemory, Operand, ReduceScatter, Reduction, Work};
+
+use thread::GpuThread;
+
+/// How an executor works.
+#[derive(Clone, Debug)]
+pub struct ExecutorSettings {
+    /// How long work may be on the device; `None`: for ever.
+    pub timeout: Option<Duration>,
+    /// How long the members of a new communicator may take to meet.
+    pub meeting: Duration,
+    /// Thread blocks of NCCL's kernels at most.
+    pub max_ctas: Option<i32>,
+}
+
+/// Why work has not ended well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WorkError {
+    /// [`Executor::abort`], with its cause.
+    Aborted(Arc<str>),
+    /// The device or NCCL failed; so does all later work of this executor.
+    Failed(Arc<str>),
+}
+
+/// Runs work on one device.
+pub struct Executor {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the callers and the thread share.
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Set with [`Queue::aborted`], for who is amid a wait.
+    stops: AtomicBool,
+    /// Called when work was launched or has ended.
+    notify: Box<dyn Fn() + Send + Sync>,
+}
+
+#[derive(Default)]
+struct Queue {
+    work: VecDeque<(Work, Arc<Mutex<State>>)>,
+    aborted: Option<Arc<str>>,
+    /// `true`: in good order.
+    closes: Option<bool>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stops(&self) -> bool {
+        self.stops.load(Ordering::Acquire)
+    }
+}
+
+/// How far one piece of work is.
+#[derive(Debug, Default)]
+struct State {
+    /// The end of what was launched, until somebody asks.
+    launched: Option<Arc<Event>>,
+    ended: Option<Result<(), WorkError>>,
+}
+
+/// One piece of work on its way.
+#[derive(Debug)]
+pub struct Launch(Arc<Mutex<State>>);
+
+impl Launch {
+    /// The end of the work on the device, once, as soon as it is launched.
+    pub fn launched(&self) -> Option<Arc<Event>> {
+        self.lock().launched.take()
+    }
+
+    /// How it has ended, if so: then nothing of it touches its memory any more.
+    pub fn ended(&self) -> Option<Result<(), WorkError>> {
+        self.lock().ended.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Executor {
+    /// Start its thread. `notify` is called by it, with no lock held.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn start(
+        device: &'static Device,
+        settings: ExecutorSettings,
+        notify: Box<dyn Fn() + Send + Sync>,
+    ) -> Result<Self, GpuError> {
+        let shared = Arc::new(Shared {
+            queue: Mutex::new(Queue::default()),
+            changed: Condvar::new(),
+            stops: AtomicBool::new(false),
+            notify,
+        });
+        let thread = GpuThread::new(device, settings, shared.clone());
+        let thread = std::thread::Builder::new()
+            .name("horovod-gpu".into())
+            .spawn(move || thread.run())
+            .map_err(|e| GpuError::Invalid(format!("cannot start the thread for the GPU: {e}")))?;
+        Ok(Self {
+            shared,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Queue work; it is launched after all that was queued before.
+    ///
+    /// # Safety
+    /// Until it has ended: addresses are memory of the device (of the host where they say so) with room for what their
+    /// call needs; outputs are nobody else's, and inputs are not written to, but by what the events of the work or this
+    /// executor's order cover. All members of its group bring work of the same shape, in the same order.
+    pub unsafe fn submit(&self, work: Work) -> Launch {
+        let state = Arc::new(Mutex::new(State::default()));
+        let launch = Launch(state.clone());
+        let mut queue = self.shared.lock();
+        queue.work.push_back((work, state));
+        drop(queue);
+        self.shared.changed.notify_one();
+        launch
+    }
+
+    /// End everything with this cause: communicators are aborted, and work ends when the device has come to rest.
+    pub fn abort(&self, cause: &str) {
+        self.shared
+            .lock()
+            .aborted
+            .get_or_insert_with(|| cause.into());
+        self.shared.stops.store(true, Ordering::Release);
+        self.shared.changed.notify_one();
+    }
+
+    /// End the thread. `orderly`: all work has ended, and the other members of all groups close as well.
+    pub fn close(&self, orderly: bool) {
+        let Some(thread) = self.take_thread() else {
+            return;
+        };
+        self.shared.lock().closes = Some(orderly);
+        self.shared.changed.notify_one();
+        if thread.join().is_err() {
+            tracing::error!("the thread for the GPU ended by a panic");
+        }
+    }
+
+    fn take_thread(&self) -> Option<JoinHandle<()>> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        thread.take()
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        if self.take_thread().is_some() {
+            self.abort("its executor was dropped");
+            self.shared.lock().closes = Some(false);
+            self.shared.changed.notify_one();
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The thread of a GPU: takes work in order, launches it, sees it end, aborts it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::communicators::{Communicators, Unfinished};
+use super::launch::Launcher;
+use super::plan::{PACKED_MAX, Plan, SMALL_MAX};
+use super::work::Work;
+use super::{ExecutorSettings, Shared, State, WorkError};
+use crate::device::Device;
+use crate::error::GpuError;
+use crate::event::Event;
+use crate::memory::DeviceMemory;
+use crate::stream::Stream;
+
+/// Between two looks at what is on the device: doubled with each look in vain, and at most.
+const NAP: Duration = Duration::from_micros(20);
+const NAP_MAX: Duration = Duration::from_millis(1);
+/// Between two questions whether a communicator has failed.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+/// How long the device may take to come to rest after an abort.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// What the thread works with.
+pub(super) struct GpuThread {
+    device: &'static Device,
+    settings: ExecutorSettings,
+    shared: Arc<Shared>,
+    stream: Option<Stream>,
+    communicators: Communicators,
+    /// Where small tensors are brought together; grows.
+    arena: Option<DeviceMemory>,
+    on_device: VecDeque<OnDevice>,
+    /// What all work ends with from here on.
+    over: Option<WorkError>,
+    checked: Instant,
+    nap: Duration,
+}
+
+/// Work that was launched.
+struct OnDevice {
+    end: Arc<Event>,
+    since: Instant,
+    title: Arc<str>,
+    state: Arc<Mutex<State>>,
+}
+
+/// What is to be done next.
+enum Next {
+    Launch(Work, Arc<Mutex<State>>),
+    Abort(Arc<str>),
+    Look,
+    Close(bool),
+}
+
+impl GpuThread {
+    pub(super) fn new(
+        device: &'static Device,
+        settings: ExecutorSettings,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self {
+            device,
+            settings,
+            shared,
+            stream: None,
+            communicators: Communicators::default(),
+            arena: None,
+            on_device: VecDeque::new(),
+            over: None,
+            checked: Instant::now(),
+            nap: NAP,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        if let Err(error) = self.set_up() {
+            self.fail(&error);
+        }
+        loop {
+            match self.next() {
+                Next::Launch(work, state) => {
+                    self.nap = NAP;
+                    self.launch(work, state);
+                    (self.shared.notify)();
+                }
+                Next::Abort(cause) => {
+                    let aborted = WorkError::Aborted(cause);
+                    self.end_all(self.over.clone().unwrap_or(aborted));
+                }
+                Next::Look => {}
+                Next::Close(orderly) => return self.close(orderly),
+            }
+            self.look();
+        }
+    }
+
+    fn set_up(&mut self) -> Result<(), GpuError> {
+        self.device.adopt_thread()?;
+        self.stream = Some(self.device.create_stream()?);
+        Ok(())
+    }
+
+    fn next(&mut self) -> Next {
+        let shared = self.shared.clone();
+        let mut queue = shared.lock();
+        let mut waited = false;
+        loop {
+            if let Some(cause) = queue.aborted.clone().filter(|_| !self.is_aborted()) {
+                return Next::Abort(cause);
+            }
+            if let Some((work, state)) = queue.work.pop_front() {
+                return Next::Launch(work, state);
+            }
+            if self.on_device.is_empty() {
+                if let Some(orderly) = queue.closes {
+                    return Next::Close(orderly);
+                }
+                let woken = shared.changed.wait(queue);
+                queue = woken.unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            if waited {
+                return Next::Look;
+            }
+            let woken = shared.changed.wait_timeout(queue, self.nap);
+            (queue, _) = woken.unwrap_or_else(PoisonError::into_inner);
+            self.nap = (self.nap * 2).min(NAP_MAX);
+            waited = true;
+        }
+    }
+
+    fn is_aborted(&self) -> bool {
+        matches!(self.over, Some(WorkError::Aborted(_)))
+            || self.over.is_some() && self.on_device.is_empty()
+    }
+
+    fn launch(&mut self, work: Work, state: Arc<Mutex<State>>) {
+        let title = work.title.clone();
+        let launched = match &self.over {
+            Some(over) => Err(over.clone()),
+            None => self.try_launch(&work).map_err(|why| match why {
+                Unfinished::Stopped => WorkError::Aborted("it was stopped".into()),
+                Unfinished::Failed(error) => WorkError::Failed(format!("{title}: {error}").into()),
+            }),
+        };
+        match launched {
+            Ok(end) => {
+                lock(&state).launched = Some(end.clone());
+                let since = Instant::now();
+                self.on_device.push_back(OnDevice {
+                    end,
+                    since,
+                    title,
+                    state,
+                });
+            }
+            Err(why) => {
+                if self.over.is_none() && matches!(why, WorkError::Failed(_)) {
+                    self.end_all(why.clone());
+                }
+                // Parts of it may be on the device, which has come to rest now.
+                lock(&state).ended = Some(Err(why));
+            }
+        }
+    }
+
+    fn try_launch(&mut self, work: &Work) -> Result<Arc<Event>, Unfinished> {
+        let stream = self.stream.clone();
+        let stream = stream.ok_or_else(|| GpuError::Invalid("there is no stream".into()))?;
+        for event in &work.after {
+            event.order(stream.raw())?;
+        }
+        let plan = Plan::of(work);
+        let scratch = self.scratch(&stream, plan.bytes)?;
+        let scratch = scratch.as_ref().or(self.arena.as_ref());
+        let communicator = match &work.group {
+            Some(group) => Some(self.communicators.of(group, &self.settings, &self.shared)?),
+            None => None,
+        };
+        let launcher = Launcher {
+            device: self.device,
+            stream: &stream,
+            communicator,
+            scratch: scratch.map_or(0, DeviceMemory::address),
+            shared: &self.shared,
+            rank: work
+                .group
+                .as_ref()
+                .map_or(0, |group| group.rank.unsigned_abs() as usize),
+        };
+        // SAFETY: what `Executor::submit` was promised of this work.
+        unsafe { launcher.launch(work, &plan)? };
+        Ok(Arc::new(self.device.record(stream.raw())?))
+    }
+
+    /// Memory that a launch needs beside its tensors': what is not too much is kept, the rest given back in the stream's
+    /// order.
+    fn scratch(&mut self, stream: &Stream, bytes: usize) -> Result<Option<DeviceMemory>, GpuError> {
+        if bytes > PACKED_MAX {
+            return self.device.allocate_on(stream, bytes).map(Some);
+        }
+        if bytes > self.arena.as_ref().map_or(0, DeviceMemory::len) {
+            let bytes = bytes.max(SMALL_MAX).next_power_of_two();
+            self.arena = Some(self.device.allocate_on(stream, bytes)?);
+        }
+        Ok(None)
+    }
+
+    /// See what has ended, has failed, or never ends.
+    fn look(&mut self) {
+        let mut any = false;
+        while let Some(first) = self.on_device.front() {
+            match first.end.has_passed() {
+                Ok(true) => {
+                    if let Some(ended) = self.on_device.pop_front() {
+                        lock(&ended.state).ended = Some(Ok(()));
+                        any = true;
+                    }
+                }
+                Ok(false) => break,
+                Err(error) => return self.fail(&error),
+            }
+        }
+        let now = Instant::now();
+        if !self.on_device.is_empty() && now.duration_since(self.checked) >= CHECK_EVERY {
+            self.checked = now;
+            if let Err(error) = self.communicators.check() {
+                return self.fail(&error);
+            }
+        }
+        let is_over = |first: &OnDevice| {
+            let timeout = self.settings.timeout?;
+            (now.duration_since(first.since) >= timeout).then_some(timeout)
+        };
+        let stuck = self.on_device.front();
+        if let Some((first, timeout)) = stuck.and_then(|first| Some((first, is_over(first)?))) {
+            let text = format!(
+                "{} has been on the GPU for {} s without an end (HOROVOD_GPU_TIMEOUT); {} launched after it wait",
+                first.title,
+                timeout.as_secs(),
+                self.on_device.len() - 1,
+            );
+            return self.fail_because(text);
+        }
+        if any {
+            self.nap = NAP;
+            (self.shared.notify)();
+        }
+    }
+
+    fn fail(&mut self, error: &GpuError) {
+        let advice = if error.is_sticky() {
+            "; this process cannot use the GPU any more"
+        } else {
+            ""
+        };
+        self.fail_because(format!("{error}{advice}"));
+    }
+
+    fn fail_because(&mut self, text: String) {
+        self.end_all(WorkError::Failed(text.into()));
+        (self.shared.notify)();
+    }
+
+    /// Abort the communicators, let the device come to rest, and end all work with this.
+    fn end_all(&mut self, why: WorkError) {
+        if let Err(error) = self.communicators.abort() {
+            tracing::warn!("while NCCL was aborted: {error}");
+        }
+        self.over = Some(why.clone());
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        let mut nap = NAP;
+        while let Some(last) = self.on_device.back() {
+            // An error is an end, too: nothing runs in a lost context.
+            if !matches!(last.end.has_passed(), Ok(false)) {
+                break;
+            }
+            if Instant::now() >= deadline {
+                tracing::error!("the GPU does not come to rest after NCCL was aborted");
+                // Their memory stays in use: they never end.
+                self.on_device.clear();
+                return;
+            }
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(NAP_MAX);
+        }
+        for ended in self.on_device.drain(..) {
+            lock(&ended.state).ended = Some(Err(why.clone()));
+        }
+        (self.shared.notify)();
+    }
+
+    fn close(mut self, orderly: bool) {
+        let ended = match orderly && self.over.is_none() {
+            true => self.communicators.destroy(),
+            false => self.communicators.abort(),
+        };
+        // At the interpreter's end CUDA may be gone.
+        if let Err(error) = ended {
+            tracing::debug!("while NCCL was ended: {error}");
+        }
+    }
+}
+
+fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}

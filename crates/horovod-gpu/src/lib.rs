@@ -1,0 +1,35 @@
+//! CUDA's driver interface and NCCL, found at run time: nothing is linked, and without a GPU nothing of this runs.
+//!
+//! `load` finds the libraries and reads their functions into tables (`driver`, `nccl`). Above the tables are safe
+//! handles: devices, streams, events, memory, communicators. What takes addresses of device memory stays `unsafe`: no
+//! type knows what lives there, or what other streams do with it.
+//!
+//! A CUDA call in a forked child fails in ways that depend on the call; here every call of such a child is refused with
+//! [`GpuError::Forked`], and what it drops is left to its parent.
+
+mod device;
+mod driver;
+mod error;
+mod event;
+mod executor;
+mod kernels;
+mod load;
+mod memory;
+mod nccl;
+mod stream;
+#[cfg(test)]
+mod testing;
+
+pub use device::Device;
+pub use driver::Driver;
+pub use error::GpuError;
+pub use event::Event;
+pub use executor::{
+    AllReduce, Call, Executor, ExecutorSettings, Group, HostMemory, Launch, Operand, ReduceScatter,
+    Reduction, Work, WorkError,
+};
+pub use kernels::{Copy, Kernels};
+pub use load::{Found, Search, driver, find_driver, find_nccl, is_initialised, nccl, set_search};
+pub use memory::{DeviceMemory, PinnedMemory};
+pub use nccl::{CommSettings, Communicator, Nccl, NcclOp, NcclType, Progress};
+pub use stream::{RawStream, Stream};

@@ -1,0 +1,147 @@
+//! Finding and opening the driver's library and NCCL, each once per process.
+//!
+//! No lock is held anywhere here: two threads that come first at once do the same work, and one result stays. A lock
+//! that another thread holds during a fork would be held for ever in the child.
+
+mod library;
+mod search;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::driver::{Driver, DriverTable};
+use crate::error::GpuError;
+use crate::nccl::{Nccl, NcclTable};
+
+pub(crate) use library::Library;
+pub(crate) use table::function_table;
+
+/// Where to look; empty lists leave the dynamic loader's own places.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// The driver's library; then no other place is tried.
+    pub cuda_library: Option<PathBuf>,
+    /// NCCL's library; then no other place is tried.
+    pub nccl_library: Option<PathBuf>,
+    /// Folders of the wheel of NCCL: `<site-packages>/nvidia/nccl`, or its `lib`.
+    pub wheel_folders: Vec<PathBuf>,
+    /// `HOROVOD_NCCL_LIB` (a folder of libraries) and `HOROVOD_NCCL_HOME` (a folder with `lib` or `lib64`).
+    pub nccl_homes: Vec<PathBuf>,
+    /// `HOROVOD_CUDA_HOME`, `CUDA_HOME`: folders with `lib64`. `/usr/local/cuda` is always the last.
+    pub cuda_homes: Vec<PathBuf>,
+}
+
+/// A library that was found, and that fits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its file.
+    pub path: String,
+    /// As the library tells it: 12080 is CUDA 12.8, 23007 is NCCL 2.30.7.
+    pub version: i32,
+}
+
+/// A library that is open, with its functions.
+struct Opened<T> {
+    found: Found,
+    table: T,
+}
+
+static SEARCH: OnceLock<Search> = OnceLock::new();
+static OPENED_DRIVER: OnceLock<Opened<DriverTable>> = OnceLock::new();
+static OPENED_NCCL: OnceLock<Opened<NcclTable>> = OnceLock::new();
+static DRIVER: OnceLock<Result<Driver, GpuError>> = OnceLock::new();
+static NCCL_FUNCTIONS: OnceLock<Result<Nccl, GpuError>> = OnceLock::new();
+/// The process that has called `cuInit` with success, 0 for none. It is kept by forked children, which is how they know.
+static INITIALISED_BY: AtomicU32 = AtomicU32::new(0);
+
+/// Says where to look. False if that was said before, or something has been looked for already.
+pub fn set_search(search: Search) -> bool {
+    SEARCH.set(search).is_ok()
+}
+
+fn search() -> &'static Search {
+    SEARCH.get_or_init(Search::default)
+}
+
+fn opened<T>(
+    cell: &'static OnceLock<Opened<T>>,
+    open: impl FnOnce(&Search) -> Result<Opened<T>, GpuError>,
+) -> Result<&'static Opened<T>, GpuError> {
+    if let Some(opened) = cell.get() {
+        return Ok(opened);
+    }
+    let new = open(search())?;
+    tracing::info!(path = new.found.path, version = new.found.version, "loaded");
+    Ok(cell.get_or_init(|| new))
+}
+
+fn open_driver(search: &Search) -> Result<Opened<DriverTable>, GpuError> {
+    let candidates = search::driver_candidates(search);
+    search::first(&search::DRIVER, &candidates, DriverTable::of_library)
+}
+
+fn open_nccl(search: &Search) -> Result<Opened<NcclTable>, GpuError> {
+    let candidates = search::nccl_candidates(search);
+    search::first(&search::COLLECTIVES, &candidates, NcclTable::of_library)
+}
+
+/// Opens the driver's library, if that has not been done, and tells which it is. CUDA is not initialised.
+pub fn find_driver() -> Result<Found, GpuError> {
+    opened(&OPENED_DRIVER, open_driver).map(|opened| opened.found.clone())
+}
+
+/// Opens NCCL, if that has not been done, and tells which it is. CUDA is not initialised.
+pub fn find_nccl() -> Result<Found, GpuError> {
+    opened(&OPENED_NCCL, open_nccl).map(|opened| opened.found.clone())
+}
+
+/// The driver, with CUDA initialised. The first result stays, failure included; a forked child of a process that had
+/// initialised CUDA is refused.
+pub fn driver() -> Result<&'static Driver, GpuError> {
+    check_process()?;
+    if DRIVER.get().is_none() {
+        let result = opened(&OPENED_DRIVER, open_driver).and_then(|opened| {
+            // Before the call: a child that is forked during it cannot use CUDA either.
+            INITIALISED_BY.store(std::process::id(), Ordering::SeqCst);
+            let driver = Driver::initialise(&opened.table, opened.found.version);
+            if driver.is_err() {
+                INITIALISED_BY.store(0, Ordering::SeqCst);
+            }
+            driver
+        });
+        let _ = DRIVER.set(result);
+    }
+    match DRIVER.get() {
+        Some(Ok(driver)) => Ok(driver),
+        Some(Err(error)) => Err(error.clone()),
+        None => Err(GpuError::Invalid("the driver is not there".to_owned())),
+    }
+}
+
+/// NCCL. The first result stays, failure included. NCCL initialises CUDA when the first communicator is made.
+pub fn nccl() -> Result<&'static Nccl, GpuError> {
+    check_process()?;
+    let result = NCCL_FUNCTIONS.get_or_init(|| {
+        opened(&OPENED_NCCL, open_nccl).map(|opened| Nccl::new(&opened.table, opened.found.version))
+    });
+    result.as_ref().map_err(GpuError::clone)
+}
+
+/// Whether this process has initialised CUDA through here.
+pub fn is_initialised() -> bool {
+    INITIALISED_BY.load(Ordering::SeqCst) == std::process::id()
+}
+
+/// Refuses children of a process that had initialised CUDA.
+pub(crate) fn check_process() -> Result<(), GpuError> {
+    let by = INITIALISED_BY.load(Ordering::SeqCst);
+    if by == 0 || by == std::process::id() {
+        Ok(())
+    } else {
+        Err(GpuError::Forked)
+    }
+}

@@ -1,0 +1,52 @@
+//! Tables of C functions: one declaration names a symbol once, with its type, and whether it may be missing.
+
+/// Declares a struct of function pointers that `read` fills from a library.
+///
+/// `required` functions are there or the library is refused, with the names of all that it lacks; `optional` ones are
+/// `Option`s. The types are those of the library's header: that is what makes the calls sound.
+macro_rules! function_table {
+    (
+        $(#[$attribute:meta])*
+        struct $name:ident;
+        required { $( $field:ident = $symbol:literal ( $($argument:ty),* ) $(-> $result:ty)?; )* }
+        optional { $( $maybe:ident = $maybe_symbol:literal ( $($maybe_argument:ty),* ); )* }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Clone)]
+        pub(crate) struct $name {
+            $( pub(crate) $field: unsafe extern "C" fn($($argument),*) -> $crate::load::function_table!(@result $($result)?), )*
+            $( pub(crate) $maybe: Option<unsafe extern "C" fn($($maybe_argument),*) -> std::ffi::c_int>, )*
+        }
+
+        impl $name {
+            /// Looks all functions up; or says which are missing.
+            pub(crate) fn read(library: &$crate::load::Library) -> Result<Self, String> {
+                let missing: Vec<&str> = [$($symbol),*]
+                    .into_iter()
+                    .filter(|symbol: &&std::ffi::CStr| library.address(symbol).is_none())
+                    .filter_map(|symbol| symbol.to_str().ok())
+                    .collect();
+                if !missing.is_empty() {
+                    return Err(format!("it lacks {}", missing.join(", ")));
+                }
+                // SAFETY: functions of the declared types, in every version that is accepted; all required ones exist.
+                unsafe {
+                    Ok(Self {
+                        $( $field: library.function($symbol).ok_or("it changed")?, )*
+                        $( $maybe: library.function($maybe_symbol), )*
+                    })
+                }
+            }
+
+            /// Names of all functions that are used; tests compare them with the headers and with doubles.
+            #[cfg(test)]
+            pub(crate) const REQUIRED: &'static [&'static std::ffi::CStr] = &[$($symbol),*];
+            /// Names of those that may be missing.
+            #[cfg(test)]
+            pub(crate) const OPTIONAL: &'static [&'static std::ffi::CStr] = &[$($maybe_symbol),*];
+        }
+    };
+    (@result $result:ty) => { $result };
+    (@result) => { std::ffi::c_int };
+}
+pub(crate) use function_table;

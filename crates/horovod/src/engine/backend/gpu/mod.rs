@@ -1,0 +1,351 @@
+//! The backend for GPUs: NCCL where the members of a set can use it together, else host memory and the host's data plane.
+//!
+//! Nothing of CUDA is touched before the first execution on a GPU. What the members agree on then is in `agreement`;
+//! how an execution becomes calls in `calls`; how it goes through host memory in `staging`. The calls are launched by
+//! `horovod_gpu::Executor`, in the order of the executions.
+
+mod agreement;
+mod calls;
+mod staging;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use horovod_gpu::{
+    Executor, ExecutorSettings, GpuError, Group, Launch, Work, WorkError, driver, nccl, set_search,
+};
+use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank};
+use horovod_transport::{Aborted, Notifier, Topology};
+
+use super::{
+    Backend, ChosenGpu, DeviceBackend, Failure, InFlight, Members, Results, StageIn, Staged, Start,
+    Started, Surroundings,
+};
+use crate::config::{GpuOperations, GpuSettings, JoinAverage};
+use crate::engine::Entry;
+use crate::engine::handles::OpResult;
+use crate::error::Error;
+use crate::gpu::EventEnd;
+use agreement::{Equipment, Offer, Route, conclude};
+use calls::{Translated, Translation, needs_host};
+use staging::PinnedPool;
+
+/// How long the members of a communicator may take to meet.
+const MEETING: Duration = Duration::from_secs(60);
+
+/// Backends for all devices that there may be.
+pub(in crate::engine) fn gpu_backends(surroundings: &Surroundings<'_>) -> Vec<DeviceBackend> {
+    vec![(Device::Gpu, Box::new(Gpu::new(surroundings)))]
+}
+
+/// This rank's GPU, as far as it is used.
+struct Gpu {
+    settings: GpuSettings,
+    join_average: JoinAverage,
+    topology: Topology,
+    chosen: Arc<ChosenGpu>,
+    notifier: Notifier,
+    /// By set; ids are reused after a removal, so the members decide whether it still holds.
+    routes: BTreeMap<ProcessSetId, Agreed>,
+    /// How often members have agreed.
+    agreements: u64,
+    executor: Option<Arc<Executor>>,
+    pinned: Arc<PinnedPool>,
+    /// What is said once was said.
+    told: bool,
+}
+
+struct Agreed {
+    members: Arc<[Rank]>,
+    route: Route,
+    group: Option<Arc<Group>>,
+}
+
+impl Gpu {
+    fn new(surroundings: &Surroundings<'_>) -> Self {
+        let config = surroundings.config;
+        // The adapter may have been more exact.
+        set_search(config.gpu.search.clone());
+        Self {
+            settings: config.gpu.clone(),
+            join_average: config.algorithms.join_average,
+            topology: surroundings.topology.clone(),
+            chosen: surroundings.gpu.clone(),
+            notifier: surroundings.notifier.clone(),
+            routes: BTreeMap::new(),
+            agreements: 0,
+            executor: None,
+            pinned: Arc::default(),
+            told: false,
+        }
+    }
+
+    /// The GPU of this rank's tensors; of a rank that has submitted none, the one that it most likely would.
+    fn device(&self) -> Result<&'static horovod_gpu::Device, GpuError> {
+        let driver = driver()?;
+        let ordinal = match self.chosen.get() {
+            Some(ordinal) => ordinal,
+            None => {
+                let count = driver.device_count()?;
+                let local = i32::try_from(self.topology.local_rank()).unwrap_or(0);
+                self.chosen.choose(if local < count { local } else { 0 })
+            }
+        };
+        driver.device(ordinal)
+    }
+
+    fn equipment(&self, is_first: bool) -> Result<Equipment, GpuError> {
+        let device = self.device()?;
+        let nccl = nccl()?;
+        Ok(Equipment {
+            nccl: nccl.version(),
+            uuid: device.uuid(),
+            id: if is_first {
+                nccl.unique_id()?
+            } else {
+                [0; 128]
+            },
+        })
+    }
+
+    fn route(&self, execution: &Execution) -> Option<&Agreed> {
+        let agreed = self.routes.get(&execution.set)?;
+        (agreed.members[..] == execution.members[..]).then_some(agreed)
+    }
+
+    fn executor(&mut self) -> Result<Arc<Executor>, Failure> {
+        if let Some(executor) = &self.executor {
+            return Ok(executor.clone());
+        }
+        let settings = ExecutorSettings {
+            timeout: self.settings.timeout,
+            meeting: MEETING,
+            max_ctas: self.settings.max_ctas,
+        };
+        let notifier = self.notifier.clone();
+        let notify = Box::new(move || notifier.notify());
+        let executor = self
+            .device()
+            .and_then(|device| Executor::start(device, settings, notify))
+            .map_err(local)?;
+        Ok(self.executor.insert(Arc::new(executor)).clone())
+    }
+
+    fn divisor(&self, execution: &Execution) -> u32 {
+        match self.join_average {
+            JoinAverage::Members => u32::try_from(execution.members.len()).unwrap_or(u32::MAX),
+            JoinAverage::Contributors => execution.contributors,
+        }
+    }
+
+    fn host(&self, rank: Rank) -> String {
+        let peer = self.topology.peers.get(rank.index());
+        peer.map(|peer| peer.hostname.to_string())
+            .unwrap_or_default()
+    }
+
+    /// What users should know, once for each job.
+    fn tell(&mut self, members: &[Rank], route: &Route) {
+        if self.told || members.first() != Some(&self.topology.rank) {
+            return;
+        }
+        let of = |rank: &Rank| self.topology.peers.get(rank.index()).map(|peer| peer.host);
+        let is_across = members.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]));
+        match route {
+            Route::Staged(Some(why)) => tracing::warn!(
+                "operations on GPU tensors go through host memory, which is slower: {why} \
+                 (HOROVOD_GPU_OPERATIONS=HOST says that this is intended)"
+            ),
+            Route::Nccl(_) if is_across => tracing::warn!(
+                "data of GPU tensors travel between hosts by NCCL, without authentication or encryption; use a network \
+                 that only this job's hosts can reach, or HOROVOD_GPU_OPERATIONS=HOST"
+            ),
+            _ => return,
+        }
+        self.told = true;
+    }
+
+    fn title(execution: &Execution) -> Arc<str> {
+        match &execution.items[..] {
+            [] => "nothing".into(),
+            [item] => item.name.clone(),
+            [first, rest @ ..] => format!("{} and {} more", first.name, rest.len()).into(),
+        }
+    }
+}
+
+impl Backend for Gpu {
+    fn name(&self) -> &'static str {
+        "GPU"
+    }
+
+    fn offer(&mut self, _: ProcessSetId, members: &[Rank]) -> Vec<u8> {
+        let is_first = members.first() == Some(&self.topology.rank) && members.len() > 1;
+        let has = match self.settings.operations {
+            GpuOperations::Host => Err("host memory was asked for".into()),
+            _ => self.equipment(is_first).map_err(|error| error.to_string()),
+        };
+        let offer = Offer {
+            operations: self.settings.operations,
+            shares_gpus: self.settings.shares_gpus,
+            has,
+        };
+        offer.encode()
+    }
+
+    fn settle(&mut self, set: ProcessSetId, members: &Members<'_>) -> Result<(), String> {
+        let route = conclude(members.ranks, members.offers, |rank| self.host(rank))?;
+        self.tell(members.ranks, &route);
+        self.agreements += 1;
+        let me = members
+            .ranks
+            .iter()
+            .position(|rank| *rank == self.topology.rank);
+        let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+        let group = match (&route, me) {
+            (Route::Nccl(id), Some(me)) => Some(Arc::new(Group {
+                key: self.agreements,
+                id: **id,
+                size: number(members.ranks.len()),
+                rank: number(me),
+                name: format!("hvd-{}-{}", set.0, self.topology.generation.0),
+            })),
+            _ => None,
+        };
+        let members = members.ranks.into();
+        let agreed = Agreed {
+            members,
+            route,
+            group,
+        };
+        self.routes.insert(set, agreed);
+        Ok(())
+    }
+
+    fn is_staged(&self, execution: &Execution) -> bool {
+        let agreed = self.route(execution);
+        needs_host(execution) || agreed.is_some_and(|a| matches!(a.route, Route::Staged(_)))
+    }
+
+    fn start(&mut self, start: Start<'_>) -> Result<Started, Failure> {
+        let execution = start.execution;
+        let group = self
+            .route(execution)
+            .and_then(|agreed| agreed.group.clone());
+        let mut translated = Translated {
+            calls: Vec::new(),
+            after: Vec::new(),
+            results: Results::new(),
+        };
+        let translation = Translation {
+            start,
+            me: self.topology.rank,
+            divisor: self.divisor(execution),
+            done: &mut translated,
+        };
+        translation.translate()?;
+        let executor = self.executor()?;
+        let work = Work {
+            title: Self::title(execution),
+            group,
+            after: translated.after,
+            calls: translated.calls,
+        };
+        // SAFETY: the submitters promised that their memory is theirs until completion, lengths come from the tensors'
+        // own shapes and from what was agreed, and executions start in one order on all members.
+        let launch = unsafe { executor.submit(work) };
+        Ok(Started::InFlight(Box::new(Flight {
+            executor,
+            launch,
+            results: Some(translated.results),
+        })))
+    }
+
+    fn stage_in(
+        &mut self,
+        execution: &Execution,
+        entries: &[Option<Entry>],
+    ) -> Result<Box<dyn StageIn>, Failure> {
+        if entries.iter().all(Option::is_none) {
+            return Ok(Box::new(staging::Nothing(entries.len())));
+        }
+        let device = self.device().map_err(local)?;
+        let executor = self.executor()?;
+        let title = Self::title(execution);
+        let pool = &self.pinned;
+        let copies = staging::begin(execution, entries, self.topology.rank, device, pool)?;
+        Ok(Box::new(copies.launch(&executor, title)))
+    }
+
+    fn stage_out(&mut self, staged: Staged<'_>) -> Result<Started, Failure> {
+        if staged.entries.iter().all(Option::is_none) {
+            return Ok(Started::Done);
+        }
+        let executor = self.executor()?;
+        let title = Self::title(staged.execution);
+        let (work, results, kept) = staging::end(staged, title, self.topology.rank)?;
+        // SAFETY: as in `start`; the host's side is kept by the flight.
+        let launch = unsafe { executor.submit(work) };
+        let flight = Flight {
+            executor,
+            launch,
+            results: Some(results),
+        };
+        Ok(Started::InFlight(Box::new(staging::KeepingFlight {
+            flight,
+            _kept: kept,
+        })))
+    }
+
+    fn close(&mut self, orderly: bool) {
+        if let Some(executor) = self.executor.take() {
+            executor.close(orderly);
+        }
+    }
+}
+
+fn local(error: GpuError) -> Failure {
+    Failure::Local(error.to_string())
+}
+
+/// An execution on the device.
+struct Flight {
+    executor: Arc<Executor>,
+    launch: Launch,
+    /// Until they are told.
+    results: Option<Results>,
+}
+
+impl Flight {
+    fn take_results(&mut self) -> Option<Results> {
+        let end: Arc<EventEnd> = Arc::new(EventEnd(self.launch.launched()?));
+        let results = self.results.take()?;
+        let with_end = |(id, result): (EntryId, Result<OpResult, Error>)| {
+            let result = result.map(|result| OpResult {
+                end: Some(end.clone()),
+                ..result
+            });
+            (id, result)
+        };
+        Some(results.into_iter().map(with_end).collect())
+    }
+}
+
+impl InFlight for Flight {
+    fn launched(&mut self) -> Option<Results> {
+        self.take_results()
+    }
+
+    fn poll(&mut self) -> Option<Result<Results, Failure>> {
+        Some(match self.launch.ended()? {
+            Ok(()) => Ok(self.take_results().unwrap_or_default()),
+            Err(WorkError::Aborted(cause)) => Err(Failure::Aborted(Aborted(cause))),
+            Err(WorkError::Failed(text)) => Err(Failure::Local(text.to_string())),
+        })
+    }
+
+    fn abort(&mut self, cause: &Aborted) {
+        self.executor.abort(&cause.0);
+    }
+}

@@ -1,0 +1,332 @@
+//! The way of an execution through host memory: its tensors go into pinned memory, the host's data plane works there, and
+//! the results go back.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use horovod_gpu::{Call, Executor, HostMemory, Launch, PinnedMemory, Work, WorkError};
+use horovod_protocol::{Completion, EntryId, Execution, Op, Rank};
+
+use super::super::rows::too_large;
+use super::super::{Failure, InFlight, Results, StageIn, Staged};
+use super::calls::{address, events};
+use super::{Flight, local};
+use crate::buffer::Buffer;
+use crate::engine::Entry;
+use crate::engine::handles::OpResult;
+use crate::error::Error;
+use crate::tensor::{Output, Tensor};
+use horovod_transport::Aborted;
+
+/// Bytes of pinned memory that are kept for reuse at most.
+const KEPT_MAX: usize = 256 << 20;
+/// Where tensors begin in pinned memory: a cache line.
+const ALIGN: usize = 64;
+/// Blocks are of whole pages, so that slightly different lengths share them.
+const PAGE: usize = 4096;
+
+/// Pinned memory that is not in use, smallest first: it takes long to make.
+#[derive(Debug, Default)]
+pub(super) struct PinnedPool(Mutex<Vec<PinnedMemory>>);
+
+/// A block of it, which goes back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    memory: Option<PinnedMemory>,
+    pool: Arc<PinnedPool>,
+}
+
+impl PinnedPool {
+    fn take(
+        self: &Arc<Self>,
+        device: &'static horovod_gpu::Device,
+        bytes: usize,
+    ) -> Result<Pinned, Failure> {
+        let bytes = bytes
+            .max(1)
+            .checked_next_multiple_of(PAGE)
+            .ok_or_else(too_large)?;
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits =
+            |memory: &PinnedMemory| (bytes..=bytes.saturating_mul(2)).contains(&memory.len());
+        let found = free.iter().position(fits).map(|at| free.remove(at));
+        drop(free);
+        let memory = match found {
+            Some(memory) => memory,
+            None => device.allocate_pinned(bytes).map_err(local)?,
+        };
+        Ok(Pinned {
+            memory: Some(memory),
+            pool: self.clone(),
+        })
+    }
+
+    fn give_back(&self, memory: PinnedMemory) {
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = free.partition_point(|other| other.len() < memory.len());
+        free.insert(at, memory);
+        let mut kept: usize = free.iter().map(PinnedMemory::len).sum();
+        let mut released = Vec::new();
+        while kept > KEPT_MAX
+            && let Some(largest) = free.pop()
+        {
+            kept -= largest.len();
+            released.push(largest);
+        }
+        // To free it may take long.
+        drop(free);
+        drop(released);
+    }
+}
+
+impl Pinned {
+    fn at(&self, offset: usize) -> *mut u8 {
+        let start = self.memory.as_ref().map(PinnedMemory::as_mut_ptr);
+        start.map_or(std::ptr::null_mut(), |start| start.wrapping_add(offset))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.pool.give_back(memory);
+        }
+    }
+}
+
+/// A rank that has joined stages nothing.
+pub(super) struct Nothing(pub(super) usize);
+
+impl StageIn for Nothing {
+    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>> {
+        Some(Ok((0..self.0).map(|_| None).collect()))
+    }
+}
+
+/// Copies that can begin.
+pub(super) struct Copies {
+    work: Work,
+    staged: Vec<Option<Entry>>,
+}
+
+/// Copies that have begun.
+struct CopiesIn {
+    launch: Launch,
+    staged: Option<Vec<Option<Entry>>>,
+}
+
+/// Lay the tensors out in pinned memory.
+pub(super) fn begin(
+    execution: &Execution,
+    entries: &[Option<Entry>],
+    me: Rank,
+    device: &'static horovod_gpu::Device,
+    pool: &Arc<PinnedPool>,
+) -> Result<Copies, Failure> {
+    let tensors = || {
+        entries
+            .iter()
+            .flatten()
+            .flat_map(|entry| entry.tensors.iter())
+    };
+    let mut bytes = 0usize;
+    for tensor in tensors() {
+        let length = tensor.bytes().ok_or_else(too_large)?;
+        let length = length
+            .checked_next_multiple_of(ALIGN)
+            .ok_or_else(too_large)?;
+        bytes = bytes.checked_add(length).ok_or_else(too_large)?;
+    }
+    let pinned = Arc::new(pool.take(device, bytes)?);
+    // Of a broadcast only the root's bytes are read.
+    let is_read = !matches!(execution.op, Op::Broadcast { root } if root != me);
+    let (mut at, mut calls) = (0, Vec::new());
+    let mut stage = |tensor: &Tensor| {
+        let (memory, bytes) = (pinned.at(at), tensor.bytes().unwrap_or(0));
+        at += bytes.next_multiple_of(ALIGN);
+        if is_read && bytes > 0 {
+            calls.push(Call::ToHost {
+                from: address(tensor.input),
+                to: HostMemory(memory),
+                bytes,
+            });
+        }
+        let output = match execution.op {
+            Op::Allreduce { .. } | Op::Broadcast { .. } => Output::At(memory),
+            _ => Output::Allocate,
+        };
+        // SAFETY: its part of the block, which its owner keeps, and which the device writes before anybody reads.
+        unsafe { Tensor::new(tensor.meta.clone(), memory, output) }.kept_by(pinned.clone())
+    };
+    let staged = entries.iter().map(|entry| {
+        entry.as_ref().map(|entry| Entry {
+            tensors: entry
+                .tensors
+                .iter()
+                .map(&mut stage)
+                .collect::<Vec<_>>()
+                .into(),
+            splits: entry.splits.clone(),
+            submitted: None,
+            allocator: None,
+        })
+    });
+    let staged = staged.collect();
+    Ok(Copies {
+        work: Work {
+            title: "".into(),
+            group: None,
+            after: events(entries, &Vec::new()),
+            calls,
+        },
+        staged,
+    })
+}
+
+impl Copies {
+    pub(super) fn launch(mut self, executor: &Executor, title: Arc<str>) -> impl StageIn + use<> {
+        self.work.title = title;
+        // SAFETY: the submitters' memory is theirs until completion; the pinned block is kept by the staged tensors.
+        let launch = unsafe { executor.submit(self.work) };
+        CopiesIn {
+            launch,
+            staged: Some(self.staged),
+        }
+    }
+}
+
+impl StageIn for CopiesIn {
+    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>> {
+        match self.launch.ended()? {
+            Ok(()) => self.staged.take().map(Ok),
+            Err(WorkError::Aborted(why) | WorkError::Failed(why)) => Some(Err(why.to_string())),
+        }
+    }
+}
+
+impl Drop for CopiesIn {
+    fn drop(&mut self) {
+        // The device may still write there.
+        if self.launch.ended().is_none() {
+            std::mem::forget(self.staged.take());
+        }
+    }
+}
+
+/// What the device reads until the copies have ended.
+pub(super) struct Kept {
+    _staged: Vec<Option<Entry>>,
+    _buffers: Vec<Buffer>,
+}
+
+/// An execution whose results are copied to the device.
+pub(super) struct KeepingFlight {
+    pub(super) flight: Flight,
+    pub(super) _kept: Kept,
+}
+
+impl InFlight for KeepingFlight {
+    fn launched(&mut self) -> Option<Results> {
+        self.flight.launched()
+    }
+
+    fn poll(&mut self) -> Option<Result<Results, Failure>> {
+        self.flight.poll()
+    }
+
+    fn abort(&mut self, cause: &Aborted) {
+        self.flight.abort(cause);
+    }
+}
+
+/// Copy the results to where they belong.
+pub(super) fn end(
+    staged: Staged<'_>,
+    title: Arc<str>,
+    me: Rank,
+) -> Result<(Work, Results, Kept), Failure> {
+    let Staged {
+        execution,
+        entries,
+        staged: on_host,
+        outputs,
+        results,
+    } = staged;
+    let after = events(&[], outputs);
+    let mut calls = Vec::new();
+    let is_root = matches!(execution.op, Op::Broadcast { root } if root == me);
+    if matches!(execution.op, Op::Allreduce { .. } | Op::Broadcast { .. }) {
+        let tensors = entries.iter().flatten().flat_map(|e| e.tensors.iter());
+        let copies = on_host.iter().flatten().flat_map(|e| e.tensors.iter());
+        for (tensor, copy) in tensors.zip(copies) {
+            let output = tensor.output_ptr();
+            let output = output
+                .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))?;
+            let is_there = is_root && output.cast_const() == tensor.input;
+            let bytes = tensor.bytes().unwrap_or(0);
+            if bytes > 0 && !is_there {
+                calls.push(Call::ToDevice {
+                    from: HostMemory(copy.input.cast_mut()),
+                    to: address(output),
+                    bytes,
+                });
+            }
+        }
+    }
+    let mut buffers = Vec::new();
+    let mut place = |(id, result): (EntryId, Result<OpResult, Error>)| {
+        let item = execution
+            .items
+            .iter()
+            .position(|item| item.entry == Some(id));
+        let (Ok(mut result), Some(item)) = (result, item) else {
+            return Err(Failure::Local("a result belongs to no tensor".into()));
+        };
+        let tensors = entries.get(item).and_then(Option::as_ref);
+        for (i, slot) in result.outputs.iter_mut().enumerate() {
+            let Some((made, shape)) = slot.take() else {
+                continue;
+            };
+            let tensor = tensors.and_then(|entry| entry.tensors.get(i));
+            let given = outputs.get_mut(item).and_then(|given| given.get_mut(i));
+            let own = match tensor.map(|tensor| tensor.output) {
+                Some(Output::Even { at, bytes }) if bytes == made.len() => Buffer::lent(at, bytes),
+                _ => None,
+            };
+            let buffer = own.or_else(|| Some(given?.take()?.0));
+            let buffer = buffer
+                .filter(|buffer| buffer.len() >= made.len())
+                .ok_or_else(|| {
+                    Failure::Local(format!(
+                        "there are no {} bytes of GPU memory for a result",
+                        made.len()
+                    ))
+                })?;
+            if !made.is_empty() {
+                calls.push(Call::ToDevice {
+                    from: HostMemory(made.as_mut_ptr()),
+                    to: address(buffer.as_mut_ptr()),
+                    bytes: made.len(),
+                });
+            }
+            buffers.push(made);
+            *slot = Some((buffer, shape));
+        }
+        debug_assert!(matches!(result.completion, Completion::Done));
+        Ok((id, Ok(result)))
+    };
+    let results = results
+        .into_iter()
+        .map(&mut place)
+        .collect::<Result<_, _>>()?;
+    let work = Work {
+        title,
+        group: None,
+        after,
+        calls,
+    };
+    let kept = Kept {
+        _staged: on_host,
+        _buffers: buffers,
+    };
+    Ok((work, results, kept))
+}

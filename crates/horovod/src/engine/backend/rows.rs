@@ -1,0 +1,160 @@
+//! Rows of dimension 0: what each member of a set brings to an operation, and what it gets.
+
+use horovod_protocol::{ExecItem, Shape};
+
+use super::Failure;
+use crate::engine::Entry;
+use crate::tensor::Tensor;
+
+/// What this rank sends in an alltoall.
+pub(super) struct AlltoallInput<'a> {
+    pub(super) tensor: &'a Tensor,
+    /// For each member.
+    pub(super) rows: Vec<usize>,
+}
+
+impl<'a> AlltoallInput<'a> {
+    pub(super) fn of(item: &ExecItem, entry: Option<&'a Entry>) -> Result<Self, Failure> {
+        let entry = entry.ok_or_else(joined_cannot)?;
+        let (Some(tensor), Some(splits)) = (entry.tensors.first(), &entry.splits) else {
+            return Err(Failure::Local(format!(
+                "{}: no splits were kept",
+                item.name
+            )));
+        };
+        let rows = splits.iter().map(|rows| usize_of(*rows));
+        Ok(Self {
+            tensor,
+            rows: rows.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// The shape of so many rows from each member.
+pub(super) fn received_shape(tensor: &Tensor, rows: &[usize]) -> Shape {
+    let rows = rows.iter().map(|rows| *rows as u64);
+    let rows = rows.fold(0, u64::saturating_add);
+    with_rows(&tensor.meta.shape, rows)
+}
+
+/// The rows of dimension 0 that one of so many members gets.
+pub(super) fn share_of(rows: usize, me: usize, members: usize) -> usize {
+    rows / members + usize::from(me < rows % members)
+}
+
+pub(super) fn row_bytes_of(t: &Tensor) -> Result<usize, Failure> {
+    t.row_bytes().ok_or_else(too_large)
+}
+
+pub(super) fn usize_of(n: u64) -> Result<usize, Failure> {
+    usize::try_from(n).map_err(|_| too_large())
+}
+
+pub(super) fn with_rows(shape: &[u64], rows: u64) -> Shape {
+    let mut shape = Shape::from(shape);
+    if let Some(first) = shape.first_mut() {
+        *first = rows;
+    }
+    shape
+}
+
+pub(super) fn joined_cannot() -> Failure {
+    Failure::Local("a rank that has joined was asked for data it cannot stand in for".into())
+}
+
+/// What an allgather brings together from the rows that rank 0 has said each member has.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Gathered {
+    /// Of each member.
+    pub(super) bytes: Vec<usize>,
+    /// Of all members.
+    pub(super) total: usize,
+    pub(super) rows: u64,
+}
+
+impl Gathered {
+    pub(super) fn of(
+        item: &ExecItem,
+        i: usize,
+        tensor: &Tensor,
+        me: usize,
+        members: usize,
+    ) -> Result<Self, Failure> {
+        let said = item.first_dims.get(i).ok_or_else(|| {
+            Failure::Local(format!(
+                "{}: no sizes were agreed for tensor {i}",
+                item.name
+            ))
+        })?;
+        Self::new(said, me, members, tensor)
+    }
+
+    /// Each member reads as much of its own tensor as it is said to have, so that is checked against the tensor.
+    fn new(said: &[u64], me: usize, members: usize, tensor: &Tensor) -> Result<Self, Failure> {
+        let own = tensor.rows();
+        if said.len() != members || said.get(me) != Some(&own) {
+            return Err(Failure::Local(format!(
+                "rank 0 says that the {members} members have {said:?} rows, but this one, number {me}, has {own}"
+            )));
+        }
+        let row_bytes = row_bytes_of(tensor)?;
+        let (mut rows, mut total) = (0u64, 0usize);
+        let mut bytes = Vec::with_capacity(members);
+        for &of_one in said {
+            let size = usize_of(of_one)?
+                .checked_mul(row_bytes)
+                .ok_or_else(too_large)?;
+            total = total.checked_add(size).ok_or_else(too_large)?;
+            rows = rows.checked_add(of_one).ok_or_else(too_large)?;
+            bytes.push(size);
+        }
+        Ok(Self { bytes, total, rows })
+    }
+}
+
+pub(super) fn too_large() -> Failure {
+    Failure::Local("a tensor is too large for this machine".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use horovod_protocol::{DType, TensorMeta};
+
+    use super::*;
+    use crate::tensor::Output;
+
+    fn tensor(shape: &[u64]) -> Tensor {
+        // SAFETY: the memory outlives the operation, and nobody else touches it.
+        unsafe {
+            Tensor::new(
+                TensorMeta::new(DType::F32, shape),
+                std::ptr::null(),
+                Output::Allocate,
+            )
+        }
+    }
+
+    #[test]
+    fn rows_that_are_said_of_this_rank_are_those_that_it_has() {
+        let mine = tensor(&[2, 3]);
+        let good = Gathered::new(&[1, 2], 1, 2, &mine).unwrap();
+        let (bytes, total, rows) = (vec![12, 24], 36, 3);
+        assert_eq!(good, Gathered { bytes, total, rows });
+        // More than it has, the other way round, of too few and of too many members.
+        for said in [&[1, 3][..], &[2, 1], &[1], &[1, 2, 0], &[]] {
+            let error = Gathered::new(said, 1, 2, &mine).unwrap_err();
+            assert!(
+                matches!(error, Failure::Local(text) if text.contains("has 2")),
+                "{said:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_sum_or_product_beyond_all_memory_is_an_error() {
+        let mine = tensor(&[2, 3]);
+        for said in [[u64::MAX, 2], [u64::MAX / 12, 2], [u64::MAX / 12 + 1, 2]] {
+            assert!(Gathered::new(&said, 1, 2, &mine).is_err(), "{said:?}");
+        }
+    }
+}

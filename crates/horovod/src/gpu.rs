@@ -1,0 +1,96 @@
+//! GPUs as adapters see them: events at submission, ends that streams wait for, and what was found of CUDA and NCCL.
+
+use std::fmt;
+use std::sync::Arc;
+
+use horovod_gpu::Event;
+
+use crate::error::Error;
+
+pub use horovod_gpu::set_search;
+pub use horovod_gpu::{Found, GpuError, RawStream, Search, find_driver, find_nccl, is_initialised};
+
+impl From<GpuError> for Error {
+    fn from(error: GpuError) -> Self {
+        match error {
+            GpuError::Invalid(_) | GpuError::Capturing => Self::Invalid(error.to_string()),
+            other => Self::Internal(other.to_string()),
+        }
+    }
+}
+
+/// Where a stream was when a tensor was submitted: its bytes are there once this has passed on the device.
+#[derive(Debug)]
+pub struct Ready {
+    event: Arc<Event>,
+}
+
+impl Ready {
+    /// An event of all work that is in the caller's stream now, for all tensors of one call.
+    ///
+    /// # Errors
+    /// No driver, no such device, a forked child, or a stream that is being captured into a CUDA graph.
+    pub fn record(ordinal: i32, stream: RawStream) -> Result<Arc<Self>, Error> {
+        let device = horovod_gpu::driver()?.device(ordinal)?;
+        if device.is_capturing(stream)? {
+            return Err(GpuError::Capturing.into());
+        }
+        let event = Arc::new(device.record(stream)?);
+        Ok(Arc::new(Self { event }))
+    }
+
+    /// The device's number in this process.
+    pub fn ordinal(&self) -> i32 {
+        self.event.device().ordinal()
+    }
+
+    pub(crate) fn event(&self) -> Arc<Event> {
+        self.event.clone()
+    }
+}
+
+/// The end on a device of an operation that was launched there.
+pub trait LaunchEnd: Send + Sync + fmt::Debug {
+    /// The device's number in this process.
+    fn ordinal(&self) -> i32;
+
+    /// Have a stream of the framework's wait for it; the host does not.
+    ///
+    /// # Errors
+    /// Of CUDA.
+    fn order(&self, stream: RawStream) -> Result<(), Error>;
+
+    /// Whether it has passed.
+    ///
+    /// # Errors
+    /// Of CUDA.
+    fn has_passed(&self) -> Result<bool, Error>;
+
+    /// Wait for it on the host.
+    ///
+    /// # Errors
+    /// Of CUDA.
+    fn wait(&self) -> Result<(), Error>;
+}
+
+/// An end that is an event of CUDA.
+#[derive(Debug)]
+pub(crate) struct EventEnd(pub(crate) Arc<Event>);
+
+impl LaunchEnd for EventEnd {
+    fn ordinal(&self) -> i32 {
+        self.0.device().ordinal()
+    }
+
+    fn order(&self, stream: RawStream) -> Result<(), Error> {
+        Ok(self.0.order(stream)?)
+    }
+
+    fn has_passed(&self) -> Result<bool, Error> {
+        Ok(self.0.has_passed()?)
+    }
+
+    fn wait(&self) -> Result<(), Error> {
+        Ok(self.0.wait()?)
+    }
+}
