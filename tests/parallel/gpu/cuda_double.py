@@ -225,6 +225,13 @@ def _tensors(values: Any) -> Iterator[GpuTensor]:
             yield from _tensors(value)
 
 
+def _device_asked_for(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Where the result shall be, None where that is not said; and the arguments without it."""
+    if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device)):
+        return args[1], (args[0], *args[2:])
+    return kwargs.get("device"), args
+
+
 class GpuTensor(torch.Tensor):
     """A tensor in the double's memory, or computed from some."""
 
@@ -245,9 +252,7 @@ class GpuTensor(torch.Tensor):
         kwargs = dict(kwargs or {})
         name = func.__name__
         to_host = False
-        device = kwargs.get("device")
-        if device is None and name == "to" and len(args) > 1 and isinstance(args[1], (str, torch.device)):
-            device, args = args[1], (args[0], *args[2:])
+        device, args = _device_asked_for(func, args, kwargs)
         if device is not None:
             to_host = torch.device(device).type == "cpu"
             kwargs.pop("device", None)
@@ -303,13 +308,14 @@ class OnGpu(TorchFunctionMode):
     """Makes what is asked for with `device="cuda"` in the double's memory."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        device = kwargs.get("device")
+        given, kwargs = args, dict(kwargs or {})
+        device, args = _device_asked_for(func, args, kwargs)
         of_double = any(True for _ in _tensors([*args, *kwargs.values()]))
         if device is None or of_double or torch.device(device).type != "cuda":
-            return func(*args, **kwargs)
-        kwargs.pop("device")
-        return on_gpu(func(*args, **kwargs), torch.device(device).index or 0)
+            return func(*given, **kwargs)
+        kwargs.pop("device", None)
+        result = func(*args, **kwargs) if func is not torch.Tensor.to or kwargs else args[0]
+        return on_gpu(result, torch.device(device).index or 0)
 
 
 def module_on_gpu(module: torch.nn.Module, device: int = 0) -> torch.nn.Module:
