@@ -189,7 +189,7 @@ pub(crate) fn wait_for_devices(py: Python<'_>) -> PyResult<()> {
     };
     match detached(py, || engine.wait_for_devices()) {
         // Nothing was in flight when the job ended.
-        Err(Error::Stopped { why: StopReason::Left(Leaving::Ended), .. }) => Ok(()),
+        Err(Error::Stopped { why: StopReason::Left(Leaving::Asked | Leaving::Ended), .. }) => Ok(()),
         waited => waited.map_err(|e| operation_error(py, e)),
     }
 }

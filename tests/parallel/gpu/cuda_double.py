@@ -232,6 +232,17 @@ def _device_asked_for(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any
     return kwargs.get("device"), args
 
 
+def _backward(
+    tensor: torch.Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    # Not `Tensor.backward` itself: hooks shall see tensors as they are outside of a pass.
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
 class GpuTensor(torch.Tensor):
     """A tensor in the double's memory, or computed from some."""
 
@@ -250,6 +261,8 @@ class GpuTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is torch.Tensor.backward:
+            return _backward(*args, **kwargs)
         name = func.__name__
         to_host = False
         device, args = _device_asked_for(func, args, kwargs)
@@ -309,6 +322,9 @@ class OnGpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given, kwargs = args, dict(kwargs or {})
+        if func is torch.Tensor.backward:
+            with self:
+                return _backward(*args, **kwargs)
         device, args = _device_asked_for(func, args, kwargs)
         of_double = any(True for _ in _tensors([*args, *kwargs.values()]))
         if device is None or of_double or torch.device(device).type != "cuda":

@@ -1,6 +1,7 @@
 """Training with models on GPUs: optimizers, loss scaling, batch normalisation, states; and what a step may call."""
 
 import copy
+import os
 from contextlib import contextmanager
 
 import pytest
@@ -15,6 +16,7 @@ hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
 DEVICE = hvd.local_rank() % number_of_gpus()
 BATCH, INPUTS, OUTPUTS = 3, 5, 2
+LAUNCHES = 2 if os.environ["HOROVOD_GPU_OPERATIONS"] == "HOST" else 1
 HOST_WAITS = ("cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize")
 several = pytest.mark.skipif(SIZE == 1, reason="needs two ranks")
 
@@ -162,8 +164,8 @@ def test_one_event_for_each_call():
     hvd.grouped_allreduce_(tensors, op=hvd.Sum, name="events.first")
     before = count("cuEventRecord")
     hvd.grouped_allreduce_(tensors, op=hvd.Sum, name="events.group")
-    # One when the operands are ready, one at the end of what was launched.
-    assert count("cuEventRecord") - before <= 2
+    # One when the operands are ready, then at the end of what was launched: staged in host memory that is two things.
+    assert count("cuEventRecord") - before == 1 + LAUNCHES
     before = count("cuEventRecord")
     handles = _gradient_sending.allreduce_together_(
         tensors, [f"events.{n}" for n in range(10)], hvd.Sum, 1.0, 1.0, hvd.global_process_set
@@ -172,9 +174,10 @@ def test_one_event_for_each_call():
     submitted = count("cuEventRecord")
     for handle in handles:
         hvd.synchronize(handle)
-    # At most one end for each operation, fused or not, which the engine's thread may have launched already.
-    assert submitted - before <= 1 + len(handles)
-    assert count("cuEventRecord") - before <= 1 + len(handles)
+    # At most so many for each operation, fused or not, which the engine's thread may have launched already.
+    most = 1 + LAUNCHES * len(handles)
+    assert submitted - before <= most
+    assert count("cuEventRecord") - before <= most
 
 
 def test_gradients_are_handed_over_in_larger_parts_than_on_the_host(monkeypatch):
