@@ -317,6 +317,15 @@ impl State {
             return;
         };
         communicator.disconnect();
+        let device = communicator.device;
+        if !self
+            .communicators
+            .values()
+            .any(|other| other.device == device)
+        {
+            // The next communicators may be another thread's.
+            self.launchers.remove(&device);
+        }
         for launch in communicator.launches.values().filter(|l| l.has_begun) {
             self.complete(launch.position.0, launch.position.1);
         }

@@ -42,6 +42,8 @@ pub enum WorkError {
     Aborted(Arc<str>),
     /// The device or NCCL failed; so does all later work of this executor.
     Failed(Arc<str>),
+    /// The same, because of another member.
+    PeerFailed(Arc<str>),
 }
 
 /// Runs work on one device.

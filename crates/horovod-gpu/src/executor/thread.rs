@@ -20,6 +20,8 @@ const NAP: Duration = Duration::from_micros(20);
 const NAP_MAX: Duration = Duration::from_millis(1);
 /// Between two questions whether a communicator has failed.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
+/// `ncclRemoteError`: another process, or the network to it, has failed.
+const REMOTE_ERROR: i32 = 6;
 /// How long the device may take to come to rest after an abort.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -143,7 +145,7 @@ impl GpuThread {
             Some(over) => Err(over.clone()),
             None => self.try_launch(&work).map_err(|why| match why {
                 Unfinished::Stopped => WorkError::Aborted("it was stopped".into()),
-                Unfinished::Failed(error) => WorkError::Failed(format!("{title}: {error}").into()),
+                Unfinished::Failed(error) => failed(&error, format!("{title}: {error}")),
             }),
         };
         match launched {
@@ -158,11 +160,10 @@ impl GpuThread {
                 });
             }
             Err(why) => {
-                if self.over.is_none() && matches!(why, WorkError::Failed(_)) {
-                    self.end_all(why.clone());
+                // Parts of it may be on the device, which has to come to rest.
+                if self.over.is_some() || self.end_all(why.clone()) {
+                    lock(&state).ended = Some(Err(why));
                 }
-                // Parts of it may be on the device, which has come to rest now.
-                lock(&state).ended = Some(Err(why));
             }
         }
     }
@@ -257,7 +258,8 @@ impl GpuThread {
         } else {
             ""
         };
-        self.fail_because(format!("{error}{advice}"));
+        self.end_all(failed(error, format!("{error}{advice}")));
+        (self.shared.notify)();
     }
 
     fn fail_because(&mut self, text: String) {
@@ -265,24 +267,21 @@ impl GpuThread {
         (self.shared.notify)();
     }
 
-    /// Abort the communicators, let the device come to rest, and end all work with this.
-    fn end_all(&mut self, why: WorkError) {
+    /// Abort the communicators, let the device come to rest, and end all work with this. `false`: it does not.
+    fn end_all(&mut self, why: WorkError) -> bool {
         if let Err(error) = self.communicators.abort() {
             tracing::warn!("while NCCL was aborted: {error}");
         }
         self.over = Some(why.clone());
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         let mut nap = NAP;
-        while let Some(last) = self.on_device.back() {
-            // An error is an end, too: nothing runs in a lost context.
-            if !matches!(last.end.has_passed(), Ok(false)) {
-                break;
-            }
+        // Also parts of what failed while it was launched. An error is an end, too: nothing runs in a lost context.
+        while let Some(Ok(false)) = self.stream.as_ref().map(Stream::is_idle) {
             if Instant::now() >= deadline {
                 tracing::error!("the GPU does not come to rest after NCCL was aborted");
                 // Their memory stays in use: they never end.
                 self.on_device.clear();
-                return;
+                return false;
             }
             std::thread::sleep(nap);
             nap = (nap * 2).min(NAP_MAX);
@@ -291,6 +290,7 @@ impl GpuThread {
             lock(&ended.state).ended = Some(Err(why.clone()));
         }
         (self.shared.notify)();
+        true
     }
 
     fn close(mut self, orderly: bool) {
@@ -302,6 +302,15 @@ impl GpuThread {
         if let Err(error) = ended {
             tracing::debug!("while NCCL was ended: {error}");
         }
+    }
+}
+
+fn failed(error: &GpuError, text: String) -> WorkError {
+    match error {
+        GpuError::Nccl {
+            code: REMOTE_ERROR, ..
+        } => WorkError::PeerFailed(text.into()),
+        _ => WorkError::Failed(text.into()),
     }
 }
 

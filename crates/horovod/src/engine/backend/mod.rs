@@ -41,6 +41,8 @@ pub(crate) enum Failure {
     Link { rank: Rank, cause: String },
     /// What came from this rank is not what it sent.
     Altered { rank: Rank, what: Arc<str> },
+    /// This rank cannot go on because of another one, whose own reason is better if it is told in time.
+    Remote(String),
     /// This rank cannot go on: memory, an event that failed, an invariant.
     Local(String),
 }

@@ -163,6 +163,13 @@ impl Pump {
                 let error = self.dead.clone();
                 error.unwrap_or_else(|| Error::Internal(what.to_string()))
             }
+            Failure::Remote(text) => {
+                self.await_end();
+                match self.dead.clone() {
+                    Some(error) => error,
+                    None => self.failure(Failure::Local(text)),
+                }
+            }
             Failure::Local(text) => {
                 let rank = self.topology.rank;
                 let lost = PeerLost {
@@ -173,6 +180,23 @@ impl Pump {
                 tracing::error!("this rank cannot go on: {}", lost.cause);
                 self.end_generation(&lost);
                 Error::Lost(Box::new(lost))
+            }
+        }
+    }
+
+    /// Give the rank that is to blame its time to say why.
+    fn await_end(&mut self) {
+        let deadline = Instant::now() + CAUSE_GRACE;
+        let mut spins = 0;
+        while self.dead.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            if !self.progress() {
+                let sleep = self.sleep_limit().min(left);
+                self.waiter.idle(spins, Some(sleep));
+                spins += 1;
             }
         }
     }

@@ -342,6 +342,7 @@ impl InFlight for Flight {
             Ok(()) => Ok(self.take_results().unwrap_or_default()),
             Err(WorkError::Aborted(cause)) => Err(Failure::Aborted(Aborted(cause))),
             Err(WorkError::Failed(text)) => Err(Failure::Local(text.to_string())),
+            Err(WorkError::PeerFailed(text)) => Err(Failure::Remote(text.to_string())),
         })
     }
 

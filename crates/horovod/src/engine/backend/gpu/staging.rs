@@ -198,7 +198,9 @@ impl StageIn for CopiesIn {
     fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>> {
         match self.launch.ended()? {
             Ok(()) => self.staged.take().map(Ok),
-            Err(WorkError::Aborted(why) | WorkError::Failed(why)) => Some(Err(why.to_string())),
+            Err(WorkError::Aborted(why) | WorkError::Failed(why) | WorkError::PeerFailed(why)) => {
+                Some(Err(why.to_string()))
+            }
         }
     }
 }

@@ -1,0 +1,331 @@
+//! GPUs that fail, peers that never come, and what may not be done with a GPU tensor: errors on every rank, and no hang.
+
+mod gpu_double;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use gpu_double::ranks::{OnRank, finish, on_ranks};
+use gpu_double::{Memory, with_double};
+use horovod::config::{Config, GpuOperations};
+use horovod::gpu::Ready;
+use horovod::{
+    DType, Error, Op, OpResult, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
+    TensorMeta,
+};
+
+const SUM: Op = Op::Allreduce {
+    op: ReduceOp::Sum,
+    scale: Scale::NONE,
+};
+const ELEMS: u64 = 1000;
+
+fn nothing(_: &mut Config) {}
+
+/// A tensor of ones on this rank's GPU.
+fn ones(on: &OnRank<'_>, device: i32) -> Arc<Memory> {
+    let bytes: Vec<u8> = (0..ELEMS).flat_map(|_| 1.0f32.to_le_bytes()).collect();
+    let memory = Memory::new(on.double, device, on.stream, bytes.len());
+    memory.write(&bytes);
+    memory
+}
+
+fn sum_of(on: &OnRank<'_>, name: &str, memory: &Arc<Memory>) -> Result<OpResult, Error> {
+    let ready = Ready::record(on.rank as i32, on.stream)?;
+    let tensor = memory.tensor(DType::F32, &[ELEMS], Some(memory), &ready);
+    let set = ProcessSetId::GLOBAL;
+    finish(
+        on.engine,
+        Submission::new("test", Some(name), SUM, set, tensor.into()),
+    )
+}
+
+/// Sum in place; has it passed on the device, the sum.
+fn sum(on: &OnRank<'_>, name: &str) -> Result<f32, Error> {
+    let memory = ones(on, on.rank as i32);
+    let result = sum_of(on, name, &memory)?;
+    result.end.expect("it was launched").order(on.stream)?;
+    on.engine.wait_for_devices()?;
+    let bytes = memory.read();
+    Ok(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
+
+/// Sums until one fails, on every rank; the errors.
+fn sums_until_an_error(
+    test: &str,
+    settings: &str,
+    config: fn(&mut Config),
+    expected: &'static str,
+) {
+    with_double(test, settings, |double| {
+        let errors = on_ranks(double, 2, config, |on| {
+            let failed = (0..50).find_map(|i| sum(on, &format!("sum{i}")).err());
+            failed.expect("it fails").to_string()
+        });
+        assert!(
+            errors.iter().any(|error| error.contains(expected)),
+            "{errors:?}"
+        );
+        // Who has failed is named on both, by number.
+        assert!(
+            errors.iter().all(|error| error.contains("rank ")),
+            "{errors:?}"
+        );
+    });
+}
+
+#[test]
+fn a_failed_call_ends_the_generation_on_all_ranks() {
+    sums_until_an_error(
+        "a_failed_call_ends_the_generation_on_all_ranks",
+        "devices=2,fail=ncclAllReduce:5:2",
+        nothing,
+        "ncclAllReduce",
+    );
+}
+
+#[test]
+fn an_error_after_the_launch_ends_the_generation_on_all_ranks() {
+    sums_until_an_error(
+        "an_error_after_the_launch_ends_the_generation_on_all_ranks",
+        "devices=2,async=6:6,never=7",
+        nothing,
+        "NCCL",
+    );
+}
+
+#[test]
+fn a_lost_context_ends_the_generation_and_says_that_the_process_is_done() {
+    sums_until_an_error(
+        "a_lost_context_ends_the_generation_and_says_that_the_process_is_done",
+        "devices=2,fail=cuEventQuery:9+:700",
+        nothing,
+        "cannot use the GPU any more",
+    );
+}
+
+#[test]
+fn what_never_ends_on_the_gpu_is_given_up_after_the_timeout() {
+    sums_until_an_error(
+        "what_never_ends_on_the_gpu_is_given_up_after_the_timeout",
+        "devices=2,never=5",
+        |config| config.gpu.timeout = Some(Duration::from_secs(1)),
+        "HOROVOD_GPU_TIMEOUT",
+    );
+}
+
+#[test]
+fn no_memory_for_a_stream_is_an_error_on_all_ranks() {
+    sums_until_an_error(
+        "no_memory_for_a_stream_is_an_error_on_all_ranks",
+        "devices=2,fail=cuStreamCreateWithPriority:1:2",
+        nothing,
+        "cuStreamCreateWithPriority",
+    );
+}
+
+#[test]
+fn a_rank_that_leaves_amid_a_collective_frees_the_others() {
+    let test = "a_rank_that_leaves_amid_a_collective_frees_the_others";
+    with_double(test, "devices=3,never=1", |double| {
+        // All are launched, one never begins; then a rank goes.
+        let launched = Arc::new(AtomicUsize::new(0));
+        let errors = on_ranks(double, 3, nothing, move |on| {
+            let memory = ones(on, on.rank as i32);
+            let result = sum_of(on, "sum", &memory).expect("is launched");
+            launched.fetch_add(1, Ordering::SeqCst);
+            while launched.load(Ordering::SeqCst) < 3 {
+                std::thread::yield_now();
+            }
+            if on.rank == 2 {
+                on.engine.shutdown();
+                return String::new();
+            }
+            let error = on.engine.wait_for_devices().expect_err("its peer is gone");
+            drop(result);
+            error.to_string()
+        });
+        assert!(
+            errors[..2].iter().all(|error| error.contains("rank 2")),
+            "{errors:?}"
+        );
+    });
+}
+
+#[test]
+fn a_new_generation_has_new_communicators() {
+    with_double(
+        "a_new_generation_has_new_communicators",
+        "devices=2",
+        |double| {
+            for _ in 0..3 {
+                let sums = on_ranks(double, 2, nothing, |on| sum(on, "sum").expect("works"));
+                assert_eq!(sums, [2.0, 2.0]);
+            }
+            assert_eq!(double.count("ncclCommInitRankConfig"), 6);
+            assert_eq!(double.count("ncclCommDestroy"), 6);
+        },
+    );
+}
+
+#[test]
+fn a_step_records_one_event_per_call_and_never_waits_on_the_host() {
+    let test = "a_step_records_one_event_per_call_and_never_waits_on_the_host";
+    with_double(test, "devices=2", |double| {
+        on_ranks(double, 2, nothing, |on| {
+            sum(on, "first").expect("works");
+        });
+        let before = [
+            "cuEventRecord",
+            "cuEventSynchronize",
+            "cuStreamSynchronize",
+            "cuCtxSynchronize",
+        ]
+        .map(|call| (call, double.count(call)));
+        on_ranks(double, 2, nothing, |on| {
+            let memory = ones(on, on.rank as i32);
+            for i in 0..10 {
+                let result = sum_of(on, &format!("sum{i}"), &memory).expect("works");
+                result
+                    .end
+                    .expect("launched")
+                    .order(on.stream)
+                    .expect("orders");
+            }
+            on.engine.wait_for_devices().expect("nothing failed");
+        });
+        let made = before.map(|(call, before)| double.count(call) - before);
+        // One at the submission and one for the end, of 10 operations on 2 ranks.
+        assert_eq!(made, [40, 0, 0, 0]);
+    });
+}
+
+#[test]
+fn a_stream_that_is_captured_is_refused_and_its_capture_goes_on() {
+    let test = "a_stream_that_is_captured_is_refused_and_its_capture_goes_on";
+    with_double(test, "devices=1", |double| {
+        on_ranks(double, 1, nothing, |on| {
+            let other = on.double.stream(0);
+            on.double.capture(other, true);
+            let error = Ready::record(0, other)
+                .expect_err("is captured")
+                .to_string();
+            assert!(error.contains("captured into a CUDA graph"), "{error}");
+            on.double.capture(other, false);
+            assert_eq!(sum(on, "sum").expect("works"), 1.0);
+        });
+    });
+}
+
+#[test]
+fn a_rank_uses_one_gpu() {
+    with_double("a_rank_uses_one_gpu", "devices=2", |double| {
+        on_ranks(double, 1, nothing, |on| {
+            assert_eq!(sum(on, "sum").expect("works"), 1.0);
+            let stream = on.double.stream(1);
+            let memory = Memory::new(on.double, 1, stream, 4);
+            memory.write(&[0; 4]);
+            let ready = Ready::record(1, stream).expect("records");
+            let tensor = memory.tensor(DType::F32, &[1], Some(&memory), &ready);
+            let set = ProcessSetId::GLOBAL;
+            let submission = Submission::new("test", None, SUM, set, tensor.into());
+            let error = on.engine.submit(submission).expect_err("another GPU");
+            assert!(error.to_string().contains("is on GPU 1"), "{error}");
+            assert!(error.to_string().contains("from GPU 0"), "{error}");
+        });
+    });
+}
+
+#[test]
+fn a_host_tensor_here_and_a_gpu_tensor_there_is_an_error_that_names_both() {
+    let test = "a_host_tensor_here_and_a_gpu_tensor_there_is_an_error_that_names_both";
+    with_double(test, "devices=2", |double| {
+        on_ranks(double, 2, nothing, |on| {
+            let error = if on.rank == 0 {
+                let memory = ones(on, 0);
+                sum_of(on, "sum", &memory).expect_err("differs")
+            } else {
+                let mut data = vec![1.0f32; ELEMS as usize];
+                let meta = TensorMeta::new(DType::F32, [ELEMS]);
+                let at = data.as_mut_ptr().cast::<u8>();
+                // SAFETY: it lives until the operation has ended.
+                let tensor = unsafe { Tensor::new(meta, at, Output::At(at)) };
+                let set = ProcessSetId::GLOBAL;
+                let submission = Submission::new("test", Some("sum"), SUM, set, tensor.into());
+                finish(on.engine, submission).expect_err("differs")
+            };
+            let error = error.to_string();
+            assert!(error.contains("CPU") && error.contains("GPU"), "{error}");
+            assert_eq!(sum(on, "again").expect("the job goes on"), 2.0);
+        });
+    });
+}
+
+#[test]
+fn nccl_that_was_demanded_and_is_not_there_is_an_error_of_every_operation() {
+    let test = "nccl_that_was_demanded_and_is_not_there_is_an_error_of_every_operation";
+    // Both ranks have the only GPU.
+    with_double(test, "devices=1", |double| {
+        let demand = |config: &mut Config| config.gpu.operations = GpuOperations::Nccl;
+        on_ranks(double, 2, demand, |on| {
+            let stream = on.double.stream(0);
+            for name in ["one", "two"] {
+                let memory = Memory::new(on.double, 0, stream, 4 * ELEMS as usize);
+                let ready = Ready::record(0, stream).expect("records");
+                let tensor = memory.tensor(DType::F32, &[ELEMS], Some(&memory), &ready);
+                let set = ProcessSetId::GLOBAL;
+                let submission = Submission::new("test", Some(name), SUM, set, tensor.into());
+                let error = finish(on.engine, submission).expect_err("one GPU");
+                assert!(error.to_string().contains("are on the same GPU"), "{error}");
+            }
+        });
+        assert_eq!(double.count("ncclCommInitRankConfig"), 0);
+    });
+}
+
+#[test]
+fn ranks_that_have_joined_stand_in_with_the_neutral_element() {
+    let test = "ranks_that_have_joined_stand_in_with_the_neutral_element";
+    with_double(test, "devices=3,delay=20", |double| {
+        on_ranks(double, 3, nothing, |on| {
+            assert_eq!(sum(on, "all").expect("works"), 3.0);
+            if on.rank == 2 {
+                on.engine.join::<Error>(|| Ok(())).expect("joins");
+                return;
+            }
+            for (name, op, expected) in [
+                ("sum", ReduceOp::Sum, 2.0),
+                ("min", ReduceOp::Min, 1.0),
+                ("product", ReduceOp::Product, 1.0),
+            ] {
+                // Large and small, together and alone.
+                for count in [1, 3] {
+                    let memories: Vec<_> = (0..count).map(|_| ones(on, on.rank as i32)).collect();
+                    let ready = Ready::record(on.rank as i32, on.stream).expect("records");
+                    let tensors: Vec<_> = memories
+                        .iter()
+                        .map(|m| m.tensor(DType::F32, &[ELEMS], Some(m), &ready))
+                        .collect();
+                    let scale = Scale::NONE;
+                    let op = Op::Allreduce { op, scale };
+                    let name = format!("{name}{count}");
+                    let set = ProcessSetId::GLOBAL;
+                    let submission = Submission::new("test", Some(&name), op, set, tensors.into());
+                    let result = finish(on.engine, submission).expect("works");
+                    result
+                        .end
+                        .expect("launched")
+                        .order(on.stream)
+                        .expect("orders");
+                    for memory in memories {
+                        let bytes = memory.read();
+                        let first = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                        assert_eq!(first, expected, "{name}");
+                    }
+                }
+            }
+            on.engine.join::<Error>(|| Ok(())).expect("joins");
+        });
+    });
+}
