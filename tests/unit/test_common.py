@@ -304,7 +304,7 @@ def test_tensors_on_gpus_of_amd_are_refused_with_the_way_out(monkeypatch):
             hvd.alltoall,
             hvd.reducescatter,
         ):
-            with pytest.raises(ValueError, match="AMD GPUs are not supported.*tensor.cpu"):
+            with pytest.raises(ValueError, match=r"AMD GPUs are not supported.*tensor\.cpu"):
                 call(tensor)
     finally:
         hvd.shutdown()

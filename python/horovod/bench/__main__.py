@@ -26,9 +26,7 @@ def main() -> int:
     except UsageError as failure:
         return _refused(failure)
     device, problem = _device(options)
-    told = allgather_object(
-        (_core.hostname(), problem), "horovod.bench.hosts", global_process_set
-    )
+    told = allgather_object((_core.hostname(), problem), "horovod.bench.hosts", global_process_set)
     problems = [f"rank {rank} on {host}: {why}" for rank, (host, why) in enumerate(told) if why]
     if problems:
         return _refused(UsageError(f"--device cuda cannot be used. {'; '.join(problems)}"))

@@ -1,6 +1,7 @@
 """Memory, a stream and timing events of one GPU, through CUDA's driver library alone: no framework is needed."""
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -87,7 +88,9 @@ class Device:
 
     def memory(self, nbytes: int) -> "GpuMemory":
         """New memory of this GPU, with any content."""
-        self.call("cuCtxSetCurrent", self._context)  # a result is asked for by a thread of the core's
+        self.call(
+            "cuCtxSetCurrent", self._context
+        )  # a result is asked for by a thread of the core's
         return GpuMemory(self, self._get("cuMemAlloc_v2", _address(), max(nbytes, 1)), nbytes)
 
     def copy(self, name: str, *arguments: Any) -> None:
@@ -105,7 +108,7 @@ class Device:
         """Between each and the next, once all have been reached."""
         self.call("cuStreamSynchronize", self._stream)
         spans = []
-        for before, after in zip(marks, marks[1:], strict=False):
+        for before, after in itertools.pairwise(marks):
             milliseconds = ctypes.c_float()
             self._get("cuEventElapsedTime", milliseconds, before.event, after.event)
             spans.append(milliseconds.value / 1e3)

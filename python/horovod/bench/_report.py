@@ -54,7 +54,9 @@ def heading(options: Options, members: Members, hosts: int) -> str:
     if options.device == "cuda":
         nccl = found_libraries()["nccl"]
         carried = f"NCCL {nccl[0]}" if isinstance(nccl, tuple) else f"no NCCL ({nccl})"
-        lines.append(f"# data on GPUs, {carried}; times by events of the GPU, several calls in flight")
+        lines.append(
+            f"# data on GPUs, {carried}; times by events of the GPU, several calls in flight"
+        )
     return "\n".join(lines)
 
 

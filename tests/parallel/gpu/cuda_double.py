@@ -57,7 +57,7 @@ def count(call: str) -> int:
     return int(library.double_counts(call.encode()))
 
 
-# ---- streams -----------------------------------------------------------------------------------------------------------
+# -- streams
 
 
 class Stream:
@@ -123,7 +123,7 @@ def stream(of: Stream) -> Iterator[None]:
 torch.cuda.current_stream = current_stream
 torch.cuda.stream = stream
 
-# ---- memory ------------------------------------------------------------------------------------------------------------
+# -- memory
 
 # By the address of the storage: the device.
 _devices: dict[int, int] = {}
@@ -209,12 +209,9 @@ class _Moved(torch.autograd.Function):
 
 # Functions that look at what a tensor is, not at its elements.
 _LOOKS = frozenset(
-    """__get__ dim size stride data_ptr element_size numel is_contiguous is_floating_point is_complex untyped_storage type
-    storage_offset detach view view_as reshape requires_grad_ as_strided narrow t expand_as is_neg is_conj register_hook
-    nelement __len__ alias backward register_post_accumulate_grad_hook resolve_neg expand is_inference
-    is_signed ndimension __hash__ _is_view is_set_to""".split()
+    ["__get__", "dim", "size", "stride", "data_ptr", "element_size", "numel", "is_contiguous", "is_floating_point", "is_complex", "untyped_storage", "type", "storage_offset", "detach", "view", "view_as", "reshape", "requires_grad_", "as_strided", "narrow", "t", "expand_as", "is_neg", "is_conj", "register_hook", "nelement", "__len__", "alias", "backward", "register_post_accumulate_grad_hook", "resolve_neg", "expand", "is_inference", "is_signed", "ndimension", "__hash__", "_is_view", "is_set_to"]
 )
-_NEW = frozenset("empty_like new_empty".split())
+_NEW = frozenset(["empty_like", "new_empty"])
 
 
 def _tensors(values: Any) -> Iterator[GpuTensor]:
@@ -347,7 +344,7 @@ def module_on_gpu(module: torch.nn.Module, device: int = 0) -> torch.nn.Module:
     return module
 
 
-# ---- DLPack's exchange table -------------------------------------------------------------------------------------------
+# -- DLPack's exchange table
 
 
 class _RawTensor(ctypes.Structure):

@@ -28,7 +28,12 @@ four_gpus = pytest.mark.skipif(number_of_gpus() < 4, reason="needs four GPUs")
 @four_gpus
 @pytest.mark.parametrize(
     "call",
-    [hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather, hvd.grouped_reducescatter],
+    [
+        hvd.grouped_allreduce,
+        hvd.grouped_allreduce_,
+        hvd.grouped_allgather,
+        hvd.grouped_reducescatter,
+    ],
 )
 def test_a_group_on_several_devices(call):
     here, there = on_gpu(torch.ones(SIZE), DEVICE), on_gpu(torch.ones(SIZE), 3)
@@ -52,9 +57,8 @@ def test_a_tensor_on_another_device_than_before():
 def test_an_operation_in_a_capture():
     side, tensor = Stream(DEVICE), on_gpu(torch.ones(2), DEVICE)
     for call in (hvd.allreduce_async, hvd.allreduce_async_, hvd.allgather_async):
-        with stream(side), side.captured():
-            with pytest.raises(ValueError, match="captured.*CUDA graph"):
-                call(tensor, name="captured")
+        with stream(side), side.captured(), pytest.raises(ValueError, match="captured.*CUDA graph"):
+            call(tensor, name="captured")
     still_works("captured")
 
 

@@ -41,7 +41,7 @@ def same(got, want):
     assert torch.equal(host, want), (host, want)
 
 
-# ---- allreduce ---------------------------------------------------------------------------------------------------------
+# -- allreduce
 
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS, ids=str)
@@ -74,12 +74,19 @@ def test_average_and_factors(dtype):
 def test_average_and_factors_of_integers(dtype):
     want = total(dtype=torch.int64).div(SIZE, rounding_mode="trunc").to(dtype)
     same(hvd.allreduce(own(dtype=dtype)), want)
-    same(hvd.allreduce_(own(dtype=dtype), op=hvd.Sum, postscale_factor=2.0), (total() * 2).to(dtype))
+    same(
+        hvd.allreduce_(own(dtype=dtype), op=hvd.Sum, postscale_factor=2.0), (total() * 2).to(dtype)
+    )
 
 
 def test_bool():
     tensor = on_gpu(torch.tensor([True, False, RANK == 0]), DEVICE)
-    for op, last in ((hvd.Max, True), (hvd.Sum, True), (hvd.Min, SIZE == 1), (hvd.Product, SIZE == 1)):
+    for op, last in (
+        (hvd.Max, True),
+        (hvd.Sum, True),
+        (hvd.Min, SIZE == 1),
+        (hvd.Product, SIZE == 1),
+    ):
         same(hvd.allreduce(tensor, op=op), torch.tensor([True, False, last]))
 
 
@@ -116,7 +123,9 @@ def test_strided_tensors_are_written_where_they_are():
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_groups(in_place):
-    tensors = [own((n + 1, 2), dtype) for n, dtype in enumerate(FLOATS + [torch.int32, torch.int16])]
+    tensors = [
+        own((n + 1, 2), dtype) for n, dtype in enumerate([*FLOATS, torch.int32, torch.int16])
+    ]
     wants = [total(t.shape, t.dtype) for t in tensors]
     call = hvd.grouped_allreduce_ if in_place else hvd.grouped_allreduce
     results = call(tensors, op=hvd.Sum, name=f"group.{in_place}")
@@ -142,17 +151,23 @@ def test_many_in_flight_are_fused():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_compression(dtype):
-    same(hvd.allreduce(own(dtype=dtype), op=hvd.Sum, compression=hvd.Compression.fp16), total(dtype=dtype))
+    same(
+        hvd.allreduce(own(dtype=dtype), op=hvd.Sum, compression=hvd.Compression.fp16),
+        total(dtype=dtype),
+    )
 
 
-# ---- the others --------------------------------------------------------------------------------------------------------
+# -- the others
 
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS + [torch.bool, torch.complex64], ids=str)
 def test_allgather(dtype):
     rows = [values(rank, (rank + 1, 3), dtype) for rank in range(SIZE)]
     same(hvd.allgather(own((RANK + 1, 3), dtype)), torch.cat(rows))
-    same(hvd.allgather(own((2, 3), dtype)), torch.cat([values(r, (2, 3), dtype) for r in range(SIZE)]))
+    same(
+        hvd.allgather(own((2, 3), dtype)),
+        torch.cat([values(r, (2, 3), dtype) for r in range(SIZE)]),
+    )
 
 
 def test_allgather_of_nothing():
@@ -211,7 +226,7 @@ def test_alltoall(kind):
         assert received.device.type == "cpu"
 
 
-@pytest.mark.parametrize("dtype", FLOATS + [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("rows", [2 * SIZE, 2 * SIZE + 1, 1])
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Average], ids=["sum", "average"])
 def test_reducescatter(dtype, rows, op):
@@ -236,7 +251,7 @@ def test_objects_travel_beside_tensors():
     assert hvd.allgather_object(RANK) == list(range(SIZE))
 
 
-# ---- gradients ---------------------------------------------------------------------------------------------------------
+# -- gradients
 
 
 def test_gradients():
@@ -263,7 +278,7 @@ def test_gradients():
     same(tensors[1].grad, torch.ones(3))
 
 
-# ---- sets, join, streams, handles --------------------------------------------------------------------------------------
+# -- sets, join, streams, handles
 
 
 @several

@@ -58,9 +58,7 @@ def assert_close(model, reference, tolerance=1e-12):
 
 def distributed(model, lr=0.1, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    return hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), **options
-    )
+    return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
 
 
 @contextmanager
