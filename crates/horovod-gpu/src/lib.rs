@@ -19,6 +19,8 @@ mod nccl;
 mod stream;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use device::Device;
 pub use driver::Driver;

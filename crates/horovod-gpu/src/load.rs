@@ -18,6 +18,8 @@ use crate::error::GpuError;
 use crate::nccl::{Nccl, NcclTable};
 
 pub(crate) use library::Library;
+#[cfg(test)]
+pub(crate) use table::Signature;
 pub(crate) use table::function_table;
 
 /// Where to look; empty lists leave the dynamic loader's own places.
@@ -115,20 +117,27 @@ pub fn driver() -> Result<&'static Driver, GpuError> {
         });
         let _ = DRIVER.set(result);
     }
-    match DRIVER.get() {
-        Some(Ok(driver)) => Ok(driver),
-        Some(Err(error)) => Err(error.clone()),
-        None => Err(GpuError::Invalid("the driver is not there".to_owned())),
-    }
+    first(&DRIVER)
 }
 
 /// NCCL. The first result stays, failure included. NCCL initialises CUDA when the first communicator is made.
 pub fn nccl() -> Result<&'static Nccl, GpuError> {
     check_process()?;
-    let result = NCCL_FUNCTIONS.get_or_init(|| {
-        opened(&OPENED_NCCL, open_nccl).map(|opened| Nccl::new(&opened.table, opened.found.version))
-    });
-    result.as_ref().map_err(GpuError::clone)
+    if NCCL_FUNCTIONS.get().is_none() {
+        let opened = opened(&OPENED_NCCL, open_nccl);
+        let result = opened.map(|opened| Nccl::new(&opened.table, opened.found.version));
+        let _ = NCCL_FUNCTIONS.set(result);
+    }
+    first(&NCCL_FUNCTIONS)
+}
+
+/// A result that was set before.
+fn first<T>(cell: &'static OnceLock<Result<T, GpuError>>) -> Result<&'static T, GpuError> {
+    match cell.get() {
+        Some(Ok(found)) => Ok(found),
+        Some(Err(error)) => Err(error.clone()),
+        None => Err(GpuError::Invalid("nothing was loaded".to_owned())),
+    }
 }
 
 /// Whether this process has initialised CUDA through here.

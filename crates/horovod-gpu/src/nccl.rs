@@ -1,6 +1,8 @@
 //! NCCL: its functions, and communicators that never block the thread which calls them.
 
 mod communicator;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};

@@ -1,10 +1,11 @@
 //! Communicators by group: made when first needed, waited for with a bound, ended together.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
 use super::work::Group;
-use super::{ExecutorSettings, Shared};
+use super::{ExecutorSettings, ExecutorState};
 use crate::error::GpuError;
 use crate::load::nccl;
 use crate::nccl::{CommSettings, Communicator, Nccl, Progress};
@@ -40,13 +41,12 @@ impl Communicators {
         &mut self,
         group: &Group,
         settings: &ExecutorSettings,
-        shared: &Shared,
+        shared: &ExecutorState,
     ) -> Result<&Communicator, Unfinished> {
-        if !self.made.contains_key(&group.key) {
-            let communicator = make(group, settings, shared)?;
-            self.made.insert(group.key, communicator);
-        }
-        self.made.get(&group.key).ok_or(Unfinished::Stopped)
+        Ok(match self.made.entry(group.key) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(place) => place.insert(make(group, settings, shared)?),
+        })
     }
 
     /// Whether one of them has failed since the last look.
@@ -96,7 +96,7 @@ impl Communicators {
 fn make(
     group: &Group,
     settings: &ExecutorSettings,
-    shared: &Shared,
+    shared: &ExecutorState,
 ) -> Result<Communicator, Unfinished> {
     let nccl = nccl()?;
     let comm_settings = CommSettings {
@@ -105,7 +105,7 @@ fn make(
         max_ctas: settings.max_ctas,
     };
     let communicator = nccl.begin(&group.id, group.size, group.rank, &comm_settings)?;
-    let deadline = Instant::now() + settings.meeting;
+    let deadline = Instant::now() + settings.rendezvous;
     match settle(&communicator, shared, Some(deadline)) {
         Ok(()) => Ok(communicator),
         Err(why) => {
@@ -126,7 +126,7 @@ fn needs_blocking(nccl: &Nccl) -> bool {
 /// Wait until the last call of a communicator is finished, as long as nobody stops it.
 pub(super) fn settle(
     communicator: &Communicator,
-    shared: &Shared,
+    shared: &ExecutorState,
     deadline: Option<Instant>,
 ) -> Result<(), Unfinished> {
     let mut nap = NAP;

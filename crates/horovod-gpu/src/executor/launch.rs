@@ -2,9 +2,9 @@
 
 use horovod_protocol::DType;
 
-use super::Shared;
+use super::ExecutorState;
 use super::communicators::{Unfinished, settle};
-use super::plan::{Plan, in_nccl, is_widened};
+use super::plan::{LaunchPlan, in_nccl, is_widened};
 use super::work::{AllReduce, Call, Operand, ReduceScatter, Work};
 use crate::device::Device;
 use crate::error::GpuError;
@@ -18,9 +18,9 @@ pub(super) struct Launcher<'a> {
     pub(super) stream: &'a Stream,
     /// `None`: this member is the only one.
     pub(super) communicator: Option<&'a Communicator>,
-    /// Of [`Plan::bytes`] bytes.
+    /// Of [`LaunchPlan::bytes`] bytes.
     pub(super) scratch: u64,
-    pub(super) shared: &'a Shared,
+    pub(super) shared: &'a ExecutorState,
     pub(super) rank: usize,
 }
 
@@ -36,7 +36,7 @@ struct Reduce {
 impl Launcher<'_> {
     /// # Safety
     /// As [`super::Executor::submit`]; the plan is the work's.
-    pub(super) unsafe fn launch(&self, work: &Work, plan: &Plan) -> Result<(), Unfinished> {
+    pub(super) unsafe fn launch(&self, work: &Work, plan: &LaunchPlan) -> Result<(), Unfinished> {
         let Some(communicator) = self.communicator else {
             for call in &work.calls {
                 // SAFETY: the caller's promise.
@@ -76,7 +76,7 @@ impl Launcher<'_> {
     ///
     /// # Safety
     /// As [`Self::launch`].
-    unsafe fn before(&self, work: &Work, plan: &Plan) -> Result<Vec<Reduce>, GpuError> {
+    unsafe fn before(&self, work: &Work, plan: &LaunchPlan) -> Result<Vec<Reduce>, GpuError> {
         let mut reduces = Vec::new();
         for pack in &plan.packs {
             let members = || {
@@ -250,7 +250,7 @@ impl Launcher<'_> {
         &self,
         communicator: &Communicator,
         work: &Work,
-        plan: &Plan,
+        plan: &LaunchPlan,
         reduces: &[Reduce],
     ) -> Result<(), GpuError> {
         for reduce in reduces {
@@ -393,7 +393,7 @@ impl Launcher<'_> {
     ///
     /// # Safety
     /// As [`Self::launch`].
-    unsafe fn after(&self, work: &Work, plan: &Plan) -> Result<(), GpuError> {
+    unsafe fn after(&self, work: &Work, plan: &LaunchPlan) -> Result<(), GpuError> {
         for pack in &plan.packs {
             let members = || {
                 pack.members

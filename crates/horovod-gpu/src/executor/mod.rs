@@ -30,7 +30,7 @@ pub struct ExecutorSettings {
     /// How long work may be on the device; `None`: for ever.
     pub timeout: Option<Duration>,
     /// How long the members of a new communicator may take to meet.
-    pub meeting: Duration,
+    pub rendezvous: Duration,
     /// Thread blocks of NCCL's kernels at most.
     pub max_ctas: Option<i32>,
 }
@@ -48,12 +48,12 @@ pub enum WorkError {
 
 /// Runs work on one device.
 pub struct Executor {
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorState>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the callers and the thread share.
-struct Shared {
+struct ExecutorState {
     queue: Mutex<Queue>,
     changed: Condvar,
     /// Set with [`Queue::aborted`], for who is amid a wait.
@@ -70,7 +70,7 @@ struct Queue {
     closes: Option<bool>,
 }
 
-impl Shared {
+impl ExecutorState {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,7 +118,7 @@ impl Executor {
         settings: ExecutorSettings,
         notify: Box<dyn Fn() + Send + Sync>,
     ) -> Result<Self, GpuError> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ExecutorState {
             queue: Mutex::new(Queue::default()),
             changed: Condvar::new(),
             stops: AtomicBool::new(false),

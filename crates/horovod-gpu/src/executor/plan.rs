@@ -19,7 +19,7 @@ const PACKED_ALIGN: usize = 16;
 
 /// One launch.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Plan {
+pub(super) struct LaunchPlan {
     pub(super) packs: Vec<Pack>,
     /// By call: where in the scratch memory its own part begins, if it needs one.
     pub(super) scratch: Vec<Option<usize>>,
@@ -40,7 +40,7 @@ pub(super) struct Pack {
     pub(super) members: Vec<(usize, usize)>,
 }
 
-impl Plan {
+impl LaunchPlan {
     pub(super) fn of(work: &Work) -> Self {
         let mut plan = Self {
             scratch: vec![None; work.calls.len()],
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn small_tensors_of_a_type_travel_together_and_large_ones_alone() {
-        let plan = Plan::of(&work(vec![
+        let plan = LaunchPlan::of(&work(vec![
             reduce(3, DType::F32),
             reduce(1 << 20, DType::F32),
             reduce(5, DType::F16),
@@ -219,7 +219,7 @@ mod tests {
         let calls = (0..many)
             .map(|_| reduce(SMALL_MAX / 8, DType::F32))
             .collect();
-        let plan = Plan::of(&work(calls));
+        let plan = LaunchPlan::of(&work(calls));
         assert_eq!(plan.bytes, PACKED_MAX);
         assert_eq!(plan.is_packed.iter().filter(|packed| !**packed).count(), 10);
     }
@@ -230,7 +230,7 @@ mod tests {
         if let Call::AllReduce(reduce) = &mut identity {
             reduce.input = Operand::Identity([0; 8]);
         }
-        let plan = Plan::of(&work(vec![
+        let plan = LaunchPlan::of(&work(vec![
             reduce(10, DType::I16),
             identity,
             reduce(3, DType::U16),
@@ -243,7 +243,7 @@ mod tests {
     fn a_member_alone_needs_nothing() {
         let mut alone = work(vec![reduce(1, DType::F32), reduce(2, DType::F32)]);
         alone.group = None;
-        assert_eq!(Plan::of(&alone).bytes, 0);
+        assert_eq!(LaunchPlan::of(&alone).bytes, 0);
     }
 
     #[test]

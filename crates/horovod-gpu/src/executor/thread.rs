@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::communicators::{Communicators, Unfinished};
 use super::launch::Launcher;
-use super::plan::{PACKED_MAX, Plan, SMALL_MAX};
+use super::plan::{LaunchPlan, PACKED_MAX, SMALL_MAX};
 use super::work::Work;
-use super::{ExecutorSettings, Shared, State, WorkError};
+use super::{ExecutorSettings, ExecutorState, State, WorkError};
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::event::Event;
@@ -29,7 +29,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
 pub(super) struct GpuThread {
     device: &'static Device,
     settings: ExecutorSettings,
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorState>,
     stream: Option<Stream>,
     communicators: Communicators,
     /// Where small tensors are brought together; grows.
@@ -61,7 +61,7 @@ impl GpuThread {
     pub(super) fn new(
         device: &'static Device,
         settings: ExecutorSettings,
-        shared: Arc<Shared>,
+        shared: Arc<ExecutorState>,
     ) -> Self {
         Self {
             device,
@@ -174,7 +174,7 @@ impl GpuThread {
         for event in &work.after {
             event.order(stream.raw())?;
         }
-        let plan = Plan::of(work);
+        let plan = LaunchPlan::of(work);
         let scratch = self.scratch(&stream, plan.bytes)?;
         let scratch = scratch.as_ref().or(self.arena.as_ref());
         let communicator = match &work.group {

@@ -8,6 +8,11 @@ use std::path::Path;
 /// An open library. It stays open: its functions may be called until the process ends.
 pub(crate) struct Library(*mut c_void);
 
+// SAFETY: the dynamic loader's functions may be called from any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
 impl Library {
     /// Loads it by path, or by name as the dynamic loader finds it.
     pub(crate) fn open(path: &Path) -> Result<Self, String> {

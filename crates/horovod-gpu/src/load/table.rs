@@ -38,15 +38,19 @@ macro_rules! function_table {
                 }
             }
 
-            /// Names of all functions that are used; tests compare them with the headers and with doubles.
+            /// Each function's name, the bytes of its arguments, and whether it must be there.
             #[cfg(test)]
-            pub(crate) const REQUIRED: &'static [&'static std::ffi::CStr] = &[$($symbol),*];
-            /// Names of those that may be missing.
-            #[cfg(test)]
-            pub(crate) const OPTIONAL: &'static [&'static std::ffi::CStr] = &[$($maybe_symbol),*];
+            pub(crate) const FUNCTIONS: &'static [$crate::load::Signature] = &[
+                $( ($symbol, &[$(size_of::<$argument>()),*], true), )*
+                $( ($maybe_symbol, &[$(size_of::<$maybe_argument>()),*], false), )*
+            ];
         }
     };
     (@result $result:ty) => { $result };
     (@result) => { std::ffi::c_int };
 }
 pub(crate) use function_table;
+
+/// What tests compare with headers.
+#[cfg(test)]
+pub(crate) type Signature = (&'static std::ffi::CStr, &'static [usize], bool);

@@ -7,8 +7,9 @@ use super::{
     Found, Library, Search, driver, find_driver, find_nccl, is_initialised, nccl, open_driver,
     open_nccl, set_search,
 };
+use crate::driver::DriverTable;
 use crate::error::{CUDA, GpuError, NCCL};
-use crate::nccl::CommSettings;
+use crate::nccl::{CommSettings, NcclTable};
 use crate::testing::{FOLDER, Folder, Stub, alone, folder_of_parent, in_fork, skip, wheel_file};
 
 fn only(path: PathBuf) -> Search {
@@ -330,7 +331,7 @@ fn failing(code: i32) -> GpuError {
     };
     stub.build(&path);
     assert!(set_search(only(path.clone())));
-    let first = driver().err().expect("it fails");
+    let first = driver().expect_err("it fails");
     assert_eq!(
         driver().err().as_ref(),
         Some(&first),
@@ -405,6 +406,64 @@ fn a_forked_child_of_one_that_initialised_is_refused() {
         let text = GpuError::Forked.to_string();
         assert!(text.contains("`spawn` or `forkserver`"), "{text}");
     });
+}
+
+/// Bytes of each argument, of a prototype in a header. Only the types that our functions have.
+fn sizes_in(header: &str, name: &str) -> Vec<usize> {
+    // A comment that mentions it begins with a space or a star.
+    let after = header
+        .match_indices(&format!(" {name}("))
+        .find(|(at, _)| {
+            let line = header[..*at].rsplit('\n').next().unwrap_or_default();
+            line.starts_with(|c: char| c.is_ascii_alphabetic())
+        })
+        .map(|(at, found)| &header[at + found.len()..])
+        .unwrap_or_else(|| panic!("{name} is not in the header"));
+    let (arguments, _) = after.split_once(");").expect("the end of a prototype");
+    let size = |argument: &str| {
+        let kind = argument.trim().trim_start_matches("const ");
+        match kind.split_whitespace().next().expect("a type") {
+            _ if kind.contains('*') => 8,
+            "CUstream" | "CUevent" | "CUcontext" | "CUmodule" | "CUfunction" => 8,
+            "cudaStream_t" | "ncclComm_t" | "size_t" | "CUdeviceptr" => 8,
+            "ncclUniqueId" => 128,
+            "int" | "unsigned" | "CUdevice" | "CUdevice_attribute" | "CUresult" => 4,
+            "ncclResult_t" | "ncclDataType_t" | "ncclRedOp_t" => 4,
+            other => panic!("{name}: unknown type {other}"),
+        }
+    };
+    let is_argument = |argument: &&str| !argument.trim().is_empty() && argument.trim() != "void";
+    arguments.split(',').filter(is_argument).map(size).collect()
+}
+
+#[test]
+fn functions_have_the_arguments_of_the_headers() {
+    for (header, functions) in [
+        ("nvidia/cu13/include/cuda.h", DriverTable::FUNCTIONS),
+        ("nvidia/nccl/include/nccl.h", NcclTable::FUNCTIONS),
+    ] {
+        let text = match wheel_file(header) {
+            Ok(path) => std::fs::read_to_string(path).expect("a header"),
+            Err(why) => return skip(&why),
+        };
+        // A function of CUDA that has changed keeps its name in the header, as a macro for the newer one.
+        for (symbol, sizes, _) in functions {
+            let symbol = symbol.to_str().expect("ASCII");
+            let name = symbol.trim_end_matches("_v2");
+            assert_eq!(sizes_in(&text, name), *sizes, "{symbol}");
+            if symbol != name {
+                // Some are wrapped in a macro that chooses the meaning of the null stream.
+                let start = format!("#define {name} ");
+                let mut macros = text.lines().filter(|line| line.starts_with(&start));
+                let is_renamed = macros.any(|line| {
+                    line[start.len()..]
+                        .split(['(', ')', ' '])
+                        .any(|word| word == symbol)
+                });
+                assert!(is_renamed, "{name} is not {symbol} in {header}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -284,9 +284,9 @@ impl Driver {
             let is_elsewhere = device.is_some_and(|backend| !backend.is_staged(execution));
             let shapes = match execution.op {
                 Op::Alltoall if is_elsewhere => {
-                    let (shapes, received) = self.host.received_elsewhere(&mut start)?;
-                    task.received = received;
-                    shapes
+                    let received = self.host.received_elsewhere(&mut start)?;
+                    task.received = received.rows;
+                    received.shapes
                 }
                 _ => self.host.output_shapes(&mut start)?,
             };

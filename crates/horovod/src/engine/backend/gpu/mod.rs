@@ -1,11 +1,11 @@
 //! The backend for GPUs: NCCL where the members of a set can use it together, else host memory and the host's data plane.
 //!
-//! Nothing of CUDA is touched before the first execution on a GPU. What the members agree on then is in `agreement`;
+//! Nothing of CUDA is touched before the first execution on a GPU. What the members agree on then is in `route`;
 //! how an execution becomes calls in `calls`; how it goes through host memory in `staging`. The calls are launched by
 //! `horovod_gpu::Executor`, in the order of the executions.
 
-mod agreement;
 mod calls;
+mod route;
 mod staging;
 
 use std::collections::BTreeMap;
@@ -27,12 +27,12 @@ use crate::engine::Entry;
 use crate::engine::handles::OpResult;
 use crate::error::Error;
 use crate::gpu::EventEnd;
-use agreement::{Equipment, Offer, Route, conclude};
 use calls::{Translated, Translation, needs_host};
+use route::{Equipment, Offer, Route, conclude};
 use staging::PinnedPool;
 
 /// How long the members of a communicator may take to meet.
-const MEETING: Duration = Duration::from_secs(60);
+const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Backends for all devices that there may be.
 pub(in crate::engine) fn gpu_backends(surroundings: &Surroundings<'_>) -> Vec<DeviceBackend> {
@@ -120,7 +120,7 @@ impl Gpu {
         }
         let settings = ExecutorSettings {
             timeout: self.settings.timeout,
-            meeting: MEETING,
+            rendezvous: RENDEZVOUS_TIMEOUT,
             max_ctas: self.settings.max_ctas,
         };
         let notifier = self.notifier.clone();

@@ -16,6 +16,14 @@ use crate::engine::backend::{Failure, Outputs, Results, Start};
 use crate::engine::handles::OpResult;
 use crate::tensor::{Output, Tensor};
 
+/// What alltoalls will receive.
+pub(in crate::engine) struct Received {
+    /// Of the outputs, by item.
+    pub(in crate::engine) shapes: Vec<Vec<Shape>>,
+    /// From each member, by item.
+    pub(in crate::engine) rows: Vec<Vec<usize>>,
+}
+
 /// The outputs of one item.
 pub(super) type ItemOutputs = Vec<Option<(Buffer, Shape)>>;
 
@@ -62,7 +70,7 @@ impl Host {
     pub(in crate::engine) fn received_elsewhere(
         &mut self,
         start: &mut Start<'_>,
-    ) -> Result<(Vec<Vec<Shape>>, Vec<Vec<usize>>), Failure> {
+    ) -> Result<Received, Failure> {
         let (execution, members) = (start.execution, start.execution.members.len());
         let run = self.run(start);
         let me = execution.members.iter().position(|rank| *rank == run.me);
@@ -80,11 +88,11 @@ impl Host {
             usize_of(u64::from_le_bytes(rows.unwrap_or_default()))
         };
         let items = 0..execution.items.len();
-        let received: Vec<Vec<usize>> = items
+        let rows: Vec<Vec<usize>> = items
             .map(|item| (0..members).map(|from| sent(from, item)).collect())
             .collect::<Result<_, Failure>>()?;
-        let shapes = run.received_shapes(received.iter().map(|rows| &rows[..]))?;
-        Ok((shapes, received))
+        let shapes = run.received_shapes(rows.iter().map(|rows| &rows[..]))?;
+        Ok(Received { shapes, rows })
     }
 }
 
