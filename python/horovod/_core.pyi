@@ -111,8 +111,8 @@ class PlainTensors:
     ) -> int | None:
         """As `enqueue`, an ALLREDUCE or BROADCAST of one tensor in place.
 
-        None if it is not dense memory (of the host in any order of strides, of a GPU row by row), of one of the types and
-        of a dtype that the operation works with, or if the framework lacks the interface; nothing was queued then.
+        None if it is not dense memory (of the host in any order of strides, of a GPU row by row), of one of the types
+        and of a dtype that the operation works with, or if the framework lacks the interface; nothing was queued then.
         """
 
     def grouped_allreduce(
@@ -209,8 +209,8 @@ def gpu_libraries() -> dict[str, tuple[str, int] | str]:
 def wait_for_devices() -> None:
     """Wait on the host until everything that was launched on GPUs has ended.
 
-    HorovodInternalError if something went wrong there since it was launched. Before `init`, and where no tensor was on a
-    GPU, it does nothing.
+    HorovodInternalError if something went wrong there since it was launched. Before `init`, and where no tensor was on
+    a GPU, it does nothing.
     """
 
 def assign_ranks(
@@ -323,14 +323,15 @@ def enqueue(
 
     The key is `<prefix>.<name>`; without a name `<prefix>.noname.<n>`, n counted per process set and prefix
     by calls that succeed. Each tensor is: input pointer, output pointer, dtype code, shape, and an owner that is
-    kept alive until completion. Contiguous memory of the host, or of the GPU of that number; both pointers may be equal (in place). ALLREDUCE and
-    BROADCAST need an output pointer; for ALLGATHER, ALLTOALL and REDUCESCATTER it is 0 and the core allocates.
+    kept alive until completion. Contiguous memory of the host, or of the GPU of that number; both pointers may be equal
+    (in place). ALLREDUCE and BROADCAST need an output pointer; for ALLGATHER, ALLTOALL and REDUCESCATTER it is 0 and
+    the core allocates.
     `root` is a global rank, -1 where there is none. `splits` are rows per member of an alltoall, None for even.
     `wait` returns what `finish` makes of the outputs, and the outputs themselves without it.
 
     On a GPU the operands are ready when what is on the current stream now has run. Outputs of which the size is known
-    late come from `allocators`, one for each tensor: given a shape, an address and what keeps the memory alive. They are
-    called in a thread of the core's; what they run must be on the stream that is current now.
+    late come from `allocators`, one for each tensor: given a shape, an address and what keeps the memory alive. They
+    are called in a thread of the core's; what they run must be on the stream that is current now.
 
     Local mistakes raise ValueError, of which DuplicateNameError is one, and queue nothing. Not initialised, shut down
     or a peer lost: HorovodInternalError.
@@ -361,7 +362,9 @@ def wait(handle: int) -> Any:
     """
 
 def wait_softly(handles: list[int]) -> tuple[int, str] | None:
-    """Wait until these operations have ended (on a GPU: are under way), and leave the handles as they are; None then. Ctrl-C works.
+    """Wait until these operations have ended (on a GPU: are under way), and leave the handles as they are; None then.
+
+    Ctrl-C works.
 
     Ends early when that can never be unless the caller goes on: some rank waits for an operation that this rank
     has not submitted, and the others wait for that rank, or for this one. Then that rank and that operation.

@@ -1,4 +1,4 @@
-"""The tests of tests/parallel/gpu on this machine's own GPUs, through its CUDA and NCCL; where there are none they do not run."""
+"""The tests of tests/parallel/gpu on the GPUs of this machine, through its own CUDA and NCCL."""
 
 import sys
 from pathlib import Path

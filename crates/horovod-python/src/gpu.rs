@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use horovod::config::ProcessEnvironment;
 use horovod::gpu::{Found, GpuError, LaunchEnd, RawStream, Ready};
-use horovod::{Allocated, Allocator, DType, Engine, Error, Leaving, StopReason};
+use horovod::{Allocated, Allocator, DType, Engine, Error, Leaving, StopReason, printable};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};
@@ -55,10 +55,23 @@ impl StreamSource {
     }
 }
 
-/// Note on a stream that operands are ready when all that is on it now has run.
-pub(crate) fn record(py: Python<'_>, ordinal: i32, stream: RawStream) -> PyResult<Arc<Ready>> {
+/// Note on a stream that the operands of an operation, of this kind and name, are ready when all that is on the stream
+/// now has run.
+pub(crate) fn record(
+    py: Python<'_>,
+    (kind, name): (&str, Option<&str>),
+    ordinal: i32,
+    stream: RawStream,
+) -> PyResult<Arc<Ready>> {
     prepare(py);
-    Ready::record(ordinal, stream).map_err(|e| operation_error(py, e))
+    Ready::record(ordinal, stream).map_err(|error| match error {
+        Error::Capturing => {
+            let dot = if name.is_some() { "." } else { "" };
+            let name = printable(name.unwrap_or_default());
+            PyRuntimeError::new_err(format!("{kind}{dot}{name}: {error}"))
+        }
+        other => operation_error(py, other),
+    })
 }
 
 /// Have the current stream wait for the end of an operation; or the host, where that was asked for or nobody tells the

@@ -58,7 +58,12 @@ struct Recorded(Option<(i32, Arc<Ready>)>);
 
 impl Recorded {
     /// The tensor with its event, and what is kept for it.
-    fn place(&mut self, py: Python<'_>, plain: Plain) -> PyResult<(Tensor, horovod::Kept)> {
+    fn place(
+        &mut self,
+        py: Python<'_>,
+        named: (&str, Option<&str>),
+        plain: Plain,
+    ) -> PyResult<(Tensor, horovod::Kept)> {
         let Plain { tensor, kept, gpu } = plain;
         let Some((streams, ordinal)) = gpu.and_then(|(reader, n)| Some((reader.streams()?, n)))
         else {
@@ -67,7 +72,7 @@ impl Recorded {
         let ready = match &self.0 {
             Some((recorded, ready)) if *recorded == ordinal => ready.clone(),
             _ => {
-                let ready = record(py, ordinal, streams.current(py, ordinal)?)?;
+                let ready = record(py, named, ordinal, streams.current(py, ordinal)?)?;
                 self.0 = Some((ordinal, ready.clone()));
                 ready
             }
@@ -131,7 +136,7 @@ impl PlainTensors {
         };
         let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
         let set = registered(process_set)?;
-        let (tensor, kept) = Recorded::default().place(py, plain)?;
+        let (tensor, kept) = Recorded::default().place(py, (prefix, name), plain)?;
         let submission = Submission::new(prefix, name, op, set, Tensors::One(tensor));
         submit(py, &engine, submission.keeping(Some(kept))).map(Some)
     }
@@ -162,10 +167,10 @@ impl PlainTensors {
         engine.submit_together(|queue| {
             for (tensor, name) in tensors.iter().zip(names.iter()) {
                 // Whoever queues it alone learns what is the matter.
-                let (Ok(Some(plain)), Ok(name)) = (self.read(&tensor, &op), name.extract()) else {
+                let (Ok(Some(plain)), Ok(name)) = (self.read(&tensor, &op), name.extract::<&str>()) else {
                     break;
                 };
-                let Ok((tensor, kept)) = recorded.place(py, plain) else {
+                let Ok((tensor, kept)) = recorded.place(py, (prefix, Some(name)), plain) else {
                     break;
                 };
                 let tensor = Tensors::One(tensor);
@@ -215,7 +220,7 @@ impl PlainTensors {
         }
         let mut recorded = Recorded::default();
         for plain in plains {
-            let (tensor, part) = recorded.place(py, plain)?;
+            let (tensor, part) = recorded.place(py, (prefix, name), plain)?;
             members.push(tensor);
             parts.push(part);
         }

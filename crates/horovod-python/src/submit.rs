@@ -142,7 +142,7 @@ pub(crate) fn enqueue(
             .keeping(kept);
         return submit(py, &engine, submission);
     };
-    let ready = record(py, place.ordinal, place.stream)?;
+    let ready = record(py, (prefix, name), place.ordinal, place.stream)?;
     let kept: horovod::Kept = Arc::new(Kept::OnGpu(OnGpu {
         streams: place.streams,
         given,

@@ -1,4 +1,4 @@
-"""The libraries for GPUs, found at run time: in which folders of installed packages the core looks, and what it found."""
+"""The libraries for GPUs, found at run time: in which folders of packages the core looks, and what it has found."""
 
 import importlib.util
 from pathlib import Path

@@ -332,7 +332,7 @@ class HorovodBasics:
         return False
 
     def cuda_built(self) -> bool:
-        """Whether the driver's library for CUDA, `libcuda.so.1`, is found here; CUDA is not initialised for the answer."""
+        """Whether the driver's library for CUDA, `libcuda.so.1`, is found here; CUDA is not initialised for it."""
         return not isinstance(_core.gpu_libraries()["cuda"], str)
 
     def rocm_built(self) -> bool:

@@ -48,7 +48,8 @@ def check_consistency(
     """Compare tensors over the ranks, bit by bit; return whether all ranks hold the same.
 
     Every member of the process set has to call it. Sixteen bytes travel per rank; after a difference eight more per
-    tensor. Tensors on GPUs are copied to host memory, one at a time, for which the host waits. `DistributedOptimizer(check_consistency=...)` does it for its parameters while training goes on.
+    tensor. Tensors on GPUs are copied to host memory, one at a time, for which the host waits.
+    `DistributedOptimizer(check_consistency=...)` does it for its parameters while training goes on.
 
     Parameters
     ----------

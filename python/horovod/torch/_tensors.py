@@ -13,10 +13,10 @@ from horovod.common._operations import Allocate, Allocation, Gpu, Output
 from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 
 # Queues an operation in place on one tensor that needs no preparation: dense memory of the host, in any order of
-# strides, or of a GPU, row by row, of a dtype that the core computes with. It reads address, shape, strides and dtype itself, which asked for in Python would
-# cost most of a small operation; None for any other tensor, or for all where torch is too old to have the interface
-# (before 2.10). It asks `is_neg` of single elements only: a longer negated tensor is never dense, unless torch's
-# private `_neg_view` made it.
+# strides, or of a GPU, row by row, of a dtype that the core computes with. It reads address, shape, strides and dtype
+# itself, which asked for in Python would cost most of a small operation; None for any other tensor, or for all where
+# torch is too old to have the interface (before 2.10). It asks `is_neg` of single elements only: a longer negated one
+# is never dense, unless torch's private `_neg_view` made it.
 # What it keeps alive is the storage: the tensor may be given another one while the operation is in flight.
 _plain = _core.PlainTensors(
     [torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg, torch.Tensor.untyped_storage

@@ -123,7 +123,7 @@ class SyncBatchNorm(_BatchNorm):
                 self.eps,
             )
         mean, var, count = _global_statistics(input, self.process_set)
-        # The number of all ranks is on the device: the host looks at it, and waits for it, only where it can be so small.
+        # The number of all ranks is on the device: the host looks at it, and waits, only where it can be so small.
         if _values_per_channel(input) <= 1 and int(count) <= 1:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {input.size()} "

@@ -19,7 +19,7 @@ from horovod.torch._gradient_reducer import GradientReducer  # noqa: E402
 
 
 def _seeing_subclasses(method):
-    """Hooks of a backward pass run with PyTorch's dispatch to subclasses switched off, which is how the double works."""
+    """Hooks of a backward pass run with PyTorch's dispatch to subclasses switched off, by which the double works."""
 
     def run(*args):
         with torch._C._EnableTorchFunction():

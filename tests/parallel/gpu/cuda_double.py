@@ -209,7 +209,38 @@ class _Moved(torch.autograd.Function):
 
 # Functions that look at what a tensor is, not at its elements.
 _LOOKS = frozenset(
-    ["__get__", "dim", "size", "stride", "data_ptr", "element_size", "numel", "is_contiguous", "is_floating_point", "is_complex", "untyped_storage", "type", "storage_offset", "detach", "view", "view_as", "reshape", "requires_grad_", "as_strided", "narrow", "t", "expand_as", "is_neg", "is_conj", "register_hook", "nelement", "__len__", "alias", "backward", "register_post_accumulate_grad_hook", "resolve_neg", "expand", "is_inference", "is_signed", "ndimension", "__hash__", "_is_view", "is_set_to"]
+    (
+        "__get__",
+        "dim",
+        "size",
+        "stride",
+        "data_ptr",
+        "element_size",
+        "numel",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "untyped_storage",
+        "type",
+        "storage_offset",
+        "detach",
+        "view",
+        "view_as",
+        "reshape",
+        "requires_grad_",
+        "as_strided",
+        "narrow",
+        "t",
+        "expand",
+        "expand_as",
+        "is_neg",
+        "is_conj",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "__len__",
+        "__hash__",
+        "resolve_neg",
+    )
 )
 _NEW = frozenset(["empty_like", "new_empty"])
 

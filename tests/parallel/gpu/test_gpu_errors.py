@@ -57,8 +57,14 @@ def test_a_tensor_on_another_device_than_before():
 def test_an_operation_in_a_capture():
     side, tensor = Stream(DEVICE), on_gpu(torch.ones(2), DEVICE)
     for call in (hvd.allreduce_async, hvd.allreduce_async_, hvd.allgather_async):
-        with stream(side), side.captured(), pytest.raises(ValueError, match="captured.*CUDA graph"):
+        with stream(side), side.captured(), pytest.raises(RuntimeError) as refused:
             call(tensor, name="captured")
+        assert not isinstance(refused.value, hvd.HorovodInternalError)
+        assert ".captured: The current stream is being captured" in str(refused.value)
+        assert "no_sync" in str(refused.value)
+    handle = hvd.allreduce_async(tensor, name="before a capture")
+    with stream(side), side.captured(), pytest.raises(RuntimeError, match="being captured"):
+        hvd.synchronize(handle)
     still_works("captured")
 
 
