@@ -13,7 +13,10 @@ export PATH := $(BIN):$(PATH)
 SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*' ! -path 'crates/horovod-fuzz/corpus/*') \
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
-.PHONY: help demo test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos nightly soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
+# Named by tests/parallel/gpu/environments.json.
+GPU_DOUBLE := $(STAMPS)/gpu-double/libhorovod_gpu_double.so
+
+.PHONY: help demo gpu-double test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos nightly soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -34,8 +37,15 @@ test-rust: ## Run the Rust tests (with cargo-nextest where it is installed).
 	fi
 	timeout --kill-after=10 600 cargo test --locked --workspace --doc --quiet
 
-test-python: $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
+test-python: $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest $(GPU_DOUBLE) host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
 	python -m pytest tests
+
+gpu-double: $(GPU_DOUBLE) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
+
+$(GPU_DOUBLE): $(shell find crates/horovod-gpu-double crates/horovod-kernels crates/horovod-protocol -name '*.rs')
+	cargo build --locked --package horovod-gpu-double
+	@mkdir -p $(@D)
+	cp "$${CARGO_TARGET_DIR:-target}/debug/libhorovod_gpu_double.so" $@
 
 test-portable: ## Run the Rust tests with the ways that need no Linux (docs/portability.md).
 	RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/portable" cargo nextest run --locked --no-fail-fast \

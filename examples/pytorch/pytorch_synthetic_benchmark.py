@@ -87,13 +87,18 @@ def main():
     parser.add_argument("--num-warmup-batches", type=int, default=10)
     parser.add_argument("--num-batches-per-iter", type=int, default=10)
     parser.add_argument("--num-iters", type=int, default=10)
-    parser.add_argument("--no-cuda", action="store_true", help="do not use GPUs")
+    parser.add_argument(
+        "--device", choices=["cuda", "cpu"], help="where to compute; a GPU where PyTorch finds one"
+    )
+    parser.add_argument("--no-cuda", action="store_true", help="as --device cpu")
     parser.add_argument("--use-adasum", action="store_true", help="combine steps with Adasum")
     args = parser.parse_args()
 
     hvd.init()
-    cuda = not args.no_cuda and torch.cuda.is_available()
+    wanted = "cpu" if args.no_cuda else args.device
+    cuda = torch.cuda.is_available() if wanted is None else wanted == "cuda"
     if cuda:
+        # One GPU per process.
         torch.cuda.set_device(hvd.local_rank())
     device = torch.device("cuda" if cuda else "cpu")
 
@@ -114,10 +119,13 @@ def main():
     data = torch.randn(*shape, device=device)
     target = torch.randint(0, 1000, (args.batch_size,), device=device)
 
-    def benchmark_step():
-        optimizer.zero_grad()
-        F.cross_entropy(model(data), target).backward()
-        optimizer.step()
+    def benchmark_batches(count):
+        for _ in range(count):
+            optimizer.zero_grad()
+            F.cross_entropy(model(data), target).backward()
+            optimizer.step()
+        if cuda:
+            torch.cuda.synchronize()  # until here all of it was only queued
 
     def log(text):
         if hvd.rank() == 0:
@@ -128,11 +136,11 @@ def main():
     log(f"Batch size: {args.batch_size}")
     log(f"Number of {kind}s: {hvd.size()}")
     log("Running warmup...")
-    timeit.timeit(benchmark_step, number=args.num_warmup_batches)
+    benchmark_batches(args.num_warmup_batches)
     log("Running benchmark...")
     img_secs = []
     for number in range(args.num_iters):
-        seconds = timeit.timeit(benchmark_step, number=args.num_batches_per_iter)
+        seconds = timeit.timeit(lambda: benchmark_batches(args.num_batches_per_iter), number=1)
         img_secs.append(args.batch_size * args.num_batches_per_iter / seconds)
         log(f"Iter #{number}: {img_secs[-1]:.1f} img/sec per {kind}")
     mean, spread = np.mean(img_secs), 1.96 * np.std(img_secs)

@@ -19,6 +19,7 @@ __all__ = [
     "PayloadServer",
     "PlainTensors",
     "Rendezvous",
+    "Streams",
     "__version__",
     "add_process_set",
     "assign_ranks",
@@ -31,6 +32,7 @@ __all__ = [
     "dynamic_process_sets",
     "enqueue",
     "fetch_payload",
+    "gpu_libraries",
     "handles",
     "hold_state",
     "host_updates",
@@ -57,6 +59,7 @@ __all__ = [
     "stop_timeline",
     "transports",
     "wait",
+    "wait_for_devices",
     "wait_softly",
 ]
 
@@ -108,8 +111,8 @@ class PlainTensors:
     ) -> int | None:
         """As `enqueue`, an ALLREDUCE or BROADCAST of one tensor in place.
 
-        None if it is not dense host memory (in any order of strides), of one of the types and of a dtype that the
-        operation works with, or if the framework lacks the interface; nothing was queued then.
+        None if it is not dense memory (of the host in any order of strides, of a GPU row by row), of one of the types
+        and of a dtype that the operation works with, or if the framework lacks the interface; nothing was queued then.
         """
 
     def grouped_allreduce(
@@ -124,7 +127,7 @@ class PlainTensors:
     ) -> int | None:
         """As `enqueue` of one grouped ALLREDUCE in place; `wait` will return `tensors`.
 
-        None where there are none, one of them is not such a tensor, or two share memory.
+        None where there are none, one of them is not such a tensor, two share memory, or they are on several devices.
         """
 
     def allreduce_together(
@@ -186,6 +189,29 @@ class Rendezvous:
         """Tell all ranks that one of them has died; their errors say so."""
 
     def close(self) -> None: ...
+
+@final
+class Streams:
+    """Where a framework tells the current stream of each GPU: DLPack's C exchange table, or a function."""
+
+    def __new__(cls, tensor_type: type, ask: Callable[[int], int]) -> Self:
+        """Of tensors of this type; `ask(ordinal)` gives a stream's address where the type has no table."""
+
+    def current(self, ordinal: int) -> int:
+        """Address of the stream that this thread's work on a GPU goes to; 0 is CUDA's default stream."""
+
+def gpu_libraries() -> dict[str, tuple[str, int] | str]:
+    """For "cuda" and "nccl" where the library is and its version code, or why it cannot be used.
+
+    CUDA is not initialised, and no GPU is needed.
+    """
+
+def wait_for_devices() -> None:
+    """Wait on the host until everything that was launched on GPUs has ended.
+
+    HorovodInternalError if something went wrong there since it was launched. Before `init`, and where no tensor was on
+    a GPU, it does nothing.
+    """
 
 def assign_ranks(
     processes: Sequence[tuple[str, str]],
@@ -290,15 +316,22 @@ def enqueue(
     process_set: int | None,  # None, a set that is not registered: TypeError
     grouped: bool,
     finish: Callable[[Any], Any] | None = None,
+    gpu: tuple[Streams, int] | None = None,
+    allocators: Sequence[Callable[[tuple[int, ...]], tuple[int, Any]]] | None = None,
 ) -> int:
     """Queue one operation (a group is one operation with several tensors) and return its handle, from 1.
 
     The key is `<prefix>.<name>`; without a name `<prefix>.noname.<n>`, n counted per process set and prefix
     by calls that succeed. Each tensor is: input pointer, output pointer, dtype code, shape, and an owner that is
-    kept alive until completion. Host memory, contiguous; both pointers may be equal (in place). ALLREDUCE and
-    BROADCAST need an output pointer; for ALLGATHER, ALLTOALL and REDUCESCATTER it is 0 and the core allocates.
+    kept alive until completion. Contiguous memory of the host, or of the GPU of that number; both pointers may be equal
+    (in place). ALLREDUCE and BROADCAST need an output pointer; for ALLGATHER, ALLTOALL and REDUCESCATTER it is 0 and
+    the core allocates.
     `root` is a global rank, -1 where there is none. `splits` are rows per member of an alltoall, None for even.
     `wait` returns what `finish` makes of the outputs, and the outputs themselves without it.
+
+    On a GPU the operands are ready when what is on the current stream now has run. Outputs of which the size is known
+    late come from `allocators`, one for each tensor: given a shape, an address and what keeps the memory alive. They
+    are called in a thread of the core's; what they run must be on the stream that is current now.
 
     Local mistakes raise ValueError, of which DuplicateNameError is one, and queue nothing. Not initialised, shut down
     or a peer lost: HorovodInternalError.
@@ -308,7 +341,7 @@ def enqueue(
     """
 
 def poll(handle: int) -> bool:
-    """Whether an operation is done; ValueError "Handle {n} was not created or has been cleared.\""""
+    """Whether an operation is done, also on a GPU; ValueError "Handle {n} was not created or has been cleared.\""""
 
 def handles() -> list[int]:
     """Handles of the running job of which nobody has taken the results, ascending."""
@@ -319,7 +352,9 @@ def wait(handle: int) -> Any:
     The result is the tensor itself where `PlainTensors` queued it: RuntimeError `MOVED` if its memory is elsewhere
     now. For `enqueue` it is what `finish` returns for the outputs, or without one these: one entry per tensor, None
     where the caller gave the output, else the memory and its shape; None instead of a list of nothing but that. For
-    an alltoall a pair of that list and the received splits.
+    an alltoall a pair of that list and the received splits. On a GPU the memory is what an allocator has returned to
+    keep it alive, and the host does not wait: the current stream waits for the results. With
+    `HOROVOD_ENABLE_ASYNC_COMPLETION=0` the host waits, too.
 
     The operation's error is raised, on all its ranks alike: HorovodInternalError, whose attributes say which rank,
     host, cause, tensor and sides; ValueError.
@@ -327,7 +362,9 @@ def wait(handle: int) -> Any:
     """
 
 def wait_softly(handles: list[int]) -> tuple[int, str] | None:
-    """Wait until these operations have ended, and leave the handles as they are; None then. Ctrl-C works.
+    """Wait until these operations have ended (on a GPU: are under way), and leave the handles as they are; None then.
+
+    Ctrl-C works.
 
     Ends early when that can never be unless the caller goes on: some rank waits for an operation that this rank
     has not submitted, and the others wait for that rank, or for this one. Then that rank and that operation.

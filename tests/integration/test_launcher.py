@@ -163,7 +163,9 @@ def test_version_is_a_bare_number(jobs) -> None:
 
 def test_check_build_has_the_layout_that_programs_read(jobs) -> None:
     import horovod
+    from horovod.torch import nccl_built
 
+    nccl = "X" if nccl_built() else " "
     done = subprocess.run(
         [harness.HOROVODRUN, "--check-build"],
         capture_output=True,
@@ -175,7 +177,7 @@ def test_check_build_has_the_layout_that_programs_read(jobs) -> None:
         f"Horovod v{horovod.__version__}:\n\nAvailable Frameworks:\n"
         "    [X] TensorFlow\n    [X] PyTorch\n    [ ] MXNet\n\nAvailable Controllers:\n"
         "    [ ] MPI\n    [X] Gloo\n\nAvailable Tensor Operations:\n"
-        "    [ ] NCCL\n    [ ] DDL\n    [ ] CCL\n    [ ] MPI\n    [X] Gloo    \n"
+        f"    [{nccl}] NCCL\n    [ ] DDL\n    [ ] CCL\n    [ ] MPI\n    [X] Gloo    \n"
     )
     job = jobs(harness.Job([harness.HOROVODRUN, "--check-build", "--verbose"])).succeed()
     assert (
@@ -199,9 +201,9 @@ def test_variables_of_the_originals_build_are_said_to_have_no_effect() -> None:
         assert done.stdout.startswith("Horovod v")
         return done.stderr
 
-    said = complaint(HOROVOD_WITH_MPI="1", HOROVOD_GPU_OPERATIONS="NCCL")
-    assert "note: HOROVOD_GPU_OPERATIONS, HOROVOD_WITH_MPI have no effect: nothing is built" in said
-    assert "no effect" not in complaint(HOROVOD_CYCLE_TIME="1")
+    said = complaint(HOROVOD_WITH_MPI="1", HOROVOD_NCCL_LINK="STATIC")
+    assert "note: HOROVOD_NCCL_LINK, HOROVOD_WITH_MPI have no effect: nothing is built" in said
+    assert "no effect" not in complaint(HOROVOD_CYCLE_TIME="1", HOROVOD_GPU_OPERATIONS="NCCL")
 
 
 @pytest.mark.parametrize("np", [1, 2])

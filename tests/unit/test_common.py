@@ -22,6 +22,7 @@ from horovod.common.exceptions import (
     HostsUpdatedInterrupt,
     get_version_mismatch_message,
 )
+from horovod.torch import _tensors
 
 # -- exceptions
 
@@ -117,7 +118,7 @@ def test_what_this_build_supports(capsys):
     assert util.extension_available("mxnet", verbose=True) is False
     assert "mxnet is not available" in capsys.readouterr().out
     assert util.gloo_built(verbose=True) is True
-    assert util.nccl_built() == 0
+    assert util.nccl_built() == hvd.nccl_built()
     for query in (util.mpi_built, util.ddl_built, util.ccl_built):
         assert query() is False
 
@@ -293,7 +294,8 @@ class OnTheGpu(torch.Tensor):
         return False
 
 
-def test_cuda_tensors_are_refused_with_the_way_out():
+def test_tensors_on_gpus_of_amd_are_refused_with_the_way_out(monkeypatch):
+    monkeypatch.setattr(_tensors, "_HIP", True)
     hvd.init()
     try:
         tensor = torch.ones(3).as_subclass(OnTheGpu)
@@ -305,7 +307,7 @@ def test_cuda_tensors_are_refused_with_the_way_out():
             hvd.alltoall,
             hvd.reducescatter,
         ):
-            with pytest.raises(ValueError, match="CUDA tensors are not supported in this version"):
+            with pytest.raises(ValueError, match=r"AMD GPUs are not supported.*tensor\.cpu"):
                 call(tensor)
     finally:
         hvd.shutdown()

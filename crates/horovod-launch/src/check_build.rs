@@ -10,8 +10,8 @@ use crate::environment;
 pub(crate) const INSTALLATION: &str = include_str!("../../../python/horovod/_installation.py");
 
 /// Prints, per framework, `name|version|adapter`: the installed version (or nothing) and whether this package has
-/// an adapter for it; and per thing that is wrong with the installation `!|what`. Nothing of a framework or of the
-/// package is imported.
+/// an adapter for it; NCCL in the same way; and per thing that is wrong with the installation `!|what`. Nothing of a
+/// framework is imported, and of the package last what finds NCCL.
 const PROBE: &str = r#"
 import importlib.metadata, importlib.util, os
 spec = importlib.util.find_spec("horovod")
@@ -32,6 +32,13 @@ for name, module, packages in (
     print(name, version, int(adapter), sep="|")
 for what in findings():
     print("!", what, sep="|")
+try:
+    from horovod.common._gpu_libraries import found
+    nccl = found()["nccl"]
+    if not isinstance(nccl, str):
+        print("NCCL", f"{nccl[0]} in {nccl[1]}", 1, sep="|")
+except Exception:
+    pass
 "#;
 
 /// Horovod's names of its extensions, and the frameworks they are for.
@@ -115,9 +122,10 @@ fn layout(has: &dyn Fn(&str) -> bool) -> String {
         text.push_str(&format!("    [{}] {name}\n", mark(has(name))));
     }
     text.push_str("\nAvailable Controllers:\n    [ ] MPI\n    [X] Gloo\n");
-    text.push_str(
-        "\nAvailable Tensor Operations:\n    [ ] NCCL\n    [ ] DDL\n    [ ] CCL\n    [ ] MPI\n",
-    );
+    text.push_str(&format!(
+        "\nAvailable Tensor Operations:\n    [{}] NCCL\n    [ ] DDL\n    [ ] CCL\n    [ ] MPI\n",
+        mark(has("NCCL"))
+    ));
     // The four spaces at the end are Horovod's, too.
     text.push_str("    [X] Gloo    \n");
     text
@@ -143,6 +151,7 @@ fn explain(python: &Path, found: &io::Result<Vec<Framework>>) -> String {
             )),
         }
     }
+    let nccl = found.iter().find(|f| f.name == "NCCL");
     let built = EXTENSIONS
         .iter()
         .find(|(_, name)| found.iter().any(|f| f.name == *name && f.is_usable()));
@@ -150,12 +159,17 @@ fn explain(python: &Path, found: &io::Result<Vec<Framework>>) -> String {
         for (feature, is_built) in [
             ("MPI", false),
             ("Gloo", true),
-            ("NCCL", false),
+            ("NCCL", nccl.is_some()),
             ("DDL", false),
             ("CCL", false),
         ] {
             text.push_str(&checked(extension, &format!(" with {feature}"), is_built));
         }
+    }
+    if let Some(version) = nccl.and_then(|nccl| nccl.version.as_ref()) {
+        text.push_str(&format!(
+            "NCCL is not built in but found when it is needed: here it is {version}.\n"
+        ));
     }
     text.push_str(
         "Gloo means this package's own transport: shared memory within a host, TCP between hosts.\n",
@@ -237,7 +251,14 @@ mod tests {
                  [ ] DDL\n    [ ] CCL\n    [ ] MPI\n    [X] Gloo    \n"
             )
         );
+        let with_nccl = parse("PyTorch|2.15.0|1\nNCCL|2.30.7 in /x/libnccl.so.2|1\n");
+        let has = |name: &str| with_nccl.iter().any(|f| f.name == name && f.is_usable());
+        assert!(layout(&has).contains("Operations:\n    [X] NCCL\n    [ ] DDL\n"));
+        let words = explain(Path::new("py"), &Ok(with_nccl));
+        assert!(words.contains("Extension torch was built with NCCL.\n"));
+        assert!(words.contains("here it is 2.30.7 in /x/libnccl.so.2.\n"));
         let words = explain(Path::new("py"), &Ok(found));
+        assert!(words.contains("Extension torch was NOT built with NCCL.\n"));
         for line in [
             "Extension tensorflow was NOT built.\nTensorFlow 2.20.0 is installed; this version",
             "Extension torch was built.\nPyTorch 2.15.0+cpu is installed.\n",

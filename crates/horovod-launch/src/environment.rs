@@ -86,6 +86,18 @@ const OF_A_BUILD_PREFIXES: &[&str] = &[
     "HOROVOD_WITH_",
 ];
 
+/// Of those with such a prefix: what says at run time what carries GPU tensors, and where its libraries are.
+const OF_A_RUN: &[&str] = &[
+    "HOROVOD_CUDA_HOME",
+    "HOROVOD_CUDA_LIBRARY",
+    "HOROVOD_GPU_OPERATIONS",
+    "HOROVOD_GPU_TIMEOUT",
+    "HOROVOD_NCCL_HOME",
+    "HOROVOD_NCCL_LIB",
+    "HOROVOD_NCCL_LIBRARY",
+    "HOROVOD_NCCL_MAX_CTAS",
+];
+
 /// Seconds from `HOROVOD_START_TIMEOUT`; 0 and nonsense count as not set.
 #[expect(
     clippy::disallowed_methods,
@@ -258,9 +270,8 @@ pub(crate) fn build_variables() -> Vec<String> {
 }
 
 fn steers_a_build(name: &str) -> bool {
-    OF_A_BUILD_PREFIXES
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
+    let mut prefixes = OF_A_BUILD_PREFIXES.iter();
+    prefixes.any(|prefix| name.starts_with(prefix)) && !OF_A_RUN.contains(&name)
 }
 
 /// Where programs are searched.
@@ -516,12 +527,18 @@ mod tests {
         for name in [
             "HOROVOD_WITH_PYTORCH",
             "HOROVOD_WITHOUT_MPI",
-            "HOROVOD_GPU_OPERATIONS",
-            "HOROVOD_NCCL_HOME",
+            "HOROVOD_GPU_ALLREDUCE",
+            "HOROVOD_NCCL_LINK",
         ] {
             assert!(steers_a_build(name), "{name}");
         }
-        for name in ["HOROVOD_NUM_NCCL_STREAMS", "HOROVOD_TIMELINE", "PATH"] {
+        for name in [
+            "HOROVOD_NUM_NCCL_STREAMS",
+            "HOROVOD_GPU_OPERATIONS",
+            "HOROVOD_NCCL_HOME",
+            "HOROVOD_TIMELINE",
+            "PATH",
+        ] {
             assert!(!steers_a_build(name), "{name}");
         }
     }

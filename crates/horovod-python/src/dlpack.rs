@@ -1,4 +1,4 @@
-//! The reader of tensors through DLPack's C exchange table: address, shape and type in one call.
+//! The reader of tensors through DLPack's C exchange table: device, address, shape and type in one call.
 //!
 //! Asking the tensor for each of its properties through Python costs more than everything else that `enqueue`
 //! does. The table is DLPack's stable interface (since 1.3); frameworks without it are served by descriptions
@@ -11,11 +11,15 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
+use crate::gpu::{CurrentStream, StreamSource};
+
 /// Name of the capsule and, as an attribute of the type, where it is found.
 const CAPSULE: &CStr = c"dlpack_exchange_api";
 const ATTRIBUTE: &str = "__dlpack_c_exchange_api__";
 const MAJOR: u32 = 1;
 const CPU: i32 = 1;
+/// `kDLCUDA`.
+pub(crate) const CUDA: i32 = 2;
 
 #[repr(C)]
 struct Header {
@@ -32,7 +36,7 @@ struct ExchangeApi {
     managed_from_object: *const c_void,
     managed_to_object: *const c_void,
     tensor_from_object: Option<Describe>,
-    current_work_stream: *const c_void,
+    current_work_stream: Option<CurrentStream>,
 }
 
 type Describe = unsafe extern "C" fn(*mut c_void, *mut RawTensor) -> c_int;
@@ -54,7 +58,19 @@ pub(crate) struct RawTensor {
 
 /// Describes tensors of one framework.
 #[derive(Clone, Copy)]
-pub(crate) struct Reader(Describe);
+pub(crate) struct Reader {
+    describe: Describe,
+    current_stream: Option<CurrentStream>,
+}
+
+/// A tensor as it was read.
+pub(crate) struct Read {
+    /// Where its elements begin.
+    pub(crate) memory: *mut u8,
+    pub(crate) meta: TensorMeta,
+    /// The number of its GPU; `None`: host memory.
+    pub(crate) gpu: Option<i32>,
+}
 
 impl Reader {
     /// The reader of a type; `None` where the framework has no such interface.
@@ -83,7 +99,11 @@ impl Reader {
             if major == MAJOR && minor >= 3 {
                 // SAFETY: tables of this version have this layout, and their header comes first.
                 let table = unsafe { &*header.cast::<ExchangeApi>() };
-                return Ok(table.tensor_from_object.map(Self));
+                let current_stream = table.current_work_stream;
+                return Ok(table.tensor_from_object.map(|describe| Self {
+                    describe,
+                    current_stream,
+                }));
             }
             header = older;
         }
@@ -95,11 +115,16 @@ impl Reader {
         self.describe(tensor)?.memory()
     }
 
+    /// Where the framework tells its current streams.
+    pub(crate) fn streams(self) -> Option<StreamSource> {
+        self.current_stream.map(StreamSource::Table)
+    }
+
     fn describe(self, tensor: &Bound<'_, PyAny>) -> Option<RawTensor> {
         let mut raw = std::mem::MaybeUninit::<RawTensor>::uninit();
         // SAFETY: the table belongs to the tensor's type, as `of` demands of the caller; the interpreter lock
         // is held; there is room for the description.
-        let status = unsafe { (self.0)(tensor.as_ptr().cast(), raw.as_mut_ptr()) };
+        let status = unsafe { (self.describe)(tensor.as_ptr().cast(), raw.as_mut_ptr()) };
         if status != 0 {
             // No memory to describe. The caller's own checks say it in the framework's words.
             drop(PyErr::take(tensor.py()));
@@ -109,11 +134,16 @@ impl Reader {
         Some(unsafe { raw.assume_init() })
     }
 
-    /// Where the elements of a tensor are, and what they are. `None` unless it is dense host memory, in
-    /// any order, of a type that the core computes with.
-    pub(crate) fn read(self, tensor: &Bound<'_, PyAny>) -> Option<(*mut u8, TensorMeta)> {
+    /// Where the elements of a tensor are, and what they are. `None` unless it is dense memory, in any order of the
+    /// host's or row by row of a GPU's, of a type that the core computes with.
+    pub(crate) fn read(self, tensor: &Bound<'_, PyAny>) -> Option<Read> {
         let raw = self.describe(tensor)?;
-        if raw.device_type != CPU || raw.lanes != 1 {
+        let gpu = match raw.device_type {
+            CPU => None,
+            CUDA if self.current_stream.is_some() => Some(raw.device_id),
+            _ => return None,
+        };
+        if raw.lanes != 1 {
             return None;
         }
         let dtype = dtype(raw.code, raw.bits)?;
@@ -138,11 +168,14 @@ impl Reader {
             .collect::<Result<Shape, _>>()
             .ok()?;
         let order = MemoryOrder::of(&shape, strides)?;
-        if raw.data.is_null() && !shape.contains(&0) {
+        if (raw.data.is_null() && !shape.contains(&0)) || (gpu.is_some() && !order.is_row_major()) {
             return None;
         }
-        let meta = TensorMeta::new(dtype, shape).in_order(order);
-        Some((raw.memory()?, meta))
+        Some(Read {
+            memory: raw.memory()?,
+            meta: TensorMeta::new(dtype, shape).in_order(order),
+            gpu,
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The one map from the runtime's errors to Python exceptions.
 
 use horovod::{Error, Refusal, StopReason, printable};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -34,6 +34,8 @@ pub(crate) fn operation_error(py: Python<'_>, e: Error) -> PyErr {
     let text = e.to_string();
     let error = match &e {
         Error::NotInitialized => not_initialized(py, text),
+        // Not the kind of error after which an elastic job begins again.
+        Error::Capturing => PyRuntimeError::new_err(text),
         Error::DuplicateName { .. } => raise(py, &DUPLICATE_NAME, "DuplicateNameError", text),
         Error::Stopped {
             why: StopReason::Deadlock { .. },

@@ -6,10 +6,12 @@ mod dlpack;
 mod errors;
 mod exit;
 mod ffi;
+mod gpu;
 mod launch;
 mod log;
 mod memory;
 mod payloads;
+mod plain;
 mod results;
 mod runtime;
 mod stacks;
@@ -29,6 +31,8 @@ mod _core {
     #[pymodule_export]
     use crate::exit::staying_threads;
     #[pymodule_export]
+    use crate::gpu::{Streams, gpu_libraries, wait_for_devices};
+    #[pymodule_export]
     use crate::launch::{Rendezvous, assign_ranks, names_of_a_job};
     #[pymodule_export]
     use crate::payloads::{PayloadServer, deliver_payload, fetch_payload};
@@ -42,14 +46,16 @@ mod _core {
         rank, remove_process_set, shutdown, size, start_timeline, stop_timeline, transports,
     };
     #[pymodule_export]
-    use crate::submit::{PlainTensors, enqueue, wait, wait_softly};
+    use crate::plain::PlainTensors;
+    #[pymodule_export]
+    use crate::submit::{enqueue, wait, wait_softly};
 
     #[pymodule_init]
     fn init_module(m: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::log::install();
         crate::stacks::install();
         m.add("FRAMES_MAX", horovod::FRAMES_MAX)?;
-        m.add("MOVED", crate::submit::MOVED)?;
+        m.add("MOVED", crate::plain::MOVED)?;
         m.add("THREADS_MAX", horovod::THREADS_MAX)?;
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (code, name) in crate::submit::KINDS.iter().enumerate() {

@@ -9,6 +9,7 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::buffer::Buffer;
 use crate::errors::not_initialized;
+use crate::gpu::Given;
 
 /// Handles of the last job that was left, of which nobody had taken the results; ascending.
 static LOST: Mutex<Vec<u64>> = Mutex::new(Vec::new());
@@ -73,7 +74,36 @@ pub(crate) fn outputs(py: Python<'_>, result: OpResult) -> PyResult<Py<PyAny>> {
             }
         }
     }
-    match result.received_splits {
+    with_splits(py, outputs, result.received_splits)
+}
+
+/// As `outputs`, of those whose memory a framework has given on a GPU: what keeps it alive instead of a buffer.
+pub(crate) fn outputs_on_gpu(
+    py: Python<'_>,
+    result: OpResult,
+    given: &Given,
+) -> PyResult<Py<PyAny>> {
+    let outputs = PyList::empty(py);
+    // Left there, too: whoever drops the result before it is complete must not free the memory.
+    let given = given.lock().unwrap_or_else(PoisonError::into_inner);
+    for output in given.iter() {
+        match output {
+            None => outputs.append(py.None())?,
+            Some((owner, shape)) => {
+                outputs.append((owner.clone_ref(py), PyTuple::new(py, shape)?))?;
+            }
+        }
+    }
+    drop(given);
+    with_splits(py, outputs, result.received_splits)
+}
+
+fn with_splits(
+    py: Python<'_>,
+    outputs: Bound<'_, PyList>,
+    received: Option<Vec<u64>>,
+) -> PyResult<Py<PyAny>> {
+    match received {
         None => Ok(outputs.into_any().unbind()),
         Some(splits) => Ok((outputs, splits).into_pyobject(py)?.into_any().unbind()),
     }

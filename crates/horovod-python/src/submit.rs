@@ -3,27 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use horovod::gpu::RawStream;
 use horovod::{
-    DType, Error, Handle, Op, OpResult, Output, Rank, ReduceOp, Scale, Softly, Submission, Tensor,
-    TensorMeta, Tensors, Waited,
+    DType, Engine, Error, Handle, Op, OpResult, Output, Rank, ReduceOp, Scale, Softly, Submission, Tensor,
+    TensorMeta, Waited,
 };
-use pyo3::exceptions::{PyOverflowError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple, PyType};
+use pyo3::types::PyTuple;
 
-use crate::dlpack::Reader;
 use crate::errors::{interrupt_or, operation_error};
 use crate::exit::{detached, stay_if_leaving};
-use crate::results::{is_lost, lost, outputs};
+use crate::gpu::{Given, StreamSource, Streams, allocating, record};
+use crate::plain::InPlace;
+use crate::results::{is_lost, lost, outputs, outputs_on_gpu};
 use crate::runtime::registered;
 
 /// Longest wait between two looks at whether a signal has arrived (Ctrl-C).
 const SIGNAL_SLICE: Duration = Duration::from_millis(100);
-/// What is said of a tensor whose memory is not where the operation wrote.
-pub(crate) const MOVED: &str = "The tensor got other memory while an operation on it was in flight (tensor.data = ..., \
-    tensor.set_(), tensor.resize_(), resize_() or share_memory_() of its storage), so the result is not in it. \
-    Leave a tensor as it is until synchronize() has returned, or pass a clone() of it.";
-
 /// Names of the kind codes, by code.
 pub(crate) const KINDS: [&str; 5] = [
     "ALLREDUCE",
@@ -32,7 +29,7 @@ pub(crate) const KINDS: [&str; 5] = [
     "ALLTOALL",
     "REDUCESCATTER",
 ];
-const ALLREDUCE: u8 = 0;
+pub(crate) const ALLREDUCE: u8 = 0;
 const ALLGATHER: u8 = 1;
 const BROADCAST: u8 = 2;
 const ALLTOALL: u8 = 3;
@@ -41,9 +38,33 @@ const REDUCESCATTER: u8 = 4;
 /// Input pointer, output pointer (0: allocate), dtype code, shape, owner.
 type TensorArgs = (usize, usize, u8, Vec<u64>, Py<PyAny>);
 
-/// Queue one operation and return its handle, for which `wait` will return what `finish` makes of the outputs.
+/// A GPU: where its framework tells the current stream, and its number.
+type GpuArgs = (Py<Streams>, i32);
+
+/// A GPU and the stream that a call is on.
+struct Place {
+    streams: StreamSource,
+    ordinal: i32,
+    stream: RawStream,
+}
+
+impl Place {
+    fn of(py: Python<'_>, streams: &Streams, ordinal: i32) -> PyResult<Self> {
+        let streams = streams.0.clone();
+        let stream = streams.current(py, ordinal)?;
+        Ok(Self {
+            streams,
+            ordinal,
+            stream,
+        })
+    }
+}
+
+/// Queue one operation and return its handle, for which `wait` will return what `finish` makes of the outputs. On a
+/// `gpu`, `allocators` give memory for the outputs that are to be allocated, one for each tensor.
 #[pyfunction]
-#[pyo3(signature = (kind, prefix, name, tensors, op, prescale, postscale, root, splits, process_set, grouped, finish=None))]
+#[pyo3(signature = (kind, prefix, name, tensors, op, prescale, postscale, root, splits, process_set, grouped,
+    finish=None, gpu=None, allocators=None))]
 #[expect(
     clippy::too_many_arguments,
     reason = "one crossing per operation, no builder objects"
@@ -62,6 +83,8 @@ pub(crate) fn enqueue(
     process_set: Option<u32>,
     grouped: bool,
     finish: Option<Py<PyAny>>,
+    gpu: Option<GpuArgs>,
+    allocators: Option<Vec<Py<PyAny>>>,
 ) -> PyResult<u64> {
     stay_if_leaving(py);
     let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
@@ -78,6 +101,13 @@ pub(crate) fn enqueue(
             tensors.len()
         )));
     }
+    let place = gpu.map(|(streams, ordinal)| Place::of(py, streams.get(), ordinal));
+    let place = place.transpose()?;
+    let (allocator, given) = place
+        .as_ref()
+        .zip(allocators)
+        .map(|(place, functions)| allocating(functions, place.ordinal, place.stream))
+        .unzip();
     let needs_output = matches!(op, Op::Allreduce { .. } | Op::Broadcast { .. });
     let tensors = tensors
         .into_iter()
@@ -94,7 +124,7 @@ pub(crate) fn enqueue(
             // SAFETY: the addresses are of tensors that the adapter keeps alive by their owner, and that nobody is to
             // touch before the handle has ended, as hvd's users know.
             let tensor = unsafe { Tensor::new(meta, input, output) };
-            Ok(tensor.kept_by(Arc::new(owner)))
+            Ok(tensor.kept_by(Arc::new((owner, given.clone()))))
         })
         .collect::<PyResult<Vec<_>>>()?;
     for t in &tensors {
@@ -105,18 +135,40 @@ pub(crate) fn enqueue(
             )));
         }
     }
-    let kept = finish.map(|finish| Arc::new(Kept::Finish(finish)) as horovod::Kept);
-    let submission = Submission::new(prefix, name, op, set, tensors.into())
-        .with_splits(splits)
-        .keeping(kept);
-    engine
-        .submit(submission)
-        .map(|h| h.0)
-        .map_err(|e| operation_error(py, e))
+    let Some(place) = place else {
+        let kept = finish.map(|finish| Arc::new(Kept::Finish(finish)) as horovod::Kept);
+        let submission = Submission::new(prefix, name, op, set, tensors.into())
+            .with_splits(splits)
+            .keeping(kept);
+        return submit(py, &engine, submission);
+    };
+    let ready = record(py, (prefix, name), place.ordinal, place.stream)?;
+    let kept: horovod::Kept = Arc::new(Kept::OnGpu(OnGpu {
+        streams: place.streams,
+        given,
+        finish,
+    }));
+    let tensors: Vec<_> = tensors
+        .into_iter()
+        // SAFETY: the adapter says that the memory is that GPU's.
+        .map(|tensor| unsafe { tensor.on_gpu(ready.clone()) })
+        .collect();
+    let mut submission =
+        Submission::new(prefix, name, op, set, tensors.into()).with_splits(splits);
+    if let Some(allocator) = allocator {
+        // SAFETY: the adapter's functions give new memory of that GPU's, and the tensors' owners keep it, too.
+        submission = unsafe { submission.allocating(allocator) };
+    }
+    submit(py, &engine, submission.keeping(Some(kept)))
+}
+
+pub(crate) fn submit(py: Python<'_>, engine: &Engine, submission: Submission<'_>) -> PyResult<u64> {
+    let handle = engine.submit(submission);
+    handle.map(|h| h.0).map_err(|e| operation_error(py, e))
 }
 
 /// The operation that the codes and numbers of a call from Python mean.
-fn operation(kind: u8, op: u8, pre: f64, post: f64, root: i64) -> PyResult<Op> {
+pub(crate) fn operation(kind: u8, op: u8, pre: f64, post: f64, root: i64) -> PyResult<Op> {
     let root = match (kind, u32::try_from(root)) {
         (_, Ok(root)) => root,
         (BROADCAST, Err(_)) => {
@@ -154,7 +206,7 @@ pub(crate) fn operation_of(kind: u8, op: u8, scale: Scale, root: u32) -> Result<
 }
 
 /// Whether elements of this type can be combined like that; the adapters say it in the framework's words.
-fn has_meaning(op: ReduceOp, dtype: DType) -> bool {
+pub(crate) fn has_meaning(op: ReduceOp, dtype: DType) -> bool {
     match op {
         ReduceOp::Average => dtype != DType::Bool,
         ReduceOp::Adasum => dtype.is_float(),
@@ -163,238 +215,37 @@ fn has_meaning(op: ReduceOp, dtype: DType) -> bool {
 }
 
 /// What the engine keeps for whoever waits.
-enum Kept {
+pub(crate) enum Kept {
     /// The tensor is the result.
     InPlace(InPlace),
     /// These are, given back as what they came in; what each keeps is an [`Kept::InPlace`].
     GroupInPlace(Py<PyTuple>, Vec<horovod::Kept>),
     /// What this makes of the outputs is.
     Finish(Py<PyAny>),
+    /// The same, of an operation on a GPU.
+    OnGpu(OnGpu),
 }
 
-/// A tensor that the operation works on in place.
-struct InPlace {
-    tensor: Py<PyAny>,
-    /// Holds the memory: a script can give the tensor other memory while the operation is in flight.
-    #[expect(dead_code, reason = "dropped with the rest, which is its purpose")]
-    storage: Py<PyAny>,
-    /// Where the result was written, if it has elements, and how to find out where the tensor's memory is.
-    written: Option<(Reader, usize)>,
+/// What belongs to an operation on a GPU.
+pub(crate) struct OnGpu {
+    streams: StreamSource,
+    /// Results whose sizes were known late.
+    given: Option<Given>,
+    finish: Option<Py<PyAny>>,
 }
 
-impl InPlace {
-    /// That the result is where the tensor's memory is.
-    fn check(&self, py: Python<'_>) -> PyResult<()> {
-        if let Some((reader, at)) = &self.written
-            && let Some(now) = reader.address(self.tensor.bind(py))
-            && now.addr() != *at
-        {
-            return Err(PyRuntimeError::new_err(MOVED));
-        }
-        Ok(())
-    }
-}
-
-/// Types of one framework whose tensors the core can read by itself.
-#[pyclass(frozen, module = "horovod._core")]
-pub(crate) struct PlainTensors {
-    readers: Vec<(Py<PyType>, Reader)>,
-    lazy: Py<PyAny>,
-    storage: Py<PyAny>,
-}
-
-#[pymethods]
-impl PlainTensors {
-    /// `types` exactly, no subclasses; `lazy(tensor)` says of one with at most one element whether its memory does not
-    /// hold the value as it is. `storage(tensor)` is what keeps a tensor's memory alive when the tensor itself is given
-    /// other memory.
-    #[new]
-    fn new(types: Vec<Bound<'_, PyType>>, lazy: Py<PyAny>, storage: Py<PyAny>) -> PyResult<Self> {
-        let mut readers = Vec::new();
-        for class in types {
-            if let Some(reader) = Reader::of(&class)? {
-                readers.push((class.unbind(), reader));
+impl Kept {
+    /// Where the framework tells its current streams.
+    fn streams(&self) -> Option<StreamSource> {
+        match self {
+            Self::InPlace(in_place) => in_place.reader.streams(),
+            Self::GroupInPlace(_, parts) => {
+                let first = parts.first()?.downcast_ref::<Self>();
+                first.and_then(Self::streams)
             }
+            Self::Finish(_) => None,
+            Self::OnGpu(on_gpu) => Some(on_gpu.streams.clone()),
         }
-        Ok(Self {
-            readers,
-            lazy,
-            storage,
-        })
-    }
-
-    /// Queue an allreduce or a broadcast of one tensor in place and return its handle.
-    /// `None`: not such a tensor; nothing was queued.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one crossing per operation, no builder objects"
-    )]
-    fn enqueue(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        kind: u8,
-        prefix: &str,
-        name: Option<&str>,
-        op: u8,
-        prescale: f64,
-        postscale: f64,
-        root: i64,
-        process_set: Option<u32>,
-    ) -> PyResult<Option<u64>> {
-        let py = tensor.py();
-        stay_if_leaving(py);
-        let op = operation(kind, op, prescale, postscale, root)?;
-        let Some((tensor, kept)) = self.read(tensor, &op)? else {
-            return Ok(None);
-        };
-        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
-        let set = registered(process_set)?;
-        let submission = Submission::new(prefix, name, op, set, Tensors::One(tensor));
-        let submission = submission.keeping(Some(kept));
-        engine
-            .submit(submission)
-            .map(|h| Some(h.0))
-            .map_err(|e| operation_error(py, e))
-    }
-
-    /// Queue allreduces in place that begin together, one per tensor and name, and return their handles. There are
-    /// fewer where one is no such tensor, or was refused: neither that one nor any after it was queued.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one crossing for all operations, no builder objects"
-    )]
-    fn allreduce_together(
-        &self,
-        tensors: &Bound<'_, PyList>,
-        prefix: &str,
-        names: &Bound<'_, PyList>,
-        op: u8,
-        prescale: f64,
-        postscale: f64,
-        process_set: Option<u32>,
-    ) -> PyResult<Vec<u64>> {
-        let py = tensors.py();
-        stay_if_leaving(py);
-        let op = operation(0, op, prescale, postscale, -1)?;
-        let set = registered(process_set)?;
-        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
-        let mut handles = Vec::with_capacity(tensors.len());
-        engine.submit_together(|queue| {
-            for (tensor, name) in tensors.iter().zip(names.iter()) {
-                // Whoever queues it alone learns what is the matter.
-                let (Ok(Some((tensor, kept))), Ok(name)) =
-                    (self.read(&tensor, &op), name.extract())
-                else {
-                    break;
-                };
-                let tensor = Tensors::One(tensor);
-                let submission = Submission::new(prefix, Some(name), op.clone(), set, tensor);
-                let Ok(handle) = queue(submission.keeping(Some(kept))) else {
-                    break;
-                };
-                handles.push(handle.0);
-            }
-        });
-        Ok(handles)
-    }
-
-    /// Queue one grouped allreduce of tensors in place and return its handle. `None`: one of them is no such tensor, two
-    /// share memory, or there are none; nothing was queued.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one crossing per operation, no builder objects"
-    )]
-    fn grouped_allreduce(
-        &self,
-        tensors: &Bound<'_, PyTuple>,
-        prefix: &str,
-        name: Option<&str>,
-        op: u8,
-        prescale: f64,
-        postscale: f64,
-        process_set: Option<u32>,
-    ) -> PyResult<Option<u64>> {
-        let py = tensors.py();
-        stay_if_leaving(py);
-        let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
-        let mut members = Vec::with_capacity(tensors.len());
-        let mut parts = Vec::with_capacity(tensors.len());
-        for tensor in tensors {
-            let Some((tensor, part)) = self.read(&tensor, &op)? else {
-                return Ok(None);
-            };
-            members.push(tensor);
-            parts.push(part);
-        }
-        if members.is_empty() || overlap(&members) {
-            return Ok(None);
-        }
-        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
-        let set = registered(process_set)?;
-        let kept = Arc::new(Kept::GroupInPlace(tensors.clone().unbind(), parts));
-        let submission = Submission::new(prefix, name, op, set, Tensors::Many(members));
-        engine
-            .submit(submission.keeping(Some(kept)))
-            .map(|h| Some(h.0))
-            .map_err(|e| operation_error(py, e))
-    }
-}
-
-/// Whether some byte belongs to two of these.
-pub(crate) fn overlap(tensors: &[Tensor]) -> bool {
-    let mut spans: Vec<_> = tensors.iter().filter_map(Tensor::span).collect();
-    spans.sort_unstable_by_key(|span| span.start);
-    spans.windows(2).any(|pair| pair[1].start < pair[0].end)
-}
-
-impl PlainTensors {
-    fn reader(&self, tensor: &Bound<'_, PyAny>) -> Option<Reader> {
-        let class = tensor.get_type_ptr();
-        let mut readers = self.readers.iter();
-        readers
-            .find(|r| r.0.as_ptr().cast() == class)
-            .map(|(_, reader)| *reader)
-    }
-
-    /// The tensor as the engine sees it, to work on in place; `None` if it is not one that the core can read, or not
-    /// one for this operation.
-    fn read(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        op: &Op,
-    ) -> PyResult<Option<(Tensor, horovod::Kept)>> {
-        let Some(reader) = self.reader(tensor) else {
-            return Ok(None);
-        };
-        let Some((memory, meta)) = reader.read(tensor) else {
-            return Ok(None);
-        };
-        let meaningful = match op {
-            Op::Allreduce { op, .. } => has_meaning(*op, meta.dtype),
-            Op::Broadcast { .. } => true,
-            _ => false,
-        };
-        // To ask costs as much as all else here. Lazy is the imaginary half of what was conjugated, of which the
-        // elements lie apart, but for a single one.
-        let may_be_lazy = meta.elems().is_none_or(|n| n <= 1);
-        if !meaningful
-            || (may_be_lazy && self.lazy.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
-        {
-            return Ok(None);
-        }
-        // Not the tensor: a script can give it other memory while the operation is in flight.
-        let Ok(storage) = self.storage.bind(tensor.py()).call1((tensor,)) else {
-            return Ok(None);
-        };
-        let is_empty = meta.shape.contains(&0);
-        let kept = Arc::new(Kept::InPlace(InPlace {
-            tensor: tensor.clone().unbind(),
-            storage: storage.unbind(),
-            written: (!is_empty).then(|| (reader, memory.addr())),
-        }));
-        // SAFETY: what is kept holds the memory, and hvd's users leave a tensor alone until its handle has ended.
-        let tensor = unsafe { Tensor::new(meta, memory, Output::At(memory)) };
-        Ok(Some((tensor.kept_by(kept.clone()), kept)))
     }
 }
 
@@ -429,6 +280,16 @@ pub(crate) fn wait(py: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Py<PyA
             Ok(tensors.clone_ref(py).into_any())
         }
         Some(Kept::Finish(finish)) => finish.call1(py, (outputs(py, result)?,)),
+        Some(Kept::OnGpu(on_gpu)) => {
+            let outputs = match &on_gpu.given {
+                Some(given) => outputs_on_gpu(py, result, given)?,
+                None => outputs(py, result)?,
+            };
+            match &on_gpu.finish {
+                Some(finish) => finish.call1(py, (outputs,)),
+                None => Ok(outputs),
+            }
+        }
         None => outputs(py, result),
     }
 }
@@ -444,6 +305,11 @@ fn ended(py: Python<'_>, handle: u64) -> PyResult<Option<(OpResult, Option<horov
             Waited::Unknown => return Ok(None),
             Waited::Ended { result, kept } => {
                 let result = result.map_err(|e| interrupt_or(py, operation_error(py, e)))?;
+                if let Some(end) = &result.end {
+                    let streams = kept.as_ref().and_then(|kept| kept.downcast_ref());
+                    let streams = streams.and_then(Kept::streams);
+                    crate::gpu::order(py, end, streams, &engine)?;
+                }
                 return Ok(Some((result, kept)));
             }
             Waited::Pending => py.check_signals()?,

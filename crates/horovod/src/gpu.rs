@@ -13,7 +13,8 @@ pub use horovod_gpu::{Found, GpuError, RawStream, Search, find_driver, find_nccl
 impl From<GpuError> for Error {
     fn from(error: GpuError) -> Self {
         match error {
-            GpuError::Invalid(_) | GpuError::Capturing => Self::Invalid(error.to_string()),
+            GpuError::Invalid(_) => Self::Invalid(error.to_string()),
+            GpuError::Capturing => Self::Capturing,
             other => Self::Internal(other.to_string()),
         }
     }
@@ -57,7 +58,7 @@ pub trait LaunchEnd: Send + Sync + fmt::Debug {
     /// Have a stream of the framework's wait for it; the host does not.
     ///
     /// # Errors
-    /// Of CUDA.
+    /// Of CUDA, or the stream is being captured into a CUDA graph.
     fn order(&self, stream: RawStream) -> Result<(), Error>;
 
     /// Whether it has passed.
@@ -83,6 +84,10 @@ impl LaunchEnd for EventEnd {
     }
 
     fn order(&self, stream: RawStream) -> Result<(), Error> {
+        // A wait for what is not part of a capture would end it with an error of CUDA's.
+        if self.0.device().is_capturing(stream)? {
+            return Err(Error::Capturing);
+        }
         Ok(self.0.order(stream)?)
     }
 

@@ -26,7 +26,10 @@ def parse_args():
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.05, help="learning rate of one process")
     parser.add_argument("--momentum", type=float, default=0.5)
-    parser.add_argument("--no-cuda", action="store_true", default=False, help="do not use GPUs")
+    parser.add_argument(
+        "--device", choices=["cuda", "cpu"], help="where to compute; a GPU where PyTorch finds one"
+    )
+    parser.add_argument("--no-cuda", action="store_true", default=False, help="as --device cpu")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument(
         "--log-interval", type=int, default=10, help="batches between two log lines"
@@ -122,7 +125,8 @@ def main(args):
     """What every process does, from whenever it is started."""
     hvd.init()
     torch.manual_seed(args.seed)
-    cuda = not args.no_cuda and torch.cuda.is_available()
+    wanted = "cpu" if args.no_cuda else args.device
+    cuda = torch.cuda.is_available() if wanted is None else wanted == "cuda"
     if cuda:
         # One GPU per process.
         torch.cuda.set_device(hvd.local_rank())

@@ -42,9 +42,10 @@ class TorchGradients:
                 tensor, context = how.compression.compress(result[i])
                 if tensor is result[i] and not _is_grad(tensor, variables[i]):
                     tensor = tensor.clone()
-                host = tensor if tensor.is_cpu else tensor.cpu()
-                sent.append(host)
-                arrivals.append((i, host, context, None if host is tensor else tensor))
+                is_taken = tensor.is_cpu or tensor.is_cuda
+                taken = tensor if is_taken else tensor.cpu()
+                sent.append(taken)
+                arrivals.append((i, taken, context, None if is_taken else tensor))
             before, after = how.factors()
             name = f"{how.name}.{number}"
             handles.append(
@@ -53,8 +54,8 @@ class TorchGradients:
                 )
             )
         wait_for_all(handles)
-        for i, host, context, device in arrivals:
-            tensor = host if device is None else device.copy_(host)
+        for i, taken, context, own in arrivals:
+            tensor = taken if own is None else own.copy_(taken)
             result[i] = how.compression.decompress(tensor, context)
         return result
 

@@ -1,12 +1,12 @@
 """Runs the benchmark on this rank: `horovodrun -np 4 python -m horovod.bench`."""
 
 import sys
-import time
 from statistics import median
 
 from horovod import _core
 from horovod.bench import _report
 from horovod.bench._collectives import Case, Members, Operation, cases, exchange
+from horovod.bench._gpu import Device, GpuError
 from horovod.bench._options import Options, UsageError, parse
 from horovod.common._objects import allgather_object
 from horovod.common.process_sets import global_process_set
@@ -25,10 +25,14 @@ def main() -> int:
         members = _members(options)
     except UsageError as failure:
         return _refused(failure)
-    by_rank = allgather_object(_core.hostname(), "horovod.bench.hosts", global_process_set)
+    device, problem = _device(options)
+    told = allgather_object((_core.hostname(), problem), "horovod.bench.hosts", global_process_set)
+    problems = [f"rank {rank} on {host}: {why}" for rank, (host, why) in enumerate(told) if why]
+    if problems:
+        return _refused(UsageError(f"--device cuda cannot be used. {'; '.join(problems)}"))
     wrong = False
     if members is not None:
-        wrong = _measure_all(options, members, [by_rank[rank] for rank in members.ranks])
+        wrong = _measure_all(options, members, [told[rank][0] for rank in members.ranks], device)
     _core.barrier(0)
     _core.shutdown()
     return 1 if wrong else 0
@@ -40,6 +44,16 @@ def _refused(failure: UsageError) -> int:
     _core.barrier(0)
     _core.shutdown()
     return 2
+
+
+def _device(options: Options) -> tuple[Device | None, str | None]:
+    """This rank's GPU if one is asked for, or why it cannot be used."""
+    if options.device == "cpu":
+        return None, None
+    try:
+        return Device(_core.local_rank()), None
+    except (GpuError, OSError, AttributeError) as failure:
+        return None, str(failure)
 
 
 def _members(options: Options) -> Members | None:
@@ -55,7 +69,9 @@ def _members(options: Options) -> Members | None:
     return Members(process_set, ranks, ranks.index(rank)) if rank in ranks else None
 
 
-def _measure_all(options: Options, members: Members, hosts: list[str]) -> bool:
+def _measure_all(
+    options: Options, members: Members, hosts: list[str], device: Device | None
+) -> bool:
     """Measure and report every case; whether a result was wrong on any rank."""
     speaks = members.place == 0
     as_text = speaks and options.json != "-"
@@ -64,7 +80,7 @@ def _measure_all(options: Options, members: Members, hosts: list[str]) -> bool:
     found: list[_report.Measured] = []
     collective = ""
     for case in cases(options, members):
-        one = _measure(case, options, members)
+        one = _measure(case, options, members, device)
         found.append(one)
         if as_text:
             if case.collective != collective:
@@ -78,10 +94,12 @@ def _measure_all(options: Options, members: Members, hosts: list[str]) -> bool:
     return any(one.wrong for one in found)
 
 
-def _measure(case: Case, options: Options, members: Members) -> _report.Measured:
-    operation = Operation(case, members, members.ranks[0] if options.root is None else options.root)
+def _measure(
+    case: Case, options: Options, members: Members, device: Device | None
+) -> _report.Measured:
+    root = members.ranks[0] if options.root is None else options.root
+    operation = Operation(case, members, root, device)
     wrong = checked = 0
-    seconds: list[float] = []
 
     def check() -> None:
         nonlocal wrong, checked
@@ -97,10 +115,7 @@ def _measure(case: Case, options: Options, members: Members) -> _report.Measured
     for _ in range(options.warm_up):
         operation.run()
     _core.barrier(members.process_set)
-    for _ in range(options.iterations):
-        start = time.perf_counter()
-        operation.run()
-        seconds.append(time.perf_counter() - start)
+    seconds = operation.timed(options.iterations)
     if options.check:
         # Once more: calls that followed each other closely must not have left anything behind.
         check()

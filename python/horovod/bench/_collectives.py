@@ -1,12 +1,15 @@
 """Each collective as something to prepare, run, and check, through `horovod._core` alone."""
 
+import time
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from horovod import _core
 from horovod.bench._data import Memory, Reduction, holds, moved
+from horovod.bench._gpu import Device, GpuMemory
 from horovod.bench._options import IN_PLACE, OPERATORS, REDUCING, DType, Options, possible
 from horovod.common import _ops
 from horovod.common._operations import start
@@ -25,6 +28,10 @@ _KINDS = {
     "alltoall": _core.ALLTOALL,
     "reducescatter": _core.REDUCESCATTER,
 }
+
+
+# On a GPU so many calls are under way at a time, as those of a training step are; the GPU carries them out in order.
+_IN_FLIGHT_MAX = 10
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,10 @@ def cases(options: Options, members: Members) -> list[Case]:
 class Operation:
     """A case made ready on this rank."""
 
-    def __init__(self, case: Case, members: Members, root: int) -> None:
-        self._case, self._members, self._root = case, members, root
+    def __init__(
+        self, case: Case, members: Members, root: int, device: Device | None = None
+    ) -> None:
+        self._case, self._members, self._root, self._device = case, members, root, device
         self._set = members.process_set
         self._output: Memory | None = None
         self._results: Any = None
@@ -100,10 +109,12 @@ class Operation:
         collective = case.collective
         # An allgather's size counts what is received, from each member its share.
         self._own = case.nbytes // (members.count if collective == "allgather" else 1)
-        self._input = Memory(self._own)
+        make = device.memory if device else Memory
+        self._input = make(self._own)
         output = self._input if case.in_place else None
         if case.in_place is False:
-            output = self._output = Memory(self._own)
+            output = self._output = make(self._own)
+        self._gpu = device and device.place(case.dtype.nbytes)
         self._entry = (
             self._input.address,
             output.address if output else 0,
@@ -124,12 +135,41 @@ class Operation:
         if self._case.dtype is None:
             _core.barrier(self._set)
             return
-        name = f"{self._case.collective}.{self._name}"
-        entries = (self._entry,)
-        handle = start(
-            self._kind, "bench", name, entries, self._set, op=self._op, root_rank=self._sender
+        self._results = _core.wait(self._start(0))
+
+    def _start(self, number: int) -> int:
+        return start(
+            self._kind,
+            "bench",
+            f"{self._case.collective}.{self._name}.{number}",
+            (self._entry,),
+            self._set,
+            op=self._op,
+            root_rank=self._sender,
+            gpu=self._gpu,
+            allocators=self._gpu and [self._gpu.allocator(self._input)],
         )
-        self._results = _core.wait(handle)
+
+    def timed(self, iterations: int) -> list[float]:
+        """Seconds of so many calls: of each by the host's clock, or on a GPU from end to end by its own."""
+        if self._device is None or self._case.dtype is None:
+            seconds = []
+            for _ in range(iterations):
+                begin = time.perf_counter()
+                self.run()
+                seconds.append(time.perf_counter() - begin)
+            return seconds
+        marks = [self._device.mark()]
+        pending: deque[int] = deque()
+        for number in range(iterations):
+            pending.append(self._start(number % _IN_FLIGHT_MAX))
+            if len(pending) == _IN_FLIGHT_MAX:
+                self._results = _core.wait(pending.popleft())
+                marks.append(self._device.mark())
+        while pending:
+            self._results = _core.wait(pending.popleft())
+            marks.append(self._device.mark())
+        return self._device.seconds_between(marks)
 
     def fill(self) -> None:
         """Data of which the result is known."""
@@ -182,10 +222,11 @@ class Operation:
     def _result(self) -> memoryview:
         """Bytes of the result, in our memory or in what the core allocated."""
         if self._case.in_place is not None:
-            return (self._output or self._input).view
+            return (self._output or self._input).content()
         # For an alltoall a pair: outputs and received splits.
         outputs = self._results[0] if isinstance(self._results, tuple) else self._results
-        return memoryview(outputs[0][0]).cast("B")
+        memory = outputs[0][0]
+        return memory.content() if isinstance(memory, GpuMemory) else memoryview(memory).cast("B")
 
 
 def exchange(values: Sequence[float], members: Members) -> list[tuple[float, ...]]:

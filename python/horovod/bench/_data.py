@@ -40,6 +40,10 @@ class Memory:
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(self._pin)
 
+    def content(self) -> memoryview:
+        """What is in it."""
+        return self.view
+
     def fill(self, offset: int, length: int, period: bytes) -> None:
         """Repeat a period over part of the memory."""
         for start, piece in _pieces(offset, length, period):

@@ -77,6 +77,7 @@ class Options:
     root: int | None
     process_set: tuple[int, ...] | None
     json: str | None
+    device: str
 
     def sizes(self) -> Iterator[int]:
         """Bytes from begin to end, each `factor` times the one before; the end itself only if that meets it."""
@@ -110,6 +111,7 @@ def parse(words: Sequence[str]) -> Options:
         found.root,
         found.process_set,
         found.json,
+        found.device,
     )
     for name in options.collectives:
         if name not in COLLECTIVES:
@@ -166,6 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     add("-r", "--root", type=int, help="sender of broadcasts (the first rank)")
     add("--process-set", type=_ranks, metavar="RANKS",
         help="only these ranks, as 0,2,4-7; the others wait")  # fmt: skip
+    add("--device", choices=("cpu", "cuda"), default="cpu",
+        help="where the data are: host memory, or each rank's own GPU (cpu)")  # fmt: skip
     add("--json", metavar="FILE", help="write all figures there; - for standard output, no table")
     return parser
 

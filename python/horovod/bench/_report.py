@@ -10,6 +10,7 @@ from typing import Any
 from horovod import _core
 from horovod.bench._collectives import Case, Members
 from horovod.bench._options import Options
+from horovod.common._gpu_libraries import found as found_libraries
 
 _COLUMNS = ("bytes", "elements", "type", "op", "place", "median", "min", "max", "algbw", "busbw")
 _WIDTHS = (12, 11, 9, 8, 6, 10, 10, 10, 8, 8)
@@ -50,6 +51,12 @@ def heading(options: Options, members: Members, hosts: int) -> str:
         f"# {options.iterations} calls after {options.warm_up} to warm up; times in us of the slowest "
         "rank, bandwidths in GB/s (10^9)",
     ]
+    if options.device == "cuda":
+        nccl = found_libraries()["nccl"]
+        carried = f"NCCL {nccl[0]}" if isinstance(nccl, tuple) else f"no NCCL ({nccl})"
+        lines.append(
+            f"# data on GPUs, {carried}; times by events of the GPU, several calls in flight"
+        )
     return "\n".join(lines)
 
 
@@ -92,6 +99,7 @@ def write_json(
     """All figures; `-` stands for standard output."""
     record = {
         "version": _core.__version__,
+        "device": options.device,
         "ranks": list(members.ranks),
         "hosts": hosts,
         "transports": _core.transports(),

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from horovod import _core
-from horovod.common._operations import Entry, Output, later_sharers, start
+from horovod.common._operations import (
+    Allocate,
+    Allocation,
+    Entry,
+    Gpu,
+    Output,
+    later_sharers,
+    start,
+)
 from horovod.common._ops import Average, Sum, resolve_op
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -18,9 +26,6 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _NO_ROWS = "Reducescatter does not support scalar inputs."
-
-# Memory without an array: its address, and what keeps it alive.
-Allocation = tuple[int, Any]
 
 # Of a reduction: operator, factors before and after it, who takes part.
 _Options = tuple[int, float, float, ProcessSet]
@@ -42,6 +47,8 @@ class Memory:
     """Where the array's own memory is, if it has one: other memory than this is a copy."""
     has_rows: bool
     """Whether the array has a dimension; the memory of a complex number has one."""
+    gpu: Gpu | None = None
+    """Where the memory is; None for host memory."""
 
     @property
     def is_own(self) -> bool:
@@ -59,7 +66,7 @@ class RowArrays(Protocol[T_co]):
         """
 
     def wrap_output(self, output: Output, dtype: Any) -> T_co:
-        """The array over memory that the core allocated, of the element type of a `Memory`."""
+        """The array over memory whose size was known late, of the element type of a `Memory`."""
 
     def rows(self, splits: Any) -> list[int] | None:
         """Alltoall's rows for each rank; None for an even split. ValueError for what is no list of counts."""
@@ -95,6 +102,23 @@ def _entry(source: Memory, output: Allocation) -> Entry:
 def _in_place(memory: Memory) -> Entry:
     address = memory.address
     return (address, address, memory.code, memory.shape, memory.owner)
+
+
+def _place(memories: Sequence[Memory]) -> Gpu | None:
+    """The GPU that has all these memories, None for host memory; raise if they are in several places."""
+    gpu = memories[0].gpu
+    for memory in memories:
+        other = memory.gpu
+        if other is not gpu and str(other) != str(gpu):  # of another type of tensors, or elsewhere
+            raise ValueError(
+                "Tensors in list must be on same device: one is on "
+                f"{gpu or 'the CPU'}, another on {other or 'the CPU'}."
+            )
+    return gpu
+
+
+def _allocators(gpu: Gpu | None, sources: Sequence[Memory]) -> list[Allocate] | None:
+    return None if gpu is None else [gpu.allocator(source.owner) for source in sources]
 
 
 def _rows_entry(source: Memory) -> Entry:
@@ -138,6 +162,8 @@ class RowCollectives(Generic[T]):
             prescale=scales[0],
             postscale=scales[1],
             finish=lambda outputs: its.wrap_output(outputs[0], dtype),
+            gpu=source.gpu,
+            allocators=_allocators(source.gpu, (source,)),
         )
 
     def _grouped_rows(
@@ -157,6 +183,7 @@ class RowCollectives(Generic[T]):
         if kind == _core.REDUCESCATTER and not all(source.has_rows for source in sources):
             raise ValueError(_NO_ROWS)
         dtypes = [source.dtype for source in sources]
+        gpu = _place(sources)
 
         def finish(outputs: Any) -> tuple[T, ...]:
             return tuple([its.wrap_output(*pair) for pair in zip(outputs, dtypes, strict=True)])
@@ -172,6 +199,8 @@ class RowCollectives(Generic[T]):
             postscale=scales[1],
             grouped=True,
             finish=finish,
+            gpu=gpu,
+            allocators=_allocators(gpu, sources),
         )
 
     def allgather_async(
@@ -268,6 +297,8 @@ class RowCollectives(Generic[T]):
             process_set.process_set_id,
             splits=its.rows(splits),
             finish=finish,
+            gpu=source.gpu,
+            allocators=_allocators(source.gpu, (source,)),
         )
 
     def alltoall(
@@ -305,6 +336,7 @@ class Collectives(RowCollectives[T]):
         grouped: bool,
         options: _Options,
         finish: Callable[[Any], Any],
+        gpu: Gpu | None,
     ) -> int:
         op, prescale, postscale, process_set = options
         return start(
@@ -318,6 +350,7 @@ class Collectives(RowCollectives[T]):
             postscale=postscale,
             grouped=grouped,
             finish=finish,
+            gpu=gpu,
         )
 
     def _reduce_in_place(
@@ -332,7 +365,9 @@ class Collectives(RowCollectives[T]):
         for array in arrays:
             its.check_writable(array)
         operands = [its.describe(array, options[0]) for array in arrays]
+        gpu = operands[0].gpu
         if len(operands) > 1:
+            gpu = _place(operands)
             for i in later_sharers([(m.address, m.address + m.nbytes) for m in operands]):
                 address, owner = its.copy(operands[i])
                 operands[i] = replace(operands[i], address=address, owner=owner)
@@ -343,7 +378,7 @@ class Collectives(RowCollectives[T]):
             return arrays if grouped else arrays[0]
 
         entries = [_in_place(memory) for memory in operands]
-        return self._start_reduction(name, entries, grouped, options, finish)
+        return self._start_reduction(name, entries, grouped, options, finish, gpu)
 
     def allreduce_async(
         self,
@@ -363,7 +398,7 @@ class Collectives(RowCollectives[T]):
         owner, dtype = output[1], source.dtype
         entries = (_entry(source, output),)
         return self._start_reduction(
-            name, entries, False, options, lambda _: its.wrap(owner, dtype)
+            name, entries, False, options, lambda _: its.wrap(owner, dtype), source.gpu
         )
 
     def allreduce_async_(
@@ -395,9 +430,10 @@ class Collectives(RowCollectives[T]):
         arrays = tuple(arrays)
         require_members(arrays)
         its = self._arrays
+        sources = [its.describe(array, options[0]) for array in arrays]
+        gpu = _place(sources)
         entries, results = [], []
-        for array in arrays:
-            source = its.describe(array, options[0])
+        for source in sources:
             output = self._new(source)
             entries.append(_entry(source, output))
             results.append((output[1], source.dtype))
@@ -405,7 +441,7 @@ class Collectives(RowCollectives[T]):
         def finish(_: Any) -> tuple[T, ...]:
             return tuple([its.wrap(owner, dtype) for owner, dtype in results])
 
-        return self._start_reduction(name, entries, True, options, finish)
+        return self._start_reduction(name, entries, True, options, finish, gpu)
 
     def grouped_allreduce_async_(
         self,
@@ -468,6 +504,7 @@ class Collectives(RowCollectives[T]):
             process_set.process_set_id,
             root_rank=root_rank,
             finish=lambda _: its.wrap(owner, dtype),
+            gpu=source.gpu,
         )
 
     def broadcast_async_(
@@ -496,6 +533,7 @@ class Collectives(RowCollectives[T]):
             process_set.process_set_id,
             root_rank=root_rank,
             finish=finish,
+            gpu=memory.gpu,
         )
 
     def broadcast(self, array: T, root_rank: int, *args: Any, **kwargs: Any) -> T:

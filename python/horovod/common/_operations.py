@@ -1,6 +1,7 @@
 """Handing operations to the core: the one caller of `_core.enqueue`."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -11,8 +12,30 @@ from horovod.common._ops import Sum
 # One tensor: input pointer, output pointer (0: the core allocates), dtype code, shape, owner of the memory.
 Entry = tuple[int, int, int, Sequence[int], Any]
 
-# A result that the core allocated: memory and shape.
-Output = tuple[_core.Buffer, tuple[int, ...]]
+# Memory without an array: its address, and what keeps it alive.
+Allocation = tuple[int, Any]
+
+# Gives memory for a result of the shape whose size is known only when all ranks have told theirs.
+Allocate = Callable[[tuple[int, ...]], Allocation]
+
+# A result whose size was known late: memory and shape. The memory is the core's own, or of a GPU's result what the
+# function that was given to allocate it has returned to keep it alive.
+Output = tuple[Any, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as one framework knows it."""
+
+    streams: _core.Streams
+    """Tells the framework's current stream."""
+    ordinal: int
+    """Its number in this process, as CUDA counts."""
+    allocator: Callable[[Any], Allocate]
+    """Given what keeps an operand alive: memory of the same type, for what then runs on the present stream."""
+
+    def __str__(self) -> str:
+        return f"cuda:{self.ordinal}"
 
 
 def later_sharers(spans: Sequence[tuple[int, int]]) -> list[int]:
@@ -44,11 +67,14 @@ def start(
     splits: Sequence[int] | None = None,
     grouped: bool = False,
     finish: Callable[[Any], Any] | None = None,
+    gpu: Gpu | None = None,
+    allocators: Sequence[Allocate] | None = None,
 ) -> int:
     """Queue an operation and return its handle.
 
     `_core.wait` will return what `finish` makes of the outputs: for each entry an `Output`, or None where the caller
-    gave the memory; for alltoall with the received splits, `(outputs, splits)`.
+    gave the memory; for alltoall with the received splits, `(outputs, splits)`. With a `gpu` all addresses are of its
+    memory, and there are `allocators`, one for each entry, where the results' sizes are known late.
     """
     return _core.enqueue(
         kind,
@@ -63,6 +89,8 @@ def start(
         process_set_id,  # None raises the TypeError users know
         grouped,
         finish,
+        gpu and (gpu.streams, gpu.ordinal),
+        allocators,
     )
 
 

@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic
 
+from horovod import _core
 from horovod.common._objects import broadcast_object
 from horovod.common._snapshot import Copier, Copies, Deferred, MayWait, Snapshot, never
 from horovod.common.basics import basics
@@ -136,6 +137,7 @@ class HandledState(ObjectState):
     def save(self) -> None:
         """Copy all values."""
         self._copier.finish()
+        _core.wait_for_devices()
         may_wait = self._may_wait()
         begun: list[SnapshotHandler] = []
         deferred: list[Deferred] = []

@@ -210,6 +210,10 @@ class HorovodBasics:
     def shutdown(self) -> None:
         """Leave the job: operations still pending anywhere fail. `init` may be called again afterwards."""
         _drain()
+        try:
+            _core.wait_for_devices()
+        except HorovodInternalError as error:
+            _log.warning("Horovod was shut down, and operations on GPUs had failed: %s", error)
         _core.shutdown()
 
     def is_initialized(self) -> bool:
@@ -312,8 +316,12 @@ class HorovodBasics:
         return True
 
     def nccl_built(self) -> int:
-        """NCCL's version code; 0 without NCCL, as in this version."""
-        return 0
+        """NCCL's version code, such as 23007 for 2.30.7, if its library is found here and recent enough; else 0.
+
+        NCCL is not built in but found at run time. The answer does not need a GPU, and CUDA is not initialised for it.
+        """
+        found = _core.gpu_libraries()["nccl"]
+        return 0 if isinstance(found, str) else found[1]
 
     def ddl_built(self) -> bool:
         """False: IBM's DDL is not supported."""
@@ -324,11 +332,11 @@ class HorovodBasics:
         return False
 
     def cuda_built(self) -> bool:
-        """False: this version works on host memory."""
-        return False
+        """Whether the driver's library for CUDA, `libcuda.so.1`, is found here; CUDA is not initialised for it."""
+        return not isinstance(_core.gpu_libraries()["cuda"], str)
 
     def rocm_built(self) -> bool:
-        """False: this version works on host memory."""
+        """False: this version has no AMD GPUs."""
         return False
 
     def __reduce__(self) -> str:

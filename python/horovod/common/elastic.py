@@ -86,6 +86,8 @@ class State:
 
         Every rank has to call it equally often.
         """
+        # What is still running on a GPU may yet fail: then it must not be what everybody goes back to.
+        _core.wait_for_devices()
         self.save()
         self._commits += 1
         self.check_host_updates()
@@ -164,6 +166,7 @@ class ObjectState(State):
 
     def save(self) -> None:
         """Copy the attributes, deeply."""
+        _core.wait_for_devices()
         self._saved_state = self._snapshot()
 
     def restore(self) -> None:
@@ -305,6 +308,7 @@ class _Run:
         try:
             # Nobody leaves before all are done: a rank that needs the others once more would find none.
             if _core.is_elastic():
+                _core.wait_for_devices()
                 _core.barrier(global_process_set.process_set_id)
         except HorovodInternalError as error:
             return f"{_words(error)}; this rank was done, others may not be"

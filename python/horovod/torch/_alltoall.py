@@ -37,10 +37,14 @@ class HorovodAlltoall(torch.autograd.Function):
         process_set: ProcessSet,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Exchange rows into a new tensor."""
-        output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
+        # Numbers that are on a GPU are read once: each time the host waits for it.
+        numbers = splits.cpu() if isinstance(splits, torch.Tensor) else splits
+        output, received = synchronize(alltoall_async(tensor, numbers, name, process_set))
         ctx.rows = tensor.shape[0]
         ctx.process_set = process_set
         ctx.received = received.tolist()
+        if isinstance(splits, torch.Tensor):
+            received = received.to(splits.device)
         ctx.mark_non_differentiable(received)
         return output, received
 

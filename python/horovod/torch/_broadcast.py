@@ -73,7 +73,7 @@ class HorovodBroadcast(torch.autograd.Function):
         averaged = allreduce(grad_output, average=True, process_set=ctx.process_set)
         if _core.rank() != ctx.root_rank:
             # Not a fresh tensor of zeros: a second backward has to come through here on every rank.
-            averaged = averaged.masked_fill(torch.ones((), dtype=torch.bool, device="cpu"), 0)
+            averaged = averaged.masked_fill(averaged.new_ones((), dtype=torch.bool), 0)
         return averaged, None, None, None
 
 

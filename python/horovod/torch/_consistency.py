@@ -13,12 +13,22 @@ from horovod.torch._tensors import check_memory, to_wire
 def checksums(tensors: Iterable[torch.Tensor]) -> list[int]:
     """One number per tensor, of its elements' bytes in logical order: strides do not count, signs of zero do."""
     wires = [to_wire(tensor) for tensor in tensors]
-    return _core.checksums([(wire.data_ptr(), wire.nbytes) for wire in wires])
+    on_host = [wire for wire in wires if wire.is_cpu]
+    sums = iter(_core.checksums([(wire.data_ptr(), wire.nbytes) for wire in on_host]))
+    return [next(sums) if wire.is_cpu else _checksum_on_gpu(wire) for wire in wires]
+
+
+def _checksum_on_gpu(wire: torch.Tensor) -> int:
+    # One after the other: host memory need not hold them all.
+    copy = wire.cpu()
+    [checksum] = _core.checksums([(copy.data_ptr(), copy.nbytes)])
+    return checksum
 
 
 def can_be_checked(tensor: torch.Tensor) -> bool:
-    """Whether its elements are plain host memory."""
-    return tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_quantized
+    """Whether its elements are plain memory of the host or of a GPU."""
+    is_readable = tensor.is_cpu or tensor.is_cuda
+    return tensor.layout is torch.strided and is_readable and not tensor.is_quantized
 
 
 def watch_step(watch: consistency.Watch, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -38,7 +48,8 @@ def check_consistency(
     """Compare tensors over the ranks, bit by bit; return whether all ranks hold the same.
 
     Every member of the process set has to call it. Sixteen bytes travel per rank; after a difference eight more per
-    tensor. `DistributedOptimizer(check_consistency=...)` does it for its parameters while training goes on.
+    tensor. Tensors on GPUs are copied to host memory, one at a time, for which the host waits.
+    `DistributedOptimizer(check_consistency=...)` does it for its parameters while training goes on.
 
     Parameters
     ----------
@@ -56,7 +67,7 @@ def check_consistency(
     ReplicasDifferError
         They differ and the action is "error". The text names tensors and ranks, and the majority if there is one.
     ValueError
-        The ranks name different tensors, or one is not a dense tensor in host memory.
+        The ranks name different tensors, or one is not a dense tensor in memory of the host or of a GPU.
     """
     items = named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors
     named = list(items)

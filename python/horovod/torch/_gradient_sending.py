@@ -24,6 +24,11 @@ from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, sy
 # which then agrees with the other ranks, and where all cores compute that costs more than a small tensor's journey.
 _HAND_OVER_BYTES = 256 * 1024
 
+# On a GPU a hand-over costs no core of the computation, and larger operations use the links better. The first is small,
+# so that communication begins soon.
+_FIRST_GPU_BYTES = 1024 * 1024
+_NEXT_GPU_BYTES = 25 * 1024 * 1024
+
 
 class Sender:
     """The reductions of one optimizer's gradients from when they are ready until their results are in place."""
@@ -59,7 +64,9 @@ class Sender:
                 return False
         self._held.append((entry, grad))
         self._held_bytes += entry.nbytes
-        return self._held_bytes >= _HAND_OVER_BYTES
+        if grad.is_cpu:
+            return self._held_bytes >= _HAND_OVER_BYTES
+        return self._held_bytes >= (_NEXT_GPU_BYTES if self.handed_over else _FIRST_GPU_BYTES)
 
     def hand_over(self) -> None:
         """Start to reduce the gradients that are held, all at once where that is possible."""

@@ -1,4 +1,4 @@
-"""How a torch tensor is presented to the core: dtype codes, plain contiguous memory in and out."""
+"""How a torch tensor is presented to the core: dtype codes, plain contiguous memory in and out, streams of GPUs."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -7,16 +7,16 @@ import torch
 
 from horovod import _core
 from horovod.common import _dtypes
-from horovod.common._collectives import Allocation, Collectives, Memory, checked_splits
+from horovod.common._collectives import Collectives, Memory, checked_splits
 from horovod.common._dtypes import OP_NAMES, can_be_reduced
-from horovod.common._operations import Output
+from horovod.common._operations import Allocate, Allocation, Gpu, Output
 from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 
-# Queues an operation in place on one tensor that needs no preparation: dense host memory, in any order of strides, of a
-# dtype that the core computes with. It reads address, shape, strides and dtype itself, which asked for in Python would
-# cost most of a small operation; None for any other tensor, or for all where torch is too old to have the interface
-# (before 2.10). It asks `is_neg` of single elements only: a longer negated tensor is never dense, unless torch's
-# private `_neg_view` made it.
+# Queues an operation in place on one tensor that needs no preparation: dense memory of the host, in any order of
+# strides, or of a GPU, row by row, of a dtype that the core computes with. It reads address, shape, strides and dtype
+# itself, which asked for in Python would cost most of a small operation; None for any other tensor, or for all where
+# torch is too old to have the interface (before 2.10). It asks `is_neg` of single elements only: a longer negated one
+# is never dense, unless torch's private `_neg_view` made it.
 # What it keeps alive is the storage: the tensor may be given another one while the operation is in flight.
 _plain = _core.PlainTensors(
     [torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg, torch.Tensor.untyped_storage
@@ -62,6 +62,43 @@ _OPAQUE = frozenset(
 )
 
 
+# PyTorch for AMD's GPUs calls them CUDA devices, too.
+_HIP = torch.version.hip is not None
+
+# By type of tensor and number of the device.
+_gpus: dict[tuple[type, int], Gpu] = {}
+
+
+def _current_stream(ordinal: int) -> int:
+    # Of what has no exchange table, as torch before 2.10.
+    stream: int = torch.cuda.current_stream(ordinal).cuda_stream
+    return stream
+
+
+def _allocator(operand: torch.Tensor) -> Allocate:
+    # The core asks in a thread of its own. What is allocated on the stream that is current now may be used on it at
+    # once, and is given back to its pool.
+    stream = torch.cuda.current_stream(operand.device)
+
+    def allocate(shape: tuple[int, ...]) -> Allocation:
+        with torch.cuda.stream(stream):
+            result = operand.new_empty(shape)
+        return result.data_ptr(), result
+
+    return allocate
+
+
+def _gpu_of(tensor: torch.Tensor) -> Gpu | None:
+    """The GPU that the tensor is on, None for host memory."""
+    if tensor.is_cpu:
+        return None
+    key = (type(tensor), tensor.get_device())
+    gpu = _gpus.get(key)
+    if gpu is None:
+        gpu = _gpus[key] = Gpu(_core.Streams(key[0], _current_stream), key[1], _allocator)
+    return gpu
+
+
 Splits: TypeAlias = torch.Tensor | Sequence[int] | None
 
 
@@ -75,10 +112,10 @@ def type_name(tensor: torch.Tensor) -> str:
 
 
 def check_memory(tensor: torch.Tensor) -> None:
-    """Raise unless the argument is a tensor with plain host memory."""
+    """Raise unless the argument is a tensor with plain memory, of the host or of a GPU."""
     if (
         type(tensor) in _PLAIN_TYPES
-        and tensor.is_cpu
+        and (tensor.is_cpu or (tensor.is_cuda and not _HIP))
         and tensor.layout is torch.strided
         and not tensor.is_quantized
     ):
@@ -90,12 +127,12 @@ def check_memory(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         hint = "; see sparse_allreduce_async" if tensor.is_sparse else ""
         raise ValueError(f"Tensor type {type_name(tensor)} is not supported{hint}.")
-    if tensor.is_cuda:
+    if tensor.is_cuda and _HIP:
         raise ValueError(
-            "CUDA tensors are not supported in this version; move the tensor to the CPU first, as in "
+            "Tensors on AMD GPUs are not supported in this version; move the tensor to the CPU first, as in "
             "hvd.allreduce(tensor.cpu()).to(tensor.device)."
         )
-    if not tensor.is_cpu or tensor.is_quantized:
+    if not (tensor.is_cpu or tensor.is_cuda) or tensor.is_quantized:
         raise ValueError(
             f"Tensor type {type_name(tensor)} on device {tensor.device} is not supported."
         )
@@ -143,7 +180,7 @@ def from_wire(wire: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class TorchArrays:
-    """Tensors of any layout in host memory, of all kinds of numbers."""
+    """Tensors of any layout, of all kinds of numbers, in host memory or on GPUs."""
 
     def describe(self, array: Any, op: int | None) -> Memory:
         if op is None:
@@ -160,6 +197,7 @@ class TorchArrays:
             array.dtype,
             array.data_ptr(),
             array.dim() > 0,
+            _gpu_of(wire),
         )
 
     def check_writable(self, array: torch.Tensor) -> None:
@@ -197,6 +235,8 @@ class TorchArrays:
 
     def wrap_output(self, output: Output, dtype: torch.dtype) -> torch.Tensor:
         buffer, shape = output
+        if isinstance(buffer, torch.Tensor):
+            return from_wire(buffer, dtype)
         wire_dtype = _REAL_OF.get(dtype, torch.uint8 if dtype in _OPAQUE else dtype)
         if len(buffer):
             wire = torch.frombuffer(buffer, dtype=wire_dtype).view(shape)

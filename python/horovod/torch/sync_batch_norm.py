@@ -123,7 +123,8 @@ class SyncBatchNorm(_BatchNorm):
                 self.eps,
             )
         mean, var, count = _global_statistics(input, self.process_set)
-        if count <= 1:
+        # The number of all ranks is on the device: the host looks at it, and waits, only where it can be so small.
+        if _values_per_channel(input) <= 1 and int(count) <= 1:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {input.size()} "
                 "on all ranks together"
@@ -148,6 +149,11 @@ class SyncBatchNorm(_BatchNorm):
         return self.momentum
 
 
+def _values_per_channel(input: torch.Tensor) -> int:
+    channels = input.shape[1]
+    return input.numel() // channels if channels else 0
+
+
 def _reduced_dims(input: torch.Tensor) -> list[int]:
     return [dim for dim in range(input.dim()) if dim != 1]
 
@@ -163,15 +169,15 @@ def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _global_statistics(
     input: torch.Tensor, process_set: ProcessSet
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Mean, biased variance and number of values per channel, over all ranks.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean, biased variance and number of values per channel, over all ranks; the number as a tensor, too.
 
     Each rank sends its own mean and sum of squared deviations, which are merged in float64 (Chan, Golub and
     LeVeque, 1979): unlike sums of squares these lose no digits when the mean is large.
     """
     with torch.no_grad():
         channels = input.shape[1]
-        count = input.numel() // channels if channels else 0
+        count = _values_per_channel(input)
         own = torch.zeros(1, 1 + 2 * channels, dtype=torch.float64, device=input.device)
         if count:
             wide = input.to(_compute_dtype(input.dtype))
@@ -189,7 +195,7 @@ def _global_statistics(
         shares = counts / total.clamp(min=1)
         mean = (shares * means).sum(0)
         var = (shares * (variances + (means - mean) ** 2)).sum(0)
-        return mean, var, int(total)
+        return mean, var, total
 
 
 class _SyncBatchNorm(torch.autograd.Function):
@@ -203,7 +209,7 @@ class _SyncBatchNorm(torch.autograd.Function):
         bias: torch.Tensor | None,
         mean: torch.Tensor,
         var: torch.Tensor,
-        count: int,
+        count: torch.Tensor,
         eps: float,
         process_set: ProcessSet,
     ) -> torch.Tensor:

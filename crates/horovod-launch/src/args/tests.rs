@@ -252,7 +252,7 @@ fn what_means_nothing_here_is_accepted_with_a_note() {
     );
     notes(
         "--num-nccl-streams 2",
-        "NCCL is not used",
+        "have one stream",
         &[("HOROVOD_NUM_NCCL_STREAMS", "2")],
     );
     notes(

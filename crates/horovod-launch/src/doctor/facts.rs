@@ -48,6 +48,10 @@ wired! {
         pub torch: Option<String>,
         /// What is wrong with this package's installation.
         pub mixed: Option<String>,
+        /// Version and file of CUDA's driver library, or why it cannot be used.
+        pub cuda: Result<(String, String), String>,
+        /// Version and file of NCCL, or why it cannot be used.
+        pub nccl: Result<(String, String), String>,
     }
 }
 
@@ -87,6 +91,8 @@ wired! {
         pub gpus: Vec<String>,
         /// What `nvidia-smi` complains about.
         pub gpu_problem: Option<String>,
+        /// Pairs of GPUs that cannot read each other's memory, as `nvidia-smi` tells.
+        pub gpus_apart: Vec<String>,
         /// What this host calls itself.
         pub hostname: String,
         /// Each name, this host's own first, and what it resolves to here.
@@ -137,9 +143,12 @@ pub(crate) mod tests {
                 horovod: Ok("0.1.0".into()),
                 torch: Some("2.9.1+cpu".into()),
                 mixed: None,
+                cuda: Ok(("13.2".into(), "libcuda.so.1".into())),
+                nccl: Ok(("2.30.7".into(), "libnccl.so.2".into())),
             }),
             gpus: Vec::new(),
             gpu_problem: None,
+            gpus_apart: Vec::new(),
             hostname: "node".into(),
             names: vec![("node".into(), Ok(vec![IpAddr::from([10, 0, 0, 1])]))],
             has_cwd: true,

@@ -1,5 +1,6 @@
 //! Findings: what is wrong and what to do about it, concluded from a chart without a look at the world.
 
+mod gpus;
 mod hosts;
 mod network;
 
@@ -76,6 +77,7 @@ pub(crate) fn of(chart: &Chart) -> Vec<Finding> {
         hosts::judge(chart, host, &mut findings);
     }
     hosts::compare(chart, &mut findings);
+    gpus::compare(chart, &mut findings);
     network::judge(chart, &mut findings);
     let mut found = findings.0;
     found.sort_by_key(|finding| finding.severity);

@@ -34,6 +34,9 @@ if wrong:
 try:
     import horovod, horovod._core
     say("horovod", horovod.__version__)
+    from horovod.common._gpu_libraries import found
+    for name, library in found().items():
+        say(*((f"no-{name}", library) if isinstance(library, str) else (name, " ".join(library))))
 except BaseException as error:
     say("problem", f"{type(error).__name__}: {error}")
 "#;
@@ -85,11 +88,12 @@ pub(crate) fn look(scene: &Scene) -> HostFacts {
             .err()
             .map(|missing| missing.why),
     };
-    let (gpus, gpu_problem) = match await_from(&gpus, deadline) {
-        Some(Ok(gpus)) => (gpus, None),
-        Some(Err(problem)) => (Vec::new(), Some(problem)),
-        None => (Vec::new(), Some("nvidia-smi does not answer".into())),
+    let (found, gpu_problem) = match await_from(&gpus, deadline) {
+        Some(Ok(found)) => (found, None),
+        Some(Err(problem)) => (Default::default(), Some(problem)),
+        None => (Default::default(), Some("nvidia-smi does not answer".into())),
     };
+    let (gpus, gpus_apart) = found;
     let uname = rustix::system::uname();
     HostFacts {
         os: os_name(&read("/etc/os-release")),
@@ -119,6 +123,7 @@ pub(crate) fn look(scene: &Scene) -> HostFacts {
         python: await_from(&python, deadline).unwrap_or_else(|| Err("it does not answer".into())),
         gpus,
         gpu_problem,
+        gpus_apart,
         hostname,
         names,
         has_cwd,
@@ -218,30 +223,81 @@ fn python_from(text: &str) -> Option<Python> {
     let problem = || {
         field("problem").unwrap_or_else(|| "the interpreter ended while importing it".to_owned())
     };
+    let library = |name: &str| match field(name) {
+        Some(told) => Ok(told
+            .split_once(' ')
+            .map_or_else(Default::default, |(version, file)| {
+                (version.to_owned(), file.to_owned())
+            })),
+        None => Err(field(&format!("no-{name}")).unwrap_or_else(|| "it was not asked for".into())),
+    };
     Some(Python {
         program: field("program")?,
         version: field("version")?,
         libc: field("libc")?,
         torch: field("torch"),
         mixed: field("mixed"),
+        cuda: library("cuda"),
+        nccl: library("nccl"),
         horovod: field("horovod").ok_or_else(problem),
     })
 }
 
-/// One line per GPU; nothing where there is no `nvidia-smi`.
-fn ask_gpus(env: &Variables, deadline: Instant) -> Result<Vec<String>, String> {
+/// One line per GPU, and the pairs of them that cannot read each other's memory; nothing where there is no
+/// `nvidia-smi`.
+fn ask_gpus(env: &Variables, deadline: Instant) -> Result<(Vec<String>, Vec<String>), String> {
     let path = value(env, "PATH").map_or_else(environment::path, OsStr::to_owned);
     let tool = std::env::split_paths(&path)
         .map(|place| place.join("nvidia-smi"))
         .find(|file| file.is_file());
     let Some(tool) = tool else {
-        return Ok(Vec::new());
+        return Ok(Default::default());
     };
-    let mut command = Command::new(tool);
-    command.args([
+    let query = [
         "--query-gpu=name,memory.total,driver_version",
         "--format=csv,noheader",
-    ]);
+    ];
+    let gpus = ask_tool(&tool, &query, deadline)?;
+    let gpus: Vec<String> = gpus.lines().map(|line| line.trim().to_owned()).collect();
+    let apart = match gpus.len() {
+        0 | 1 => Vec::new(),
+        // Older tools do not know the question.
+        _ => ask_tool(&tool, &["topo", "-p2p", "r"], deadline)
+            .map_or_else(|_| Vec::new(), |table| pairs_apart(&table)),
+    };
+    Ok((gpus, apart))
+}
+
+/// Of a table with a line and a column per GPU: the pairs for which it does not say that all is well.
+fn pairs_apart(table: &str) -> Vec<String> {
+    let is_gpu = |word: &str| {
+        let number = word.strip_prefix("GPU");
+        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let mut columns: Vec<&str> = Vec::new();
+    let mut found = Vec::new();
+    for line in table.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if columns.is_empty() && words.iter().all(|word| is_gpu(word)) {
+            columns = words;
+            continue;
+        }
+        let Some((gpu, cells)) = words.split_first() else {
+            continue;
+        };
+        let Some(own) = columns.iter().position(|column| column == gpu) else {
+            continue;
+        };
+        let later = columns.iter().zip(cells).skip(own + 1);
+        let apart = later.filter(|(_, cell)| !matches!(**cell, "OK" | "X"));
+        found.extend(apart.map(|(other, cell)| format!("{gpu} and {other} ({cell})")));
+    }
+    found
+}
+
+fn ask_tool(tool: &Path, words: &[&str], deadline: Instant) -> Result<String, String> {
+    let mut command = Command::new(tool);
+    command.args(words);
     let (is_well, said, complaint) = output_of(command, deadline).map_err(|why| why.to_string())?;
     if !is_well {
         let words = if complaint.trim().is_empty() {
@@ -251,7 +307,7 @@ fn ask_gpus(env: &Variables, deadline: Instant) -> Result<Vec<String>, String> {
         };
         return Err(last_line(words).trim().to_owned());
     }
-    Ok(said.lines().map(|line| line.trim().to_owned()).collect())
+    Ok(said)
 }
 
 type Resolved = (String, Result<Vec<IpAddr>, String>);
@@ -407,7 +463,25 @@ mod tests {
         let python = python_from(&well).expect("complete");
         assert_eq!(python.horovod, Ok("0.1.0".into()));
         assert_eq!(python.torch, Some("2.9".into()));
+        assert_eq!(python.nccl, Err("it was not asked for".into()));
+        let libraries = format!("{well}nccl|2.30.7 /a b/libnccl.so.2\nno-cuda|it is not found\n");
+        let python = python_from(&libraries).expect("complete");
+        let nccl = ("2.30.7".to_owned(), "/a b/libnccl.so.2".to_owned());
+        assert_eq!(python.nccl, Ok(nccl));
+        assert_eq!(python.cuda, Err("it is not found".into()));
         assert_eq!(python_from("Traceback"), None);
+    }
+
+    #[test]
+    fn reads_which_gpus_cannot_reach_each_other() {
+        let table = " \tGPU0\tGPU1\tGPU2\t\n GPU0\tX\tOK\tNS\t\n GPU1\tOK\tX\tCNS\t\n \
+                     GPU2\tNS\tCNS\tX\t\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n";
+        assert_eq!(
+            pairs_apart(table),
+            ["GPU0 and GPU2 (NS)", "GPU1 and GPU2 (CNS)"]
+        );
+        assert!(pairs_apart("").is_empty());
+        assert!(pairs_apart("Invalid option: topo\n").is_empty());
     }
 
     #[test]

@@ -118,6 +118,12 @@ fn software(facts: &HostFacts) -> String {
         0 => "no GPU".to_owned(),
         count => format!("{count} GPUs: {}", facts.gpus.join("; ")),
     });
+    if let Ok(python) = &facts.python
+        && !facts.gpus.is_empty()
+    {
+        parts.extend(python.cuda.iter().map(|(v, _)| format!("CUDA {v}")));
+        parts.extend(python.nccl.iter().map(|(v, _)| format!("NCCL {v}")));
+    }
     parts.join(", ")
 }
 
@@ -406,6 +412,15 @@ fn facts_json(facts: &HostFacts) -> Vec<(&'static str, Json)> {
         ),
         ("torch", python.ok().and_then(|p| p.torch.clone()).into()),
         ("gpus", Json::list(&facts.gpus, Json::from)),
+        (
+            "cuda",
+            python.ok().and_then(|p| Some(p.cuda.as_ref().ok()?.0.clone())).into(),
+        ),
+        (
+            "nccl",
+            python.ok().and_then(|p| Some(p.nccl.as_ref().ok()?.0.clone())).into(),
+        ),
+        ("gpus_apart", Json::list(&facts.gpus_apart, Json::from)),
         ("omp_num_threads", facts.omp_threads.clone().into()),
         ("memory", optional(facts.memory.as_ref())),
         ("memory_limit", optional(facts.memory_limit.as_ref())),

@@ -322,7 +322,7 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         Action::Sets("NCCL_IB_DISABLE", "1"),
         "TCP instead of InfiniBand",
     )
-    .note("hosts talk over TCP in any case; NCCL_IB_DISABLE=1 is set for programs that use NCCL"),
+    .note("Horovod's own links are TCP in any case; NCCL_IB_DISABLE=1 is set, for tensors on GPUs"),
     option(
         TUNING,
         &["--num-nccl-streams"],
@@ -330,7 +330,7 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         "streams of NCCL",
     )
     .file("library_options.num_nccl_streams", Form::Number)
-    .note("no effect, NCCL is not used"),
+    .note("no effect: operations on a GPU have one stream, in the order that all ranks agreed on"),
     option(
         TUNING,
         &["--thread-affinity"],

@@ -13,7 +13,7 @@ use horovod::{Op, Output, ProcessSetId, Submission, Tensor, Tensors};
 use self::library::{Array, Handle, Library, OnComplete, c_string};
 use super::guarded;
 use super::operation::{HorovodOperation, list, op_of, sized, text};
-use crate::submit::overlap;
+use crate::plain::overlap;
 
 /// `mxnet::Context`: the CPU, the first.
 static CPU: [i32; 2] = [1, 0];

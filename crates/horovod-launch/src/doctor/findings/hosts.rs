@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::chart::{Chart, JobPlan, Patient, Skew};
 use super::super::facts::{HostFacts, Python, Space};
-use super::{Findings, Severity, bytes};
+use super::{Findings, Severity, bytes, gpus};
 use crate::check_build;
 
 const MIB: u64 = 1 << 20;
@@ -51,7 +51,7 @@ pub(super) fn judge(chart: &Chart, host: &Patient, found: &mut Findings) {
     judge_files(chart, host, facts, found);
     judge_threads(host.slots, name, facts, found);
     judge_processors(host.slots, name, facts, found);
-    judge_gpus(host.slots, name, facts, found);
+    gpus::judge(host.slots, name, facts, found);
     if chart.hosts.len() > 1 {
         judge_names(chart, name, facts, found);
     }
@@ -348,20 +348,6 @@ fn judge_processors(slots: u32, name: &str, facts: &HostFacts, found: &mut Findi
         let what = format!("{who}: {slots} ranks with {threads} threads each on {processors}");
         let fix = format!("export OMP_NUM_THREADS={share} before horovodrun");
         found.add(Severity::Slow, name, what, fix);
-    }
-}
-
-fn judge_gpus(slots: u32, name: &str, facts: &HostFacts, found: &mut Findings) {
-    if let Some(why) = &facts.gpu_problem {
-        let what = format!("nvidia-smi: {why}");
-        let fix = "check the driver (`dmesg | grep -i nvrm`); of no concern to jobs without GPUs";
-        found.add(Severity::Risk, name, what, fix);
-    }
-    let gpus = facts.gpus.len();
-    if gpus > 0 && slots as usize > gpus {
-        let what = format!("{slots} ranks share {gpus} GPU{}", plural(gpus as u64));
-        let fix = format!("give this host {gpus} slots if every rank is to have its own");
-        found.add(Severity::Note, name, what, fix);
     }
 }
 

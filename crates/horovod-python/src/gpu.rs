@@ -1,0 +1,208 @@
+//! GPUs as frameworks tell of them: the stream that a call is on, when its data are ready, memory for results; and the
+//! libraries that were found for them.
+
+use std::ffi::{c_int, c_void};
+use std::path::PathBuf;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, Once, PoisonError};
+
+use horovod::config::ProcessEnvironment;
+use horovod::gpu::{Found, GpuError, LaunchEnd, RawStream, Ready};
+use horovod::{Allocated, Allocator, DType, Engine, Error, Leaving, StopReason, printable};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+use crate::dlpack::{CUDA, Reader};
+use crate::errors::operation_error;
+use crate::exit::{attached, detached};
+
+/// `DLPackCurrentWorkStream`: kind and number of a device, and where to put the stream.
+pub(crate) type CurrentStream = unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int;
+
+/// Where a framework tells the current stream of each GPU.
+#[derive(Clone)]
+pub(crate) enum StreamSource {
+    /// Its exchange table.
+    Table(CurrentStream),
+    /// A function of the adapter.
+    Function(Arc<Py<PyAny>>),
+}
+
+impl StreamSource {
+    /// The stream that this thread's work on a GPU goes to.
+    pub(crate) fn current(&self, py: Python<'_>, ordinal: i32) -> PyResult<RawStream> {
+        match self {
+            Self::Table(ask) => {
+                let mut stream = null_mut();
+                // SAFETY: the table lives as long as the process; the interpreter lock is held; there is room for the
+                // answer.
+                let status = unsafe { ask(CUDA, ordinal, &raw mut stream) };
+                if status != 0 {
+                    return Err(PyErr::take(py).unwrap_or_else(|| {
+                        PyRuntimeError::new_err(format!(
+                            "the framework does not tell the current stream of cuda:{ordinal}"
+                        ))
+                    }));
+                }
+                Ok(RawStream(stream))
+            }
+            Self::Function(ask) => {
+                let address: usize = ask.call1(py, (ordinal,))?.extract(py)?;
+                Ok(RawStream(std::ptr::with_exposed_provenance_mut(address)))
+            }
+        }
+    }
+}
+
+/// Note on a stream that the operands of an operation, of this kind and name, are ready when all that is on the stream
+/// now has run.
+pub(crate) fn record(
+    py: Python<'_>,
+    (kind, name): (&str, Option<&str>),
+    ordinal: i32,
+    stream: RawStream,
+) -> PyResult<Arc<Ready>> {
+    prepare(py);
+    Ready::record(ordinal, stream).map_err(|error| match error {
+        Error::Capturing => {
+            let dot = if name.is_some() { "." } else { "" };
+            let name = printable(name.unwrap_or_default());
+            PyRuntimeError::new_err(format!("{kind}{dot}{name}: {error}"))
+        }
+        other => operation_error(py, other),
+    })
+}
+
+/// Have the current stream wait for the end of an operation; or the host, where that was asked for or nobody tells the
+/// stream.
+pub(crate) fn order(
+    py: Python<'_>,
+    end: &Arc<dyn LaunchEnd>,
+    streams: Option<StreamSource>,
+    engine: &Engine,
+) -> PyResult<()> {
+    if let Some(streams) = &streams {
+        let stream = streams.current(py, end.ordinal())?;
+        end.order(stream).map_err(|e| operation_error(py, e))?;
+    }
+    if streams.is_some() && engine.config().gpu.asynchronous {
+        return Ok(());
+    }
+    let end = end.clone();
+    detached(py, move || end.wait()).map_err(|e| operation_error(py, e))
+}
+
+/// The current streams of one type's framework.
+#[pyclass(frozen, module = "horovod._core")]
+pub(crate) struct Streams(pub(crate) StreamSource);
+
+#[pymethods]
+impl Streams {
+    /// By the exchange table of tensors of this type; without one by `ask(ordinal)`, which returns the address.
+    #[new]
+    fn new(class: &Bound<'_, PyType>, ask: Py<PyAny>) -> PyResult<Self> {
+        let table = Reader::of(class)?.and_then(Reader::streams);
+        Ok(Self(table.unwrap_or_else(|| {
+            StreamSource::Function(Arc::new(ask))
+        })))
+    }
+
+    /// Address of the stream that this thread's work on a GPU goes to.
+    fn current(&self, py: Python<'_>, ordinal: i32) -> PyResult<usize> {
+        Ok(self.0.current(py, ordinal)?.0.expose_provenance())
+    }
+}
+
+/// Memory for results, by tensor, once a framework has given it.
+pub(crate) type Given = Arc<Mutex<Vec<Option<(Py<PyAny>, Vec<u64>)>>>>;
+
+/// What gives memory for the results of a submission by calling the adapter's functions, one for each tensor, and where
+/// that memory is kept until somebody waits for the operation.
+///
+/// A function may run work on the stream of the submission (the framework's own, to have the memory): what the
+/// operation writes comes after it.
+pub(crate) fn allocating(
+    functions: Vec<Py<PyAny>>,
+    ordinal: i32,
+    stream: RawStream,
+) -> (Allocator, Given) {
+    let given: Given = Arc::new(Mutex::new(functions.iter().map(|_| None).collect()));
+    let kept = given.clone();
+    let allocate = move |i: usize, _: DType, shape: &[u64]| {
+        let allocated = attached(|py| -> PyResult<_> {
+            let function = functions
+                .get(i)
+                .ok_or_else(|| PyRuntimeError::new_err("there is no allocator for it"))?;
+            let wanted = PyTuple::new(py, shape)?;
+            let (address, owner): (usize, Py<PyAny>) =
+                function.call1(py, (wanted,))?.extract(py)?;
+            let ready = Ready::record(ordinal, stream).map_err(|e| operation_error(py, e))?;
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(place) = kept.get_mut(i) {
+                *place = Some((owner, shape.to_vec()));
+            }
+            Ok(Allocated {
+                memory: std::ptr::with_exposed_provenance_mut(address),
+                ready: Some(ready),
+            })
+        });
+        allocated
+            .ok_or_else(|| "the interpreter is ending".to_owned())?
+            .map_err(|e| e.to_string())
+    };
+    (Box::new(allocate), given)
+}
+
+/// Tell the runtime, before it looks for the first time, in which folders of Python's packages NCCL may be.
+fn prepare(py: Python<'_>) {
+    static TOLD: Once = Once::new();
+    if TOLD.is_completed() {
+        return;
+    }
+    // Before the `Once`, which must not wait for the interpreter's lock.
+    let folders: PyResult<Vec<PathBuf>> = py
+        .import("horovod.common._gpu_libraries")
+        .and_then(|module| module.call_method0("wheel_folders"))
+        .and_then(|folders| folders.extract());
+    let folders = folders.unwrap_or_else(|why| {
+        tracing::warn!("the folders of Python's packages are not searched for NCCL: {why}");
+        Vec::new()
+    });
+    TOLD.call_once(|| {
+        // A setting that cannot be read is said at init.
+        if let Ok(search) = horovod::config::gpu_search(&ProcessEnvironment, folders) {
+            horovod::gpu::set_search(search);
+        }
+    });
+}
+
+/// The libraries for GPUs: for each where it is and its version, or why it cannot be used. CUDA is not initialised.
+#[pyfunction]
+pub(crate) fn gpu_libraries(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    prepare(py);
+    let answer = PyDict::new(py);
+    let tell = |name: &str, found: Result<Found, GpuError>| match found {
+        Ok(found) => answer.set_item(name, (found.path, found.version)),
+        Err(why) => answer.set_item(name, why.to_string()),
+    };
+    tell("cuda", horovod::gpu::find_driver())?;
+    tell("nccl", horovod::gpu::find_nccl())?;
+    Ok(answer)
+}
+
+/// Wait on the host until everything that was launched on GPUs has ended; raises what went wrong there.
+#[pyfunction]
+pub(crate) fn wait_for_devices(py: Python<'_>) -> PyResult<()> {
+    if !horovod::gpu::is_initialised() {
+        return Ok(());
+    }
+    let Ok(engine) = horovod::engine() else {
+        return Ok(());
+    };
+    match detached(py, || engine.wait_for_devices()) {
+        // Nothing was in flight when the job ended.
+        Err(Error::Stopped { why: StopReason::Left(Leaving::Asked | Leaving::Ended), .. }) => Ok(()),
+        waited => waited.map_err(|e| operation_error(py, e)),
+    }
+}

@@ -1,0 +1,293 @@
+//! Operations in place on tensors that the core reads by itself: one crossing into Rust, and nothing asked in Python.
+
+use std::sync::Arc;
+
+use horovod::gpu::Ready;
+use horovod::{Op, Output, Submission, Tensor, Tensors};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple, PyType};
+
+use crate::dlpack::{Read, Reader};
+use crate::errors::operation_error;
+use crate::exit::stay_if_leaving;
+use crate::gpu::record;
+use crate::runtime::registered;
+use crate::submit::{ALLREDUCE, Kept, has_meaning, operation, submit};
+
+/// What is said of a tensor whose memory is not where the operation wrote.
+pub(crate) const MOVED: &str = "The tensor got other memory while an operation on it was in flight (tensor.data = ..., \
+    tensor.set_(), tensor.resize_(), resize_() or share_memory_() of its storage), so the result is not in it. \
+    Leave a tensor as it is until synchronize() has returned, or pass a clone() of it.";
+
+/// A tensor that the operation works on in place.
+pub(crate) struct InPlace {
+    pub(crate) tensor: Py<PyAny>,
+    /// Holds the memory: a script can give the tensor other memory while the operation is in flight.
+    #[expect(dead_code, reason = "dropped with the rest, which is its purpose")]
+    storage: Py<PyAny>,
+    /// Finds out where the tensor's memory is.
+    pub(crate) reader: Reader,
+    /// Where the result was written, if it has elements.
+    written: Option<usize>,
+}
+
+impl InPlace {
+    /// That the result is where the tensor's memory is.
+    pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(at) = self.written
+            && let Some(now) = self.reader.address(self.tensor.bind(py))
+            && now.addr() != at
+        {
+            return Err(PyRuntimeError::new_err(MOVED));
+        }
+        Ok(())
+    }
+}
+
+/// A tensor that the core has read by itself, to work on in place.
+struct Plain {
+    tensor: Tensor,
+    kept: horovod::Kept,
+    gpu: Option<(Reader, i32)>,
+}
+
+/// When the operands of one call are ready: one event for all that are on the same GPU.
+#[derive(Default)]
+struct Recorded(Option<(i32, Arc<Ready>)>);
+
+impl Recorded {
+    /// The tensor with its event, and what is kept for it.
+    fn place(
+        &mut self,
+        py: Python<'_>,
+        named: (&str, Option<&str>),
+        plain: Plain,
+    ) -> PyResult<(Tensor, horovod::Kept)> {
+        let Plain { tensor, kept, gpu } = plain;
+        let Some((streams, ordinal)) = gpu.and_then(|(reader, n)| Some((reader.streams()?, n)))
+        else {
+            return Ok((tensor, kept));
+        };
+        let ready = match &self.0 {
+            Some((recorded, ready)) if *recorded == ordinal => ready.clone(),
+            _ => {
+                let ready = record(py, named, ordinal, streams.current(py, ordinal)?)?;
+                self.0 = Some((ordinal, ready.clone()));
+                ready
+            }
+        };
+        // SAFETY: the framework's own description says that the memory is that GPU's.
+        Ok((unsafe { tensor.on_gpu(ready) }, kept))
+    }
+}
+
+/// Types of one framework whose tensors the core can read by itself.
+#[pyclass(frozen, module = "horovod._core")]
+pub(crate) struct PlainTensors {
+    readers: Vec<(Py<PyType>, Reader)>,
+    lazy: Py<PyAny>,
+    storage: Py<PyAny>,
+}
+
+#[pymethods]
+impl PlainTensors {
+    /// `types` exactly, no subclasses; `lazy(tensor)` says of one with at most one element whether its memory does not
+    /// hold the value as it is. `storage(tensor)` is what keeps a tensor's memory alive when the tensor itself is given
+    /// other memory.
+    #[new]
+    fn new(types: Vec<Bound<'_, PyType>>, lazy: Py<PyAny>, storage: Py<PyAny>) -> PyResult<Self> {
+        let mut readers = Vec::new();
+        for class in types {
+            if let Some(reader) = Reader::of(&class)? {
+                readers.push((class.unbind(), reader));
+            }
+        }
+        Ok(Self {
+            readers,
+            lazy,
+            storage,
+        })
+    }
+
+    /// Queue an allreduce or a broadcast of one tensor in place and return its handle.
+    /// `None`: not such a tensor; nothing was queued.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one crossing per operation, no builder objects"
+    )]
+    fn enqueue(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        kind: u8,
+        prefix: &str,
+        name: Option<&str>,
+        op: u8,
+        prescale: f64,
+        postscale: f64,
+        root: i64,
+        process_set: Option<u32>,
+    ) -> PyResult<Option<u64>> {
+        let py = tensor.py();
+        stay_if_leaving(py);
+        let op = operation(kind, op, prescale, postscale, root)?;
+        let Some(plain) = self.read(tensor, &op)? else {
+            return Ok(None);
+        };
+        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let set = registered(process_set)?;
+        let (tensor, kept) = Recorded::default().place(py, (prefix, name), plain)?;
+        let submission = Submission::new(prefix, name, op, set, Tensors::One(tensor));
+        submit(py, &engine, submission.keeping(Some(kept))).map(Some)
+    }
+
+    /// Queue allreduces in place that begin together, one per tensor and name, and return their handles. There are
+    /// fewer where one is no such tensor, or was refused: neither that one nor any after it was queued.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one crossing for all operations, no builder objects"
+    )]
+    fn allreduce_together(
+        &self,
+        tensors: &Bound<'_, PyList>,
+        prefix: &str,
+        names: &Bound<'_, PyList>,
+        op: u8,
+        prescale: f64,
+        postscale: f64,
+        process_set: Option<u32>,
+    ) -> PyResult<Vec<u64>> {
+        let py = tensors.py();
+        stay_if_leaving(py);
+        let op = operation(0, op, prescale, postscale, -1)?;
+        let set = registered(process_set)?;
+        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let mut handles = Vec::with_capacity(tensors.len());
+        let mut recorded = Recorded::default();
+        engine.submit_together(|queue| {
+            for (tensor, name) in tensors.iter().zip(names.iter()) {
+                // Whoever queues it alone learns what is the matter.
+                let (Ok(Some(plain)), Ok(name)) = (self.read(&tensor, &op), name.extract::<&str>()) else {
+                    break;
+                };
+                let Ok((tensor, kept)) = recorded.place(py, (prefix, Some(name)), plain) else {
+                    break;
+                };
+                let tensor = Tensors::One(tensor);
+                let submission = Submission::new(prefix, Some(name), op.clone(), set, tensor);
+                let Ok(handle) = queue(submission.keeping(Some(kept))) else {
+                    break;
+                };
+                handles.push(handle.0);
+            }
+        });
+        Ok(handles)
+    }
+
+    /// Queue one grouped allreduce of tensors in place and return its handle. `None`: one of them is no such tensor, two
+    /// share memory, or there are none; nothing was queued.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one crossing per operation, no builder objects"
+    )]
+    fn grouped_allreduce(
+        &self,
+        tensors: &Bound<'_, PyTuple>,
+        prefix: &str,
+        name: Option<&str>,
+        op: u8,
+        prescale: f64,
+        postscale: f64,
+        process_set: Option<u32>,
+    ) -> PyResult<Option<u64>> {
+        let py = tensors.py();
+        stay_if_leaving(py);
+        let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
+        let mut members = Vec::with_capacity(tensors.len());
+        let mut parts = Vec::with_capacity(tensors.len());
+        let mut plains = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            let Some(plain) = self.read(&tensor, &op)? else {
+                return Ok(None);
+            };
+            plains.push(plain);
+        }
+        let ordinal = |plain: &Plain| plain.gpu.map(|(_, ordinal)| ordinal);
+        let places = plains.windows(2);
+        let is_one_place = places.into_iter().all(|p| ordinal(&p[0]) == ordinal(&p[1]));
+        if plains.is_empty() || !is_one_place || overlap(plains.iter().map(|p| &p.tensor)) {
+            return Ok(None);
+        }
+        let mut recorded = Recorded::default();
+        for plain in plains {
+            let (tensor, part) = recorded.place(py, (prefix, name), plain)?;
+            members.push(tensor);
+            parts.push(part);
+        }
+        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let set = registered(process_set)?;
+        let kept = Arc::new(Kept::GroupInPlace(tensors.clone().unbind(), parts));
+        let submission = Submission::new(prefix, name, op, set, Tensors::Many(members));
+        submit(py, &engine, submission.keeping(Some(kept))).map(Some)
+    }
+}
+
+/// Whether some byte belongs to two of these.
+pub(crate) fn overlap<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> bool {
+    let mut spans: Vec<_> = tensors.into_iter().filter_map(Tensor::span).collect();
+    spans.sort_unstable_by_key(|span| span.start);
+    spans.windows(2).any(|pair| pair[1].start < pair[0].end)
+}
+
+impl PlainTensors {
+    fn reader(&self, tensor: &Bound<'_, PyAny>) -> Option<Reader> {
+        let class = tensor.get_type_ptr();
+        let mut readers = self.readers.iter();
+        readers
+            .find(|r| r.0.as_ptr().cast() == class)
+            .map(|(_, reader)| *reader)
+    }
+
+    /// The tensor as the engine sees it, to work on in place; `None` if it is not one that the core can read, or not
+    /// one for this operation.
+    fn read(&self, tensor: &Bound<'_, PyAny>, op: &Op) -> PyResult<Option<Plain>> {
+        let Some(reader) = self.reader(tensor) else {
+            return Ok(None);
+        };
+        let Some(Read { memory, meta, gpu }) = reader.read(tensor) else {
+            return Ok(None);
+        };
+        let meaningful = match op {
+            Op::Allreduce { op, .. } => has_meaning(*op, meta.dtype),
+            Op::Broadcast { .. } => true,
+            _ => false,
+        };
+        // To ask costs as much as all else here. Lazy is the imaginary half of what was conjugated, of which the
+        // elements lie apart, but for a single one.
+        let may_be_lazy = meta.elems().is_none_or(|n| n <= 1);
+        if !meaningful
+            || (may_be_lazy && self.lazy.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
+        {
+            return Ok(None);
+        }
+        // Not the tensor: a script can give it other memory while the operation is in flight.
+        let Ok(storage) = self.storage.bind(tensor.py()).call1((tensor,)) else {
+            return Ok(None);
+        };
+        let is_empty = meta.shape.contains(&0);
+        let kept = Arc::new(Kept::InPlace(InPlace {
+            tensor: tensor.clone().unbind(),
+            storage: storage.unbind(),
+            reader,
+            written: (!is_empty).then(|| memory.addr()),
+        }));
+        // SAFETY: what is kept holds the memory, and hvd's users leave a tensor alone until its handle has ended.
+        let tensor = unsafe { Tensor::new(meta, memory, Output::At(memory)) };
+        Ok(Some(Plain {
+            tensor: tensor.kept_by(kept.clone()),
+            kept,
+            gpu: gpu.map(|ordinal| (reader, ordinal)),
+        }))
+    }
+}
+

@@ -1,0 +1,48 @@
+"""These tests run on ranks that each have a GPU of the double, over NCCL's double and staged through host memory.
+
+`make gpu-double` builds it; `environments.json` names it to the runtime as it would name the real libraries.
+tests/integration/test_real_gpus.py runs them on the machine's own GPUs.
+"""
+
+import pytest
+import torch
+from devices import GpuTensor, OnGpu, violations
+
+from horovod import _core
+
+# The core's own reader of tensors takes the types that the adapter names, and no subclass.
+_PlainTensors = _core.PlainTensors
+_core.PlainTensors = lambda types, *others: _PlainTensors([*types, GpuTensor], *others)
+
+import horovod.torch as hvd  # noqa: E402
+from horovod.torch._gradient_reducer import GradientReducer  # noqa: E402
+
+
+def _seeing_subclasses(method):
+    """Hooks of a backward pass run with PyTorch's dispatch to subclasses switched off, by which the double works."""
+
+    def run(*args):
+        with torch._C._EnableTorchFunction():
+            return method(*args)
+
+    return run
+
+
+for _name in ("_on_gradient", "_reopen", "_end_of_backward"):
+    setattr(GradientReducer, _name, _seeing_subclasses(getattr(GradientReducer, _name)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _job():
+    hvd.init()
+    yield
+    hvd.shutdown()
+    assert violations() == []
+
+
+@pytest.fixture(autouse=True)
+def _in_order():
+    """Each test leaves the double content; the first that does not is the one to look at."""
+    with OnGpu():
+        yield
+    assert violations() == []

@@ -1,0 +1,448 @@
+"""Tensors in the memory of the GPU double (crates/horovod-gpu-double), and just enough of `torch.cuda` for them.
+
+A `GpuTensor` says that it is a CUDA tensor and tells the double's memory and streams through DLPack's exchange
+table, as PyTorch's own do on a machine with GPUs. Its elements are in host memory, so PyTorch computes with them on the
+CPU: each function waits for the current stream of the double first, and tells the double what it has read and written
+there, which notices what is not in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+LIBRARY = os.environ["HOROVOD_CUDA_LIBRARY"]
+
+_u64, _size, _int, _pointer = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+library = ctypes.CDLL(LIBRARY)
+for _name, _result, _arguments in (
+    ("double_alloc", _u64, (_int, _size)),
+    ("double_free_on", _int, (_u64, _pointer)),
+    ("double_stream_create", _pointer, (_int,)),
+    ("double_stream_write", _int, (_pointer, _u64, _pointer, _size)),
+    ("double_stream_read", _int, (_pointer, _pointer, _u64, _size)),
+    ("double_stream_synchronize", _int, (_pointer,)),
+    ("double_stream_begin_capture", _int, (_pointer, _int)),
+    ("double_stream_end_capture", ctypes.c_int64, (_pointer,)),
+    ("double_violations", _u64, (ctypes.c_char_p, _size)),
+    ("double_counts", _u64, (ctypes.c_char_p,)),
+):
+    _function = getattr(library, _name)
+    _function.restype, _function.argtypes = _result, _arguments
+
+
+def number_of_gpus() -> int:
+    """How many this process sees; `environments.json` says it to the double."""
+    return 4
+
+
+def violations() -> list[str]:
+    """What was used without an order, after it was freed, or against a rule of CUDA or NCCL."""
+    text = ctypes.create_string_buffer(1 << 16)
+    count = library.double_violations(text, len(text))
+    told = text.value.decode(errors="replace").splitlines()
+    return told or [f"{count} violations without a text"] if count else []
+
+
+def count(call: str) -> int:
+    """How often a function of CUDA or NCCL was called in this process."""
+    return int(library.double_counts(call.encode()))
+
+
+# -- streams
+
+
+class Stream:
+    """What `torch.cuda.current_stream` gives."""
+
+    def __init__(self, device: int, address: int | None = None) -> None:
+        self.device = device
+        self.cuda_stream = library.double_stream_create(device) if address is None else address
+
+    def synchronize(self) -> None:
+        """Wait on the host; no function of CUDA's is counted."""
+        _call("double_stream_synchronize", self.cuda_stream)
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        """Capture what is put on the stream, as into a CUDA graph; nothing may end the capture from outside."""
+        _call("double_stream_begin_capture", self.cuda_stream, 0)
+        try:
+            yield
+        finally:
+            assert library.double_stream_end_capture(self.cuda_stream) >= 0, "it was invalidated"
+
+
+def _call(name: str, *arguments: Any) -> None:
+    code = getattr(library, name)(*arguments)
+    assert code == 0, f"{name} returned {code}"
+
+
+_current = threading.local()
+# The default streams; only device 0's can be told by a null pointer, which means the current context's.
+_defaults: dict[int, Stream] = {}
+
+
+def _default_stream(device: int) -> Stream:
+    if device not in _defaults:
+        _defaults[device] = Stream(device, None if device else 0)
+    return _defaults[device]
+
+
+def _streams() -> dict[int, Stream]:
+    streams: dict[int, Stream] = _current.__dict__.setdefault("streams", {})
+    return streams
+
+
+def current_stream(device: Any = None) -> Stream:
+    """This thread's stream of a device: the default stream unless `stream` says otherwise."""
+    index = device.index if isinstance(device, torch.device) else device
+    index = index or 0
+    return _streams().get(index) or _default_stream(index)
+
+
+@contextlib.contextmanager
+def stream(of: Stream) -> Iterator[None]:
+    """Have this thread's work go to a stream."""
+    before = current_stream(of.device)
+    _streams()[of.device] = of
+    try:
+        yield
+    finally:
+        _streams()[of.device] = before
+
+
+torch.cuda.current_stream = current_stream
+torch.cuda.stream = stream
+
+# -- memory
+
+# By the address of the storage: the device.
+_devices: dict[int, int] = {}
+
+
+def _free(address: int, allocated_on: Stream) -> None:
+    # As PyTorch's allocator: what is allocated next on the same stream may have it.
+    _devices.pop(address, None)
+    _call("double_free_on", address, allocated_on.cuda_stream)
+
+
+def _empty(device: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    # Never without a byte: what has no elements is on a device, too.
+    nbytes = -(-max(numel * dtype.itemsize, 1) // 16) * 16
+    address = library.double_alloc(device, nbytes)
+    assert address, "the double has no memory left"
+    memory = (ctypes.c_char * nbytes).from_address(address)
+    # The storage keeps the array alive.
+    weakref.finalize(memory, _free, address, current_stream(device)).atexit = False
+    _devices[address] = device
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)[:numel]
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def _device_of(tensor: torch.Tensor) -> int | None:
+    with torch._C.DisableTorchFunctionSubclass():
+        if tensor.layout is not torch.strided:
+            return None
+        return _devices.get(tensor.untyped_storage().data_ptr())
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address and length of the bytes that a tensor's elements are among."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if not tensor.numel():
+            return tensor.data_ptr(), 0
+        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        return tensor.data_ptr(), (last + 1) * tensor.element_size()
+
+
+def _tell_read(tensor: torch.Tensor) -> None:
+    address, nbytes = _span(tensor)
+    if nbytes:
+        own = current_stream(_device_of(tensor))
+        into = ctypes.create_string_buffer(nbytes)
+        _call("double_stream_read", own.cuda_stream, into, address, nbytes)
+        own.synchronize()
+
+
+def _tell_written(tensor: torch.Tensor) -> None:
+    address, nbytes = _span(tensor)
+    if nbytes:
+        own = current_stream(_device_of(tensor))
+        content = ctypes.create_string_buffer(ctypes.string_at(address, nbytes), nbytes)
+        _call("double_stream_write", own.cuda_stream, address, content, nbytes)
+        own.synchronize()
+
+
+def _move(tensor: torch.Tensor, device: int) -> torch.Tensor:
+    """A copy in the double's memory with the same strides, as far as they are dense."""
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        strides = torch.empty_like(tensor).stride()  # as of a clone
+        moved = _empty(device, tensor.dtype, tensor.numel()).as_strided(tensor.shape, strides)
+        moved.copy_(tensor)
+        result = moved.as_subclass(GpuTensor)
+    _tell_written(result)
+    return result
+
+
+class _Moved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, device: int) -> torch.Tensor:
+        return _move(tensor, device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return _plain(grad) if isinstance(grad, GpuTensor) else grad, None
+
+
+# Functions that look at what a tensor is, not at its elements.
+_LOOKS = frozenset(
+    (
+        "__get__",
+        "dim",
+        "size",
+        "stride",
+        "data_ptr",
+        "element_size",
+        "numel",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "untyped_storage",
+        "type",
+        "storage_offset",
+        "detach",
+        "view",
+        "view_as",
+        "reshape",
+        "requires_grad_",
+        "as_strided",
+        "narrow",
+        "t",
+        "expand",
+        "expand_as",
+        "is_neg",
+        "is_conj",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "__len__",
+        "__hash__",
+        "resolve_neg",
+    )
+)
+_NEW = frozenset(["empty_like", "new_empty"])
+
+
+def _tensors(values: Any) -> Iterator[GpuTensor]:
+    for value in values:
+        if isinstance(value, GpuTensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _device_asked_for(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Where the result shall be, None where that is not said; and the arguments without it."""
+    if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device)):
+        return args[1], (args[0], *args[2:])
+    return kwargs.get("device"), args
+
+
+def _backward(
+    tensor: torch.Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    # Not `Tensor.backward` itself: hooks shall see tensors as they are outside of a pass.
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+class GpuTensor(torch.Tensor):
+    """A tensor in the double's memory, or computed from some."""
+
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+    device = property(lambda self: torch.device("cuda", self.get_device()))
+
+    def get_device(self) -> int:
+        return _device_of(self) or 0
+
+    def cpu(self) -> torch.Tensor:
+        _tell_read(self)
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.detach().clone().as_subclass(torch.Tensor)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.backward:
+            return _backward(*args, **kwargs)
+        name = func.__name__
+        to_host = False
+        device, args = _device_asked_for(func, args, kwargs)
+        if device is not None:
+            to_host = torch.device(device).type == "cpu"
+            kwargs.pop("device", None)
+            if name == "to" and len(args) == 1 and not kwargs:
+                return args[0].cpu() if to_host else args[0]
+        operands = list(_tensors([*args, *kwargs.values()]))
+        index = next((d for d in map(_device_of, operands) if d is not None), 0)
+        looks = name in _LOOKS or name in _NEW
+        if not looks:
+            for operand in operands:
+                _tell_read(operand)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.grad:
+            return _gradient(args[0], result, index)
+        if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__":
+            for written in _tensors(args[:1]):
+                _tell_written(written)
+        return result if to_host else _converted(result, index)
+
+
+def _converted(value: Any, device: int) -> Any:
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(_converted(v, device) for v in value)
+    if not isinstance(value, torch.Tensor) or isinstance(value, GpuTensor):
+        return value
+    if _device_of(value) is not None:
+        with torch._C.DisableTorchFunctionSubclass():
+            return value.as_subclass(GpuTensor)
+    if value.layout is not torch.strided:
+        return value
+    return _Moved.apply(value, device) if value.requires_grad else _move(value, device)
+
+
+def _gradient(param: torch.Tensor, grad: torch.Tensor | None, device: int) -> torch.Tensor | None:
+    """The gradient that autograd has computed on the CPU goes to the device with the first look at it."""
+    if grad is None or isinstance(grad, GpuTensor) or grad.layout is not torch.strided:
+        return grad
+    moved = _move(grad, device)
+    with torch._C.DisableTorchFunctionSubclass():
+        param.grad = moved
+    return moved
+
+
+def on_gpu(tensor: torch.Tensor, device: int = 0) -> GpuTensor:
+    """A copy on a GPU of the double."""
+    moved = _move(tensor, device)
+    assert isinstance(moved, GpuTensor)
+    return moved.requires_grad_(tensor.requires_grad)
+
+
+class OnGpu(TorchFunctionMode):
+    """Makes what is asked for with `device="cuda"` in the double's memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, kwargs = args, dict(kwargs or {})
+        if func is torch.Tensor.backward:
+            with self:
+                return _backward(*args, **kwargs)
+        device, args = _device_asked_for(func, args, kwargs)
+        of_double = any(True for _ in _tensors([*args, *kwargs.values()]))
+        if device is None or of_double or torch.device(device).type != "cuda":
+            return func(*given, **kwargs)
+        kwargs.pop("device", None)
+        result = func(*args, **kwargs) if func is not torch.Tensor.to or kwargs else args[0]
+        return on_gpu(result, torch.device(device).index or 0)
+
+
+def module_on_gpu(module: torch.nn.Module, device: int = 0) -> torch.nn.Module:
+    """The module with its parameters and buffers on a GPU of the double, as after `module.cuda(device)`."""
+    for part in module.modules():
+        for name, param in part._parameters.items():
+            if param is not None:
+                moved = torch.nn.Parameter(on_gpu(param.detach(), device), param.requires_grad)
+                part._parameters[name] = moved
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = on_gpu(buffer, device)
+    return module
+
+
+# -- DLPack's exchange table
+
+
+class _RawTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", _pointer),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", _pointer),
+        ("strides", _pointer),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_Describe = ctypes.PYFUNCTYPE(_int, ctypes.py_object, ctypes.POINTER(_RawTensor))
+_Stream = ctypes.PYFUNCTYPE(_int, _int, ctypes.c_int32, ctypes.POINTER(_pointer))
+
+
+class _Table(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("older", _pointer),
+        ("allocate", _pointer),
+        ("managed_from_object", _pointer),
+        ("managed_to_object", _pointer),
+        ("tensor_from_object", _pointer),
+        ("current_work_stream", _pointer),
+    )
+
+
+_CAPSULE = b"dlpack_exchange_api"
+_open = ctypes.pythonapi.PyCapsule_GetPointer
+_open.restype, _open.argtypes = _pointer, (ctypes.py_object, ctypes.c_char_p)
+_seal = ctypes.pythonapi.PyCapsule_New
+_seal.restype, _seal.argtypes = ctypes.py_object, (_pointer, ctypes.c_char_p, _pointer)
+
+_of_torch = _Table.from_address(_open(torch.Tensor.__dlpack_c_exchange_api__, _CAPSULE))
+_describe_on_host = _Describe(_of_torch.tensor_from_object)
+_CUDA = 2
+
+
+@_Describe
+def _describe(tensor: Any, raw: Any) -> int:
+    status: int = _describe_on_host(tensor, raw)
+    if status == 0:
+        raw[0].device_type, raw[0].device_id = _CUDA, tensor.get_device()
+    return status
+
+
+@_Stream
+def _current_work_stream(device_type: int, device_id: int, out: Any) -> int:
+    out[0] = current_stream(device_id).cuda_stream if device_type == _CUDA else None
+    return 0
+
+
+_table = _Table(
+    1,
+    3,
+    None,
+    None,
+    None,
+    None,
+    ctypes.cast(_describe, _pointer),
+    ctypes.cast(_current_work_stream, _pointer),
+)
+GpuTensor.__dlpack_c_exchange_api__ = _seal(ctypes.addressof(_table), _CAPSULE, None)

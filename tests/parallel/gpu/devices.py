@@ -1,0 +1,46 @@
+"""The GPUs of these tests: those of the double, or where `HVD_TEST_GPU` is "real" those of the machine."""
+
+import os
+
+IS_REAL = os.environ.get("HVD_TEST_GPU") == "real"
+
+if IS_REAL:
+    from real_gpu import (
+        GpuTensor,
+        OnGpu,
+        Stream,
+        count,
+        current_stream,
+        module_on_gpu,
+        number_of_gpus,
+        on_gpu,
+        stream,
+        violations,
+    )
+else:
+    from cuda_double import (
+        GpuTensor,
+        OnGpu,
+        Stream,
+        count,
+        current_stream,
+        module_on_gpu,
+        number_of_gpus,
+        on_gpu,
+        stream,
+        violations,
+    )
+
+__all__ = [
+    "IS_REAL",
+    "GpuTensor",
+    "OnGpu",
+    "Stream",
+    "count",
+    "current_stream",
+    "module_on_gpu",
+    "number_of_gpus",
+    "on_gpu",
+    "stream",
+    "violations",
+]
