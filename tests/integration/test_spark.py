@@ -223,9 +223,10 @@ def test_a_driver_that_executors_cannot_reach(monkeypatch: pytest.MonkeyPatch) -
     assert "127.0.0.1:9" in str(raised.value)
     assert "nics" in str(raised.value)
     # Spark starts the tasks of an elastic job again and again.
-    with pytest.raises(TimeoutException, match=r"2 of 2 tasks run .* not all have reached") as late:
-        horovod.spark.run_elastic(print, num_proc=2, start_timeout=4, stderr=io.StringIO())
-    assert "at 127.0.0.1:9. Executors with tasks: " in str(late.value)
+    with pytest.raises(TimeoutException, match=r"cannot reach the|not all have reached") as late:
+        horovod.spark.run_elastic(print, num_proc=2, start_timeout=8, stderr=io.StringIO())
+    assert "of 2 tasks run after 8 s" in str(late.value)
+    assert "127.0.0.1:9" in str(late.value)
 
 
 def test_too_few_slots_for_an_elastic_job() -> None:
@@ -277,7 +278,9 @@ def test_an_executor_with_another_python(spark: Any, tmp_path: Path, monkeypatch
     other = f"type('version_info', (tuple,), {fields})({tuple(fields.values())})"
     (site / "other.pth").write_text(f"import sys;sys.version_info={other};{shared}\n")
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "bin" / "python"))
-    with pytest.raises(RuntimeError, match=r"executors use another Python .*3\.99.*PYSPARK_PYTHON"):
+    with pytest.raises(
+        RuntimeError, match=r"executors use another Python .*3(\.|, )99.*PYSPARK_PYTHON"
+    ):
         run(os.getpid, num_proc=1)
 
 

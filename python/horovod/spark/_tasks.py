@@ -28,6 +28,8 @@ _CANCEL_LIMIT_S = 15.0
 _LAST_WORD_S = 10.0
 # Tasks that are looked at for the one that has failed.
 _TASKS_MAX = 10_000
+# What `Attendance` and `check_version` raise.
+_OWN_ERROR = re.compile(r"RuntimeError: (task \d+ on host .+)")
 # How long a task tries to reach the launcher.
 _DIAL_LIMIT_S = 30
 
@@ -123,6 +125,11 @@ class SparkTasks:
                 of_stage = tracker.getStageInfo(stage)
                 running += of_stage.numActiveTasks if of_stage else 0
         said = f"{self._caller}: {running} of {self._count} tasks run after {self._start_timeout} s"
+        for _, error in self._failed_tasks():
+            if own := _OWN_ERROR.findall(error):
+                return TimeoutException(
+                    f"Timed out waiting for Spark tasks to report. {said}; {own[-1]}"
+                )
         if running == self._count:
             return TimeoutException(
                 f"Timed out waiting for Spark tasks to report. {said}, but not all have reached the launcher on "
@@ -138,8 +145,15 @@ class SparkTasks:
 
     def _where_failed(self) -> str:
         """The executor of a task that has failed, for a message: Spark does not tell it of barrier stages."""
+        for task, _ in self._failed_tasks():
+            return f" (executor {task.executorId()} on host {task.host()})"
+        return ""
+
+    def _failed_tasks(self) -> list[tuple[Any, str]]:
+        """Spark's data of tasks that have failed, and their errors."""
         java: Any = self._context._jsc
         tracker = self._context.statusTracker()
+        failed = []
         # What Spark keeps for its web pages is no public interface.
         with contextlib.suppress(Exception):
             store = java.sc().statusStore()
@@ -149,8 +163,8 @@ class SparkTasks:
                     tasks = store.taskList(stage, 0, _TASKS_MAX)
                     for task in (tasks.apply(number) for number in range(tasks.size())):
                         if task.errorMessage().isDefined():
-                            return f" (executor {task.executorId()} on host {task.host()})"
-        return ""
+                            failed.append((task, str(task.errorMessage().get())))
+        return failed
 
     def _busy_executors(self) -> list[str]:
         java: Any = self._context._jsc
@@ -161,7 +175,7 @@ class SparkTasks:
 def explained(caller: str, error: Exception, where: str = "") -> Exception:
     """What a failed Spark job means for the user."""
     text = str(error)
-    if own := re.findall(r"RuntimeError: (task \d+ on host .+)", text):
+    if own := _OWN_ERROR.findall(text):
         cure, where = own[-1], ""
     elif "No module named 'horovod" in text:
         cure = "executors have no horovod-rs: install the wheel in the Python that they use (PYSPARK_PYTHON)"
