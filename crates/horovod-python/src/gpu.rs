@@ -103,9 +103,9 @@ impl Streams {
     #[new]
     fn new(class: &Bound<'_, PyType>, ask: Py<PyAny>) -> PyResult<Self> {
         let table = Reader::of(class)?.and_then(Reader::streams);
-        Ok(Self(table.unwrap_or_else(|| {
-            StreamSource::Function(Arc::new(ask))
-        })))
+        Ok(Self(
+            table.unwrap_or_else(|| StreamSource::Function(Arc::new(ask))),
+        ))
     }
 
     /// Address of the stream that this thread's work on a GPU goes to.
@@ -202,7 +202,10 @@ pub(crate) fn wait_for_devices(py: Python<'_>) -> PyResult<()> {
     };
     match detached(py, || engine.wait_for_devices()) {
         // Nothing was in flight when the job ended.
-        Err(Error::Stopped { why: StopReason::Left(Leaving::Asked | Leaving::Ended), .. }) => Ok(()),
+        Err(Error::Stopped {
+            why: StopReason::Left(Leaving::Asked | Leaving::Ended),
+            ..
+        }) => Ok(()),
         waited => waited.map_err(|e| operation_error(py, e)),
     }
 }

@@ -37,6 +37,8 @@ mod _core {
     #[pymodule_export]
     use crate::payloads::{PayloadServer, deliver_payload, fetch_payload};
     #[pymodule_export]
+    use crate::plain::PlainTensors;
+    #[pymodule_export]
     use crate::results::{handles, poll};
     #[pymodule_export]
     use crate::runtime::{
@@ -45,8 +47,6 @@ mod _core {
         leave_at_exit, local_rank, local_size, needs_sync, process_set_ids, process_set_ranks,
         rank, remove_process_set, shutdown, size, start_timeline, stop_timeline, transports,
     };
-    #[pymodule_export]
-    use crate::plain::PlainTensors;
     #[pymodule_export]
     use crate::submit::{enqueue, wait, wait_softly};
 

@@ -167,7 +167,8 @@ impl PlainTensors {
         engine.submit_together(|queue| {
             for (tensor, name) in tensors.iter().zip(names.iter()) {
                 // Whoever queues it alone learns what is the matter.
-                let (Ok(Some(plain)), Ok(name)) = (self.read(&tensor, &op), name.extract::<&str>()) else {
+                let (Ok(Some(plain)), Ok(name)) = (self.read(&tensor, &op), name.extract::<&str>())
+                else {
                     break;
                 };
                 let Ok((tensor, kept)) = recorded.place(py, (prefix, Some(name)), plain) else {
@@ -290,4 +291,3 @@ impl PlainTensors {
         }))
     }
 }
-

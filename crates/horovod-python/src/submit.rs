@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use horovod::gpu::RawStream;
 use horovod::{
-    DType, Engine, Error, Handle, Op, OpResult, Output, Rank, ReduceOp, Scale, Softly, Submission, Tensor,
-    TensorMeta, Waited,
+    DType, Engine, Error, Handle, Op, OpResult, Output, Rank, ReduceOp, Scale, Softly, Submission,
+    Tensor, TensorMeta, Waited,
 };
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -153,8 +153,7 @@ pub(crate) fn enqueue(
         // SAFETY: the adapter says that the memory is that GPU's.
         .map(|tensor| unsafe { tensor.on_gpu(ready.clone()) })
         .collect();
-    let mut submission =
-        Submission::new(prefix, name, op, set, tensors.into()).with_splits(splits);
+    let mut submission = Submission::new(prefix, name, op, set, tensors.into()).with_splits(splits);
     if let Some(allocator) = allocator {
         // SAFETY: the adapter's functions give new memory of that GPU's, and the tensors' owners keep it, too.
         submission = unsafe { submission.allocating(allocator) };

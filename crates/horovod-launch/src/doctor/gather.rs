@@ -91,7 +91,10 @@ pub(crate) fn look(scene: &Scene) -> HostFacts {
     let (found, gpu_problem) = match await_from(&gpus, deadline) {
         Some(Ok(found)) => (found, None),
         Some(Err(problem)) => (Default::default(), Some(problem)),
-        None => (Default::default(), Some("nvidia-smi does not answer".into())),
+        None => (
+            Default::default(),
+            Some("nvidia-smi does not answer".into()),
+        ),
     };
     let (gpus, gpus_apart) = found;
     let uname = rustix::system::uname();

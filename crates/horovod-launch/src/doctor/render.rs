@@ -414,11 +414,17 @@ fn facts_json(facts: &HostFacts) -> Vec<(&'static str, Json)> {
         ("gpus", Json::list(&facts.gpus, Json::from)),
         (
             "cuda",
-            python.ok().and_then(|p| Some(p.cuda.as_ref().ok()?.0.clone())).into(),
+            python
+                .ok()
+                .and_then(|p| Some(p.cuda.as_ref().ok()?.0.clone()))
+                .into(),
         ),
         (
             "nccl",
-            python.ok().and_then(|p| Some(p.nccl.as_ref().ok()?.0.clone())).into(),
+            python
+                .ok()
+                .and_then(|p| Some(p.nccl.as_ref().ok()?.0.clone()))
+                .into(),
         ),
         ("gpus_apart", Json::list(&facts.gpus_apart, Json::from)),
         ("omp_num_threads", facts.omp_threads.clone().into()),

@@ -18,7 +18,11 @@ pub(super) fn judge(slots: u32, name: &str, facts: &HostFacts, found: &mut Findi
         return;
     }
     if slots as usize > gpus {
-        let (word, own) = if gpus == 1 { ("GPU", "slot") } else { ("GPUs", "slots") };
+        let (word, own) = if gpus == 1 {
+            ("GPU", "slot")
+        } else {
+            ("GPUs", "slots")
+        };
         let what = format!(
             "{slots} ranks share {gpus} {word}: NCCL refuses two ranks on one GPU (before 2.30.3 always, then without \
              NCCL_MULTI_RANK_GPU_ENABLE=1), and their tensors go through host memory"
@@ -35,7 +39,8 @@ pub(super) fn judge(slots: u32, name: &str, facts: &HostFacts, found: &mut Findi
                        (`docker run --gpus all`); of no concern to jobs without GPUs";
             found.add(Severity::Risk, name, what, fix);
         } else if let Err(why) = &python.nccl {
-            let what = format!("NCCL cannot be used, tensors on GPUs go through host memory: {why}");
+            let what =
+                format!("NCCL cannot be used, tensors on GPUs go through host memory: {why}");
             let fix = "pip install nvidia-nccl-cu13 (or -cu12, as PyTorch's CUDA), or name the file by \
                        HOROVOD_NCCL_LIBRARY";
             found.add(Severity::Slow, name, what, fix);
