@@ -13,8 +13,12 @@ COMMAND = [sys.executable, "-m", "horovod.bench"]
 FEW = ["-n", "2", "-w", "1"]
 
 
-def run(np, *words, code=0):
-    job = harness.horovodrun(np, [*COMMAND, *words])
+# `make gpu-double` builds it.
+DOUBLE = str(harness.ROOT / ".stamps" / "gpu-double" / "libhorovod_gpu_double.so")
+
+
+def run(np, *words, code=0, env=None):
+    job = harness.horovodrun(np, [*COMMAND, *words], env=env)
     try:
         assert job.wait() == code, job.report()
         job.assert_nothing_left()
@@ -40,6 +44,34 @@ def test_every_collective_type_and_operator_is_right(np, tmp_path):
     assert [r["collective"] for r in results if r["wrong"] is None] == ["barrier"]
     assert all(len(r["seconds_by_rank"]) == np for r in results)
     assert "# all right: " in job.stdout
+
+
+@pytest.mark.parametrize("np", [1, 2])
+def test_everything_is_right_on_gpus_of_the_double(np, tmp_path):
+    out = tmp_path / "out.json"
+    words = ["--device", "cuda", "-b", "64", "-e", "64K", "-f", "1024", "-d", "all", "-o", "all"]
+    env = {
+        "HOROVOD_CUDA_LIBRARY": DOUBLE,
+        "HOROVOD_NCCL_LIBRARY": DOUBLE,
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_GPU_DOUBLE": "devices=2,seed=3",
+    }
+    job = run(np, *words, "-p", "both", *FEW, "--json", str(out), env=env)
+
+    found = json.loads(out.read_text())
+    assert found["device"] == "cuda"
+    assert {r["wrong"] for r in found["results"] if r["collective"] != "barrier"} == {0}
+    assert all(r["seconds"]["median"] > 0 for r in found["results"])
+    assert "# data on GPUs, NCCL 2.30.7; times are means" in job.stdout
+
+
+def test_a_gpu_that_is_not_there_is_said_of_every_rank():
+    env = {"HOROVOD_CUDA_LIBRARY": DOUBLE, "HOROVOD_GPU_DOUBLE": "no_device"}
+    job = run(2, "--device", "cuda", code=2, env=env)
+    for rank in range(2):
+        assert f"rank {rank} on " in job.stderr
+    assert "--device cuda cannot be used" in job.stderr
+    assert "cuInit returned 100" in job.stderr
 
 
 def test_bandwidths_are_those_of_nccl_tests(tmp_path):

@@ -114,7 +114,7 @@ class Operation:
         output = self._input if case.in_place else None
         if case.in_place is False:
             output = self._output = make(self._own)
-        self._gpu = device and device.place(case.dtype.nbytes)
+        self._gpu = None if device is None else device.place(case.dtype.nbytes)
         self._entry = (
             self._input.address,
             output.address if output else 0,
@@ -147,11 +147,14 @@ class Operation:
             op=self._op,
             root_rank=self._sender,
             gpu=self._gpu,
-            allocators=self._gpu and [self._gpu.allocator(self._input)],
+            allocators=None if self._gpu is None else [self._gpu.allocator(self._input)],
         )
 
     def timed(self, iterations: int) -> list[float]:
-        """Seconds of so many calls: of each by the host's clock, or on a GPU from end to end by its own."""
+        """Seconds of each of so many calls by the host's clock; on a GPU of all together by its own, and their mean.
+
+        There several are under way at a time and may be carried out as one: the time of each has no meaning.
+        """
         if self._device is None or self._case.dtype is None:
             seconds = []
             for _ in range(iterations):
@@ -159,17 +162,15 @@ class Operation:
                 self.run()
                 seconds.append(time.perf_counter() - begin)
             return seconds
-        marks = [self._device.mark()]
+        begins = self._device.mark()
         pending: deque[int] = deque()
         for number in range(iterations):
-            pending.append(self._start(number % _IN_FLIGHT_MAX))
             if len(pending) == _IN_FLIGHT_MAX:
                 self._results = _core.wait(pending.popleft())
-                marks.append(self._device.mark())
+            pending.append(self._start(number % _IN_FLIGHT_MAX))
         while pending:
             self._results = _core.wait(pending.popleft())
-            marks.append(self._device.mark())
-        return self._device.seconds_between(marks)
+        return [self._device.seconds_between(begins, self._device.mark()) / iterations]
 
     def fill(self) -> None:
         """Data of which the result is known."""

@@ -1,7 +1,6 @@
 """Memory, a stream and timing events of one GPU, through CUDA's driver library alone: no framework is needed."""
 
 import ctypes
-import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -104,15 +103,13 @@ class Device:
         self.call("cuEventRecord", event, self._stream)
         return Mark(self, event)
 
-    def seconds_between(self, marks: Sequence["Mark"]) -> list[float]:
-        """Between each and the next, once all have been reached."""
+    def seconds_between(self, begin: "Mark", end: "Mark") -> float:
+        """Time from one to the other; waits until both have been reached."""
         self.call("cuStreamSynchronize", self._stream)
-        spans = []
-        for before, after in itertools.pairwise(marks):
-            milliseconds = ctypes.c_float()
-            self._get("cuEventElapsedTime", milliseconds, before.event, after.event)
-            spans.append(milliseconds.value / 1e3)
-        return spans
+        milliseconds: float = self._get(
+            "cuEventElapsedTime", ctypes.c_float(), begin.event, end.event
+        )
+        return milliseconds / 1e3
 
 
 class Mark:

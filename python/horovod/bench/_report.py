@@ -55,7 +55,7 @@ def heading(options: Options, members: Members, hosts: int) -> str:
         nccl = found_libraries()["nccl"]
         carried = f"NCCL {nccl[0]}" if isinstance(nccl, tuple) else f"no NCCL ({nccl})"
         lines.append(
-            f"# data on GPUs, {carried}; times by events of the GPU, several calls in flight"
+            f"# data on GPUs, {carried}; times are means, by events of the GPU, of calls in flight together"
         )
     return "\n".join(lines)
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common._collectives import Allocation, Memory, checked_splits
+from horovod.common._collectives import Memory, checked_splits
 from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
-from horovod.common._operations import Output
+from horovod.common._operations import Allocation, Output
 
 Array = np.ndarray[Any, Any]
 
@@ -68,7 +68,7 @@ class NumpyArrays:
     def wrap_output(self, output: Output, dtype: Any) -> Array:
         buffer, shape = output
         wire_dtype = _wire_dtype(dtype)
-        flat = np.frombuffer(buffer, wire_dtype) if len(buffer) else np.empty(0, wire_dtype)  # type: ignore[call-overload]
+        flat = np.frombuffer(buffer, wire_dtype) if len(buffer) else np.empty(0, wire_dtype)
         return _typed(flat.reshape(shape), dtype)
 
     def rows(self, splits: Any) -> list[int] | None:

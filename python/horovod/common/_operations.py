@@ -89,7 +89,7 @@ def start(
         process_set_id,  # None raises the TypeError users know
         grouped,
         finish,
-        gpu and (gpu.streams, gpu.ordinal),
+        None if gpu is None else (gpu.streams, gpu.ordinal),
         allocators,
     )
 

@@ -55,7 +55,7 @@ class MxnetArrays:
         (element, context), (buffer, shape) = dtype, output
         array = empty(shape, mx.cpu() if context.device_type == "gpu" else context, element)
         if len(buffer):
-            memory = (ctypes.c_char * len(buffer)).from_buffer(buffer)  # type: ignore[arg-type]
+            memory = (ctypes.c_char * len(buffer)).from_buffer(buffer)
             check_call(_LIB.MXNDArraySyncCopyFromCPU(array.handle, memory, array.size))
         return array.as_in_context(context)
 

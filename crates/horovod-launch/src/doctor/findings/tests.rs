@@ -1,5 +1,7 @@
 //! What is concluded from which facts. Each test changes one thing on hosts that nothing is wrong with.
 
+mod gpus;
+
 use std::net::SocketAddr;
 
 use horovod_transport::probe::Obstacle;
@@ -88,6 +90,14 @@ fn only(chart: &Chart, severity: Severity, hosts: &str, what: &str, fix: &str) {
     assert_eq!(would_stop(&found), severity == Severity::Fatal);
 }
 
+/// The one finding about a host that is healthy but for this.
+#[track_caller]
+fn check(spoil: fn(&mut HostFacts), severity: Severity, what: &str, fix: &str) {
+    let mut chart = chart(2);
+    spoil(facts(&mut chart, 1));
+    only(&chart, severity, "h1", what, fix);
+}
+
 #[test]
 fn nothing_is_wrong_with_healthy_hosts() {
     for count in [1, 2, 5] {
@@ -150,12 +160,6 @@ fn a_host_that_cannot_be_reached_is_named_with_what_to_do() {
 
 #[test]
 fn what_a_job_needs_from_a_host() {
-    #[track_caller]
-    fn check(spoil: fn(&mut HostFacts), severity: Severity, what: &str, fix: &str) {
-        let mut chart = chart(2);
-        spoil(facts(&mut chart, 1));
-        only(&chart, severity, "h1", what, fix);
-    }
     check(
         |f| f.limits.nofile = Some(19),
         Severity::Fatal,
@@ -295,51 +299,6 @@ fn what_a_job_needs_from_a_host() {
         "1 slots",
     );
     check(
-        |f| f.gpus = vec!["A100".into()],
-        Severity::Note,
-        "2 ranks share 1 GPU",
-        "give this host 1 slot if",
-    );
-    check(
-        |f| {
-            f.gpus = vec!["A100".into(); 2];
-            f.python.as_mut().expect("well").cuda = Err("libcuda.so.1: not found".into());
-        },
-        Severity::Risk,
-        "there are GPUs, and CUDA cannot be used: libcuda.so.1: not found",
-        "--gpus all",
-    );
-    check(
-        |f| {
-            f.gpus = vec!["A100".into(); 2];
-            f.python.as_mut().expect("well").nccl = Err("libnccl.so.2: not found".into());
-        },
-        Severity::Slow,
-        "NCCL cannot be used, tensors on GPUs go through host memory: libnccl.so.2: not found",
-        "HOROVOD_NCCL_LIBRARY",
-    );
-    check(
-        |f| {
-            f.gpus = vec!["A100".into(); 2];
-            f.gpus_apart = vec!["GPU0 and GPU1 (NS)".into()];
-        },
-        Severity::Slow,
-        "cannot read each other's memory: GPU0 and GPU1 (NS)",
-        "IOMMU",
-    );
-    // Without a GPU nobody misses them.
-    let mut without = chart(1);
-    let python = facts(&mut without, 0).python.as_mut().expect("well");
-    python.cuda = Err("not found".into());
-    python.nccl = Err("not found".into());
-    assert_eq!(of(&without), []);
-    check(
-        |f| f.gpu_problem = Some("Driver/library version mismatch".into()),
-        Severity::Risk,
-        "version mismatch",
-        "driver",
-    );
-    check(
         |f| f.names.push(("h0".into(), Err("unknown".into()))),
         Severity::Note,
         "names that do not resolve there: h0",
@@ -400,26 +359,6 @@ fn versions_that_differ_are_listed_with_their_hosts() {
         Severity::Risk,
         "h0,h1,h2",
         "different versions of PyTorch: 2.9.1+cpu on h0, h1; none on h2",
-        "the same everywhere",
-    );
-}
-
-#[test]
-fn versions_of_nccl_are_compared_where_there_are_gpus() {
-    let mut chart = chart(3);
-    let change = |facts: &mut HostFacts| {
-        facts.gpus = vec!["H100".into(); 2];
-        let python = facts.python.as_mut().expect("well");
-        python.nccl = Ok(("2.18.1".into(), "libnccl.so.2".into()));
-    };
-    change(facts(&mut chart, 1));
-    assert_eq!(of(&chart), []);
-    facts(&mut chart, 2).gpus = vec!["H100".into(); 2];
-    only(
-        &chart,
-        Severity::Slow,
-        "h1,h2",
-        "different versions of NCCL: 2.18.1 on h1; 2.30.7 on h2",
         "the same everywhere",
     );
 }
