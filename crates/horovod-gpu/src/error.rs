@@ -72,14 +72,7 @@ impl GpuError {
     /// Whether the context is lost: every later call fails in the same way, and only a new process can use the GPU.
     pub fn is_sticky(&self) -> bool {
         match self {
-            // Uncorrectable memory and link errors, contained errors; then what kernels do wrong; 718 is an invalid
-            // program counter, 719 the driver's general "launch failed", 721 a leak of tensor memory.
-            Self::Cuda { code, .. } => {
-                matches!(
-                    code,
-                    214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721
-                )
-            }
+            Self::Cuda { code, .. } => is_sticky(*code),
             _ => false,
         }
     }
@@ -99,6 +92,15 @@ fn not_loaded(library: &str, tried: &[(String, String)]) -> String {
     text
 }
 
+/// Uncorrectable memory and link errors, contained errors; then what kernels do wrong; 718 is an invalid program counter,
+/// 719 the driver's general "launch failed", 721 a leak of tensor memory.
+fn is_sticky(code: i32) -> bool {
+    matches!(
+        code,
+        214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721
+    )
+}
+
 /// What to do about codes that have one usual cause.
 fn cuda_advice(code: i32) -> &'static str {
     match code {
@@ -108,6 +110,7 @@ fn cuda_advice(code: i32) -> &'static str {
         100 => "; is CUDA_VISIBLE_DEVICES empty, or the GPU not visible in this container?",
         222 => "; this driver is too old for the kernels",
         803 | 804 => "; the driver's library and its kernel module are of different versions",
+        _ if is_sticky(code) => "; this process cannot use the GPU any more",
         _ => "",
     }
 }

@@ -253,12 +253,7 @@ impl GpuThread {
     }
 
     fn fail(&mut self, error: &GpuError) {
-        let advice = if error.is_sticky() {
-            "; this process cannot use the GPU any more"
-        } else {
-            ""
-        };
-        self.end_all(failed(error, format!("{error}{advice}")));
+        self.end_all(failed(error, error.to_string()));
         (self.shared.notify)();
     }
 
