@@ -7,7 +7,7 @@ use horovod_protocol::{
     Completion, DType, Device, EntryId, Op, ProcessSetId, Rank, ReduceOp, Scale,
 };
 
-use super::handles::{Delivery, Handles};
+use super::handles::{Delivery, Handles, call_here, in_callback};
 use super::{Allocator, Callback, Engine, Entry, Handle, Kept, Negotiation, RecordedCall, Waited};
 use crate::error::Error;
 use crate::tensor::{Output, Tensor, Tensors};
@@ -276,14 +276,34 @@ impl Engine {
         };
         match ended {
             None => {}
-            Some((Waited::Ended { result, .. }, callback)) => callback(result),
-            Some((_, callback)) => {
-                callback(Err(Error::Internal(format!(
-                    "handle {} vanished",
-                    handle.0
-                ))));
-            }
+            Some((Waited::Ended { result, .. }, callback)) => call_here(|| callback(result)),
+            Some((_, callback)) => call_here(|| callback(Err(vanished(handle)))),
         }
+    }
+
+    /// Submits an operation that ends with a callback, as of [`Submission::calling`], but waits for it first, at most
+    /// `timeout`: if it ends by then, this thread makes the call before this returns, while others may be made.
+    ///
+    /// A thread that waits makes the progress, so this costs no wake-up of another one. Amid a callback it does not wait.
+    ///
+    /// # Errors
+    /// As of [`Self::submit`]; then `callback` is not called.
+    pub fn submit_and_wait(
+        &self,
+        submission: Submission<'_>,
+        timeout: Duration,
+        callback: Callback,
+    ) -> Result<(), Error> {
+        if timeout.is_zero() || in_callback() {
+            return self.submit(submission.calling(callback)).map(drop);
+        }
+        let handle = self.submit(submission)?;
+        match self.wait(handle, timeout) {
+            Waited::Ended { result, .. } => call_here(|| callback(result)),
+            Waited::Pending => self.call_at_end(handle, callback),
+            Waited::Unknown => call_here(|| callback(Err(vanished(handle)))),
+        }
+        Ok(())
     }
 
     pub(super) fn wait_as(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
@@ -387,9 +407,7 @@ impl Engine {
                     }
                     return Ok(result?.completion);
                 }
-                Waited::Unknown => {
-                    return Err(Error::Internal(format!("handle {} vanished", handle.0)).into());
-                }
+                Waited::Unknown => return Err(vanished(handle).into()),
                 Waited::Pending => {
                     if let Err(stop) = interrupted() {
                         // Nobody will ask for the result.
@@ -450,6 +468,10 @@ impl Negotiation {
             }
         }
     }
+}
+
+fn vanished(handle: Handle) -> Error {
+    Error::Internal(format!("handle {} vanished", handle.0))
 }
 
 /// Combinations of element type, operation and factors that have no meaning.
