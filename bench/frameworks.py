@@ -2,7 +2,8 @@
 
 Usage: python bench/frameworks.py [-np N] [--rounds K] [--peers P ...] [--json FILE]
 
-Peers take turns in rounds. TensorFlow's own is `MultiWorkerMirroredStrategy`, JAX's own its CPU collectives between
+Peers take turns in rounds; a call takes as long as on the slowest rank. TensorFlow's own is
+`MultiWorkerMirroredStrategy`, JAX's own its CPU collectives between
 `jax.distributed` processes.
 """
 
@@ -11,43 +12,99 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import sys
+import tempfile
 from pathlib import Path
 from statistics import median
 
 import launch
 import tables
-from processes import unwind_on_sigterm
+from frameworks_rank import APPLIED, COMPUTED, NOT_REDUCED, REDUCED
+from processes import output_of, unwind_on_sigterm
 
 # Each with the package that it needs.
 PEERS = {
     "torch": "torch",
     "tensorflow": "tensorflow",
     "tensorflow-jit": "tensorflow",
+    "keras": "keras",
     "mirrored": "tensorflow",
     "jax": "jax",
     "jax-distributed": "jax",
+    "mxnet": "mxnet",
 }
 OWN = {"tensorflow": "mirrored", "tensorflow-jit": "mirrored", "jax": "jax-distributed"}
 LIMIT_S = 300
+# MXNet needs an older NumPy than all others.
+MXNET_PYTHON = Path(__file__).resolve().parents[1] / ".venv-mxnet" / "bin" / "python"
+
+# Steps of a CNN, by peer.
+STEPS = ("alone", "horovod", "mirrored")
+
+# What a module adds to the import of its framework, and how much it may, in seconds.
+IMPORTS = {
+    "horovod.tensorflow": ("tensorflow", 0.1),
+    "horovod.jax": ("jax", 0.05),
+}
+IMPORT_PROGRAM = """
+import importlib, time
+importlib.import_module({framework!r})
+begin = time.perf_counter()
+importlib.import_module({module!r})
+print(time.perf_counter() - begin)
+"""
 
 
 def measure(ranks: int, rounds: int, budget_s: float, peers: list[str] | None = None) -> dict:
     """Seconds by peer and case."""
-    found: dict = {"ranks": ranks, "seconds": {}, "skipped": {}}
+    found: dict = {"ranks": ranks, "seconds": {}, "skipped": {}, "steps": {}, "imports": {}}
     chosen = peers or list(PEERS)
     for peer in chosen:
-        if importlib.util.find_spec(PEERS[peer]) is None:
+        if peer == "mxnet":
+            if not MXNET_PYTHON.exists():
+                found["skipped"][peer] = "make .venv-mxnet makes the environment that it needs"
+        elif importlib.util.find_spec(PEERS[peer]) is None:
             found["skipped"][peer] = f"{PEERS[peer]} is not installed"
     for _ in range(rounds):
         for peer in chosen:
             if peer in found["skipped"]:
                 continue
-            words = ("--peer", peer, "--budget", str(budget_s))
-            records = launch.run("horovod", ranks, "frameworks_rank.py", *words, limit_s=LIMIT_S)
-            for record in records:
-                cases = found["seconds"].setdefault(peer, {})
+            words = ("frameworks_rank.py", "--peer", peer, "--budget", str(budget_s))
+            cases = found["seconds"].setdefault(peer, {})
+            for record in _run(peer, ranks, *words):
                 cases.setdefault(record["case"], []).extend(record["seconds"])
+        if "keras" not in chosen or "keras" in found["skipped"]:
+            continue
+        for peer in STEPS:
+            (record,) = _run(peer, ranks, "cnn_rank.py", "--peer", peer)
+            found["steps"].setdefault(peer, []).extend(record["seconds"])
+            found["parameters"] = record["parameters"]
+    for module, (framework, _) in IMPORTS.items():
+        if framework in chosen and framework not in found["skipped"]:
+            found["imports"][module] = [_added_by_import(framework, module) for _ in range(5)]
     return found
+
+
+def _run(peer: str, ranks: int, *words: str) -> list[dict]:
+    if peer != "mxnet":
+        return launch.run("horovod", ranks, *words, limit_s=LIMIT_S)
+    # Its interpreter sees this one's horovod, and nothing else.
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        spec = importlib.util.find_spec("horovod")
+        if not spec or not spec.submodule_search_locations:
+            raise launch.PeerFailed("horovod is not installed")
+        Path(folder, "horovod").symlink_to(spec.submodule_search_locations[0])
+        env = {"PYTHONPATH": folder}
+        python = str(MXNET_PYTHON)
+        return launch.run("horovod", ranks, *words, limit_s=LIMIT_S, python=python, env=env)
+
+
+def _added_by_import(framework: str, module: str) -> float:
+    program = IMPORT_PROGRAM.format(framework=framework, module=module)
+    done = output_of([sys.executable, "-c", program], LIMIT_S)
+    if done.returncode:
+        raise launch.PeerFailed(f"import {module}: {done.stderr[-2000:]}")
+    return float(done.stdout)
 
 
 def rows(found: dict) -> list[str]:
@@ -58,14 +115,20 @@ def rows(found: dict) -> list[str]:
     for name in names:
         cells = [tables.milliseconds(cases.get(name)) for cases in seconds.values()]
         lines.append(tables.row(name, *cells))
+    if steps := found.get("steps"):
+        millions = found["parameters"] / 1e6
+        lines += ["", f"Step of a Keras CNN of {millions:.1f} million parameters:", ""]
+        lines += [tables.row("ranks of", "ms"), tables.row("---", "---")]
+        lines += [tables.row(who, tables.milliseconds(times)) for who, times in steps.items()]
     lines += ["", tables.row("goal", "measured", "at most"), tables.row(*["---"] * 3)]
-    lines += [tables.row(*goal) for goal in goals(seconds)]
+    lines += [tables.row(*goal) for goal in goals(found)]
     return lines + [f"\nNot measured: {who}: {why}." for who, why in found["skipped"].items()]
 
 
-def goals(seconds: dict) -> list[tuple[str, str, str]]:
+def goals(results: dict) -> list[tuple[str, str, str]]:
     """Each goal with its figure, of medians, and its limit with whether it is reached."""
     found = []
+    seconds = results["seconds"]
 
     def goal(name: str, value: float | None, limit: float, unit: str = "") -> None:
         if value is not None:
@@ -82,37 +145,38 @@ def goals(seconds: dict) -> list[tuple[str, str, str]]:
     def more(a: float | None, b: float | None) -> float | None:
         return None if a is None or b is None else a - b
 
+    large, in_place = of("torch", "64 MiB"), of("torch", "64 MiB, in place")
+    gradients = of("torch", "161 gradients")
     for peer, own in OWN.items():
         extra = more(of(peer, "4 B"), of(peer, "nothing"))
         limit = 20 if peer == "jax" else 25
-        goal(
-            f"{peer}: 4 B, more than nothing", None if extra is None else extra * 1e6, limit, " us"
-        )
-        goal(f"{peer}: 64 MiB / PyTorch's", ratio(of(peer, "64 MiB"), of("torch", "64 MiB")), 1.15)
-        in_place = of(peer, "64 MiB, in place") or more(
+        microseconds = None if extra is None else extra * 1e6
+        goal(f"{peer}: 4 B, more than nothing", microseconds, limit, " us")
+        goal(f"{peer}: 64 MiB / PyTorch's", ratio(of(peer, "64 MiB"), large), 1.15)
+        forwarded = of(peer, "64 MiB, in place") or more(
             of(peer, "64 MiB, computed"), of(peer, "computing it")
         )
-        theirs = of("torch", "64 MiB, in place")
-        goal(f"{peer}: 64 MiB in place / PyTorch's", ratio(in_place, theirs), 1.15)
-        gradients = of(peer, "161 gradients")
+        goal(f"{peer}: 64 MiB in place / PyTorch's", ratio(forwarded, in_place), 1.15)
+        reduced = more(of(peer, REDUCED), of(peer, COMPUTED))
         goal(
-            f"{peer}: 161 gradients / PyTorch's",
-            ratio(gradients, of("torch", "161 gradients")),
-            1.3,
+            f"{peer}: 161 gradients, computing excluded / PyTorch's", ratio(reduced, gradients), 1.3
         )
-        goal(
-            f"{peer}: 161 gradients / the framework's own",
-            ratio(gradients, of(own, "161 gradients")),
-            1 / 3,
-        )
-    tape = more(
-        of("tensorflow", "161 gradients, tape"), of("tensorflow", "161 gradients, not reduced")
-    )
+        whole, theirs = of(peer, "161 gradients"), of(own, "161 gradients")
+        goal(f"{peer}: 161 gradients / the framework's own", ratio(whole, theirs), 1 / 3)
+    applied = more(of("keras", APPLIED), of("keras", NOT_REDUCED))
+    goal("keras: apply of 161 gradients / PyTorch's", ratio(applied, gradients), 1.3)
+    goal("mxnet: 64 MiB / PyTorch's", ratio(of("mxnet", "64 MiB"), large), 1.15)
     goal(
-        "tensorflow: a tape's 161 gradients / PyTorch's",
-        ratio(tape, of("torch", "161 gradients")),
-        1.3,
+        "mxnet: 64 MiB in place / PyTorch's", ratio(of("mxnet", "64 MiB, in place"), in_place), 1.15
     )
+    goal("mxnet: 161 gradients / PyTorch's", ratio(of("mxnet", "161 gradients"), gradients), 1.4)
+    steps = {who: median(times) for who, times in results.get("steps", {}).items()}
+    ours = steps.get("horovod")
+    goal("a CNN's step / MultiWorkerMirrored's", ratio(ours, steps.get("mirrored")), 0.8)
+    goal("a CNN's step / computing alone", ratio(ours, steps.get("alone")), 1.15)
+    for module, times in results.get("imports", {}).items():
+        framework, limit_s = IMPORTS[module]
+        goal(f"import {module}, after {framework}", median(times) * 1e3, limit_s * 1e3, " ms")
     return found
 
 

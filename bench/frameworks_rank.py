@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from cases import resnet50_shapes
 from launch import Report
 
@@ -18,6 +19,8 @@ SHAPES = resnet50_shapes()
 BIG = 64 * 2**20 // 4
 WARM_UP = 5
 REPEATS_MIN, REPEATS_MAX = 9, 500
+NOT_REDUCED, APPLIED = "161 gradients, apply without reducing", "161 gradients, apply"
+COMPUTED, REDUCED = "161 gradients, computed", "161 gradients, computed and reduced"
 Runs = dict[str, Callable[[], Any]]
 
 
@@ -70,7 +73,7 @@ def tensorflow_runs(hvd: Any, jit: bool) -> Runs:
     }
 
 
-def tape_runs(hvd: Any) -> Runs:
+def tape_runs(hvd: Any, jit: bool) -> Runs:
     """The gradients of a tape, as scripts reduce them; of squares, as constants would be reduced once for all."""
     import tensorflow as tf
 
@@ -82,19 +85,51 @@ def tape_runs(hvd: Any) -> Runs:
         chosen = hvd.DistributedGradientTape(tape, op=hvd.Sum) if distributed else tape
         return chosen.gradient(loss, variables)
 
-    alone, together = tf.function(lambda: gradients(False)), tf.function(lambda: gradients(True))
-    return {"161 gradients, not reduced": alone, "161 gradients, tape": together}
+    def compiled(distributed: bool) -> Any:
+        return tf.function(lambda: gradients(distributed), jit_compile=jit)
+
+    return {COMPUTED: compiled(False), REDUCED: compiled(True)}
 
 
-def mirrored_runs(rank: int, ports: list[int]) -> Runs:
-    """TensorFlow's own: MultiWorkerMirroredStrategy with its CPU collectives."""
+def apply_runs() -> Runs:
+    """`apply` of an optimizer of Keras, with gradients that are computed in the same function."""
+    import keras
+    import tensorflow as tf
+
+    import horovod.keras as hvd
+
+    def step(wrap: Callable[[Any], Any]) -> Any:
+        variables = [keras.Variable(tf.ones(shape)) for shape in SHAPES]
+        optimizer = wrap(keras.optimizers.SGD(1e-3))
+        optimizer.build(variables)
+
+        def apply() -> None:
+            optimizer.apply([v.value * 2.0 for v in variables], variables)
+
+        return tf.function(apply)
+
+    return {
+        NOT_REDUCED: step(lambda optimizer: optimizer),
+        APPLIED: step(hvd.DistributedOptimizer),
+    }
+
+
+def mirrored_strategy(rank: int, ports: list[int]) -> Any:
+    """TensorFlow's own: MultiWorkerMirroredStrategy with its CPU collectives, one process a worker."""
     workers = [f"127.0.0.1:{port}" for port in ports]
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
     )
     import tensorflow as tf
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def mirrored_runs(rank: int, ports: list[int]) -> Runs:
+    """Reductions in a replica."""
+    strategy = mirrored_strategy(rank, ports)
+    import tensorflow as tf
+
     one, big = tf.ones([1]), tf.ones([BIG])
     gradients = [tf.ones(shape) for shape in SHAPES]
 
@@ -113,6 +148,7 @@ def jax_runs(hvd: Any) -> Runs:
     """Jitted functions."""
     import jax
     import jax.numpy as jnp
+    import optax
 
     one, big = jnp.ones(1), jnp.ones(BIG)
     gradients = [jnp.ones(shape) for shape in SHAPES]
@@ -126,7 +162,27 @@ def jax_runs(hvd: Any) -> Runs:
     def in_place() -> None:
         kept[0] = jax.block_until_ready(donated(kept[0]))
 
+    computed = jax.jit(lambda parameters: [x * 2.0 for x in parameters])
+
+    def step(optimizer: Any) -> Callable[[], Any]:
+        """Gradients of squares, in a program of their own so that both ways have them in memory, and an update."""
+
+        def update(gradients: Any, parameters: Any, state: Any) -> tuple[Any, Any]:
+            updates, state = optimizer.update(gradients, state, parameters)
+            return optax.apply_updates(parameters, updates), state
+
+        compiled = jax.jit(update, donate_argnums=(0, 1, 2))
+        parameters = [jnp.ones(shape) for shape in SHAPES]
+        now = [(parameters, optimizer.init(parameters))]
+
+        def run() -> None:
+            now[0] = jax.block_until_ready(compiled(computed(now[0][0]), *now[0]))
+
+        return run
+
     return {
+        COMPUTED: step(optax.sgd(1e-3)),
+        REDUCED: step(hvd.DistributedOptimizer(optax.sgd(1e-3))),
         "nothing": lambda: jax.block_until_ready(nothing(one)),
         "4 B": lambda: jax.block_until_ready(reduced(one)),
         "64 MiB": lambda: jax.block_until_ready(large(big)),
@@ -163,6 +219,28 @@ def jax_distributed_runs(rank: int, ranks: int, ports: list[int]) -> Runs:
         "64 MiB": lambda: jax.block_until_ready(reduce(big)),
         "161 gradients": lambda: jax.block_until_ready(reduce(gradients)),
     }
+
+
+def mxnet_runs(hvd: Any) -> Runs:
+    """Asynchronous operations of MXNet's engine, awaited."""
+    import mxnet as mx
+
+    big = mx.nd.ones(BIG)
+    gradients = [mx.nd.ones(shape) for shape in SHAPES]
+
+    def large() -> None:
+        hvd.allreduce(big, average=False, name="big").wait_to_read()
+
+    def in_place() -> None:
+        hvd.allreduce_(big, average=False, name="big_").wait_to_read()
+
+    def resnet() -> None:
+        for i, gradient in enumerate(gradients):
+            hvd.allreduce_(gradient, average=False, name=f"g.{i}", priority=-i)
+        for gradient in gradients:
+            gradient.wait_to_read()
+
+    return {"64 MiB": large, "64 MiB, in place": in_place, "161 gradients": resnet}
 
 
 def free_ports(count: int) -> list[int]:
@@ -218,10 +296,15 @@ def main() -> None:
             import horovod.tensorflow as hvd_tensorflow
 
             runs = tensorflow_runs(hvd_tensorflow, options.peer == "tensorflow-jit")
-            if options.peer == "tensorflow":
-                runs |= tape_runs(hvd_tensorflow)
+            runs |= tape_runs(hvd_tensorflow, options.peer == "tensorflow-jit")
+        case "keras":
+            runs = apply_runs()
         case "mirrored":
             runs = mirrored_runs(rank, ports)
+        case "mxnet":
+            import horovod.mxnet as hvd_mxnet
+
+            runs = mxnet_runs(hvd_mxnet)
         case "jax":
             import horovod.jax as hvd_jax
 
@@ -232,7 +315,9 @@ def main() -> None:
             raise SystemExit(f"no such peer: {other}")
     for name, run in runs.items():
         seconds = measure(run, numbers.barrier, numbers.broadcast_object, options.budget)
-        report.add(case=name, seconds=seconds)
+        # Nobody's reduction ends before the last rank has come, so also what reduces nothing counts as the last one's.
+        slowest = numbers.allgather(np.asarray([seconds])).max(axis=0)
+        report.add(case=name, seconds=slowest.tolist())
     report.done()
     numbers.barrier()
 

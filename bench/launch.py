@@ -76,27 +76,37 @@ def missing(peer: str) -> str | None:
     return None if torch.distributed.is_gloo_available() else "PyTorch was built without Gloo"
 
 
-def command(peer: str, ranks: int) -> list[str]:
-    """The peer's launcher, up to the Python program."""
+def command(peer: str, ranks: int, python: str = sys.executable) -> list[str]:
+    """The peer's launcher, up to the Python program; ranks of ours may run another interpreter."""
     if peer == "horovod":
         launcher = Path(sys.executable).with_name("horovodrun")
-        return [str(launcher), "-np", str(ranks), sys.executable]
+        return [str(launcher), "-np", str(ranks), python]
     if peer == "mpi":
         allowed = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         return ["mpirun", *allowed, "--oversubscribe", "-np", str(ranks), sys.executable]
     return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
 
 
-def run(peer: str, ranks: int, program: str, *arguments: str, limit_s: float) -> list[dict]:
+def run(
+    peer: str,
+    ranks: int,
+    program: str,
+    *arguments: str,
+    limit_s: float,
+    python: str = sys.executable,
+    env: dict[str, str] | None = None,
+) -> list[dict]:
     """Run a program of this folder as ranks of a peer; the records of its rank 0."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out = Path(folder) / "results"
-        words = [*command(peer, ranks), str(HERE / program), "--out", str(out), *arguments]
+        launcher = command(peer, ranks, python)
+        words = [*launcher, str(HERE / program), "--out", str(out), *arguments]
+        variables = {**os.environ, **ENVIRONMENT, **(env or {})}
         log = Path(folder) / "log"
         with (
             _undisturbed(f"{peer} on {ranks} ranks"),
             log.open("wb") as both,
-            started(words, stdout=both, stderr=both, env={**os.environ, **ENVIRONMENT}) as process,
+            started(words, stdout=both, stderr=both, env=variables) as process,
         ):
             try:
                 code: int | str = process.wait(limit_s)

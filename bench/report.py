@@ -27,16 +27,11 @@ def sections(results: Results, pictures: Path) -> list[str]:
         if barriers := found.get("meetings"):
             times = ", ".join(f"{1e9 * seconds:.0f}" for seconds in barriers)
             lines += [f"Two processes met in {times} ns before each round.", ""]
-        if found.get("disturbed"):
-            lines += [
-                "**Disturbed, worth little, to be measured again:** "
-                + "; ".join(found["disturbed"])
-                + ".",
-                "",
-            ]
+        lines += _disturbances(found)
         lines += [*tables.collectives(found), "", f"![]({picture.name})", ""]
     if found := results.load("frameworks"):
-        lines += ["### Frameworks", "", *frameworks.rows(found), ""]
+        lines += ["### Frameworks, 2 ranks on one host", "", found["machine"] + ".", ""]
+        lines += [*_disturbances(found), *frameworks.rows(found), ""]
     if found := results.load("overlap"):
         picture = pictures / "performance-overlap.png"
         plots.overlap(found, picture)
@@ -59,6 +54,13 @@ def sections(results: Results, pictures: Path) -> list[str]:
         lines += ["Simulated; what is assumed says [scaling.md](scaling.md).", ""]
         lines += [f"![]({picture.name})", ""]
     return lines
+
+
+def _disturbances(found: dict) -> list[str]:
+    if not found.get("disturbed"):
+        return []
+    text = "; ".join(found["disturbed"])
+    return [f"**Disturbed, worth little, to be measured again:** {text}.", ""]
 
 
 def write(page: Path, lines: list[str]) -> None:

@@ -57,8 +57,10 @@ def run_collectives(results: Results, options: argparse.Namespace) -> None:
 def run_frameworks(results: Results, options: argparse.Namespace) -> None:
     """Reductions in each framework."""
     rounds, budget_s = (1, 0.2) if options.quick else (3, 1.0)
+    before = len(launch.disturbances)
     found = frameworks.measure(2, options.rounds or rounds, budget_s)
-    results.store("frameworks", found)
+    noticed = list(dict.fromkeys(launch.disturbances[before:]))
+    results.store("frameworks", found | {"machine": machine(), "disturbed": noticed})
 
 
 def run_overlap(results: Results, options: argparse.Namespace) -> None:

@@ -46,6 +46,9 @@ fn launch(kernel: &Kernel, kind: Kind, context: Context, end: End) {
         }
     };
     let tensors: Vec<CoreTensor> = operands.tensors.iter().map(Operand::described).collect();
+    // The kernel may be gone when the operation has ended, perhaps before this returns.
+    let may_wait = matches!(kind, Kind::Allreduce | Kind::Broadcast);
+    let (started_run, may_wait) = kernel.wait_history.clone().start(may_wait);
     let described = Described {
         kind,
         reduce_op: kernel.reduce_op,
@@ -55,6 +58,7 @@ fn launch(kernel: &Kernel, kind: Kind, context: Context, end: End) {
         prescale: kernel.prescale,
         postscale: kernel.postscale,
         splits: operands.splits.as_deref(),
+        may_wait,
     };
     let flight = Flight::new(
         kernel.operation.name,
@@ -63,6 +67,7 @@ fn launch(kernel: &Kernel, kind: Kind, context: Context, end: End) {
         end,
         operands.handles,
         operands.tensors.len(),
+        started_run,
     );
     // SAFETY: the flight holds handles on the memory of all operands until `ended` is called.
     unsafe { flight::submit(core(), &described, &tensors, flight) };

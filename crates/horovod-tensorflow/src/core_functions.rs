@@ -51,7 +51,7 @@ impl CoreTensor {
 }
 
 type Done = unsafe extern "C" fn(context: *mut c_void, result: *mut CoreResult);
-type Allocate = unsafe extern "C" fn(
+pub(crate) type Allocate = unsafe extern "C" fn(
     context: *mut c_void,
     index: usize,
     dtype: u8,
@@ -78,6 +78,7 @@ pub(crate) struct CoreOperation {
     done: Done,
     allocate: Option<Allocate>,
     context: *mut c_void,
+    may_wait: u8,
 }
 
 /// What an operation is, apart from its tensors.
@@ -90,6 +91,8 @@ pub(crate) struct Described<'a> {
     pub(crate) prescale: f64,
     pub(crate) postscale: f64,
     pub(crate) splits: Option<&'a [i64]>,
+    /// Whether the thread that submits it may wait for it.
+    pub(crate) may_wait: bool,
 }
 
 /// The looked-up functions.
@@ -196,6 +199,7 @@ impl CoreFunctions {
             done,
             allocate,
             context,
+            may_wait: u8::from(described.may_wait),
         };
         let mut error = [0 as c_char; ERROR_BYTES];
         // SAFETY: the structure follows the header; the rest as the caller promises.

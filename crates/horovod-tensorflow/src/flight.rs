@@ -4,7 +4,9 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use crate::core_functions::{self, CoreFunctions, CoreResult, CoreTensor, Described, Outcome};
+use crate::core_functions::{
+    self, Allocate, CoreFunctions, CoreResult, CoreTensor, Described, Outcome,
+};
 use crate::done::Done;
 use crate::dtypes::Dtype;
 use crate::kernel::panicked;
@@ -14,6 +16,7 @@ use crate::tf::context::Context;
 use crate::tf::status::{Code, Failure};
 use crate::tf::tensor::Tensor;
 use crate::topology::write_numbers;
+use crate::wait_history::StartedRun;
 
 /// How TensorFlow hears that an operation has ended.
 #[derive(Debug)]
@@ -74,6 +77,7 @@ pub(crate) struct Flight {
     allocated: Vec<bool>,
     /// Why an output could not be allocated.
     failure: Option<Failure>,
+    started_run: StartedRun,
 }
 
 impl Flight {
@@ -84,8 +88,9 @@ impl Flight {
         end: End,
         handles: Vec<Tensor>,
         outputs: usize,
+        started_run: StartedRun,
     ) -> Self {
-        let late = matches!(kind, Kind::Allgather | Kind::Alltoall | Kind::Reducescatter);
+        let late = kind.is_late();
         Self {
             operation,
             kind,
@@ -94,6 +99,7 @@ impl Flight {
             handles,
             allocated: vec![false; if late { outputs } else { 0 }],
             failure: None,
+            started_run,
         }
     }
 
@@ -128,6 +134,7 @@ impl Flight {
         }
         // So that whoever comes next in the graph is the only one who has the outputs.
         drop(self.handles);
+        self.started_run.ends();
         self.end.run();
     }
 
@@ -188,10 +195,10 @@ pub(crate) unsafe fn submit(
     tensors: &[CoreTensor],
     flight: Flight,
 ) {
+    let allocate: Option<Allocate> = described.kind.is_late().then_some(allocate);
     let flight = Box::into_raw(Box::new(flight));
     // SAFETY: `ended` takes the flight, whose handles keep the memory until then.
-    let submitted =
-        unsafe { core.enqueue(described, tensors, ended, Some(allocate), flight.cast()) };
+    let submitted = unsafe { core.enqueue(described, tensors, ended, allocate, flight.cast()) };
     if let Err((status, text)) = submitted {
         // SAFETY: the core has not taken it.
         let flight = unsafe { Box::from_raw(flight) };

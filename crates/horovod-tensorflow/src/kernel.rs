@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use crate::collective;
 use crate::names;
@@ -11,6 +12,7 @@ use crate::tf::context::Context;
 use crate::tf::functions::{CreateFn, TfConstruction, TfContext};
 use crate::tf::status::{Code, Failure};
 use crate::topology;
+use crate::wait_history::WaitHistory;
 
 /// One node, or all eager calls with the same attributes.
 #[derive(Debug)]
@@ -23,6 +25,7 @@ pub(crate) struct Kernel {
     pub(crate) postscale: f64,
     pub(crate) process_set: u32,
     pub(crate) root: u32,
+    pub(crate) wait_history: Arc<WaitHistory>,
 }
 
 impl Kernel {
@@ -65,6 +68,7 @@ impl Kernel {
                     "broadcast received invalid root rank {root} for provided process set"
                 ))
             })?,
+            wait_history: Arc::default(),
         })
     }
 }

@@ -5,7 +5,8 @@
 //! TensorFlow collects them. The library exports nothing.
 //!
 //! One operation's way: `kernel` reads the attributes, `collective` submits the tensors to the core and returns, the core
-//! calls `flight` back, which sets the outputs and calls TensorFlow's moved `done` callback.
+//! calls `flight` back, which sets the outputs and calls TensorFlow's moved `done` callback. An operation that runs alone
+//! (`wait_history`) mostly ends so before `collective` returns.
 
 #[cfg(target_os = "linux")]
 mod collective;
@@ -32,3 +33,5 @@ mod shapes;
 mod tf;
 #[cfg(target_os = "linux")]
 mod topology;
+#[cfg(target_os = "linux")]
+mod wait_history;

@@ -14,6 +14,13 @@ pub(crate) enum Kind {
     Join = 6,
 }
 
+impl Kind {
+    /// Whether the outputs' sizes are known late, so that they are allocated then.
+    pub(crate) fn is_late(self) -> bool {
+        matches!(self, Self::Allgather | Self::Alltoall | Self::Reducescatter)
+    }
+}
+
 /// A number that an operation gives when it is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Query {

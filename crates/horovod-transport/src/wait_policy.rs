@@ -5,7 +5,13 @@ use std::time::{Duration, Instant};
 /// Rounds of busy waiting before giving way, then before sleeping. A sleep and wake-up costs about
 /// 2 us here, less than spinning in the way of the peer that is waited for.
 const SPINS: u32 = 100;
-/// The same where each round is a system call, because the answer may come over a socket.
+/// A thread that has nothing better to do, on a core of its rank's, goes on spinning for this long: what it costs when two
+/// ranks that miss each other by less both sleep and have to be woken. Frameworks take 100 us and more from one operation to
+/// the next, never equally long on all ranks.
+const SPINNING: Duration = Duration::from_micros(100);
+/// Looks at the clock are this far apart.
+const SPINS_PER_LOOK: u32 = 16;
+/// The same as [`SPINS`] where each round is a system call, because the answer may come over a socket.
 const SOCKET_SPINS: u32 = 20;
 /// Few: under load each may cost a whole time slice.
 const YIELDS: u32 = 2;
@@ -18,7 +24,7 @@ const YIELDING: Duration = Duration::from_millis(1);
 const SLICE: Duration = Duration::from_micros(500);
 /// One loss in such a time is bad luck: a peer had something to do before its call, say.
 const FORGIVEN_AFTER: Duration = Duration::from_millis(10);
-/// Rather than lose slices to somebody who computes, a rank goes to sleep at once for this long; twice as long each
+/// Rather than lose slices to somebody who computes, or spin in vain, a rank goes to sleep at once for this long; twice as long each
 /// time it loses some again soon after, up to the second figure.
 const HOLDING_BACK: Duration = Duration::from_millis(20);
 const HOLDING_BACK_MAX: Duration = Duration::from_millis(1280);
@@ -36,8 +42,25 @@ pub(crate) enum Step {
 pub(crate) struct WaitPolicy {
     spins: u32,
     yields: u32,
+    /// Where each rank has a core, and hears without a system call.
+    spinning: Option<Spinning>,
     /// Where ranks outnumber cores.
     oversubscription: Option<Oversubscription>,
+}
+
+/// Spinning by the clock.
+#[derive(Debug)]
+struct Spinning {
+    /// The thread that waits has nothing else to do.
+    has_time: bool,
+    /// When this part of the wait began, and the wait's next step.
+    began: Option<Instant>,
+    next: u32,
+    /// The first step of the wait that was no spin any more.
+    ended: Option<u32>,
+    /// When it last spun in vain; soon after each other that means that the peer needs this core, or takes far longer.
+    in_vain: Option<Instant>,
+    holding_back: HoldOff,
 }
 
 /// Giving way by the clock.
@@ -103,6 +126,14 @@ impl WaitPolicy {
         Self {
             spins,
             yields: YIELDS,
+            spinning: (!oversubscribed && !has_sockets).then_some(Spinning {
+                has_time: true,
+                began: None,
+                next: 0,
+                ended: None,
+                in_vain: None,
+                holding_back: HoldOff::new(HOLDING_BACK, HOLDING_BACK_MAX),
+            }),
             oversubscription: oversubscribed.then_some(Oversubscription {
                 has_time: true,
                 began: None,
@@ -119,12 +150,16 @@ impl WaitPolicy {
         Self {
             spins,
             yields,
+            spinning: None,
             oversubscription: None,
         }
     }
 
-    /// Whether the thread that waits from now on has time to give way for long.
+    /// Whether the thread that waits from now on has time to spin or to give way for long.
     pub(crate) fn set_has_time(&mut self, has_time: bool) {
+        if let Some(spinning) = &mut self.spinning {
+            spinning.has_time = has_time;
+        }
         if let Some(oversubscription) = &mut self.oversubscription {
             oversubscription.has_time = has_time;
         }
@@ -142,7 +177,16 @@ impl WaitPolicy {
         if n < self.spins {
             return Step::Spin;
         }
-        let few = n < self.spins.saturating_add(self.yields);
+        let mut spun = self.spins;
+        if let Some(spinning) = &mut self.spinning
+            && spinning.has_time
+        {
+            match spinning.end(n, &now) {
+                Some(end) => spun = end,
+                None => return Step::Spin,
+            }
+        }
+        let few = n < spun.saturating_add(self.yields);
         let yields_core = match &mut self.oversubscription {
             Some(oversubscription) => oversubscription.lasts(n, now) || few,
             None => few,
@@ -160,6 +204,33 @@ impl WaitPolicy {
         if let Some(oversubscription) = &mut self.oversubscription {
             oversubscription.is_back(now());
         }
+    }
+}
+
+impl Spinning {
+    /// The step with which it has ended, if it has by step `n`; a wait begins with a step that is no later than the one
+    /// before.
+    fn end(&mut self, n: u32, now: impl Fn() -> Instant) -> Option<u32> {
+        let began = match self.began {
+            Some(began) if n >= self.next => began,
+            _ => {
+                let now = now();
+                self.ended = self.holding_back.lasts(|| now).then_some(n);
+                *self.began.insert(now)
+            }
+        };
+        self.next = n.saturating_add(1);
+        if self.ended.is_none() && n.is_multiple_of(SPINS_PER_LOOK) {
+            let now = now();
+            if now.duration_since(began) >= SPINNING {
+                self.ended = Some(n);
+                let last = self.in_vain.replace(now);
+                if last.is_some_and(|last| now.duration_since(last) < FORGIVEN_AFTER) {
+                    self.holding_back.begin(now);
+                }
+            }
+        }
+        self.ended
     }
 }
 
@@ -208,7 +279,7 @@ mod tests {
         let now = || clock.get();
         for n in 0.. {
             match wait_policy.step(n, now) {
-                Step::Spin => {}
+                Step::Spin => clock.set(clock.get() + each),
                 Step::Yield => {
                     wait_policy.yield_core(|| clock.set(clock.get() + each), now);
                 }
@@ -227,6 +298,27 @@ mod tests {
             assert_eq!(steps(&mut wait_policy, &clock, SHORT), 500);
             clock.set(clock.get() + Duration::from_secs(1));
         }
+    }
+
+    #[test]
+    fn a_thread_with_time_and_a_core_spins_for_a_time_in_each_wait() {
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
+        let spins = (SPINS + 50).next_multiple_of(SPINS_PER_LOOK);
+        for _ in 0..3 {
+            assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
+            let mut step = |n| wait_policy.step(n, || clock.get());
+            assert_eq!(step(spins + YIELDS + 1), Step::Sleep);
+            clock.set(clock.get() + Duration::from_secs(1));
+        }
+        // Twice in vain soon after each other.
+        assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
+        assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
+        assert_eq!(steps(&mut wait_policy, &clock, SHORT), SPINS + YIELDS);
+        clock.set(clock.get() + HOLDING_BACK);
+        assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
+        let mut over_sockets = WaitPolicy::new(false, true);
+        let rounds = steps(&mut over_sockets, &clock, SHORT);
+        assert_eq!(rounds, SOCKET_SPINS + YIELDS);
     }
 
     #[test]
@@ -297,6 +389,7 @@ mod tests {
         hurried.set_has_time(true);
         assert_eq!(steps(&mut hurried, &clock, SHORT), 500);
         let mut alone = WaitPolicy::new(false, false);
+        alone.set_has_time(false);
         assert_eq!(steps(&mut alone, &clock, SHORT), SPINS + YIELDS);
         let mut told = WaitPolicy::of_rounds(3, 4);
         assert_eq!(steps(&mut told, &clock, SHORT), 7);

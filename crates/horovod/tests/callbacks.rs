@@ -1,6 +1,7 @@
 //! Ends that are calls, and outputs that a submission allocates: of several engines in one process.
 
 use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use horovod::config::Config;
@@ -215,4 +216,74 @@ fn a_function_that_submits_again_when_the_job_has_ended_is_refused_and_called_on
         calls.lock().unwrap().clone()
     });
     assert_eq!(calls, [vec!["ended, and refused"], vec![]]);
+}
+
+/// Submit a sum with a wait of at most `timeout`; the thread that is called with its end, later or before this returns.
+fn call_after_wait(engine: &Engine, timeout: Duration) -> mpsc::Receiver<ThreadId> {
+    let (end, ended) = mpsc::channel();
+    let set = ProcessSetId::GLOBAL;
+    let submission = Submission::new("wait", None, SUM, set, row(1.0, &SUM).into());
+    let callback = move |result: Result<OpResult, Error>| {
+        assert!(result.is_ok());
+        // Nobody listens any more after a failure.
+        let _ = end.send(std::thread::current().id());
+    };
+    engine
+        .submit_and_wait(submission, timeout, Box::new(callback))
+        .expect("is accepted");
+    ended
+}
+
+#[test]
+fn who_waits_for_the_end_makes_the_call() {
+    on_ranks(2, |engine, _| {
+        for _ in 0..3 {
+            let ended = call_after_wait(&engine, LIMIT);
+            let called = ended.try_recv().expect("was called before");
+            assert_eq!(called, std::thread::current().id());
+        }
+        engine.shutdown();
+    });
+}
+
+#[test]
+fn a_wait_that_is_over_leaves_the_call_to_the_callback_thread() {
+    let returned = Arc::new(Barrier::new(2));
+    on_ranks(2, move |engine, rank| {
+        for timeout in [Duration::ZERO, Duration::from_millis(1)] {
+            if rank == 1 {
+                returned.wait();
+            }
+            let ended = call_after_wait(&engine, timeout);
+            if rank == 0 {
+                returned.wait();
+                let called = ended.recv_timeout(LIMIT).expect("is called");
+                assert_ne!(called, std::thread::current().id());
+            } else {
+                ended.recv_timeout(LIMIT).expect("is called");
+            }
+        }
+        engine.shutdown();
+    });
+}
+
+#[test]
+fn amid_a_call_nobody_waits() {
+    on_ranks(2, |engine, _| {
+        let (engine, here) = (Arc::new(engine), std::thread::current().id());
+        let (inner, ended) = mpsc::channel();
+        let again = engine.clone();
+        let callback = move |result: Result<OpResult, Error>| {
+            assert!(result.is_ok());
+            let _ = inner.send(call_after_wait(&again, LIMIT));
+        };
+        let set = ProcessSetId::GLOBAL;
+        let outer = Submission::new("outer", None, SUM, set, row(1.0, &SUM).into());
+        engine
+            .submit_and_wait(outer, LIMIT, Box::new(callback))
+            .unwrap();
+        let inner = ended.try_recv().expect("was called before");
+        assert_ne!(inner.recv_timeout(LIMIT).expect("is called"), here);
+        engine.shutdown();
+    });
 }

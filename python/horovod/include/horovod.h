@@ -4,7 +4,8 @@
  * functions up with dlsym. Check horovod_abi_version() first. hvd.init() has been called by Python, or whoever runs the
  * job; before that, and after hvd.shutdown(), queries return -1 and nothing can be submitted.
  *
- * Every function may be called from any thread, also from `done`. None waits for another rank.
+ * Every function may be called from any thread, also from `done`. None waits for another rank, but horovod_enqueue with
+ * `may_wait`.
  */
 #ifndef HOROVOD_H
 #define HOROVOD_H
@@ -103,6 +104,11 @@ typedef struct {
    * memory must stay until `done`. NULL from it ends the job with an error (but for an output without elements). */
   void *(*allocate)(void *context, size_t index, uint8_t dtype, const uint64_t *dims, size_t ndim);
   void *context;
+  /* Not 0: this call may wait for the end itself, for a moment (a millisecond, and one more for each MiB), which saves the
+   * wake-up of the core's thread. Then `done` is called on the calling thread before this returns, perhaps while another
+   * operation's is called. Not where `allocate` is given, nor amid another `done`. For a thread on which nothing else
+   * depends in that moment. */
+  uint8_t may_wait;
 } horovod_operation;
 
 typedef struct {

@@ -93,8 +93,8 @@ static void only_end(void *context, horovod_result *result) {
   end_of(result);
 }
 
-/* So many sums in flight, of which this thread waits for none before all are submitted. */
-int adapter_sums(int count, uint64_t elems) {
+/* So many sums in flight, of which this thread waits for none before all are submitted, or for each as long as it may. */
+int adapter_sums(int count, uint64_t elems, int may_wait) {
   begin();
   int size = job_size(), rank = job_rank(), wrong = 0;
   float *data = malloc(count * elems * sizeof(float) + 1);
@@ -105,6 +105,7 @@ int adapter_sums(int count, uint64_t elems) {
     horovod_tensor t = tensor_of(data + i * elems, data + i * elems, HOROVOD_FLOAT32, &elems, 1);
     horovod_operation o = operation(HOROVOD_ALLREDUCE, name, &t, 1);
     o.done = only_end;
+    o.may_wait = may_wait;
     wrong |= enqueue(&o, why, sizeof why);
   }
   wrong |= await(count);
@@ -273,6 +274,20 @@ int adapter_join(void) {
   join.done = note_joined;
   if (enqueue(&barrier, why, sizeof why) || await(1) || enqueue(&join, why, sizeof why) || await(2)) return 1;
   return joined < 0 || joined >= job_size();
+}
+
+/* As the first version had it: what came later is not looked at. */
+int adapter_earlier(void) {
+  begin();
+  uint64_t elems = 1;
+  float value = 1;
+  horovod_tensor t = tensor_of(&value, &value, HOROVOD_FLOAT32, &elems, 1);
+  horovod_operation o = operation(HOROVOD_ALLREDUCE, "c.earlier", &t, 1);
+  memset(&o.may_wait, 0xff, sizeof o - offsetof(horovod_operation, may_wait));
+  o.struct_size = offsetof(horovod_operation, may_wait);
+  o.done = only_end;
+  if (enqueue(&o, why, sizeof why) || await(1)) return 1;
+  return value != job_size();
 }
 
 /* What is refused, and that `done` is not called then. */

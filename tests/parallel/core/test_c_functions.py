@@ -28,7 +28,7 @@ def adapter(tmp_path_factory):
     subprocess.run(words, check=True, timeout=LIMIT_S)
     library = ctypes.CDLL(str(path))
     library.adapter_error.restype = ctypes.c_char_p
-    library.adapter_sums.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    library.adapter_sums.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
     assert library.adapter_open(_core.__file__.encode()) == 0, library.adapter_error()
     return library
 
@@ -37,12 +37,13 @@ def ends_well(adapter, end):
     assert end == 0, adapter.adapter_error().decode()
 
 
+@pytest.mark.parametrize("may_wait", [0, 1])
 @pytest.mark.parametrize(
     ("count", "elements"), [(1, 1), (100, 1), (100, 1000), (3, 300_000), (2, 0)]
 )
-def test_sums_that_are_all_in_flight(adapter, count, elements):
+def test_sums_that_are_all_in_flight(adapter, count, elements, may_wait):
     for _ in range(3):
-        ends_well(adapter, adapter.adapter_sums(count, elements))
+        ends_well(adapter, adapter.adapter_sums(count, elements, may_wait))
 
 
 def test_each_end_submits_the_next(adapter):
@@ -56,8 +57,9 @@ def test_outputs_whose_size_is_known_late(adapter, allocates):
         ends_well(adapter, adapter.adapter_exchange(allocates))
 
 
-def test_structures_of_a_later_version(adapter):
+def test_structures_of_other_versions(adapter):
     ends_well(adapter, adapter.adapter_later())
+    ends_well(adapter, adapter.adapter_earlier())
 
 
 def test_barrier_and_join(adapter):
@@ -80,7 +82,7 @@ def test_other_threads_wait_meanwhile(adapter):
     ended = []
 
     def sums():
-        ended.append([adapter.adapter_sums(50, 100) for _ in range(20)])
+        ended.append([adapter.adapter_sums(50, 100, 0) for _ in range(20)])
 
     thread = threading.Thread(target=sums)
     thread.start()
@@ -173,4 +175,4 @@ def test_after_the_job_nothing_is_accepted_and_nothing_crashes(adapter):
         assert b"not been initialized" in adapter.adapter_error()
     finally:
         hvd.init()
-    ends_well(adapter, adapter.adapter_sums(5, 5))
+    ends_well(adapter, adapter.adapter_sums(5, 5, 0))

@@ -10,8 +10,9 @@ mod outcome;
 mod xla;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
-use horovod::{Error, StopReason};
+use horovod::{Error, StopReason, Tensor, Tensors};
 
 /// Raised when a function or a field changes its meaning.
 const ABI_VERSION: u32 = 1;
@@ -25,6 +26,21 @@ const HOROVOD_INTERNAL: i32 = 2;
 const HOROVOD_NOT_INITIALIZED: i32 = 3;
 /// The ranks wait for each other for ever. Python's `HorovodStalledError`.
 const HOROVOD_STALLED: i32 = 4;
+
+/// How long a thread of a framework waits itself for a small operation, where that may be.
+const WAIT: Duration = Duration::from_millis(1);
+/// It waits longer by this for so many bytes.
+const WAIT_PER_MIB: Duration = Duration::from_millis(1);
+
+/// How long it waits for an operation on these tensors.
+fn wait_timeout(tensors: &Tensors) -> Duration {
+    let bytes = tensors
+        .iter()
+        .filter_map(Tensor::bytes)
+        .fold(0, usize::saturating_add);
+    let mib = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
+    WAIT.saturating_add(WAIT_PER_MIB.saturating_mul(mib))
+}
 
 fn status(error: &Error) -> i32 {
     match error {

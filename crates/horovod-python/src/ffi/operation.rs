@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::{align_of, size_of};
 use std::slice;
+use std::time::Duration;
 
 use horovod::{
     Allocator, Callback, DType, Device, Error, Op, Output, ProcessSetId, Scale, Submission, Tensor,
@@ -12,7 +13,7 @@ use horovod::{
 use super::outcome::HorovodResult;
 use crate::submit::{KINDS, operation_of};
 
-use super::{HOROVOD_INTERNAL, HOROVOD_OK, guarded, status};
+use super::{HOROVOD_INTERNAL, HOROVOD_OK, guarded, status, wait_timeout};
 
 /// One tensor; `horovod_tensor` of the header.
 #[repr(C)]
@@ -63,6 +64,14 @@ pub(crate) struct HorovodOperation {
     /// Null: the core allocates.
     allocate: Option<Allocate>,
     context: *mut c_void,
+}
+
+/// [`HorovodOperation`] with what was added later.
+#[repr(C)]
+struct WithWaiting {
+    first: HorovodOperation,
+    /// Not zero: the call may wait for the operation.
+    may_wait: u8,
 }
 
 // The others are those of Python's calls.
@@ -116,7 +125,8 @@ pub(crate) unsafe extern "C" fn horovod_enqueue(
 
 unsafe fn enqueue(operation: *const HorovodOperation) -> Result<(), Error> {
     // SAFETY: as the caller promises; the size is that of the first version's at least.
-    let operation = unsafe { sized(operation)? };
+    let (operation, later) = unsafe { (sized(operation)?, sized::<WithWaiting>(operation.cast())) };
+    let may_wait = later.is_ok_and(|later| later.may_wait != 0);
     let engine = horovod::engine()?;
     let Some(done) = operation.done else {
         return Err(invalid("horovod_operation.done is null"));
@@ -159,9 +169,14 @@ unsafe fn enqueue(operation: *const HorovodOperation) -> Result<(), Error> {
         unsafe { done(context.get(), &raw mut result) }
     });
     let set = ProcessSetId(operation.process_set);
-    let mut submission = Submission::new(prefix, name, op, set, tensors?.into())
-        .with_splits(operation_splits(splits, operation.splits))
-        .calling(callback);
+    let tensors = tensors?.into();
+    // Another thread allocates outputs, so nothing would be saved where there is something to allocate.
+    let wait_timeout = match operation.allocate {
+        None if may_wait => wait_timeout(&tensors),
+        _ => Duration::ZERO,
+    };
+    let mut submission = Submission::new(prefix, name, op, set, tensors)
+        .with_splits(operation_splits(splits, operation.splits));
     if let Some(allocate) = operation.allocate {
         let allocator: Allocator = Box::new(move |index, dtype, dims: &[u64]| {
             let (at, ndim) = (dims.as_ptr(), dims.len());
@@ -175,7 +190,7 @@ unsafe fn enqueue(operation: *const HorovodOperation) -> Result<(), Error> {
         // SAFETY: as the header says of `allocate`.
         submission = unsafe { submission.allocating(allocator) };
     }
-    engine.submit(submission).map(drop)
+    engine.submit_and_wait(submission, wait_timeout, callback)
 }
 
 fn operation_splits(splits: &[i64], given: *const i64) -> Option<Vec<i64>> {

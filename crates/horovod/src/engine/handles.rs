@@ -66,9 +66,19 @@ thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is amid a callback: it must not wait, for no other is called meanwhile.
+/// Whether this thread is amid a callback: it must not wait, for perhaps no other is called meanwhile.
 pub fn in_callback() -> bool {
     IN_CALLBACK.get()
+}
+
+/// Make a call on this thread. What it submits is not waited for in turn, so however long a chain of operations is of
+/// which each one's end submits the next, calls do not nest ever deeper.
+pub(crate) fn call_here(callback: impl FnOnce()) {
+    let outer = IN_CALLBACK.replace(true);
+    if catch_unwind(AssertUnwindSafe(callback)).is_err() {
+        tracing::error!("a function that was called with a result panicked");
+    }
+    IN_CALLBACK.set(outer);
 }
 
 #[derive(Debug)]
@@ -209,11 +219,7 @@ impl Handles {
         loop {
             if let Some(callback) = table.due_callbacks.pop_front() {
                 drop(table);
-                IN_CALLBACK.set(true);
-                if catch_unwind(AssertUnwindSafe(callback)).is_err() {
-                    tracing::error!("a function that was called with a result panicked");
-                }
-                IN_CALLBACK.set(false);
+                call_here(callback);
                 table = self.lock();
             } else if table.awaited_callbacks > 0 {
                 return Some(table);

@@ -4,6 +4,7 @@ mod allocation;
 mod backend;
 mod by_number;
 mod callers;
+mod calls;
 mod driver;
 mod driver_lock;
 mod handles;

@@ -260,32 +260,6 @@ impl Engine {
         waited
     }
 
-    /// Have an operation that was submitted to be waited for end with a callback instead, as of
-    /// [`Submission::calling`]; if it has ended already, that is called before this returns.
-    ///
-    /// For callers that may wait for a moment, which saves the wake-up of the thread that runs callbacks, but not for
-    /// ever, because threads that other operations need are few.
-    pub fn call_at_end(&self, handle: Handle, callback: Callback) {
-        let ended = match self.start_callback_thread() {
-            Ok(()) => self.shared.handles.redirect(handle, callback),
-            Err(error) => {
-                // The caller must not take the tensors back while they are in use: so wait after all.
-                tracing::warn!("{error}; a thread waits for an operation instead");
-                Some((self.wait(handle, Duration::MAX), callback))
-            }
-        };
-        match ended {
-            None => {}
-            Some((Waited::Ended { result, .. }, callback)) => callback(result),
-            Some((_, callback)) => {
-                callback(Err(Error::Internal(format!(
-                    "handle {} vanished",
-                    handle.0
-                ))));
-            }
-        }
-    }
-
     pub(super) fn wait_as(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
         let timeline = &self.shared.timeline;
         // What has ended already is not waited for.
@@ -387,9 +361,7 @@ impl Engine {
                     }
                     return Ok(result?.completion);
                 }
-                Waited::Unknown => {
-                    return Err(Error::Internal(format!("handle {} vanished", handle.0)).into());
-                }
+                Waited::Unknown => return Err(vanished(handle).into()),
                 Waited::Pending => {
                     if let Err(stop) = interrupted() {
                         // Nobody will ask for the result.
@@ -450,6 +422,10 @@ impl Negotiation {
             }
         }
     }
+}
+
+pub(super) fn vanished(handle: Handle) -> Error {
+    Error::Internal(format!("handle {} vanished", handle.0))
 }
 
 /// Combinations of element type, operation and factors that have no meaning.

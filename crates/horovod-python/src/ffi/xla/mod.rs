@@ -16,20 +16,13 @@ mod places;
 use std::borrow::Cow;
 use std::time::Duration;
 
-use horovod::{
-    Error, Op, OpResult, ProcessSetId, Scale, Shape, Submission, Tensor, Tensors, Waited,
-};
+use horovod::{Error, Op, OpResult, ProcessSetId, Scale, Shape, Submission, Tensors, Waited};
 
 use self::abi::{CallFrame, EXECUTE, METADATA, MetadataExtension, sized};
 use self::answer::Xla;
 use self::call::{Attributes, Operand, invalid};
-use super::guarded;
+use super::{guarded, wait_timeout};
 use crate::submit::operation_of;
-
-/// How long a handler waits itself for a small operation.
-const WAIT: Duration = Duration::from_millis(1);
-/// It waits longer by this for so many bytes.
-const WAIT_PER_MIB: Duration = Duration::from_millis(1);
 
 /// Versions of XLA's interface whose table has futures begin with this one.
 const OLDEST_MINOR: i32 = 1;
@@ -308,15 +301,6 @@ fn explained(error: Error) -> Error {
         return error;
     };
     invalid(format!("{error} (tensor {name}) It {SEVERAL_PLACES}"))
-}
-
-fn wait_timeout(tensors: &Tensors) -> Duration {
-    let bytes = tensors
-        .iter()
-        .filter_map(Tensor::bytes)
-        .fold(0, usize::saturating_add);
-    let mib = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
-    WAIT.saturating_add(WAIT_PER_MIB.saturating_mul(mib))
 }
 
 /// Where results of an operation are to be.

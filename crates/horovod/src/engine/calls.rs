@@ -1,0 +1,56 @@
+//! Ends that are calls, of operations for which a thread waits a moment first.
+
+use std::time::Duration;
+
+use super::handles::{call_here, in_callback};
+use super::submit::vanished;
+use super::{Callback, Engine, Handle, Submission, Waited};
+use crate::error::Error;
+
+impl Engine {
+    /// Have an operation that was submitted to be waited for end with a callback instead, as of
+    /// [`Submission::calling`]; if it has ended already, that is called before this returns.
+    ///
+    /// For callers that may wait for a moment, which saves the wake-up of the thread that runs callbacks, but not for
+    /// ever, because threads that other operations need are few.
+    pub fn call_at_end(&self, handle: Handle, callback: Callback) {
+        let ended = match self.start_callback_thread() {
+            Ok(()) => self.shared.handles.redirect(handle, callback),
+            Err(error) => {
+                // The caller must not take the tensors back while they are in use: so wait after all.
+                tracing::warn!("{error}; a thread waits for an operation instead");
+                Some((self.wait(handle, Duration::MAX), callback))
+            }
+        };
+        match ended {
+            None => {}
+            Some((Waited::Ended { result, .. }, callback)) => call_here(|| callback(result)),
+            Some((_, callback)) => call_here(|| callback(Err(vanished(handle)))),
+        }
+    }
+
+    /// Submits an operation that ends with a callback, as of [`Submission::calling`], but waits for it first, at most
+    /// `timeout`: if it ends by then, this thread makes the call before this returns, while others may be made.
+    ///
+    /// A thread that waits makes the progress, so this costs no wake-up of another one. Amid a callback it does not wait.
+    ///
+    /// # Errors
+    /// As of [`Self::submit`]; then `callback` is not called.
+    pub fn submit_and_wait(
+        &self,
+        submission: Submission<'_>,
+        timeout: Duration,
+        callback: Callback,
+    ) -> Result<(), Error> {
+        if timeout.is_zero() || in_callback() {
+            return self.submit(submission.calling(callback)).map(drop);
+        }
+        let handle = self.submit(submission)?;
+        match self.wait(handle, timeout) {
+            Waited::Ended { result, .. } => call_here(|| callback(result)),
+            Waited::Pending => self.call_at_end(handle, callback),
+            Waited::Unknown => call_here(|| callback(Err(vanished(handle)))),
+        }
+        Ok(())
+    }
+}
