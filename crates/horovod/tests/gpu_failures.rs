@@ -11,7 +11,7 @@ use gpu_double::{Memory, with_double};
 use horovod::config::{Config, GpuOperations};
 use horovod::gpu::Ready;
 use horovod::{
-    DType, Error, Op, OpResult, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
+    DType, Device, Error, Op, OpResult, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
     TensorMeta,
 };
 
@@ -211,6 +211,24 @@ fn a_stream_that_is_captured_is_refused_and_its_capture_goes_on() {
                 .to_string();
             assert!(error.contains("captured into a CUDA graph"), "{error}");
             on.double.capture(other, false);
+            assert_eq!(sum(on, "sum").expect("works"), 1.0);
+        });
+    });
+}
+
+#[test]
+fn a_tensor_on_a_gpu_that_nobody_tells_of_is_refused_and_the_job_goes_on() {
+    let test = "a_tensor_on_a_gpu_that_nobody_tells_of_is_refused_and_the_job_goes_on";
+    with_double(test, "devices=1", |double| {
+        on_ranks(double, 1, nothing, |on| {
+            let at = std::ptr::without_provenance_mut::<u8>(4096);
+            let meta = TensorMeta::new(DType::F32, [ELEMS]);
+            // SAFETY: nobody follows the address, for it is refused.
+            let tensor = unsafe { Tensor::new(meta, at, Output::At(at)).on(Device::Gpu) };
+            let set = ProcessSetId::GLOBAL;
+            let submission = Submission::new("test", None, SUM, set, tensor.into());
+            let error = on.engine.submit(submission).expect_err("is refused");
+            assert!(error.to_string().contains("not told on which"), "{error}");
             assert_eq!(sum(on, "sum").expect("works"), 1.0);
         });
     });

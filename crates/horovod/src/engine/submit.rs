@@ -144,6 +144,13 @@ impl Engine {
 
     /// A rank uses one GPU, which the first submission chooses.
     fn check_gpu(&self, tensors: &[Tensor]) -> Result<(), Error> {
+        if self.shared.gpu.needs_events() && tensors.iter().any(|tensor| tensor.placed.is_none()) {
+            return Err(Error::Invalid(
+                "the tensor lies on a GPU, but it is not told on which, nor when its data are ready; submit it through \
+                 horovod.torch, or copy it to host memory first"
+                    .into(),
+            ));
+        }
         let mut chosen = None;
         for ready in tensors.iter().filter_map(|tensor| tensor.placed.as_ref()) {
             let ordinal = ready.ordinal();

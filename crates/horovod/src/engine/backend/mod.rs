@@ -15,7 +15,7 @@ mod rows;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank, Shape};
 use horovod_transport::{Aborted, Idle, Notifier, Topology};
@@ -167,24 +167,41 @@ pub(crate) struct Members<'a> {
 
 /// The GPU of this rank.
 #[derive(Debug)]
-pub(crate) struct ChosenGpu(AtomicI32);
+pub(crate) struct ChosenGpu {
+    ordinal: AtomicI32,
+    needs_events: AtomicBool,
+}
 
 impl Default for ChosenGpu {
     fn default() -> Self {
-        Self(AtomicI32::new(-1))
+        Self {
+            ordinal: AtomicI32::new(-1),
+            needs_events: AtomicBool::new(false),
+        }
     }
 }
 
 impl ChosenGpu {
+    /// From here on tensors must come with the event of their stream, without which nobody knows their GPU.
+    pub(crate) fn demand_events(&self) {
+        self.needs_events.store(true, Ordering::Release);
+    }
+
+    /// Whether they must.
+    pub(crate) fn needs_events(&self) -> bool {
+        self.needs_events.load(Ordering::Acquire)
+    }
+
     /// The one that was chosen first: this, if none was.
     pub(crate) fn choose(&self, ordinal: i32) -> i32 {
-        let chosen = (self.0).compare_exchange(-1, ordinal, Ordering::AcqRel, Ordering::Acquire);
+        let (new, old) = (Ordering::AcqRel, Ordering::Acquire);
+        let chosen = self.ordinal.compare_exchange(-1, ordinal, new, old);
         chosen.map_or_else(|before| before, |_| ordinal)
     }
 
     /// Its number in this process, if one was chosen.
     pub(crate) fn get(&self) -> Option<i32> {
-        Some(self.0.load(Ordering::Acquire)).filter(|ordinal| *ordinal >= 0)
+        Some(self.ordinal.load(Ordering::Acquire)).filter(|ordinal| *ordinal >= 0)
     }
 }
 

@@ -67,6 +67,7 @@ impl Gpu {
         let config = surroundings.config;
         // The adapter may have been more exact.
         set_search(config.gpu.search.clone());
+        surroundings.gpu.demand_events();
         Self {
             settings: config.gpu.clone(),
             join_average: config.algorithms.join_average,
