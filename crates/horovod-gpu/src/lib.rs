@@ -31,7 +31,10 @@ pub use executor::{
     Reduction, Work, WorkError,
 };
 pub use kernels::{Copy, Kernels};
-pub use load::{Found, Search, driver, find_driver, find_nccl, is_initialised, nccl, set_search};
+pub use load::{
+    Found, Search, driver, find_driver, find_nccl, is_initialised, nccl, set_default_search,
+    set_search,
+};
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use nccl::{CommSettings, Communicator, Nccl, NcclOp, NcclType, Progress};
 pub use stream::{RawStream, Stream};

@@ -53,6 +53,7 @@ struct Opened<T> {
 }
 
 static SEARCH: OnceLock<Search> = OnceLock::new();
+static DEFAULT_SEARCH: OnceLock<Search> = OnceLock::new();
 static OPENED_DRIVER: OnceLock<Opened<DriverTable>> = OnceLock::new();
 static OPENED_NCCL: OnceLock<Opened<NcclTable>> = OnceLock::new();
 static DRIVER: OnceLock<Result<Driver, GpuError>> = OnceLock::new();
@@ -65,8 +66,15 @@ pub fn set_search(search: Search) -> bool {
     SEARCH.set(search).is_ok()
 }
 
+/// Says where to look unless [`set_search`] is called before the first look: by who knows only the settings, at a time
+/// when an adapter has not told of its packages yet.
+pub fn set_default_search(search: Search) {
+    // The settings of a process do not change.
+    let _ = DEFAULT_SEARCH.set(search);
+}
+
 fn search() -> &'static Search {
-    SEARCH.get_or_init(Search::default)
+    SEARCH.get_or_init(|| DEFAULT_SEARCH.get().cloned().unwrap_or_default())
 }
 
 fn opened<T>(

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::search::{Candidate, nccl_candidates};
 use super::{
     Found, Library, Search, driver, find_driver, find_nccl, is_initialised, nccl, open_driver,
-    open_nccl, set_search,
+    open_nccl, set_default_search, set_search,
 };
 use crate::driver::DriverTable;
 use crate::error::{CUDA, GpuError, NCCL};
@@ -318,6 +318,29 @@ fn where_to_look_is_said_once_and_before_looking() {
         assert_eq!(find_nccl().map(|found| found.path), Ok(path.clone()));
         assert_eq!(find_driver().map(|found| found.path), Ok(path));
         assert!(!set_search(Search::default()));
+    });
+}
+
+#[test]
+fn an_adapter_that_knows_more_is_heard_after_the_settings_and_before_the_first_look() {
+    alone(&[], || {
+        let folder = Folder::new();
+        Stub::default().build(&folder.path("a.so"));
+        set_default_search(only(folder.path("missing.so")));
+        assert!(set_search(only(folder.path("a.so"))));
+        let path = folder.path("a.so").display().to_string();
+        assert_eq!(find_nccl().map(|found| found.path), Ok(path));
+    });
+}
+
+#[test]
+fn settings_are_heard_where_no_adapter_speaks() {
+    alone(&[], || {
+        let folder = Folder::new();
+        Stub::default().build(&folder.path("a.so"));
+        set_default_search(only(folder.path("a.so")));
+        let path = folder.path("a.so").display().to_string();
+        assert_eq!(find_nccl().map(|found| found.path), Ok(path));
     });
 }
 

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use horovod_gpu::{
-    Executor, ExecutorSettings, GpuError, Group, Launch, Work, WorkError, driver, nccl, set_search,
+    Executor, ExecutorSettings, GpuError, Group, Launch, Work, WorkError, driver, nccl,
+    set_default_search,
 };
 use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank};
 use horovod_transport::{Aborted, Notifier, Topology};
@@ -65,8 +66,8 @@ struct Agreed {
 impl Gpu {
     fn new(surroundings: &Surroundings<'_>) -> Self {
         let config = surroundings.config;
-        // The adapter may have been more exact.
-        set_search(config.gpu.search.clone());
+        // An adapter, which knows the packages, tells of them later.
+        set_default_search(config.gpu.search.clone());
         surroundings.gpu.demand_events();
         Self {
             settings: config.gpu.clone(),

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use horovod_gpu::{Call, Executor, HostMemory, Launch, PinnedMemory, Work, WorkError};
 use horovod_protocol::{Completion, EntryId, Execution, Op, Rank};
+use horovod_transport::Aborted;
 
 use super::super::rows::too_large;
 use super::super::{Failure, InFlight, Results, StageIn, Staged};
@@ -15,7 +16,6 @@ use crate::engine::Entry;
 use crate::engine::handles::OpResult;
 use crate::error::Error;
 use crate::tensor::{Output, Tensor};
-use horovod_transport::Aborted;
 
 /// Bytes of pinned memory that are kept for reuse at most.
 const KEPT_MAX: usize = 256 << 20;
