@@ -18,7 +18,7 @@ use horovod_protocol::{
 };
 use horovod_transport::{Data, Idle, LinkError, Topology};
 
-use super::rows::too_large;
+use super::rows::{bytes_of, elems_of, output_of, too_large};
 use super::{Backend, Failure, Members, Outputs, Results, Start, Started};
 use crate::buffer::{Buffer, BufferPool};
 use crate::config::{Config, JoinAverage};
@@ -412,21 +412,6 @@ impl SegmentScratch {
         }
         self.types += 1;
     }
-}
-
-fn elems_of(meta: &TensorMeta) -> Result<usize, Failure> {
-    meta.elems()
-        .and_then(|n| usize::try_from(n).ok())
-        .ok_or_else(too_large)
-}
-
-fn bytes_of(t: &Tensor) -> Result<usize, Failure> {
-    t.bytes().ok_or_else(too_large)
-}
-
-fn output_of(t: &Tensor) -> Result<*mut u8, Failure> {
-    t.output_ptr()
-        .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))
 }
 
 impl From<CollectiveError> for Failure {

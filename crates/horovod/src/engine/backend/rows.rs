@@ -1,6 +1,6 @@
-//! Rows of dimension 0: what each member of a set brings to an operation, and what it gets.
+//! Sizes of what each member of a set brings to an operation and gets: elements, bytes, rows of dimension 0.
 
-use horovod_protocol::{ExecItem, Shape};
+use horovod_protocol::{ExecItem, Shape, TensorMeta};
 
 use super::Failure;
 use crate::engine::Entry;
@@ -112,13 +112,31 @@ impl Gathered {
     }
 }
 
+/// Elements of a tensor as agreed, whose bytes this machine can count.
+pub(super) fn elems_of(meta: &TensorMeta) -> Result<usize, Failure> {
+    let elems = meta.elems().and_then(|n| usize::try_from(n).ok());
+    elems
+        .filter(|elems| elems.checked_mul(meta.dtype.size()).is_some())
+        .ok_or_else(too_large)
+}
+
+pub(super) fn bytes_of(t: &Tensor) -> Result<usize, Failure> {
+    t.bytes().ok_or_else(too_large)
+}
+
+/// Where the result of an operation goes that allocates none.
+pub(super) fn output_of(t: &Tensor) -> Result<*mut u8, Failure> {
+    t.output_ptr()
+        .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))
+}
+
 pub(super) fn too_large() -> Failure {
     Failure::Local("a tensor is too large for this machine".into())
 }
 
 #[cfg(test)]
 mod tests {
-    use horovod_protocol::{DType, TensorMeta};
+    use horovod_protocol::DType;
 
     use super::*;
     use crate::tensor::Output;

@@ -4,13 +4,11 @@ use std::sync::Arc;
 
 use horovod_gpu::{AllReduce, Call, Event, NcclOp, Operand, ReduceScatter, Reduction};
 use horovod_kernels::{Combine, fill_identity};
-use horovod_protocol::{
-    Completion, DType, ExecItem, Execution, Op, Rank, ReduceOp, Scale, Shape, TensorMeta,
-};
+use horovod_protocol::{Completion, DType, ExecItem, Execution, Op, Rank, ReduceOp, Scale, Shape};
 
 use super::super::rows::{
-    AlltoallInput, Gathered, joined_cannot, received_shape, row_bytes_of, share_of, too_large,
-    usize_of, with_rows,
+    AlltoallInput, Gathered, bytes_of, elems_of, joined_cannot, output_of, received_shape,
+    row_bytes_of, share_of, too_large, usize_of, with_rows,
 };
 use super::super::{Failure, Outputs, Results, Start};
 use crate::buffer::Buffer;
@@ -90,7 +88,10 @@ impl Translation<'_, '_> {
             for (i, meta) in item.tensors.iter().enumerate() {
                 let reduction = self.reduction(meta.dtype, op, scale)?;
                 let (input, output) = match entry.map(|entry| &entry.tensors[i]) {
-                    Some(tensor) => (Operand::At(address(tensor.input)), output_of(tensor)?),
+                    Some(tensor) => (
+                        Operand::At(address(tensor.input)),
+                        address(output_of(tensor)?),
+                    ),
                     None => (identity(meta.dtype, op)?, 0),
                 };
                 calls.push(Call::AllReduce(AllReduce {
@@ -137,8 +138,8 @@ impl Translation<'_, '_> {
             for tensor in entry.ok_or_else(joined_cannot)?.tensors.iter() {
                 calls.push(Call::Broadcast {
                     input: address(tensor.input),
-                    output: output_of(tensor)?,
-                    bytes: tensor.bytes().ok_or_else(too_large)?,
+                    output: address(output_of(tensor)?),
+                    bytes: bytes_of(tensor)?,
                     root,
                 });
             }
@@ -314,20 +315,6 @@ fn identity(dtype: DType, op: ReduceOp) -> Result<Operand, Failure> {
     // SAFETY: there is room for one element of any type.
     unsafe { fill_identity(dtype, combine, value.as_mut_ptr(), 1) };
     Ok(Operand::Identity(value))
-}
-
-fn elems_of(meta: &TensorMeta) -> Result<usize, Failure> {
-    let elems = meta.elems().and_then(|n| usize::try_from(n).ok());
-    elems
-        .filter(|elems| elems.checked_mul(meta.dtype.size()).is_some())
-        .ok_or_else(too_large)
-}
-
-fn output_of(tensor: &Tensor) -> Result<u64, Failure> {
-    let output = tensor.output_ptr();
-    let output =
-        output.ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))?;
-    Ok(address(output))
 }
 
 pub(super) fn address(pointer: *const u8) -> u64 {

@@ -7,7 +7,7 @@ use horovod_gpu::{Call, Executor, HostMemory, Launch, PinnedMemory, Work, WorkEr
 use horovod_protocol::{Completion, EntryId, Execution, Op, Rank};
 use horovod_transport::Aborted;
 
-use super::super::rows::too_large;
+use super::super::rows::{output_of, too_large};
 use super::super::{Failure, InFlight, Results, StageIn, Staged};
 use super::calls::{address, events};
 use super::{Flight, local};
@@ -260,9 +260,7 @@ pub(super) fn end(
         let tensors = entries.iter().flatten().flat_map(|e| e.tensors.iter());
         let copies = on_host.iter().flatten().flat_map(|e| e.tensors.iter());
         for (tensor, copy) in tensors.zip(copies) {
-            let output = tensor.output_ptr();
-            let output = output
-                .ok_or_else(|| Failure::Local("the operation needs an output tensor".into()))?;
+            let output = output_of(tensor)?;
             let is_there = is_root && output.cast_const() == tensor.input;
             let bytes = tensor.bytes().unwrap_or(0);
             if bytes > 0 && !is_there {

@@ -6,11 +6,11 @@ use horovod_collectives::{
 use horovod_protocol::{Completion, DType, Execution, Op, Rank, ReduceOp, Scale, Shape};
 use horovod_transport::Idle;
 
-use super::{Host, Run, SegmentScratch, bytes_of};
+use super::{Host, Run, SegmentScratch};
 use crate::buffer::Buffer;
 use crate::engine::backend::rows::{
-    AlltoallInput, Gathered, joined_cannot, received_shape, row_bytes_of, share_of, usize_of,
-    with_rows,
+    AlltoallInput, Gathered, bytes_of, joined_cannot, received_shape, row_bytes_of, share_of,
+    usize_of, with_rows,
 };
 use crate::engine::backend::{Failure, Outputs, Results, Start};
 use crate::engine::handles::OpResult;
