@@ -138,6 +138,8 @@ def on_ray(rounds: int) -> dict[str, Any]:
     from horovod.ray import RayExecutor
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    # Ray starts its workers with niceness 15, which is its price and not Horovod's: give both the same priority.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init("local", num_cpus=RANKS, include_dashboard=False, log_to_driver=False)
 
     def run(function: Callable[..., Any]) -> list[Any]:
