@@ -97,6 +97,7 @@ def test_ranks_that_compute_wait_or_are_stopped_are_told_apart_and_may_still_com
     (stopped,) = job.wait_for("rank 3 is process")
 
     job.wait_for("Silent rank:")
+    job.wait_for("For comparison, rank 0 ")
     for words in (
         r"rank 1 on \S+, process \d+: has not asked for allreduce\.late yet; it is at work",
         r"in compute",
@@ -141,6 +142,7 @@ def test_a_rank_stopped_amid_collectives_is_named(script, jobs) -> None:
     os.kill(pids[1], signal.SIGSTOP)
 
     job.wait_for("Silent rank:")
+    job.wait_for(", and does not answer")
     assert re.search(r"rank 1 on \S+: has not (come|asked)", job.stderr), job.report()
-    assert "allreduce.gradient" in job.stderr
+    job.wait_for("allreduce.gradient")
     os.kill(pids[1], signal.SIGCONT)
