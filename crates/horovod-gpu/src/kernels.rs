@@ -84,7 +84,7 @@ unsafe impl Sync for Kernels {}
 
 /// One copy of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
+pub struct DeviceCopy {
     /// Where to.
     pub dst: u64,
     /// Where from; the ranges do not overlap.
@@ -214,8 +214,8 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`Self::scale`], for every range, without any alignment.
-    pub unsafe fn copy_batch(&self, stream: &Stream, copies: &[Copy]) -> Result<(), GpuError> {
-        let copies: Vec<&Copy> = copies.iter().filter(|copy| copy.bytes > 0).collect();
+    pub unsafe fn copy_batch(&self, stream: &Stream, copies: &[DeviceCopy]) -> Result<(), GpuError> {
+        let copies: Vec<&DeviceCopy> = copies.iter().filter(|copy| copy.bytes > 0).collect();
         for batch in copies.chunks(BATCH) {
             let mut table = CopyTable {
                 dst: [0; BATCH],

@@ -30,7 +30,7 @@ pub use executor::{
     AllReduce, Call, Executor, ExecutorSettings, Group, HostMemory, Launch, Operand, ReduceScatter,
     Reduction, Work, WorkError,
 };
-pub use kernels::{Copy, Kernels};
+pub use kernels::{DeviceCopy, Kernels};
 pub use load::{
     Found, Search, driver, find_driver, find_nccl, is_initialised, nccl, set_default_search,
     set_search,

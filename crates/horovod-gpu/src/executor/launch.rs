@@ -8,7 +8,7 @@ use super::plan::{LaunchPlan, in_nccl, is_widened};
 use super::work::{AllReduce, Call, Operand, ReduceScatter, Work};
 use crate::device::Device;
 use crate::error::GpuError;
-use crate::kernels::{Copy, Kernels};
+use crate::kernels::{DeviceCopy, Kernels};
 use crate::nccl::{Communicator, NcclOp, NcclType};
 use crate::stream::Stream;
 
@@ -87,7 +87,7 @@ impl Launcher<'_> {
             let copies: Vec<_> = members()
                 .filter_map(|(call, at)| match call {
                     Call::AllReduce(reduce) => match reduce.input {
-                        Operand::At(src) => Some(Copy {
+                        Operand::At(src) => Some(DeviceCopy {
                             dst: at,
                             src,
                             bytes: reduce.bytes() as u64,
@@ -97,22 +97,19 @@ impl Launcher<'_> {
                     _ => None,
                 })
                 .collect();
-            let Some((Call::AllReduce(first), _)) = members().next() else {
-                continue;
-            };
             let count = pack.bytes / pack.dtype.size();
             let begin = self.at(pack.begin);
             // SAFETY: the caller's promise, and scratch memory that is this work's alone in the stream's order.
             unsafe {
                 self.kernels()?.copy_batch(self.stream, &copies)?;
-                self.scale(pack.dtype, begin, begin, count, first.reduction.pre)?;
+                self.scale(pack.dtype, begin, begin, count, pack.reduction.pre)?;
                 for (call, at) in members() {
                     if let Call::AllReduce(reduce) = call {
                         self.fill(reduce, at)?;
                     }
                 }
             }
-            let (dtype, op) = in_nccl(pack.dtype, first.reduction.op);
+            let (dtype, op) = in_nccl(pack.dtype, pack.reduction.op);
             reduces.push(Reduce {
                 send: begin,
                 recv: begin,
@@ -400,15 +397,12 @@ impl Launcher<'_> {
                     .iter()
                     .map(|(i, at)| (&work.calls[*i], self.at(*at)))
             };
-            let Some((Call::AllReduce(first), _)) = members().next() else {
-                continue;
-            };
             let count = pack.bytes / pack.dtype.size();
             let begin = self.at(pack.begin);
             let copies: Vec<_> = members()
                 .filter_map(|(call, at)| match call {
                     Call::AllReduce(reduce) if matches!(reduce.input, Operand::At(_)) => {
-                        Some(Copy {
+                        Some(DeviceCopy {
                             dst: reduce.output,
                             src: at,
                             bytes: reduce.bytes() as u64,
@@ -419,7 +413,7 @@ impl Launcher<'_> {
                 .collect();
             // SAFETY: the caller's promise.
             unsafe {
-                self.scale(pack.dtype, begin, begin, count, first.reduction.post)?;
+                self.scale(pack.dtype, begin, begin, count, pack.reduction.post)?;
                 self.kernels()?.copy_batch(self.stream, &copies)?;
             }
         }

@@ -56,7 +56,7 @@ pub struct Executor {
 struct ExecutorState {
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Set with [`Queue::aborted`], for who is amid a wait.
+    /// Set with [`Course::Abort`], for who is amid a wait.
     stops: AtomicBool,
     /// Called when work was launched or has ended.
     notify: Box<dyn Fn() + Send + Sync>,
@@ -65,14 +65,57 @@ struct ExecutorState {
 #[derive(Default)]
 struct Queue {
     work: VecDeque<(Work, Arc<Mutex<State>>)>,
-    aborted: Option<Arc<str>>,
-    /// `true`: in good order.
-    closes: Option<bool>,
+    course: Course,
+}
+
+/// What the thread does with its work.
+#[derive(Default)]
+enum Course {
+    /// Launches it, and waits for more.
+    #[default]
+    Run,
+    /// Ends it with this cause, and if it closes the thread after it.
+    Abort { cause: Arc<str>, closes: bool },
+    /// Ends the thread in good order when nothing is left.
+    Close,
 }
 
 impl ExecutorState {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything ends with this cause; if another one was first, with that.
+    fn abort(&self, why: &str, and_close: bool) {
+        let mut queue = self.lock();
+        queue.course = match std::mem::take(&mut queue.course) {
+            Course::Run => Course::Abort {
+                cause: why.into(),
+                closes: and_close,
+            },
+            Course::Close => Course::Abort {
+                cause: why.into(),
+                closes: true,
+            },
+            Course::Abort { cause, closes } => Course::Abort {
+                cause,
+                closes: closes || and_close,
+            },
+        };
+        drop(queue);
+        self.stops.store(true, Ordering::Release);
+        self.changed.notify_one();
+    }
+
+    /// The thread ends when nothing is left.
+    fn close(&self) {
+        let mut queue = self.lock();
+        match &mut queue.course {
+            Course::Abort { closes, .. } => *closes = true,
+            course => *course = Course::Close,
+        }
+        drop(queue);
+        self.changed.notify_one();
     }
 
     fn stops(&self) -> bool {
@@ -153,12 +196,7 @@ impl Executor {
 
     /// End everything with this cause: communicators are aborted, and work ends when the device has come to rest.
     pub fn abort(&self, cause: &str) {
-        self.shared
-            .lock()
-            .aborted
-            .get_or_insert_with(|| cause.into());
-        self.shared.stops.store(true, Ordering::Release);
-        self.shared.changed.notify_one();
+        self.shared.abort(cause, false);
     }
 
     /// End the thread. `orderly`: all work has ended, and the other members of all groups close as well.
@@ -166,8 +204,10 @@ impl Executor {
         let Some(thread) = self.take_thread() else {
             return;
         };
-        self.shared.lock().closes = Some(orderly);
-        self.shared.changed.notify_one();
+        match orderly {
+            true => self.shared.close(),
+            false => self.shared.abort("its executor was closed", true),
+        }
         if thread.join().is_err() {
             tracing::error!("the thread for the GPU ended by a panic");
         }
@@ -182,9 +222,7 @@ impl Executor {
 impl Drop for Executor {
     fn drop(&mut self) {
         if self.take_thread().is_some() {
-            self.abort("its executor was dropped");
-            self.shared.lock().closes = Some(false);
-            self.shared.changed.notify_one();
+            self.shared.abort("its executor was dropped", true);
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use horovod_protocol::DType;
 
-use super::work::{AllReduce, Call, Operand, ReduceScatter, Work};
+use super::work::{AllReduce, Call, Operand, ReduceScatter, Reduction, Work};
 use crate::nccl::{NcclOp, NcclType};
 
 /// Tensors of fewer bytes are copied together, larger ones are worked on where they are.
@@ -29,10 +29,11 @@ pub(super) struct LaunchPlan {
     pub(super) bytes: usize,
 }
 
-/// Small tensors of one type that are reduced as one.
+/// Small tensors of one type and reduction that are reduced as one.
 #[derive(Debug, PartialEq)]
 pub(super) struct Pack {
     pub(super) dtype: DType,
+    pub(super) reduction: Reduction,
     /// In the scratch memory.
     pub(super) begin: usize,
     pub(super) bytes: usize,
@@ -71,7 +72,7 @@ impl LaunchPlan {
     }
 
     fn pack(&mut self, calls: &[Call]) {
-        let mut small: Vec<(DType, Vec<usize>)> = Vec::new();
+        let mut small: Vec<((DType, Reduction), Vec<usize>)> = Vec::new();
         let mut packed = 0;
         for (i, call) in calls.iter().enumerate() {
             let Call::AllReduce(reduce) = call else {
@@ -83,12 +84,14 @@ impl LaunchPlan {
                 continue;
             }
             packed += bytes.next_multiple_of(PACKED_ALIGN);
-            match small.iter_mut().find(|(dtype, _)| *dtype == reduce.dtype) {
+            let kind = (reduce.dtype, reduce.reduction);
+            match small.iter_mut().find(|(of, _)| *of == kind) {
                 Some((_, members)) => members.push(i),
-                None => small.push((reduce.dtype, vec![i])),
+                None => small.push((kind, vec![i])),
             }
         }
-        for (dtype, members) in small.into_iter().filter(|(_, members)| members.len() > 1) {
+        small.retain(|(_, members)| members.len() > 1);
+        for ((dtype, reduction), members) in small {
             let begin = self.bytes.next_multiple_of(ALIGN);
             let mut at = begin;
             let place = |i: usize| {
@@ -106,6 +109,7 @@ impl LaunchPlan {
             self.bytes = at;
             self.packs.push(Pack {
                 dtype,
+                reduction,
                 begin,
                 bytes: at - begin,
                 members,
@@ -211,6 +215,28 @@ mod tests {
         assert_eq!(pack.members, [(0, 0), (4, 16)]);
         assert_eq!(plan.bytes, 48);
         assert!(plan.scratch.iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn what_is_reduced_otherwise_travels_apart() {
+        let by = |post| {
+            let mut call = reduce(3, DType::F32);
+            if let Call::AllReduce(reduce) = &mut call {
+                reduce.reduction.post = post;
+            }
+            call
+        };
+        let plan = LaunchPlan::of(&work(vec![by(1.0), by(0.5), by(1.0), by(0.5), by(0.25)]));
+        let packs: Vec<_> = plan
+            .packs
+            .iter()
+            .map(|pack| (pack.reduction.post, &pack.members[..]))
+            .collect();
+        assert_eq!(
+            packs,
+            [(1.0, &[(0, 0), (2, 16)][..]), (0.5, &[(1, 256), (3, 272)][..])]
+        );
+        assert_eq!(plan.is_packed, [true, true, true, true, false]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::communicators::{Communicators, Unfinished};
 use super::launch::Launcher;
 use super::plan::{LaunchPlan, PACKED_MAX, SMALL_MAX};
 use super::work::Work;
-use super::{ExecutorSettings, ExecutorState, State, WorkError};
+use super::{Course, ExecutorSettings, ExecutorState, State, WorkError};
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::event::Event;
@@ -54,7 +54,7 @@ enum Next {
     Launch(Work, Arc<Mutex<State>>),
     Abort(Arc<str>),
     Look,
-    Close(bool),
+    Close,
 }
 
 impl GpuThread {
@@ -93,7 +93,7 @@ impl GpuThread {
                     self.end_all(self.over.clone().unwrap_or(aborted));
                 }
                 Next::Look => {}
-                Next::Close(orderly) => return self.close(orderly),
+                Next::Close => return self.close(),
             }
             self.look();
         }
@@ -110,15 +110,17 @@ impl GpuThread {
         let mut queue = shared.lock();
         let mut waited = false;
         loop {
-            if let Some(cause) = queue.aborted.clone().filter(|_| !self.is_aborted()) {
-                return Next::Abort(cause);
+            if let Course::Abort { cause, .. } = &queue.course
+                && !self.is_aborted()
+            {
+                return Next::Abort(cause.clone());
             }
             if let Some((work, state)) = queue.work.pop_front() {
                 return Next::Launch(work, state);
             }
             if self.on_device.is_empty() {
-                if let Some(orderly) = queue.closes {
-                    return Next::Close(orderly);
+                if let Course::Close | Course::Abort { closes: true, .. } = queue.course {
+                    return Next::Close;
                 }
                 let woken = shared.changed.wait(queue);
                 queue = woken.unwrap_or_else(PoisonError::into_inner);
@@ -288,10 +290,10 @@ impl GpuThread {
         true
     }
 
-    fn close(mut self, orderly: bool) {
-        let ended = match orderly && self.over.is_none() {
-            true => self.communicators.destroy(),
-            false => self.communicators.abort(),
+    fn close(mut self) {
+        let ended = match self.over {
+            None => self.communicators.destroy(),
+            Some(_) => self.communicators.abort(),
         };
         // At the interpreter's end CUDA may be gone.
         if let Err(error) = ended {

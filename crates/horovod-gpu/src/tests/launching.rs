@@ -5,7 +5,7 @@ use horovod_protocol::DType;
 
 use super::Double;
 use crate::testing::alone;
-use crate::{Copy, GpuError};
+use crate::{DeviceCopy, GpuError};
 
 fn bytes_of(values: impl IntoIterator<Item = f32>, dtype: DType) -> Vec<u8> {
     let one = |value: f32| match dtype {
@@ -110,7 +110,7 @@ fn any_number_of_ranges_is_copied_in_batches() {
         double.write(stream.raw(), dst, &vec![0; input.len()]);
         let mut expected = vec![0; input.len()];
         // Every seventh has no length, so 342 are left; the order of destinations is turned round.
-        let copies: Vec<Copy> = (0..400)
+        let copies: Vec<DeviceCopy> = (0..400)
             .map(|i: usize| {
                 let (from, to, bytes) = (
                     i * 40,
@@ -118,7 +118,7 @@ fn any_number_of_ranges_is_copied_in_batches() {
                     if i % 7 == 6 { 0 } else { 1 + i % 40 },
                 );
                 expected[to..to + bytes].copy_from_slice(&input[from..from + bytes]);
-                Copy {
+                DeviceCopy {
                     dst: dst + to as u64,
                     src: src + from as u64,
                     bytes: bytes as u64,
