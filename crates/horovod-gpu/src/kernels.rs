@@ -214,7 +214,11 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`Self::scale`], for every range, without any alignment.
-    pub unsafe fn copy_batch(&self, stream: &Stream, copies: &[DeviceCopy]) -> Result<(), GpuError> {
+    pub unsafe fn copy_batch(
+        &self,
+        stream: &Stream,
+        copies: &[DeviceCopy],
+    ) -> Result<(), GpuError> {
         let copies: Vec<&DeviceCopy> = copies.iter().filter(|copy| copy.bytes > 0).collect();
         for batch in copies.chunks(BATCH) {
             let mut table = CopyTable {

@@ -14,8 +14,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::dlpack::{CUDA, Reader};
-use crate::errors::operation_error;
+use crate::errors::{interrupt_or, operation_error};
 use crate::exit::{attached, detached};
+use crate::submit::SIGNAL_SLICE;
 
 /// `DLPackCurrentWorkStream`: kind and number of a device, and where to put the stream.
 pub(crate) type CurrentStream = unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int;
@@ -89,8 +90,11 @@ pub(crate) fn order(
     if streams.is_some() && engine.config().gpu.asynchronous {
         return Ok(());
     }
-    let end = end.clone();
-    detached(py, move || end.wait()).map_err(|e| operation_error(py, e))
+    let wait = || engine.wait_for_launch(&**end, SIGNAL_SLICE);
+    while !detached(py, wait).map_err(|e| interrupt_or(py, operation_error(py, e)))? {
+        py.check_signals()?;
+    }
+    Ok(())
 }
 
 /// The current streams of one type's framework.
@@ -200,12 +204,16 @@ pub(crate) fn wait_for_devices(py: Python<'_>) -> PyResult<()> {
     let Ok(engine) = horovod::engine() else {
         return Ok(());
     };
-    match detached(py, || engine.wait_for_devices()) {
-        // Nothing was in flight when the job ended.
-        Err(Error::Stopped {
-            why: StopReason::Left(Leaving::Asked | Leaving::Ended),
-            ..
-        }) => Ok(()),
-        waited => waited.map_err(|e| operation_error(py, e)),
+    loop {
+        match detached(py, || engine.wait_for_devices(SIGNAL_SLICE)) {
+            Ok(true) => return Ok(()),
+            Ok(false) => py.check_signals()?,
+            // Nothing was in flight when the job ended.
+            Err(Error::Stopped {
+                why: StopReason::Left(Leaving::Asked | Leaving::Ended),
+                ..
+            }) => return Ok(()),
+            Err(error) => return Err(interrupt_or(py, operation_error(py, error))),
+        }
     }
 }

@@ -20,7 +20,7 @@ use crate::results::{is_lost, lost, outputs, outputs_on_gpu};
 use crate::runtime::registered;
 
 /// Longest wait between two looks at whether a signal has arrived (Ctrl-C).
-const SIGNAL_SLICE: Duration = Duration::from_millis(100);
+pub(crate) const SIGNAL_SLICE: Duration = Duration::from_millis(100);
 /// Names of the kind codes, by code.
 pub(crate) const KINDS: [&str; 5] = [
     "ALLREDUCE",

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use horovod_gpu::Event;
+use horovod_gpu::{Event, Launch};
 
 use crate::error::Error;
 
@@ -67,35 +67,36 @@ pub trait LaunchEnd: Send + Sync + fmt::Debug {
     /// Of CUDA.
     fn has_passed(&self) -> Result<bool, Error>;
 
-    /// Wait for it on the host.
-    ///
-    /// # Errors
-    /// Of CUDA.
-    fn wait(&self) -> Result<(), Error>;
+    /// Whether the operation has ended well; `None`: not ended. After an abort the device may have passed its end
+    /// without a result.
+    fn ended_well(&self) -> Option<bool>;
 }
 
 /// An end that is an event of CUDA.
 #[derive(Debug)]
-pub(crate) struct EventEnd(pub(crate) Arc<Event>);
+pub(crate) struct EventEnd {
+    pub(crate) event: Arc<Event>,
+    pub(crate) launch: Launch,
+}
 
 impl LaunchEnd for EventEnd {
     fn ordinal(&self) -> i32 {
-        self.0.device().ordinal()
+        self.event.device().ordinal()
     }
 
     fn order(&self, stream: RawStream) -> Result<(), Error> {
         // A wait for what is not part of a capture would end it with an error of CUDA's.
-        if self.0.device().is_capturing(stream)? {
+        if self.event.device().is_capturing(stream)? {
             return Err(Error::Capturing);
         }
-        Ok(self.0.order(stream)?)
+        Ok(self.event.order(stream)?)
     }
 
     fn has_passed(&self) -> Result<bool, Error> {
-        Ok(self.0.has_passed()?)
+        Ok(self.event.has_passed()?)
     }
 
-    fn wait(&self) -> Result<(), Error> {
-        Ok(self.0.wait()?)
+    fn ended_well(&self) -> Option<bool> {
+        self.launch.ended().map(|ended| ended.is_ok())
     }
 }

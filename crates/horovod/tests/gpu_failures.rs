@@ -46,7 +46,7 @@ fn sum(on: &OnRank<'_>, name: &str) -> Result<f32, Error> {
     let memory = ones(on, on.rank as i32);
     let result = sum_of(on, name, &memory)?;
     result.end.expect("it was launched").order(on.stream)?;
-    on.engine.wait_for_devices()?;
+    on.engine.wait_for_devices(Duration::MAX)?;
     let bytes = memory.read();
     Ok(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
 }
@@ -114,6 +114,29 @@ fn what_never_ends_on_the_gpu_is_given_up_after_the_timeout() {
 }
 
 #[test]
+fn a_wait_for_what_is_given_up_has_its_error() {
+    with_double(
+        "a_wait_for_what_is_given_up_has_its_error",
+        // Of both ranks, which are threads of one process: one's second.
+        "devices=2,never=3",
+        |double| {
+            let config = |config: &mut Config| config.gpu.timeout = Some(Duration::from_secs(1));
+            let errors = on_ranks(double, 2, config, |on| {
+                sum(on, "first").expect("it ends");
+                let memory = ones(on, on.rank as i32);
+                let result = sum_of(on, "never", &memory).expect("it is launched");
+                let end = result.end.expect("it is launched");
+                // After the abort the device has passed the end, with nothing in the memory.
+                let waited = on.engine.wait_for_launch(&*end, Duration::MAX);
+                waited.expect_err("it never ends").to_string()
+            });
+            let has_cause = |error: &String| error.contains("HOROVOD_GPU_TIMEOUT");
+            assert!(errors.iter().any(has_cause), "{errors:?}");
+        },
+    );
+}
+
+#[test]
 fn no_memory_for_a_stream_is_an_error_on_all_ranks() {
     sums_until_an_error(
         "no_memory_for_a_stream_is_an_error_on_all_ranks",
@@ -140,7 +163,10 @@ fn a_rank_that_leaves_amid_a_collective_frees_the_others() {
                 on.engine.shutdown();
                 return String::new();
             }
-            let error = on.engine.wait_for_devices().expect_err("its peer is gone");
+            let error = on
+                .engine
+                .wait_for_devices(Duration::MAX)
+                .expect_err("its peer is gone");
             drop(result);
             error.to_string()
         });
@@ -191,7 +217,9 @@ fn a_step_records_one_event_per_call_and_never_waits_on_the_host() {
                     .order(on.stream)
                     .expect("orders");
             }
-            on.engine.wait_for_devices().expect("nothing failed");
+            on.engine
+                .wait_for_devices(Duration::MAX)
+                .expect("nothing failed");
         });
         let made = before.map(|(call, before)| double.count(call) - before);
         // One at the submission and one for the end, of 10 operations on 2 ranks.

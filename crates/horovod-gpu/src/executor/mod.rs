@@ -132,7 +132,7 @@ struct State {
 }
 
 /// One piece of work on its way.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Launch(Arc<Mutex<State>>);
 
 impl Launch {

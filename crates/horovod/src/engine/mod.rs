@@ -33,6 +33,7 @@ use by_number::ByNumber;
 use crate::buffer::BufferPool;
 use crate::config::Config;
 use crate::error::Error;
+use crate::gpu::LaunchEnd;
 use crate::tensor::Tensors;
 use crate::timeline::{Stamp, Timeline, TimelineSetting};
 
@@ -421,20 +422,47 @@ impl Engine {
     }
 
     /// Wait on the host until nothing is in flight on a device; operations that have not been launched are not waited
-    /// for. What had failed on a device after its handle had ended is told here.
+    /// for. What had failed on a device after its handle had ended is told here. `false`: the time is over.
     ///
     /// # Errors
     /// Why the generation has ended.
-    pub fn wait_for_devices(&self) -> Result<(), Error> {
+    pub fn wait_for_devices(&self, timeout: Duration) -> Result<bool, Error> {
+        self.wait_on_host(timeout, || {
+            self.shared.in_flight.load(Ordering::Acquire) == 0
+        })
+    }
+
+    /// Wait on the host until an operation that was launched on a device has ended. `false`: the time is over.
+    ///
+    /// # Errors
+    /// It has not ended well: why the generation has ended.
+    pub fn wait_for_launch(&self, end: &dyn LaunchEnd, timeout: Duration) -> Result<bool, Error> {
+        let waited = self.wait_on_host(timeout, || match end.ended_well() {
+            // The cause follows.
+            Some(false) => self.shared.lock().worker.ended().is_some(),
+            ended => ended.is_some(),
+        });
+        match end.ended_well() {
+            // What has ended the generation since then is not its matter.
+            Some(true) => Ok(true),
+            _ => waited,
+        }
+    }
+
+    fn wait_on_host(&self, timeout: Duration, is_over: impl Fn() -> bool) -> Result<bool, Error> {
+        let deadline = Instant::now().checked_add(timeout);
         let mut nap = DEVICE_NAP;
-        while self.shared.in_flight.load(Ordering::Acquire) > 0 && !self.has_ended() {
+        while !is_over() && !self.has_ended() {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
             self.driver_lock.poll_once();
             std::thread::sleep(nap);
             nap = (nap * 2).min(DEVICE_NAP_MAX);
         }
         match self.shared.lock().worker.ended() {
             Some(error) => Err(error.clone().into()),
-            None => Ok(()),
+            None => Ok(true),
         }
     }
 

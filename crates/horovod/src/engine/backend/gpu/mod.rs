@@ -321,7 +321,10 @@ struct Flight {
 
 impl Flight {
     fn take_results(&mut self) -> Option<Results> {
-        let end: Arc<EventEnd> = Arc::new(EventEnd(self.launch.launched()?));
+        let end = Arc::new(EventEnd {
+            event: self.launch.launched()?,
+            launch: self.launch.clone(),
+        });
         let results = self.results.take()?;
         let with_end = |(id, result): (EntryId, Result<OpResult, Error>)| {
             let result = result.map(|result| OpResult {

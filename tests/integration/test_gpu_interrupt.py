@@ -1,0 +1,62 @@
+"""Ctrl-C on a rank that waits on the host for a GPU whose work never ends; the GPU is the double's."""
+
+import os
+import signal
+
+import pytest
+
+import harness
+
+# `make gpu-double` builds it.
+DOUBLE = str(harness.ROOT / ".stamps" / "gpu-double" / "libhorovod_gpu_double.so")
+ENV = {
+    "HOROVOD_CUDA_LIBRARY": DOUBLE,
+    "HOROVOD_NCCL_LIBRARY": DOUBLE,
+    "HOROVOD_GPU_OPERATIONS": "NCCL",
+    # The second collective of each process is launched and never begins.
+    "HOROVOD_GPU_DOUBLE": "devices=2,seed=3,never=2",
+    "HOROVOD_GPU_TIMEOUT": "0",
+}
+SCRIPT = f"""
+import os, sys
+
+sys.path.insert(0, {str(harness.ROOT / "tests" / "parallel" / "gpu")!r})
+import conftest  # the core's reader takes tensors of the double
+import horovod.torch as hvd
+import torch
+from devices import OnGpu, on_gpu
+
+from horovod import _core
+
+hvd.init()
+wait_on_host = {{
+    "wait_for_devices": lambda handle: (hvd.synchronize(handle), _core.wait_for_devices()),
+    "synchronize": hvd.synchronize,
+}}[sys.argv[1]]
+with OnGpu():
+    tensor = on_gpu(torch.ones(4), hvd.rank())
+    hvd.allreduce_(tensor, name="first")
+    handle = hvd.allreduce_async_(tensor, name="never")
+    try:
+        print("waits", os.getpid(), flush=True)
+        wait_on_host(handle)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        os._exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "asynchronous"), [("wait_for_devices", "1"), ("synchronize", "0")]
+)
+def test_a_wait_for_a_gpu_that_never_ends_can_be_interrupted(
+    wait, asynchronous, script, jobs
+) -> None:
+    env = {**ENV, "HOROVOD_ENABLE_ASYNC_COMPLETION": asynchronous}
+    job = jobs(harness.python(2, script(SCRIPT), wait, env=env))
+    lines = job.wait_for("waits ", count=2)
+
+    os.kill(int(lines[0].split()[-1]), signal.SIGINT)
+
+    job.wait_for("interrupted")
+    assert job.fail() == 7
