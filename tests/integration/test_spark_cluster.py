@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 OTHER_APPLICATION = """
-import pickle, sys
-from pathlib import Path
+import pickle
 from pyspark.sql import SparkSession
 import horovod.spark
 builder = SparkSession.builder
@@ -69,7 +69,7 @@ for name, value in {conf!r}.items():
     builder = builder.config(name, value)
 session = builder.getOrCreate()
 work = pickle.loads({work!r})
-results = horovod.spark.run(work, (Path({folder!r}),), num_proc=2, env={{"APPLICATION": "two"}})
+results = horovod.spark.run(work, ({socket_path!r},), num_proc=2)
 print(results)
 session.stop()
 """
@@ -133,26 +133,40 @@ def test_each_rank_has_the_gpus_of_its_task() -> None:
 
 
 def test_two_applications_at_once(spark: Any) -> None:
-    def work(folder: Path) -> tuple[int, float]:
+    def work(socket_path: str) -> tuple[int, float]:
         """Ends when the ranks of the other application run, too."""
         import numpy as np
 
         import horovod.numpy as hvd
 
         hvd.init()
-        (folder / f"{os.environ['APPLICATION']}.{hvd.rank()}").touch()
-        while len(list(folder.iterdir())) < 4:
-            time.sleep(0.05)
+        with socket.socket(socket.AF_UNIX) as own:
+            own.settimeout(START_S)
+            own.connect(socket_path)
+            if own.recv(1) != b".":
+                raise RuntimeError(f"the other application did not run within {START_S} s")
         return hvd.size(), float(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+
+    def meet(listener: socket.socket) -> None:
+        """All four ranks go on when all four are here."""
+        with contextlib.ExitStack() as stack:
+            ranks = [stack.enter_context(listener.accept()[0]) for _ in range(4)]
+            for rank in ranks:
+                rank.sendall(b".")
 
     conf = dict(spark.sparkContext.getConf().getAll())
     del conf["spark.app.id"], conf["spark.driver.port"], conf["spark.app.startTime"]
-    with tempfile.TemporaryDirectory() as name:
-        program = OTHER_APPLICATION.format(conf=conf, work=cloudpickle.dumps(work), folder=name)
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        socket_path = f"{folder}/socket_path"
+        listener.bind(socket_path)
+        listener.listen(4)
+        listener.settimeout(START_S)
+        threading.Thread(target=meet, args=[listener], daemon=True).start()
+        program = OTHER_APPLICATION.format(
+            conf=conf, work=cloudpickle.dumps(work), socket_path=socket_path
+        )
         with harness.Job([sys.executable, "-c", program], limit_s=START_S) as other:
-            results = horovod.spark.run(
-                work, (Path(name),), num_proc=2, start_timeout=START_S, env={"APPLICATION": "one"}
-            )
+            results = horovod.spark.run(work, (socket_path,), num_proc=2, start_timeout=START_S)
             other.succeed()
     assert results == [(2, 2.0)] * 2
     assert "[(2, 2.0), (2, 2.0)]" in other.stdout
