@@ -32,23 +32,25 @@ SOON_DEAD = {
     "health_check_timeout_ms": 5000,
     "health_check_failure_threshold": 3,
 }
+# GPUs are declared only. The Ray of the other node was started with some of the machine's.
+NODE = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 200 << 20}
+OTHER_NODE = {**NODE, "env_vars": {"CUDA_VISIBLE_DEVICES": "2,3"}}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes of 2 CPUs."""
+    """Two nodes of 2 CPUs and 2 GPUs."""
     inherited = {n: v for n, v in os.environ.items() if n.startswith(harness.NOT_HANDED_DOWN)}
     for name in inherited:
         del os.environ[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "180")
-        node = {"num_cpus": 2, "object_store_memory": 200 << 20, "include_dashboard": False}
-        started = Cluster(
-            initialize_head=True, head_node_args={**node, "_system_config": SOON_DEAD}
-        )
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        head = {**NODE, "include_dashboard": False, "_system_config": SOON_DEAD}
+        started = Cluster(initialize_head=True, head_node_args=head)
         try:
-            started.add_node(num_cpus=2, object_store_memory=200 << 20)
+            started.add_node(**OTHER_NODE)
             ray.init(address=started.address, log_to_driver=False)
             yield started
         finally:
@@ -222,6 +224,62 @@ def test_too_few_resources() -> None:
     executor.shutdown()
 
 
+def gpus_of_a_rank() -> tuple[tuple[int, int, int, int], list[str], list[str]]:
+    """Its place, the GPUs that it sees, and those that Ray gave to its actor."""
+    import horovod.numpy as hvd
+
+    hvd.init()
+    place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
+    visible = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    return place, visible, [str(gpu) for gpu in ray.get_gpu_ids()]
+
+
+def gpus_are_free() -> bool:
+    return bool(ray.available_resources().get("GPU") == 4.0)
+
+
+def test_ranks_with_gpus_on_two_hosts() -> None:
+    executor = RayExecutor(
+        RayExecutor.create_settings(), num_hosts=2, num_workers_per_host=2, use_gpu=True
+    )
+    executor.start()
+    try:
+        rows = executor.run(gpus_of_a_rank)
+        wait_until(lambda: "GPU" not in ray.available_resources(), "GPU that is taken")
+    finally:
+        executor.shutdown()
+    assert [row[0] for row in rows] == [(0, 4, 0, 2), (1, 4, 1, 2), (2, 4, 0, 2), (3, 4, 1, 2)]
+    assert rows[0][1] == rows[1][1]
+    assert rows[2][1] == rows[3][1]
+    assert sorted([sorted(rows[0][1]), sorted(rows[2][1])]) == [["0", "1"], ["2", "3"]]
+    for place, visible, own in rows:
+        # The GPU at the local rank is the one of the rank's actor.
+        assert own == [visible[place[2]]]
+    wait_until(gpus_are_free, "4 free GPUs")
+
+
+def test_ranks_with_several_gpus_are_where_these_are() -> None:
+    executor = RayExecutor(
+        RayExecutor.create_settings(), num_workers=2, use_gpu=True, gpus_per_worker=2
+    )
+    executor.start()
+    try:
+        rows = executor.run(gpus_of_a_rank)
+    finally:
+        executor.shutdown()
+    assert [row[0] for row in rows] == [(0, 2, 0, 1), (1, 2, 0, 1)]
+    assert sorted(sorted(row[1]) for row in rows) == [["0", "1"], ["2", "3"]]
+    wait_until(gpus_are_free, "4 free GPUs")
+
+
+def test_too_few_gpus() -> None:
+    settings = RayExecutor.create_settings(placement_group_timeout_s=1)
+    executor = RayExecutor(settings, num_workers=3, use_gpu=True, gpus_per_worker=2)
+    with pytest.raises(TimeoutError, match=r"requested 3 x \{.*'GPU': 2\}.* in all .*'GPU': 4"):
+        executor.start()
+    executor.shutdown()
+
+
 def test_arguments_that_exclude_each_other() -> None:
     settings = RayExecutor.create_settings()
     with pytest.raises(ValueError, match="max_workers=2 needs min_workers"):
@@ -348,7 +406,7 @@ def test_an_elastic_job_loses_a_node_and_gets_another(cluster: Any, tmp_path: Pa
         cluster.remove_node(lost, allow_graceful=False)
         (tmp_path / "gone").touch()
         wait_until(lambda: (tmp_path / "alone").exists(), "rank that goes on alone")
-        cluster.add_node(num_cpus=2, object_store_memory=200 << 20)
+        cluster.add_node(**OTHER_NODE)
     assert [result[:2] for result in results.result()] == [(0, 2), (1, 2)]
     assert (tmp_path / "alone").exists()
     wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 def resources_here() -> str:
     """What the cluster has, for messages."""
     shown = {
-        what: {name: n for name, n in resources.items() if name in ("CPU", "GPU")}
+        what: {name: resources[name] for name in ("CPU", "GPU") if name in resources}
         for what, resources in (
             ("free", ray.available_resources()),
             ("in all", ray.cluster_resources()),
