@@ -280,6 +280,27 @@ def test_too_few_gpus() -> None:
     executor.shutdown()
 
 
+def visible_to_a_rank() -> tuple[int, int, int, int, str]:
+    import horovod.numpy as hvd
+
+    hvd.init()
+    place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
+    return *place, os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_ranks_of_an_elastic_job_see_the_gpus_of_their_node() -> None:
+    executor = RayExecutor(
+        RayExecutor.create_settings(), min_workers=4, max_workers=4, use_gpu=True, gpus_per_worker=1
+    )
+    executor.start()
+    rows = executor.run(visible_to_a_rank)
+    executor.shutdown()
+    assert [row[:-1] for row in rows] == [(0, 4, 0, 2), (1, 4, 1, 2), (2, 4, 0, 2), (3, 4, 1, 2)]
+    visible = [row[-1] for row in rows]
+    assert visible in (["0,1", "0,1", "2,3", "2,3"], ["2,3", "2,3", "0,1", "0,1"])
+    wait_until(gpus_are_free, "4 free GPUs")
+
+
 def test_arguments_that_exclude_each_other() -> None:
     settings = RayExecutor.create_settings()
     with pytest.raises(ValueError, match="max_workers=2 needs min_workers"):

@@ -34,6 +34,8 @@ _QUICK_FAILURES = 5
 # Before the place of one that has left by itself is taken again.
 _LEFT_S = 5.0
 _DRAIN_LIMIT_S = 60.0
+# An actor with this variable has the list of GPUs that Ray's processes of its node have, instead of its own.
+_KEEP_NODES_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
 
 @dataclasses.dataclass
@@ -159,6 +161,7 @@ class _AgentActor:
         index: int,
         attempt: int,
         variables: Mapping[str, str],
+        gpus: int,
         queue: Any,
     ) -> int:
         """Exit status of the agent."""
@@ -173,8 +176,17 @@ class _AgentActor:
                 index=index,
                 attempt=attempt,
                 host=node_id,
-                environment={**variables, **heard},
+                environment={**_visible(gpus), **variables, **heard},
             )
+
+
+def _visible(gpus: int) -> dict[str, str]:
+    """So many GPUs for a rank on this node: those that Ray was started with, which may be some of the machine's."""
+    if not gpus:
+        return {}
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = listed.split(",") if listed else [str(number) for number in range(gpus)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[:gpus])}
 
 
 @contextlib.contextmanager
@@ -307,23 +319,24 @@ class _Actors:
                 num_cpus=self._params.cpus_per_worker,
                 num_gpus=self._params.gpus_per_worker or 0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(_node(host), soft=False),
+                runtime_env={"env_vars": _KEEP_NODES_GPUS} if self._params.use_gpu else None,
             )
             .remote()
         )
-        variables = {**self._gpus(host), **self._variables}
-        reference = actor.attend.remote(invitation, index, attempt, variables, self.queue)
+        reference = actor.attend.remote(
+            invitation, index, attempt, self._variables, self._gpus(host), self.queue
+        )
         self._running[reference] = _Running(index, attempt, host, actor, now)
 
-    def _gpus(self, host: str) -> dict[str, str]:
+    def _gpus(self, host: str) -> int:
         """All of the node: users pick theirs by the local rank, which changes."""
         if not self._params.use_gpu:
-            return {}
-        count = sum(
+            return 0
+        return sum(
             int(node["Resources"].get("GPU", 0))
             for node in ray.nodes()
             if node["NodeID"] == _node(host)
         )
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count)))}
 
     def _take_leave(self, reference: Any) -> None:
         running = self._running[reference]
