@@ -341,17 +341,22 @@ def learn_elastically(folder: Path) -> tuple[int, int, int]:
     from horovod.ray import ray_logger
 
     hvd.init()
+    agent = str(os.getppid())
+    killed = folder / "pid"
 
     @elastic.run
     def train(state: Any) -> int:
-        while state.batch < 20 or hvd.size() < 2 or not (folder / "killed").exists():
-            hvd.allreduce(np.ones(2), name="x")
+        has_new_rank = False
+        while state.batch < 20 or not has_new_rank:
+            is_new = hvd.rank() == 1 and killed.exists() and killed.read_text() != agent
+            has_new_rank = hvd.allreduce(np.array([float(is_new)]), name="x", op=hvd.Sum)[0] > 0
             state.batch += 1
             state.commit()
             if state.batch == 5 and hvd.rank() == 0:
                 ray_logger.log({"batch": state.batch})
-            if state.batch >= 5 and hvd.rank() == 1 and not (folder / "pid").exists():
-                (folder / "pid").write_text(str(os.getppid()))
+            if state.batch >= 5 and hvd.rank() == 1 and not killed.exists():
+                (folder / "unready").write_text(agent)
+                (folder / "unready").rename(killed)
             time.sleep(0.02)
         return int(state.batch)
 
@@ -366,7 +371,6 @@ def kill_one(folder: Path) -> None:
     status = Path(f"/proc/{agent}/status").read_text()
     actor = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:"))
     os.kill(int(actor), signal.SIGKILL)
-    (folder / "killed").touch()
 
 
 def test_an_elastic_job_replaces_a_killed_actor(tmp_path: Path) -> None:
