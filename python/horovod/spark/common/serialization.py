@@ -6,6 +6,7 @@ import base64
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import pyspark
 from pyspark.ml.util import (
     DefaultParamsReader,
     DefaultParamsWriter,
@@ -41,6 +42,11 @@ def require_picklable(what: str, values: dict[str, Any]) -> None:
             ) from error
 
 
+def _for_metadata(session: Any) -> Any:
+    """What Spark's functions for metadata take: before Spark 4 the context, which sessions of Spark Connect lack."""
+    return session if int(pyspark.__version__.partition(".")[0]) >= 4 else session.sparkContext
+
+
 class ParamsWriter(MLWriter):
     """Writes parameters as JSON, each value pickled."""
 
@@ -55,7 +61,8 @@ class ParamsWriter(MLWriter):
             name: None if name in _NOT_SAVED or value is None else encode(self._plain(name, value))
             for name, value in values.items()
         }
-        DefaultParamsWriter.saveMetadata(self.instance, path, self.sparkSession, paramMap=saved)
+        spark = _for_metadata(self.sparkSession)
+        DefaultParamsWriter.saveMetadata(self.instance, path, spark, paramMap=saved)
 
     def _plain(self, name: str, value: Any) -> Any:
         return self.instance.to_plain(name, value)
@@ -70,7 +77,7 @@ class ParamsReader(MLReader):
 
     def load(self, path: str) -> Any:
         """A new instance, with the parameters and the uid as saved."""
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        metadata = DefaultParamsReader.loadMetadata(path, _for_metadata(self.sparkSession))
         instance = self.cls()
         instance._resetUid(metadata["uid"])
         for name, text in metadata["paramMap"].items():
