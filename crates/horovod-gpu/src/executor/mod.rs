@@ -199,7 +199,8 @@ impl Executor {
         self.shared.abort(cause, false);
     }
 
-    /// End the thread. `orderly`: all work has ended, and the other members of all groups close as well.
+    /// End the thread. `orderly`: all work has ended, and the other members of all groups close as well; else what is left
+    /// is aborted.
     pub fn close(&self, orderly: bool) {
         let Some(thread) = self.take_thread() else {
             return;

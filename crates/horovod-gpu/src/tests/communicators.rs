@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::sync::Barrier;
 
 use super::Double;
 use crate::testing::alone;
@@ -82,10 +83,16 @@ impl Rank {
 /// Two ranks as threads, each with a device of its own.
 fn two_ranks(body: impl Fn(Rank) + Sync) {
     let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+    // A rank that ends early must not be missed by one that still joins.
+    let joined = Barrier::new(2);
     std::thread::scope(|scope| {
         for number in 0..2 {
-            let (id, body) = (&id, &body);
-            scope.spawn(move || body(Rank::join(id, 2, number, number)));
+            let (id, body, joined) = (&id, &body, &joined);
+            scope.spawn(move || {
+                let rank = Rank::join(id, 2, number, number);
+                joined.wait();
+                body(rank);
+            });
         }
     });
 }

@@ -48,7 +48,9 @@ const TOLD: u8 = u8::MAX;
 /// How long `shutdown` waits for the other ranks to hear of it before it closes the links.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
-/// Between two looks at what is in flight on a device: doubled with each, and at most.
+/// How long a wait for a device looks without a pause, since most operations are short.
+const DEVICE_SPIN: Duration = Duration::from_micros(50);
+/// Between two looks at what is in flight on a device, after that: doubled with each, and at most.
 const DEVICE_NAP: Duration = Duration::from_micros(20);
 const DEVICE_NAP_MAX: Duration = Duration::from_millis(1);
 
@@ -437,10 +439,11 @@ impl Engine {
     /// # Errors
     /// It has not ended well: why the generation has ended.
     pub fn wait_for_launch(&self, end: &dyn LaunchEnd, timeout: Duration) -> Result<bool, Error> {
-        let waited = self.wait_on_host(timeout, || match end.ended_well() {
-            // The cause follows.
-            Some(false) => self.shared.lock().worker.ended().is_some(),
-            ended => ended.is_some(),
+        let waited = self.wait_on_host(timeout, || {
+            // The cause follows a bad end; and what a device does not let go of never ends, but is given up.
+            let is_given_up = || self.shared.lock().worker.ended().is_some();
+            end.ended_well() == Some(true)
+                || self.shared.in_flight.load(Ordering::Acquire) == 0 && is_given_up()
         });
         match end.ended_well() {
             // What has ended the generation since then is not its matter.
@@ -450,13 +453,20 @@ impl Engine {
     }
 
     fn wait_on_host(&self, timeout: Duration, is_over: impl Fn() -> bool) -> Result<bool, Error> {
-        let deadline = Instant::now().checked_add(timeout);
+        let since = Instant::now();
+        let is_over = || is_over() || self.has_ended();
         let mut nap = DEVICE_NAP;
-        while !is_over() && !self.has_ended() {
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        while !is_over() {
+            if since.elapsed() >= timeout {
                 return Ok(false);
             }
             self.driver_lock.poll_once();
+            if since.elapsed() < DEVICE_SPIN {
+                while since.elapsed() < DEVICE_SPIN && !is_over() {
+                    std::thread::yield_now();
+                }
+                continue;
+            }
             std::thread::sleep(nap);
             nap = (nap * 2).min(DEVICE_NAP_MAX);
         }
