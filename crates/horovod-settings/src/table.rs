@@ -319,7 +319,8 @@ const KNOWN_ELSEWHERE: &[&str] = &[
     "HOROVOD_THREAD_AFFINITY",
 ];
 
-/// Prefixes of build-time variables of the original: harmless here; `horovodrun --check-build` mentions them.
+/// Prefixes of build-time variables of the original, harmless here (`horovodrun --check-build` mentions them), and of what
+/// the Python side hands to its ranks.
 const KNOWN_PREFIXES: &[&str] = &[
     "HOROVOD_WITH_",
     "HOROVOD_WITHOUT_",
@@ -335,6 +336,7 @@ const KNOWN_PREFIXES: &[&str] = &[
     "HOROVOD_SKIP_",
     "HOROVOD_LOCAL_VERSION",
     "HOROVOD_SPARK_",
+    "HOROVOD_RAY_",
     "HOROVOD_MPI_",
 ];
 

@@ -125,11 +125,12 @@ fn a_shutdown_time_below_the_warning_time_is_ignored() {
 }
 
 #[test]
-fn misspelt_settings_are_listed_and_build_variables_are_not() {
+fn misspelt_settings_are_listed_and_what_others_read_is_not() {
     let env = Map(vec![
         ("HOROVOD_FUSION_TRESHOLD", "1"),
         ("HOROVOD_WITH_PYTORCH", "1"),
         ("HOROVOD_GPU_OPERATIONS", "NCCL"),
+        ("HOROVOD_RAY_LOG_KEY", "x"),
         ("HOROVOD_RANK", "0"),
     ]);
     assert_eq!(unknown_settings(&env), ["HOROVOD_FUSION_TRESHOLD"]);
