@@ -157,7 +157,7 @@ def test_two_applications_at_once(spark: Any) -> None:
     conf = dict(spark.sparkContext.getConf().getAll())
     del conf["spark.app.id"], conf["spark.driver.port"], conf["spark.app.startTime"]
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
-        socket_path = f"{folder}/socket_path"
+        socket_path = f"{folder}/ranks.sock"
         listener.bind(socket_path)
         listener.listen(4)
         listener.settimeout(START_S)
