@@ -56,7 +56,7 @@ pub struct Executor {
 struct ExecutorState {
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Set with [`Course::Abort`], for who is amid a wait.
+    /// Set with [`QueueState::Abort`], for who is amid a wait.
     stops: AtomicBool,
     /// Called when work was launched or has ended.
     notify: Box<dyn Fn() + Send + Sync>,
@@ -65,12 +65,12 @@ struct ExecutorState {
 #[derive(Default)]
 struct Queue {
     work: VecDeque<(Work, Arc<Mutex<State>>)>,
-    course: Course,
+    state: QueueState,
 }
 
 /// What the thread does with its work.
 #[derive(Default)]
-enum Course {
+enum QueueState {
     /// Launches it, and waits for more.
     #[default]
     Run,
@@ -88,20 +88,12 @@ impl ExecutorState {
     /// Everything ends with this cause; if another one was first, with that.
     fn abort(&self, why: &str, and_close: bool) {
         let mut queue = self.lock();
-        queue.course = match std::mem::take(&mut queue.course) {
-            Course::Run => Course::Abort {
-                cause: why.into(),
-                closes: and_close,
-            },
-            Course::Close => Course::Abort {
-                cause: why.into(),
-                closes: true,
-            },
-            Course::Abort { cause, closes } => Course::Abort {
-                cause,
-                closes: closes || and_close,
-            },
+        let (cause, closes) = match std::mem::take(&mut queue.state) {
+            QueueState::Run => (why.into(), and_close),
+            QueueState::Close => (why.into(), true),
+            QueueState::Abort { cause, closes } => (cause, closes || and_close),
         };
+        queue.state = QueueState::Abort { cause, closes };
         drop(queue);
         self.stops.store(true, Ordering::Release);
         self.changed.notify_one();
@@ -110,9 +102,9 @@ impl ExecutorState {
     /// The thread ends when nothing is left.
     fn close(&self) {
         let mut queue = self.lock();
-        match &mut queue.course {
-            Course::Abort { closes, .. } => *closes = true,
-            course => *course = Course::Close,
+        match &mut queue.state {
+            QueueState::Abort { closes, .. } => *closes = true,
+            state => *state = QueueState::Close,
         }
         drop(queue);
         self.changed.notify_one();

@@ -8,7 +8,7 @@ use super::communicators::{Communicators, Unfinished};
 use super::launch::Launcher;
 use super::plan::{LaunchPlan, PACKED_MAX, SMALL_MAX};
 use super::work::Work;
-use super::{Course, ExecutorSettings, ExecutorState, State, WorkError};
+use super::{ExecutorSettings, ExecutorState, QueueState, State, WorkError};
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::event::Event;
@@ -110,7 +110,7 @@ impl GpuThread {
         let mut queue = shared.lock();
         let mut waited = false;
         loop {
-            if let Course::Abort { cause, .. } = &queue.course
+            if let QueueState::Abort { cause, .. } = &queue.state
                 && !self.is_aborted()
             {
                 return Next::Abort(cause.clone());
@@ -119,7 +119,7 @@ impl GpuThread {
                 return Next::Launch(work, state);
             }
             if self.on_device.is_empty() {
-                if let Course::Close | Course::Abort { closes: true, .. } = queue.course {
+                if let QueueState::Close | QueueState::Abort { closes: true, .. } = queue.state {
                     return Next::Close;
                 }
                 let woken = shared.changed.wait(queue);

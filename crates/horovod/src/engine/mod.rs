@@ -454,21 +454,18 @@ impl Engine {
 
     fn wait_on_host(&self, timeout: Duration, is_over: impl Fn() -> bool) -> Result<bool, Error> {
         let since = Instant::now();
-        let is_over = || is_over() || self.has_ended();
         let mut nap = DEVICE_NAP;
-        while !is_over() {
+        while !is_over() && !self.has_ended() {
             if since.elapsed() >= timeout {
                 return Ok(false);
             }
             self.driver_lock.poll_once();
             if since.elapsed() < DEVICE_SPIN {
-                while since.elapsed() < DEVICE_SPIN && !is_over() {
-                    std::thread::yield_now();
-                }
-                continue;
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(nap);
+                nap = (nap * 2).min(DEVICE_NAP_MAX);
             }
-            std::thread::sleep(nap);
-            nap = (nap * 2).min(DEVICE_NAP_MAX);
         }
         match self.shared.lock().worker.ended() {
             Some(error) => Err(error.clone().into()),
