@@ -64,11 +64,20 @@ def _disturbances(found: dict) -> list[str]:
 
 
 def write(page: Path, lines: list[str]) -> None:
-    """Replace what stands between the markers."""
+    """Replace the sections between the markers that were measured; those that were not stay."""
     text = page.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise SystemExit(f"{page}: needs one line {BEGIN!r} and after it one {END!r}")
     before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    page.write_text(before + BEGIN + "\n\n" + "\n".join(lines).strip() + "\n\n" + END + after)
+    measured, after = rest.split(END)
+    found = _by_title(measured.splitlines()) | _by_title(lines)
+    whole = "\n\n".join(found.values())
+    page.write_text(before + BEGIN + "\n\n" + whole + "\n\n" + END + after)
     print(f"wrote {page}")
+
+
+def _by_title(lines: list[str]) -> dict[str, str]:
+    """The text of each section, with its title; what stands before the first title has none."""
+    untitled, *titled = ("\n" + "\n".join(lines)).split("\n### ")
+    found = {section.partition("\n")[0]: "### " + section.strip() for section in titled}
+    return {"": untitled.strip()} | found if untitled.strip() else found

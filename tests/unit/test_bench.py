@@ -146,6 +146,19 @@ def test_only_what_stands_between_the_markers_is_replaced(tmp_path):
     assert page.read_text() == f"before\n{report.BEGIN}\n\n| new |\n\n{report.END}\nafter\n"
 
 
+def test_sections_that_were_not_measured_stay(tmp_path):
+    import report
+
+    page = tmp_path / "performance.md"
+    old = "### Idle\n\n| old |\n\n### Two hosts\n\n| kept |\n"
+    page.write_text(f"{report.BEGIN}\n\n{old}\n{report.END}\n")
+
+    report.write(page, ["### Idle", "", "| new |", "", "### Start", "", "| more |", ""])
+
+    whole = "### Idle\n\n| new |\n\n### Two hosts\n\n| kept |\n\n### Start\n\n| more |\n"
+    assert page.read_text() == f"{report.BEGIN}\n\n{whole}\n{report.END}\n"
+
+
 def test_a_page_without_markers_is_left_alone(tmp_path):
     import report
 
