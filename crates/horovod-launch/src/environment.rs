@@ -72,32 +72,6 @@ const OF_THIS_HOST: &[&str] = &[
 ];
 const OF_THIS_HOST_PREFIXES: &[&str] = &["BASH_FUNC_", "SSH_", "XDG_", "VSCODE_"];
 
-/// What the original's `setup.py` reads.
-const OF_A_BUILD_PREFIXES: &[&str] = &[
-    "HOROVOD_ALLOW_MIXED_GPU_IMPL",
-    "HOROVOD_BUILD_",
-    "HOROVOD_CMAKE",
-    "HOROVOD_CUDA_",
-    "HOROVOD_GPU",
-    "HOROVOD_MPICXX_SHOW",
-    "HOROVOD_NCCL_",
-    "HOROVOD_ROCM_",
-    "HOROVOD_WITHOUT_",
-    "HOROVOD_WITH_",
-];
-
-/// Of those with such a prefix: what says at run time what carries GPU tensors, and where its libraries are.
-const OF_A_RUN: &[&str] = &[
-    "HOROVOD_CUDA_HOME",
-    "HOROVOD_CUDA_LIBRARY",
-    "HOROVOD_GPU_OPERATIONS",
-    "HOROVOD_GPU_TIMEOUT",
-    "HOROVOD_NCCL_HOME",
-    "HOROVOD_NCCL_LIB",
-    "HOROVOD_NCCL_LIBRARY",
-    "HOROVOD_NCCL_MAX_CTAS",
-];
-
 /// Seconds from `HOROVOD_START_TIMEOUT`; 0 and nonsense count as not set.
 #[expect(
     clippy::disallowed_methods,
@@ -264,14 +238,11 @@ pub(crate) fn elastic_slot_failures() -> u32 {
 /// Variables that steer the original's build and are set; here there is nothing to build.
 pub(crate) fn build_variables() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let mut names: Vec<String> = names.filter(|name| steers_a_build(name)).collect();
+    let mut names: Vec<String> = names
+        .filter(|name| settings::steers_a_build(name))
+        .collect();
     names.sort();
     names
-}
-
-fn steers_a_build(name: &str) -> bool {
-    let mut prefixes = OF_A_BUILD_PREFIXES.iter();
-    prefixes.any(|prefix| name.starts_with(prefix)) && !OF_A_RUN.contains(&name)
 }
 
 /// Where programs are searched.
@@ -520,27 +491,6 @@ mod tests {
             names(&[detail.clone(), on.clone()], false),
             [detail.0, on.0]
         );
-    }
-
-    #[test]
-    fn variables_of_the_originals_build_are_known() {
-        for name in [
-            "HOROVOD_WITH_PYTORCH",
-            "HOROVOD_WITHOUT_MPI",
-            "HOROVOD_GPU_ALLREDUCE",
-            "HOROVOD_NCCL_LINK",
-        ] {
-            assert!(steers_a_build(name), "{name}");
-        }
-        for name in [
-            "HOROVOD_NUM_NCCL_STREAMS",
-            "HOROVOD_GPU_OPERATIONS",
-            "HOROVOD_NCCL_HOME",
-            "HOROVOD_TIMELINE",
-            "PATH",
-        ] {
-            assert!(!steers_a_build(name), "{name}");
-        }
     }
 
     #[test]

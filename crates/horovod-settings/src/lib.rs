@@ -9,6 +9,7 @@
 mod declaration;
 mod environment;
 mod kinds;
+mod known;
 mod table;
 
 pub use declaration::{Declaration, Declared, Refused, Whose};
@@ -16,6 +17,7 @@ pub use environment::{Environment, ProcessEnvironment, text_of};
 pub use kinds::{
     Accepts, Addresses, Decimal, Flag, Kind, List, NUMBER_MAX, Number, Optional, Text, Whole, Words,
 };
+pub use known::{steers_a_build, unknown_settings};
 pub use table::*;
 
 #[cfg(test)]

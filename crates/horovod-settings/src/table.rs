@@ -3,7 +3,6 @@
 use std::sync::LazyLock;
 
 use crate::declaration::{Declaration, Declared, Whose};
-use crate::environment::Environment;
 use crate::kinds::{Addresses, Decimal, Flag, List, Optional, Text, Whole, Words};
 
 /// Most of any of the sizes of the data plane.
@@ -306,50 +305,4 @@ pub fn find(name: &str) -> Option<&'static dyn Declared> {
         .iter()
         .copied()
         .find(|declared| declared.name() == name)
-}
-
-/// Names that other programs of the family or the original read: known, so not worth a warning.
-const KNOWN_ELSEWHERE: &[&str] = &[
-    "HOROVOD_CONTROLLER",
-    "HOROVOD_CPU_OPERATIONS",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT",
-    "HOROVOD_START_TIMEOUT",
-    "HOROVOD_NUM_NCCL_STREAMS",
-    "HOROVOD_THREAD_AFFINITY",
-];
-
-/// Prefixes of build-time variables of the original, harmless here (`horovodrun --check-build` mentions them), and of what
-/// the Python side hands to its ranks.
-const KNOWN_PREFIXES: &[&str] = &[
-    "HOROVOD_WITH_",
-    "HOROVOD_WITHOUT_",
-    "HOROVOD_GPU",
-    "HOROVOD_ALLOW_",
-    "HOROVOD_CUDA_",
-    "HOROVOD_ROCM_",
-    "HOROVOD_NCCL_",
-    "HOROVOD_NVTX_",
-    "HOROVOD_BUILD_",
-    "HOROVOD_CMAKE",
-    "HOROVOD_DEBUG",
-    "HOROVOD_SKIP_",
-    "HOROVOD_LOCAL_VERSION",
-    "HOROVOD_SPARK_",
-    "HOROVOD_RAY_",
-    "HOROVOD_MPI_",
-];
-
-/// Names of set `HOROVOD_*` variables that nothing reads: most often a misspelling.
-pub fn unknown_settings(env: &dyn Environment) -> Vec<String> {
-    let mut names: Vec<String> = env
-        .names()
-        .into_iter()
-        .filter(|n| n.starts_with("HOROVOD_"))
-        .filter(|n| find(n).is_none())
-        .filter(|n| !KNOWN_ELSEWHERE.contains(&n.as_str()))
-        .filter(|n| !KNOWN_PREFIXES.iter().any(|p| n.starts_with(p)))
-        .collect();
-    names.sort();
-    names
 }

@@ -159,3 +159,46 @@ fn what_is_set_to_nothing_is_not_set() {
     assert!(CACHE_CAPACITY.read(&nonsense).is_err());
     assert_eq!(CACHE_CAPACITY.read_or_default(&nonsense), 1024);
 }
+
+#[test]
+fn variables_of_the_originals_build_are_known() {
+    for name in [
+        "HOROVOD_WITH_PYTORCH",
+        "HOROVOD_WITHOUT_MPI",
+        "HOROVOD_GPU_ALLREDUCE",
+        "HOROVOD_NCCL_LINK",
+    ] {
+        assert!(steers_a_build(name), "{name}");
+    }
+    for name in [
+        "HOROVOD_NUM_NCCL_STREAMS",
+        "HOROVOD_GPU_OPERATIONS",
+        "HOROVOD_NCCL_HOME",
+        "HOROVOD_TIMELINE",
+        "PATH",
+    ] {
+        assert!(!steers_a_build(name), "{name}");
+    }
+}
+
+#[test]
+fn misspelt_names_are_unknown_whatever_they_begin_with() {
+    for name in [
+        "HOROVOD_FUSION_TRESHOLD",
+        "HOROVOD_GPU_OPERATION",
+        "HOROVOD_GPU_TIMOUT",
+        "HOROVOD_SPARK_START_TIMEOT",
+    ] {
+        assert_eq!(unknown_settings(&One(name, "1")), [name]);
+    }
+    for name in [
+        "HOROVOD_GPU_OPERATIONS",
+        "HOROVOD_NCCL_HOME",
+        "HOROVOD_RAY_LOG_KEY",
+        "HOROVOD_SPARK_WORK_DIR",
+        "HOROVOD_WITH_PYTORCH",
+        "PATH",
+    ] {
+        assert!(unknown_settings(&One(name, "1")).is_empty(), "{name}");
+    }
+}
