@@ -19,7 +19,7 @@ const HEAD: &str = "\
 Environment variables that the runtime reads, once per `hvd.init()`. `horovodrun` sets some of them from its
 options (`horovodrun --help`); an option on the command line wins over the environment. Where it says that rank 0's
 value counts, other ranks may hold different values without harm. A `HOROVOD_` variable that nobody knows is
-reported once at start, because it is usually a misspelling; variables of the original's build and of features
+reported once at start, with the name that was probably meant; variables of the original's build and of features
 that are not there yet are accepted in silence.
 
 | variable | default | meaning |

@@ -187,7 +187,7 @@ fn set_controller(options: &mut Options, value: &Value) -> Result<(), String> {
 /// What the key may have been meant to be.
 fn nearest(key: &str) -> String {
     let known = options::all().filter_map(|spec| spec.in_file.map(|f| f.key));
-    crate::args::nearest_of(key, known)
+    horovod_settings::nearest_of(key, known)
         .map(|name| format!(" (did you mean {name}?)"))
         .unwrap_or_default()
 }

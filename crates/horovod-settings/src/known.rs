@@ -1,7 +1,7 @@
 //! Names of `HOROVOD_*` variables that are no settings of this table: of the original's build, of the launcher and of the
 //! Python packages.
 
-use crate::{Environment, find};
+use crate::{Environment, TABLE, find, nearest_of};
 
 /// What the launcher or the Python packages read or hand to their ranks, and what steered the original at run time.
 const READ_ELSEWHERE: &[&str] = &[
@@ -66,4 +66,15 @@ pub fn unknown_settings(env: &dyn Environment) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// The setting whose name differs least from this unknown one, if they are alike; the prefix that all have does not count.
+pub fn nearest_setting(unknown: &str) -> Option<&'static str> {
+    const PREFIX: &str = "HOROVOD_";
+    let rest = unknown.strip_prefix(PREFIX)?;
+    let names = TABLE.iter().map(|declared| declared.name());
+    let nearest = nearest_of(rest, names.clone().filter_map(|n| n.strip_prefix(PREFIX)))?;
+    names
+        .into_iter()
+        .find(|name| name.strip_prefix(PREFIX) == Some(nearest))
 }

@@ -10,6 +10,7 @@ mod declaration;
 mod environment;
 mod kinds;
 mod known;
+mod spelling;
 mod table;
 
 pub use declaration::{Declaration, Declared, Refused, Whose};
@@ -17,7 +18,8 @@ pub use environment::{Environment, ProcessEnvironment, text_of};
 pub use kinds::{
     Accepts, Addresses, Decimal, Flag, Kind, List, NUMBER_MAX, Number, Optional, Text, Whole, Words,
 };
-pub use known::{steers_a_build, unknown_settings};
+pub use known::{nearest_setting, steers_a_build, unknown_settings};
+pub use spelling::nearest_of;
 pub use table::*;
 
 #[cfg(test)]

@@ -202,3 +202,16 @@ fn misspelt_names_are_unknown_whatever_they_begin_with() {
         assert!(unknown_settings(&One(name, "1")).is_empty(), "{name}");
     }
 }
+
+#[test]
+fn a_misspelt_setting_is_told_what_it_may_have_been() {
+    for (typed, meant) in [
+        ("HOROVOD_FUSION_TRESHOLD", Some("HOROVOD_FUSION_THRESHOLD")),
+        ("HOROVOD_GPU_TIMOUT", Some("HOROVOD_GPU_TIMEOUT")),
+        ("HOROVOD_GPU_OPERATION", Some("HOROVOD_GPU_OPERATIONS")),
+        ("HOROVOD_FOO", None),
+        ("HOROVOD_", None),
+    ] {
+        assert_eq!(nearest_setting(typed), meant, "{typed}");
+    }
+}

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use horovod_settings::{self as settings, Decimal, Declaration};
 pub use horovod_settings::{
-    Environment, JoinAverage, ProcessEnvironment, SETTINGS, Setting, unknown_settings,
+    Environment, JoinAverage, ProcessEnvironment, SETTINGS, Setting, nearest_setting,
+    unknown_settings,
 };
 use horovod_transport::Congestion;
 

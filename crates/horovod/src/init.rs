@@ -140,7 +140,12 @@ fn start(interrupt: Option<Interrupt>) -> Result<(), Error> {
         return Ok(());
     }
     for name in config::unknown_settings(&ProcessEnvironment) {
-        tracing::warn!("{name} is set, but there is no setting of that name");
+        let meant = config::nearest_setting(&name);
+        let meant = meant.map(|meant| format!(" (did you mean {meant}?)"));
+        tracing::warn!(
+            "{name} is set, but there is no setting of that name{}",
+            meant.unwrap_or_default()
+        );
     }
     start_with(Config::from_environment(&ProcessEnvironment)?, interrupt)
 }
