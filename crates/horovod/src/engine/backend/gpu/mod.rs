@@ -232,9 +232,21 @@ impl Backend for Gpu {
 
     fn start(&mut self, start: Start<'_>) -> Result<Started, Failure> {
         let execution = start.execution;
-        let group = self
-            .route(execution)
-            .and_then(|agreed| agreed.group.clone());
+        // Without a group an operation is this rank's alone: that must have been agreed on.
+        let group = match self.route(execution) {
+            Some(Agreed {
+                route: Route::Alone,
+                ..
+            }) => None,
+            Some(Agreed {
+                group: Some(group), ..
+            }) => Some(group.clone()),
+            _ => {
+                let text =
+                    "the members of a process set have not agreed on how they use their GPUs";
+                return Err(Failure::Local(text.into()));
+            }
+        };
         let mut translated = Translated {
             calls: Vec::new(),
             after: Vec::new(),
