@@ -38,7 +38,7 @@ test-rust: ## Run the Rust tests (with cargo-nextest where it is installed).
 	timeout --kill-after=10 600 cargo test --locked --workspace --doc --quiet
 
 test-python: $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest $(GPU_DOUBLE) host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
-	python -m pytest tests
+	python -m pytest tests --durations=40 --durations-min=5
 
 gpu-double: $(GPU_DOUBLE) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
 
