@@ -16,6 +16,10 @@ def test_every_name_is_one_of_the_other_adapter() -> None:
     assert all(hasattr(horovod.numpy, name) for name in horovod.numpy.__all__)
 
 
+def test_nccl_has_no_part_in_arrays() -> None:
+    assert horovod.numpy.nccl_built() == 0
+
+
 @pytest.mark.parametrize("name", ASYNC)
 def test_parameters_have_the_same_order_names_and_defaults(name: str) -> None:
     def shape(module: object) -> list[tuple[str, object]]:

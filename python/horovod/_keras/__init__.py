@@ -9,6 +9,7 @@ from horovod._keras._callable_list import CallableList
 from horovod._keras._generation import is_keras3, keras3_backend
 from horovod._keras._models import load_model
 from horovod._keras._optimizer import create_distributed_optimizer, register_local_layers
+from horovod.common import api, host_memory
 from horovod.common._ops import Average
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "broadcast_global_variables",
     "create_distributed_optimizer",
     "load_model",
+    "nccl_built",
     "reducescatter",
     "register_local_layers",
 ]
@@ -28,6 +30,13 @@ _NO_GLOBALS = (
     "hvd.callbacks.BroadcastGlobalVariablesCallback, or broadcast the weights of the model and the variables of its "
     "optimizer."
 )
+
+
+def nccl_built(keras: Any) -> int:
+    """What the adapter of the backend says: see there."""
+    if is_keras3(keras) and keras3_backend() == "torch":
+        return api.nccl_built()
+    return host_memory.nccl_built()
 
 
 def broadcast_global_variables(keras: Any, root_rank: int) -> Any:

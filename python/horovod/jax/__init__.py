@@ -13,6 +13,7 @@ import horovod.jax._pending  # noqa: F401 - for what it registers
 from horovod.common import api as _api
 from horovod.common.api import *  # noqa: F403
 from horovod.common.api import is_homogeneous
+from horovod.common.host_memory import nccl_built as nccl_built
 from horovod.jax import _operations, elastic
 from horovod.jax._operations import *  # noqa: F403
 from horovod.jax.compression import Compression

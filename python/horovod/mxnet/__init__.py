@@ -13,6 +13,7 @@ if importlib.util.find_spec("mxnet") is None:
 from horovod.common import api as _api
 from horovod.common.api import *  # noqa: F403
 from horovod.common.api import is_homogeneous
+from horovod.common.host_memory import nccl_built as nccl_built
 from horovod.mxnet import _operations
 from horovod.mxnet._operations import *  # noqa: F403
 from horovod.mxnet._operations import join

@@ -7,6 +7,7 @@ from horovod.common._ops import resolve_op
 from horovod.common.api import *  # noqa: F403
 from horovod.common.api import is_homogeneous
 from horovod.common.basics import basics
+from horovod.common.host_memory import nccl_built as nccl_built
 from horovod.mxnet import _operations
 from horovod.mxnet._operations import *  # noqa: F403
 from horovod.mxnet._operations import join

@@ -27,6 +27,7 @@ from horovod.common._numpy_arrays import NumpyArrays
 from horovod.common._waiting import synchronize
 from horovod.common.api import *  # noqa: F403
 from horovod.common.api import is_homogeneous
+from horovod.common.host_memory import nccl_built as nccl_built
 
 __all__ = [
     "allgather",

@@ -14,6 +14,7 @@ from horovod.common import api as _api
 from horovod.common._ops import resolve_op as handle_average_backwards_compatibility
 from horovod.common.api import *  # noqa: F403
 from horovod.common.api import is_homogeneous
+from horovod.common.host_memory import nccl_built as nccl_built
 from horovod.common.util import gpu_available, split_list
 from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.tensorflow import _allreduce as _reductions

@@ -416,5 +416,7 @@ def test_public_names():
     assert set(names) <= set(hvd.__all__)
     documented_names.check("horovod.mxnet")
     assert mpi_ops.allreduce is hvd.allreduce
+    # Arrays go through host memory.
+    assert hvd.nccl_built() == mpi_ops.nccl_built() == 0
     assert mpi_ops.handle_average_backwards_compatibility(None, None) == hvd.Average
     assert mpi_ops.MPI_MXNET_LIB_CTYPES.horovod_size() == mpi_ops._basics.size() == SIZE

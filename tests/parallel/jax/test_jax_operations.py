@@ -223,3 +223,7 @@ def test_before_init():
 def test_public_names():
     documented_names.check("horovod.jax")
     assert hvd.is_homogeneous()
+
+
+def test_nccl_has_no_part_in_arrays_that_go_through_host_memory():
+    assert hvd.nccl_built() == 0

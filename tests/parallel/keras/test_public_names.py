@@ -6,6 +6,7 @@ import pytest
 from keras_support import BACKEND
 
 import documented_names
+from horovod.common import api
 
 BASICS = """init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank
 cross_rank mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
@@ -32,6 +33,12 @@ def test_a_package_has(package):
         assert hasattr(hvd.callbacks, name), name
     assert set(ELASTIC.split()) == set(hvd.elastic.__all__)
     documented_names.check(package)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_nccl_has_a_part_where_the_backend_is_pytorch(package):
+    hvd = importlib.import_module(package)
+    assert hvd.nccl_built() == (api.nccl_built() if BACKEND == "torch" else 0)
 
 
 def test_what_they_share_has():

@@ -66,6 +66,10 @@ def test_helpers_that_scripts_import():
     assert [hvd.check_num_rank_power_of_2(n) for n in (1, 2, 3, 4)] == [True, True, False, True]
 
 
+def test_nccl_has_no_part_in_tensors_that_go_through_host_memory():
+    assert hvd.nccl_built() == hvd.mpi_ops.nccl_built() == 0
+
+
 NONE, PS = "Compression.none", "global_process_set"
 SIGNATURES = {
     "allreduce": "tensor, average=None, device_dense='', device_sparse='', compression=C, op=None, "

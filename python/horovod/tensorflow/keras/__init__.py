@@ -29,7 +29,6 @@ from horovod.common.api import (
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
-    nccl_built,
     rank,
     remove_process_set,
     rocm_built,
@@ -83,6 +82,11 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+
+def nccl_built() -> int:
+    """NCCL's version code if operations of Keras' backend can use it, which are those of PyTorch; else 0."""
+    return _impl.nccl_built(_keras)
 
 
 def DistributedOptimizer(
