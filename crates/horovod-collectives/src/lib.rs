@@ -37,7 +37,9 @@ mod slices;
 mod stages;
 
 pub use allgather::{GatherItem, allgather};
-pub use allreduce::{Reduction, StagingContext, allreduce, may_pause, prestage};
+pub use allreduce::{
+    HostGroups, Reduction, StagingContext, adasum_of_hosts, allreduce, may_pause, prestage,
+};
 pub use alltoall::{Incoming, Outgoing, exchange_rows, exchange_sizes};
 pub use barrier::barrier;
 pub use broadcast::{ByteSegment, broadcast};

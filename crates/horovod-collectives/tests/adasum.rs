@@ -1,9 +1,9 @@
-//! Adasum in every world, against the published recursion written plainly.
+//! Adasum in every world, of all ranks and of the averages of hosts, against the published recursion written plainly.
 
 mod common;
 
 use common::{World, decode, oracle, rough_values};
-use horovod_collectives::{CollectiveError, Reduction, Segment, allreduce};
+use horovod_collectives::{CollectiveError, Reduction, Segment, adasum_of_hosts, allreduce};
 use horovod_protocol::{DType, ReduceOp, Scale};
 
 /// The pairwise rule on whole vectors; `a` is the one of lower rank.
@@ -34,6 +34,15 @@ fn tree(mut vectors: Vec<Vec<f64>>) -> Vec<f64> {
             .collect();
     }
     vectors.remove(0)
+}
+
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2e-2,
+        DType::BF16 => 2e-1,
+        DType::F32 => 1e-4,
+        _ => 1e-12,
+    }
 }
 
 #[test]
@@ -69,12 +78,7 @@ fn follows_the_published_recursion_per_tensor() {
                     .unwrap();
                 tensors
             });
-            let tolerance = match dtype {
-                DType::F16 => 2e-2,
-                DType::BF16 => 2e-1,
-                DType::F32 => 1e-4,
-                _ => 1e-12,
-            };
+            let tolerance = tolerance(dtype);
             assert!(
                 results.iter().all(|result| *result == results[0]),
                 "{world:?} {dtype:?}"
@@ -92,6 +96,100 @@ fn follows_the_published_recursion_per_tensor() {
                 }
             }
         }
+    }
+}
+
+/// The inputs of the ranks that have any: averaged on each host over these, or over all ranks of it, then combined.
+fn of_hosts(world: &World, inputs: &[Option<Vec<f64>>], over_present: bool) -> Vec<f64> {
+    let elems = inputs.iter().flatten().next().map_or(0, Vec::len);
+    let hosts = world.hosts.iter().max().map_or(0, |last| last + 1);
+    let averages = (0..hosts).map(|host| {
+        let on_host = world.hosts.iter().zip(inputs).filter(|(h, _)| **h == host);
+        let present: Vec<_> = on_host.clone().filter_map(|(_, v)| v.as_ref()).collect();
+        let all = on_host.count();
+        let divisor = if over_present { present.len() } else { all };
+        let sum = |i: usize| present.iter().map(|v| v[i]).sum::<f64>();
+        (0..elems).map(|i| sum(i) / divisor.max(1) as f64).collect()
+    });
+    tree(averages.collect())
+}
+
+/// `adasum_of_hosts` in a world where some ranks are absent, against the same written plainly.
+fn check_hosts(world: &World, dtype: DType, absent: &[usize], over_present: bool) {
+    let scale = Scale {
+        pre: 0.5,
+        post: 4.0,
+    };
+    let n = world.size();
+    let lens = [0usize, 1, 130, 7, 400];
+    let tensor = |rank: usize, i: usize| rough_values(dtype, lens[i], rank * 31 + i);
+    let results = world.run(|node| {
+        let mut tensors: Vec<_> = (0..lens.len()).map(|i| tensor(node.rank, i)).collect();
+        let is_absent = absent.contains(&node.rank);
+        let segments = tensors.iter_mut().zip(lens).map(|(t, elems)| Segment {
+            input: if is_absent {
+                std::ptr::null()
+            } else {
+                t.as_ptr()
+            },
+            output: t.as_mut_ptr(),
+            elems,
+        });
+        let segments: Vec<Segment> = segments.collect();
+        let divisor = if over_present { n - absent.len() } else { n };
+        let red = Reduction {
+            dtype,
+            op: ReduceOp::Adasum,
+            scale,
+            divisor: divisor as u32,
+        };
+        let groups = node.host_groups();
+        // SAFETY: the tensors are this thread's own.
+        node.op(|ctx| unsafe { adasum_of_hosts(ctx, &groups, &red, &segments) })
+            .expect("all ranks go on");
+        tensors
+    });
+    assert!(
+        results.iter().all(|result| *result == results[0]),
+        "{world:?} {dtype:?}"
+    );
+    let tolerance = tolerance(dtype);
+    for (i, result) in results[0].iter().enumerate() {
+        let halved = |v: Vec<f64>| v.into_iter().map(|x| x * 0.5).collect();
+        let inputs: Vec<_> = (0..n)
+            .map(|rank| (!absent.contains(&rank)).then(|| halved(decode(dtype, &tensor(rank, i)))))
+            .collect();
+        let want = of_hosts(world, &inputs, over_present);
+        for (got, want) in decode(dtype, result).iter().zip(want) {
+            let want = want * 4.0;
+            let gap = (got - want).abs() / want.abs().max(1.0);
+            assert!(gap < tolerance, "{world:?} {dtype:?} {i}: {got} {want}");
+        }
+    }
+}
+
+#[test]
+fn of_hosts_combines_the_averages_of_the_hosts() {
+    let mut worlds = World::all();
+    worlds.extend([[2, 2, 2], [3, 1, 2]].iter().map(|c| World::hosts(c)));
+    for world in worlds {
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            check_hosts(&world, dtype, &[], false);
+        }
+    }
+}
+
+#[test]
+fn of_hosts_counts_absent_members_as_zeros_or_not_at_all() {
+    for over_present in [false, true] {
+        let check = |world: &World, absent: &[usize]| {
+            check_hosts(world, DType::F64, absent, over_present);
+        };
+        check(&World::shm(3), &[1]);
+        check(&World::tcp(3), &[0]);
+        check(&World::hosts(&[2, 3]), &[3]);
+        // A whole host, and the first of another one.
+        check(&World::hosts(&[2, 2, 2]), &[0, 2, 3]);
     }
 }
 

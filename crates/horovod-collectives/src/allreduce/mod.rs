@@ -6,6 +6,7 @@ mod adasum;
 mod direct;
 mod exchange;
 mod hierarchical;
+mod host_averages;
 mod pairwise;
 mod prestaged;
 mod reducer;
@@ -26,6 +27,7 @@ use crate::slices::{Piece, Segment, Vector};
 
 pub(crate) use reducer::{GroupPosition, Reducer, alone, reduce_range};
 
+pub use host_averages::{HostGroups, adasum_of_hosts};
 pub use prestaged::{StagingContext, prestage};
 
 /// How values combine.

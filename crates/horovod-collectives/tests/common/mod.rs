@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use horovod_collectives::{
-    CollectiveError, Ctx, Outgoing, Scratch, SetLayout, Tuning, exchange_rows, exchange_sizes,
+    CollectiveError, Ctx, HostGroups, Outgoing, Scratch, SetLayout, Tuning, exchange_rows,
+    exchange_sizes,
 };
 use horovod_kernels::{Combine, Isa, Source, Spec, reduce_with};
 use horovod_protocol::{DType, Rank, ReduceOp, Scale, Seq};
@@ -182,6 +183,12 @@ impl Node {
     pub(crate) fn drop_links(&mut self) {
         self.data = None;
         self.control = None;
+    }
+
+    /// All ranks by host.
+    pub(crate) fn host_groups(&self) -> HostGroups {
+        let all: Vec<Rank> = (0..self.size).map(|rank| Rank(rank as u32)).collect();
+        HostGroups::new(&self.topology, &all)
     }
 
     /// Runs one operation of all ranks.
