@@ -179,8 +179,11 @@ def main(args):
     test_loader = DataLoader(test_data, batch_size=args.test_batch_size, sampler=test_sampler)
 
     model = Net().to(device)
-    # More processes mean larger batches, hence larger steps; Adasum needs no larger rate.
-    lr_scaler = 1 if args.use_adasum else hvd.size()
+    # More processes mean larger batches, hence larger steps.
+    lr_scaler = hvd.size()
+    if args.use_adasum:
+        # Adasum needs no larger rate, but with NCCL it averages the processes of each host first.
+        lr_scaler = hvd.local_size() if cuda and hvd.nccl_built() else 1
     optimizer = optim.SGD(model.parameters(), lr=args.lr * lr_scaler, momentum=args.momentum)
 
     # All processes start from the same weights.

@@ -103,7 +103,10 @@ def main():
     device = torch.device("cuda" if cuda else "cpu")
 
     model = build_model(args.model).to(device)
-    lr_scaler = 1 if args.use_adasum else hvd.size()
+    lr_scaler = hvd.size()
+    if args.use_adasum:
+        # Adasum needs no larger rate, but with NCCL it averages the processes of each host first.
+        lr_scaler = hvd.local_size() if cuda and hvd.nccl_built() else 1
     optimizer = optim.SGD(model.parameters(), lr=0.01 * lr_scaler)
     compression = hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none
     optimizer = hvd.DistributedOptimizer(

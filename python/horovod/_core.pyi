@@ -46,6 +46,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "names_of_a_job",
+    "nccl_version",
     "needs_sync",
     "poll",
     "process_set_ids",
@@ -205,6 +206,9 @@ def gpu_libraries() -> dict[str, tuple[str, int] | str]:
 
     CUDA is not initialised, and no GPU is needed.
     """
+
+def nccl_version() -> int:
+    """NCCL's version code; 0 where its library is not found, or operations on GPU tensors go through host memory."""
 
 def wait_for_devices() -> None:
     """Wait on the host until everything that was launched on GPUs has ended.

@@ -123,6 +123,27 @@ def test_what_this_build_supports(capsys):
         assert query() is False
 
 
+NCCL = """
+import torch
+import horovod.torch as hvd
+print(hvd.nccl_built(), end=" ")
+hvd.init()
+print(hvd.nccl_built())
+"""
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this PyTorch brings no NCCL")
+@pytest.mark.parametrize("operations", [None, "AUTO", "NCCL", "HOST", "MPI", "nonsense"])
+def test_nccl_counts_unless_operations_go_through_host_memory(operations):
+    done = run(NCCL, HOROVOD_GPU_OPERATIONS=operations)
+    if operations == "nonsense":
+        assert "HOROVOD_GPU_OPERATIONS" in done.stderr
+        return
+    major, minor, patch = torch.cuda.nccl.version()
+    code = major * 10000 + minor * 100 + patch
+    assert done.stdout.split() == [str(0 if operations in ("HOST", "MPI") else code)] * 2, done
+
+
 def test_the_gpu_is_asked_for_in_another_process():
     assert util.gpu_available("torch") == torch.cuda.is_available()
     assert util.gpu_available("mxnet") is False
@@ -245,8 +266,9 @@ print("done")
 """
 
 
-def run(program):
+def run(program, **settings):
     env = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD_")}
+    env |= {key: value for key, value in settings.items() if value is not None}
     return subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

@@ -195,6 +195,18 @@ pub(crate) fn gpu_libraries(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(answer)
 }
 
+/// NCCL's version code; 0 where its library is not found, or operations on GPU tensors are to go through host memory.
+#[pyfunction]
+pub(crate) fn nccl_version(py: Python<'_>) -> i32 {
+    prepare(py);
+    let operations = match horovod::engine() {
+        Ok(engine) => engine.config().gpu.operations,
+        // A setting that cannot be read is said at init.
+        Err(_) => horovod::config::gpu_operations(&ProcessEnvironment).unwrap_or_default(),
+    };
+    horovod::gpu::nccl_version(operations).unwrap_or(0)
+}
+
 /// Wait on the host until everything that was launched on GPUs has ended; raises what went wrong there.
 #[pyfunction]
 pub(crate) fn wait_for_devices(py: Python<'_>) -> PyResult<()> {

@@ -28,7 +28,7 @@ pub use algorithms::Algorithms;
 pub use autotune::AutotuneSettings;
 pub use consistency::ConsistencySettings;
 pub use elastic::is_elastic;
-pub use gpu::{GpuOperations, GpuSettings, search as gpu_search};
+pub use gpu::{GpuOperations, GpuSettings, operations as gpu_operations, search as gpu_search};
 pub use log::LogSettings;
 use reader::Reader;
 pub use scheduler::Started;

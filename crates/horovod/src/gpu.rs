@@ -5,10 +5,18 @@ use std::sync::Arc;
 
 use horovod_gpu::{Event, Launch};
 
+use crate::config::GpuOperations;
 use crate::error::Error;
 
 pub use horovod_gpu::set_search;
 pub use horovod_gpu::{Found, GpuError, RawStream, Search, find_driver, find_nccl, is_initialised};
+
+/// NCCL's version code, which scripts are told: `None` where its library is not found, or operations are to go through
+/// host memory. CUDA is not initialised.
+pub fn nccl_version(operations: GpuOperations) -> Option<i32> {
+    let is_wanted = operations != GpuOperations::Host;
+    Some(is_wanted.then(find_nccl)?.ok()?.version)
+}
 
 impl From<GpuError> for Error {
     fn from(error: GpuError) -> Self {

@@ -242,10 +242,6 @@ fn cases(rank: usize, size: usize) -> Vec<Case> {
     }
     let op = allreduce(ReduceOp::Product, 1.0, 1.0);
     add("product".into(), op, DType::F32, vec![vec![5]], None);
-    if size == 2 {
-        let op = allreduce(ReduceOp::Adasum, 1.0, 1.0);
-        add("adasum".into(), op, DType::F32, vec![vec![64]], None);
-    }
     let splits: Vec<i64> = (0..size).map(|to| ((rank + to) % 3) as i64).collect();
     let rows = splits.iter().sum::<i64>() as u64;
     add(

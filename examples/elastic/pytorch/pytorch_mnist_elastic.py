@@ -141,8 +141,11 @@ def main(args):
     model = Net().to(device)
 
     def rate():
-        # More processes mean larger batches, hence larger steps; Adasum needs no larger rate.
-        return args.lr * (1 if args.use_adasum else hvd.size())
+        # More processes mean larger batches, hence larger steps.
+        if not args.use_adasum:
+            return args.lr * hvd.size()
+        # Adasum needs no larger rate, but with NCCL it averages the processes of each host first.
+        return args.lr * (hvd.local_size() if cuda and hvd.nccl_built() else 1)
 
     optimizer = optim.SGD(model.parameters(), lr=rate(), momentum=args.momentum)
     optimizer = hvd.DistributedOptimizer(

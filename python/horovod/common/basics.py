@@ -316,12 +316,13 @@ class HorovodBasics:
         return True
 
     def nccl_built(self) -> int:
-        """NCCL's version code, such as 23007 for 2.30.7, if its library is found here and recent enough; else 0.
+        """NCCL's version code, such as 23007 for 2.30.7, if operations on tensors of GPUs can use it; else 0.
 
+        That is where its library is found and recent enough, and `HOROVOD_GPU_OPERATIONS` does not ask for host memory.
         NCCL is not built in but found at run time. The answer does not need a GPU, and CUDA is not initialised for it.
+        Where it is not 0, Adasum of tensors on GPUs averages inside each host and combines the hosts.
         """
-        found = _core.gpu_libraries()["nccl"]
-        return 0 if isinstance(found, str) else found[1]
+        return _core.nccl_version()
 
     def ddl_built(self) -> bool:
         """False: IBM's DDL is not supported."""

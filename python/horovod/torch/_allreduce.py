@@ -271,7 +271,8 @@ def allreduce(
     op
         `Average` (the default) divides the sum by the number of members, integers toward zero; float16 and
         bfloat16 are summed in float32. `Sum`, `Min`, `Max`, `Product`; on bool these are or, and, or, and.
-        `Adasum` combines gradients by their directions; any number of ranks, any process set.
+        `Adasum` combines gradients by their directions; any number of ranks, any process set. Of tensors on GPUs it
+        averages the members on each host and combines the hosts where `nccl_built()` is not 0.
     prescale_factor, postscale_factor
         Multiplied before and after the reduction; integer results are truncated toward zero.
     process_set

@@ -303,6 +303,8 @@ def DistributedOptimizer(
     op
         `Average`, `Sum`, `Min`, `Max`, `Product`; or `Adasum`, which combines the ranks' weight changes instead
         of their gradients, needs the global process set and takes no account of `gradient_predivide_factor` and groups.
+        Of a model on GPUs it averages on each host first where `nccl_built()` is not 0: there multiply the learning
+        rate by `local_size()`.
     gradient_predivide_factor
         With `Average`: gradients are divided by this before the sum and by size / factor after it.
     num_groups

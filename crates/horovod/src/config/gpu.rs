@@ -32,7 +32,7 @@ impl GpuSettings {
         let timeout = settings::GPU_TIMEOUT.read(env)?;
         let max_ctas = settings::NCCL_MAX_CTAS.read(env)?;
         Ok(Self {
-            operations: settings::GPU_OPERATIONS.read(env)?,
+            operations: operations(env)?,
             timeout: (timeout > 0.0).then(|| Duration::from_secs_f64(timeout)),
             asynchronous: settings::ENABLE_ASYNC_COMPLETION.read(env)?,
             max_ctas: i32::try_from(max_ctas).ok().filter(|max| *max > 0),
@@ -42,6 +42,11 @@ impl GpuSettings {
             search: search(env, Vec::new())?,
         })
     }
+}
+
+/// What carries out operations on GPU tensors.
+pub fn operations(env: &dyn Environment) -> Result<GpuOperations, Error> {
+    Ok(settings::GPU_OPERATIONS.read(env)?)
 }
 
 /// Where CUDA's driver and NCCL are looked for: as set, and in these folders of packages.

@@ -29,8 +29,19 @@ pub(crate) fn on_ranks<T: Send + 'static>(
     config: impl Fn(&mut Config),
     body: impl Fn(&OnRank<'_>) -> T + Send + Clone + 'static,
 ) -> Vec<T> {
+    on_hosts(double, &vec![0; n], config, body)
+}
+
+/// The same with each rank on the pretended host of this number.
+pub(crate) fn on_hosts<T: Send + 'static>(
+    double: Double,
+    hosts: &[usize],
+    config: impl Fn(&mut Config),
+    body: impl Fn(&OnRank<'_>) -> T + Send + Clone + 'static,
+) -> Vec<T> {
+    let n = hosts.len();
     let (done, results) = mpsc::channel();
-    for (rank, mesh) in testing::cluster(n).into_iter().enumerate() {
+    for (rank, mesh) in testing::cluster_hosts(hosts).into_iter().enumerate() {
         let (body, done) = (body.clone(), done.clone());
         let mut own = Config::solo();
         config(&mut own);

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use horovod_collectives::{
-    self as collectives, ByteSegment, CollectiveError, Ctx, Incoming, Reduction, Scratch, Segment,
-    SetLayout, Stages,
+    self as collectives, ByteSegment, CollectiveError, Ctx, HostGroups, Incoming, Reduction,
+    Scratch, Segment, SetLayout, Stages,
 };
 use horovod_protocol::{
     Completion, Coordinator, DType, ExecItem, Execution, Op, ProcessSetId, Rank, ReduceOp, Scale,
@@ -19,7 +19,7 @@ use horovod_protocol::{
 use horovod_transport::{Data, Idle, LinkError, Topology};
 
 use super::rows::{bytes_of, elems_of, output_of, too_large};
-use super::{Backend, Failure, Members, Outputs, Results, Start, Started};
+use super::{AdasumScope, Backend, Failure, Members, Outputs, Results, Start, Started};
 use crate::buffer::{Buffer, BufferPool};
 use crate::config::{Config, JoinAverage};
 use crate::engine::Entry;
@@ -103,6 +103,8 @@ impl Host {
             join_average: self.tuned.join_average,
             pool: start.pool,
             me: self.layouts.topology.rank,
+            hosts: (start.adasum == AdasumScope::Hosts)
+                .then(|| HostGroups::new(&self.layouts.topology, &start.execution.members)),
         }
     }
 
@@ -167,6 +169,8 @@ struct Run<'a> {
     entries: &'a [Option<Entry>],
     pool: &'a Arc<BufferPool>,
     me: Rank,
+    /// Of an Adasum of the hosts' averages.
+    hosts: Option<HostGroups>,
 }
 
 impl<'a> Run<'a> {
@@ -253,7 +257,12 @@ impl<'a> Run<'a> {
             let reduction = self.reduction(*dtype, op, scale);
             // SAFETY: the submitter promised that its memory stays valid and untouched until completion, the lengths
             // come from the tensors' own shapes, and allocated outputs are sized for what was agreed.
-            unsafe { collectives::allreduce(ctx, &reduction, segments) }?;
+            unsafe {
+                match &self.hosts {
+                    Some(hosts) => collectives::adasum_of_hosts(ctx, hosts, &reduction, segments),
+                    None => collectives::allreduce(ctx, &reduction, segments),
+                }
+            }?;
         }
         segment_scratch.settle();
         Ok(())

@@ -62,11 +62,22 @@ pub(crate) struct Start<'a> {
     pub(crate) outputs: &'a mut Outputs,
     /// Of an alltoall whose memory was asked for: rows from each member, by item.
     pub(crate) received: Vec<Vec<usize>>,
+    /// Of an Adasum.
+    pub(crate) adasum: AdasumScope,
     /// To be called whenever nothing can move. Its error is passed on; then the same execution may be started again.
     pub(crate) idle: &'a mut dyn Idle,
     pub(crate) pool: &'a Arc<BufferPool>,
     /// Empty; filled by a backend that is done.
     pub(crate) results: &'a mut Results,
+}
+
+/// What Adasum combines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AdasumScope {
+    /// The tensors of all ranks.
+    Ranks,
+    /// The averages inside the hosts.
+    Hosts,
 }
 
 /// How an execution has started.
@@ -95,6 +106,12 @@ pub(crate) trait Backend: Send {
     /// all members do the same.
     fn is_staged(&self, _: &Execution) -> bool {
         false
+    }
+
+    /// What an Adasum of tensors on this device combines; an error is what it ends with. It must follow from the execution
+    /// and what was settled alone.
+    fn adasum(&self, _: &Execution) -> Result<AdasumScope, String> {
+        Ok(AdasumScope::Ranks)
     }
 
     /// Begin to copy the tensors of an execution into host memory.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use horovod_protocol::{Device, Execution, Op, Shape};
+use horovod_protocol::{Device, Execution, Op, ReduceOp, Shape};
 use horovod_transport::Aborted;
 
 use super::Driver;
@@ -12,7 +12,7 @@ use crate::engine::Entry;
 use crate::engine::allocation::Allocation;
 use crate::engine::backend::host::{Operand, bytes_of_all};
 use crate::engine::backend::{
-    Backend, Failure, InFlight, Outputs, Results, StageIn, Staged, Start, Started,
+    AdasumScope, Backend, Failure, InFlight, Outputs, Results, StageIn, Staged, Start, Started,
 };
 use crate::engine::handles::Handle;
 use crate::engine::recording::{By, Recorded, output_shapes};
@@ -221,16 +221,27 @@ impl Driver {
         let mut devices = self.devices.iter_mut();
         let device = devices.find(|(device, _)| *device == execution.device);
         let mut device = device.map(|(_, backend)| backend);
+        let mut adasum = AdasumScope::Ranks;
         if execution.device != Device::Cpu {
             let (capabilities, host) = (&mut self.capabilities, &mut self.host);
             if capabilities.of(execution).is_none() {
                 capabilities.conclude(execution, host, device.as_deref_mut(), &mut self.pump)?;
             }
-            if let Some(Err(why)) = capabilities.of(execution) {
-                let refused = execution.items.iter().filter_map(|item| item.entry);
-                let refused = refused.map(|id| (id, Err(Error::Invalid(why.clone()))));
-                self.results.extend(refused);
-                return Ok(Outcome::Ended);
+            let settled = capabilities.of(execution).cloned().unwrap_or(Ok(()));
+            let scope = settled.and_then(|()| match (&execution.op, device.as_deref()) {
+                (Op::Allreduce { op, .. }, Some(backend)) if *op == ReduceOp::Adasum => {
+                    backend.adasum(execution)
+                }
+                _ => Ok(AdasumScope::Ranks),
+            });
+            match scope {
+                Ok(scope) => adasum = scope,
+                Err(why) => {
+                    let refused = execution.items.iter().filter_map(|item| item.entry);
+                    let refused = refused.map(|id| (id, Err(Error::Invalid(why.clone()))));
+                    self.results.extend(refused);
+                    return Ok(Outcome::Ended);
+                }
             }
         }
         let wants_memory = task.wants_memory();
@@ -253,6 +264,7 @@ impl Driver {
                 entries: &staged,
                 outputs: &mut Outputs::new(),
                 received: Vec::new(),
+                adasum,
                 idle: &mut self.pump,
                 pool: &pool,
                 results: &mut self.results,
@@ -276,6 +288,7 @@ impl Driver {
             entries: &task.entries,
             outputs,
             received: std::mem::take(&mut task.received),
+            adasum,
             idle: &mut self.pump,
             pool: &pool,
             results: &mut self.results,

@@ -20,20 +20,22 @@ use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank};
 use horovod_transport::{Aborted, Notifier, Topology};
 
 use super::{
-    Backend, ChosenGpu, DeviceBackend, Failure, InFlight, Members, Results, StageIn, Staged, Start,
-    Started, Surroundings,
+    AdasumScope, Backend, ChosenGpu, DeviceBackend, Failure, InFlight, Members, Results, StageIn,
+    Staged, Start, Started, Surroundings,
 };
 use crate::config::{GpuOperations, GpuSettings, JoinAverage};
 use crate::engine::Entry;
 use crate::engine::handles::OpResult;
 use crate::error::Error;
-use crate::gpu::EventEnd;
+use crate::gpu::{EventEnd, nccl_version};
 use calls::{Translated, Translation, needs_host};
-use route::{Equipment, Offer, Route, conclude};
+use route::{Conclusion, Equipment, Offer, Route, conclude};
 use staging::PinnedPool;
 
 /// How long the members of a communicator may take to meet.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(60);
+
+const NOT_AGREED: &str = "the members of a process set have not agreed on how they use their GPUs";
 
 /// Backends for all devices that there may be.
 pub(in crate::engine) fn gpu_backends(surroundings: &Surroundings<'_>) -> Vec<DeviceBackend> {
@@ -60,6 +62,7 @@ struct Gpu {
 struct Agreed {
     members: Arc<[Rank]>,
     route: Route,
+    adasum: Result<AdasumScope, String>,
     group: Option<Arc<Group>>,
 }
 
@@ -191,13 +194,15 @@ impl Backend for Gpu {
         let offer = Offer {
             operations: self.settings.operations,
             shares_gpus: self.settings.shares_gpus,
+            tells_nccl: nccl_version(self.settings.operations).is_some(),
             has,
         };
         offer.encode()
     }
 
     fn settle(&mut self, set: ProcessSetId, members: &Members<'_>) -> Result<(), String> {
-        let route = conclude(members.ranks, members.offers, |rank| self.host(rank))?;
+        let Conclusion { route, adasum } =
+            conclude(members.ranks, members.offers, |rank| self.host(rank))?;
         self.tell(members.ranks, &route);
         self.agreements += 1;
         let me = members
@@ -219,6 +224,7 @@ impl Backend for Gpu {
         let agreed = Agreed {
             members,
             route,
+            adasum,
             group,
         };
         self.routes.insert(set, agreed);
@@ -228,6 +234,11 @@ impl Backend for Gpu {
     fn is_staged(&self, execution: &Execution) -> bool {
         let agreed = self.route(execution);
         needs_host(execution) || agreed.is_some_and(|a| matches!(a.route, Route::Staged(_)))
+    }
+
+    fn adasum(&self, execution: &Execution) -> Result<AdasumScope, String> {
+        let agreed = self.route(execution).ok_or(NOT_AGREED)?;
+        agreed.adasum.clone()
     }
 
     fn start(&mut self, start: Start<'_>) -> Result<Started, Failure> {
@@ -241,11 +252,7 @@ impl Backend for Gpu {
             Some(Agreed {
                 group: Some(group), ..
             }) => Some(group.clone()),
-            _ => {
-                let text =
-                    "the members of a process set have not agreed on how they use their GPUs";
-                return Err(Failure::Local(text.into()));
-            }
+            _ => return Err(Failure::Local(NOT_AGREED.into())),
         };
         let mut translated = Translated {
             calls: Vec::new(),

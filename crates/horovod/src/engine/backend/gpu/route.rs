@@ -2,6 +2,7 @@
 
 use horovod_protocol::Rank;
 
+use super::super::AdasumScope;
 use crate::config::GpuOperations;
 
 /// What each member tells of itself.
@@ -10,6 +11,8 @@ pub(super) struct Offer {
     pub(super) operations: GpuOperations,
     /// Several ranks may use one GPU.
     pub(super) shares_gpus: bool,
+    /// What `nccl_built()` tells scripts there.
+    pub(super) tells_nccl: bool,
     /// What it has; why not.
     pub(super) has: Result<Equipment, String>,
 }
@@ -35,15 +38,25 @@ pub(super) enum Route {
     Staged(Option<String>),
 }
 
+/// What the members of a set have agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Conclusion {
+    pub(super) route: Route,
+    /// What Adasum combines; why they cannot tell.
+    pub(super) adasum: Result<AdasumScope, String>,
+}
+
 /// Longest reason that is told.
 const REASON_MAX: usize = 600;
-const FIXED: usize = 3 + 4 + 16 + 128;
+const HEAD: usize = 4;
+const FIXED: usize = HEAD + 4 + 16 + 128;
 
 impl Offer {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![
             self.operations as u8,
             u8::from(self.shares_gpus),
+            u8::from(self.tells_nccl),
             u8::from(self.has.is_ok()),
         ];
         match &self.has {
@@ -64,7 +77,7 @@ impl Offer {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let [operations, shares, has, rest @ ..] = bytes else {
+        let [operations, shares, tells_nccl, has, rest @ ..] = bytes else {
             return None;
         };
         let all = [
@@ -85,6 +98,7 @@ impl Offer {
         Some(Self {
             operations,
             shares_gpus: *shares == 1,
+            tells_nccl: *tells_nccl == 1,
             has,
         })
     }
@@ -101,13 +115,39 @@ pub(super) fn conclude(
     ranks: &[Rank],
     offers: &[Vec<u8>],
     host: impl Fn(Rank) -> String,
-) -> Result<Route, String> {
+) -> Result<Conclusion, String> {
     let mut members = Vec::new();
     for (rank, bytes) in ranks.iter().zip(offers) {
         let offer = Offer::decode(bytes);
         let offer = offer.ok_or_else(|| format!("{rank} does not say what it has for GPUs"))?;
         members.push(Member { rank: *rank, offer });
     }
+    Ok(Conclusion {
+        route: route(&members, &host)?,
+        adasum: adasum(&members, &host),
+    })
+}
+
+/// Scripts multiply the learning rate by `local_size()` where `nccl_built()` says so, for the sums inside the hosts are
+/// divided by it there: so this follows from that answer, and not from the route.
+fn adasum(members: &[Member], host: &impl Fn(Rank) -> String) -> Result<AdasumScope, String> {
+    let telling = |tells| members.iter().find(|m| m.offer.tells_nccl == tells);
+    match (telling(true), telling(false)) {
+        (Some(with), Some(without)) => Err(format!(
+            "Adasum of GPU tensors averages inside each host where NCCL is found, which hvd.nccl_built() tells scripts, \
+             and combines all ranks elsewhere: it is found on {} (host {}), and not on {} (host {}). Install the same \
+             NCCL on all hosts, or set HOROVOD_GPU_OPERATIONS=HOST",
+            with.rank,
+            host(with.rank),
+            without.rank,
+            host(without.rank)
+        )),
+        (Some(_), None) => Ok(AdasumScope::Hosts),
+        _ => Ok(AdasumScope::Ranks),
+    }
+}
+
+fn route(members: &[Member], host: &impl Fn(Rank) -> String) -> Result<Route, String> {
     let Some(first) = members.first() else {
         return Err("a process set without members".into());
     };
@@ -127,7 +167,7 @@ pub(super) fn conclude(
     if members.len() == 1 && operations == GpuOperations::Auto {
         return Ok(Route::Alone);
     }
-    match (obstacle(&members, &host), &first.offer.has) {
+    match (obstacle(members, host), &first.offer.has) {
         (None, Ok(_)) if members.len() == 1 => Ok(Route::Alone),
         (None, Ok(equipment)) => Ok(Route::Nccl(Box::new(equipment.id))),
         (obstacle, _) => {
@@ -208,6 +248,7 @@ mod tests {
         Offer {
             operations: GpuOperations::Auto,
             shares_gpus: false,
+            tells_nccl: true,
             has: Ok(Equipment {
                 nccl,
                 uuid: [gpu; 16],
@@ -217,6 +258,10 @@ mod tests {
     }
 
     fn concluded(offers: &[Offer]) -> Result<Route, String> {
+        agreed(offers).map(|conclusion| conclusion.route)
+    }
+
+    fn agreed(offers: &[Offer]) -> Result<Conclusion, String> {
         let ranks: Vec<_> = (0..offers.len() as u32).map(Rank).collect();
         let offers: Vec<_> = offers.iter().map(Offer::encode).collect();
         conclude(&ranks, &offers, |rank| format!("h{}", rank.0 / 2))
@@ -231,6 +276,7 @@ mod tests {
     fn offers_come_out_as_they_went_in() {
         let mut without = offer(0, 0);
         without.has = Err("no driver".into());
+        without.tells_nccl = false;
         for offer in [
             offer(23007, 3),
             without,
@@ -238,12 +284,12 @@ mod tests {
         ] {
             assert_eq!(Offer::decode(&offer.encode()), Some(offer));
         }
-        for bad in [&[][..], &[0, 0], &[9, 0, 1], &[0, 0, 1, 2, 3]] {
+        for bad in [&[][..], &[0, 0, 0], &[9, 0, 0, 1], &[0, 0, 0, 1, 2, 3]] {
             assert_eq!(Offer::decode(bad), None);
         }
         let mut long = offer(0, 0);
         long.has = Err("ä".repeat(2 * REASON_MAX));
-        assert!(long.encode().len() <= 3 + REASON_MAX);
+        assert!(long.encode().len() <= HEAD + REASON_MAX);
         assert!(Offer::decode(&long.encode()).is_some_and(|offer| offer.has.is_err()));
     }
 
@@ -307,5 +353,27 @@ mod tests {
         let mut without = host.clone();
         without.has = Err("nothing".into());
         assert_eq!(concluded(&[host, without]), Ok(Route::Staged(None)));
+    }
+
+    #[test]
+    fn adasum_combines_hosts_exactly_where_every_rank_is_told_of_nccl() {
+        let telling = |tells_nccl, mut offer: Offer| {
+            offer.tells_nccl = tells_nccl;
+            offer
+        };
+        let scope = |offers: &[Offer]| agreed(offers).unwrap().adasum;
+        // By whatever route: here the versions differ.
+        let all = [offer(23007, 1), offer(23007, 2), offer(22703, 1)];
+        assert!(matches!(concluded(&all), Ok(Route::Staged(Some(_)))));
+        assert_eq!(scope(&all), Ok(AdasumScope::Hosts));
+        let host = telling(false, with(GpuOperations::Host, offer(23007, 1)));
+        assert_eq!(scope(&[host.clone(), host]), Ok(AdasumScope::Ranks));
+        let mixed =
+            all.map(|offer| telling(offer.has.as_ref().is_ok_and(|e| e.nccl == 23007), offer));
+        let why = scope(&mixed).unwrap_err();
+        assert!(
+            why.contains("found on rank 0 (host h0), and not on rank 2 (host h1)"),
+            "{why}"
+        );
     }
 }
