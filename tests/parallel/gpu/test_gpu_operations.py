@@ -116,6 +116,34 @@ def test_adasum():
         torch.testing.assert_close(tensor.cpu(), want)
 
 
+# Of dimensions, in memory.
+ORDERS = [(0, 1, 2, 3), (0, 2, 3, 1), (3, 2, 1, 0), (0, 1, 3, 2)]
+
+
+def in_order(tensor, order):
+    """The same values, laid out so."""
+    places = [order.index(dim) for dim in range(len(order))]
+    return on_gpu(tensor.permute(order).contiguous().permute(places), DEVICE)
+
+
+def test_another_order_in_memory_on_each_rank():
+    shape = (2, 3, 4, 5)
+    for step in range(len(ORDERS)):  # also when it is known
+        order = ORDERS[(RANK + step) % 4]
+        tensors = [in_order(values(RANK, shape), ORDERS[(i * RANK + step) % 4]) for i in range(3)]
+        strides = [tensor.stride() for tensor in tensors]
+        hvd.allreduce_(tensors[1], op=hvd.Sum, name="orders")
+        same(tensors[1], total(shape))
+        hvd.grouped_allreduce_(tensors[::2], op=hvd.Sum, name="orders.group")
+        same(tensors[0], total(shape))
+        same(tensors[2], total(shape))
+        assert [tensor.stride() for tensor in tensors] == strides
+        mine = in_order(values(RANK, shape), order)
+        same(hvd.allreduce(mine, op=hvd.Sum, name="orders.new"), total(shape))
+        same(hvd.allgather(mine, name="orders.gather"), everyones(shape).flatten(0, 1))
+        same(hvd.broadcast_(mine, SIZE - 1, name="orders.root"), values(SIZE - 1, shape))
+
+
 def test_strided_tensors_are_written_where_they_are():
     columns = own((6, 4)).t()
     same(hvd.allreduce_(columns, op=hvd.Sum), total((6, 4)).t())
