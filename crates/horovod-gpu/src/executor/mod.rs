@@ -4,6 +4,7 @@
 //! which the engine keeps alike on all ranks, and overlapping groups cannot wait for each other. What is launched is
 //! polled until its end event has passed.
 
+mod clock;
 mod communicators;
 mod launch;
 mod plan;
@@ -14,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device::Device;
 use crate::error::GpuError;
@@ -121,6 +122,7 @@ struct State {
     /// The end of what was launched, until somebody asks.
     launched: Option<Arc<Event>>,
     ended: Option<Result<(), WorkError>>,
+    times: Option<(Instant, Instant)>,
 }
 
 /// One piece of work on its way.
@@ -131,6 +133,12 @@ impl Launch {
     /// The end of the work on the device, once, as soon as it is launched.
     pub fn launched(&self) -> Option<Arc<Event>> {
         self.lock().launched.take()
+    }
+
+    /// When the device began and ended it, by the host's clock, once it has ended; of timed work whose device could be
+    /// asked for its clock.
+    pub fn times(&self) -> Option<(Instant, Instant)> {
+        self.lock().times
     }
 
     /// How it has ended, if so: then nothing of it touches its memory any more.

@@ -195,6 +195,7 @@ mod tests {
             })),
             after: Vec::new(),
             calls,
+            timed: false,
         }
     }
 

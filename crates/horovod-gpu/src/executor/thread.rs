@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::clock::{DeviceClock, Timed};
 use super::communicators::{Communicators, Unfinished};
 use super::launch::Launcher;
 use super::plan::{LaunchPlan, PACKED_MAX, SMALL_MAX};
@@ -39,6 +40,7 @@ pub(super) struct GpuThread {
     over: Option<WorkError>,
     checked: Instant,
     nap: Duration,
+    clock: DeviceClock,
 }
 
 /// Work that was launched.
@@ -47,6 +49,7 @@ struct OnDevice {
     since: Instant,
     title: Arc<str>,
     state: Arc<Mutex<State>>,
+    timed: Option<Timed>,
 }
 
 /// What is to be done next.
@@ -74,6 +77,7 @@ impl GpuThread {
             over: None,
             checked: Instant::now(),
             nap: NAP,
+            clock: DeviceClock::default(),
         }
     }
 
@@ -151,7 +155,7 @@ impl GpuThread {
             }),
         };
         match launched {
-            Ok(end) => {
+            Ok((end, timed)) => {
                 lock(&state).launched = Some(end.clone());
                 let since = Instant::now();
                 self.on_device.push_back(OnDevice {
@@ -159,6 +163,7 @@ impl GpuThread {
                     since,
                     title,
                     state,
+                    timed,
                 });
             }
             Err(why) => {
@@ -170,7 +175,7 @@ impl GpuThread {
         }
     }
 
-    fn try_launch(&mut self, work: &Work) -> Result<Arc<Event>, Unfinished> {
+    fn try_launch(&mut self, work: &Work) -> Result<(Arc<Event>, Option<Timed>), Unfinished> {
         let stream = self.stream.clone();
         let stream = stream.ok_or_else(|| GpuError::Invalid("there is no stream".into()))?;
         for event in &work.after {
@@ -194,9 +199,17 @@ impl GpuThread {
                 .as_ref()
                 .map_or(0, |group| group.rank.unsigned_abs() as usize),
         };
+        let timed = match work.timed {
+            true => self.clock.begin(self.device, &stream),
+            false => None,
+        };
         // SAFETY: what `Executor::submit` was promised of this work.
         unsafe { launcher.launch(work, &plan)? };
-        Ok(Arc::new(self.device.record(stream.raw())?))
+        let end = match timed {
+            Some(_) => self.device.record_timed(stream.raw())?,
+            None => self.device.record(stream.raw())?,
+        };
+        Ok((Arc::new(end), timed))
     }
 
     /// Memory that a launch needs beside its tensors': what is not too much is kept, the rest given back in the stream's
@@ -219,7 +232,10 @@ impl GpuThread {
             match first.end.has_passed() {
                 Ok(true) => {
                     if let Some(ended) = self.on_device.pop_front() {
-                        lock(&ended.state).ended = Some(Ok(()));
+                        let times = ended.timed.and_then(|timed| timed.until(&ended.end));
+                        let mut state = lock(&ended.state);
+                        state.times = times;
+                        state.ended = Some(Ok(()));
                         any = true;
                     }
                 }

@@ -147,4 +147,6 @@ pub struct Work {
     pub after: Vec<Arc<Event>>,
     /// In the same order on every member of the group.
     pub calls: Vec<Call>,
+    /// Whether to find out when the device carries it out: [`super::Launch::times`]. Costs two events with a time.
+    pub timed: bool,
 }

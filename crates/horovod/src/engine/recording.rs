@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use horovod_collectives::Stages;
+use horovod_collectives::{Stage as Part, Stages};
 use horovod_protocol::{
     EntryId, ExecItem, Execution, Op, OpError, Rank, Seq, Shape, StallReport, Time,
 };
 use horovod_transport::Control;
 
 use super::Entry;
+use super::backend::DeviceStage;
 use super::handles::OpResult;
 use super::relay::{OutOfBandMessage, Relay};
 use crate::error::Error;
@@ -31,14 +32,39 @@ pub(super) struct Recorded {
     items: Option<Items>,
     ordered: Nanos,
     begin: Instant,
+    /// What was carried out before a device's last part.
+    parts: Vec<Part>,
+}
+
+impl Recorded {
+    /// A device has carried out a part of it, before the host's.
+    pub(super) fn on_device(&mut self, stage: DeviceStage) {
+        let DeviceStage { name, times } = stage;
+        self.parts
+            .extend(times.map(|(begin, end)| Part { name, begin, end }));
+    }
+
+    /// The host has carried out what stands between two parts of a device.
+    pub(super) fn on_host(&mut self, parts: &[Part]) {
+        // A device's clock is known to some microseconds, the order for sure.
+        if let (Some(before), Some(first)) = (self.parts.last_mut(), parts.first()) {
+            before.end = before.end.min(first.begin);
+            before.begin = before.begin.min(before.end);
+        }
+        self.parts.extend(parts);
+    }
 }
 
 /// Who has carried out an execution.
 pub(super) enum By<'a> {
     /// The host's data plane, in these stages.
     Host(&'a Stages),
-    /// A backend of this name.
-    Device(&'static str),
+    /// A backend of this name, on the device with this number.
+    Device {
+        backend: &'static str,
+        ordinal: Option<i32>,
+        stage: Option<DeviceStage>,
+    },
 }
 
 impl Recording {
@@ -97,6 +123,7 @@ impl Recording {
                 items: told.map(|()| items),
                 ordered,
                 begin,
+                parts: Vec::new(),
             })
         })
     }
@@ -118,21 +145,32 @@ impl Recording {
             timeline.missed(execution.items.len());
             return;
         };
-        let stages = match by {
-            By::Host(stages) => stages
-                .recorded()
-                .iter()
-                .map(|stage| Stage {
-                    name: Text::Static(stage.name),
-                    begin: timeline.at(stage.begin),
-                    end: timeline.at(stage.end),
-                })
-                .collect(),
-            By::Device(name) => vec![Stage {
-                name: Text::Static(name),
-                begin: timeline.at(recorded.begin),
-                end: now.0,
-            }],
+        let shown = |part: &Part| Stage {
+            name: Text::Static(part.name),
+            begin: timeline.at(part.begin),
+            end: timeline.at(part.end),
+        };
+        let mut thread = 0;
+        let (begin, end) = (timeline.at(recorded.begin), now.0);
+        let (begin, end, stages): (_, _, Vec<_>) = match by {
+            By::Host(stages) => (begin, end, stages.recorded().iter().map(shown).collect()),
+            By::Device {
+                backend,
+                ordinal,
+                stage,
+            } => {
+                let is_timed = stage.is_some_and(|stage| stage.times.is_some());
+                let is_timed = is_timed || !recorded.parts.is_empty();
+                let parts = with_last(recorded.parts, recorded.begin, stage, backend);
+                if is_timed {
+                    thread = ordinal.map_or(0, |ordinal| timeline.gpu(ordinal));
+                }
+                let stages: Vec<_> = parts.iter().map(shown).collect();
+                // The host has only launched it, before, and seen its end, later.
+                let begin = stages.first().map_or(begin, |first| first.begin);
+                let end = stages.iter().map(|s| s.end).max().unwrap_or(end);
+                (begin, end, stages)
+            }
         };
         timeline.executed(Executed {
             session: recorded.session,
@@ -142,10 +180,10 @@ impl Recording {
             op: op_name(&execution.op),
             items,
             output_shapes,
-            thread: 0,
+            thread,
             scheduled: recorded.ordered,
-            begin: timeline.at(recorded.begin),
-            end: now.0,
+            begin,
+            end,
             stages,
         });
     }
@@ -211,6 +249,27 @@ impl Recording {
         }
         sent
     }
+}
+
+/// These parts and a device's last one, which began after them.
+fn with_last(
+    mut parts: Vec<Part>,
+    started: Instant,
+    stage: Option<DeviceStage>,
+    backend: &'static str,
+) -> Vec<Part> {
+    let after = parts.iter().map(|part| part.end).max();
+    let (name, times) = match stage {
+        // Nothing is left to be done after what the host did.
+        None if after.is_some() => return parts,
+        None => (backend, None),
+        Some(DeviceStage { name, times }) => (name, times),
+    };
+    let (begin, end) = times.unwrap_or_else(|| (started, Instant::now()));
+    let begin = after.map_or(begin, |after| begin.max(after));
+    let end = end.max(begin);
+    parts.push(Part { name, begin, end });
+    parts
 }
 
 /// Shapes of what was allocated for the results.

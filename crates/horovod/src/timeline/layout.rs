@@ -573,9 +573,10 @@ fn place(e: &mut Object<'_>, pid: u64, thread: ThreadId) {
     e.number("pid", pid).number("tid", u64::from(thread));
 }
 
-/// The algorithm is the outermost stage that says so: the first.
+/// The algorithm is the outermost stage that says so: the first that is not only a copy.
 fn algorithm(args: &mut Object<'_>, stages: &[Stage]) {
-    if let Some(stage) = stages.first() {
+    let mut stages = stages.iter();
+    if let Some(stage) = stages.find(|stage| !stage.name.starts_with("MEMCPY_")) {
         args.text("algorithm", &stage.name);
     }
 }

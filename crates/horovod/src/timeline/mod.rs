@@ -191,9 +191,16 @@ impl Timeline {
         }
     }
 
-    /// An execution was carried out by the calling thread.
+    /// The track of a GPU of this process, which is none of its threads.
+    pub(crate) fn gpu(&self, ordinal: i32) -> ThreadId {
+        self.threads.gpu(ordinal)
+    }
+
+    /// An execution was carried out, by the calling thread if it is not said by whom.
     pub(crate) fn executed(&self, mut executed: Executed) {
-        executed.thread = self.threads.current();
+        if executed.thread == 0 {
+            executed.thread = self.threads.current();
+        }
         self.push(Record::Executed(Box::new(executed)));
     }
 

@@ -14,7 +14,7 @@ const SHAPES_BYTES_MAX: usize = 256;
 /// Nanoseconds since the rank's engine started, by the rank's own clock.
 pub(crate) type Nanos = u64;
 
-/// A thread, by the number the operating system gave it; 0 if it is not known.
+/// A thread, by the number the operating system gave it, or a GPU; 0 if it is not known.
 pub(crate) type ThreadId = u32;
 
 /// When and where a submission was made.

@@ -49,6 +49,17 @@ impl Threads {
         }
     }
 
+    /// What stands for a GPU among the threads.
+    pub(super) fn gpu(&self, ordinal: i32) -> ThreadId {
+        // No system has so many threads.
+        let track = ThreadId::MAX - ordinal.unsigned_abs();
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        names
+            .entry(track)
+            .or_insert_with(|| format!("GPU {ordinal}").into());
+        track
+    }
+
     pub(super) fn name(&self, thread: ThreadId) -> Option<Arc<str>> {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         names.get(&thread).cloned()

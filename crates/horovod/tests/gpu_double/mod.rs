@@ -118,6 +118,22 @@ impl Double {
         }
     }
 
+    /// A kernel of the framework's that ends when [`Self::open`] is called.
+    pub(crate) fn gate(self, stream: RawStream) -> u64 {
+        // SAFETY: its type.
+        let gate: extern "C" fn(*mut c_void) -> u64 =
+            unsafe { self.function("double_stream_gate") };
+        let gate = gate(stream.0);
+        assert_ne!(gate, 0, "it could not be launched");
+        gate
+    }
+
+    pub(crate) fn open(self, gate: u64) {
+        // SAFETY: its type.
+        let open: extern "C" fn(u64) = unsafe { self.function("double_gate_open") };
+        open(gate);
+    }
+
     /// Begin a capture of a stream into a graph; `false`: end it.
     pub(crate) fn capture(self, stream: RawStream, begin: bool) {
         // SAFETY: their types.

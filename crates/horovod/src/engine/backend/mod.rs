@@ -16,6 +16,7 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Instant;
 
 use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank, Shape};
 use horovod_transport::{Aborted, Idle, Notifier, Topology};
@@ -67,6 +68,8 @@ pub(crate) struct Start<'a> {
     /// To be called whenever nothing can move. Its error is passed on; then the same execution may be started again.
     pub(crate) idle: &'a mut dyn Idle,
     pub(crate) pool: &'a Arc<BufferPool>,
+    /// Whether somebody wants to know when a device carries it out: [`InFlight::stage`].
+    pub(crate) timed: bool,
     /// Empty; filled by a backend that is done.
     pub(crate) results: &'a mut Results,
 }
@@ -114,11 +117,12 @@ pub(crate) trait Backend: Send {
         Ok(AdasumScope::Ranks)
     }
 
-    /// Begin to copy the tensors of an execution into host memory.
+    /// Begin to copy the tensors of an execution into host memory; if it is `timed`, there is [`StageIn::stage`].
     fn stage_in(
         &mut self,
         execution: &Execution,
         _: &[Option<Entry>],
+        _timed: bool,
     ) -> Result<Box<dyn StageIn>, Failure> {
         Err(not_staged(execution))
     }
@@ -145,6 +149,19 @@ fn not_staged(execution: &Execution) -> Failure {
 pub(crate) trait StageIn: Send {
     /// Entries of host memory in place of the execution's, once the bytes are there; why they never will be.
     fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>>;
+
+    /// What the device did, after the end of a timed execution.
+    fn stage(&self) -> Option<DeviceStage> {
+        None
+    }
+}
+
+/// A part of an execution that a device carried out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceStage {
+    pub(crate) name: &'static str,
+    /// From when to when, by the host's clock, if that could be found out.
+    pub(crate) times: Option<(Instant, Instant)>,
 }
 
 /// An execution whose results are in host memory.
@@ -158,6 +175,8 @@ pub(crate) struct Staged<'a> {
     pub(crate) outputs: &'a mut Outputs,
     /// Of the host's backend; taken.
     pub(crate) results: Results,
+    /// As in [`Start`].
+    pub(crate) timed: bool,
 }
 
 /// An execution that goes on by itself.
@@ -171,6 +190,11 @@ pub(crate) trait InFlight: Send {
     /// The end, if it has come: then nothing touches the tensors any more. An end after [`Self::abort`] comes within
     /// seconds; later its tensors are never given back. Whoever brings it about notifies.
     fn poll(&mut self) -> Option<Result<Results, Failure>>;
+
+    /// What the device did, after the end of a timed execution.
+    fn stage(&self) -> Option<DeviceStage> {
+        None
+    }
 
     /// The generation is over: end soon.
     fn abort(&mut self, cause: &Aborted);

@@ -72,6 +72,9 @@ impl ExecutionTask {
         if let Staging::Copies(copies) = &mut self.staging
             && let Some(outcome) = copies.poll()
         {
+            if let (Some(recorded), Some(stage)) = (&mut self.recorded, copies.stage()) {
+                recorded.on_device(stage);
+            }
             self.staging = match outcome {
                 Ok(entries) => Staging::Ended(entries),
                 Err(why) => Staging::Failed(why),
@@ -226,6 +229,8 @@ impl Driver {
             let (capabilities, host) = (&mut self.capabilities, &mut self.host);
             if capabilities.of(execution).is_none() {
                 capabilities.conclude(execution, host, device.as_deref_mut(), &mut self.pump)?;
+                // Its exchange is no part of the operation.
+                host.stages().record(task.recorded.is_some());
             }
             let settled = capabilities.of(execution).cloned().unwrap_or(Ok(()));
             let scope = settled.and_then(|()| match (&execution.op, device.as_deref()) {
@@ -245,6 +250,7 @@ impl Driver {
             }
         }
         let wants_memory = task.wants_memory();
+        let timed = task.recorded.is_some();
         let pool = self.pump.shared.pool.clone();
         let mut none = Outputs::new();
         let outputs = match &mut task.memory {
@@ -257,7 +263,11 @@ impl Driver {
         {
             let Staging::Ended(staged) = std::mem::replace(&mut task.staging, Staging::NotBegun)
             else {
-                return Ok(Outcome::Copies(backend.stage_in(execution, &task.entries)?));
+                return Ok(Outcome::Copies(backend.stage_in(
+                    execution,
+                    &task.entries,
+                    timed,
+                )?));
             };
             self.host.start(Start {
                 execution,
@@ -267,8 +277,12 @@ impl Driver {
                 adasum,
                 idle: &mut self.pump,
                 pool: &pool,
+                timed: false,
                 results: &mut self.results,
             })?;
+            if let Some(recorded) = &mut task.recorded {
+                recorded.on_host(self.host.stages().recorded());
+            }
             let name = backend.name();
             return Ok(
                 match backend.stage_out(Staged {
@@ -277,6 +291,7 @@ impl Driver {
                     staged,
                     outputs,
                     results: std::mem::take(&mut self.results),
+                    timed,
                 })? {
                     Started::Done => Outcome::Ended,
                     Started::InFlight(execution) => Outcome::InFlight(execution, name),
@@ -291,6 +306,7 @@ impl Driver {
             adasum,
             idle: &mut self.pump,
             pool: &pool,
+            timed,
             results: &mut self.results,
         };
         if wants_memory {

@@ -132,6 +132,7 @@ impl Pump {
         while let Some((flight, result)) = self.flights.take_ended() {
             progress = true;
             let handles: Vec<_> = flight.entries().map(|id| Handle(id.0)).collect();
+            let stage = flight.execution.stage();
             let Flight {
                 mut task,
                 backend,
@@ -143,7 +144,13 @@ impl Pump {
             match result {
                 Ok(mut results) => {
                     let shapes = launched.unwrap_or_else(|| task.output_shapes(&results));
-                    self.complete(task, &mut results, shapes, By::Device(backend));
+                    let ordinal = self.shared.gpu.get();
+                    let by = By::Device {
+                        backend,
+                        ordinal,
+                        stage,
+                    };
+                    self.complete(task, &mut results, shapes, by);
                 }
                 Err(failure) => {
                     let error = self.failure(failure);

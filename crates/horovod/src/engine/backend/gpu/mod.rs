@@ -16,12 +16,12 @@ use horovod_gpu::{
     Executor, ExecutorSettings, GpuError, Group, Launch, Work, WorkError, driver, nccl,
     set_default_search,
 };
-use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank};
+use horovod_protocol::{Device, EntryId, Execution, Op, ProcessSetId, Rank};
 use horovod_transport::{Aborted, Notifier, Topology};
 
 use super::{
-    AdasumScope, Backend, ChosenGpu, DeviceBackend, Failure, InFlight, Members, Results, StageIn,
-    Staged, Start, Started, Surroundings,
+    AdasumScope, Backend, ChosenGpu, DeviceBackend, DeviceStage, Failure, InFlight, Members,
+    Results, StageIn, Staged, Start, Started, Surroundings,
 };
 use crate::config::{GpuOperations, GpuSettings, JoinAverage};
 use crate::engine::Entry;
@@ -259,6 +259,7 @@ impl Backend for Gpu {
             after: Vec::new(),
             results: Results::new(),
         };
+        let timed = start.timed;
         let translation = Translation {
             start,
             me: self.topology.rank,
@@ -267,11 +268,13 @@ impl Backend for Gpu {
         };
         translation.translate()?;
         let executor = self.executor()?;
+        let stage = timed.then(|| stage_name(&execution.op, group.is_some()));
         let work = Work {
             title: Self::title(execution),
             group,
             after: translated.after,
             calls: translated.calls,
+            timed,
         };
         // SAFETY: the submitters promised that their memory is theirs until completion, lengths come from the tensors'
         // own shapes and from what was agreed, and executions start in one order on all members.
@@ -280,6 +283,7 @@ impl Backend for Gpu {
             executor,
             launch,
             results: Some(translated.results),
+            stage,
         })))
     }
 
@@ -287,6 +291,7 @@ impl Backend for Gpu {
         &mut self,
         execution: &Execution,
         entries: &[Option<Entry>],
+        timed: bool,
     ) -> Result<Box<dyn StageIn>, Failure> {
         if entries.iter().all(Option::is_none) {
             return Ok(Box::new(staging::Nothing(entries.len())));
@@ -296,7 +301,7 @@ impl Backend for Gpu {
         let title = Self::title(execution);
         let pool = &self.pinned;
         let copies = staging::begin(execution, entries, self.topology.rank, device, pool)?;
-        Ok(Box::new(copies.launch(&executor, title)))
+        Ok(Box::new(copies.launch(&executor, title, timed)))
     }
 
     fn stage_out(&mut self, staged: Staged<'_>) -> Result<Started, Failure> {
@@ -305,13 +310,16 @@ impl Backend for Gpu {
         }
         let executor = self.executor()?;
         let title = Self::title(staged.execution);
+        let timed = staged.timed;
         let (work, results, kept) = staging::end(staged, title, self.topology.rank)?;
+        let stage = (timed && !work.calls.is_empty()).then_some(staging::OUT_STAGE);
         // SAFETY: as in `start`; the host's side is kept by the flight.
         let launch = unsafe { executor.submit(work) };
         let flight = Flight {
             executor,
             launch,
             results: Some(results),
+            stage,
         };
         Ok(Started::InFlight(Box::new(staging::KeepingFlight {
             flight,
@@ -326,6 +334,19 @@ impl Backend for Gpu {
     }
 }
 
+/// What an operation on the device is called in the timeline: as Horovod calls it, where it has a name for it.
+fn stage_name(op: &Op, has_peers: bool) -> &'static str {
+    match (op, has_peers) {
+        (Op::Allreduce { .. }, true) => "NCCL_ALLREDUCE",
+        (Op::Allgather, true) => "NCCL_ALLGATHER",
+        (Op::Broadcast { .. }, true) => "NCCL_BCAST",
+        (Op::Alltoall, true) => "NCCL_ALLTOALL",
+        (Op::Reducescatter { .. }, true) => "NCCL_REDUCESCATTER",
+        (Op::Allreduce { .. }, false) => "LOCAL_ALLREDUCE",
+        _ => "LOCAL_COPY",
+    }
+}
+
 fn local(error: GpuError) -> Failure {
     Failure::Local(error.to_string())
 }
@@ -336,6 +357,8 @@ struct Flight {
     launch: Launch,
     /// Until they are told.
     results: Option<Results>,
+    /// What is recorded of it, if it is.
+    stage: Option<&'static str>,
 }
 
 impl Flight {
@@ -368,6 +391,12 @@ impl InFlight for Flight {
             Err(WorkError::Failed(text)) => Err(Failure::Local(text.to_string())),
             Err(WorkError::PeerFailed(text)) => Err(Failure::Remote(text.to_string())),
         })
+    }
+
+    fn stage(&self) -> Option<DeviceStage> {
+        let name = self.stage?;
+        let times = self.launch.times();
+        Some(DeviceStage { name, times })
     }
 
     fn abort(&mut self, cause: &Aborted) {

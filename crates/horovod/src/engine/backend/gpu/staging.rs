@@ -8,7 +8,7 @@ use horovod_protocol::{Completion, EntryId, Execution, Op, Rank};
 use horovod_transport::Aborted;
 
 use super::super::rows::{output_of, too_large};
-use super::super::{Failure, InFlight, Results, StageIn, Staged};
+use super::super::{DeviceStage, Failure, InFlight, Results, StageIn, Staged};
 use super::calls::{address, events};
 use super::{Flight, local};
 use crate::buffer::Buffer;
@@ -16,6 +16,10 @@ use crate::engine::Entry;
 use crate::engine::handles::OpResult;
 use crate::error::Error;
 use crate::tensor::{Output, Tensor};
+
+/// Names in the timeline, as Horovod has them.
+const IN_STAGE: &str = "MEMCPY_IN_HOST_BUFFER";
+pub(super) const OUT_STAGE: &str = "MEMCPY_OUT_HOST_BUFFER";
 
 /// Bytes of pinned memory that are kept for reuse at most.
 const KEPT_MAX: usize = 256 << 20;
@@ -112,6 +116,7 @@ pub(super) struct Copies {
 struct CopiesIn {
     launch: Launch,
     staged: Option<Vec<Option<Entry>>>,
+    is_recorded: bool,
 }
 
 /// Lay the tensors out in pinned memory.
@@ -177,19 +182,28 @@ pub(super) fn begin(
             group: None,
             after: events(entries, &Vec::new()),
             calls,
+            timed: false,
         },
         staged,
     })
 }
 
 impl Copies {
-    pub(super) fn launch(mut self, executor: &Executor, title: Arc<str>) -> impl StageIn + use<> {
+    pub(super) fn launch(
+        mut self,
+        executor: &Executor,
+        title: Arc<str>,
+        timed: bool,
+    ) -> impl StageIn + use<> {
         self.work.title = title;
+        self.work.timed = timed && !self.work.calls.is_empty();
+        let is_recorded = self.work.timed;
         // SAFETY: the submitters' memory is theirs until completion; the pinned block is kept by the staged tensors.
         let launch = unsafe { executor.submit(self.work) };
         CopiesIn {
             launch,
             staged: Some(self.staged),
+            is_recorded,
         }
     }
 }
@@ -202,6 +216,13 @@ impl StageIn for CopiesIn {
                 Some(Err(why.to_string()))
             }
         }
+    }
+
+    fn stage(&self) -> Option<DeviceStage> {
+        self.is_recorded.then(|| DeviceStage {
+            name: IN_STAGE,
+            times: self.launch.times(),
+        })
     }
 }
 
@@ -235,6 +256,10 @@ impl InFlight for KeepingFlight {
         self.flight.poll()
     }
 
+    fn stage(&self) -> Option<DeviceStage> {
+        self.flight.stage()
+    }
+
     fn abort(&mut self, cause: &Aborted) {
         self.flight.abort(cause);
     }
@@ -252,6 +277,7 @@ pub(super) fn end(
         staged: on_host,
         outputs,
         results,
+        timed,
     } = staged;
     let after = events(&[], outputs);
     let mut calls = Vec::new();
@@ -322,6 +348,7 @@ pub(super) fn end(
         title,
         group: None,
         after,
+        timed: timed && !calls.is_empty(),
         calls,
     };
     let kept = Kept {
