@@ -27,8 +27,8 @@ pub use driver::Driver;
 pub use error::GpuError;
 pub use event::Event;
 pub use executor::{
-    AllReduce, Call, Executor, ExecutorSettings, Group, HostMemory, Launch, Operand, ReduceScatter,
-    Reduction, Work, WorkError,
+    AllReduce, Call, Executor, ExecutorProgress, ExecutorSettings, Front, Group, HostMemory,
+    Launch, Operand, Phase, ReduceScatter, Reduction, Work, WorkError,
 };
 pub use kernels::{DeviceCopy, Kernels};
 pub use load::{

@@ -33,6 +33,8 @@ pub enum LossCause {
     },
     /// It said of itself that it cannot go on.
     CannotGoOn(String),
+    /// A device does not end an operation, as was found out by the rank that is named: no rank is lost.
+    Stuck(String),
     /// It said what nobody may say.
     BrokeProtocol(String),
     /// It sent bytes that are no message.
@@ -51,7 +53,7 @@ pub enum LossCause {
 impl PeerLost {
     /// Whether a rank is gone; else only the connection between two is at fault.
     pub fn is_rank(&self) -> bool {
-        !matches!(self.cause, LossCause::Altered { .. })
+        !matches!(self.cause, LossCause::Altered { .. } | LossCause::Stuck(_))
     }
 
     /// The text of the error that every pending and later operation ends with.
@@ -72,6 +74,7 @@ impl PeerLost {
             LossCause::Ended(text)
             | LossCause::Connection(text)
             | LossCause::CannotGoOn(text)
+            | LossCause::Stuck(text)
             | LossCause::BrokeProtocol(text)
             | LossCause::Unreadable(text) => *text = clip(std::mem::take(text)),
             LossCause::Altered {
@@ -107,6 +110,7 @@ impl fmt::Display for PeerLost {
                  them changes data: a network card, a cable, a switch",
                 OnHost(from_host)
             ),
+            LossCause::Stuck(what) => f.write_str(what),
             cause => write!(f, "{rank}{host}: {cause}"),
         }
     }
@@ -115,9 +119,10 @@ impl fmt::Display for PeerLost {
 impl fmt::Display for LossCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ended(text) | Self::Connection(text) | Self::CannotGoOn(text) => {
-                f.write_str(text)
-            }
+            Self::Ended(text)
+            | Self::Connection(text)
+            | Self::CannotGoOn(text)
+            | Self::Stuck(text) => f.write_str(text),
             Self::Left => f.write_str("left while the job was running"),
             Self::Silent { seconds } => write!(
                 f,
@@ -171,6 +176,20 @@ mod tests {
             ..lost
         };
         assert_eq!(nowhere.to_string(), "rank 2: killed by signal 9");
+    }
+
+    #[test]
+    fn who_finds_out_that_a_device_is_stuck_is_not_lost() {
+        let stuck = PeerLost {
+            rank: Rank(0),
+            host: "a".into(),
+            cause: LossCause::Stuck("grad has been on GPUs for 600 s".into()),
+        };
+        assert!(!stuck.is_rank());
+        assert_eq!(
+            OpError::Lost(Box::new(stuck)).to_string(),
+            "Horovod cannot go on, though no rank is lost: grad has been on GPUs for 600 s"
+        );
     }
 
     #[test]

@@ -151,6 +151,7 @@ fn lost() -> impl Strategy<Value = PeerLost> {
         text().prop_map(LossCause::Ended),
         text().prop_map(LossCause::Connection),
         text().prop_map(LossCause::CannotGoOn),
+        text().prop_map(LossCause::Stuck),
         text().prop_map(LossCause::BrokeProtocol),
         text().prop_map(LossCause::Unreadable),
         Just(LossCause::Left),

@@ -109,7 +109,7 @@ fn what_never_ends_on_the_gpu_is_given_up_after_the_timeout() {
         "what_never_ends_on_the_gpu_is_given_up_after_the_timeout",
         "devices=2,never=5",
         |config| config.gpu.timeout = Some(Duration::from_secs(1)),
-        "HOROVOD_GPU_TIMEOUT",
+        "launched, runs: ranks 0, 1",
     );
 }
 

@@ -13,7 +13,8 @@ class HorovodInternalError(RuntimeError):
         The rank that was lost, and its host; `rank` alone: the one that left the job or kept the others waiting too
         long. None where no rank is to blame.
     cause
-        Why the job cannot go on: how the lost rank ended, or what is wrong with the network.
+        Why the job cannot go on: how the lost rank ended, what is wrong with the network, or which operation
+        does not end on GPUs.
     tensor
         Full name of the tensor, of which the ranks disagree or want what cannot be done, such as
         `allreduce.fc1.weight`.

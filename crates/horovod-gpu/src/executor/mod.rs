@@ -28,8 +28,6 @@ use thread::GpuThread;
 /// How an executor works.
 #[derive(Clone, Debug)]
 pub struct ExecutorSettings {
-    /// How long work may be on the device; `None`: for ever.
-    pub timeout: Option<Duration>,
     /// How long the members of a new communicator may take to meet.
     pub rendezvous: Duration,
     /// Thread blocks of NCCL's kernels at most.
@@ -67,6 +65,50 @@ struct ExecutorState {
 struct Queue {
     work: VecDeque<(Work, Arc<Mutex<State>>)>,
     state: QueueState,
+    /// Of what was queued last.
+    last: Option<u64>,
+    /// What is being launched.
+    launching: Option<Front>,
+    /// What was launched and is the next to end.
+    front: Option<Front>,
+}
+
+/// How long a launch may take before it counts as what keeps all else up: the thread that would see ends is in it.
+const LAUNCH_MAX: Duration = Duration::from_millis(200);
+
+/// The work that is the next to end.
+#[derive(Clone, Debug)]
+pub struct Front {
+    /// As in [`Work`].
+    pub title: Arc<str>,
+    /// As in [`Work`].
+    pub seq: u64,
+    /// As in [`Work`].
+    pub set: u32,
+    /// How far it is.
+    pub phase: Phase,
+    /// Since when it is the next.
+    pub since: Instant,
+}
+
+/// How far work is that was taken up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Its launch has not returned.
+    Launching,
+    /// It is launched, behind events that have not passed.
+    AwaitsEvents,
+    /// It is launched, and runs, as far as is known.
+    Runs,
+}
+
+/// How far an executor is, for who wonders why nothing ends.
+#[derive(Clone, Debug, Default)]
+pub struct ExecutorProgress {
+    /// The place of the work that was queued last.
+    pub last: Option<u64>,
+    /// What has not ended, if anything.
+    pub front: Option<Front>,
 }
 
 /// What the thread does with its work.
@@ -109,6 +151,11 @@ impl ExecutorState {
         }
         drop(queue);
         self.changed.notify_one();
+    }
+
+    /// Set what is the next to end.
+    fn set_front(&self, front: Option<Front>) {
+        self.lock().front = front;
     }
 
     fn stops(&self) -> bool {
@@ -188,10 +235,26 @@ impl Executor {
         let state = Arc::new(Mutex::new(State::default()));
         let launch = Launch(state.clone());
         let mut queue = self.shared.lock();
+        queue.last = Some(work.seq);
         queue.work.push_back((work, state));
         drop(queue);
         self.shared.changed.notify_one();
         launch
+    }
+
+    /// How far it is; calls nothing of CUDA's, so this never blocks.
+    pub fn progress(&self) -> ExecutorProgress {
+        let queue = self.shared.lock();
+        let is_long = |front: &&Front| front.since.elapsed() >= LAUNCH_MAX;
+        let launching = queue.launching.as_ref();
+        let front = launching
+            .filter(is_long)
+            .or(queue.front.as_ref())
+            .or(launching);
+        ExecutorProgress {
+            last: queue.last,
+            front: front.cloned(),
+        }
     }
 
     /// End everything with this cause: communicators are aborted, and work ends when the device has come to rest.

@@ -195,6 +195,8 @@ mod tests {
             })),
             after: Vec::new(),
             calls,
+            seq: 0,
+            set: 0,
             timed: false,
         }
     }

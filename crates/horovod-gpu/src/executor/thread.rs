@@ -9,7 +9,7 @@ use super::communicators::{Communicators, Unfinished};
 use super::launch::Launcher;
 use super::plan::{LaunchPlan, PACKED_MAX, SMALL_MAX};
 use super::work::Work;
-use super::{ExecutorSettings, ExecutorState, QueueState, State, WorkError};
+use super::{ExecutorSettings, ExecutorState, Front, Phase, QueueState, State, WorkError};
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::event::Event;
@@ -23,6 +23,8 @@ const NAP_MAX: Duration = Duration::from_millis(1);
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// `ncclRemoteError`: another process, or the network to it, has failed.
 const REMOTE_ERROR: i32 = 6;
+/// How old work must be for it to be asked whether what it waits for has passed.
+const INPUTS_CHECK_AFTER: Duration = Duration::from_millis(200);
 /// How long the device may take to come to rest after an abort.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -46,8 +48,11 @@ pub(super) struct GpuThread {
 /// Work that was launched.
 struct OnDevice {
     end: Arc<Event>,
-    since: Instant,
+    /// What it is behind of, as far as is known.
+    after: Vec<Arc<Event>>,
     title: Arc<str>,
+    seq: u64,
+    set: u32,
     state: Arc<Mutex<State>>,
     timed: Option<Timed>,
 }
@@ -120,6 +125,13 @@ impl GpuThread {
                 return Next::Abort(cause.clone());
             }
             if let Some((work, state)) = queue.work.pop_front() {
+                queue.launching = Some(Front {
+                    title: work.title.clone(),
+                    seq: work.seq,
+                    set: work.set,
+                    phase: Phase::Launching,
+                    since: Instant::now(),
+                });
                 return Next::Launch(work, state);
             }
             if self.on_device.is_empty() {
@@ -157,14 +169,18 @@ impl GpuThread {
         match launched {
             Ok((end, timed)) => {
                 lock(&state).launched = Some(end.clone());
-                let since = Instant::now();
                 self.on_device.push_back(OnDevice {
                     end,
-                    since,
+                    after: work.after,
                     title,
+                    seq: work.seq,
+                    set: work.set,
                     state,
                     timed,
                 });
+                if self.on_device.len() == 1 {
+                    self.tell_front();
+                }
             }
             Err(why) => {
                 // Parts of it may be on the device, which has to come to rest.
@@ -173,6 +189,7 @@ impl GpuThread {
                 }
             }
         }
+        self.shared.lock().launching = None;
     }
 
     fn try_launch(&mut self, work: &Work) -> Result<(Arc<Event>, Option<Timed>), Unfinished> {
@@ -225,7 +242,46 @@ impl GpuThread {
         Ok(None)
     }
 
-    /// See what has ended, has failed, or never ends.
+    /// Tell what is the next to end.
+    fn tell_front(&self) {
+        let front = self.on_device.front().map(|first| Front {
+            title: first.title.clone(),
+            seq: first.seq,
+            set: first.set,
+            phase: Phase::Runs,
+            since: Instant::now(),
+        });
+        self.shared.set_front(front);
+    }
+
+    /// Find out what keeps the device from what has not ended for long.
+    fn look_at_inputs(&mut self) -> Result<(), GpuError> {
+        let Some(first) = self.on_device.front_mut() else {
+            return Ok(());
+        };
+        let since = self.shared.lock().front.as_ref().map(|front| front.since);
+        let is_old = since.is_some_and(|since| since.elapsed() >= INPUTS_CHECK_AFTER);
+        if first.after.is_empty() || !is_old {
+            return Ok(());
+        }
+        let mut left = Vec::new();
+        for event in first.after.drain(..) {
+            if !event.has_passed()? {
+                left.push(event);
+            }
+        }
+        first.after = left;
+        let phase = match first.after.is_empty() {
+            true => Phase::Runs,
+            false => Phase::AwaitsEvents,
+        };
+        if let Some(front) = &mut self.shared.lock().front {
+            front.phase = phase;
+        }
+        Ok(())
+    }
+
+    /// See what has ended, or has failed.
     fn look(&mut self) {
         let mut any = false;
         while let Some(first) = self.on_device.front() {
@@ -249,34 +305,19 @@ impl GpuThread {
             if let Err(error) = self.communicators.check() {
                 return self.fail(&error);
             }
-        }
-        let is_over = |first: &OnDevice| {
-            let timeout = self.settings.timeout?;
-            (now.duration_since(first.since) >= timeout).then_some(timeout)
-        };
-        let stuck = self.on_device.front();
-        if let Some((first, timeout)) = stuck.and_then(|first| Some((first, is_over(first)?))) {
-            let text = format!(
-                "{} has been on the GPU for {} s without an end (HOROVOD_GPU_TIMEOUT); {} launched after it wait",
-                first.title,
-                timeout.as_secs(),
-                self.on_device.len() - 1,
-            );
-            return self.fail_because(text);
+            if let Err(error) = self.look_at_inputs() {
+                return self.fail(&error);
+            }
         }
         if any {
             self.nap = NAP;
+            self.tell_front();
             (self.shared.notify)();
         }
     }
 
     fn fail(&mut self, error: &GpuError) {
         self.end_all(failed(error, error.to_string()));
-        (self.shared.notify)();
-    }
-
-    fn fail_because(&mut self, text: String) {
-        self.end_all(WorkError::Failed(text.into()));
         (self.shared.notify)();
     }
 
@@ -294,6 +335,7 @@ impl GpuThread {
                 tracing::error!("the GPU does not come to rest after NCCL was aborted");
                 // Their memory stays in use: they never end.
                 self.on_device.clear();
+                self.tell_front();
                 return false;
             }
             std::thread::sleep(nap);
@@ -302,6 +344,7 @@ impl GpuThread {
         for ended in self.on_device.drain(..) {
             lock(&ended.state).ended = Some(Err(why.clone()));
         }
+        self.tell_front();
         (self.shared.notify)();
         true
     }

@@ -141,6 +141,10 @@ pub struct ReduceScatter {
 pub struct Work {
     /// For who waits in vain.
     pub title: Arc<str>,
+    /// Its place in the caller's order, for [`super::Executor::progress`].
+    pub seq: u64,
+    /// The process set that it is an operation of.
+    pub set: u32,
     /// `None`: this member is the only one, or nothing is exchanged.
     pub group: Option<Arc<Group>>,
     /// What must have passed on the device before.

@@ -241,6 +241,7 @@ pub(super) fn put_lost(w: &mut Writer<'_>, lost: &PeerLost) {
             w.str(from_host);
             return w.str(what);
         }
+        LossCause::Stuck(text) => (8, text),
     };
     w.u8(tag);
     w.str(text);
@@ -265,6 +266,7 @@ pub(super) fn get_lost(r: &mut Reader<'_>) -> Result<PeerLost, DecodeError> {
                 from_host: host(r)?,
                 what: text(r)?,
             },
+            8 => LossCause::Stuck(text(r)?),
             tag => return Err(bad_tag("cause", tag)),
         },
     })

@@ -8,18 +8,21 @@ use std::time::{Duration, Instant};
 use horovod_protocol::{Coordinator, EntryId, ProcessSetId, Rank, StalledRequest, Time, Tree};
 use horovod_transport::{Control, Topology};
 
+use super::gpu_watch::{GpuWatch, device_standing};
 use super::relay::{OutOfBandMessage, Relay};
 use super::soft::WaitedFor;
 use super::{EngineState, Handle};
 use crate::config::Config;
 use crate::hang::{
-    self, Brief, Diagnosis, Key, Late, Leader, LetGo, Message, ReportFile, Requests, SoftStep,
-    SoftWatch, Standing, Step, ThreadStack,
+    self, Brief, DeviceDiagnosis, DeviceStep, Diagnosis, Key, Late, Leader, LetGo, Message,
+    ReportFile, Requests, SoftStep, SoftWatch, Standing, Step, ThreadStack, Watched,
 };
 
 const COORDINATOR: Rank = Rank(0);
 /// How long the stacks of this process may take.
 const STACKS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Questions that one answer is for.
+const QUESTIONS_MAX: usize = 4;
 /// Questions and answers that wait to be sent; more are dropped.
 const OUTBOX_MAX: usize = 256;
 const NS_PER_MS: u64 = 1_000_000;
@@ -35,6 +38,7 @@ pub(super) struct Inspection {
     told_soft: Option<u64>,
     tell_soft: bool,
     gives_up: bool,
+    gpu: GpuWatch,
     file: ReportFile,
     answering: Option<Answering>,
     /// A thread that has not found the stacks yet: no second one is sent.
@@ -42,9 +46,28 @@ pub(super) struct Inspection {
     outbox: VecDeque<(Rank, Vec<u8>)>,
 }
 
+/// What the driver knows beside its GPU.
+pub(super) struct Surroundings {
+    /// All ranks have agreed to stop: nobody answers any more.
+    pub(super) stopped: bool,
+    pub(super) executes: bool,
+}
+
+/// What is known of GPUs that do not end something.
+pub(super) enum GpuNews {
+    None,
+    /// Something waits to be sent.
+    Said,
+    /// Rank 0: where all ranks are.
+    Stuck(Box<DeviceDiagnosis>),
+    /// This rank ends the job; why.
+    GiveUp(String),
+}
+
 /// An answer that only lacks the stacks.
 struct Answering {
-    question: u64,
+    /// Of different inquiries.
+    questions: Vec<u64>,
     standing: Standing,
     deadline: Instant,
 }
@@ -67,6 +90,7 @@ impl Inspection {
             told_soft: None,
             tell_soft: false,
             gives_up: config.deadlock_error,
+            gpu: GpuWatch::new(config, topology),
             file: ReportFile::new(config.stall_report.clone()),
             answering: None,
             searching: None,
@@ -146,6 +170,7 @@ impl Inspection {
                 self.begin_answer(question, shared, executes);
             }
             Ok(Message::Answer { question, standing }) => {
+                self.gpu.answered(question, from, &standing);
                 if let Some(leader) = &mut self.leader {
                     leader.answered(question, from, standing);
                 }
@@ -162,6 +187,7 @@ impl Inspection {
                     soft.answered(question, from, brief);
                 }
             }
+            Ok(Message::Complaint(complaint)) => self.gpu.complain(shared.now(), from, complaint),
             Ok(Message::Soft { waits }) => {
                 if let Some(soft) = &mut self.soft {
                     soft.notice(shared.now().0, from, waits);
@@ -176,6 +202,13 @@ impl Inspection {
 
     fn begin_answer(&mut self, question: u64, shared: &Arc<EngineState>, executes: bool) {
         let mut standing = standing(shared, executes);
+        if let Some(answering) = &mut self.answering {
+            answering.standing = standing;
+            if answering.questions.len() < QUESTIONS_MAX {
+                answering.questions.push(question);
+            }
+            return;
+        }
         if self.searching.is_none() {
             match search_stacks(shared) {
                 Ok(search) => self.searching = search,
@@ -183,7 +216,7 @@ impl Inspection {
             }
         }
         self.answering = Some(Answering {
-            question,
+            questions: vec![question],
             standing,
             deadline: Instant::now() + STACKS_TIMEOUT,
         });
@@ -213,17 +246,65 @@ impl Inspection {
             answering.standing.without_stacks = "this program does not tell them".into();
         }
         let Some(Answering {
-            question, standing, ..
+            questions,
+            standing,
+            ..
         }) = self.answering.take()
         else {
             return;
         };
         let standing = standing.bounded();
-        if self.me != COORDINATOR {
-            let answer = Message::Answer { question, standing };
-            self.post(COORDINATOR, &answer);
-        } else if let Some(leader) = &mut self.leader {
-            leader.answered(question, self.me, standing);
+        for question in questions {
+            let standing = standing.clone();
+            if self.me != COORDINATOR {
+                let answer = Message::Answer { question, standing };
+                self.post(COORDINATOR, &answer);
+                continue;
+            }
+            self.gpu.answered(question, self.me, &standing);
+            if let Some(leader) = &mut self.leader {
+                leader.answered(question, self.me, standing);
+            }
+        }
+    }
+
+    /// Look at what this rank's GPU is at, and on rank 0 at what is known of others. Asked before sleeps, and now and then.
+    pub(super) fn watch_gpus(
+        &mut self,
+        now: Time,
+        shared: &Arc<EngineState>,
+        size: u32,
+        surroundings: Surroundings,
+    ) -> GpuNews {
+        let Surroundings { stopped, executes } = surroundings;
+        match self.gpu.look(now, shared, stopped || size == 1) {
+            Some(Watched::GiveUp(why)) => return GpuNews::GiveUp(why),
+            Some(Watched::Tell(complaint)) if self.me == COORDINATOR => {
+                self.gpu.complain(now, self.me, complaint);
+            }
+            Some(Watched::Tell(complaint)) => {
+                self.post(COORDINATOR, &Message::Complaint(complaint));
+                return GpuNews::Said;
+            }
+            None => {}
+        }
+        match self.gpu.poll(now, shared, size) {
+            Some(DeviceStep::Report(diagnosis)) => GpuNews::Stuck(diagnosis),
+            Some(DeviceStep::Ask { question, ranks }) => {
+                self.ask(question, ranks, shared, executes);
+                GpuNews::Said
+            }
+            None => GpuNews::None,
+        }
+    }
+
+    fn ask(&mut self, question: u64, ranks: Vec<Rank>, shared: &Arc<EngineState>, executes: bool) {
+        for rank in ranks {
+            if rank == self.me {
+                self.begin_answer(question, shared, executes);
+            } else {
+                self.post(rank, &Message::Ask { question });
+            }
         }
     }
 
@@ -261,13 +342,7 @@ impl Inspection {
             };
             match leader.poll(now.0 / NS_PER_MS, late) {
                 Some(Step::Ask { question, ranks }) => {
-                    for rank in ranks {
-                        if rank == self.me {
-                            self.begin_answer(question, shared, executes);
-                        } else {
-                            self.post(rank, &Message::Ask { question });
-                        }
-                    }
+                    self.ask(question, ranks, shared, executes);
                 }
                 Some(Step::Report(diagnosis)) => found = Some(diagnosis),
                 None => {}
@@ -361,11 +436,7 @@ impl Inspection {
         tree: &Tree,
         heartbeat: Option<Duration>,
     ) -> Option<Deadlock> {
-        let host_of = |rank: Rank| {
-            let peer = topology.peers.get(rank.index());
-            peer.map(|peer| peer.hostname.to_string())
-                .unwrap_or_default()
-        };
+        let host_of = |rank: Rank| host_of(topology, rank);
         let job = hang::JobView {
             tree,
             host_of: &host_of,
@@ -373,14 +444,7 @@ impl Inspection {
         };
         let mut report = hang::render(diagnosis, &job);
         let mut summary = hang::summary(diagnosis, &job);
-        summary.push_str(". Rank 0 has printed the whole report, with stacks");
-        match self.file.write(&report) {
-            Ok(path) => {
-                report.push_str(&format!("\nThis report is also in {}.", path.display()));
-                summary.push_str(&format!(" (on its host in {})", path.display()));
-            }
-            Err(e) => tracing::warn!("the report of a stall could not be written to a file: {e}"),
-        }
+        self.file_report(&mut report, &mut summary);
         let by = diagnosis.culprits.first().map(|culprit| culprit.rank);
         match by.filter(|_| self.gives_up && !diagnosis.deadlocked.is_empty()) {
             Some(by) => {
@@ -393,6 +457,44 @@ impl Inspection {
             }
         }
     }
+}
+
+impl Inspection {
+    /// Write a report to the file, and say where it is to be found.
+    fn file_report(&mut self, report: &mut String, summary: &mut String) {
+        summary.push_str(". Rank 0 has printed the whole report, with stacks");
+        match self.file.write(report) {
+            Ok(path) => {
+                report.push_str(&format!("\nThis report is also in {}.", path.display()));
+                summary.push_str(&format!(" (on its host in {})", path.display()));
+            }
+            Err(e) => tracing::warn!("the report of a stall could not be written to a file: {e}"),
+        }
+    }
+
+    /// Tell the users of an operation that does not end on GPUs; if that ends the job, what all errors say.
+    pub(super) fn tell_of_gpus(
+        &mut self,
+        diagnosis: &DeviceDiagnosis,
+        topology: &Topology,
+    ) -> Option<String> {
+        let host_of = |rank: Rank| host_of(topology, rank);
+        let mut report = hang::render_device(diagnosis, &host_of);
+        let mut summary = hang::summary_device(diagnosis, &host_of);
+        self.file_report(&mut report, &mut summary);
+        if diagnosis.complaint.ends {
+            tracing::error!("{report}");
+            return Some(summary);
+        }
+        tracing::warn!("{report}");
+        None
+    }
+}
+
+fn host_of(topology: &Topology, rank: Rank) -> String {
+    let peer = topology.peers.get(rank.index());
+    peer.map(|peer| peer.hostname.to_string())
+        .unwrap_or_default()
 }
 
 /// The coordinator at one time.
@@ -461,6 +563,7 @@ fn standing(shared: &EngineState, executes: bool) -> Standing {
         // What has been agreed on, or has ended, is not stuck.
         blocked: waits.all && waits_for.len() == waits.handles.len(),
         waits_for,
+        device: device_standing(shared),
         ..Standing::default()
     }
 }

@@ -7,6 +7,7 @@ mod callers;
 mod calls;
 mod driver;
 mod driver_lock;
+mod gpu_watch;
 mod handles;
 mod inspection;
 mod recording;

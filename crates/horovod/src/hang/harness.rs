@@ -7,7 +7,8 @@ use horovod_protocol::{ProcessSetId, Rank, StalledRequest, Tree};
 
 use super::leader::{Leader, Step};
 use super::{
-    FRAMES_MAX, JobView, Late, Message, NAMES_MAX, STACK_TEXT_MAX, THREADS_MAX, is_message, render,
+    DeviceInquiry, DeviceStep, FRAMES_MAX, JobView, Late, Message, NAMES_MAX, STACK_TEXT_MAX,
+    THREADS_MAX, is_message, render, render_device, summary_device,
 };
 
 const SIZE: u32 = 4;
@@ -64,6 +65,37 @@ pub fn stall_report(bytes: &[u8]) {
                 let report = render(&diagnosis, &job);
                 assert!(report.contains("What waits"), "{report}");
                 assert!(report.len() < REPORT_BYTES_MAX);
+            }
+            None => {}
+        }
+    }
+    gpu_reports(&mut plan);
+}
+
+/// What ranks say of GPUs that do not end something, and what they answer.
+fn gpu_reports(plan: &mut &[u8]) {
+    let mut inquiry = DeviceInquiry::default();
+    let host_of = |rank: Rank| format!("h{rank}");
+    let mut asked = (0, Vec::new());
+    for now in 0..16 {
+        match next(plan) {
+            Some(Message::Complaint(complaint)) => inquiry.complain(now, Rank(1), complaint),
+            Some(Message::Answer { standing, .. }) => {
+                let (question, ranks) = &mut asked;
+                if let Some(rank) = ranks.pop() {
+                    inquiry.answered(*question, rank, &standing);
+                }
+            }
+            _ => {}
+        }
+        // Answers do not come in time at last.
+        match inquiry.poll(now * 500, |_| (0..SIZE).map(Rank).collect()) {
+            Some(DeviceStep::Ask { question, ranks }) => asked = (question, ranks),
+            Some(DeviceStep::Report(diagnosis)) => {
+                let report = render_device(&diagnosis, &host_of);
+                assert!(report.contains("without an end"), "{report}");
+                assert!(report.len() < REPORT_BYTES_MAX);
+                assert!(summary_device(&diagnosis, &host_of).len() < REPORT_BYTES_MAX);
             }
             None => {}
         }

@@ -7,7 +7,8 @@ use horovod_protocol::DecodeError;
 use horovod_protocol::wire::{Reader, Writer};
 
 use super::{
-    Brief, FRAMES_MAX, Frame, Key, NAMES_MAX, STACK_TEXT_MAX, Standing, THREADS_MAX, ThreadStack,
+    Brief, Complaint, DeviceStanding, FRAMES_MAX, Frame, Key, NAMES_MAX, OnDevice, Phase,
+    STACK_TEXT_MAX, Standing, THREADS_MAX, ThreadStack,
 };
 
 /// First bytes, which no message of a timeline has.
@@ -17,6 +18,7 @@ const SOFT: u8 = 0xA2;
 const ASK_BRIEFLY: u8 = 0xA3;
 const BRIEF: u8 = 0xA4;
 const LET_GO: u8 = 0xA5;
+const COMPLAINT: u8 = 0xA6;
 /// Longest name of an operation in an answer.
 const NAME_MAX: usize = 4096;
 
@@ -39,11 +41,13 @@ pub(crate) enum Message {
         rank: u32,
         name: Arc<str>,
     },
+    /// A rank's GPU does not end an operation.
+    Complaint(Complaint),
 }
 
 /// Whether these bytes are meant to be a [`Message`].
 pub(crate) fn is_message(bytes: &[u8]) -> bool {
-    matches!(bytes.first(), Some(&(ASK..=LET_GO)))
+    matches!(bytes.first(), Some(&(ASK..=COMPLAINT)))
 }
 
 /// At most `max` bytes, cut at a character.
@@ -99,6 +103,13 @@ impl Message {
                 w.varint(*handle);
                 put_key(w, &(*rank, name.clone()));
             }
+            Self::Complaint(complaint) => {
+                w.u8(COMPLAINT);
+                w.varint(complaint.seq);
+                put_key(w, &complaint.key);
+                w.varint(complaint.ms);
+                w.u8(u8::from(complaint.ends));
+            }
         }
         out
     }
@@ -133,6 +144,12 @@ impl Message {
                 let (rank, name) = get_key(&mut r)?;
                 Self::LetGo { handle, rank, name }
             }
+            COMPLAINT => Self::Complaint(Complaint {
+                seq: r.varint("place in the order")?,
+                key: get_key(&mut r)?,
+                ms: r.varint("time on the GPU")?,
+                ends: r.u8("whether it ends the job")? != 0,
+            }),
             other => {
                 return Err(DecodeError::BadValue {
                     what: "question or answer",
@@ -181,6 +198,7 @@ fn put(w: &mut Writer<'_>, standing: &Standing) {
     let names = &standing.waits_for[..standing.waits_for.len().min(NAMES_MAX)];
     w.varint(names.len() as u64);
     names.iter().for_each(|key| put_key(w, key));
+    put_device(w, standing.device.as_ref());
     w.str(cut(&standing.without_stacks, STACK_TEXT_MAX));
     let threads = &standing.threads[..standing.threads.len().min(THREADS_MAX)];
     w.varint(threads.len() as u64);
@@ -196,6 +214,49 @@ fn put(w: &mut Writer<'_>, standing: &Standing) {
     }
 }
 
+/// 0: nothing was given to a GPU; 1: all of it has ended; else 2 and the phase.
+fn put_device(w: &mut Writer<'_>, device: Option<&DeviceStanding>) {
+    let given = device.and_then(|device| device.given);
+    let (Some(device), Some(given)) = (device, given) else {
+        return w.u8(0);
+    };
+    let Some(at) = &device.at else {
+        w.u8(1);
+        return w.varint(given);
+    };
+    w.u8(2 + at.phase as u8);
+    w.varint(given);
+    w.varint(at.seq);
+    put_key(w, &at.key);
+    w.varint(at.ms);
+}
+
+fn get_device(r: &mut Reader<'_>) -> Result<Option<DeviceStanding>, DecodeError> {
+    let what = "where the GPU stands";
+    let phase = match r.u8(what)? {
+        0 => return Ok(None),
+        1 => None,
+        2 => Some(Phase::Launching),
+        3 => Some(Phase::AwaitsInputs),
+        4 => Some(Phase::Runs),
+        other => {
+            let value = u64::from(other);
+            return Err(DecodeError::BadValue { what, value });
+        }
+    };
+    let given = Some(r.varint("place in the order")?);
+    let at = match phase {
+        None => None,
+        Some(phase) => Some(OnDevice {
+            seq: r.varint("place in the order")?,
+            key: get_key(r)?,
+            phase,
+            ms: r.varint("time on the GPU")?,
+        }),
+    };
+    Ok(Some(DeviceStanding { given, at }))
+}
+
 fn get(r: &mut Reader<'_>) -> Result<Standing, DecodeError> {
     let mut standing = Standing {
         pid: r.varint_u32("process id")?,
@@ -208,6 +269,7 @@ fn get(r: &mut Reader<'_>) -> Result<Standing, DecodeError> {
     for _ in 0..r.count(NAMES_MAX, 2, "names")? {
         standing.waits_for.push(get_key(r)?);
     }
+    standing.device = get_device(r)?;
     standing.without_stacks = r.str(STACK_TEXT_MAX, "note")?.to_owned();
     for _ in 0..r.count(THREADS_MAX, 2, "threads")? {
         let mut thread = ThreadStack {
@@ -244,13 +306,19 @@ mod tests {
         let name = (any::<u32>(), text()).prop_map(|(set, name)| (set, Arc::from(name)));
         (
             (any::<u32>(), any::<u64>(), any::<u64>()),
-            (any::<bool>(), any::<bool>()),
+            (any::<bool>(), any::<bool>(), device()),
             prop::collection::vec(name, 0..NAMES_MAX),
             text(),
             prop::collection::vec(thread, 0..4),
         )
             .prop_map(
-                |((pid, submitted, cpu_ms), (executes, blocked), waits_for, note, threads)| {
+                |(
+                    (pid, submitted, cpu_ms),
+                    (executes, blocked, device),
+                    waits_for,
+                    note,
+                    threads,
+                )| {
                     Standing {
                         pid,
                         submitted,
@@ -258,11 +326,30 @@ mod tests {
                         executes,
                         blocked,
                         waits_for,
+                        device,
                         without_stacks: note,
                         threads,
                     }
                 },
             )
+    }
+
+    fn device() -> impl Strategy<Value = Option<DeviceStanding>> {
+        let phases = vec![Phase::Launching, Phase::AwaitsInputs, Phase::Runs];
+        let phase = prop::sample::select(phases);
+        let key = (any::<u32>(), "\\PC{0,20}").prop_map(|(set, name)| (set, Arc::from(name)));
+        let at =
+            (any::<u64>(), key, phase, any::<u64>()).prop_map(|(seq, key, phase, ms)| OnDevice {
+                seq,
+                key,
+                phase,
+                ms,
+            });
+        let standing = (any::<u64>(), prop::option::of(at));
+        prop::option::of(standing.prop_map(|(given, at)| DeviceStanding {
+            given: Some(given),
+            at,
+        }))
     }
 
     fn keys() -> impl Strategy<Value = Vec<Key>> {
@@ -281,14 +368,15 @@ mod tests {
         ) {
             let waits_for = keys.iter().cloned().zip(0..).collect();
             let brief = Brief { blocked: waits, waits_for, pending };
-            let name = Arc::from("näme");
+            let name: Arc<str> = "näme".into();
             for message in [
                 Message::Ask { question },
                 Message::Answer { question, standing },
                 Message::Soft { waits },
                 Message::AskBriefly { question, keys },
                 Message::Brief { question, brief },
-                Message::LetGo { handle, rank, name },
+                Message::LetGo { handle, rank, name: name.clone() },
+                Message::Complaint(Complaint { seq: handle, key: (rank, name), ms: question, ends: waits }),
             ] {
                 let bytes = message.encode();
                 prop_assert!(is_message(&bytes));
@@ -297,7 +385,7 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_an_error_and_no_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..200), kind in ASK..=LET_GO) {
+        fn garbage_is_an_error_and_no_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..200), kind in ASK..=COMPLAINT) {
             bytes[0] = kind;
             let _ = Message::decode(&bytes);
         }

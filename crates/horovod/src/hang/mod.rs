@@ -4,6 +4,8 @@
 //! threads that may be stuck: names from the engine, processor time from the system, and stacks from whoever
 //! registered a [`Stacks`].
 
+mod device;
+mod device_report;
 #[cfg(feature = "testing")]
 pub(crate) mod harness;
 mod leader;
@@ -15,6 +17,11 @@ mod verdict;
 
 use std::sync::{Arc, OnceLock};
 
+pub(crate) use device::{
+    Complaint, DeviceDiagnosis, DeviceInquiry, DeviceStanding, DeviceStep, DeviceWatch, OnDevice,
+    Phase, Watched,
+};
+pub(crate) use device_report::{render_device, summary_device};
 pub(crate) use leader::{Leader, Step};
 pub(crate) use messages::{Message, is_message};
 pub(crate) use place::{ReportFile, cpu_ms};
@@ -83,6 +90,8 @@ pub(crate) struct Standing {
     pub(crate) blocked: bool,
     /// What its threads wait for.
     pub(crate) waits_for: Vec<Key>,
+    /// Where its GPU stands, if it has given it anything.
+    pub(crate) device: Option<DeviceStanding>,
     /// Why there are no stacks; else empty.
     pub(crate) without_stacks: String,
     pub(crate) threads: Vec<ThreadStack>,

@@ -9,7 +9,9 @@ use super::verdict::{Culprit, Diagnosis, Kind, key};
 use super::{Key, Standing};
 
 /// Requests, culprits and names told; of more only the number.
-const SHOWN_MAX: usize = 8;
+pub(super) const SHOWN_MAX: usize = 8;
+/// What a GPU has not been at for longer is no news.
+const GPU_SHOWN_FROM_MS: u64 = 1000;
 /// Ranks of a list told one by one.
 const RANKS_SHOWN_MAX: usize = 12;
 
@@ -103,17 +105,17 @@ fn has_stacks(culprit: &Culprit) -> bool {
     standing.is_some_and(|standing| !standing.threads.is_empty())
 }
 
-fn line(out: &mut String, text: String) {
+pub(super) fn line(out: &mut String, text: String) {
     let _ = writeln!(out, "{text}");
 }
 
-fn more(out: &mut String, all: usize, what: &str) {
+pub(super) fn more(out: &mut String, all: usize, what: &str) {
     if all > SHOWN_MAX {
         line(out, format!("  ... {} more {what}", all - SHOWN_MAX));
     }
 }
 
-fn name_of((set, name): &Key) -> String {
+pub(super) fn name_of((set, name): &Key) -> String {
     match set {
         0 => name.to_string(),
         _ => format!("{name} (process set {set})"),
@@ -128,7 +130,7 @@ fn names_of(keys: &[Key]) -> String {
     text.join(", ")
 }
 
-fn ranks_of(ranks: &[Rank]) -> String {
+pub(super) fn ranks_of(ranks: &[Rank]) -> String {
     let shown = ranks.iter().take(RANKS_SHOWN_MAX);
     let mut text: Vec<String> = shown.map(|rank| rank.0.to_string()).collect();
     if ranks.len() > RANKS_SHOWN_MAX {
@@ -154,11 +156,26 @@ fn state_of(culprit: &Culprit) -> String {
     };
     let waits = culprit.standing.as_ref().map(|s| names_of(&s.waits_for));
     let waits = waits.unwrap_or_default();
+    let gpu = culprit.standing.as_ref().map(gpu_of).unwrap_or_default();
     match culprit.kind {
-        Kind::Diverged => format!("{lacks}; it waits for {waits}"),
-        Kind::Elsewhere => format!("{lacks}; it waits for something else"),
-        Kind::Busy => format!("{lacks} yet; it is at work"),
+        Kind::Diverged => format!("{lacks}; it waits for {waits}{gpu}"),
+        Kind::Elsewhere => format!("{lacks}; it waits for something else{gpu}"),
+        Kind::Busy => format!("{lacks} yet; it is at work{gpu}"),
         Kind::Silent => format!("{lacks}, and does not answer"),
+    }
+}
+
+/// What its GPU has been at for long: a script that waits for its GPU waits for that.
+fn gpu_of(standing: &Standing) -> String {
+    let device = standing.device.as_ref();
+    let at = device.and_then(|device| device.at.as_ref());
+    match at.filter(|at| at.ms >= GPU_SHOWN_FROM_MS) {
+        Some(at) => format!(
+            "; its GPU has been at {} for {} s",
+            name_of(&at.key),
+            at.ms / 1000
+        ),
+        None => String::new(),
     }
 }
 
@@ -183,7 +200,7 @@ fn outlook(d: &Diagnosis, job: &JobView<'_>, rank: Rank) -> String {
 }
 
 /// One thread a paragraph, its innermost frame first.
-fn stacks(out: &mut String, standing: &Standing) {
+pub(super) fn stacks(out: &mut String, standing: &Standing) {
     if !standing.without_stacks.is_empty() {
         line(
             out,
@@ -199,7 +216,7 @@ fn stacks(out: &mut String, standing: &Standing) {
     }
 }
 
-fn advice(kind: Kind) -> &'static str {
+pub(super) fn advice(kind: Kind) -> &'static str {
     match kind {
         Kind::Diverged => {
             "Diverged: the ranks make different calls, or the same in a different order. Usual causes: a \
@@ -231,7 +248,7 @@ mod tests {
 
     use super::super::verdict::Late;
     use super::*;
-    use crate::hang::{Frame, ThreadStack};
+    use crate::hang::{DeviceStanding, Frame, OnDevice, Phase, ThreadStack};
 
     fn diagnosis(kind: Kind) -> Diagnosis {
         let thread = ThreadStack {
@@ -346,6 +363,30 @@ mod tests {
             summary(&d, &job),
             "this job of 20 ranks has stood still for 10 s and will never end: the ranks wait for each other in a \
              circle; rank 1 on host1 has not asked for allreduce.a (process set 2); it waits for allreduce.b"
+        );
+    }
+
+    #[test]
+    fn what_a_gpu_has_been_at_for_long_is_told() {
+        let mut d = diagnosis(Kind::Elsewhere);
+        let says = |d: &Diagnosis| rendered(d, &Tree::star(20), None).contains("its GPU has been");
+        for (ms, is_told) in [(999, false), (61_000, true)] {
+            let at = OnDevice {
+                seq: 3,
+                key: (0, "grad.7".into()),
+                phase: Phase::Runs,
+                ms,
+            };
+            d.culprits[0].standing.as_mut().unwrap().device = Some(DeviceStanding {
+                given: Some(4),
+                at: Some(at),
+            });
+            assert_eq!(says(&d), is_told);
+        }
+        let text = rendered(&d, &Tree::star(20), None);
+        assert!(
+            text.contains("something else; its GPU has been at grad.7 for 61 s"),
+            "{text}"
         );
     }
 

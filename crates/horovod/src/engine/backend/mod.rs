@@ -14,10 +14,11 @@ mod rows;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use horovod_gpu::{Executor, ExecutorProgress};
 use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank, Shape};
 use horovod_transport::{Aborted, Idle, Notifier, Topology};
 
@@ -207,10 +208,11 @@ pub(crate) struct Members<'a> {
 }
 
 /// The GPU of this rank.
-#[derive(Debug)]
 pub(crate) struct ChosenGpu {
     ordinal: AtomicI32,
     needs_events: AtomicBool,
+    /// Once it has been given something.
+    executor: OnceLock<Arc<Executor>>,
 }
 
 impl Default for ChosenGpu {
@@ -218,6 +220,7 @@ impl Default for ChosenGpu {
         Self {
             ordinal: AtomicI32::new(-1),
             needs_events: AtomicBool::new(false),
+            executor: OnceLock::new(),
         }
     }
 }
@@ -238,6 +241,16 @@ impl ChosenGpu {
         let (new, old) = (Ordering::AcqRel, Ordering::Acquire);
         let chosen = self.ordinal.compare_exchange(-1, ordinal, new, old);
         chosen.map_or_else(|before| before, |_| ordinal)
+    }
+
+    /// This carries out what is given to it.
+    pub(crate) fn is_served_by(&self, executor: Arc<Executor>) {
+        let _ = self.executor.set(executor); // there is one
+    }
+
+    /// How far it is, if it has been given anything.
+    pub(crate) fn progress(&self) -> Option<ExecutorProgress> {
+        self.executor.get().map(|executor| executor.progress())
     }
 
     /// Its number in this process, if one was chosen.

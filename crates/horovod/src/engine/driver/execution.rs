@@ -200,12 +200,11 @@ impl Driver {
             }
             Ok(Outcome::InFlight(execution, backend)) => {
                 self.pump.running = None;
-                let runs = self.pump.runs.take();
+                self.pump.runs = None;
                 let flight = Flight {
                     task,
                     execution,
                     backend,
-                    runs,
                     output_shapes: None,
                 };
                 self.pump.flights.push(flight);

@@ -7,7 +7,6 @@ use horovod_protocol::{EntryId, Rank, Shape};
 use horovod_transport::Aborted;
 
 use super::execution::ExecutionTask;
-use super::inspect::Runs;
 use super::pump::Pump;
 use crate::engine::Handle;
 use crate::engine::backend::{Failure, InFlight, Results};
@@ -26,8 +25,6 @@ pub(super) struct Flight {
     pub(super) task: ExecutionTask,
     pub(super) execution: Box<dyn InFlight>,
     pub(super) backend: &'static str,
-    /// What rank 0 must know of it in order to tell of it.
-    pub(super) runs: Option<Runs>,
     /// Shapes of its outputs, once it is launched.
     pub(super) output_shapes: Option<Vec<Vec<Shape>>>,
 }
@@ -80,11 +77,6 @@ impl Flights {
             .iter()
             .map(|flight| &flight.task.execution.members);
         members.any(|members| members.contains(&rank))
-    }
-
-    /// What is told of the one that began first.
-    pub(super) fn oldest(&self) -> Option<&Runs> {
-        self.flights.iter().find_map(|flight| flight.runs.as_ref())
     }
 
     /// Results of what was launched since the last look.

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use horovod_protocol::{Execution, ProcessSetId, Rank, StalledRequest, Time};
+use horovod_protocol::{Execution, LossCause, PeerLost, ProcessSetId, Rank, StalledRequest, Time};
 
 use super::pump::Pump;
-use crate::engine::inspection::Deadlock;
+use crate::engine::inspection::{Deadlock, GpuNews, Surroundings};
 
 /// A collective on its way.
 pub(super) struct Runs {
@@ -30,6 +30,39 @@ impl Pump {
         });
     }
 
+    /// Look at what GPUs are at. `true`: something is to be said, or was done about it.
+    pub(super) fn watch_gpus(&mut self, now: Time) -> bool {
+        let surroundings = Surroundings {
+            stopped: self.stopped,
+            executes: self.executes(),
+        };
+        let (shared, size) = (&self.shared, self.topology.size);
+        match self.inspection.watch_gpus(now, shared, size, surroundings) {
+            GpuNews::None => return false,
+            GpuNews::Said => {}
+            GpuNews::Stuck(stuck) => {
+                if let Some(why) = self.inspection.tell_of_gpus(&stuck, &self.topology) {
+                    self.end_for_gpu(why);
+                }
+            }
+            GpuNews::GiveUp(why) => {
+                tracing::error!("{why}");
+                self.end_for_gpu(why);
+            }
+        }
+        true
+    }
+
+    /// An operation does not end on GPUs, and its time is over.
+    fn end_for_gpu(&mut self, why: String) {
+        let rank = self.topology.rank;
+        self.end_generation(&PeerLost {
+            rank,
+            host: self.host_of(rank),
+            cause: LossCause::Stuck(why),
+        });
+    }
+
     /// Whether an execution was started and has not ended.
     pub(super) fn carries_out(&self) -> bool {
         self.running.is_some() || !self.flights.is_empty()
@@ -47,8 +80,7 @@ impl Pump {
         }
         let now = self.shared.now();
         let me = self.topology.rank;
-        let running = self.runs.as_ref().or(self.flights.oldest());
-        let running = running.map(|runs| StalledRequest {
+        let running = self.runs.as_ref().map(|runs| StalledRequest {
             set: runs.set,
             name: runs.name.clone(),
             waiting: vec![me],

@@ -276,7 +276,7 @@ impl Pump {
 
     /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
     pub(super) fn look_after_neighbours(&mut self, now: Time) -> bool {
-        self.dead.is_none() && self.control.look_after(now)
+        self.dead.is_none() && (self.control.look_after(now) | self.watch_gpus(now))
     }
 
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.

@@ -124,7 +124,6 @@ impl Gpu {
             return Ok(executor.clone());
         }
         let settings = ExecutorSettings {
-            timeout: self.settings.timeout,
             rendezvous: RENDEZVOUS_TIMEOUT,
             max_ctas: self.settings.max_ctas,
         };
@@ -134,7 +133,9 @@ impl Gpu {
             .device()
             .and_then(|device| Executor::start(device, settings, notify))
             .map_err(local)?;
-        Ok(self.executor.insert(Arc::new(executor)).clone())
+        let executor = self.executor.insert(Arc::new(executor));
+        self.chosen.is_served_by(executor.clone());
+        Ok(executor.clone())
     }
 
     fn divisor(&self, execution: &Execution) -> u32 {
@@ -271,6 +272,8 @@ impl Backend for Gpu {
         let stage = timed.then(|| stage_name(&execution.op, group.is_some()));
         let work = Work {
             title: Self::title(execution),
+            seq: execution.seq.0,
+            set: execution.set.0,
             group,
             after: translated.after,
             calls: translated.calls,

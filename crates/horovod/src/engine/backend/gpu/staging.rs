@@ -179,6 +179,8 @@ pub(super) fn begin(
     Ok(Copies {
         work: Work {
             title: "".into(),
+            seq: execution.seq.0,
+            set: execution.set.0,
             group: None,
             after: events(entries, &Vec::new()),
             calls,
@@ -346,6 +348,8 @@ pub(super) fn end(
         .collect::<Result<_, _>>()?;
     let work = Work {
         title,
+        seq: execution.seq.0,
+        set: execution.set.0,
         group: None,
         after,
         timed: timed && !calls.is_empty(),
