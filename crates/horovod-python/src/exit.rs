@@ -79,10 +79,16 @@ pub(crate) fn staying_threads() -> Vec<u64> {
 }
 
 /// Does not return once the interpreter ends, but in the thread that ends it. For calls that may answer without a wait.
+#[inline]
 pub(crate) fn stay_if_leaving(py: Python<'_>) {
     if LEAVING.load(Ordering::Relaxed) {
-        detached(py, || ());
+        stay(py);
     }
+}
+
+#[cold]
+fn stay(py: Python<'_>) {
+    detached(py, || ());
 }
 
 /// Run with the interpreter from amid such work; `None` once the interpreter ends.

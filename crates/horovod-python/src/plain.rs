@@ -5,6 +5,7 @@ use std::sync::Arc;
 use horovod::gpu::Ready;
 use horovod::{Op, Output, Submission, Tensor, Tensors};
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple, PyType};
 
@@ -52,33 +53,51 @@ struct Plain {
     gpu: Option<(Reader, i32)>,
 }
 
+impl Plain {
+    /// The tensor with its event, and what is kept for it.
+    #[inline]
+    fn placed(
+        self,
+        py: Python<'_>,
+        named: (&str, Option<&str>),
+        recorded: &mut Recorded,
+    ) -> PyResult<(Tensor, horovod::Kept)> {
+        let Self { tensor, kept, gpu } = self;
+        let tensor = match gpu {
+            None => tensor,
+            Some(gpu) => match recorded.event(py, named, gpu)? {
+                None => tensor,
+                // SAFETY: the framework's own description says that the memory is that GPU's.
+                Some(ready) => unsafe { tensor.on_gpu(ready) },
+            },
+        };
+        Ok((tensor, kept))
+    }
+}
+
 /// When the operands of one call are ready: one event for all that are on the same GPU.
 #[derive(Default)]
 struct Recorded(Option<(i32, Arc<Ready>)>);
 
 impl Recorded {
-    /// The tensor with its event, and what is kept for it.
-    fn place(
+    /// The event of an operand on this GPU; `None` where the framework has no streams.
+    fn event(
         &mut self,
         py: Python<'_>,
         named: (&str, Option<&str>),
-        plain: Plain,
-    ) -> PyResult<(Tensor, horovod::Kept)> {
-        let Plain { tensor, kept, gpu } = plain;
-        let Some((streams, ordinal)) = gpu.and_then(|(reader, n)| Some((reader.streams()?, n)))
-        else {
-            return Ok((tensor, kept));
+        (reader, ordinal): (Reader, i32),
+    ) -> PyResult<Option<Arc<Ready>>> {
+        let Some(streams) = reader.streams() else {
+            return Ok(None);
         };
-        let ready = match &self.0 {
-            Some((recorded, ready)) if *recorded == ordinal => ready.clone(),
-            _ => {
-                let ready = record(py, named, ordinal, streams.current(py, ordinal)?)?;
-                self.0 = Some((ordinal, ready.clone()));
-                ready
-            }
-        };
-        // SAFETY: the framework's own description says that the memory is that GPU's.
-        Ok((unsafe { tensor.on_gpu(ready) }, kept))
+        if let Some((recorded, ready)) = &self.0
+            && *recorded == ordinal
+        {
+            return Ok(Some(ready.clone()));
+        }
+        let ready = record(py, named, ordinal, streams.current(py, ordinal)?)?;
+        self.0 = Some((ordinal, ready.clone()));
+        Ok(Some(ready))
     }
 }
 
@@ -136,7 +155,7 @@ impl PlainTensors {
         };
         let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
         let set = registered(process_set)?;
-        let (tensor, kept) = Recorded::default().place(py, (prefix, name), plain)?;
+        let (tensor, kept) = plain.placed(py, (prefix, name), &mut Recorded::default())?;
         let submission = Submission::new(prefix, name, op, set, Tensors::One(tensor));
         submit(py, &engine, submission.keeping(Some(kept))).map(Some)
     }
@@ -171,7 +190,8 @@ impl PlainTensors {
                 else {
                     break;
                 };
-                let Ok((tensor, kept)) = recorded.place(py, (prefix, Some(name)), plain) else {
+                let Ok((tensor, kept)) = plain.placed(py, (prefix, Some(name)), &mut recorded)
+                else {
                     break;
                 };
                 let tensor = Tensors::One(tensor);
@@ -221,7 +241,7 @@ impl PlainTensors {
         }
         let mut recorded = Recorded::default();
         for plain in plains {
-            let (tensor, part) = recorded.place(py, (prefix, name), plain)?;
+            let (tensor, part) = plain.placed(py, (prefix, name), &mut recorded)?;
             members.push(tensor);
             parts.push(part);
         }
@@ -230,6 +250,21 @@ impl PlainTensors {
         let kept = Arc::new(Kept::GroupInPlace(tensors.clone().unbind(), parts));
         let submission = Submission::new(prefix, name, op, set, Tensors::Many(members));
         submit(py, &engine, submission.keeping(Some(kept))).map(Some)
+    }
+}
+
+/// Calls a function of one argument. `call1` makes a tuple of it where only the limited API is to be had, which takes
+/// longer than such a function itself.
+fn call_with<'py>(
+    function: &Py<PyAny>,
+    argument: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let end = std::ptr::null_mut::<ffi::PyObject>();
+    // SAFETY: both are objects, the list of arguments ends with a null pointer, and the interpreter lock is held, as
+    // `Bound` says. What comes back is a new reference, or null with the exception set.
+    unsafe {
+        let result = ffi::PyObject_CallFunctionObjArgs(function.as_ptr(), argument.as_ptr(), end);
+        Bound::from_owned_ptr_or_err(argument.py(), result)
     }
 }
 
@@ -266,13 +301,11 @@ impl PlainTensors {
         // To ask costs as much as all else here. Lazy is the imaginary half of what was conjugated, of which the
         // elements lie apart, but for a single one.
         let may_be_lazy = meta.elems().is_none_or(|n| n <= 1);
-        if !meaningful
-            || (may_be_lazy && self.lazy.bind(tensor.py()).call1((tensor,))?.is_truthy()?)
-        {
+        if !meaningful || (may_be_lazy && call_with(&self.lazy, tensor)?.is_truthy()?) {
             return Ok(None);
         }
         // Not the tensor: a script can give it other memory while the operation is in flight.
-        let Ok(storage) = self.storage.bind(tensor.py()).call1((tensor,)) else {
+        let Ok(storage) = call_with(&self.storage, tensor) else {
             return Ok(None);
         };
         let is_empty = meta.shape.contains(&0);
