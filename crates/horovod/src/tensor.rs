@@ -112,6 +112,7 @@ impl Tensor {
     /// bytes of `meta` and nobody writes there; an output address is writable for as many bytes and nobody else reads
     /// or writes there. It is either `input` itself or does not overlap it, and overlaps no other tensor of the
     /// submission. An owner that ends that promise when it is dropped can be given with [`Self::kept_by`].
+    #[inline]
     pub unsafe fn new(meta: TensorMeta, input: *const u8, output: Output) -> Self {
         Self {
             meta,
@@ -126,6 +127,7 @@ impl Tensor {
 
     /// With an owner, dropped when the operation has ended and nothing uses the memory any more.
     #[must_use]
+    #[inline]
     pub fn kept_by(mut self, owner: Arc<dyn Send + Sync>) -> Self {
         self.owner = Some(owner);
         self

@@ -29,6 +29,7 @@ use super::backend::host::Host;
 use super::backend::{Capabilities, DeviceBackend, Failure, Results};
 use super::handles::{Handle, OpResult};
 use super::{EngineState, Entry, TOLD, nanos};
+use crate::buffer::BufferPool;
 use crate::config::Config;
 use crate::error::Error;
 
@@ -51,6 +52,7 @@ pub(super) struct Driver {
     host: Host,
     devices: Vec<DeviceBackend>,
     capabilities: Capabilities,
+    pool: Arc<BufferPool>,
     /// Where the next results are put together.
     results: Results,
     /// Where the next job puts its tensors.
@@ -108,6 +110,7 @@ impl Driver {
             host,
             devices,
             capabilities: Capabilities::default(),
+            pool: Arc::default(),
             results: Results::new(),
             spare: Vec::new(),
             staged: None,
@@ -219,7 +222,6 @@ impl Driver {
         {
             let Some(task) = self.next_task() else { break };
             self.carry_out(task);
-            self.pump.progress();
         }
     }
 
@@ -444,7 +446,6 @@ impl Pump {
             NodeAction::Up(message) => self.send_up(&message),
             NodeAction::Down(to, message) => {
                 self.frame.clear();
-                message.encode(&mut self.frame);
                 for rank in to.iter() {
                     if *rank == self.topology.rank {
                         if matches!(self.node, Node::Root(_)) {
@@ -452,6 +453,9 @@ impl Pump {
                         }
                         self.shared.lock().worker.handle_message(&message);
                     } else {
+                        if self.frame.is_empty() {
+                            message.encode(&mut self.frame);
+                        }
                         self.send_frame(*rank);
                     }
                 }

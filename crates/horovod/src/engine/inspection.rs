@@ -142,11 +142,11 @@ impl Inspection {
     }
 
     /// When something is to be done that no event announces.
-    pub(super) fn deadline(&self, now: Time) -> Option<Time> {
+    pub(super) fn deadline(&self, now: impl FnOnce() -> Time) -> Option<Time> {
         let leader = self.leader.as_ref().map(|l| l.deadline() * NS_PER_MS);
         let answer = self.answering.as_ref().map(|answering| {
             let left = answering.deadline.saturating_duration_since(Instant::now());
-            now.0.saturating_add(super::nanos(left))
+            now().0.saturating_add(super::nanos(left))
         });
         let soft = self.soft.as_ref().and_then(SoftWatch::deadline);
         leader.into_iter().chain(answer).chain(soft).min().map(Time)

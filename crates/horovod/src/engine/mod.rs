@@ -31,7 +31,6 @@ use horovod_transport::{Mesh, Notifier, Topology};
 use backend::{ChosenGpu, DeviceBackend, Surroundings, gpu_backends};
 use by_number::ByNumber;
 
-use crate::buffer::BufferPool;
 use crate::config::Config;
 use crate::error::Error;
 use crate::gpu::LaunchEnd;
@@ -76,7 +75,6 @@ pub(crate) struct EngineState {
     state: Mutex<Negotiation>,
     handles: handles::Handles,
     notifier: Notifier,
-    pool: Arc<BufferPool>,
     started: Instant,
     /// The only rank of the job.
     alone: bool,
@@ -163,11 +161,13 @@ impl Negotiation {
         action
     }
 
+    #[inline]
     fn insert(&mut self, id: EntryId, entry: Entry) {
         self.with_event += usize::from(entry.has_event());
         self.entries.insert(id.0, entry);
     }
 
+    #[inline]
     fn remove(&mut self, id: EntryId) -> Option<Entry> {
         let entry = self.entries.remove(&id.0)?;
         if self.with_event > 0 {
@@ -247,7 +247,6 @@ impl EngineState {
             state: Mutex::new(Negotiation::new(worker)),
             handles: handles::Handles::default(),
             notifier: mesh.waiter.notifier(),
-            pool: Arc::new(BufferPool::default()),
             started,
             alone: mesh.topology.size == 1,
             devices,

@@ -32,6 +32,7 @@ impl<'a> Submission<'a> {
     /// `prefix` is the kind of call (`allreduce`, `grouped_allreduce`, …) and the first part of the operation's name;
     /// without a `name`, or with an empty one, it is numbered per process set and prefix. The members of `set` take
     /// part.
+    #[inline]
     pub fn new(
         prefix: &'a str,
         name: Option<&'a str>,
@@ -60,6 +61,7 @@ impl<'a> Submission<'a> {
 
     /// With something that [`Engine::wait`] gives back when the operation has ended.
     #[must_use]
+    #[inline]
     pub fn keeping(mut self, kept: Option<Kept>) -> Self {
         self.end = Delivery::ToWaiter(kept);
         self
@@ -166,18 +168,17 @@ impl Engine {
     }
 
     fn queue(&self, submission: Submission<'_>) -> Result<Handle, Error> {
+        // Not taken apart: the tensors are moved once, to where they are pending.
         let Submission {
             prefix,
             name,
-            op,
             set,
-            tensors,
-            splits,
-            end,
-            allocator,
+            ref tensors,
+            ..
         } = submission;
-        check_arithmetic(&op, &tensors)?;
-        let device = self.device_of(&tensors)?;
+        let op = submission.op;
+        check_arithmetic(&op, tensors)?;
+        let device = self.device_of(tensors)?;
         if device != Device::Cpu && tensors.iter().any(|t| !t.meta.order.is_row_major()) {
             return Err(Error::Invalid(format!(
                 "a tensor on a {} is not in row-major order in memory; pass a contiguous copy",
@@ -185,7 +186,7 @@ impl Engine {
             )));
         }
         let late = matches!(op, Op::Allgather | Op::Alltoall | Op::Reducescatter { .. });
-        let allocator = allocator.filter(|_| late);
+        let allocator = submission.allocator.filter(|_| late);
         let allocates = |tensor: &Tensor| !matches!(tensor.output, Output::At(_));
         if allocator.is_none() && device != Device::Cpu && late && tensors.iter().any(allocates) {
             return Err(Error::Invalid(format!(
@@ -193,7 +194,7 @@ impl Engine {
                 device.name()
             )));
         }
-        if matches!(end, Delivery::ToCallback(_)) || allocator.is_some() {
+        if matches!(submission.end, Delivery::ToCallback(_)) || allocator.is_some() {
             self.start_callback_thread()?;
         }
         for t in tensors.iter() {
@@ -211,12 +212,12 @@ impl Engine {
                 let members = state.worker.members(set).map_or(1, <[Rank]>::len);
                 tensors
                     .first()
-                    .map(|t| row_splits(t, splits.as_deref(), members))
+                    .map(|t| row_splits(t, submission.splits.as_deref(), members))
                     .transpose()?
             }
             _ => None,
         };
-        state.describe(set, prefix, named, op, device, &tensors);
+        state.describe(set, prefix, named, op, device, tensors);
         self.shared.callers.submits();
         let handle = Handles::number();
         let id = EntryId(handle.0);
@@ -234,7 +235,7 @@ impl Engine {
             }
         };
         // Only now: whoever ends everything that is pending must not end what was refused.
-        self.shared.handles.insert(handle, end);
+        self.shared.handles.insert(handle, submission.end);
         // With others on their way it is likely to be fused with them.
         let alone = worker.pending() == 1;
         state.prestageable = tag.filter(|_| alone).map(|tag| (id, tag));
@@ -243,7 +244,7 @@ impl Engine {
         }
         let submitted = self.shared.timeline.stamp();
         let entry = Entry {
-            tensors,
+            tensors: submission.tensors,
             splits,
             submitted,
             allocator,

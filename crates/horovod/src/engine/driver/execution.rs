@@ -250,7 +250,6 @@ impl Driver {
         }
         let wants_memory = task.wants_memory();
         let timed = task.recorded.is_some();
-        let pool = self.pump.shared.pool.clone();
         let mut none = Outputs::new();
         let outputs = match &mut task.memory {
             OutputMemory::Came(outputs) => outputs,
@@ -275,7 +274,7 @@ impl Driver {
                 received: Vec::new(),
                 adasum,
                 idle: &mut self.pump,
-                pool: &pool,
+                pool: &self.pool,
                 timed: false,
                 results: &mut self.results,
             })?;
@@ -304,7 +303,7 @@ impl Driver {
             received: std::mem::take(&mut task.received),
             adasum,
             idle: &mut self.pump,
-            pool: &pool,
+            pool: &self.pool,
             timed,
             results: &mut self.results,
         };

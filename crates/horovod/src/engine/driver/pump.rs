@@ -1,6 +1,7 @@
 //! The control plane of a rank beside the negotiation: news of who is gone, deadlines, how long a thread may sleep, and
 //! what goes on while a collective waits.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -73,11 +74,13 @@ pub(super) struct Pump {
 
 /// The time of one look at everything, read when it is first asked for.
 #[derive(Default)]
-pub(super) struct Moment(Option<Time>);
+pub(super) struct Moment(Cell<Option<Time>>);
 
 impl Moment {
-    pub(super) fn of(&mut self, shared: &EngineState) -> Time {
-        *self.0.get_or_insert_with(|| shared.now())
+    pub(super) fn of(&self, shared: &EngineState) -> Time {
+        let now = self.0.get().unwrap_or_else(|| shared.now());
+        self.0.set(Some(now));
+        now
     }
 }
 
@@ -222,17 +225,18 @@ impl Pump {
         self.tree.parent(self.topology.rank)
     }
 
-    /// When something is to be done that no event announces.
+    /// When something is to be done that no event announces. For who has just looked at everything.
     pub(super) fn deadline(&self) -> Option<u64> {
         let ends = self.lost.iter().map(|suspect| suspect.deadline);
         let ends = ends.chain(self.shutdown_deadline).min();
         let ends = ends.map(|at| nanos(at.saturating_duration_since(self.shared.started)));
-        let ours = self.timer(self.shared.now()).map(|at| at.0);
+        let ours = self.timer(|| self.moment.of(&self.shared));
+        let ours = ours.map(|at| at.0);
         ours.into_iter().chain(ends).min()
     }
 
     /// The same, of the state machines: none any more when the generation is over.
-    fn timer(&self, now: Time) -> Option<Time> {
+    fn timer(&self, now: impl FnOnce() -> Time) -> Option<Time> {
         if self.dead.is_some() {
             return None;
         }
@@ -253,7 +257,7 @@ impl Pump {
         }
         let mut limit = SLEEP_MAX;
         let looks = self.control.look_due().filter(|_| self.dead.is_none());
-        if let Some(at) = looks.into_iter().chain(self.timer(now)).min() {
+        if let Some(at) = looks.into_iter().chain(self.timer(|| now)).min() {
             limit = limit.min(Duration::from_nanos(at.0.saturating_sub(now.0)));
         }
         if self.dead.is_none()

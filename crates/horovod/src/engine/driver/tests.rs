@@ -117,7 +117,7 @@ fn after_the_end_of_a_generation_no_timer_of_it_keeps_a_rank_awake() {
     let mut driver = Driver::new(&config, mesh, Vec::new(), shared);
     let is_due = |driver: &Driver| {
         let now = driver.pump.shared.now();
-        let at = driver.pump.inspection.deadline(now);
+        let at = driver.pump.inspection.deadline(|| now);
         at.expect("rank 0 looks for stalls") <= now
     };
     while !is_due(&driver) {
