@@ -98,23 +98,25 @@ class PlainTensors:
         `storage(tensor)`: what owns the tensor's memory, also when the tensor is given other memory.
         """
 
-    def enqueue(
+    def allreduce(
         self,
         tensor: Any,
-        kind: int,
-        prefix: str,
         name: str | None,
         op: int,
         prescale: float,
         postscale: float,
-        root: int,
         process_set: int | None,
     ) -> int | None:
-        """As `enqueue`, an ALLREDUCE or BROADCAST of one tensor in place.
+        """As `enqueue`, an ALLREDUCE of one tensor in place.
 
         None if it is not dense memory (of the host in any order of strides, of a GPU row by row), of one of the types
         and of a dtype that the operation works with, or if the framework lacks the interface; nothing was queued then.
         """
+
+    def broadcast(
+        self, tensor: Any, root: int, name: str | None, process_set: int | None
+    ) -> int | None:
+        """As `enqueue`, a BROADCAST of one tensor in place. None as in `allreduce`."""
 
     def grouped_allreduce(
         self,
@@ -141,9 +143,9 @@ class PlainTensors:
         postscale: float,
         process_set: int | None,
     ) -> list[int]:
-        """As `enqueue` of one ALLREDUCE for each tensor, of which the other ranks hear at once; the handles.
+        """As `allreduce` of each tensor, of which the other ranks hear at once; the handles.
 
-        There are fewer where `enqueue` would return None or raise: from that tensor on nothing was queued.
+        There are fewer where `allreduce` would return None or raise: from that tensor on nothing was queued.
         """
 
 @final

@@ -8,8 +8,6 @@ import torch
 import horovod.torch as hvd
 from horovod import _core
 
-SUM = (hvd.Sum, 1.0, 1.0, -1, 0)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _job():
@@ -25,7 +23,7 @@ def torch_tensors():
 
 
 def allreduce(tensor, op=hvd.Sum):
-    return torch_tensors().enqueue(tensor, _core.ALLREDUCE, "allreduce", None, op, 1.0, 1.0, -1, 0)
+    return torch_tensors().allreduce(tensor, None, op, 1.0, 1.0, 0)
 
 
 class Subclass(torch.Tensor):
@@ -96,7 +94,8 @@ def test_a_type_without_the_interface_is_never_read():
         pass
 
     other = _core.PlainTensors([Other], lambda _: False, lambda _: None)
-    assert other.enqueue(Other(), _core.ALLREDUCE, "allreduce", None, *SUM) is None
+    assert other.allreduce(Other(), None, hvd.Sum, 1.0, 1.0, 0) is None
+    assert other.broadcast(Other(), 0, None, 0) is None
 
 
 def test_a_type_whose_interface_is_something_else_is_refused():

@@ -14,7 +14,7 @@ use crate::errors::operation_error;
 use crate::exit::stay_if_leaving;
 use crate::gpu::record;
 use crate::runtime::registered;
-use crate::submit::{ALLREDUCE, Kept, has_meaning, operation, submit};
+use crate::submit::{ALLREDUCE, BROADCAST, Kept, has_meaning, operation, submit};
 
 /// What is said of a tensor whose memory is not where the operation wrote.
 pub(crate) const MOVED: &str = "The tensor got other memory while an operation on it was in flight (tensor.data = ..., \
@@ -55,7 +55,7 @@ struct Plain {
 
 impl Plain {
     /// The tensor with its event, and what is kept for it.
-    #[inline]
+    #[inline(always)] // as a call it moves the tensor twice
     fn placed(
         self,
         py: Python<'_>,
@@ -129,35 +129,30 @@ impl PlainTensors {
         })
     }
 
-    /// Queue an allreduce or a broadcast of one tensor in place and return its handle.
-    /// `None`: not such a tensor; nothing was queued.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one crossing per operation, no builder objects"
-    )]
-    fn enqueue(
+    /// Queue an allreduce of one tensor in place and return its handle. `None`: not such a tensor; nothing was queued.
+    fn allreduce(
         &self,
         tensor: &Bound<'_, PyAny>,
-        kind: u8,
-        prefix: &str,
         name: Option<&str>,
         op: u8,
         prescale: f64,
         postscale: f64,
-        root: i64,
         process_set: Option<u32>,
     ) -> PyResult<Option<u64>> {
-        let py = tensor.py();
-        stay_if_leaving(py);
-        let op = operation(kind, op, prescale, postscale, root)?;
-        let Some(plain) = self.read(tensor, &op)? else {
-            return Ok(None);
-        };
-        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
-        let set = registered(process_set)?;
-        let (tensor, kept) = plain.placed(py, (prefix, name), &mut Recorded::default())?;
-        let submission = Submission::new(prefix, name, op, set, Tensors::One(tensor));
-        submit(py, &engine, submission.keeping(Some(kept))).map(Some)
+        let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
+        self.enqueue(tensor, "allreduce", name, op, process_set)
+    }
+
+    /// The same of a broadcast.
+    fn broadcast(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        root: i64,
+        name: Option<&str>,
+        process_set: Option<u32>,
+    ) -> PyResult<Option<u64>> {
+        let op = operation(BROADCAST, 0, 1.0, 1.0, root)?;
+        self.enqueue(tensor, "broadcast", name, op, process_set)
     }
 
     /// Queue allreduces in place that begin together, one per tensor and name, and return their handles. There are
@@ -178,7 +173,7 @@ impl PlainTensors {
     ) -> PyResult<Vec<u64>> {
         let py = tensors.py();
         stay_if_leaving(py);
-        let op = operation(0, op, prescale, postscale, -1)?;
+        let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
         let set = registered(process_set)?;
         let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
         let mut handles = Vec::with_capacity(tensors.len());
@@ -276,6 +271,26 @@ pub(crate) fn overlap<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> bool
 }
 
 impl PlainTensors {
+    fn enqueue(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        prefix: &str,
+        name: Option<&str>,
+        op: Op,
+        process_set: Option<u32>,
+    ) -> PyResult<Option<u64>> {
+        let py = tensor.py();
+        stay_if_leaving(py);
+        let Some(plain) = self.read(tensor, &op)? else {
+            return Ok(None);
+        };
+        let engine = horovod::engine().map_err(|e| operation_error(py, e))?;
+        let set = registered(process_set)?;
+        let (tensor, kept) = plain.placed(py, (prefix, name), &mut Recorded::default())?;
+        let submission = Submission::new(prefix, name, op, set, Tensors::One(tensor));
+        submit(py, &engine, submission.keeping(Some(kept))).map(Some)
+    }
+
     fn reader(&self, tensor: &Bound<'_, PyAny>) -> Option<Reader> {
         let class = tensor.get_type_ptr();
         let mut readers = self.readers.iter();

@@ -31,7 +31,7 @@ pub(crate) const KINDS: [&str; 5] = [
 ];
 pub(crate) const ALLREDUCE: u8 = 0;
 const ALLGATHER: u8 = 1;
-const BROADCAST: u8 = 2;
+pub(crate) const BROADCAST: u8 = 2;
 const ALLTOALL: u8 = 3;
 const REDUCESCATTER: u8 = 4;
 

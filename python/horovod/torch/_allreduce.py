@@ -6,19 +6,16 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from horovod import _core
 from horovod.common._collectives import require_members
 from horovod.common._compression import Compressor, NoneCompressor
 from horovod.common._ops import resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._handles import eagerly, synchronize
 from horovod.torch._tensors import (
+    allreduce_plain,
     collectives,
-    enqueue_plain,
     grouped_allreduce_plain,
 )
-
-_ALLREDUCE = _core.ALLREDUCE
 
 
 def allreduce_async_(
@@ -43,15 +40,12 @@ def allreduce_async_(
             allreduce_async_, tensor, None, name, op, prescale_factor, postscale_factor, process_set
         )
     # This branch runs once per gradient and step: every look-up in it was counted.
-    plain = enqueue_plain(
+    plain = allreduce_plain(
         tensor,
-        _ALLREDUCE,
-        "allreduce",
         name,
         op,
         prescale_factor,
         postscale_factor,
-        -1,
         process_set.process_set_id,  # None raises the TypeError users know
     )
     if plain is not None:

@@ -9,9 +9,7 @@ from horovod import _core
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce
 from horovod.torch._handles import eagerly, synchronize
-from horovod.torch._tensors import collectives, enqueue_plain
-
-_BROADCAST = _core.BROADCAST
+from horovod.torch._tensors import broadcast_plain, collectives
 
 
 def broadcast_async(
@@ -42,9 +40,7 @@ def broadcast_async_(
     """
     if is_dynamo_compiling():
         return eagerly(broadcast_async_, tensor, root_rank, name, process_set)
-    plain = enqueue_plain(
-        tensor, _BROADCAST, "broadcast", name, 1, 1.0, 1.0, root_rank, process_set.process_set_id
-    )
+    plain = broadcast_plain(tensor, root_rank, name, process_set.process_set_id)
     if plain is not None:
         return plain
     return collectives.broadcast_async_(tensor, root_rank, name, process_set)

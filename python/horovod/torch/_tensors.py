@@ -12,7 +12,7 @@ from horovod.common._dtypes import OP_NAMES, can_be_reduced
 from horovod.common._operations import Allocate, Allocation, Gpu, Output
 from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 
-# Queues an operation in place on one tensor that needs no preparation: dense memory of the host, in any order of
+# Queues an allreduce in place on one tensor that needs no preparation: dense memory of the host, in any order of
 # strides, or of a GPU, row by row, of a dtype that the core computes with. It reads address, shape, strides and dtype
 # itself, which asked for in Python would cost most of a small operation; None for any other tensor, or for all where
 # torch is too old to have the interface (before 2.10). It asks `is_neg` of single elements only: a longer negated one
@@ -21,10 +21,12 @@ from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 _plain = _core.PlainTensors(
     [torch.Tensor, torch.nn.Parameter], torch.Tensor.is_neg, torch.Tensor.untyped_storage
 )
-enqueue_plain = _plain.enqueue
-# The same for several allreduces of which the other ranks hear at once.
+allreduce_plain = _plain.allreduce
+# The same for a broadcast.
+broadcast_plain = _plain.broadcast
+# For several allreduces of which the other ranks hear at once.
 allreduce_plain_together = _plain.allreduce_together
-# The same for a group of them.
+# For a group of them.
 grouped_allreduce_plain = _plain.grouped_allreduce
 
 # dtypes that the core computes with.

@@ -161,13 +161,11 @@ impl Negotiation {
         action
     }
 
-    #[inline]
     fn insert(&mut self, id: EntryId, entry: Entry) {
         self.with_event += usize::from(entry.has_event());
         self.entries.insert(id.0, entry);
     }
 
-    #[inline]
     fn remove(&mut self, id: EntryId) -> Option<Entry> {
         let entry = self.entries.remove(&id.0)?;
         if self.with_event > 0 {

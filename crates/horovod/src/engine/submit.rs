@@ -61,7 +61,7 @@ impl<'a> Submission<'a> {
 
     /// With something that [`Engine::wait`] gives back when the operation has ended.
     #[must_use]
-    #[inline]
+    #[inline(always)] // as a call it moves all of the submission
     pub fn keeping(mut self, kept: Option<Kept>) -> Self {
         self.end = Delivery::ToWaiter(kept);
         self

@@ -375,6 +375,9 @@ impl Driver {
     /// If a known request is about to be told of, and the only one: put its operand where the peers will look for it
     /// when it is decided to run it.
     pub(super) fn prestage(&mut self) {
+        if self.pump.shared.alone {
+            return;
+        }
         let mut state = self.pump.shared.lock();
         let Some((id, tag)) = state.prestageable.take() else {
             return;
