@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from horovod.common._collectives import Collectives
 from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
 from horovod.common._numpy_arrays import NumpyArrays
 from horovod.common.process_sets import ProcessSet
-from horovod.jax import _names
+from horovod.jax import _in_place, _names
 
 Arrays = tuple[Any, ...]
 
@@ -53,18 +54,16 @@ class Kind:
 
     target: str
     """The function of the core that carries it out for XLA."""
-    vmap_method: str
     rows: Callable[[int, int], int] | None = None
-    """Rows of a result, by those of the operand and the number of ranks; None: as the operand."""
+    """Rows of a result, by those of the operand and the number of ranks; None: as the operand, whose memory the result
+    takes where nobody else needs that, and a batch is one call."""
 
 
-ALLREDUCE = Kind("horovod_xla_allreduce", "broadcast_all")
-BROADCAST = Kind("horovod_xla_broadcast", "broadcast_all")
-ALLGATHER = Kind("horovod_xla_allgather", "sequential", lambda rows, members: rows * members)
-ALLTOALL = Kind("horovod_xla_alltoall", "sequential", lambda rows, _: rows)
-REDUCESCATTER = Kind(
-    "horovod_xla_reducescatter", "sequential", lambda rows, members: rows // members
-)
+ALLREDUCE = Kind("horovod_xla_allreduce")
+BROADCAST = Kind("horovod_xla_broadcast")
+ALLGATHER = Kind("horovod_xla_allgather", lambda rows, members: rows * members)
+ALLTOALL = Kind("horovod_xla_alltoall", lambda rows, _: rows)
+REDUCESCATTER = Kind("horovod_xla_reducescatter", lambda rows, members: rows // members)
 
 _collectives = Collectives(NumpyArrays())
 _registered = False
@@ -81,11 +80,11 @@ def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
     _register()
     _core.size()  # the well-known error before init
     results = [_result(kind, options, operand) for operand in operands]
-    # In place where XLA needs an operand no more, which saves fresh memory; elsewhere XLA copies it first.
-    aliases = {i: i for i in range(len(operands))} if kind.rows is None else None
-    foreign = jax.ffi.ffi_call(
-        kind.target, results, vmap_method=kind.vmap_method, input_output_aliases=aliases
-    )
+    foreign: Callable[..., Any]
+    if kind.rows is None:
+        foreign = partial(_in_place.call, kind.target)
+    else:
+        foreign = jax.ffi.ffi_call(kind.target, results, vmap_method="sequential")
     outputs = foreign(
         *operands,
         name=options.name or _names.of_call(operands),

@@ -128,9 +128,73 @@ def test_donated_operands_are_worked_on_in_place():
     y = step(x)
     assert y.unsafe_buffer_pointer() == before
     assert np.array_equal(y, np.full((512, 512), SIZE))
-    kept = jnp.ones(4)
-    assert jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(kept)[0] == SIZE
-    assert np.array_equal(kept, np.ones(4)), "an operand that is not donated was changed"
+
+
+def _compiled_collectives(f, *args, donated=()):
+    """Of each collective in the compiled program: whether it may work in place. And how many copies XLA makes."""
+    program = jax.jit(f, donate_argnums=donated).lower(*args).compile().as_text()
+    calls = [line for line in program.splitlines() if "horovod_xla_" in line]
+    return ["output_to_operand_aliasing" in line for line in calls], program.count(" copy(")
+
+
+def test_arguments_that_are_not_donated_are_read_where_they_are():
+    x = jnp.ones((64, 64))
+
+    def reduced(x):
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    assert _compiled_collectives(reduced, x) == ([False], 0)
+    assert _compiled_collectives(lambda x: hvd.broadcast(x, 0), x) == ([False], 0)
+    assert _compiled_collectives(reduced, x, donated=0) == ([True], 0)
+    assert _compiled_collectives(lambda x: reduced(x @ x), x) == ([True], 0)
+    # One operation on several operands: each is taken for itself.
+    both = jax.jit(lambda x, y: hvd.grouped_allreduce([x, y, x @ y]), donate_argnums=1)
+    lowered = both.lower(x, x).as_text()
+    aliases = [lowered.count(f"operand_index = {i}") for i in range(3)]
+    assert aliases == [0, 1, 1]
+
+
+def test_arguments_that_are_not_donated_keep_their_values():
+    total = np.float32(SIZE * (SIZE + 1) / 2)
+    mine = np.float32(RANK + 1)
+    x = jnp.full((512, 512), mine)
+    before = x.unsafe_buffer_pointer()
+
+    def around(x, y):
+        # The argument itself, before and after it is reduced, through another function, in a batch and in a loop.
+        first = hvd.allreduce(x, op=hvd.Sum)
+        second = hvd.allreduce(x, op=hvd.Max)
+        inner = jax.jit(lambda z: hvd.allreduce(z, op=hvd.Sum))(x)
+        batch = jax.vmap(lambda z: hvd.allreduce(z, op=hvd.Sum))(x)
+        given = hvd.broadcast(x, SIZE - 1)
+        total, _ = jax.lax.scan(lambda c, _: (hvd.allreduce(c, op=hvd.Sum), None), x, None, 1)
+        return (
+            first,
+            second,
+            inner,
+            batch,
+            given,
+            total,
+            x + first,
+            y + hvd.allreduce(y, op=hvd.Sum),
+        )
+
+    program = jax.jit(around, donate_argnums=1)
+    for _ in range(3):
+        y = jnp.full((512, 512), 2 * mine)
+        results = program(x, y)
+        expected = [total, SIZE, total, total, SIZE, total, mine + total, 2 * mine + 2 * total]
+        for result, value in zip(results, expected, strict=True):
+            assert np.array_equal(result, np.full((512, 512), value))
+        assert x.unsafe_buffer_pointer() == before
+        assert np.array_equal(x, np.full((512, 512), mine)), "an argument was changed"
+    # The same array as two arguments.
+    twice = jax.jit(lambda x, y: (hvd.allreduce(x, op=hvd.Sum), hvd.allreduce(y, op=hvd.Sum)))
+    for result in twice(x, x):
+        assert np.array_equal(result, np.full((512, 512), total))
+    slope = jax.jit(jax.grad(lambda x: (x * hvd.allreduce(x, op=hvd.Sum)).sum()))
+    assert np.array_equal(slope(x), np.full((512, 512), 2 * total))
+    assert np.array_equal(x, np.full((512, 512), mine)), "an argument was changed"
 
 
 def test_many_operations_in_a_program_that_runs_them_in_any_order():
