@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from horovod import _core
 from horovod.common._ops import Average
+from horovod.common.basics import basics
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.tensorflow import _xla, mpi_ops
@@ -34,6 +36,17 @@ def takes_part(process_set: ProcessSet) -> Any:
     return bool(process_set.included()) and (process_set.size() or 1) > 1
 
 
+def fills_its_host() -> bool:
+    """Whether the job's ranks leave no core of their only host over: sending early then only takes from computing.
+
+    All ranks have to group alike, so it rests on what is equal on all of them. Elastic jobs, whose graphs outlast their
+    hosts, never do.
+    """
+    if _core.is_elastic():
+        return False
+    return basics.local_size() == basics.size() >= (os.cpu_count() or 1)
+
+
 def _make_allreduce_grads_fn(
     name: str,
     device_dense: str,
@@ -47,8 +60,9 @@ def _make_allreduce_grads_fn(
 ) -> AllreduceGrads:
     """Return `f(grads, vars=None, use_generic_names=False)`, which reduces a list of gradients.
 
-    Gradients that are None stay None. Without groups each is sent as soon as it is computed; outside of graphs, where
-    all of them exist when this is called, and in graphs that XLA compiles, those of one dtype go as one operation.
+    Gradients that are None stay None. Without groups each is sent as soon as it is computed. Those of one dtype go as
+    one operation where that gains nothing: outside of graphs, where all of them exist when this is called, in graphs
+    that XLA compiles, and where ranks leave no core over (`fills_its_host`).
 
     Parameters
     ----------
@@ -69,15 +83,17 @@ def _make_allreduce_grads_fn(
     else:
         keys = [[key_of(var) for var in group] for group in groups]
 
-    def reduce_unit(grads: Sequence[Any], generic_name: str | None, alone: bool) -> list[Any]:
+    def reduce_unit(
+        grads: Sequence[Any], name: str | None, alone: bool, generic: bool
+    ) -> list[Any]:
         options: dict[str, Any] = {
             "op": op,
             "device_dense": device_dense,
             "device_sparse": device_sparse,
             "compression": compression,
             "process_set": process_set,
-            "name": generic_name,
-            "ignore_name_scope": generic_name is not None,
+            "name": name,
+            "ignore_name_scope": generic,
         }
         if any(not isinstance(grad, tf.IndexedSlices) for grad in grads):
             options["prescale_factor"], options["postscale_factor"] = factors
@@ -88,8 +104,11 @@ def _make_allreduce_grads_fn(
     def reduce(grads: list[Any], units: list[list[int]], alone: bool, generic: bool) -> list[Any]:
         results = list(grads)
         for number, unit in enumerate(units):
-            generic_name = f"grad_{number}" if generic else None
-            reduced = reduce_unit([grads[i] for i in unit], generic_name, alone)
+            name = f"grad_{number}" if generic else None
+            if not (generic or alone or keys is not None or _xla.is_compiling()):
+                # Not of the gradients' names: ranks that differ in which there are shall meet, and hear of it.
+                name = f"HorovodGroupedAllreduce_grads_{number}"
+            reduced = reduce_unit([grads[i] for i in unit], name, alone, generic)
             for i, grad in zip(unit, reduced, strict=True):
                 results[i] = grad
         return results
@@ -105,7 +124,8 @@ def _make_allreduce_grads_fn(
             if condition is False or not there:
                 return every
             given = [every[i] for i in there]
-            alone = keys is None and not tf.executing_eagerly() and not _xla.is_compiling()
+            together = tf.executing_eagerly() or _xla.is_compiling() or fills_its_host()
+            alone = keys is None and not together
             units = _units(given, [vars[i] for i in there] if vars else None, keys, alone)
             if condition is True:
                 reduced = reduce(given, units, alone, use_generic_names)

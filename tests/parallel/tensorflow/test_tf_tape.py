@@ -6,7 +6,15 @@ import tensorflow as tf
 from tf_modes import MODES
 
 import horovod.tensorflow as hvd
+from horovod.tensorflow import _gradient_reduction
 from horovod.tensorflow._variables import tf_variable
+
+
+@pytest.fixture(params=[True, False], ids=["full host", "spare cores"])
+def cores(request, monkeypatch):
+    """Whether the ranks fill their host: in graphs that decides whether gradients go together."""
+    monkeypatch.setattr(_gradient_reduction, "fills_its_host", lambda: request.param)
+    return request.param
 
 
 def variables():
@@ -68,6 +76,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_gradients_are_those_of_all_ranks(mode, options):
@@ -83,6 +92,7 @@ def test_gradients_are_those_of_all_ranks(mode, options):
         np.testing.assert_allclose(got, expected, rtol=1e-3 if "compression" in options else 1e-6)
 
 
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("mode", MODES)
 def test_generic_names_pair_gradients_by_position(mode):
     read = lambda tape, value, vars: tape.gradient(value, vars, use_generic_names=True)  # noqa: E731
@@ -179,6 +189,7 @@ def test_structures_none_and_unconnected_gradients():
     assert got[1].numpy() == 0.0
 
 
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("as_dense", [False, True])
 def test_slices_of_embeddings(mode, as_dense):
@@ -203,6 +214,63 @@ def test_slices_of_embeddings(mode, as_dense):
     expected = np.full(shape, 1.0 / hvd.size())
     expected[0] = 1.0
     np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def reductions(function):
+    """The types of the reductions in a function's graph."""
+    operations = function.get_concrete_function().graph.get_operations()
+    return sorted(o.type for o in operations if o.type.startswith("Horovod"))
+
+
+@pytest.mark.parametrize("groups", [None, 3])
+def test_gradients_go_together_where_no_core_is_left_over(cores, groups):
+    if hvd.size() == 1:
+        pytest.skip("nothing is reduced")
+    vars = variables()
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            value = loss(vars, hvd.rank())
+        return hvd.DistributedGradientTape(tape, groups=groups).gradient(value, vars)
+
+    # One of each dtype: the last of the variables has another one.
+    together, apart = ["HorovodGroupedAllreduce"] * 2, ["HorovodAllreduce"] * 4
+    asked_for = ["HorovodGroupedAllreduce"] * 3
+    assert reductions(step) == (asked_for if groups else together if cores else apart)
+
+
+@pytest.mark.parametrize("missing", range(3))
+def test_ranks_that_differ_in_which_gradients_there_are_hear_of_it(monkeypatch, missing):
+    if hvd.size() == 1:
+        pytest.skip("nobody to differ from")
+    monkeypatch.setattr(_gradient_reduction, "fills_its_host", lambda: True)
+    vars = [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0]), tf.Variable([5.0, 6.0])]
+    used = [v for i, v in enumerate(vars) if hvd.rank() == 0 or i != missing]
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            value = tf.add_n([tf.reduce_sum(v * v) for v in used])
+        gradients = hvd.DistributedGradientTape(tape).gradient(value, vars)
+        return [gradient for gradient in gradients if gradient is not None]
+
+    with pytest.raises(tf.errors.FailedPreconditionError, match="HorovodGroupedAllreduce_grads_0"):
+        step()
+
+
+def test_a_job_fills_its_host_if_its_ranks_leave_no_core_of_it_over(monkeypatch):
+    fills = _gradient_reduction.fills_its_host
+    for cores, full in ((hvd.size() - 1 or 1, True), (hvd.size(), True), (hvd.size() + 1, False)):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        assert fills() is full
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr(_gradient_reduction.basics, "local_size", lambda: hvd.size() - 1)
+    assert not fills(), "of a job on several hosts"
+    monkeypatch.undo()
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr(_gradient_reduction._core, "is_elastic", lambda: True)
+    assert not fills(), "of a job whose hosts may change"
 
 
 def test_a_process_set_leaves_the_others_alone():
