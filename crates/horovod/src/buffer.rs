@@ -1,8 +1,10 @@
-//! Host memory for results whose size is known only after negotiation: aligned, pooled, reused.
+//! Memory for results whose size is known only after negotiation: of the host (aligned, pooled, reused), or of a GPU.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use horovod_gpu::DeviceMemory;
 
 use crate::gpu::Ready;
 
@@ -46,7 +48,7 @@ fn layout(capacity: usize) -> Layout {
     }
 }
 
-/// One writable block of memory: of a pool, to which it returns when dropped, or of a submission's allocator.
+/// One writable block of memory: of a pool, to which it returns when dropped, of a submission's allocator, or of a GPU.
 #[derive(Debug)]
 pub struct Buffer {
     backing: Backing,
@@ -59,6 +61,7 @@ enum Backing {
     Pooled(Option<Block>, Weak<BufferPool>),
     /// Whoever allocated it gives it back. On a GPU it is not to be written before the event.
     Lent(NonNull<u8>, Option<Arc<Ready>>),
+    OnGpu(DeviceMemory),
 }
 
 // SAFETY: a block has a single owner, and what an allocator lends is the operation's alone, as its contract demands.
@@ -120,7 +123,14 @@ impl Buffer {
         Some(Self { backing, len })
     }
 
-    /// The same, but not to be written before an event on its GPU.
+    /// Memory of a GPU, freed with it: by then whatever uses it there must have ended.
+    pub(crate) fn on_gpu(memory: DeviceMemory) -> Self {
+        let len = memory.len();
+        let backing = Backing::OnGpu(memory);
+        Self { backing, len }
+    }
+
+    /// [`Self::lent`] memory, but not to be written before an event on its GPU.
     pub(crate) fn free_after(mut self, event: Option<Arc<Ready>>) -> Self {
         if let Backing::Lent(_, ready) = &mut self.backing {
             *ready = event;
@@ -132,7 +142,7 @@ impl Buffer {
     pub(crate) fn ready(&self) -> Option<&Arc<Ready>> {
         match &self.backing {
             Backing::Lent(_, ready) => ready.as_ref(),
-            Backing::Empty | Backing::Pooled(..) => None,
+            Backing::Empty | Backing::Pooled(..) | Backing::OnGpu(_) => None,
         }
     }
 
@@ -141,6 +151,8 @@ impl Buffer {
         match &self.backing {
             Backing::Pooled(Some(block), _) => block.ptr.as_ptr(),
             Backing::Lent(memory, _) => memory.as_ptr(),
+            Backing::OnGpu(memory) => usize::try_from(memory.address())
+                .map_or(std::ptr::null_mut(), std::ptr::with_exposed_provenance_mut),
             Backing::Pooled(None, _) | Backing::Empty => std::ptr::without_provenance_mut(ALIGN),
         }
     }

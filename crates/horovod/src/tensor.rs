@@ -23,7 +23,8 @@ pub enum Output {
     /// Into memory that is allocated when the size is known.
     Allocate,
     /// Into so many bytes of memory of the caller's if all members bring equally many rows, or get them, and they need
-    /// just that; else as [`Self::Allocate`]. For allgather, alltoall and reducescatter.
+    /// just that; else as [`Self::Allocate`], which on a GPU, where nobody allocates, is memory that is freed with the
+    /// result: wait for its end before. For allgather, alltoall and reducescatter.
     Even {
         /// First byte.
         at: *mut u8,

@@ -187,7 +187,7 @@ impl Engine {
         }
         let late = matches!(op, Op::Allgather | Op::Alltoall | Op::Reducescatter { .. });
         let allocator = submission.allocator.filter(|_| late);
-        let allocates = |tensor: &Tensor| !matches!(tensor.output, Output::At(_));
+        let allocates = |tensor: &Tensor| tensor.output == Output::Allocate;
         if allocator.is_none() && device != Device::Cpu && late && tensors.iter().any(allocates) {
             return Err(Error::Invalid(format!(
                 "results on a {} are allocated by the submission, which came without an allocator",

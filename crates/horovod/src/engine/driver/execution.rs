@@ -307,8 +307,10 @@ impl Driver {
             timed,
             results: &mut self.results,
         };
+        let is_elsewhere = device
+            .as_deref()
+            .is_some_and(|backend| !backend.is_staged(execution));
         if wants_memory {
-            let is_elsewhere = device.is_some_and(|backend| !backend.is_staged(execution));
             let shapes = match execution.op {
                 Op::Alltoall if is_elsewhere => {
                     let received = self.host.received_elsewhere(&mut start)?;
@@ -321,6 +323,9 @@ impl Driver {
             let (allocation, call) = Allocation::of(&mut task.entries, shapes, notifier);
             self.pump.shared.handles.enqueue_callback(call);
             return Ok(Outcome::Asked(allocation));
+        }
+        if is_elsewhere && matches!(execution.op, Op::Alltoall) && start.received.is_empty() {
+            start.received = self.host.received_elsewhere(&mut start)?.rows;
         }
         let backend: &mut dyn Backend = match device {
             Some(backend) => backend.as_mut(),

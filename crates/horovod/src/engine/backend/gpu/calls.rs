@@ -175,6 +175,11 @@ impl Translation<'_, '_> {
     fn alltoall(mut self) -> Result<(), Failure> {
         let mut given = std::mem::take(self.start.outputs);
         let received = std::mem::take(&mut self.start.received);
+        if received.len() != self.start.entries.len() {
+            return Err(Failure::Local(
+                "nobody has asked the members of an alltoall for their rows".into(),
+            ));
+        }
         let mut calls = Vec::new();
         let mut results = Results::new();
         for ((at, item, entry), from) in self.items().zip(received) {
@@ -270,7 +275,8 @@ fn done(
     item.entry.map(|id| (id, Ok(result))).into_iter()
 }
 
-/// Memory for an output: the tensor's own if it fits, or what its allocator gave.
+/// Memory for an output: the tensor's own if it fits, or what its allocator gave, or new memory where it was thought to
+/// fit: all members carry the operation out, and whoever looks for the result elsewhere is told.
 fn memory(
     given: &mut Outputs,
     (item, i): (usize, usize),
@@ -287,8 +293,14 @@ fn memory(
         return Ok(buffer);
     }
     let given = given.get_mut(item).and_then(|item| item.get_mut(i));
-    match given.and_then(Option::take) {
-        Some((buffer, _)) if buffer.len() >= bytes => Ok(buffer),
+    match (given.and_then(Option::take), tensor.output, &tensor.placed) {
+        (Some((buffer, _)), ..) if buffer.len() >= bytes => Ok(buffer),
+        (None, Output::Even { .. }, Some(ready)) => {
+            let memory = ready.device().allocate(bytes);
+            memory
+                .map(Buffer::on_gpu)
+                .map_err(|error| Failure::Local(error.to_string()))
+        }
         _ => Err(Failure::Local(format!(
             "there are no {bytes} bytes of GPU memory for a result"
         ))),

@@ -310,17 +310,29 @@ pub(super) fn end(
             return Err(Failure::Local("a result belongs to no tensor".into()));
         };
         let tensors = entries.get(item).and_then(Option::as_ref);
+        let received = result.received_splits.clone();
         for (i, slot) in result.outputs.iter_mut().enumerate() {
             let Some((made, shape)) = slot.take() else {
                 continue;
             };
             let tensor = tensors.and_then(|entry| entry.tensors.get(i));
             let given = outputs.get_mut(item).and_then(|given| given.get_mut(i));
-            let own = match tensor.map(|tensor| tensor.output) {
-                Some(Output::Even { at, bytes }) if bytes == made.len() => Buffer::lent(at, bytes),
+            let output = tensor.map(|tensor| (tensor, tensor.output));
+            let own = match output {
+                Some((tensor, Output::Even { at, bytes }))
+                    if bytes == made.len()
+                        && is_even(execution, (item, i), tensor, received.as_deref()) =>
+                {
+                    Buffer::lent(at, bytes)
+                }
                 _ => None,
             };
             let buffer = own.or_else(|| Some(given?.take()?.0));
+            if buffer.is_none() && matches!(output, Some((_, Output::Even { .. }))) {
+                // Whoever looks for it elsewhere is told.
+                *slot = Some((made, shape));
+                continue;
+            }
             let buffer = buffer
                 .filter(|buffer| buffer.len() >= made.len())
                 .ok_or_else(|| {
@@ -360,4 +372,25 @@ pub(super) fn end(
         _buffers: buffers,
     };
     Ok((work, results, kept))
+}
+
+/// Whether all members bring, or get, equally many rows.
+fn is_even(
+    execution: &Execution,
+    (item, i): (usize, usize),
+    tensor: &Tensor,
+    received: Option<&[u64]>,
+) -> bool {
+    let all_equal = |rows: &[u64]| rows.windows(2).all(|pair| pair[0] == pair[1]);
+    match execution.op {
+        Op::Allgather => {
+            let rows = execution
+                .items
+                .get(item)
+                .and_then(|item| item.first_dims.get(i));
+            rows.is_some_and(|rows| all_equal(rows))
+        }
+        Op::Alltoall => received.is_some_and(all_equal),
+        _ => tensor.rows().is_multiple_of(execution.members.len() as u64),
+    }
 }
