@@ -49,6 +49,7 @@ __all__ = [
     "nccl_version",
     "needs_sync",
     "poll",
+    "prepare_gpus",
     "process_set_ids",
     "process_set_ranks",
     "rank",
@@ -211,6 +212,12 @@ def gpu_libraries() -> dict[str, tuple[str, int] | str]:
 
 def nccl_version() -> int:
     """NCCL's version code; 0 where its library is not found, or operations on GPU tensors go through host memory."""
+
+def prepare_gpus() -> None:
+    """Tell the runtime in which folders of packages NCCL may be, before compiled programs submit from threads of C++.
+
+    Nothing is looked for or loaded. Whoever submits from Python need not call it.
+    """
 
 def wait_for_devices() -> None:
     """Wait on the host until everything that was launched on GPUs has ended.

@@ -181,6 +181,13 @@ fn prepare(py: Python<'_>) {
     });
 }
 
+/// Tell the runtime in which folders of packages NCCL may be, for those who submit without the interpreter later.
+/// Nothing is looked for or loaded.
+#[pyfunction]
+pub(crate) fn prepare_gpus(py: Python<'_>) {
+    prepare(py);
+}
+
 /// The libraries for GPUs: for each where it is and its version, or why it cannot be used. CUDA is not initialised.
 #[pyfunction]
 pub(crate) fn gpu_libraries(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {

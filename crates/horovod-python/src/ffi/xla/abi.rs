@@ -128,6 +128,20 @@ pub(super) struct ErrorCreateArgs {
 }
 
 #[repr(C)]
+pub(super) struct ErrorGetMessageArgs {
+    pub(super) head: Head,
+    pub(super) error: *mut Error,
+    /// Out; lives as long as the error.
+    pub(super) message: *const c_char,
+}
+
+#[repr(C)]
+pub(super) struct ErrorDestroyArgs {
+    pub(super) head: Head,
+    pub(super) error: *mut Error,
+}
+
+#[repr(C)]
 pub(super) struct FutureCreateArgs {
     pub(super) head: Head,
     pub(super) future: *mut Future,
@@ -154,6 +168,22 @@ pub(super) struct RunIdGetArgs {
     pub(super) run_id: i64,
 }
 
+#[repr(C)]
+pub(super) struct StreamGetArgs {
+    pub(super) head: Head,
+    pub(super) context: *mut c_void,
+    /// Out: on CUDA a `CUstream`.
+    pub(super) stream: *mut c_void,
+}
+
+#[repr(C)]
+pub(super) struct DeviceOrdinalGetArgs {
+    pub(super) head: Head,
+    pub(super) context: *mut c_void,
+    /// Out.
+    pub(super) device_ordinal: i32,
+}
+
 /// The table of functions, as far as it is used; XLA keeps it for as long as the process lives.
 #[repr(C)]
 pub(super) struct Api {
@@ -161,10 +191,10 @@ pub(super) struct Api {
     pub(super) version: ApiVersion,
     internal: *const c_void,
     pub(super) error_create: unsafe extern "C" fn(*mut ErrorCreateArgs) -> *mut Error,
-    error_get_message: *const c_void,
-    error_destroy: *const c_void,
+    pub(super) error_get_message: unsafe extern "C" fn(*mut ErrorGetMessageArgs),
+    pub(super) error_destroy: unsafe extern "C" fn(*mut ErrorDestroyArgs),
     handler_register: *const c_void,
-    stream_get: *const c_void,
+    pub(super) stream_get: unsafe extern "C" fn(*mut StreamGetArgs) -> *mut Error,
     type_register: *const c_void,
     execution_context_get: *const c_void,
     state_set: *const c_void,
@@ -178,11 +208,12 @@ pub(super) struct Api {
         unsafe extern "C" fn(*mut FutureSetAvailableArgs) -> *mut Error,
     pub(super) future_set_error: unsafe extern "C" fn(*mut FutureSetErrorArgs) -> *mut Error,
     pub(super) run_id_get: unsafe extern "C" fn(*mut RunIdGetArgs) -> *mut Error,
+    pub(super) device_ordinal_get: unsafe extern "C" fn(*mut DeviceOrdinalGetArgs) -> *mut Error,
 }
 
-/// Bytes of the table up to `error_create`, without which nothing can be said.
+/// Bytes of the table up to the functions of errors, without which nothing can be said.
 pub(super) const API_WITH_ERRORS: usize =
-    std::mem::offset_of!(Api, error_create) + size_of::<usize>();
+    std::mem::offset_of!(Api, error_destroy) + size_of::<usize>();
 
 /// Bytes of the table up to the functions of futures.
 pub(super) const API_WITH_FUTURES: usize =
@@ -190,6 +221,9 @@ pub(super) const API_WITH_FUTURES: usize =
 /// Bytes of the table up to `run_id_get`.
 pub(super) const API_WITH_RUN_IDS: usize =
     std::mem::offset_of!(Api, run_id_get) + size_of::<usize>();
+/// Bytes of the table up to `device_ordinal_get`, without which calls on GPUs are refused.
+pub(super) const API_WITH_DEVICES: usize =
+    std::mem::offset_of!(Api, device_ordinal_get) + size_of::<usize>();
 
 /// A structure of XLA's, if it is as long as this type; else its size.
 ///
@@ -215,5 +249,6 @@ const _: () = {
     assert!(size_of::<Values>() == 40 && size_of::<Attrs>() == 48 && size_of::<Buffer>() == 48);
     assert!(offset_of!(Metadata, traits) == 32);
     assert!(offset_of!(CallFrame, args) == 40 && offset_of!(CallFrame, future) == 168);
-    assert!(API_WITH_ERRORS == 56 && offset_of!(Api, future_set_error) == 168);
+    assert!(offset_of!(Api, stream_get) == 80 && API_WITH_DEVICES == 192);
+    assert!(API_WITH_ERRORS == 72 && offset_of!(Api, future_set_error) == 168);
 };

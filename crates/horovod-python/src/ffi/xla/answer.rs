@@ -1,12 +1,14 @@
 //! Answers to XLA: errors, and futures that complete a call after it has returned.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 
+use horovod::gpu::RawStream;
 use horovod::{Error, StopReason};
 
 use super::abi::{
-    self, API_WITH_ERRORS, API_WITH_FUTURES, API_WITH_RUN_IDS, Api, ErrorCreateArgs,
-    FutureCreateArgs, FutureSetAvailableArgs, FutureSetErrorArgs, Head, RunIdGetArgs, sized,
+    self, API_WITH_DEVICES, API_WITH_ERRORS, API_WITH_FUTURES, API_WITH_RUN_IDS, Api, ApiVersion,
+    DeviceOrdinalGetArgs, ErrorCreateArgs, ErrorDestroyArgs, ErrorGetMessageArgs, FutureCreateArgs,
+    FutureSetAvailableArgs, FutureSetErrorArgs, Head, RunIdGetArgs, StreamGetArgs, sized,
 };
 
 // In TensorFlow these are the classes that its custom operations raise.
@@ -34,6 +36,7 @@ impl Xla {
     pub(super) fn error(self, error: &Error) -> *mut abi::Error {
         let (code, class) = match error {
             Error::NotInitialized => (FAILED_PRECONDITION, "ValueError"),
+            Error::Capturing => (FAILED_PRECONDITION, "RuntimeError"),
             Error::Stopped {
                 why: StopReason::Deadlock { .. },
                 ..
@@ -68,7 +71,69 @@ impl Xla {
         };
         // SAFETY: XLA's function, which the table has.
         let error = unsafe { (self.0.run_id_get)(&raw mut args) };
-        error.is_null().then_some(args.run_id)
+        // SAFETY: of XLA's function, and nobody else's.
+        unsafe { self.checked(error) }.ok().map(|()| args.run_id)
+    }
+
+    /// The number of the GPU that a call runs on, as CUDA counts in this process, and its stream; else why they are not
+    /// told.
+    ///
+    /// # Safety
+    /// `context` is that of a call that has not returned.
+    pub(super) unsafe fn place(self, context: *mut c_void) -> Result<(i32, RawStream), String> {
+        if self.0.head.struct_size < API_WITH_DEVICES {
+            let ApiVersion { major, minor, .. } = self.0.version;
+            return Err(format!(
+                "its interface, of version {major}.{minor}, does not have it"
+            ));
+        }
+        let mut device = DeviceOrdinalGetArgs {
+            head: Head::of::<DeviceOrdinalGetArgs>(),
+            context,
+            device_ordinal: 0,
+        };
+        let mut stream = StreamGetArgs {
+            head: Head::of::<StreamGetArgs>(),
+            context,
+            stream: std::ptr::null_mut(),
+        };
+        // SAFETY: XLA's functions, which the table has; their errors are nobody else's.
+        unsafe {
+            self.checked((self.0.device_ordinal_get)(&raw mut device))?;
+            self.checked((self.0.stream_get)(&raw mut stream))?;
+        }
+        Ok((device.device_ordinal, RawStream(stream.stream)))
+    }
+
+    /// The text of an error of XLA's, which ends here.
+    ///
+    /// # Safety
+    /// `error` is null or the caller's.
+    unsafe fn checked(self, error: *mut abi::Error) -> Result<(), String> {
+        if error.is_null() {
+            return Ok(());
+        }
+        let mut args = ErrorGetMessageArgs {
+            head: Head::of::<ErrorGetMessageArgs>(),
+            error,
+            message: std::ptr::null(),
+        };
+        // SAFETY: XLA's function.
+        unsafe { (self.0.error_get_message)(&raw mut args) };
+        let text = if args.message.is_null() {
+            String::new()
+        } else {
+            // SAFETY: a text of XLA's, which ends with its error.
+            let text = unsafe { CStr::from_ptr(args.message) };
+            text.to_string_lossy().into_owned()
+        };
+        let mut args = ErrorDestroyArgs {
+            head: Head::of::<ErrorDestroyArgs>(),
+            error,
+        };
+        // SAFETY: as above; nobody uses the error later.
+        unsafe { (self.0.error_destroy)(&raw mut args) };
+        Err(text)
     }
 
     /// A new future, if this version of XLA has them.

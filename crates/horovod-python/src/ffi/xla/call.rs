@@ -136,19 +136,20 @@ pub(super) struct Operand {
 }
 
 impl Operand {
-    /// Those of a call: as many results as operands, of the same types; and the number of the call site, if it has one.
+    /// Those of a call: as many results as operands, of the same types; and the number of the call site, if it has one,
+    /// which `read` gets from where it is.
     ///
     /// # Safety
     /// The frame is XLA's.
     pub(super) unsafe fn all(
         frame: &CallFrame,
         has_call_site: bool,
+        read: impl FnOnce(*const i64) -> Result<i64, Error>,
     ) -> Result<(Vec<Self>, i64), Error> {
         // SAFETY: as the caller promises.
         let (mut args, rets) = unsafe { (buffers(&frame.args)?, buffers(&frame.rets)?) };
         let last = if has_call_site { args.pop() } else { None };
-        // SAFETY: a buffer of XLA's.
-        let call_site = last.map_or(Ok(0), |last| unsafe { number_in(last) })?;
+        let call_site = last.map_or(Ok(0), |last| read(number_in(last)?))?;
         if args.len() != rets.len() || args.is_empty() {
             return Err(invalid(format!(
                 "an XLA call has {} operands and {} results; there must be at least one, and a result for each",
@@ -270,15 +271,14 @@ unsafe fn buffers(values: &Values) -> Result<Vec<&Buffer>, Error> {
     types.iter().zip(buffers).map(buffer).collect()
 }
 
-/// The value of a scalar of 64 bits.
-unsafe fn number_in(buffer: &Buffer) -> Result<i64, Error> {
+/// Where the value of a scalar of 64 bits is.
+fn number_in(buffer: &Buffer) -> Result<*const i64, Error> {
     if buffer.dtype != S64 || buffer.rank != 0 || buffer.data.is_null() {
         return Err(invalid(
             "the number of a call site in an XLA call is no 64-bit integer",
         ));
     }
-    // SAFETY: a buffer of one such number.
-    Ok(unsafe { buffer.data.cast_const().cast::<i64>().read_unaligned() })
+    Ok(buffer.data.cast_const().cast())
 }
 
 /// Complex numbers are pairs in a dimension of their own.

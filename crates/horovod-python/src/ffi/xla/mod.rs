@@ -1,4 +1,5 @@
-//! Handlers of XLA's typed foreign functions: collectives as custom calls inside compiled programs, on the host.
+//! Handlers of XLA's typed foreign functions: collectives as custom calls inside compiled programs, on the host; those on
+//! CUDA are in `device`.
 //!
 //! JAX and TensorFlow register the exported functions by their addresses; nothing is linked. One call with several
 //! operands is one grouped operation. The attributes are those of [`call::Attributes`]; ranks match calls by `name`.
@@ -11,12 +12,18 @@
 mod abi;
 mod answer;
 mod call;
+mod device;
 mod places;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
-use horovod::{Error, Op, OpResult, ProcessSetId, Scale, Shape, Submission, Tensors, Waited};
+use horovod::gpu::Ready;
+use horovod::{
+    Engine, Error, Handle, Op, OpResult, ProcessSetId, ReduceOp, Scale, Shape, Submission, Tensor,
+    Tensors, Waited,
+};
 
 use self::abi::{CallFrame, EXECUTE, METADATA, MetadataExtension, sized};
 use self::answer::Xla;
@@ -118,9 +125,10 @@ unsafe extern "C" fn horovod_xla_elsewhere(frame: *mut CallFrame) -> *mut abi::E
     unsafe {
         answer(frame, |_, _| {
             Err(invalid(
-                "the program with this operation runs on a GPU, and compiled programs can use Horovod on the CPU only so \
-                 far: set JAX_PLATFORMS=cpu, compile for it with jax.default_device(jax.devices(\"cpu\")[0]), or call the \
-                 operation outside of jit, which copies through host memory",
+                "the program with this operation runs on a device that Horovod does not reach from compiled programs, which \
+                 are the CPU and NVIDIA's GPUs: set JAX_PLATFORMS=cpu, compile for it with \
+                 jax.default_device(jax.devices(\"cpu\")[0]), or call the operation outside of jit, which copies through \
+                 host memory",
             ))
         })
     }
@@ -205,12 +213,34 @@ unsafe fn tell_metadata(frame: &CallFrame) -> bool {
     true
 }
 
-/// Submits the operation, and waits for it or leaves a future in the frame.
-unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
+/// A call whose operation is under way.
+struct Submitted {
+    engine: Arc<Engine>,
+    handle: Handle,
+    expected: Expected,
+    wait_timeout: Duration,
+}
+
+/// Reads a call and submits its operation; `ready`, of a call on a GPU, is where the stream was when it began.
+///
+/// # Safety
+/// The frame is XLA's, its buffers are left alone until the operation has ended, and lie on the GPU of `ready`.
+unsafe fn submit(
+    frame: &CallFrame,
+    xla: Xla,
+    kind: Kind,
+    ready: Option<&Arc<Ready>>,
+) -> Result<Submitted, Error> {
     // SAFETY: XLA's frame.
     let attributes = unsafe { Attributes::of(frame)? };
+    let read = |at: *const i64| match ready {
+        // SAFETY: an operand of the call, of one such number.
+        Some(ready) => unsafe { horovod::gpu::read_number(at, ready) },
+        // SAFETY: the same, in host memory.
+        None => Ok(unsafe { at.read_unaligned() }),
+    };
     // SAFETY: XLA's frame.
-    let (operands, call_site) = unsafe { Operand::all(frame, attributes.has_call_site)? };
+    let (operands, call_site) = unsafe { Operand::all(frame, attributes.has_call_site, read)? };
     let name = name_at(attributes.name, call_site);
     if attributes.is_shared
         // SAFETY: the context of this call.
@@ -230,15 +260,30 @@ unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Err
         post: attributes.postscale,
     };
     let op = operation_of(kind.code, attributes.reduce_op, scale, attributes.root)?;
+    let adasum = ReduceOp::Adasum;
+    if ready.is_some() && matches!(op, Op::Allreduce { op, .. } if op == adasum) {
+        // Through NCCL it averages inside hosts, and scripts set the learning rate by `nccl_built()`.
+        return Err(invalid(
+            "Adasum in programs that are compiled for a GPU is not supported, because hvd.nccl_built() is 0 here, which \
+             means that Adasum combines all ranks: call it outside of the compiled program, or use another op",
+        ));
+    }
     if matches!(op, Op::Alltoall) && operands.len() > 1 {
         return Err(invalid("an alltoall has one operand"));
     }
-    // SAFETY: XLA keeps operands and results until the call is over, or its future completed.
-    let tensor = |operand: &Operand| unsafe {
-        if kind.same_shape {
-            operand.same_shape()
-        } else {
-            operand.even_rows()
+    let tensor = |operand: &Operand| -> Result<Tensor, Error> {
+        // SAFETY: XLA keeps operands and results until the call is over, or its future completed; on a GPU it uses them
+        // in the order of the call's stream.
+        unsafe {
+            let tensor = if kind.same_shape {
+                operand.same_shape()?
+            } else {
+                operand.even_rows()?
+            };
+            Ok(match ready {
+                Some(ready) => tensor.on_gpu(ready.clone()),
+                None => tensor,
+            })
         }
     };
     let tensors: Tensors = match operands.as_slice() {
@@ -259,24 +304,42 @@ unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Err
     let submission = Submission::new(prefix, Some(&name), op, set, tensors);
     let handle = engine.submit(submission).map_err(explained)?;
     let expected = Expected::of(kind, &name, operands);
+    Ok(Submitted {
+        engine,
+        handle,
+        expected,
+        wait_timeout,
+    })
+}
+
+/// Submits the operation, and waits for it or leaves a future in the frame.
+unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
+    // SAFETY: XLA's frame, of a call on the host.
+    let Submitted {
+        engine,
+        handle,
+        expected,
+        wait_timeout,
+    } = unsafe { submit(frame, xla, kind, None)? };
     // On the thread that runs callbacks no other is run meanwhile.
     let wait_timeout = if horovod::in_callback() {
         Duration::ZERO
     } else {
         wait_timeout
     };
+    let checked = move |result: Result<OpResult, Error>| expected.check(&result?);
     if let Waited::Ended { result, .. } = engine.wait(handle, wait_timeout) {
-        return expected.check(result);
+        return checked(result);
     }
     let Some(future) = xla.future() else {
         tracing::warn!("XLA gives no future for a call, so a thread of its waits");
         return match engine.wait(handle, Duration::MAX) {
-            Waited::Ended { result, .. } => expected.check(result),
+            Waited::Ended { result, .. } => checked(result),
             _ => Err(Error::Internal(format!("handle {} vanished", handle.0))),
         };
     };
     frame.future = future.get();
-    let complete = move |result| future.complete(expected.check(result));
+    let complete = move |result| future.complete(checked(result));
     engine.call_at_end(handle, Box::new(complete));
     Ok(())
 }
@@ -336,10 +399,8 @@ impl Expected {
         }
     }
 
-    /// The operation's error, or that results are not where the program looks for them, which is so on all ranks if it
-    /// is on one.
-    fn check(&self, result: Result<OpResult, Error>) -> Result<(), Error> {
-        let result = result?;
+    /// Whether results are where the program looks for them; if not on one rank, then on none.
+    fn check(&self, result: &OpResult) -> Result<(), Error> {
         for (i, (output, (at, shape))) in result.outputs.iter().zip(&self.outputs).enumerate() {
             let Some((buffer, got)) = output else {
                 continue;

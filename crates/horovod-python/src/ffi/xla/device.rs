@@ -1,0 +1,92 @@
+//! Handlers for calls of XLA's programs on CUDA, which are ordered on XLA's own stream without a wait of the host for it.
+//!
+//! A call records an event of its stream, submits, waits until the operation was *launched* here, and has the stream
+//! wait for its end; then it returns, and XLA puts the next kernels on the stream. So the host waits for the other ranks
+//! to come to the same call, but for no GPU. No future is left behind: XLA would go on with the stream before the end is
+//! ordered. XLA makes the calls of a GPU one after the other, in an order that the compiled program fixes: ranks must
+//! run the same programs, and where they do not the report of stalls names the calls.
+//!
+//! A call that is told by a number in the GPU's memory in which call of its function it is, as those of TensorFlow are,
+//! has the host wait for its stream to read it.
+//!
+//! The handlers say no trait (`tell_metadata`), so XLA does not record them into CUDA graphs, which replay what was
+//! agreed on once. A stream that is being captured all the same is refused before anything is submitted.
+
+use std::time::Duration;
+
+use horovod::gpu::Ready;
+use horovod::{Error, Waited};
+
+use super::abi::{self, CallFrame};
+use super::answer::Xla;
+use super::call::invalid;
+use super::{
+    ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, Kind, REDUCESCATTER, Submitted, answer, submit,
+};
+
+macro_rules! handler {
+    ($name:ident, $kind:expr, $doc:literal) => {
+        #[doc = $doc]
+        ///
+        /// # Safety
+        /// Called by XLA on CUDA, with a frame of its own that lives until the answer.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(frame: *mut CallFrame) -> *mut abi::Error {
+            // SAFETY: as the caller promises; the frame is XLA's.
+            unsafe { answer(frame, |frame, xla| launch(frame, xla, $kind)) }
+        }
+    };
+}
+
+handler!(horovod_xla_cuda_allreduce, ALLREDUCE, "Allreduce on a GPU.");
+handler!(horovod_xla_cuda_allgather, ALLGATHER, "Allgather on a GPU.");
+handler!(horovod_xla_cuda_broadcast, BROADCAST, "Broadcast on a GPU.");
+handler!(horovod_xla_cuda_alltoall, ALLTOALL, "Alltoall on a GPU.");
+handler!(
+    horovod_xla_cuda_reducescatter,
+    REDUCESCATTER,
+    "Reduce-scatter on a GPU."
+);
+
+/// Submits the operation, waits until it is launched, and orders the call's stream after it.
+unsafe fn launch(frame: &CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
+    // Before CUDA is looked for: not initialised is the well-known error, whatever is installed.
+    horovod::engine()?;
+    if horovod::in_callback() {
+        // It would wait for what only this thread makes go on.
+        return Err(Error::Internal(
+            "XLA called an operation on a GPU from within the end of another one".into(),
+        ));
+    }
+    // SAFETY: the context of this call.
+    let (ordinal, stream) = unsafe { xla.place(frame.context) }.map_err(|why| {
+        invalid(format!(
+            "XLA does not tell this call its GPU and its stream, which operations in compiled programs need ({why}): use a \
+             newer version of XLA, or call the operation outside of jit, which copies through host memory"
+        ))
+    })?;
+    let ready = Ready::record(ordinal, stream)?;
+    // SAFETY: XLA's frame, of a call on that GPU; what XLA does next with its buffers comes later on the stream.
+    let Submitted {
+        engine,
+        handle,
+        expected,
+        ..
+    } = unsafe { submit(frame, xla, kind, Some(&ready))? };
+    let Waited::Ended { result, .. } = engine.wait(handle, Duration::MAX) else {
+        return Err(Error::Internal(format!("handle {} vanished", handle.0)));
+    };
+    let result = result?;
+    let placed = expected.check(&result);
+    let Some(end) = &result.end else {
+        return placed;
+    };
+    let ordered = end.order(stream);
+    // The stream must not go on with memory that is still in use, nor may the result be freed.
+    let must_wait = ordered.is_err() || placed.is_err();
+    while (must_wait || !engine.config().gpu.asynchronous)
+        && !engine.wait_for_launch(&**end, Duration::MAX)?
+    {}
+    ordered?;
+    placed
+}
