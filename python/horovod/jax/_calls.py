@@ -178,7 +178,10 @@ def broadcast_at_once(operands: Arrays, options: Options) -> Arrays:
 
 
 def _register() -> None:
-    """Tell XLA of the core's functions."""
+    """Tell XLA of the core's functions: by one name for each platform, of which XLA takes that of a program's.
+
+    Nothing of CUDA is loaded here: XLA keeps what is registered for platforms that it does not have.
+    """
     global _registered
     if _registered:
         return
@@ -186,7 +189,11 @@ def _register() -> None:
     for kind in (ALLREDUCE, BROADCAST, ALLGATHER, ALLTOALL, REDUCESCATTER):
         handler = jax.ffi.pycapsule(getattr(library, kind.target))  # type: ignore[no-untyped-call]
         jax.ffi.register_ffi_target(kind.target, handler, platform="cpu")
-        for platform in ("CUDA", "ROCM"):
-            elsewhere = jax.ffi.pycapsule(library.horovod_xla_elsewhere)  # type: ignore[no-untyped-call]
-            jax.ffi.register_ffi_target(kind.target, elsewhere, platform=platform)
+        on_cuda = kind.target.replace("horovod_xla_", "horovod_xla_cuda_")
+        handler = jax.ffi.pycapsule(getattr(library, on_cuda))  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(kind.target, handler, platform="CUDA")
+        elsewhere = jax.ffi.pycapsule(library.horovod_xla_elsewhere)  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(kind.target, elsewhere, platform="ROCM")
+    # Handlers run on threads of XLA, and do not ask the interpreter.
+    _core.prepare_gpus()
     _registered = True

@@ -1,12 +1,14 @@
-"""Operations inside functions that XLA compiles (`jit_compile=True`), on the CPU: foreign functions of XLA in the core.
+"""Operations inside functions that XLA compiles (`jit_compile=True`): foreign functions of XLA in the core.
 
 XLA has no kernels for custom operations from outside of TensorFlow. So where a function is traced for it, the functions
 here take the place of the generated ones of the same names: an `XlaCallModule` with a program of one call, which is the
-core's handler that JAX uses too. Shapes must be known when the function is traced.
+core's handler that JAX uses too, one for the CPU and one for NVIDIA's GPUs. Shapes must be known when the function is
+traced.
 """
 
 import ctypes
 import functools
+import itertools
 import struct
 import weakref
 from collections import Counter
@@ -24,6 +26,10 @@ from horovod.tensorflow import _call_sites
 
 # The program's format; TensorFlow 2.13 and later know it.
 _MODULE_VERSION: Final = 9
+_KINDS: Final = ("allreduce", "allgather", "broadcast", "reducescatter")
+# What programs are made for: its name where functions are registered, and what the names of the core's begin with.
+# Which of them a program is compiled for is its first argument then, which TensorFlow adds.
+_PLATFORMS: Final = {"CPU": (b"Host", "horovod_xla_"), "CUDA": (b"CUDA", "horovod_xla_cuda_")}
 _TYPES: Final = {
     "bool": "i1",
     "int8": "i8",
@@ -94,6 +100,37 @@ def _register() -> None:
     NotImplementedError
         This TensorFlow does not let foreign functions be registered.
     """
+    core = ctypes.CDLL(_core.__file__)
+    for kind, (platform, prefix) in itertools.product(_KINDS, _PLATFORMS.values()):
+        refused = _register_one(f"horovod_xla_{kind}", platform, getattr(core, f"{prefix}{kind}"))
+        if refused is not None:
+            raise NotImplementedError(
+                f"TensorFlow {tf.__version__} does not take Horovod's functions for XLA: {refused!r}"
+            )
+    # They run on threads of XLA, and do not ask the interpreter.
+    _core.prepare_gpus()
+
+
+def _register_one(name: str, platform: bytes, handler: Any) -> bytes | None:
+    """Have XLA take a function for a name on a platform; why it does not, None if it does."""
+    functions = _xla_functions()
+    written = name.encode()
+    arguments = _Register(
+        struct_size=ctypes.sizeof(_Register),
+        name=_Span(written, len(written)),
+        platform=_Span(platform, len(platform)),
+        execute=ctypes.cast(handler, ctypes.c_void_p),
+    )
+    error = functions(_REGISTER_AT)(ctypes.addressof(arguments))
+    if not error:
+        return None
+    message = _Message(struct_size=ctypes.sizeof(_Message), error=error)
+    functions(_GET_MESSAGE_AT)(ctypes.addressof(message))
+    return bytes(message.message)
+
+
+def _xla_functions() -> Callable[[int], Any]:
+    """TensorFlow's table of XLA's functions, by their places in it."""
     for library in ("libtensorflow_cc.so.2", "libtensorflow_framework.so.2"):
         try:
             table = ctypes.CDLL(library)._ZN3xla3ffi12GetXlaFfiApiEv
@@ -112,23 +149,7 @@ def _register() -> None:
         address = ctypes.c_void_p.from_address(api + at).value or 0
         return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address)
 
-    core = ctypes.CDLL(_core.__file__)
-    for kind in ("allreduce", "allgather", "broadcast", "reducescatter"):
-        name = f"horovod_xla_{kind}".encode()
-        handler = ctypes.cast(getattr(core, name.decode()), ctypes.c_void_p)
-        arguments = _Register(
-            struct_size=ctypes.sizeof(_Register),
-            name=_Span(name, len(name)),
-            platform=_Span(b"Host", 4),
-            execute=handler,
-        )
-        error = function(_REGISTER_AT)(ctypes.addressof(arguments))
-        if error:
-            message = _Message(struct_size=ctypes.sizeof(_Message), error=error)
-            function(_GET_MESSAGE_AT)(ctypes.addressof(message))
-            raise NotImplementedError(
-                f"TensorFlow {tf.__version__} does not take Horovod's functions for XLA: {message.message!r}"
-            )
+    return function
 
 
 def _call(
@@ -160,7 +181,7 @@ def _call(
             module=module,
             Sout=[tf.TensorShape(shape) for shape in outputs],
             Tout=dtypes,
-            platforms=["CPU"],
+            platforms=list(_PLATFORMS),
         )
     )
 
@@ -177,7 +198,8 @@ def _program(
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
     config = ", ".join([f'name = "{quoted}"', *(f"{k} = {v}" for k, v in attributes.items())])
     names = [f"%arg{i}" for i in range(len(args))]
-    parameters = ", ".join(f"{name}: {kind}" for name, kind in zip(names, args, strict=True))
+    pairs = [("%platform", "tensor<i32>"), *zip(names, args, strict=True)]
+    parameters = ", ".join(f"{name}: {kind}" for name, kind in pairs)
     several = len(results) > 1
     aliases = ", ".join(
         f"#stablehlo.output_operand_alias<output_tuple_indices = [{i if several else ''}], "

@@ -1,11 +1,16 @@
 """`horovod.jax` inside of JAX's transformations: gradients, scans, batches, names, donated memory, large programs."""
 
+import ctypes
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxlib import xla_client
 
 import horovod.jax as hvd
+from horovod import _core
 from horovod.jax import _names
 
 hvd.init()
@@ -277,3 +282,42 @@ def test_a_pytree_of_gradients(groups):
         assert np.allclose(got["b"][0], SIZE * np.arange(3.0))
         assert np.allclose(got["b"][1], SIZE * (SIZE - 1) / 2)
     assert hvd.allreduce_gradients({}) == {}
+
+
+def _address(capsule):
+    api = ctypes.pythonapi
+    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = (
+        ctypes.c_char_p,
+        (ctypes.py_object,),
+    )
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+    return api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="JAX has taken them already")
+def test_programs_for_gpus_have_the_same_calls_which_other_functions_carry_out():
+    program = jax.jit(lambda x: hvd.allgather(hvd.allreduce(x, op=hvd.Sum)))
+    traced = program.trace(jnp.ones(2))
+    for platform in ("cpu", "cuda"):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert "custom_call @horovod_xla_allreduce(" in text
+        assert "custom_call @horovod_xla_allgather(" in text
+
+    # As JAX's plugin for CUDA asks for what was registered before it came.
+    told = {}
+    xla_client.register_custom_call_handler("CUDA", lambda *call: told.update({call[0]: call}))
+
+    library = ctypes.CDLL(_core.__file__)
+    for kind in ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter"):
+        _, capsule, platform, version, traits = told[f"horovod_xla_{kind}"]
+        function = getattr(library, f"horovod_xla_cuda_{kind}")
+        assert _address(capsule) == ctypes.cast(function, ctypes.c_void_p).value
+        assert (platform, version) == ("CUDA", 1)
+        assert traits == xla_client.CustomCallTargetTraits.DEFAULT
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="JAX itself has loaded CUDA")
+def test_nothing_of_cuda_is_loaded_for_programs_on_the_cpu():
+    assert jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))(jnp.float32(1)) == SIZE
+    assert "libcuda.so" not in Path("/proc/self/maps").read_text()

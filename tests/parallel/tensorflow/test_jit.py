@@ -1,9 +1,12 @@
 """`horovod.tensorflow` inside `tf.function(jit_compile=True)`: operations, gradients, names, what is refused."""
 
+import ctypes
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from horovod import _core
 from horovod.common import api as hvd
 from horovod.tensorflow import _xla, mpi_ops
 
@@ -271,3 +274,15 @@ def test_outside_of_compiled_functions_custom_operations_are_used():
 
     assert np.allclose(f(tf.ones(2)), SIZE)
     assert np.allclose(tf.function(f)(tf.ones(2)), SIZE)
+
+
+def test_functions_for_gpus_are_registered_beside_those_for_the_cpu():
+    """TensorFlow takes that of the platform which it compiles for."""
+    program = compiled(lambda x: mpi_ops._allreduce(x, op=hvd.Sum, name="registers"))
+    equal(program(tf.ones(2)), np.full(2, SIZE))
+    another = ctypes.CDLL(_core.__file__).horovod_xla_elsewhere
+    for platform, _ in _xla._PLATFORMS.values():
+        for kind in _xla._KINDS:
+            refused = _xla._register_one(f"horovod_xla_{kind}", platform, another)
+            assert b"registration" in (refused or b""), refused
+    assert _xla._register_one("horovod_xla_unheard_of", b"CUDA", another) is None

@@ -1,0 +1,88 @@
+"""`horovod.tensorflow` inside of `jit_compile=True` with the core's handlers for CUDA; TensorFlow runs on the CPU.
+
+The handlers of `xla_on_double` stand for its platform CUDA.
+"""
+
+import numpy as np
+import pytest
+from devices import IS_REAL, number_of_gpus
+
+# Before TensorFlow is in the process, where PyTorch's own tests do not run.
+if IS_REAL:
+    pytest.skip("these handlers are for the double", allow_module_level=True)
+
+import tensorflow as tf
+import xla_on_double
+
+from horovod.common import api as hvd
+from horovod.tensorflow import _xla, mpi_ops
+
+hvd.init()
+SIZE, RANK = hvd.size(), hvd.rank()
+DEVICE = hvd.local_rank() % number_of_gpus()
+several = pytest.mark.skipif(SIZE == 1, reason="needs two ranks")
+
+for _kind in _xla._KINDS:
+    _name = f"horovod_xla_{_kind}"
+    assert _xla._register_one(_name, b"Host", xla_on_double.handler(_name, DEVICE)) is None
+_xla._register = lambda: None
+
+
+@pytest.fixture(autouse=True)
+def _through_the_handlers_for_gpus():
+    with xla_on_double.some_calls():
+        yield
+
+
+def compiled(function):
+    return tf.function(function, jit_compile=True)
+
+
+def test_operations():
+    @compiled
+    def program(x):
+        return (
+            mpi_ops._allreduce(x, op=hvd.Sum),
+            mpi_ops.broadcast(x, SIZE - 1),
+            mpi_ops.allgather(x),
+            mpi_ops._reducescatter(x, op=hvd.Sum),
+            mpi_ops._grouped_allreduce([x, tf.cast(x, tf.int32)], op=hvd.Max),
+        )
+
+    everyones = [np.arange(2.0 * SIZE, dtype=np.float32) + rank for rank in range(SIZE)]
+    total, sent, gathered, scattered, largest = program(everyones[RANK])
+    assert np.array_equal(total, np.sum(everyones, 0))
+    assert np.array_equal(sent, everyones[-1])
+    assert np.array_equal(gathered, np.concatenate(everyones))
+    assert np.array_equal(scattered, np.split(np.sum(everyones, 0), SIZE)[RANK])
+    assert np.array_equal(largest[0], everyones[-1])
+    assert np.array_equal(largest[1], everyones[-1])
+
+
+def test_gradients():
+    @compiled
+    def slope(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = (RANK + 1.0) * tf.reduce_sum(mpi_ops._allreduce(x, op=hvd.Sum))
+        return tape.gradient(value, x)
+
+    assert np.allclose(slope(tf.ones(3)), np.full(3, SIZE * (SIZE + 1) / 2))
+
+
+def test_a_function_that_is_called_at_several_places():
+    """Where it is called is a number that the core reads from the GPU's memory."""
+    inner = tf.function(lambda x: mpi_ops._allreduce(x, op=hvd.Sum))
+    program = compiled(lambda x: (inner(x), inner(10.0 * x)))
+    one, ten = program(tf.fill([4], RANK + 1.0))
+    assert np.allclose(one, np.full(4, SIZE * (SIZE + 1) / 2))
+    assert np.allclose(ten, np.full(4, 10 * SIZE * (SIZE + 1) / 2))
+
+
+@several
+def test_ranks_that_disagree():
+    program = compiled(lambda x: mpi_ops._allreduce(x, op=hvd.Sum, name="shapes"))
+    with pytest.raises(tf.errors.OpError, match="Mismatched"):
+        program(tf.ones(RANK + 1))
+    after = compiled(lambda x: mpi_ops._allreduce(x, op=hvd.Sum, name="after"))
+    assert np.allclose(after(tf.ones(2)), np.full(2, SIZE))
