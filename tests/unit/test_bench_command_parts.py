@@ -110,6 +110,21 @@ def test_a_missing_or_doubled_rank_shows(ranks):
         assert not reduction.agrees(memoryview(reduction._encoded([float(v) for v in wrong])), 0)
 
 
+def test_averages_of_hosts_with_different_numbers_of_ranks_agree():
+    beside = [2, 2, 1]  # of each rank, on its host
+    dtype = DTYPES["float32"]
+    reductions = [Reduction("adasum", dtype, 3, count) for count in beside]
+    parts = [r._decoded(r.contribution(rank)) for rank, r in enumerate(reductions)]
+
+    # What only one host has an element of is added by Adasum.
+    result = [(a + b) / 2 + c for a, b, c in zip(*parts, strict=True)]
+    without_averages = [sum(values) for values in zip(*parts, strict=True)]
+
+    for reduction in reductions:
+        assert reduction.agrees(memoryview(reduction._encoded(result)), 0)
+        assert not reduction.agrees(memoryview(reduction._encoded(without_averages)), 0)
+
+
 def test_ranks_beyond_what_a_type_can_average_are_not_checked():
     assert Reduction("average", DTYPES["int8"], 127).is_exact
     assert not Reduction("average", DTYPES["int8"], 128).is_exact

@@ -21,18 +21,18 @@ def main() -> int:
         _core.init()
         return _refused(failure)
     _core.init()
-    try:
-        members = _members(options)
-    except UsageError as failure:
-        return _refused(failure)
     device, problem = _device(options)
     told = allgather_object((_core.hostname(), problem), "horovod.bench.hosts", global_process_set)
+    try:
+        members = _members(options, [host for host, _ in told])
+    except UsageError as failure:
+        return _refused(failure)
     problems = [f"rank {rank} on {host}: {why}" for rank, (host, why) in enumerate(told) if why]
     if problems:
         return _refused(UsageError(f"--device cuda cannot be used. {'; '.join(problems)}"))
     wrong = False
     if members is not None:
-        wrong = _measure_all(options, members, [told[rank][0] for rank in members.ranks], device)
+        wrong = _measure_all(options, members, device)
     _core.barrier(0)
     _core.shutdown()
     return 1 if wrong else 0
@@ -56,7 +56,7 @@ def _device(options: Options) -> tuple[Device | None, str | None]:
         return None, str(failure)
 
 
-def _members(options: Options) -> Members | None:
+def _members(options: Options, hosts: list[str]) -> Members | None:
     """Who takes part; None on ranks that do not."""
     size, rank = _core.size(), _core.rank()
     ranks = options.process_set or tuple(range(size))
@@ -66,17 +66,17 @@ def _members(options: Options) -> Members | None:
         raise UsageError(f"--root {options.root} does not take part")
     everybody = len(ranks) == size
     process_set = 0 if everybody else _core.add_process_set(ranks)
-    return Members(process_set, ranks, ranks.index(rank)) if rank in ranks else None
+    if rank not in ranks:
+        return None
+    return Members(process_set, ranks, ranks.index(rank), tuple(hosts[r] for r in ranks))
 
 
-def _measure_all(
-    options: Options, members: Members, hosts: list[str], device: Device | None
-) -> bool:
+def _measure_all(options: Options, members: Members, device: Device | None) -> bool:
     """Measure and report every case; whether a result was wrong on any rank."""
     speaks = members.place == 0
     as_text = speaks and options.json != "-"
     if as_text:
-        _say(_report.heading(options, members, len(set(hosts))))
+        _say(_report.heading(options, members))
     found: list[_report.Measured] = []
     collective = ""
     for case in cases(options, members):
@@ -90,7 +90,7 @@ def _measure_all(
     if as_text:
         _say(_report.verdict(found))
     if speaks and options.json:
-        _report.write_json(options.json, options, members, hosts, found)
+        _report.write_json(options.json, options, members, found)
     return any(one.wrong for one in found)
 
 

@@ -41,11 +41,17 @@ class Members:
     process_set: int
     ranks: tuple[int, ...]
     place: int  # this rank's, among them
+    hosts: tuple[str, ...]  # of each
 
     @property
     def count(self) -> int:
         """How many."""
         return len(self.ranks)
+
+    @property
+    def beside(self) -> int:
+        """How many are on this rank's host, itself among them."""
+        return self.hosts.count(self.hosts[self.place])
 
 
 @dataclass(frozen=True)
@@ -126,8 +132,11 @@ class Operation:
         self._op = _OP_CODES[case.operator or "sum"]
         self._name = f"horovod.bench.{case.dtype.name}.{case.operator}.{case.elements}"
         self._sender = root if collective == "broadcast" else -1
+        # Adasum of GPU tensors averages on each host where NCCL is found.
+        averages_hosts = device is not None and _core.nccl_version() > 0
+        beside = members.beside if case.operator == "adasum" and averages_hosts else None
         self._reduction = (
-            Reduction(case.operator, case.dtype, members.count) if case.operator else None
+            Reduction(case.operator, case.dtype, members.count, beside) if case.operator else None
         )
 
     def run(self) -> None:

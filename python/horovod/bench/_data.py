@@ -74,17 +74,19 @@ class Reduction:
 
     Element i is decided by one rank alone, `i % period % ranks`: that one contributes the value that shows in the
     result, all others what leaves it alone. So the result is exact in every type, and a rank that is missing or
-    counted twice shows.
+    counted twice shows. `beside` is how many ranks of this one's host are averaged before the hosts are combined, for
+    Adasum of tensors on GPUs.
     """
 
-    def __init__(self, operator: str, dtype: DType, ranks: int) -> None:
+    def __init__(self, operator: str, dtype: DType, ranks: int, beside: int | None = None) -> None:
         self.dtype = dtype
         self.ranks = ranks
         # Long enough for every rank to decide on each value.
         periods = (_PERIOD, *_PERIODS_OF_MANY_RANKS)
         self.period = next(period for period in periods if period >= ranks * (_TOP + 1))
-        scale = ranks if operator == "average" else 1
-        self._top = min(_TOP, dtype.exact // scale)
+        scale = ranks if operator == "average" else beside or 1
+        # The same on all ranks, whose hosts may have different numbers of them.
+        self._top = min(_TOP, dtype.exact // (scale if beside is None else ranks))
         # What shows in the result: as contributed by the deciding rank; what all others contribute.
         self._scale = scale
         self._other = {"min": self._top, "product": 1}.get(operator, 0)

@@ -43,11 +43,11 @@ class Measured:
         return self.algbw * self.case.bus_factor(self.members)
 
 
-def heading(options: Options, members: Members, hosts: int) -> str:
+def heading(options: Options, members: Members) -> str:
     """What is measured, where, and what the columns are."""
     carried = ", ".join(f"{key} {value}" for key, value in sorted(_core.transports().items()))
     lines = [
-        f"# horovod-rs {_core.__version__}; ranks: {members.count}, hosts: {hosts}; {carried}",
+        f"# horovod-rs {_core.__version__}; ranks: {members.count}, hosts: {len(set(members.hosts))}; {carried}",
         f"# {options.iterations} calls after {options.warm_up} to warm up; times in us of the slowest "
         "rank, bandwidths in GB/s (10^9)",
     ]
@@ -93,15 +93,13 @@ def verdict(all_measured: list[Measured]) -> str:
     return f"\n# all right: {len(checked)} of {len(all_measured)} cases were checked"
 
 
-def write_json(
-    path: str, options: Options, members: Members, hosts: list[str], found: list[Measured]
-) -> None:
+def write_json(path: str, options: Options, members: Members, found: list[Measured]) -> None:
     """All figures; `-` stands for standard output."""
     record = {
         "version": _core.__version__,
         "device": options.device,
         "ranks": list(members.ranks),
-        "hosts": hosts,
+        "hosts": members.hosts,
         "transports": _core.transports(),
         "iterations": options.iterations,
         "warm_up": options.warm_up,
