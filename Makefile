@@ -14,7 +14,7 @@ SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -pa
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
 # Named by tests/parallel/gpu/environments.json.
-GPU_DOUBLE := $(STAMPS)/gpu-double/libhorovod_gpu_double.so
+GPU_DOUBLE_LIBRARY := $(STAMPS)/gpu-double/libhorovod_gpu_double.so
 
 .PHONY: help demo gpu-double test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos nightly soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
 
@@ -37,12 +37,12 @@ test-rust: ## Run the Rust tests (with cargo-nextest where it is installed).
 	fi
 	timeout --kill-after=10 600 cargo test --locked --workspace --doc --quiet
 
-test-python: $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest $(GPU_DOUBLE) host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
+test-python: $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest $(GPU_DOUBLE_LIBRARY) host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
 	python -m pytest tests --durations=40 --durations-min=5
 
-gpu-double: $(GPU_DOUBLE) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
+gpu-double: $(GPU_DOUBLE_LIBRARY) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
 
-$(GPU_DOUBLE): $(shell find crates/horovod-gpu-double crates/horovod-kernels crates/horovod-protocol -name '*.rs')
+$(GPU_DOUBLE_LIBRARY): $(shell find crates/horovod-gpu-double crates/horovod-kernels crates/horovod-protocol -name '*.rs')
 	cargo build --locked --package horovod-gpu-double
 	@mkdir -p $(@D)
 	cp "$${CARGO_TARGET_DIR:-target}/debug/libhorovod_gpu_double.so" $@

@@ -54,7 +54,7 @@ def test_everything_is_right_on_gpus_of_the_double(np, tmp_path):
         "HOROVOD_CUDA_LIBRARY": DOUBLE,
         "HOROVOD_NCCL_LIBRARY": DOUBLE,
         "HOROVOD_GPU_OPERATIONS": "NCCL",
-        "HOROVOD_GPU_DOUBLE": "devices=2,seed=3",
+        "GPU_DOUBLE": "devices=2,seed=3",
     }
     job = run(np, *words, "-p", "both", *FEW, "--json", str(out), env=env)
 
@@ -66,7 +66,7 @@ def test_everything_is_right_on_gpus_of_the_double(np, tmp_path):
 
 
 def test_a_gpu_that_is_not_there_is_said_of_every_rank():
-    env = {"HOROVOD_CUDA_LIBRARY": DOUBLE, "HOROVOD_GPU_DOUBLE": "no_device"}
+    env = {"HOROVOD_CUDA_LIBRARY": DOUBLE, "GPU_DOUBLE": "no_device"}
     job = run(2, "--device", "cuda", code=2, env=env)
     for rank in range(2):
         assert f"rank {rank} on " in job.stderr

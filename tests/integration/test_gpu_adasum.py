@@ -15,7 +15,7 @@ DOUBLE = str(harness.ROOT / ".stamps" / "gpu-double" / "libhorovod_gpu_double.so
 ENV = {
     "HOROVOD_CUDA_LIBRARY": DOUBLE,
     "HOROVOD_NCCL_LIBRARY": DOUBLE,
-    "HOROVOD_GPU_DOUBLE": "devices=4,seed=5",
+    "GPU_DOUBLE": "devices=4,seed=5",
     "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
 }
 # Its first argument says the host of each rank.

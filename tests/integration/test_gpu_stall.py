@@ -13,7 +13,7 @@ ENV = {
     "HOROVOD_NCCL_LIBRARY": DOUBLE,
     "HOROVOD_GPU_OPERATIONS": "NCCL",
     # The second collective of each process is launched and never begins.
-    "HOROVOD_GPU_DOUBLE": "devices=2,seed=3,never=2",
+    "GPU_DOUBLE": "devices=2,seed=3,never=2",
     "HOROVOD_GPU_TIMEOUT": "1",
 }
 SCRIPT = f"""

@@ -16,7 +16,7 @@ ENV = {
     "HOROVOD_CUDA_LIBRARY": DOUBLE,
     "HOROVOD_NCCL_LIBRARY": DOUBLE,
     "HOROVOD_GPU_OPERATIONS": "NCCL",
-    "HOROVOD_GPU_DOUBLE": "devices=2,seed=5",
+    "GPU_DOUBLE": "devices=2,seed=5",
 }
 HEAD = f"""
 import os, signal, sys
@@ -80,7 +80,7 @@ print("violations:", violations(), flush=True)
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_rank_that_dies(when, script, jobs) -> None:
-    env = ENV if when == "before" else {**ENV, "HOROVOD_GPU_DOUBLE": "devices=2,seed=5,never=1"}
+    env = ENV if when == "before" else {**ENV, "GPU_DOUBLE": "devices=2,seed=5,never=1"}
     job = jobs(harness.python(2, script(LOSS), when, env=env))
     line = {"before": "first is done ", "after": "launched "}[when]
     lines = job.wait_for(line, count=2)
@@ -113,7 +113,7 @@ def test_a_setting_has_the_call_wait_for_the_gpu(script, jobs) -> None:
     """And an operation that never ends is an error of the call itself then."""
     env = {
         **ENV,
-        "HOROVOD_GPU_DOUBLE": "devices=2,seed=5,never=1",
+        "GPU_DOUBLE": "devices=2,seed=5,never=1",
         "HOROVOD_ENABLE_ASYNC_COMPLETION": "0",
         "HOROVOD_GPU_TIMEOUT": "1",
     }

@@ -1,4 +1,4 @@
-//! Settings of the double: `HOROVOD_GPU_DOUBLE`, a comma list of `key=value` and flags.
+//! Settings of the double: `GPU_DOUBLE`, a comma list of `key=value` and flags.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ impl Config {
             clippy::disallowed_methods,
             reason = "the double is no part of the product and has no other place for its settings"
         )]
-        match std::env::var("HOROVOD_GPU_DOUBLE") {
+        match std::env::var("GPU_DOUBLE") {
             Ok(text) => Self::parse(&text),
             Err(_) => Ok(Self::default()),
         }
@@ -83,9 +83,9 @@ impl Config {
         let mut config = Self::default();
         for entry in text.split(',').map(str::trim).filter(|e| !e.is_empty()) {
             let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
-            config.set(key, value).ok_or_else(|| {
-                format!("HOROVOD_GPU_DOUBLE: `{entry}` is no setting of the double")
-            })?;
+            config
+                .set(key, value)
+                .ok_or_else(|| format!("GPU_DOUBLE: `{entry}` is no setting of the double"))?;
         }
         Ok(config)
     }

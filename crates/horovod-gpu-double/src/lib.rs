@@ -31,7 +31,7 @@
 //! | `mismatch` | calls that differ between the ranks: function, count, type, operator, root |
 //! | `group`, `split`, `destroy`, `version` | making communicators among collectives; splitting with work outstanding; destroying what would hang; functions that the version does not have |
 //! | `parameters`, `alignment` | kernels whose declaration or addresses are not what they need |
-//! | `settings` | `HOROVOD_GPU_DOUBLE` that is not understood |
+//! | `settings` | `GPU_DOUBLE` that is not understood |
 //!
 //! All threads of a process count as one host, because what orders them (channels, locks) is not seen. Freeing is strict:
 //! the real `cuMemFree` may wait for the device, or not, so the host must have seen that all use has ended;
@@ -39,7 +39,7 @@
 //!
 //! # Settings
 //!
-//! `HOROVOD_GPU_DOUBLE`, a comma list; [`testing::double_configure`] changes them later.
+//! `GPU_DOUBLE`, a comma list; [`testing::double_configure`] changes them later.
 //!
 //! | setting | default | meaning |
 //! | --- | --- | --- |

@@ -281,7 +281,7 @@ pub unsafe extern "C" fn double_live(what: *const c_char) -> u64 {
     found as u64
 }
 
-/// Other settings (as `HOROVOD_GPU_DOUBLE`) from now on; counts, violations and a sticky error are forgotten, handles and
+/// Other settings (as `GPU_DOUBLE`) from now on; counts, violations and a sticky error are forgotten, handles and
 /// memory stay. 0: done; 1: no such settings, nothing was changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn double_configure(settings: *const c_char) -> c_int {

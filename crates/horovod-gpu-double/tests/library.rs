@@ -128,7 +128,7 @@ fn it_exports_what_the_product_needs() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-const RANK: &str = "HOROVOD_GPU_DOUBLE_TEST_RANK";
+const RANK: &str = "GPU_DOUBLE_TEST_RANK";
 
 type Handle = *mut c_void;
 type Init = unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int) -> c_int;
@@ -216,7 +216,7 @@ fn processes_are_ranks_too() {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "one_rank", "--nocapture"])
             .env(RANK, format!("{rank}/3"))
-            .env("HOROVOD_GPU_DOUBLE", &settings)
+            .env("GPU_DOUBLE", &settings)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -196,7 +196,7 @@ impl Stub {
 /// Runs the body in a process of its own, this test binary again with more in its environment: for what is once per
 /// process. The test is found by where the body is written.
 pub(crate) fn alone<F: Fn()>(environment: &[(&str, PathBuf)], body: F) {
-    const CHILD: &str = "HOROVOD_GPU_TEST_CHILD";
+    const CHILD: &str = "GPU_TEST_CHILD";
     #[expect(clippy::disallowed_methods, reason = "from this function's other half")]
     let is_child = std::env::var_os(CHILD).is_some();
     if is_child {
@@ -218,7 +218,7 @@ pub(crate) fn alone<F: Fn()>(environment: &[(&str, PathBuf)], body: F) {
 }
 
 /// Names a folder, or a file, of the parent for [`alone`].
-pub(crate) const FOLDER: &str = "HOROVOD_GPU_TEST_FOLDER";
+pub(crate) const FOLDER: &str = "GPU_TEST_FOLDER";
 
 /// What the parent has named so.
 pub(crate) fn folder_of_parent() -> PathBuf {

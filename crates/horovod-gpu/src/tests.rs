@@ -22,7 +22,7 @@ macro_rules! function {
 }
 
 impl Double {
-    /// Loads it, with these settings (`HOROVOD_GPU_DOUBLE`).
+    /// Loads it, with these settings (`GPU_DOUBLE`).
     fn start(settings: &str) -> Self {
         // Cargo builds it beside this binary.
         let path = std::env::current_exe()

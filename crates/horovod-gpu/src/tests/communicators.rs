@@ -166,7 +166,7 @@ fn a_group_is_one_launch_of_many_calls() {
 #[test]
 fn ranks_of_two_processes_meet_by_the_id() {
     /// Where the second process finds the id.
-    const ID: &str = "HOROVOD_GPU_TEST_ID";
+    const ID: &str = "GPU_TEST_ID";
     alone(&[], || {
         #[expect(clippy::disallowed_methods, reason = "from the first rank")]
         let given = std::env::var(ID);

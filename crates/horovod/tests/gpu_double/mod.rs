@@ -12,7 +12,7 @@ use horovod::gpu::{RawStream, Ready, Search, set_search};
 use horovod::{Allocated, Allocator, DType, Output, Tensor, TensorMeta};
 
 /// What the double reads its settings from.
-const SETTINGS: &str = "HOROVOD_GPU_DOUBLE";
+const SETTINGS: &str = "GPU_DOUBLE";
 
 /// Run `body` with a double of these settings, in a process of its own, as the product loads libraries once: this test
 /// again, of this name.
