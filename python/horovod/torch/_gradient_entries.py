@@ -66,8 +66,12 @@ class Group:
 
 
 def zeros_for(param: torch.Tensor, *, sparse: bool) -> torch.Tensor:
-    zeros = torch.zeros_like(param, requires_grad=False)
-    return zeros.to_sparse(1) if sparse else zeros
+    if not sparse:
+        return torch.zeros_like(param, requires_grad=False)
+    # Without a dense tensor, which may be large, and on a GPU without the host waiting for how many zeros there are.
+    own = param.detach()
+    rows, values = own.new_empty((1, 0), dtype=torch.int64), own.new_empty((0, *own.shape[1:]))
+    return torch.sparse_coo_tensor(rows, values, param.shape, check_invariants=False)
 
 
 def unwatch(entries: list[GradientEntry]) -> None:

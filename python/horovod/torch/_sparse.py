@@ -25,7 +25,8 @@ def sparse_allreduce_async(
     Parameters
     ----------
     tensor
-        Sparse COO, the same size on every rank; the number of entries may differ and be 0. Any dtype.
+        Sparse COO, the same size on every rank; the number of entries may differ and be 0. Any dtype. On a GPU its
+        entries travel as they are; on the CPU those at one place are summed first.
     name
         Pairs the call across ranks.
     op
@@ -53,10 +54,13 @@ def start(
         )
     op = resolve_op(op, None)
     size = tensor.size()
-    own = tensor.detach().coalesce()
-    # Gathering goes along the first dimension, so each entry's position has to be one row.
-    positions = own.indices().t()
-    values_handle = allgather_async(own.values(), _suffixed(name, "values"), process_set)
+    own = tensor.detach()
+    if own.is_cpu:  # on a GPU the host would wait to learn how many entries are left
+        own = own.coalesce()
+    # Gathering goes along the first dimension, so each entry's position has to be one row. What is not coalesced has
+    # these names for its entries only.
+    positions = own._indices().t()
+    values_handle = allgather_async(own._values(), _suffixed(name, "values"), process_set)
     indices_handle = allgather_async(positions, _suffixed(name, "indices"), process_set)
 
     def wait() -> torch.Tensor:

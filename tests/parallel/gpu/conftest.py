@@ -19,10 +19,10 @@ from horovod.torch._gradient_reducer import GradientReducer  # noqa: E402
 
 
 def _seeing_subclasses(method):
-    """Hooks of a backward pass run with PyTorch's dispatch to subclasses switched off, by which the double works."""
+    """Hooks of a backward pass run without PyTorch's dispatch to subclasses and modes, by which the double works."""
 
     def run(*args):
-        with torch._C._EnableTorchFunction():
+        with torch._C._EnableTorchFunction(), OnGpu():
             return method(*args)
 
     return run

@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 LIBRARY = os.environ["HOROVOD_CUDA_LIBRARY"]
+_process = os.getpid()
 
 _u64, _size, _int, _pointer = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
 library = ctypes.CDLL(LIBRARY)
@@ -30,6 +31,8 @@ for _name, _result, _arguments in (
     ("double_stream_write", _int, (_pointer, _u64, _pointer, _size)),
     ("double_stream_read", _int, (_pointer, _pointer, _u64, _size)),
     ("double_stream_synchronize", _int, (_pointer,)),
+    ("double_stream_gate", _u64, (_pointer,)),
+    ("double_gate_open", None, (_u64,)),
     ("double_stream_begin_capture", _int, (_pointer, _int)),
     ("double_stream_end_capture", ctypes.c_int64, (_pointer,)),
     ("double_violations", _u64, (ctypes.c_char_p, _size)),
@@ -57,6 +60,9 @@ def count(call: str) -> int:
     return int(library.double_counts(call.encode()))
 
 
+# Functions of CUDA in which the host waits.
+HOST_WAITS = ("cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize")
+
 # -- streams
 
 
@@ -72,6 +78,16 @@ class Stream:
         _call("double_stream_synchronize", self.cuda_stream)
 
     @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """In the block nothing runs that is put on the stream, or that waits for it."""
+        gate = library.double_stream_gate(self.cuda_stream)
+        assert gate
+        try:
+            yield
+        finally:
+            library.double_gate_open(gate)
+
+    @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
         """Capture what is put on the stream, as into a CUDA graph; nothing may end the capture from outside."""
         _call("double_stream_begin_capture", self.cuda_stream, 0)
@@ -82,6 +98,9 @@ class Stream:
 
 
 def _call(name: str, *arguments: Any) -> None:
+    if os.getpid() != _process:
+        # Where PyTorch refuses, the double would wait for a lock that nobody holds any more.
+        raise RuntimeError("CUDA cannot be used in a forked process")
     code = getattr(library, name)(*arguments)
     assert code == 0, f"{name} returned {code}"
 
@@ -123,6 +142,20 @@ def stream(of: Stream) -> Iterator[None]:
 torch.cuda.current_stream = current_stream
 torch.cuda.stream = stream
 
+_grouped = torch._C._group_tensors_by_device_and_dtype
+
+
+def _group_tensors(lists: Any, with_indices: bool = False) -> Any:
+    """As optimizers and clipping group tensors; PyTorch itself takes the double's for those of the CPU."""
+    groups = _grouped(lists, with_indices)
+    return {
+        (tensors[0][0].device if tensors[0] else device, dtype): (tensors, indices)
+        for (device, dtype), (tensors, indices) in groups.items()
+    }
+
+
+torch._C._group_tensors_by_device_and_dtype = _group_tensors
+
 # -- memory
 
 # By the address of the storage: the device.
@@ -132,7 +165,8 @@ _devices: dict[int, int] = {}
 def _free(address: int, allocated_on: Stream) -> None:
     # As PyTorch's allocator: what is allocated next on the same stream may have it.
     _devices.pop(address, None)
-    _call("double_free_on", address, allocated_on.cuda_stream)
+    if os.getpid() == _process:
+        _call("double_free_on", address, allocated_on.cuda_stream)
 
 
 def _empty(device: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
@@ -152,11 +186,18 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_subclass(torch.Tensor)
 
 
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What has a tensor's memory: positions and values of a sparse one, else the tensor itself."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,)
+
+
 def _device_of(tensor: torch.Tensor) -> int | None:
     with torch._C.DisableTorchFunctionSubclass():
-        if tensor.layout is not torch.strided:
+        if tensor.layout not in (torch.strided, torch.sparse_coo):
             return None
-        return _devices.get(tensor.untyped_storage().data_ptr())
+        return _devices.get(_parts(tensor)[-1].untyped_storage().data_ptr())
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -169,32 +210,58 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _tell_read(tensor: torch.Tensor) -> None:
-    address, nbytes = _span(tensor)
-    if nbytes:
-        own = current_stream(_device_of(tensor))
-        into = ctypes.create_string_buffer(nbytes)
-        _call("double_stream_read", own.cuda_stream, into, address, nbytes)
-        own.synchronize()
+    own = current_stream(_device_of(tensor))
+    with torch._C.DisableTorchFunctionSubclass():
+        spans = [_span(part) for part in _parts(tensor)]
+    for address, nbytes in spans:
+        if nbytes:
+            into = ctypes.create_string_buffer(nbytes)
+            _call("double_stream_read", own.cuda_stream, into, address, nbytes)
+            own.synchronize()
 
 
 def _tell_written(tensor: torch.Tensor) -> None:
-    address, nbytes = _span(tensor)
-    if nbytes:
-        own = current_stream(_device_of(tensor))
-        content = ctypes.create_string_buffer(ctypes.string_at(address, nbytes), nbytes)
-        _call("double_stream_write", own.cuda_stream, address, content, nbytes)
-        own.synchronize()
+    own = current_stream(_device_of(tensor))
+    with torch._C.DisableTorchFunctionSubclass():
+        spans = [_span(part) for part in _parts(tensor)]
+    for address, nbytes in spans:
+        if nbytes:
+            content = ctypes.create_string_buffer(ctypes.string_at(address, nbytes), nbytes)
+            _call("double_stream_write", own.cuda_stream, address, content, nbytes)
+            own.synchronize()
+
+
+def _room_for(tensor: torch.Tensor, device: int) -> torch.Tensor:
+    """New memory of the double with the same strides, as far as they are dense."""
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        strides = torch.empty_like(tensor).stride()  # as of a clone
+        room = _empty(device, tensor.dtype, tensor.numel()).as_strided(tensor.shape, strides)
+        return room.as_subclass(GpuTensor)
 
 
 def _move(tensor: torch.Tensor, device: int) -> torch.Tensor:
-    """A copy in the double's memory with the same strides, as far as they are dense."""
+    """A copy in the double's memory."""
+    moved = _room_for(tensor, device)
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        strides = torch.empty_like(tensor).stride()  # as of a clone
-        moved = _empty(device, tensor.dtype, tensor.numel()).as_strided(tensor.shape, strides)
         moved.copy_(tensor)
-        result = moved.as_subclass(GpuTensor)
-    _tell_written(result)
-    return result
+    _tell_written(moved)
+    return moved
+
+
+def _sparse(tensor: torch.Tensor, device: int) -> torch.Tensor:
+    """A sparse tensor whose positions and values are in the double's memory: as they are, or copies."""
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        positions, values = (
+            part if _device_of(part) is not None else _move(part, device) for part in _parts(tensor)
+        )
+        made = torch.sparse_coo_tensor(
+            positions,
+            values,
+            tensor.shape,
+            check_invariants=False,
+            is_coalesced=tensor.is_coalesced(),
+        )
+        return torch.Tensor._make_subclass(GpuTensor, made)
 
 
 class _Moved(torch.autograd.Function):
@@ -235,6 +302,14 @@ _LOOKS = frozenset(
         "expand_as",
         "is_neg",
         "is_conj",
+        "is_coalesced",
+        "sparse_dim",
+        "dense_dim",
+        "indices",
+        "values",
+        "_indices",
+        "_values",
+        "sparse_coo_tensor",
         "register_hook",
         "register_post_accumulate_grad_hook",
         "__len__",
@@ -243,6 +318,56 @@ _LOOKS = frozenset(
     )
 )
 _NEW = frozenset(["empty_like", "new_empty"])
+
+# -- waits of the host
+
+# Functions for which the host has to have elements of a GPU, or the number of those that are something.
+_WAITS = frozenset(
+    (
+        "__bool__",
+        "__float__",
+        "__int__",
+        "__index__",
+        "__contains__",
+        "allclose",
+        "cpu",
+        "equal",
+        "is_nonzero",
+        "item",
+        "masked_select",
+        "nonzero",
+        "numpy",
+        "to_sparse",
+        "tolist",
+        "unique",
+    )
+)
+_waits: list[str] = []
+
+
+def _note_wait(func: Any, args: Any, to_host: bool) -> None:
+    """Keep the name of a function for which PyTorch has the host wait for the GPU."""
+    name = func.__name__
+    if (
+        to_host
+        or name in _WAITS
+        # Duplicates are counted.
+        or (name == "coalesce" and not args[0].is_coalesced())
+        # From memory that is not pinned.
+        or (name == "copy_" and type(args[1]) is torch.Tensor)
+    ):
+        _waits.append(name)
+
+
+@contextlib.contextmanager
+def without_waiting(*allowed: str) -> Iterator[None]:
+    """In the block nobody has the host wait for the GPU, but PyTorch in these of its functions, in order."""
+    before = [count(call) for call in HOST_WAITS]
+    _waits.clear()
+    yield
+    after = [count(call) for call in HOST_WAITS]
+    assert after == before, f"{HOST_WAITS} were called: {before}, {after}"
+    assert _waits == list(allowed), f"the host waited for {_waits}, not for {list(allowed)}"
 
 
 def _tensors(values: Any) -> Iterator[GpuTensor]:
@@ -282,6 +407,7 @@ class GpuTensor(torch.Tensor):
         return _device_of(self) or 0
 
     def cpu(self) -> torch.Tensor:
+        _waits.append("cpu")
         _tell_read(self)
         with torch._C.DisableTorchFunctionSubclass():
             return self.detach().clone().as_subclass(torch.Tensor)
@@ -302,11 +428,16 @@ class GpuTensor(torch.Tensor):
         operands = list(_tensors([*args, *kwargs.values()]))
         index = next((d for d in map(_device_of, operands) if d is not None), 0)
         looks = name in _LOOKS or name in _NEW
+        if name == "contiguous":
+            looks = args[0].is_contiguous(*args[1:], **kwargs)
+        _note_wait(func, args, to_host)
         if not looks:
             for operand in operands:
                 _tell_read(operand)
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
+        if name in _NEW and not to_host:
+            return _room_for(result, index)
         if name == "__get__" and getattr(func, "__self__", None) is torch.Tensor.grad:
             return _gradient(args[0], result, index)
         if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__":
@@ -320,9 +451,11 @@ def _converted(value: Any, device: int) -> Any:
         return type(value)(_converted(v, device) for v in value)
     if not isinstance(value, torch.Tensor) or isinstance(value, GpuTensor):
         return value
-    if _device_of(value) is not None:
+    if value.layout is torch.strided and _device_of(value) is not None:
         with torch._C.DisableTorchFunctionSubclass():
             return value.as_subclass(GpuTensor)
+    if value.layout is torch.sparse_coo:
+        return _sparse(value, device)
     if value.layout is not torch.strided:
         return value
     return _Moved.apply(value, device) if value.requires_grad else _move(value, device)
@@ -330,9 +463,9 @@ def _converted(value: Any, device: int) -> Any:
 
 def _gradient(param: torch.Tensor, grad: torch.Tensor | None, device: int) -> torch.Tensor | None:
     """The gradient that autograd has computed on the CPU goes to the device with the first look at it."""
-    if grad is None or isinstance(grad, GpuTensor) or grad.layout is not torch.strided:
+    if grad is None or isinstance(grad, GpuTensor):
         return grad
-    moved = _move(grad, device)
+    moved = _sparse(grad, device) if grad.is_sparse else _move(grad, device)
     with torch._C.DisableTorchFunctionSubclass():
         param.grad = moved
     return moved
@@ -340,7 +473,7 @@ def _gradient(param: torch.Tensor, grad: torch.Tensor | None, device: int) -> to
 
 def on_gpu(tensor: torch.Tensor, device: int = 0) -> GpuTensor:
     """A copy on a GPU of the double."""
-    moved = _move(tensor, device)
+    moved = _sparse(tensor, device) if tensor.is_sparse else _move(tensor, device)
     assert isinstance(moved, GpuTensor)
     return moved.requires_grad_(tensor.requires_grad)
 
@@ -354,7 +487,11 @@ class OnGpu(TorchFunctionMode):
             with self:
                 return _backward(*args, **kwargs)
         device, args = _device_asked_for(func, args, kwargs)
-        of_double = any(True for _ in _tensors([*args, *kwargs.values()]))
+        operand = next(_tensors([*args, *kwargs.values()]), None)
+        of_double = operand is not None
+        if func is torch.sparse_coo_tensor and of_double:
+            # No subclass is asked for this one.
+            return _sparse(func(*given, **kwargs), _device_of(operand) or 0)
         if device is None or of_double or torch.device(device).type != "cuda":
             return func(*given, **kwargs)
         kwargs.pop("device", None)
@@ -418,14 +555,28 @@ _seal.restype, _seal.argtypes = ctypes.py_object, (_pointer, ctypes.c_char_p, _p
 
 _of_torch = _Table.from_address(_open(torch.Tensor.__dlpack_c_exchange_api__, _CAPSULE))
 _describe_on_host = _Describe(_of_torch.tensor_from_object)
-_CUDA = 2
+_CUDA, _ROCM = 2, 10
+_kind = _CUDA
+
+
+@contextlib.contextmanager
+def amd() -> Iterator[None]:
+    """In the block the GPUs are AMD's, which PyTorch calls CUDA devices, too."""
+    global _kind
+    _kind = _ROCM
+    try:
+        yield
+    finally:
+        _kind = _CUDA
 
 
 @_Describe
 def _describe(tensor: Any, raw: Any) -> int:
+    if tensor.layout is not torch.strided:
+        return -1
     status: int = _describe_on_host(tensor, raw)
     if status == 0:
-        raw[0].device_type, raw[0].device_id = _CUDA, tensor.get_device()
+        raw[0].device_type, raw[0].device_id = _kind, tensor.get_device()
     return status
 
 

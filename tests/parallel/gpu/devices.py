@@ -9,6 +9,7 @@ if IS_REAL:
         GpuTensor,
         OnGpu,
         Stream,
+        amd,
         count,
         current_stream,
         module_on_gpu,
@@ -16,12 +17,14 @@ if IS_REAL:
         on_gpu,
         stream,
         violations,
+        without_waiting,
     )
 else:
     from cuda_double import (
         GpuTensor,
         OnGpu,
         Stream,
+        amd,
         count,
         current_stream,
         module_on_gpu,
@@ -29,6 +32,7 @@ else:
         on_gpu,
         stream,
         violations,
+        without_waiting,
     )
 
 __all__ = [
@@ -36,6 +40,7 @@ __all__ = [
     "GpuTensor",
     "OnGpu",
     "Stream",
+    "amd",
     "count",
     "current_stream",
     "module_on_gpu",
@@ -43,4 +48,5 @@ __all__ = [
     "on_gpu",
     "stream",
     "violations",
+    "without_waiting",
 ]

@@ -16,6 +16,10 @@ current_stream = torch.cuda.current_stream
 class Stream(torch.cuda.Stream):
     """A stream that can be captured."""
 
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Nobody can hold a real GPU: tests that do are for the double."""
+        raise NotImplementedError
+
     @contextlib.contextmanager
     def captured(self) -> Iterator[None]:
         """Capture what is put on the stream into a CUDA graph; nothing may end the capture from outside."""
@@ -48,3 +52,19 @@ def violations() -> list[str]:
 def count(call: str) -> int:
     """Nor counts their calls: tests that compare counts are for the double."""
     raise NotImplementedError(call)
+
+
+def amd() -> contextlib.AbstractContextManager[None]:
+    """Real GPUs are what they are."""
+    raise NotImplementedError
+
+
+@contextlib.contextmanager
+def without_waiting(*allowed: str) -> Iterator[None]:
+    """In the block PyTorch does not have the host wait for the GPU; if some functions may, nobody looks."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default" if allowed else "error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
