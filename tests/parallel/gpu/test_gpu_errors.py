@@ -4,9 +4,10 @@ import os
 
 import pytest
 import torch
-from devices import Stream, number_of_gpus, on_gpu, stream
+from devices import IS_REAL, Stream, amd, module_on_gpu, number_of_gpus, on_gpu, stream
 
 import horovod.torch as hvd
+from horovod.torch import _tensors
 
 hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
@@ -55,6 +56,68 @@ def test_a_tensor_on_another_device_than_before():
     with pytest.raises(ValueError, match=f"on GPU 3.*from GPU {DEVICE}"):
         hvd.allreduce_(on_gpu(torch.ones(2), 3), name="elsewhere in place")
     still_works("another device")
+
+
+CALLS = {
+    "allreduce": lambda t: hvd.allreduce_async(t, name="captured"),
+    "allreduce_": lambda t: hvd.allreduce_async_(t, name="captured"),
+    "grouped_allreduce": lambda t: hvd.grouped_allreduce_async([t], name="captured"),
+    "grouped_allreduce_": lambda t: hvd.grouped_allreduce_async_([t], name="captured"),
+    "allgather": lambda t: hvd.allgather_async(t, name="captured"),
+    "grouped_allgather": lambda t: hvd.grouped_allgather_async([t], name="captured"),
+    "broadcast_": lambda t: hvd.broadcast_async_(t, 0, name="captured"),
+    "alltoall": lambda t: hvd.alltoall_async(t, name="captured"),
+    "reducescatter": lambda t: hvd.reducescatter_async(t, name="captured"),
+    "grouped_reducescatter": lambda t: hvd.grouped_reducescatter_async([t], name="captured"),
+}
+
+
+@pytest.mark.parametrize("operation", CALLS)
+def test_every_operation_refuses_to_be_captured(operation):
+    side, tensor = Stream(DEVICE), on_gpu(torch.ones(2 * SIZE), DEVICE)
+    with stream(side), side.captured(), pytest.raises(RuntimeError) as refused:
+        CALLS[operation](tensor)
+    assert not isinstance(refused.value, hvd.HorovodInternalError)
+    assert ".captured: The current stream is being captured" in str(refused.value)
+    still_works("captured")
+
+
+@several
+@pytest.mark.skipif(IS_REAL, reason="a real capture would hold the pass itself")
+def test_a_backward_pass_that_is_captured():
+    """Its gradients cannot be reduced in the graph."""
+    model = module_on_gpu(torch.nn.Linear(2, 1), DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    side = Stream(DEVICE)
+    loss = model(on_gpu(torch.ones(1, 2), DEVICE)).sum()
+    with stream(side), side.captured(), pytest.raises(RuntimeError, match="no_sync"):
+        loss.backward()
+    optimizer.zero_grad()
+    still_works("captured pass")
+
+
+@pytest.mark.skipif(IS_REAL, reason="these are of NVIDIA")
+@pytest.mark.parametrize("operation", CALLS)
+def test_gpus_of_amd_are_refused(operation, monkeypatch):
+    monkeypatch.setattr(_tensors, "_HIP", True)
+    tensor = on_gpu(torch.ones(2 * SIZE), DEVICE)
+    with amd(), pytest.raises(ValueError, match=r"AMD GPUs are not supported.*tensor\.cpu\(\)"):
+        CALLS[operation](tensor)
+
+
+@pytest.mark.skipif(IS_REAL, reason="these are of NVIDIA")
+def test_training_on_gpus_of_amd_is_refused(monkeypatch):
+    monkeypatch.setattr(_tensors, "_HIP", True)
+    model = module_on_gpu(torch.nn.Linear(2, 1), DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with amd():
+        with pytest.raises(ValueError, match="AMD GPUs are not supported"):
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+        if SIZE > 1:
+            with pytest.raises(ValueError, match="AMD GPUs are not supported"):
+                model(on_gpu(torch.ones(1, 2), DEVICE)).sum().backward()
 
 
 def test_an_operation_in_a_capture():
