@@ -8,6 +8,8 @@ from __future__ import annotations
 import harness
 
 LIBRARY = str(harness.ROOT / ".stamps" / "gpu-double" / "libhorovod_gpu_double.so")
+# Where ranks find what makes tensors of the double: `conftest`, `devices`, `cuda_double`.
+FOLDER = str(harness.ROOT / "tests" / "parallel" / "gpu")
 
 # What a rank's program begins with. `before` runs before anything of the double is loaded: it reads its settings then.
 _PRELUDE = """
@@ -48,8 +50,7 @@ def environment(double: str = "", operations: str | None = "NCCL", **others: str
 
 def program(body: str, before: str = "") -> str:
     """A rank's program: `body`, with the names of the prelude."""
-    folder = str(harness.ROOT / "tests" / "parallel" / "gpu")
-    return _PRELUDE.format(before=before, folder=folder) + body
+    return _PRELUDE.format(before=before, folder=FOLDER) + body
 
 
 def said(job: harness.Job, rank: int) -> list[str]:

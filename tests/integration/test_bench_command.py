@@ -7,14 +7,11 @@ import sys
 
 import pytest
 
+import gpu_double
 import harness
 
 COMMAND = [sys.executable, "-m", "horovod.bench"]
 FEW = ["-n", "2", "-w", "1"]
-
-
-# `make gpu-double` builds it.
-DOUBLE = str(harness.ROOT / ".stamps" / "gpu-double" / "libhorovod_gpu_double.so")
 
 
 def run(np, *words, code=0, env=None):
@@ -50,12 +47,7 @@ def test_every_collective_type_and_operator_is_right(np, tmp_path):
 def test_everything_is_right_on_gpus_of_the_double(np, tmp_path):
     out = tmp_path / "out.json"
     words = ["--device", "cuda", "-b", "64", "-e", "64K", "-f", "1024", "-d", "all", "-o", "all"]
-    env = {
-        "HOROVOD_CUDA_LIBRARY": DOUBLE,
-        "HOROVOD_NCCL_LIBRARY": DOUBLE,
-        "HOROVOD_GPU_OPERATIONS": "NCCL",
-        "GPU_DOUBLE": "devices=2,seed=3",
-    }
+    env = gpu_double.environment("devices=2,seed=3")
     job = run(np, *words, "-p", "both", *FEW, "--json", str(out), env=env)
 
     found = json.loads(out.read_text())
@@ -66,7 +58,7 @@ def test_everything_is_right_on_gpus_of_the_double(np, tmp_path):
 
 
 def test_a_gpu_that_is_not_there_is_said_of_every_rank():
-    env = {"HOROVOD_CUDA_LIBRARY": DOUBLE, "GPU_DOUBLE": "no_device"}
+    env = gpu_double.environment("no_device", None)
     job = run(2, "--device", "cuda", code=2, env=env)
     for rank in range(2):
         assert f"rank {rank} on " in job.stderr

@@ -8,16 +8,10 @@ from __future__ import annotations
 
 import pytest
 
+import gpu_double
 import harness
 
-# `make gpu-double` builds it.
-DOUBLE = str(harness.ROOT / ".stamps" / "gpu-double" / "libhorovod_gpu_double.so")
-ENV = {
-    "HOROVOD_CUDA_LIBRARY": DOUBLE,
-    "HOROVOD_NCCL_LIBRARY": DOUBLE,
-    "GPU_DOUBLE": "devices=4,seed=5",
-    "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
-}
+ENV = gpu_double.environment("devices=4,seed=5", None, HOROVOD_DYNAMIC_PROCESS_SETS="1")
 # Its first argument says the host of each rank.
 START = f"""
 import os, sys
@@ -31,7 +25,7 @@ os.environ.update({{f"HOROVOD_{{name}}": str(value) for name, value in placement
 os.environ["HOROVOD_HOSTNAME"] = f"host-{{host}}"
 if "without-nccl" in sys.argv[2:] and rank == len(hosts) - 1:
     os.environ["HOROVOD_NCCL_LIBRARY"] = "/nowhere/libnccl.so.2"
-sys.path.insert(0, {str(harness.ROOT / "tests" / "parallel" / "gpu")!r})
+sys.path.insert(0, {gpu_double.FOLDER!r})
 import conftest  # the core's reader takes tensors of the double
 import numpy as np
 import torch

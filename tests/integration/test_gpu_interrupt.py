@@ -5,22 +5,15 @@ import signal
 
 import pytest
 
+import gpu_double
 import harness
 
-# `make gpu-double` builds it.
-DOUBLE = str(harness.ROOT / ".stamps" / "gpu-double" / "libhorovod_gpu_double.so")
-ENV = {
-    "HOROVOD_CUDA_LIBRARY": DOUBLE,
-    "HOROVOD_NCCL_LIBRARY": DOUBLE,
-    "HOROVOD_GPU_OPERATIONS": "NCCL",
-    # The second collective of each process is launched and never begins.
-    "GPU_DOUBLE": "devices=2,seed=3,never=2",
-    "HOROVOD_GPU_TIMEOUT": "0",
-}
+# The second collective of each process is launched and never begins.
+ENV = gpu_double.environment("devices=2,seed=3,never=2", HOROVOD_GPU_TIMEOUT="0")
 SCRIPT = f"""
 import os, signal, sys
 
-sys.path.insert(0, {str(harness.ROOT / "tests" / "parallel" / "gpu")!r})
+sys.path.insert(0, {gpu_double.FOLDER!r})
 import conftest  # the core's reader takes tensors of the double
 import horovod.torch as hvd
 import torch

@@ -8,20 +8,14 @@ import signal
 
 import pytest
 
+import gpu_double
 import harness
 
-# `make gpu-double` builds it.
-DOUBLE = str(harness.ROOT / ".stamps" / "gpu-double" / "libhorovod_gpu_double.so")
-ENV = {
-    "HOROVOD_CUDA_LIBRARY": DOUBLE,
-    "HOROVOD_NCCL_LIBRARY": DOUBLE,
-    "HOROVOD_GPU_OPERATIONS": "NCCL",
-    "GPU_DOUBLE": "devices=2,seed=5",
-}
+ENV = gpu_double.environment("devices=2,seed=5")
 HEAD = f"""
 import os, signal, sys
 
-sys.path.insert(0, {str(harness.ROOT / "tests" / "parallel" / "gpu")!r})
+sys.path.insert(0, {gpu_double.FOLDER!r})
 import torch
 from cuda_double import count, current_stream, on_gpu, violations
 from xla_frames import Call, Memory, Place, XlaError
