@@ -14,6 +14,14 @@ WORKER = Path(__file__).with_name("keras_worker.py")
 BACKENDS = ["torch", "tensorflow", "jax"]
 
 
+def on(usual):
+    """Each backend; all but the usual one only nightly."""
+    others = [b for b in BACKENDS if b != usual]
+    return pytest.mark.parametrize(
+        "backend", [usual, *(pytest.param(b, marks=pytest.mark.nightly) for b in others)]
+    )
+
+
 def start(jobs, mode, folder, backend, *options):
     folder.mkdir(exist_ok=True)
     env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -21,7 +29,7 @@ def start(jobs, mode, folder, backend, *options):
     return jobs(harness.python(3, WORKER, mode, str(folder), options=options, env=env))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@on("tensorflow")
 def test_a_killed_rank_makes_fit_raise_on_all_others(jobs, tmp_path, backend) -> None:
     (tmp_path / "kill").touch()
     job = start(jobs, "fit", tmp_path, backend)
@@ -36,7 +44,7 @@ def test_a_killed_rank_makes_fit_raise_on_all_others(jobs, tmp_path, backend) ->
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@on("jax")
 def test_elastic_training_ends_with_the_weights_of_an_undisturbed_run(
     jobs, tmp_path, backend
 ) -> None:
@@ -74,7 +82,7 @@ threading.Event().wait()
 """
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@on("torch")
 def test_the_stall_report_names_the_line_that_is_inside_of_fit(script, jobs, backend) -> None:
     path = script(UNEVEN)
     line = 1 + next(i for i, text in enumerate(UNEVEN.splitlines()) if "# here" in text)

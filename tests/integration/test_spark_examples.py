@@ -32,7 +32,7 @@ def run(script: str, words: list[str], jobs: Any, folder: Path) -> str:
         ("horovod_runner.py", ["--np", "2"]),
         pytest.param("horovod_runner.py", ["--np", "-2"], marks=pytest.mark.nightly),
         ("estimator_torch.py", ["--epochs", "6"]),
-        ("estimator_keras.py", []),
+        pytest.param("estimator_keras.py", [], marks=pytest.mark.nightly),
         pytest.param("estimator_lightning.py", [], marks=pytest.mark.nightly),
     ],
 )
@@ -43,6 +43,7 @@ def test_digits_are_learned(script: str, words: list[str], jobs: Any, tmp_path: 
     assert float(accuracies[-1]) > 85
 
 
+@pytest.mark.nightly
 def test_training_goes_on_when_an_executor_is_killed(jobs: Any, tmp_path: Path) -> None:
     out = run("spark_elastic.py", ["--num-proc", "2"], jobs, tmp_path)
     # Two ranks, after the loss one, and two again.
