@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from horovod.runner.common.service import compute_service
 from horovod.runner.common.service.compute_service import ComputeClient, ComputeService
 
 KEY = bytes(range(32))
@@ -60,7 +61,7 @@ def test_each_dispatcher_has_workers_of_its_own(client: ComputeClient) -> None:
 
 
 def test_the_end_reaches_the_service_and_its_clients(
-    service: ComputeService, client: ComputeClient
+    service: ComputeService, client: ComputeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = [
         threading.Thread(target=who.wait_for_shutdown, daemon=True) for who in (service, client)
@@ -72,6 +73,8 @@ def test_the_end_reaches_the_service_and_its_clients(
         thread.join(LIMIT_S)
         assert not thread.is_alive()
     service.shutdown()
+    # Nobody will answer, however long it is waited.
+    monkeypatch.setattr(compute_service, "_ANSWERS_WITHIN_S", 0.01)
     client.wait_for_shutdown()
     client.shutdown()
 
