@@ -10,8 +10,11 @@ variables that are set, and the numbers of ranks if not all, such as
 from __future__ import annotations
 
 import json
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +88,11 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     for part in sorted(parts, key=str):
         if part.runs_on(np, _is_nightly(request.config)):
             by_environment.setdefault(part.environment, []).append(part)
-    return {
-        environment: _run(np, of_it, tmp_path_factory.mktemp(f"np{np}{environment}"))
-        for environment, of_it in by_environment.items()
-    }
+    folders = [tmp_path_factory.mktemp(f"np{np}{environment}") for environment in by_environment]
+    # As many jobs at once as there are cores for the ranks of.
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // np)) as pool:
+        found = pool.map(partial(_run, np), by_environment.values(), folders)
+        return dict(zip(by_environment, found, strict=True))
 
 
 def _is_nightly(config: pytest.Config) -> bool:
