@@ -29,7 +29,7 @@ class Training:
 
     def __init__(self, samples: int) -> None:
         torch.manual_seed(os.getpid())  # nobody begins alike
-        self.model = _model()
+        self.model = self.on_device(_model())
         self.optimizer = hvd.DistributedOptimizer(
             _optimizer(self.model), named_parameters=self.model.named_parameters(), op=hvd.Max
         )
@@ -37,6 +37,10 @@ class Training:
         self.batches = torch.utils.data.DataLoader(
             range(samples), batch_size=2, sampler=self.sampler
         )
+
+    def on_device(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model where it is trained."""
+        return model
 
     def begin_step(self, step: int) -> None:
         self.optimizer.zero_grad()

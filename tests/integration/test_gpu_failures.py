@@ -1,0 +1,74 @@
+"""Ranks that die while operations are under way on GPUs: the others are told which, or make new communicators."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpu_double
+import harness
+from gpu_double import environment, program
+
+DIES = """
+from horovod import _core
+
+hvd.init()
+with OnGpu():
+    tensor = on_gpu(torch.ones(4), rank)
+    hvd.allreduce_(tensor, op=hvd.Sum, name="first")
+    # Launched on all ranks, but never begun.
+    hvd.synchronize(hvd.allreduce_async_(tensor, op=hvd.Sum, name="under way"))
+    say(f"process {os.getpid()}")
+    for call in (_core.wait_for_devices, lambda: hvd.allreduce_(tensor, name="next")):
+        try:
+            call()
+            say("went well")
+        except hvd.HorovodInternalError as error:
+            say(f"blames {error.rank} on {error.host}: {error}")
+    torch.cuda.current_stream(rank).synchronize()
+    say(violations())
+"""
+
+
+def test_a_rank_that_is_killed_while_operations_are_under_way_on_gpus(script, jobs) -> None:
+    env = environment("devices=3,seed=3,never=2")
+    job = jobs(harness.python(3, script(program(DIES)), env=env, limit_s=120.0))
+    job.wait_for(": process ", count=3)
+    os.kill(int(gpu_double.said(job, 1)[0].split()[-1]), signal.SIGKILL)
+    job.fail()
+    for rank in (0, 2):
+        _, wait, call, broken = gpu_double.said(job, rank)
+        for told in (wait, call):
+            assert told.startswith("blames 1 on localhost: "), job.report()
+            assert "rank 1 on localhost: killed by signal 9" in told, job.report()
+        assert broken == "[]"
+
+
+@pytest.mark.parametrize(
+    ("mishap", "dead"),
+    [("last rank dies", 1), pytest.param("rank 0 dies", 0, marks=pytest.mark.nightly)],
+)
+def test_elastic_training_on_gpus_goes_on_with_new_communicators(
+    mishap, dead, jobs, tmp_path: Path
+) -> None:
+    """Weights are those of an undisturbed run, bit by bit: the worker compares them."""
+    worker = Path(__file__).with_name("elastic_worker.py")
+    command = [sys.executable, worker, "torch_on_gpu", str(tmp_path), mishap]
+    env = environment("devices=2,seed=5", HOROVOD_ELASTIC_SLOT_FAILURES="100")
+    options = ("--min-np", "1", "-H", "localhost:2")
+    job = jobs(harness.horovodrun(2, command, *options, env=env))
+    job.wait_for(f"now: {mishap}")
+    (tmp_path / "stop").write_text("2")
+    job.succeed()
+
+    ends = re.findall(r"done at step (\d+) with (\w+)", job.stdout)
+    assert len(ends) == 2, job.report()
+    assert len(set(ends)) == 1, job.report()
+    made = re.findall(r"GPU (\d): (\d+) communicators, violations \[\]", job.stdout)
+    # Who was there before has made another one; who takes the place of the dead also takes its GPU.
+    assert set(made) == {(str(dead), "1"), (str(1 - dead), "2")}, job.report()
