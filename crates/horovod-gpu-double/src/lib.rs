@@ -26,7 +26,7 @@
 //! | `host function` | a call of CUDA or NCCL within a function of `cuLaunchHostFunc` |
 //! | `capture` | what invalidates a capture, waits across its border, or lies in it and must not |
 //! | `in progress`, `stream in progress` | a call on a communicator that has answered 7, a use of its stream, before `ncclCommGetAsyncError` says otherwise |
-//! | `threads` | a communicator used by a second thread (asking, aborting and destroying are allowed), two threads that launch on one device |
+//! | `threads` | a communicator used by a second thread (asking, aborting and destroying are allowed), two threads that launch on one device while the host does not know that what the other has launched has ended |
 //! | `launch order` | collectives of two communicators of one device with nothing that orders them |
 //! | `mismatch` | calls that differ between the ranks: function, count, type, operator, root |
 //! | `group`, `split`, `destroy`, `version` | making communicators among collectives; splitting with work outstanding; destroying what would hang; functions that the version does not have |

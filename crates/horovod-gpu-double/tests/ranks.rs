@@ -323,7 +323,7 @@ fn a_communicator_belongs_to_a_thread() {
 }
 
 #[test]
-fn communicators_of_one_device_are_launched_in_order_and_by_one_thread() {
+fn communicators_of_one_device_are_launched_in_order_and_by_one_thread_at_a_time() {
     let rig = rig("devices=1");
     let first = Rank::join(unique_id(), 1, 0, true);
     let second = Rank::join(unique_id(), 1, 0, true);
@@ -349,6 +349,22 @@ fn communicators_of_one_device_are_launched_in_order_and_by_one_thread() {
     });
     let all = rig.violations();
     assert!(all.iter().any(|v| v.starts_with("threads: ")), "{all:?}");
+    configure("");
+    // The host has seen the end of what the others have launched.
+    first.get(a, 1);
+    second.get(b, 1);
+    let id = unique_id();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            adopt(0);
+            let fourth = Rank::join(id, 1, 0, true);
+            let memory = fourth.put(&[1.0]);
+            fourth.all_reduce(memory, 1);
+            fourth.get(memory, 1);
+            fourth.leave();
+        });
+    });
+    rig.is_clean();
     first.leave();
     second.leave();
 }

@@ -149,7 +149,8 @@ impl Call {
         result
     }
 
-    /// The calling thread launches on a device: of all communicators there only one thread may.
+    /// The calling thread launches on a device: others may only when the host has seen the end of what was launched by
+    /// those before.
     fn note_launcher(&mut self, id: u64) {
         let own = thread::number();
         let Some(communicator) = self.communicators.get_mut(&id) else {
@@ -158,7 +159,8 @@ impl Call {
         communicator.launcher = Some(own);
         let device = communicator.device;
         let others = self.communicators.values().filter(|c| c.device == device);
-        let other = others
+        let running = others.filter(|c| !c.has_ended_for(&self.host));
+        let other = running
             .filter_map(|c| c.launcher)
             .find(|thread| *thread != own);
         if let Some(other) = other {

@@ -113,6 +113,12 @@ impl Communicator {
         self.pending.iter().any(|queued| queued.stream == stream)
     }
 
+    /// Whether all that was launched has ended, as far as a clock knows.
+    pub(crate) fn has_ended_for(&self, clock: &Clock) -> bool {
+        let has_seen = |(agent, step)| clock.get(agent) >= step;
+        self.pending.is_empty() && self.last_step.is_none_or(has_seen)
+    }
+
     pub(crate) fn has_launches(&self) -> bool {
         !self.launches.is_empty() || !self.pending.is_empty()
     }
