@@ -71,7 +71,9 @@ def test_a_driver_that_cannot_be_used(case, jobs, script) -> None:
 def test_a_driver_that_is_not_found(jobs, script) -> None:
     hide = 'os.environ["HOROVOD_CUDA_LIBRARY"] = "/nowhere/libcuda.so.1"\n'
     said, _ = run(jobs, script, hide + ONES, environment())
-    for told in (*said[0], *said[1]):
+    everything = [*said[0], *said[1]]
+    assert len(everything) == 2 * len(ALL)
+    for told in everything:
         assert "libcuda.so.1 could not be loaded; tried /nowhere/libcuda.so.1: " in told, told
         assert "Install NVIDIA's driver" in told, told
 

@@ -39,6 +39,20 @@ pub enum GpuError {
         /// The code's name and the driver's text for it.
         text: String,
     },
+    /// There is no memory left for what was asked for.
+    #[error("{call} failed with {text} (2): {}", out_of_memory(*place, *bytes, *free))]
+    OutOfMemory {
+        /// The function of the driver.
+        call: &'static str,
+        /// The code's name and the driver's text for it.
+        text: String,
+        /// Of which memory.
+        place: MemoryPlace,
+        /// How much was asked for.
+        bytes: usize,
+        /// Bytes that are free, and all; if the driver tells.
+        free: Option<(usize, usize)>,
+    },
     /// A function of NCCL failed, or an operation did that had been launched.
     #[error("{call} failed with {text} ({code})")]
     Nccl {
@@ -62,6 +76,18 @@ pub enum GpuError {
     #[error("{0}")]
     Invalid(String),
 }
+
+/// Whose memory is used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryPlace {
+    /// The GPU's with this number.
+    Device(i32),
+    /// The host's, as far as it can be pinned.
+    Pinned,
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
 
 /// Soname of the driver. Never plain `libcuda.so`: toolkits have a stub of that name.
 pub(crate) const CUDA: &str = "libcuda.so.1";
@@ -92,6 +118,23 @@ fn not_loaded(library: &str, tried: &[(String, String)]) -> String {
     text
 }
 
+fn out_of_memory(place: MemoryPlace, bytes: usize, free: Option<(usize, usize)>) -> String {
+    let free = free.map_or_else(String::new, |(free, all)| {
+        format!(", of whose {all} bytes {free} are free")
+    });
+    match place {
+        MemoryPlace::Device(ordinal) => format!(
+            "{bytes} bytes are needed on GPU {ordinal}{free}; use a smaller batch, a smaller HOROVOD_FUSION_THRESHOLD, or \
+             PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves less memory unused in PyTorch's cache, and \
+             look with nvidia-smi whether another process uses that GPU"
+        ),
+        MemoryPlace::Pinned => format!(
+            "{bytes} bytes of pinned host memory are needed, through which tensors of a GPU go without NCCL; give the \
+             host or container more memory and a larger `ulimit -l`, or use a smaller HOROVOD_FUSION_THRESHOLD, or NCCL"
+        ),
+    }
+}
+
 /// Uncorrectable memory and link errors, contained errors; then what kernels do wrong; 718 is an invalid program counter,
 /// 719 the driver's general "launch failed", 721 a leak of tensor memory.
 fn is_sticky(code: i32) -> bool {
@@ -104,6 +147,7 @@ fn is_sticky(code: i32) -> bool {
 /// What to do about codes that have one usual cause.
 fn cuda_advice(code: i32) -> &'static str {
     match code {
+        OUT_OF_MEMORY => "; look with nvidia-smi whether another process uses that GPU",
         34 => {
             "; this libcuda is the stub of a toolkit, for linking only: take its folder out of LD_LIBRARY_PATH"
         }

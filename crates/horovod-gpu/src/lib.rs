@@ -24,7 +24,7 @@ mod tests;
 
 pub use device::Device;
 pub use driver::Driver;
-pub use error::GpuError;
+pub use error::{GpuError, MemoryPlace};
 pub use event::Event;
 pub use executor::{
     AllReduce, Call, Executor, ExecutorProgress, ExecutorSettings, Front, Group, HostMemory,

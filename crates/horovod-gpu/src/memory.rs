@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 
 use crate::device::Device;
-use crate::error::GpuError;
+use crate::error::{GpuError, MemoryPlace, OUT_OF_MEMORY};
 use crate::load::check_process;
 use crate::stream::Stream;
 
@@ -108,7 +108,7 @@ impl Device {
             let mut address = 0;
             // SAFETY: writes one address. A length of 0 is an error of the driver's.
             let code = unsafe { (self.driver().table.mem_alloc)(&raw mut address, bytes.max(1)) };
-            self.driver().checked("cuMemAlloc", code)?;
+            self.allocated("cuMemAlloc", code, self.place(), bytes)?;
             Ok(DeviceMemory {
                 address,
                 bytes,
@@ -138,7 +138,7 @@ impl Device {
                     stream.raw().0,
                 )
             };
-            self.driver().checked("cuMemAllocAsync", code)?;
+            self.allocated("cuMemAllocAsync", code, self.place(), bytes)?;
             Ok(DeviceMemory {
                 address,
                 bytes,
@@ -160,7 +160,7 @@ impl Device {
                     HOST_ALLOC_PORTABLE,
                 )
             };
-            self.driver().checked("cuMemHostAlloc", code)?;
+            self.allocated("cuMemHostAlloc", code, MemoryPlace::Pinned, bytes)?;
             let start = NonNull::new(start.cast())
                 .ok_or_else(|| GpuError::Invalid("cuMemHostAlloc gave no memory".to_owned()))?;
             Ok(PinnedMemory {
@@ -169,6 +169,36 @@ impl Device {
                 device: self,
             })
         })
+    }
+
+    fn place(&self) -> MemoryPlace {
+        MemoryPlace::Device(self.ordinal())
+    }
+
+    /// What an allocation has returned; that there is no memory is told with all that is known.
+    fn allocated(
+        &'static self,
+        call: &'static str,
+        code: i32,
+        place: MemoryPlace,
+        bytes: usize,
+    ) -> Result<(), GpuError> {
+        match self.driver().checked(call, code) {
+            Err(GpuError::Cuda { call, text, .. }) if code == OUT_OF_MEMORY => {
+                let free = match place {
+                    MemoryPlace::Device(_) => self.free_memory().ok(),
+                    MemoryPlace::Pinned => None,
+                };
+                Err(GpuError::OutOfMemory {
+                    call,
+                    text,
+                    place,
+                    bytes,
+                    free,
+                })
+            }
+            result => result,
+        }
     }
 
     /// Copies from the device in the stream's order.

@@ -225,14 +225,14 @@ fn memory_that_is_not_there_is_an_error_that_others_survive() {
         let double = Double::start("memory=1048576");
         let device = Double::adopted(0);
         let error = device.allocate(2 << 20).expect_err("too much");
-        let GpuError::Cuda { call, code, .. } = &error else {
-            panic!("{error:?}")
-        };
-        assert_eq!((*call, *code, error.is_sticky()), ("cuMemAlloc", 2, false));
-        assert!(
-            error.to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"),
-            "{error}"
-        );
+        assert!(!error.is_sticky());
+        for part in [
+            "cuMemAlloc failed with CUDA_ERROR_OUT_OF_MEMORY: out of memory (2)",
+            "2097152 bytes are needed on GPU 0, of whose 1048576 bytes 1048576 are free",
+            "HOROVOD_FUSION_THRESHOLD",
+        ] {
+            assert!(error.to_string().contains(part), "{part} is not in {error}");
+        }
         assert!(device.allocate(1 << 10).is_ok());
         double.assert_clean();
     });
