@@ -10,8 +10,8 @@ use crate::environment;
 pub(crate) const INSTALLATION: &str = include_str!("../../../python/horovod/_installation.py");
 
 /// Prints, per framework, `name|version|adapter`: the installed version (or nothing) and whether this package has
-/// an adapter for it; NCCL in the same way; and per thing that is wrong with the installation `!|what`. Nothing of a
-/// framework is imported, and of the package last what finds NCCL.
+/// an adapter for it; NCCL and CUDA's driver in the same way, with why they cannot be used behind it; and per thing that
+/// is wrong with the installation `!|what`. Nothing of a framework is imported, and of the package last what finds NCCL.
 const PROBE: &str = r#"
 import importlib.metadata, importlib.util, os
 spec = importlib.util.find_spec("horovod")
@@ -34,9 +34,10 @@ for what in findings():
     print("!", what, sep="|")
 try:
     from horovod.common._gpu_libraries import found
-    nccl = found()["nccl"]
-    if not isinstance(nccl, str):
-        print("NCCL", f"{nccl[0]} in {nccl[1]}", 1, sep="|")
+    for name, told in found().items():
+        is_usable = not isinstance(told, str)
+        version, problem = (" in ".join(told), "") if is_usable else ("", " ".join(told.split()))
+        print(name.upper(), version, int(is_usable), problem, sep="|")
 except Exception:
     pass
 "#;
@@ -53,6 +54,8 @@ struct Framework {
     name: String,
     version: Option<String>,
     has_adapter: bool,
+    /// Why a library that is looked for when it is needed cannot be used.
+    problem: Option<String>,
 }
 
 impl Framework {
@@ -159,17 +162,21 @@ fn explain(python: &Path, found: &io::Result<Vec<Framework>>) -> String {
         for (feature, is_built) in [
             ("MPI", false),
             ("Gloo", true),
-            ("NCCL", nccl.is_some()),
+            ("NCCL", nccl.is_some_and(Framework::is_usable)),
             ("DDL", false),
             ("CCL", false),
         ] {
             text.push_str(&checked(extension, &format!(" with {feature}"), is_built));
         }
     }
-    if let Some(version) = nccl.and_then(|nccl| nccl.version.as_ref()) {
-        text.push_str(&format!(
-            "NCCL is not built in but found when it is needed: here it is {version}.\n"
-        ));
+    let driver = found.iter().find(|f| f.name == "CUDA");
+    for (name, library) in [("NCCL", nccl), ("CUDA's driver", driver)] {
+        let start = format!("{name} is not built in but found when it is needed: ");
+        match library.map(|library| (&library.version, &library.problem)) {
+            Some((Some(version), _)) => text.push_str(&format!("{start}here it is {version}.\n")),
+            Some((None, Some(why))) => text.push_str(&format!("{start}not here. {why}.\n")),
+            _ => {}
+        }
     }
     text.push_str(
         "Gloo means this package's own transport: shared memory within a host, TCP between hosts.\n",
@@ -220,15 +227,16 @@ fn probe(python: &PathBuf) -> io::Result<(Vec<Framework>, Vec<String>)> {
 fn parse(text: &str) -> Vec<Framework> {
     text.lines()
         .filter_map(|line| {
-            let mut fields = line.split('|');
+            let mut fields = line.splitn(4, '|');
             let name = fields.next()?.to_owned();
             let version = fields.next()?;
             let has_adapter = fields.next()? == "1";
-            let version = (!version.is_empty()).then(|| version.to_owned());
+            let told = |text: &str| (!text.is_empty()).then(|| text.to_owned());
             Some(Framework {
                 name,
-                version,
+                version: told(version),
                 has_adapter,
+                problem: fields.next().and_then(told),
             })
         })
         .collect()
@@ -257,6 +265,15 @@ mod tests {
         let words = explain(Path::new("py"), &Ok(with_nccl));
         assert!(words.contains("Extension torch was built with NCCL.\n"));
         assert!(words.contains("here it is 2.30.7 in /x/libnccl.so.2.\n"));
+        let without = parse("PyTorch|2.15.0|1\nNCCL||0|a | b\nCUDA|13.2 in /x/libcuda.so.1|1|\n");
+        let words = explain(Path::new("py"), &Ok(without));
+        assert!(words.contains("Extension torch was NOT built with NCCL.\n"));
+        assert!(
+            words.contains("NCCL is not built in but found when it is needed: not here. a | b.\n")
+        );
+        assert!(words.contains(
+            "CUDA's driver is not built in but found when it is needed: here it is 13.2"
+        ));
         let words = explain(Path::new("py"), &Ok(found));
         assert!(words.contains("Extension torch was NOT built with NCCL.\n"));
         for line in [
