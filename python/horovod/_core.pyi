@@ -54,6 +54,7 @@ __all__ = [
     "process_set_ranks",
     "rank",
     "remove_process_set",
+    "scattered_rows",
     "shutdown",
     "size",
     "start_timeline",
@@ -314,6 +315,9 @@ def remove_process_set(process_set: int) -> bool: ...
 def process_set_ranks(process_set: int) -> list[int]:
     """Members in ascending order; ValueError "Process set does not exist or has not been registered.\""""
 
+def scattered_rows(process_set: int | None, rows: int) -> int | None:
+    """Rows that this rank gets of a reducescatter of so many; None if it is no member, or there is no job or set."""
+
 def process_set_ids() -> list[int]: ...
 def dynamic_process_sets() -> bool: ...
 def enqueue(
@@ -338,7 +342,7 @@ def enqueue(
     by calls that succeed. Each tensor is: input pointer, output pointer, dtype code, shape, and an owner that is
     kept alive until completion. Contiguous memory of the host, or of the GPU of that number; both pointers may be equal
     (in place). ALLREDUCE and BROADCAST need an output pointer; for ALLGATHER, ALLTOALL and REDUCESCATTER it is 0 and
-    the core allocates.
+    the core allocates; but for a REDUCESCATTER on a GPU without `allocators` it is that of memory for `scattered_rows`.
     `root` is a global rank, -1 where there is none. `splits` are rows per member of an alltoall, None for even.
     `wait` returns what `finish` makes of the outputs, and the outputs themselves without it.
 

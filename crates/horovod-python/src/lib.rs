@@ -48,7 +48,7 @@ mod _core {
         rank, remove_process_set, shutdown, size, start_timeline, stop_timeline, transports,
     };
     #[pymodule_export]
-    use crate::submit::{enqueue, wait, wait_softly};
+    use crate::submit::{enqueue, scattered_rows, wait, wait_softly};
 
     #[pymodule_init]
     fn init_module(m: &Bound<'_, PyModule>) -> PyResult<()> {

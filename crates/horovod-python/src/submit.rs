@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use horovod::gpu::RawStream;
 use horovod::{
-    DType, Engine, Error, Handle, Op, OpResult, Output, Rank, ReduceOp, Scale, Softly, Submission,
-    Tensor, TensorMeta, Waited,
+    DType, Engine, Error, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReduceOp, Scale,
+    Softly, Submission, Tensor, TensorMeta, Waited,
 };
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -103,6 +103,9 @@ pub(crate) fn enqueue(
     }
     let place = gpu.map(|(streams, ordinal)| Place::of(py, streams.get(), ordinal));
     let place = place.transpose()?;
+    // Then the adapter has allocated the results.
+    let is_scattered =
+        matches!(op, Op::Reducescatter { .. }) && place.is_some() && allocators.is_none();
     let (allocator, given) = place
         .as_ref()
         .zip(allocators)
@@ -114,10 +117,16 @@ pub(crate) fn enqueue(
         .map(|(input, output, dtype, shape, owner)| {
             let dtype = DType::from_code(dtype)
                 .ok_or_else(|| PyValueError::new_err(format!("unknown dtype code {dtype}")))?;
+            let at = std::ptr::with_exposed_provenance_mut(output);
             let output = match output {
+                // What does not fit is refused when it is carried out.
+                _ if is_scattered => Output::Exactly {
+                    at,
+                    bytes: scattered_bytes(&engine, set, dtype, &shape).unwrap_or(0),
+                },
                 0 if !needs_output => Output::Allocate,
                 // Tensors without elements may have a null pointer.
-                p => Output::At(std::ptr::with_exposed_provenance_mut(p)),
+                _ => Output::At(at),
             };
             let meta = TensorMeta::new(dtype, shape);
             let input = std::ptr::with_exposed_provenance(input);
@@ -159,6 +168,26 @@ pub(crate) fn enqueue(
         submission = unsafe { submission.allocating(allocator) };
     }
     submit(py, &engine, submission.keeping(Some(kept)))
+}
+
+/// Bytes of this rank's result of a reducescatter; `None` if it gets none, or they are too many.
+fn scattered_bytes(
+    engine: &Engine,
+    set: ProcessSetId,
+    dtype: DType,
+    shape: &[u64],
+) -> Option<usize> {
+    let (rows, row) = shape.split_first()?;
+    let rows = engine.scattered_rows(set, *rows)?;
+    let elems = row.iter().try_fold(rows, |n, d| n.checked_mul(*d))?;
+    usize::try_from(elems).ok()?.checked_mul(dtype.size())
+}
+
+/// Rows of dimension 0 that this rank gets of a reducescatter of so many; None if it is no member of the set.
+#[pyfunction]
+pub(crate) fn scattered_rows(process_set: Option<u32>, rows: u64) -> Option<u64> {
+    let engine = horovod::engine().ok()?;
+    engine.scattered_rows(ProcessSetId(process_set?), rows)
 }
 
 pub(crate) fn submit(py: Python<'_>, engine: &Engine, submission: Submission<'_>) -> PyResult<u64> {
@@ -282,7 +311,8 @@ pub(crate) fn wait(py: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Py<PyA
         Some(Kept::OnGpu(on_gpu)) => {
             let outputs = match &on_gpu.given {
                 Some(given) => outputs_on_gpu(py, result, given)?,
-                None => outputs(py, result)?,
+                // They are in memory of the caller's.
+                None => py.None(),
             };
             match &on_gpu.finish {
                 Some(finish) => finish.call1(py, (outputs,)),

@@ -31,6 +31,16 @@ pub enum Output {
         /// Length.
         bytes: usize,
     },
+    /// Into so many bytes of memory of the caller's, which are just what this rank gets: anything else is an error. For
+    /// reducescatter, of which each rank knows that ([`Engine::scattered_rows`]).
+    ///
+    /// [`Engine::scattered_rows`]: crate::Engine::scattered_rows
+    Exactly {
+        /// First byte.
+        at: *mut u8,
+        /// Length.
+        bytes: usize,
+    },
 }
 
 /// One tensor of a submission: an address with a type, a shape and an owner.
@@ -170,9 +180,12 @@ impl Tensor {
 
     /// Whether it has the memory that its elements need.
     pub fn has_memory(&self) -> bool {
-        let missing = self.input.is_null()
-            || matches!(self.output, Output::At(at) | Output::Even { at, .. } if at.is_null());
-        !missing || self.bytes() == Some(0)
+        let has_output = match self.output {
+            Output::At(at) | Output::Even { at, .. } => !at.is_null(),
+            Output::Exactly { at, bytes } => !at.is_null() || bytes == 0,
+            Output::Allocate => true,
+        };
+        (has_output && !self.input.is_null()) || self.bytes() == Some(0)
     }
 
     /// The addresses of its input; `None` if it has no bytes.
@@ -185,7 +198,7 @@ impl Tensor {
     pub(crate) fn output_ptr(&self) -> Option<*mut u8> {
         match self.output {
             Output::At(p) => Some(p),
-            Output::Allocate | Output::Even { .. } => None,
+            Output::Allocate | Output::Even { .. } | Output::Exactly { .. } => None,
         }
     }
 

@@ -126,6 +126,29 @@ def _rows_entry(source: Memory) -> Entry:
     return (source.address, 0, source.code, source.shape if source.has_rows else (), source.owner)
 
 
+def _places(
+    kind: int, gpu: Gpu | None, sources: Sequence[Memory], process_set: ProcessSet
+) -> tuple[list[Entry], list[Output] | None, list[Allocate] | None]:
+    """Where results of an operation on rows go: entries; the memory, if that is given here; else who gives it later.
+
+    On a GPU it is given here where the size is known: of a reducescatter, unless that will be refused.
+    """
+    shapes = []
+    if gpu is not None and kind == _core.REDUCESCATTER:
+        for source in sources:
+            rows = _core.scattered_rows(process_set.process_set_id, source.shape[0])
+            if rows is not None:
+                shapes.append((rows, *source.shape[1:]))
+    if gpu is None or len(shapes) < len(sources):
+        return [_rows_entry(source) for source in sources], None, _allocators(gpu, sources)
+    entries, outputs = [], []
+    for source, shape in zip(sources, shapes, strict=True):
+        output = gpu.allocator(source.owner)(shape)
+        entries.append(_entry(source, output))
+        outputs.append((output[1], shape))
+    return entries, outputs, None
+
+
 class RowCollectives(Generic[T]):
     """Operations whose results the core allocates; a framework that runs the others in an engine of its own has these.
 
@@ -152,18 +175,19 @@ class RowCollectives(Generic[T]):
         if kind == _core.REDUCESCATTER and not source.has_rows:
             raise ValueError(_NO_ROWS)
         dtype = source.dtype
+        entries, given, allocators = _places(kind, source.gpu, (source,), process_set)
         return start(
             kind,
             self._prefix + prefix,
             name,
-            (_rows_entry(source),),
+            entries,
             process_set.process_set_id,
             op=Sum if op is None else op,
             prescale=scales[0],
             postscale=scales[1],
-            finish=lambda outputs: its.wrap_output(outputs[0], dtype),
+            finish=lambda outputs: its.wrap_output((given or outputs)[0], dtype),
             gpu=source.gpu,
-            allocators=_allocators(source.gpu, (source,)),
+            allocators=allocators,
         )
 
     def _grouped_rows(
@@ -184,15 +208,17 @@ class RowCollectives(Generic[T]):
             raise ValueError(_NO_ROWS)
         dtypes = [source.dtype for source in sources]
         gpu = _place(sources)
+        entries, given, allocators = _places(kind, gpu, sources, process_set)
 
         def finish(outputs: Any) -> tuple[T, ...]:
-            return tuple([its.wrap_output(*pair) for pair in zip(outputs, dtypes, strict=True)])
+            results = zip(given or outputs, dtypes, strict=True)
+            return tuple([its.wrap_output(output, dtype) for output, dtype in results])
 
         return start(
             kind,
             self._prefix + prefix,
             name,
-            [_rows_entry(source) for source in sources],
+            entries,
             process_set.process_set_id,
             op=Sum if op is None else op,
             prescale=scales[0],
@@ -200,7 +226,7 @@ class RowCollectives(Generic[T]):
             grouped=True,
             finish=finish,
             gpu=gpu,
-            allocators=_allocators(gpu, sources),
+            allocators=allocators,
         )
 
     def allgather_async(

@@ -490,6 +490,16 @@ impl Engine {
         self.shared.lock().worker.members(set).map(<[Rank]>::to_vec)
     }
 
+    /// Rows of dimension 0 that this rank gets of a reducescatter of so many among the members of a set; `None` if it is no
+    /// member, or there is no such set.
+    pub fn scattered_rows(&self, set: ProcessSetId, rows: u64) -> Option<u64> {
+        let state = self.shared.lock();
+        let members = state.worker.members(set)?;
+        let me = members.binary_search(&self.topology.rank).ok()?;
+        let rows = usize::try_from(rows).ok()?;
+        Some(backend::share_of(rows, me, members.len()) as u64)
+    }
+
     /// Ids of all registered sets, ascending.
     pub fn process_set_ids(&self) -> Vec<ProcessSetId> {
         self.shared

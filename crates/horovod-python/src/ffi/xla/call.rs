@@ -234,7 +234,7 @@ impl Operand {
                     at: somewhere(at),
                     bytes,
                 },
-                Output::Allocate => output,
+                Output::Allocate | Output::Exactly { .. } => output,
             };
             // SAFETY: as above; what has no bytes is not touched.
             let tensor = unsafe { Tensor::new(self.meta.clone(), input, output) };

@@ -30,6 +30,7 @@ use crate::error::Error;
 
 pub(super) use capabilities::Capabilities;
 pub(super) use gpu::gpu_backends;
+pub(super) use rows::share_of;
 
 /// Bytes of an offer at most.
 const OFFER_MAX: usize = 1 << 10;

@@ -38,7 +38,7 @@ pub(super) fn received_shape(tensor: &Tensor, rows: &[usize]) -> Shape {
 }
 
 /// The rows of dimension 0 that one of so many members gets.
-pub(super) fn share_of(rows: usize, me: usize, members: usize) -> usize {
+pub(in crate::engine) fn share_of(rows: usize, me: usize, members: usize) -> usize {
     rows / members + usize::from(me < rows % members)
 }
 

@@ -286,6 +286,7 @@ fn memory(
 ) -> Result<Buffer, Failure> {
     let lent = match tensor.output {
         Output::Even { at, bytes: length } if even && length == bytes => Buffer::lent(at, bytes),
+        Output::Exactly { at, bytes: length } if length == bytes => Buffer::lent(at, bytes),
         Output::At(at) => Buffer::lent(at, bytes),
         _ => None,
     };

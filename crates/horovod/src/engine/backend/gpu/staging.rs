@@ -325,6 +325,9 @@ pub(super) fn end(
                 {
                     Buffer::lent(at, bytes)
                 }
+                Some((_, Output::Exactly { at, bytes })) if bytes == made.len() => {
+                    Buffer::lent(at, bytes)
+                }
                 _ => None,
             };
             let buffer = own.or_else(|| Some(given?.take()?.0));

@@ -127,11 +127,19 @@ impl Run<'_> {
         bytes: usize,
         even: bool,
     ) -> Result<Buffer, Failure> {
-        if let Output::Even { at, bytes: length } = tensor.output
-            && even
-            && length == bytes
-            && let Some(buffer) = Buffer::lent(at, bytes)
-        {
+        let own = match tensor.output {
+            Output::Even { at, bytes: length } if even && length == bytes => {
+                Buffer::lent(at, bytes)
+            }
+            Output::Exactly { at, bytes: length } if length == bytes => Buffer::lent(at, bytes),
+            Output::Exactly { bytes: length, .. } => {
+                return Err(Failure::Local(format!(
+                    "there are {length} bytes for a result that needs {bytes}"
+                )));
+            }
+            _ => None,
+        };
+        if let Some(buffer) = own {
             return Ok(buffer);
         }
         let given = given.get_mut(item).and_then(|item| item.get_mut(i));
