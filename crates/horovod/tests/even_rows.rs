@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use horovod::config::Config;
 use horovod::{
-    DType, Engine, Op, OpResult, Output, ProcessSetId, Submission, Tensor, TensorMeta, Waited,
+    DType, Engine, Error, Op, OpResult, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
+    TensorMeta, Waited,
 };
 use horovod_transport::testing;
 
@@ -74,4 +75,47 @@ fn even_rows_come_where_they_are_expected() {
 fn uneven_rows_lie_elsewhere_on_all_ranks_also_where_their_sum_is_expected() {
     assert_eq!(gathered(&[1, 2, 3], 6), [(false, 6); 3]);
     assert_eq!(gathered(&[2, 2], 6), [(false, 4); 2]);
+}
+
+/// Two ranks scatter three rows of ones; each gives memory for what it gets, and for so many rows more.
+fn scattered(more: usize) -> Vec<Result<Vec<f32>, Error>> {
+    let ranks = testing::cluster(2).into_iter().map(|mesh| {
+        std::thread::spawn(move || {
+            let engine = Engine::start(Config::solo(), mesh).expect("starts");
+            let set = ProcessSetId::GLOBAL;
+            let mine = engine.scattered_rows(set, 3).expect("it is a member");
+            let (input, mut output) = (vec![1.0f32; 3], vec![0.0f32; mine as usize + more]);
+            let (at, bytes) = (output.as_mut_ptr().cast(), size_of_val(&output[..]));
+            let meta = TensorMeta::new(DType::F32, [3]);
+            let place = Output::Exactly { at, bytes };
+            // SAFETY: both live until the operation has ended, and nobody touches them meanwhile.
+            let tensor = unsafe { Tensor::new(meta, input.as_ptr().cast(), place) };
+            let op = Op::Reducescatter {
+                op: ReduceOp::Sum,
+                scale: Scale::NONE,
+            };
+            let submission = Submission::new("test", Some("scatter"), op, set, tensor.into());
+            let handle = engine.submit(submission).expect("is accepted");
+            let Waited::Ended { result, .. } = engine.wait(handle, LIMIT) else {
+                panic!("it hangs");
+            };
+            engine.shutdown();
+            result.map(|_| output)
+        })
+    });
+    let ranks: Vec<_> = ranks.collect();
+    ranks
+        .into_iter()
+        .map(|rank| rank.join().expect("no panic"))
+        .collect()
+}
+
+#[test]
+fn scattered_rows_come_where_there_is_just_room_for_them() {
+    let results: Vec<_> = scattered(0).into_iter().map(Result::unwrap).collect();
+    assert_eq!(results, [vec![2.0, 2.0], vec![2.0]]);
+    for refused in scattered(1) {
+        let error = refused.expect_err("there is more room").to_string();
+        assert!(error.contains("bytes for a result that needs"), "{error}");
+    }
 }
