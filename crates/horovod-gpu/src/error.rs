@@ -54,7 +54,7 @@ pub enum GpuError {
         free: Option<(usize, usize)>,
     },
     /// A function of NCCL failed, or an operation did that had been launched.
-    #[error("{call} failed with {text} ({code})")]
+    #[error("{call} failed with {text} ({code}){}", nccl_advice(text))]
     Nccl {
         /// Its name.
         call: &'static str,
@@ -142,6 +142,17 @@ fn is_sticky(code: i32) -> bool {
         code,
         214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721
     )
+}
+
+/// What to do about the text of NCCL's that has one usual cause.
+fn nccl_advice(text: &str) -> &'static str {
+    match text.contains("out of memory") {
+        true => {
+            "; NCCL needs memory of the GPU beside the framework's: use a smaller batch, fewer process sets, a smaller \
+             HOROVOD_NCCL_MAX_CTAS, or have the first operation run before the framework has taken all memory"
+        }
+        false => "",
+    }
 }
 
 /// What to do about codes that have one usual cause.

@@ -239,6 +239,24 @@ fn memory_that_is_not_there_is_an_error_that_others_survive() {
 }
 
 #[test]
+fn memory_that_nccl_does_not_get_is_told_with_what_to_do() {
+    let failed = |text: &str| {
+        let (call, code) = ("ncclCommInitRankConfig", 1);
+        let text = text.to_owned();
+        GpuError::Nccl { call, code, text }.to_string()
+    };
+    // As NCCL says it, whose own failures of other kinds have no advice.
+    let error = failed("unhandled cuda error: Cuda failure 2 'out of memory'");
+    assert!(
+        error.contains("(1); NCCL needs memory of the GPU"),
+        "{error}"
+    );
+    assert!(error.contains("HOROVOD_NCCL_MAX_CTAS"), "{error}");
+    let error = failed("unhandled cuda error: Cuda failure 700 'an illegal memory access'");
+    assert!(error.ends_with("(1)"), "{error}");
+}
+
+#[test]
 fn a_lost_context_is_told_from_other_errors() {
     alone(&[], || {
         let double = Double::start("fail=cuEventQuery:1:700,fail=cuEventRecord:3:600");
