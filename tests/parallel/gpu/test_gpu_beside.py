@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -48,13 +49,35 @@ def test_another_user_of_nccl_takes_turns():
     assert is_sum(hvd.allreduce(ones(), op=hvd.Sum, name="turns.last"))
 
 
+@contextmanager
+def process_group(backend):
+    """In the block `torch.distributed` is there, over this."""
+    folder = hvd.broadcast_object(tempfile.mkdtemp())
+    store = torch.distributed.FileStore(os.path.join(folder, backend), SIZE)
+    torch.distributed.init_process_group(backend, store=store, rank=RANK, world_size=SIZE)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not IS_REAL, reason="PyTorch's NCCL needs a GPU")
+def test_torch_distributed_over_nccl_takes_turns():
+    with torch.cuda.device(DEVICE), process_group("nccl"):
+        for step in range(4):
+            ours, theirs = ones(), ones()
+            hvd.allreduce_(ours, op=hvd.Sum, name=f"beside nccl.{step}")
+            torch.cuda.synchronize()
+            torch.distributed.all_reduce(theirs)
+            torch.cuda.synchronize()
+            assert is_sum(ours)
+            assert is_sum(theirs)
+
+
 def test_torch_distributed_over_gloo_in_any_order(monkeypatch):
     """It works on the CPU: the two may wait for each other's ranks in different orders."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    folder = hvd.broadcast_object(tempfile.mkdtemp())
-    store = torch.distributed.FileStore(os.path.join(folder, "gloo"), SIZE)
-    torch.distributed.init_process_group("gloo", store=store, rank=RANK, world_size=SIZE)
-    try:
+    with process_group("gloo"):
         for step in range(6):
             ours, theirs = ones(), torch.ones(ELEMENTS)
             began = {}
@@ -75,8 +98,6 @@ def test_torch_distributed_over_gloo_in_any_order(monkeypatch):
             began["theirs"].wait()
             assert is_sum(ours)
             assert is_sum(theirs)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 OPERATIONS = {
