@@ -225,11 +225,19 @@ def jax_distributed_runs(rank: int, ranks: int, ports: list[int]) -> Runs:
 
 
 def mxnet_runs(hvd: Any) -> Runs:
-    """Asynchronous operations of MXNet's engine, awaited."""
+    """Asynchronous operations of MXNet's engine, awaited; gradients as Gluon's trainer reduces them."""
     import mxnet as mx
 
     big = mx.nd.ones(BIG)
-    gradients = [mx.nd.ones(shape) for shape in SHAPES]
+    parameters = [
+        mx.gluon.Parameter(f"p{i:03}", shape=shape, init="ones") for i, shape in enumerate(SHAPES)
+    ]
+    for parameter in parameters:
+        parameter.initialize()
+    gradients = [parameter.grad() for parameter in parameters]
+    for gradient in gradients:
+        gradient[:] = 1
+    trainer = hvd.DistributedTrainer(parameters, "sgd")
 
     def large() -> None:
         hvd.allreduce(big, average=False, name="big").wait_to_read()
@@ -238,8 +246,7 @@ def mxnet_runs(hvd: Any) -> Runs:
         hvd.allreduce_(big, average=False, name="big_").wait_to_read()
 
     def resnet() -> None:
-        for i, gradient in enumerate(gradients):
-            hvd.allreduce_(gradient, average=False, name=f"g.{i}", priority=-i)
+        trainer.allreduce_grads()
         for gradient in gradients:
             gradient.wait_to_read()
 

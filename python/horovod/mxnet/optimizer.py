@@ -4,12 +4,15 @@ Gradients are summed; the average comes from `rescale_grad`, by which MXNet's op
 """
 
 import itertools
+import sys
 import warnings
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mxnet as mx
 
+from horovod.common._gradient_grouping import fills_its_host
 from horovod.common._ops import Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
@@ -32,20 +35,24 @@ class _Reduction:
         self.is_active = bool(process_set.included()) and process_set.size() != 1
         self.rescale = predivide / (process_set.size() or 1) if self.is_active else 1.0
         """What `rescale_grad` is multiplied by to make averages of sums."""
+        self.is_together = self.is_active and num_groups <= 0 and fills_its_host()
+        """Whether all gradients of a dtype go as one operation, without having been asked for groups."""
 
     def run(self, names: Sequence[str], grads: Sequence[NDArray]) -> None:
         """Reduce in place; the first are the most urgent, as the next forward pass needs them first."""
-        if self.num_groups <= 0:
-            for i, (name, grad) in enumerate(zip(names, grads, strict=True)):
+        entries = list(zip(names, grads, strict=True))
+        if self.num_groups <= 0 and not (self.is_together and len(entries) > 1):
+            for i, (name, grad) in enumerate(entries):
                 allreduce_(grad, name=name, priority=-i, **self.options)
             return
-        for i, chunk in enumerate(
-            split_list(list(zip(names, grads, strict=True)), self.num_groups)
-        ):
+        for i, chunk in enumerate(split_list(entries, max(self.num_groups, 1))):
             by_type = sorted(chunk, key=lambda entry: str(entry[1].dtype))
             for _, group in itertools.groupby(by_type, key=lambda entry: str(entry[1].dtype)):
                 keys, arrays = zip(*group, strict=True)
                 name = f"{keys[0]}:{keys[-1]}"
+                if self.is_together:
+                    # As one by one, ranks with gradients of other parameters do not mix up those of one shape.
+                    name += f"#{zlib.crc32(' '.join(keys).encode()):08x}"
                 grouped_allreduce_(arrays, name=name, priority=-i, **self.options)
 
 
@@ -67,7 +74,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     gradient_predivide_factor
         Gradients are divided by it before the sum, and the sum is multiplied by it.
     num_groups
-        Reduce in so many groups, each as one operation; 0: one by one.
+        Reduce in so many groups of what MXNet hands over at once, each as one operation. 0: one by one; if the job's
+        ranks leave no core of their only host over, those of one dtype together.
     process_set
         The ranks that take part; others apply their own gradients.
     """
@@ -105,21 +113,33 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         """What the script multiplies gradients by, without what makes averages of sums."""
         return float(self._optimizer.rescale_grad / self._reduction.rescale)
 
-    def _reduce(self, index: Any, grad: Any) -> None:
+    @property
+    def aggregate_num(self) -> int:
+        """How many gradients MXNet may hand over at once, 0: no list; all, if they are reduced together."""
+        return sys.maxsize if self._reduction.is_together else int(self._optimizer.aggregate_num)
+
+    def _reduce_and(self, apply: Callable[..., None], *given: Any) -> None:
+        """Reduce the gradients in place, then apply as many at once as MXNet would hand to the wrapped optimizer."""
+        index, _, grad, _ = given
+        many = isinstance(index, tuple | list)
         if self._reduction.is_active:
-            many = isinstance(index, tuple | list)
             names = [str(i) for i in index] if many else [str(index)]
             self._reduction.run(names, grad if many else [grad])
+        if not (many and self._reduction.is_together):
+            apply(*given)
+            return
+        most = self._optimizer.aggregate_num
+        for start in range(0, len(index), max(most, 1)):
+            at = slice(start, start + most) if most > 0 else start
+            apply(*(values[at] for values in given))
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Reduce the gradients in place, then apply them; one of each or lists."""
-        self._reduce(index, grad)
-        self._optimizer.update(index, weight, grad, state)
+        self._reduce_and(self._optimizer.update, index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Reduce the gradients in place, then apply them to weights that may be float16."""
-        self._reduce(index, grad)
-        self._optimizer.update_multi_precision(index, weight, grad, state)
+        self._reduce_and(self._optimizer.update_multi_precision, index, weight, grad, state)
 
     create_state = _delegated("create_state")
     create_state_multi_precision = _delegated("create_state_multi_precision")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from horovod import _core
+from horovod.common._gradient_grouping import fills_its_host
 from horovod.common._ops import Average
-from horovod.common.basics import basics
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.tensorflow import _xla, mpi_ops
@@ -34,17 +33,6 @@ def takes_part(process_set: ProcessSet) -> Any:
         size = mpi_ops.size_op(_set_id(process_set))
         return tf.logical_and(tf.equal(included, 1), size > 1)
     return bool(process_set.included()) and (process_set.size() or 1) > 1
-
-
-def fills_its_host() -> bool:
-    """Whether the job's ranks leave no core of their only host over: sending early then only takes from computing.
-
-    All ranks have to group alike, so it rests on what is equal on all of them. Elastic jobs, whose graphs outlast their
-    hosts, never do.
-    """
-    if _core.is_elastic():
-        return False
-    return basics.local_size() == basics.size() >= (os.cpu_count() or 1)
 
 
 def _make_allreduce_grads_fn(

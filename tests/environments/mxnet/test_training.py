@@ -8,12 +8,22 @@ import numpy as np
 import pytest
 
 import horovod.mxnet as hvd
-from horovod.mxnet import functions, mpi_ops
+from horovod.mxnet import _operations, functions, mpi_ops
 from horovod.mxnet import optimizer as optimizers
 
 hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
 BATCH, STEPS = 4, 5
+
+
+several = pytest.mark.skipif(SIZE == 1, reason="nothing is sent")
+
+
+@pytest.fixture(params=[True, False], ids=["full host", "spare cores"])
+def cores(request, monkeypatch):
+    """Whether the ranks fill their host: without groups that decides whether gradients go together."""
+    monkeypatch.setattr(optimizers, "fills_its_host", lambda: request.param)
+    return request.param
 
 
 def data(step, rank):
@@ -61,6 +71,7 @@ def mine():
 OPTIONS = {"learning_rate": 0.5, "momentum": 0.9, "wd": 0.01}
 
 
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("hybrid", [False, True])
 @pytest.mark.parametrize("num_groups", [0, 1, 3, 9])
 @pytest.mark.parametrize("predivide", [1.0, 2.0])
@@ -84,6 +95,7 @@ def test_the_trainer_equals_one_process(num_groups, predivide, hybrid):
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("kind", [list, tuple, dict])
 def test_other_containers_of_parameters(kind):
     net = network()
@@ -96,11 +108,12 @@ def test_other_containers_of_parameters(kind):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_compressed_gradients():
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("num_groups", [0, 2])
+def test_compressed_gradients(num_groups):
     net = network()
-    trainer = hvd.DistributedTrainer(
-        net.collect_params(), "sgd", OPTIONS, compression=hvd.Compression.fp16, num_groups=2
-    )
+    options = {"compression": hvd.Compression.fp16, "num_groups": num_groups}
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", OPTIONS, **options)
     got = train(net, trainer, mine(), BATCH)
     for a, b in zip(got, on_all_data(optimizer_params=OPTIONS), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-2, atol=2e-2)
@@ -160,8 +173,9 @@ def module(optimizer, batch, batches):
     return {k: v.asnumpy() for k, v in net.get_params()[0].items()}
 
 
+@pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize("num_groups", [0, 2])
-@pytest.mark.parametrize("name", ["sgd", "adam", "nag"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "nag", "lamb"])
 def test_the_optimizer_in_a_module_equals_one_process(name, num_groups):
     options = {"learning_rate": 0.05, "wd": 0.01}
 
@@ -267,18 +281,118 @@ def test_bad_arguments():
         hvd.DistributedTrainer(net.collect_params(), "sgd")
 
 
-def test_names_of_gradients(monkeypatch):
-    if SIZE == 1:
-        pytest.skip("nothing is sent")
-    calls = []
-    monkeypatch.setattr(
-        optimizers, "allreduce_", lambda a, **k: calls.append((k["name"], k["priority"]))
-    )
-    net = network()
-    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", prefix="x.")
+class Sent(list):
+    """The names and priorities of operations, which are carried out if `also` does so."""
+
+    def record(self, monkeypatch, also=None):
+        def push(kind, prefix, name, inputs, outputs, process_set, priority, **options):
+            self.append((f"{prefix}.{name}", priority))
+            if also:
+                also(kind, prefix, name, inputs, outputs, process_set, priority, **options)
+
+        monkeypatch.setattr(_operations, "push", push)
+
+
+@several
+def test_names_of_gradients(monkeypatch, cores):
+    sent = Sent()
+    sent.record(monkeypatch)
+    trainer = hvd.DistributedTrainer(network().collect_params(), "sgd", prefix="x.")
     trainer._params[1].grad_req = "null"
     trainer.allreduce_grads()
-    assert calls == [("x.0", 0), ("x.2", -1), ("x.3", -2)]
+    alone = [("x.0", 0), ("x.2", -1), ("x.3", -2)]
+    if not cores:
+        assert sent == [(f"horovod_allreduce.{name}", priority) for name, priority in alone]
+        return
+    ((name, priority),) = sent
+    assert (name.split("#")[0], priority) == ("horovod_grouped_allreduce.x.0:x.3", 0)
+    # Ranks that have gradients of other parameters, as many of the same shapes, must not meet.
+    trainer._params[1].grad_req, trainer._params[2].grad_req = "write", "null"
+    trainer.allreduce_grads()
+    assert sent[1][0].split("#")[0] == name.split("#")[0]
+    assert sent[1] != sent[0]
+    assert hvd.allgather_object(list(sent)) == [list(sent)] * SIZE
+
+
+def gradients_of(params, **options):
+    """The bytes of gradients of several types after the trainer has reduced them."""
+    trainer = hvd.DistributedTrainer(params, "sgd", **options)
+    for i, param in enumerate(params):
+        random = np.random.RandomState(100 * i + RANK)
+        param.grad()[:] = mx.nd.array(random.randn(*param.shape), dtype=param.dtype)
+    trainer.allreduce_grads()
+    return [param.grad().asnumpy().tobytes() for param in params]
+
+
+@several
+def test_gradients_together_are_those_one_by_one_to_the_bit(monkeypatch):
+    types = ["float32", "float16", "float32", "float64", "float16", "float32"]
+    params = [mx.gluon.Parameter(f"w{i}", shape=(i, 501), dtype=t) for i, t in enumerate(types, 1)]
+    for param in params:
+        param.initialize()
+    send, found = _operations.push, []
+    for full in (True, False):
+        monkeypatch.setattr(optimizers, "fills_its_host", lambda full=full: full)
+        for options in ({}, {"compression": hvd.Compression.fp16}):
+            sent = Sent()
+            sent.record(monkeypatch, also=send)
+            found.append(gradients_of(params, gradient_predivide_factor=3.0, **options))
+            assert len(sent) == ((1 if options else 3) if full else len(params))
+    assert found[0] == found[2]
+    assert found[1] == found[3]
+    assert hvd.allgather_object(found) == [found] * SIZE
+
+
+@several
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_module_hands_its_gradients_over_together(monkeypatch, cores, name):
+    sent, send = Sent(), _operations.push
+    sent.record(monkeypatch, also=send)
+    module(hvd.DistributedOptimizer(mx.optimizer.create(name)), BATCH, mine()[:1])
+    kinds = [text.split(".")[0] for text, _ in sent if "broadcast" not in text]
+    assert kinds == (["horovod_grouped_allreduce"] if cores else ["horovod_allreduce"] * 4)
+
+
+class Lists(mx.optimizer.SGD):
+    """Notes how many gradients it is given at once."""
+
+    def __init__(self, at_once, **options):
+        super().__init__(**options)
+        self.aggregate_num, self.seen = at_once, []
+
+    def update_multi_precision(self, index, weight, grad, state):
+        self.seen.append(len(index) if isinstance(index, tuple) else None)
+        super().update_multi_precision(index, weight, grad, state)
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(
+    ("at_once", "seen"), [(0, [None] * 4), (1, [1] * 4), (3, [3, 1]), (9, [4])]
+)
+def test_the_wrapped_optimizer_gets_as_many_gradients_at_once_as_it_takes(at_once, seen):
+    plain = Lists(at_once)
+    module(hvd.DistributedOptimizer(plain), BATCH, mine()[:1])
+    assert plain.seen == seen
+
+
+@several
+@pytest.mark.usefixtures("cores")
+def test_a_rank_without_data_joins_while_others_step():
+    param = mx.gluon.Parameter("w", shape=(2,), init="zeros")
+    other = mx.gluon.Parameter("x", shape=(3,), init="zeros")
+    for one in (param, other):
+        one.initialize()
+    trainer = hvd.DistributedTrainer([param, other], "sgd", {"learning_rate": 1.0}, prefix="j")
+    for _ in range(1 if RANK == 0 else 2):
+        with mx.autograd.record():
+            loss = param.data().sum() + other.data().sum()
+        loss.backward()
+        trainer.step(1)
+    hvd.join()
+    # The second step averages over all ranks, of which the first gave nothing.
+    steps = 1 if RANK == 0 else 1 + (SIZE - 1) / SIZE
+    for one in (param, other):
+        np.testing.assert_allclose(one.data().asnumpy(), -steps, rtol=1e-6)
 
 
 def test_modules():

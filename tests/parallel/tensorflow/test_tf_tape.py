@@ -259,20 +259,6 @@ def test_ranks_that_differ_in_which_gradients_there_are_hear_of_it(monkeypatch, 
         step()
 
 
-def test_a_job_fills_its_host_if_its_ranks_leave_no_core_of_it_over(monkeypatch):
-    fills = _gradient_reduction.fills_its_host
-    for cores, full in ((hvd.size() - 1 or 1, True), (hvd.size(), True), (hvd.size() + 1, False)):
-        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        assert fills() is full
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(_gradient_reduction.basics, "local_size", lambda: hvd.size() - 1)
-    assert not fills(), "of a job on several hosts"
-    monkeypatch.undo()
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr(_gradient_reduction._core, "is_elastic", lambda: True)
-    assert not fills(), "of a job whose hosts may change"
-
-
 def test_a_process_set_leaves_the_others_alone():
     if hvd.size() < 3:
         pytest.skip("needs three ranks")
