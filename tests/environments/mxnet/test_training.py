@@ -353,7 +353,7 @@ def test_a_module_hands_its_gradients_over_together(monkeypatch, cores, name):
     assert kinds == (["horovod_grouped_allreduce"] if cores else ["horovod_allreduce"] * 4)
 
 
-class Lists(mx.optimizer.SGD):
+class CountingSgd(mx.optimizer.SGD):
     """Notes how many gradients it is given at once."""
 
     def __init__(self, at_once, **options):
@@ -370,7 +370,7 @@ class Lists(mx.optimizer.SGD):
     ("at_once", "seen"), [(0, [None] * 4), (1, [1] * 4), (3, [3, 1]), (9, [4])]
 )
 def test_the_wrapped_optimizer_gets_as_many_gradients_at_once_as_it_takes(at_once, seen):
-    plain = Lists(at_once)
+    plain = CountingSgd(at_once)
     module(hvd.DistributedOptimizer(plain), BATCH, mine()[:1])
     assert plain.seen == seen
 
