@@ -9,6 +9,9 @@ const SPINS: u32 = 100;
 /// ranks that miss each other by less both sleep and have to be woken. Frameworks take 100 us and more from one operation to
 /// the next, never equally long on all ranks.
 const SPINNING: Duration = Duration::from_micros(100);
+/// Spun in vain so often, with no answer in between, the peer needs this core or takes far longer. Now and then peers miss each
+/// other by more than [`SPINNING`] whatever they do.
+const SPINNING_IN_VAIN_MAX: u32 = 4;
 /// Looks at the clock are this far apart.
 const SPINS_PER_LOOK: u32 = 16;
 /// The same as [`SPINS`] where each round is a system call, because the answer may come over a socket.
@@ -58,8 +61,8 @@ struct Spinning {
     next: u32,
     /// The first step of the wait that was no spin any more.
     ended: Option<u32>,
-    /// When it last spun in vain; soon after each other that means that the peer needs this core, or takes far longer.
-    in_vain: Option<Instant>,
+    /// How often it has spun in vain since an answer came while it did.
+    in_vain: u32,
     holding_back: HoldOff,
 }
 
@@ -131,7 +134,7 @@ impl WaitPolicy {
                 began: None,
                 next: 0,
                 ended: None,
-                in_vain: None,
+                in_vain: 0,
                 holding_back: HoldOff::new(HOLDING_BACK, HOLDING_BACK_MAX),
             }),
             oversubscription: oversubscribed.then_some(Oversubscription {
@@ -214,6 +217,9 @@ impl Spinning {
         let began = match self.began {
             Some(began) if n >= self.next => began,
             _ => {
+                if self.ended.is_none() {
+                    self.in_vain = 0;
+                }
                 let now = now();
                 self.ended = self.holding_back.lasts(|| now).then_some(n);
                 *self.began.insert(now)
@@ -224,8 +230,9 @@ impl Spinning {
             let now = now();
             if now.duration_since(began) >= SPINNING {
                 self.ended = Some(n);
-                let last = self.in_vain.replace(now);
-                if last.is_some_and(|last| now.duration_since(last) < FORGIVEN_AFTER) {
+                self.in_vain += 1;
+                if self.in_vain >= SPINNING_IN_VAIN_MAX {
+                    self.in_vain = 0;
                     self.holding_back.begin(now);
                 }
             }
@@ -310,15 +317,36 @@ mod tests {
             assert_eq!(step(spins + YIELDS + 1), Step::Sleep);
             clock.set(clock.get() + Duration::from_secs(1));
         }
-        // Twice in vain soon after each other.
-        assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
-        assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
-        assert_eq!(steps(&mut wait_policy, &clock, SHORT), SPINS + YIELDS);
-        clock.set(clock.get() + HOLDING_BACK);
-        assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
         let mut over_sockets = WaitPolicy::new(false, true);
         let rounds = steps(&mut over_sockets, &clock, SHORT);
         assert_eq!(rounds, SOCKET_SPINS + YIELDS);
+    }
+
+    #[test]
+    fn who_spins_in_vain_again_and_again_sleeps_at_once_for_a_while() {
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
+        let spins = (SPINS + 50).next_multiple_of(SPINS_PER_LOOK);
+        for _ in 0..SPINNING_IN_VAIN_MAX {
+            assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
+        }
+        assert_eq!(steps(&mut wait_policy, &clock, SHORT), SPINS + YIELDS);
+        clock.set(clock.get() + HOLDING_BACK);
+        assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
+    }
+
+    #[test]
+    fn an_answer_in_between_shows_that_spinning_is_worth_it() {
+        let (clock, mut wait_policy) = (Cell::new(Instant::now()), WaitPolicy::new(false, false));
+        let spins = (SPINS + 50).next_multiple_of(SPINS_PER_LOOK);
+        for round in 0..10 * SPINNING_IN_VAIN_MAX {
+            if round % SPINNING_IN_VAIN_MAX == SPINNING_IN_VAIN_MAX - 1 {
+                // The answer comes in the step after this one.
+                assert_eq!(wait_policy.step(SPINS, || clock.get()), Step::Spin);
+                clock.set(clock.get() + SHORT);
+            } else {
+                assert_eq!(steps(&mut wait_policy, &clock, SHORT), spins + YIELDS);
+            }
+        }
     }
 
     #[test]
