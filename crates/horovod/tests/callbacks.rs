@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread::ThreadId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use horovod::config::Config;
 use horovod::{
     DType, Engine, Error, Op, OpResult, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
-    TensorMeta,
+    TensorMeta, Waited,
 };
 use horovod_transport::testing;
 
@@ -243,6 +243,54 @@ fn who_waits_for_the_end_makes_the_call() {
             assert_eq!(called, std::thread::current().id());
         }
         engine.shutdown();
+    });
+}
+
+/// Tells which thread is done with an operation's tensors.
+struct ToldWhenDropped(mpsc::Sender<ThreadId>);
+
+impl Drop for ToldWhenDropped {
+    fn drop(&mut self) {
+        // Nobody listens any more after a failure.
+        let _ = self.0.send(std::thread::current().id());
+    }
+}
+
+#[test]
+fn who_comes_last_and_waits_carries_the_operation_out() {
+    let (submitted, waited) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    on_ranks(2, move |engine, rank| {
+        let mut by_caller = false;
+        // Not in each round: the engine's thread may be about to read what the other rank has said.
+        for _ in 0..200 {
+            // Submissions of a burst are not polled for, whoever waits.
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_millis(2) {
+                std::thread::yield_now();
+            }
+            let (done, thread) = mpsc::channel();
+            let owner = Arc::new(ToldWhenDropped(done));
+            let tensors = row(1.0, &SUM).kept_by(owner).into();
+            let submission = Submission::new("last", None, SUM, ProcessSetId::GLOBAL, tensors);
+            if rank == 1 {
+                let handle = engine.submit(submission).unwrap();
+                submitted.wait();
+                assert!(matches!(
+                    engine.wait(handle, LIMIT),
+                    Waited::Ended { result: Ok(_), .. }
+                ));
+            } else {
+                submitted.wait();
+                engine
+                    .submit_and_wait(submission, LIMIT, Box::new(|result| drop(result.unwrap())))
+                    .unwrap();
+            }
+            let thread = thread.recv_timeout(LIMIT).expect("it was let go of");
+            by_caller |= thread == std::thread::current().id();
+            waited.wait();
+        }
+        engine.shutdown();
+        assert!(by_caller || rank == 1, "always by the engine's thread");
     });
 }
 

@@ -45,11 +45,10 @@ impl Engine {
         if timeout.is_zero() || in_callback() {
             return self.submit(submission.calling(callback)).map(drop);
         }
-        let handle = self.submit(submission)?;
-        match self.wait(handle, timeout) {
-            Waited::Ended { result, .. } => call_here(|| callback(result)),
-            Waited::Pending => self.call_at_end(handle, callback),
-            Waited::Unknown => call_here(|| callback(Err(vanished(handle)))),
+        match self.submit_and_wait_for(submission, timeout)? {
+            (_, Waited::Ended { result, .. }) => call_here(|| callback(result)),
+            (handle, Waited::Pending) => self.call_at_end(handle, callback),
+            (handle, Waited::Unknown) => call_here(|| callback(Err(vanished(handle)))),
         }
         Ok(())
     }

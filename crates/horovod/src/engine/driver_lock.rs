@@ -236,8 +236,9 @@ impl DriverLock {
         }
     }
 
-    /// Wait at most `timeout` and clear the handle when its operation has ended.
-    pub(super) fn wait(&self, handle: Handle, timeout: Duration) -> Waited {
+    /// Wait at most `timeout` and clear the handle when its operation has ended. What this thread has submitted last
+    /// `is_announced`, or this is the wait that [`Self::submitted_by_waiter`] asks for.
+    pub(super) fn wait(&self, handle: Handle, timeout: Duration, mut is_announced: bool) -> Waited {
         let handles = &self.shared.handles;
         let mut deadline = None;
         loop {
@@ -253,12 +254,18 @@ impl DriverLock {
                 self.take()
             };
             let Some(guard) = guard else {
-                if !handles.sleep(table, deadline) {
+                if !is_announced {
+                    drop(table);
+                    // Whoever has the lock sees what was submitted, or sleeps and is woken.
+                    self.shared.notifier.notify();
+                    is_announced = true;
+                } else if !handles.sleep(table, deadline) {
                     return Waited::Pending;
                 }
                 continue;
             };
             drop(table);
+            is_announced = true;
             self.make_progress(guard, deadline, true, || !handles.is_awaited(handle));
             if let Some(end) = handles.lock().take(handle) {
                 return end;
@@ -340,6 +347,15 @@ impl DriverLock {
 
     /// Something was submitted.
     pub(super) fn submitted(&self) {
+        if !self.submitted_by_waiter() {
+            self.poll_once();
+        }
+    }
+
+    /// Something was submitted by a thread that waits for it next; returns whether it is announced, else that wait has to
+    /// do it, which sends it and, where the peers have come before, also carries it out. A poll that found it ready could
+    /// only leave it to the engine's thread: two wake-ups.
+    pub(super) fn submitted_by_waiter(&self) -> bool {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let now = self.shared.now().0;
         let since = now.saturating_sub(self.last_poll.load(Ordering::Relaxed));
@@ -348,10 +364,10 @@ impl DriverLock {
             state.change(ThreadState::AwaitsEvents, ThreadState::ShallPoll);
             // Wakes the engine's thread, or a caller that holds the lock and sleeps.
             self.shared.notifier.notify();
-            return;
+            return true;
         }
         self.last_poll.store(now, Ordering::Relaxed);
-        self.poll_once();
+        false
     }
 
     /// Send what there is to send, if the lock is free.

@@ -115,7 +115,9 @@ impl SoftWait<'_> {
     /// Wait at most `timeout`. The handle stays valid whatever happens.
     pub fn wait(&mut self, timeout: Duration) -> Softly {
         let shared = &self.engine.shared;
-        if let Waited::Ended { result, kept } = self.engine.wait_as(self.handle, timeout, true) {
+        if let Waited::Ended { result, kept } =
+            self.engine.wait_as(self.handle, timeout, true, true)
+        {
             let mut table = shared.handles.lock();
             table.put_back(self.handle, result, kept);
             return Softly::Ended;

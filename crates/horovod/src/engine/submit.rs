@@ -103,6 +103,17 @@ impl Engine {
         Ok(handle)
     }
 
+    /// As [`Engine::submit`] and [`Engine::wait`], with some time: the thread that submits is the one that waits.
+    pub(super) fn submit_and_wait_for(
+        &self,
+        submission: Submission<'_>,
+        timeout: Duration,
+    ) -> Result<(Handle, Waited), Error> {
+        let handle = self.queue(submission)?;
+        let is_announced = self.driver_lock.submitted_by_waiter();
+        Ok((handle, self.wait_as(handle, timeout, false, is_announced)))
+    }
+
     /// As [`Engine::submit`], for several operations that begin together: `queue` submits one each time it is called.
     /// The other ranks hear of all at once.
     pub fn submit_together<T>(
@@ -260,7 +271,7 @@ impl Engine {
             let ended = self.shared.handles.lock().take(handle);
             return ended.unwrap_or(Waited::Pending);
         }
-        let waited = self.wait_as(handle, timeout, false);
+        let waited = self.wait_as(handle, timeout, false, true);
         if matches!(waited, Waited::Pending) {
             // In case a soft wait of it was interrupted.
             self.shared.handles.lock().keep(handle);
@@ -268,22 +279,34 @@ impl Engine {
         waited
     }
 
-    pub(super) fn wait_as(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
+    pub(super) fn wait_as(
+        &self,
+        handle: Handle,
+        timeout: Duration,
+        softly: bool,
+        is_announced: bool,
+    ) -> Waited {
         let timeline = &self.shared.timeline;
         // What has ended already is not waited for.
         if !timeline.is_on() || self.shared.handles.poll(handle) != Some(false) {
-            return self.wait_unrecorded(handle, timeout, softly);
+            return self.wait_unrecorded(handle, timeout, softly, is_announced);
         }
         let _recorded = RecordedCall::begin(&self.shared);
         let begin = timeline.now();
-        let waited = self.wait_unrecorded(handle, timeout, softly);
+        let waited = self.wait_unrecorded(handle, timeout, softly, is_announced);
         timeline.waited(begin);
         waited
     }
 
-    fn wait_unrecorded(&self, handle: Handle, timeout: Duration, softly: bool) -> Waited {
+    fn wait_unrecorded(
+        &self,
+        handle: Handle,
+        timeout: Duration,
+        softly: bool,
+        is_announced: bool,
+    ) -> Waited {
         self.shared.callers.waits(handle, softly);
-        let waited = self.driver_lock.wait(handle, timeout);
+        let waited = self.driver_lock.wait(handle, timeout, is_announced);
         let callers = &self.shared.callers;
         match &waited {
             Waited::Pending => callers.pauses(self.shared.now().0),
@@ -360,9 +383,12 @@ impl Engine {
             .then(|| RecordedCall::begin(&self.shared));
         let begin = self.shared.now().0;
         let tensors = Tensors::default();
-        let handle = self.submit(Submission::new(prefix, name, op, set, tensors))?;
+        let handle = self.queue(Submission::new(prefix, name, op, set, tensors))?;
+        let mut is_announced = self.driver_lock.submitted_by_waiter();
         loop {
-            match self.wait_unrecorded(handle, WAIT_SLICE, false) {
+            let waited = self.wait_unrecorded(handle, WAIT_SLICE, false, is_announced);
+            is_announced = true;
+            match waited {
                 Waited::Ended { result, .. } => {
                     if self.shared.timeline.is_on() {
                         self.shared.timeline.spent(title, begin);

@@ -529,9 +529,20 @@ impl Setup {
         handle
     }
 
+    /// As [`Self::submit`] by a thread that waits next.
+    fn submit_and_wait(&self, timeout: Duration) -> (Handle, Waited) {
+        let handle = self.shared.submitted.fetch_add(1, Ordering::SeqCst);
+        let is_announced = self.driver_lock.submitted_by_waiter();
+        let waited = self.driver_lock.wait(handle, timeout, is_announced);
+        (handle, waited)
+    }
+
     /// Wait without end.
     fn finish(&self, handle: Handle) {
-        while !matches!(self.driver_lock.wait(handle, Duration::MAX), Waited::Ended) {}
+        while !matches!(
+            self.driver_lock.wait(handle, Duration::MAX, true),
+            Waited::Ended
+        ) {}
     }
 
     /// Wait, without the lock, for what others do.

@@ -16,6 +16,18 @@ fn who_submits_and_waits_gets_the_end() {
 }
 
 #[test]
+fn who_submits_only_to_wait_gets_the_end() {
+    for case in cases() {
+        check(
+            2,
+            case,
+            |setup| drop(setup.submit_and_wait(Duration::MAX)),
+            1,
+        );
+    }
+}
+
+#[test]
 fn what_nobody_waits_for_ends_by_the_engines_thread() {
     for case in cases() {
         check(2, case, |setup| setup.see_end(setup.submit()), 1);
@@ -30,7 +42,22 @@ fn a_caller_that_leaves_hands_over() {
             case,
             |setup| {
                 let handle = setup.submit();
-                let _ = setup.driver_lock.wait(handle, Duration::ZERO);
+                let _ = setup.driver_lock.wait(handle, Duration::ZERO, true);
+                setup.see_end(handle);
+            },
+            1,
+        );
+    }
+}
+
+#[test]
+fn a_caller_that_submits_only_to_wait_and_leaves_hands_over() {
+    for case in cases() {
+        check(
+            2,
+            case,
+            |setup| {
+                let (handle, _) = setup.submit_and_wait(Duration::ZERO);
                 setup.see_end(handle);
             },
             1,
@@ -62,7 +89,36 @@ fn one_thread_leaves_while_another_submits_and_waits() {
                     };
                     setup.finish(setup.submit());
                 });
-                let _ = setup.driver_lock.wait(first, Duration::ZERO);
+                let _ = setup.driver_lock.wait(first, Duration::ZERO, true);
+                other.join().unwrap();
+                setup.see_end(first);
+            },
+            2,
+        );
+    }
+}
+
+#[test]
+fn one_thread_waits_while_another_submits_only_to_wait() {
+    for case in cases() {
+        check(
+            1,
+            case,
+            |setup| {
+                let first = setup.submit();
+                let (shared, driver_lock) = (setup.shared.clone(), setup.driver_lock.clone());
+                let other = loom::thread::spawn(move || {
+                    let setup = Setup {
+                        shared,
+                        driver_lock,
+                        threads: Vec::new(),
+                    };
+                    let (handle, waited) = setup.submit_and_wait(Duration::MAX);
+                    if !matches!(waited, Waited::Ended) {
+                        setup.finish(handle);
+                    }
+                });
+                let _ = setup.driver_lock.wait(first, Duration::MAX, true);
                 other.join().unwrap();
                 setup.see_end(first);
             },
