@@ -103,12 +103,20 @@ impl Engine {
         Ok(handle)
     }
 
-    /// As [`Engine::submit`] and [`Engine::wait`], with some time: the thread that submits is the one that waits.
-    pub(super) fn submit_and_wait_for(
+    /// As [`Engine::submit`] and then [`Engine::wait`], but the wait sends what there is to send: so an operation for which
+    /// the others wait already needs no other thread of this rank.
+    ///
+    /// # Errors
+    /// As of [`Engine::submit`].
+    pub fn submit_and_wait_for(
         &self,
         submission: Submission<'_>,
         timeout: Duration,
     ) -> Result<(Handle, Waited), Error> {
+        if timeout.is_zero() {
+            let handle = self.submit(submission)?;
+            return Ok((handle, self.wait(handle, timeout)));
+        }
         let handle = self.queue(submission)?;
         let is_announced = self.driver_lock.submitted_by_waiter();
         Ok((handle, self.wait_as(handle, timeout, false, is_announced)))

@@ -71,9 +71,9 @@ unsafe fn launch(frame: &CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
         engine,
         handle,
         expected,
-        ..
+        waited,
     } = unsafe { submit(frame, xla, kind, Some(&ready))? };
-    let Waited::Ended { result, .. } = engine.wait(handle, Duration::MAX) else {
+    let Waited::Ended { result, .. } = waited else {
         return Err(Error::Internal(format!("handle {} vanished", handle.0)));
     };
     let result = result?;

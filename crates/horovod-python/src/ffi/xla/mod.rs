@@ -213,15 +213,16 @@ unsafe fn tell_metadata(frame: &CallFrame) -> bool {
     true
 }
 
-/// A call whose operation is under way.
+/// A call whose operation was submitted, and waited for.
 struct Submitted {
     engine: Arc<Engine>,
     handle: Handle,
     expected: Expected,
-    wait_timeout: Duration,
+    waited: Waited,
 }
 
-/// Reads a call and submits its operation; `ready`, of a call on a GPU, is where the stream was when it began.
+/// Reads a call, submits its operation and waits for it: on the host for a moment, on a GPU until it was launched. `ready`,
+/// of a call on a GPU, is where the stream was when it began.
 ///
 /// # Safety
 /// The frame is XLA's, its buffers are left alone until the operation has ended, and lie on the GPU of `ready`.
@@ -294,7 +295,12 @@ unsafe fn submit(
             .collect::<Result<Vec<_>, _>>()?
             .into(),
     };
-    let wait_timeout = wait_timeout(&tensors);
+    let wait_timeout = match ready {
+        Some(_) => Duration::MAX,
+        // On the thread that runs callbacks no other is run meanwhile.
+        None if horovod::in_callback() => Duration::ZERO,
+        None => wait_timeout(&tensors),
+    };
     let prefix = if operands.len() > 1 {
         kind.grouped_prefix
     } else {
@@ -302,13 +308,15 @@ unsafe fn submit(
     };
     let set = ProcessSetId(attributes.process_set);
     let submission = Submission::new(prefix, Some(&name), op, set, tensors);
-    let handle = engine.submit(submission).map_err(explained)?;
+    let (handle, waited) = engine
+        .submit_and_wait_for(submission, wait_timeout)
+        .map_err(explained)?;
     let expected = Expected::of(kind, &name, operands);
     Ok(Submitted {
         engine,
         handle,
         expected,
-        wait_timeout,
+        waited,
     })
 }
 
@@ -319,16 +327,10 @@ unsafe fn execute(frame: &mut CallFrame, xla: Xla, kind: Kind) -> Result<(), Err
         engine,
         handle,
         expected,
-        wait_timeout,
+        waited,
     } = unsafe { submit(frame, xla, kind, None)? };
-    // On the thread that runs callbacks no other is run meanwhile.
-    let wait_timeout = if horovod::in_callback() {
-        Duration::ZERO
-    } else {
-        wait_timeout
-    };
     let checked = move |result: Result<OpResult, Error>| expected.check(&result?);
-    if let Waited::Ended { result, .. } = engine.wait(handle, wait_timeout) {
+    if let Waited::Ended { result, .. } = waited {
         return checked(result);
     }
     let Some(future) = xla.future() else {
