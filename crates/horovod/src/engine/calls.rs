@@ -1,4 +1,4 @@
-//! Ends that are calls, of operations for which a thread waits a moment first.
+//! Operations for which the thread that submits them waits at once, and ends that are calls where it waits only a moment.
 
 use std::time::Duration;
 
@@ -27,6 +27,25 @@ impl Engine {
             Some((Waited::Ended { result, .. }, callback)) => call_here(|| callback(result)),
             Some((_, callback)) => call_here(|| callback(Err(vanished(handle)))),
         }
+    }
+
+    /// As [`Engine::submit`] and then [`Engine::wait`], but the wait sends what there is to send: so an operation for which
+    /// the others wait already needs no other thread of this rank.
+    ///
+    /// # Errors
+    /// As of [`Engine::submit`].
+    pub fn submit_and_wait_for(
+        &self,
+        submission: Submission<'_>,
+        timeout: Duration,
+    ) -> Result<(Handle, Waited), Error> {
+        if timeout.is_zero() {
+            let handle = self.submit(submission)?;
+            return Ok((handle, self.wait(handle, timeout)));
+        }
+        let handle = self.queue(submission)?;
+        let is_announced = self.driver_lock.submitted_by_waiter();
+        Ok((handle, self.wait_as(handle, timeout, false, is_announced)))
     }
 
     /// Submits an operation that ends with a callback, as of [`Submission::calling`], but waits for it first, at most

@@ -103,25 +103,6 @@ impl Engine {
         Ok(handle)
     }
 
-    /// As [`Engine::submit`] and then [`Engine::wait`], but the wait sends what there is to send: so an operation for which
-    /// the others wait already needs no other thread of this rank.
-    ///
-    /// # Errors
-    /// As of [`Engine::submit`].
-    pub fn submit_and_wait_for(
-        &self,
-        submission: Submission<'_>,
-        timeout: Duration,
-    ) -> Result<(Handle, Waited), Error> {
-        if timeout.is_zero() {
-            let handle = self.submit(submission)?;
-            return Ok((handle, self.wait(handle, timeout)));
-        }
-        let handle = self.queue(submission)?;
-        let is_announced = self.driver_lock.submitted_by_waiter();
-        Ok((handle, self.wait_as(handle, timeout, false, is_announced)))
-    }
-
     /// As [`Engine::submit`], for several operations that begin together: `queue` submits one each time it is called.
     /// The other ranks hear of all at once.
     pub fn submit_together<T>(
@@ -186,7 +167,7 @@ impl Engine {
         Ok(())
     }
 
-    fn queue(&self, submission: Submission<'_>) -> Result<Handle, Error> {
+    pub(super) fn queue(&self, submission: Submission<'_>) -> Result<Handle, Error> {
         // Not taken apart: the tensors are moved once, to where they are pending.
         let Submission {
             prefix,

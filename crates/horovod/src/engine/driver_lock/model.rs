@@ -529,14 +529,6 @@ impl Setup {
         handle
     }
 
-    /// As [`Self::submit`] by a thread that waits next.
-    fn submit_and_wait(&self, timeout: Duration) -> (Handle, Waited) {
-        let handle = self.shared.submitted.fetch_add(1, Ordering::SeqCst);
-        let is_announced = self.driver_lock.submitted_by_waiter();
-        let waited = self.driver_lock.wait(handle, timeout, is_announced);
-        (handle, waited)
-    }
-
     /// Wait without end.
     fn finish(&self, handle: Handle) {
         while !matches!(

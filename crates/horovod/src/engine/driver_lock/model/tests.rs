@@ -2,6 +2,16 @@
 
 use super::*;
 
+impl Setup {
+    /// As [`Self::submit`] by a thread that waits next.
+    fn submit_and_wait(&self, timeout: Duration) -> (Handle, Waited) {
+        let handle = self.shared.submitted.fetch_add(1, Ordering::SeqCst);
+        let is_announced = self.driver_lock.submitted_by_waiter();
+        let waited = self.driver_lock.wait(handle, timeout, is_announced);
+        (handle, waited)
+    }
+}
+
 fn cases() -> impl Iterator<Item = Case> {
     let both = [false, true];
     both.into_iter()
