@@ -75,10 +75,10 @@ def be_traced() -> None:
 def wait_here(phase: str, *, victim: bool) -> None:
     """Let the test do something to this process while it stands here, once in the life of the job."""
     if phase == PHASE and victim and first_to("happened"):
-        # Opened before the test hears of it, which may let nothing be opened any more; left open, so none gets free.
-        gate = os.open(FOLDER / "gate", os.O_RDONLY)
-        say(f"at {phase}")
-        os.read(gate, 1)
+        # Opened before the test hears of it, which may let nothing more be opened.
+        with (FOLDER / "gate").open("rb", buffering=0) as gate:
+            say(f"at {phase}")
+            gate.read(1)
         say("released")
 
 
