@@ -9,8 +9,8 @@ from horovod.common.basics import basics
 def fills_its_host() -> bool:
     """Whether the job's ranks leave no core of their only host over: sending early then only takes from computing.
 
-    All ranks have to group alike, so it rests on what is equal on all of them. Elastic jobs, whose graphs outlast their
-    hosts, never do.
+    All ranks have to group alike, so it rests on what is equal on all of them. Elastic jobs, whose hosts change,
+    never do.
     """
     if _core.is_elastic():
         return False
