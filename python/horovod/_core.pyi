@@ -135,6 +135,22 @@ class PlainTensors:
         None where there are none, one of them is not such a tensor, two share memory, or they are on several devices.
         """
 
+    def allreduce_and_wait(
+        self,
+        tensor: Any,
+        name: str | None,
+        op: int,
+        prescale: float,
+        postscale: float,
+        process_set: int | None,
+    ) -> Any:
+        """As `allreduce` and then `wait`: the tensor, or None where `allreduce` has None."""
+
+    def broadcast_and_wait(
+        self, tensor: Any, root: int, name: str | None, process_set: int | None
+    ) -> Any:
+        """As `broadcast` and then `wait`: the tensor, or None where `broadcast` has None."""
+
     def allreduce_together(
         self,
         tensors: list[Any],

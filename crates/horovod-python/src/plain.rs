@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use horovod::gpu::Ready;
-use horovod::{Op, Output, Submission, Tensor, Tensors};
+use horovod::{Engine, Op, Output, Submission, Tensor, Tensors};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -14,7 +14,7 @@ use crate::errors::operation_error;
 use crate::exit::stay_if_leaving;
 use crate::gpu::record;
 use crate::runtime::registered;
-use crate::submit::{ALLREDUCE, BROADCAST, Kept, has_meaning, operation, submit};
+use crate::submit::{ALLREDUCE, BROADCAST, Kept, has_meaning, operation, submit, submit_and_wait};
 
 /// What is said of a tensor whose memory is not where the operation wrote.
 pub(crate) const MOVED: &str = "The tensor got other memory while an operation on it was in flight (tensor.data = ..., \
@@ -140,7 +140,7 @@ impl PlainTensors {
         process_set: Option<u32>,
     ) -> PyResult<Option<u64>> {
         let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
-        self.enqueue(tensor, "allreduce", name, op, process_set)
+        self.begin(tensor, "allreduce", name, op, process_set, submit)
     }
 
     /// The same of a broadcast.
@@ -152,7 +152,33 @@ impl PlainTensors {
         process_set: Option<u32>,
     ) -> PyResult<Option<u64>> {
         let op = operation(BROADCAST, 0, 1.0, 1.0, root)?;
-        self.enqueue(tensor, "broadcast", name, op, process_set)
+        self.begin(tensor, "broadcast", name, op, process_set, submit)
+    }
+
+    /// As `allreduce` and then `wait`, in one crossing.
+    fn allreduce_and_wait(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        name: Option<&str>,
+        op: u8,
+        prescale: f64,
+        postscale: f64,
+        process_set: Option<u32>,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        let op = operation(ALLREDUCE, op, prescale, postscale, -1)?;
+        self.begin(tensor, "allreduce", name, op, process_set, submit_and_wait)
+    }
+
+    /// As `broadcast` and then `wait`, in one crossing.
+    fn broadcast_and_wait(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        root: i64,
+        name: Option<&str>,
+        process_set: Option<u32>,
+    ) -> PyResult<Option<Py<PyAny>>> {
+        let op = operation(BROADCAST, 0, 1.0, 1.0, root)?;
+        self.begin(tensor, "broadcast", name, op, process_set, submit_and_wait)
     }
 
     /// Queue allreduces in place that begin together, one per tensor and name, and return their handles. There are
@@ -271,14 +297,17 @@ pub(crate) fn overlap<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> bool
 }
 
 impl PlainTensors {
-    fn enqueue(
+    /// Begins the operation with `submit`; `None` if the core cannot read the tensor.
+    #[inline(always)] // as a call it moves the submission twice
+    fn begin<T>(
         &self,
         tensor: &Bound<'_, PyAny>,
         prefix: &str,
         name: Option<&str>,
         op: Op,
         process_set: Option<u32>,
-    ) -> PyResult<Option<u64>> {
+        submit: impl FnOnce(Python<'_>, &Engine, Submission<'_>) -> PyResult<T>,
+    ) -> PyResult<Option<T>> {
         let py = tensor.py();
         stay_if_leaving(py);
         let Some(plain) = self.read(tensor, &op)? else {

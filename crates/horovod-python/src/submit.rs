@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use horovod::gpu::RawStream;
 use horovod::{
-    DType, Engine, Error, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReduceOp, Scale,
-    Softly, Submission, Tensor, TensorMeta, Waited,
+    DType, Engine, Error, Handle, Op, Output, ProcessSetId, Rank, ReduceOp, Scale, Softly,
+    Submission, Tensor, TensorMeta, Waited,
 };
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -195,6 +195,17 @@ pub(crate) fn submit(py: Python<'_>, engine: &Engine, submission: Submission<'_>
     handle.map(|h| h.0).map_err(|e| operation_error(py, e))
 }
 
+/// Submit an operation and wait for it: its result.
+pub(crate) fn submit_and_wait(
+    py: Python<'_>,
+    engine: &Engine,
+    submission: Submission<'_>,
+) -> PyResult<Py<PyAny>> {
+    let begun = detached(py, || engine.submit_and_wait_for(submission, SIGNAL_SLICE));
+    let (handle, waited) = begun.map_err(|e| operation_error(py, e))?;
+    result_of(py, engine, handle, waited)
+}
+
 /// The operation that the codes and numbers of a call from Python mean.
 pub(crate) fn operation(kind: u8, op: u8, pre: f64, post: f64, root: i64) -> PyResult<Op> {
     let root = match (kind, u32::try_from(root)) {
@@ -287,14 +298,39 @@ pub(crate) fn wait(py: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Py<PyA
         Err(e) if e.is_instance_of::<PyOverflowError>(py) => return Ok(py.None()),
         Err(e) => return Err(e),
     };
-    let Some((result, kept)) = ended(py, handle)? else {
-        return if is_lost(handle) {
-            Err(lost(py, handle))
-        } else {
-            Ok(py.None())
-        };
+    let Ok(engine) = horovod::engine() else {
+        return without_result(py, handle);
     };
-    match kept.as_ref().and_then(|kept| kept.downcast_ref()) {
+    let handle = Handle(handle);
+    let waited = engine.wait(handle, Duration::ZERO);
+    result_of(py, &engine, handle, waited)
+}
+
+/// The result of an operation of which `waited` is known so far; waits for its end.
+fn result_of(
+    py: Python<'_>,
+    engine: &Engine,
+    handle: Handle,
+    mut waited: Waited,
+) -> PyResult<Py<PyAny>> {
+    let (result, kept) = loop {
+        match waited {
+            Waited::Unknown => return without_result(py, handle.0),
+            Waited::Ended { result, kept } => {
+                break (
+                    result.map_err(|e| interrupt_or(py, operation_error(py, e)))?,
+                    kept,
+                );
+            }
+            Waited::Pending => py.check_signals()?,
+        }
+        waited = detached(py, || engine.wait(handle, SIGNAL_SLICE));
+    };
+    let kept = kept.as_ref().and_then(|kept| kept.downcast_ref());
+    if let Some(end) = &result.end {
+        crate::gpu::order(py, end, kept.and_then(Kept::streams), engine)?;
+    }
+    match kept {
         Some(Kept::InPlace(in_place)) => {
             in_place.check(py)?;
             Ok(in_place.tensor.clone_ref(py))
@@ -323,27 +359,12 @@ pub(crate) fn wait(py: Python<'_>, handle: &Bound<'_, PyAny>) -> PyResult<Py<PyA
     }
 }
 
-/// The end of an operation; `None` for a handle that nobody knows any more.
-fn ended(py: Python<'_>, handle: u64) -> PyResult<Option<(OpResult, Option<horovod::Kept>)>> {
-    let Ok(engine) = horovod::engine() else {
-        return Ok(None);
-    };
-    let mut waited = engine.wait(Handle(handle), Duration::ZERO);
-    loop {
-        match waited {
-            Waited::Unknown => return Ok(None),
-            Waited::Ended { result, kept } => {
-                let result = result.map_err(|e| interrupt_or(py, operation_error(py, e)))?;
-                if let Some(end) = &result.end {
-                    let streams = kept.as_ref().and_then(|kept| kept.downcast_ref());
-                    let streams = streams.and_then(Kept::streams);
-                    crate::gpu::order(py, end, streams, &engine)?;
-                }
-                return Ok(Some((result, kept)));
-            }
-            Waited::Pending => py.check_signals()?,
-        }
-        waited = detached(py, || engine.wait(Handle(handle), SIGNAL_SLICE));
+/// What is said of a handle that nobody knows any more.
+fn without_result(py: Python<'_>, handle: u64) -> PyResult<Py<PyAny>> {
+    if is_lost(handle) {
+        Err(lost(py, handle))
+    } else {
+        Ok(py.None())
     }
 }
 

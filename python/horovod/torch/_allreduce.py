@@ -13,6 +13,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._handles import eagerly, synchronize
 from horovod.torch._tensors import (
     allreduce_plain,
+    allreduce_plain_and_wait,
     collectives,
     grouped_allreduce_plain,
 )
@@ -91,8 +92,16 @@ def allreduce_(
     they are if they have the same order of strides on all ranks (contiguous, channels-last, transposed); others as a
     copy, written back. Parameters and errors as in `allreduce`.
     """
+    if average is not None or type(op) is not int:
+        op = resolve_op(op, average)
+    if not is_dynamo_compiling():
+        done: torch.Tensor | None = allreduce_plain_and_wait(
+            tensor, name, op, prescale_factor, postscale_factor, process_set.process_set_id
+        )
+        if done is not None:
+            return done
     handle = allreduce_async_(
-        tensor, average, name, op, prescale_factor, postscale_factor, process_set
+        tensor, None, name, op, prescale_factor, postscale_factor, process_set
     )
     result: torch.Tensor = synchronize(handle)
     return result

@@ -9,7 +9,7 @@ from horovod import _core
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce
 from horovod.torch._handles import eagerly, synchronize
-from horovod.torch._tensors import broadcast_plain, collectives
+from horovod.torch._tensors import broadcast_plain, broadcast_plain_and_wait, collectives
 
 
 def broadcast_async(
@@ -122,5 +122,11 @@ def broadcast_(
     they are if they have the same order of strides on all ranks (contiguous, channels-last, transposed); others as a
     copy, written back. Parameters and errors as in `broadcast`.
     """
+    if not is_dynamo_compiling():
+        done: torch.Tensor | None = broadcast_plain_and_wait(
+            tensor, root_rank, name, process_set.process_set_id
+        )
+        if done is not None:
+            return done
     result: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return result

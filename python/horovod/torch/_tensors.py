@@ -24,6 +24,9 @@ _plain = _core.PlainTensors(
 allreduce_plain = _plain.allreduce
 # The same for a broadcast.
 broadcast_plain = _plain.broadcast
+# The same with the wait for it in one call: the tensor, or None.
+allreduce_plain_and_wait = _plain.allreduce_and_wait
+broadcast_plain_and_wait = _plain.broadcast_and_wait
 # For several allreduces of which the other ranks hear at once.
 allreduce_plain_together = _plain.allreduce_together
 # For a group of them.

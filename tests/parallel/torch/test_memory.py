@@ -1,5 +1,6 @@
 """Memory of operations in flight: scripts that give a tensor other memory meanwhile neither crash nor go unnoticed."""
 
+import threading
 import time
 
 import pytest
@@ -37,6 +38,32 @@ def test_a_tensor_that_gets_other_memory_is_an_error_and_the_result_is_in_the_ol
         OTHER_MEMORY[variant](x)
         with pytest.raises(RuntimeError, match="got other memory"):
             hvd.synchronize(handle)
+        assert bool((view == total()).all())
+
+
+@pytest.mark.skipif(hvd.size() == 1, reason="nobody is waited for")
+def test_a_tensor_that_gets_other_memory_by_another_thread_while_a_call_waits():
+    swapped = torch.zeros(1)
+    pending = hvd.mpi_ops._handle_map
+    for _ in range(100):
+        x = mine()
+        view = x[:]
+
+        def swap(x=x):
+            while not pending:
+                time.sleep(0)
+            x.data = torch.zeros(1)
+            hvd.broadcast_(swapped, 0, name="swapped")
+
+        if hvd.rank() == 0:
+            thread = threading.Thread(target=swap)
+            thread.start()
+            with pytest.raises(RuntimeError, match="got other memory"):
+                hvd.allreduce_(x, name="waits", op=hvd.Sum)
+            thread.join()
+        else:
+            hvd.broadcast_(swapped, 0, name="swapped")
+            assert hvd.allreduce_(x, name="waits", op=hvd.Sum) is x
         assert bool((view == total()).all())
 
 
