@@ -118,12 +118,7 @@ impl Device {
     pub fn adopt_thread(&'static self) -> Result<(), GpuError> {
         check_process()?;
         self.set_current(self.context)?;
-        let mut mode = CAPTURE_MODE_RELAXED;
-        // SAFETY: exchanges one integer.
-        let code =
-            unsafe { (self.driver.table.thread_exchange_stream_capture_mode)(&raw mut mode) };
-        self.driver
-            .checked("cuThreadExchangeStreamCaptureMode", code)
+        self.exchange_capture_mode(CAPTURE_MODE_RELAXED).map(|_| ())
     }
 
     /// Runs `body` with the context current on this thread; what was current before is so again afterwards.
@@ -145,6 +140,32 @@ impl Device {
             before,
         };
         body()
+    }
+
+    /// As [`Self::entered`], for calls that may synchronise, such as to ask for events or to allocate: in `body` they
+    /// leave alone what this thread or another one captures into a CUDA graph, which they would end otherwise.
+    pub fn undisturbing<T>(
+        &'static self,
+        body: impl FnOnce() -> Result<T, GpuError>,
+    ) -> Result<T, GpuError> {
+        self.entered(|| {
+            let before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED)?;
+            let _restored = (before != CAPTURE_MODE_RELAXED).then_some(RestoredMode {
+                device: self,
+                before,
+            });
+            body()
+        })
+    }
+
+    /// Sets the mode of this thread, and returns what it was.
+    fn exchange_capture_mode(&self, mut mode: c_int) -> Result<c_int, GpuError> {
+        // SAFETY: exchanges one integer.
+        let code =
+            unsafe { (self.driver.table.thread_exchange_stream_capture_mode)(&raw mut mode) };
+        self.driver
+            .checked("cuThreadExchangeStreamCaptureMode", code)?;
+        Ok(mode)
     }
 
     fn set_current(&self, context: Handle) -> Result<(), GpuError> {
@@ -240,6 +261,20 @@ impl Drop for Restored {
     fn drop(&mut self) {
         if let Err(error) = self.device.set_current(self.before) {
             tracing::debug!(%error, "the former context is not current again");
+        }
+    }
+}
+
+/// Gives the thread its former capture mode again, in the same cases.
+struct RestoredMode {
+    device: &'static Device,
+    before: c_int,
+}
+
+impl Drop for RestoredMode {
+    fn drop(&mut self) {
+        if let Err(error) = self.device.exchange_capture_mode(self.before) {
+            tracing::debug!(%error, "the thread keeps another capture mode");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod communicators;
 mod devices;
+mod executor;
 mod launching;
 
 use std::ffi::{CString, c_char, c_int, c_void};

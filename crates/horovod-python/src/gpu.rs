@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use horovod::config::ProcessEnvironment;
-use horovod::gpu::{Found, GpuError, LaunchEnd, RawStream, Ready};
+use horovod::gpu::{Found, GpuError, LaunchEnd, RawStream, Ready, on_device};
 use horovod::{Allocated, Allocator, DType, Engine, Error, Leaving, StopReason, printable};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -140,7 +140,9 @@ pub(crate) fn allocating(
                 .ok_or_else(|| PyRuntimeError::new_err("there is no allocator for it"))?;
             let wanted = PyTuple::new(py, shape)?;
             let (address, owner): (usize, Py<PyAny>) =
-                function.call1(py, (wanted,))?.extract(py)?;
+                on_device(ordinal, || function.call1(py, (wanted,)))
+                    .map_err(|e| operation_error(py, e))??
+                    .extract(py)?;
             let ready = Ready::record(ordinal, stream).map_err(|e| operation_error(py, e))?;
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(place) = kept.get_mut(i) {

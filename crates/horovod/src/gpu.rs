@@ -62,6 +62,16 @@ impl Ready {
     }
 }
 
+/// Run what has a framework allocate memory of a GPU, on a thread of ours: with that GPU as the thread's current device, and
+/// so that what other threads capture into CUDA graphs is left alone.
+///
+/// # Errors
+/// No driver, no such device, or a forked child.
+pub fn on_device<T>(ordinal: i32, body: impl FnOnce() -> T) -> Result<T, Error> {
+    let device = horovod_gpu::driver()?.device(ordinal)?;
+    Ok(device.undisturbing(|| Ok(body()))?)
+}
+
 /// A number in a GPU's memory, as it is when `ready` has passed, for which the host waits.
 ///
 /// # Safety

@@ -87,10 +87,14 @@ class Device:
 
     def memory(self, nbytes: int) -> "GpuMemory":
         """New memory of this GPU, with any content."""
-        self.call(
-            "cuCtxSetCurrent", self._context
-        )  # a result is asked for by a thread of the core's
+        # A result is asked for by a thread of the core's, and may end on one.
+        self.call("cuCtxSetCurrent", self._context)
         return GpuMemory(self, self._get("cuMemAlloc_v2", _address(), max(nbytes, 1)), nbytes)
+
+    def free(self, address: int) -> None:
+        """Give memory back."""
+        self.call("cuCtxSetCurrent", self._context)
+        self.call("cuMemFree_v2", address)
 
     def copy(self, name: str, *arguments: Any) -> None:
         """Copy between host and GPU, and wait for it."""
@@ -144,4 +148,4 @@ class GpuMemory(Memory):
         return self._on_host[: self._nbytes]
 
     def __del__(self) -> None:
-        self._device.call("cuMemFree_v2", self.address)
+        self._device.free(self.address)

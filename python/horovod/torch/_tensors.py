@@ -86,7 +86,8 @@ def _allocator(operand: torch.Tensor) -> Allocate:
     stream = torch.cuda.current_stream(operand.device)
 
     def allocate(shape: tuple[int, ...]) -> Allocation:
-        with torch.cuda.stream(stream):
+        # To go to the stream from another current device and back would make a context on that one, of some 100 MB.
+        with torch.cuda.device(stream.device), torch.cuda.stream(stream):
             result = operand.new_empty(shape)
         return result.data_ptr(), result
 

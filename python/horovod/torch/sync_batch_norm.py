@@ -182,7 +182,8 @@ def _global_statistics(
         if count:
             wide = input.to(_compute_dtype(input.dtype))
             var, mean = torch.var_mean(wide, dim=_reduced_dims(input), correction=0)
-            own[0, 0] = count
+            # An assignment may copy the number from the host, which waits for that.
+            own[:, :1].fill_(count)
             own[0, 1 : 1 + channels] = mean
             own[0, 1 + channels :] = var
         every: torch.Tensor = synchronize(

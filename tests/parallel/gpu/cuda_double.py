@@ -128,18 +128,40 @@ def current_stream(device: Any = None) -> Stream:
     return _streams().get(index) or _default_stream(index)
 
 
+# Devices on which `torch.cuda` has made a context, which takes some 100 MB. Tests may forget them.
+contexts: set[int] = set()
+
+
 @contextlib.contextmanager
-def stream(of: Stream) -> Iterator[None]:
-    """Have this thread's work go to a stream."""
-    before = current_stream(of.device)
-    _streams()[of.device] = of
+def device(of: int) -> Iterator[None]:
+    """Have a device be this thread's current one; the former one gets no context by that."""
+    before = _current.__dict__.get("device", 0)
+    _current.device = of
+    contexts.add(of)
     try:
         yield
     finally:
-        _streams()[of.device] = before
+        _current.device = before
+
+
+@contextlib.contextmanager
+def stream(of: Stream) -> Iterator[None]:
+    """Have this thread's work go to a stream, and its device be the current one.
+
+    As in PyTorch, which comes back by `cudaSetDevice`: the former device has a context from then on.
+    """
+    before, own = current_stream(of.device), _current.__dict__.get("device", 0)
+    _streams()[of.device], _current.device = of, of.device
+    contexts.add(of.device)
+    try:
+        yield
+    finally:
+        _streams()[of.device], _current.device = before, own
+        contexts.add(own)
 
 
 torch.cuda.current_stream = current_stream
+torch.cuda.device = device
 torch.cuda.stream = stream
 
 _grouped = torch._C._group_tensors_by_device_and_dtype
@@ -353,8 +375,9 @@ def _note_wait(func: Any, args: Any, to_host: bool) -> None:
         or name in _WAITS
         # Duplicates are counted.
         or (name == "coalesce" and not args[0].is_coalesced())
-        # From memory that is not pinned.
+        # From memory that is not pinned, where the number may have to come from, too.
         or (name == "copy_" and type(args[1]) is torch.Tensor)
+        or (name == "__setitem__" and not isinstance(args[2], torch.Tensor))
     ):
         _waits.append(name)
 

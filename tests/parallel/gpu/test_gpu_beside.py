@@ -11,6 +11,7 @@ from devices import IS_REAL, Stream, current_stream, number_of_gpus, on_gpu, str
 import horovod.torch as hvd
 
 if not IS_REAL:
+    from cuda_double import contexts
     from other_nccl import OtherUser, call, current_context, current_device, unique_id
 
 hvd.init()
@@ -63,6 +64,8 @@ def process_group(backend):
 
 @pytest.mark.skipif(not IS_REAL, reason="PyTorch's NCCL needs a GPU")
 def test_torch_distributed_over_nccl_takes_turns():
+    if hvd.local_size() > number_of_gpus() and torch.cuda.nccl.version() < (2, 30, 3):
+        pytest.skip("this NCCL refuses two ranks on one GPU")
     with torch.cuda.device(DEVICE), process_group("nccl"):
         for step in range(4):
             ours, theirs = ones(), ones()
@@ -98,6 +101,15 @@ def test_torch_distributed_over_gloo_in_any_order(monkeypatch):
             began["theirs"].wait()
             assert is_sum(ours)
             assert is_sum(theirs)
+
+
+@only_double
+@pytest.mark.parametrize("operation", [hvd.allgather, hvd.alltoall])
+def test_memory_for_results_makes_no_context_on_other_devices(operation):
+    """It is asked for by a thread of the core's, whose current device is another one."""
+    contexts.clear()
+    assert operation(on_gpu(torch.ones(SIZE), DEVICE)).cpu().tolist().count(1.0) >= SIZE
+    assert contexts == {DEVICE}
 
 
 OPERATIONS = {

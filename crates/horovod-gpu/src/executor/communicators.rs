@@ -1,7 +1,7 @@
 //! Communicators by group: made when first needed, waited for with a bound, ended together.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
 use super::work::Group;
@@ -10,7 +10,10 @@ use crate::error::GpuError;
 use crate::load::nccl;
 use crate::nccl::{CommSettings, Communicator, Nccl, Progress};
 
-/// Between two looks at a communicator that goes on.
+/// How long a communicator that goes on is looked at without a pause: a thread of NCCL's launches in some 10 us, and what
+/// waits for that would sleep for longer.
+const SPIN: Duration = Duration::from_micros(200);
+/// Between two looks at it later.
 const NAP: Duration = Duration::from_micros(50);
 const NAP_MAX: Duration = Duration::from_millis(2);
 /// How long an orderly end may take before it is an abort.
@@ -19,7 +22,7 @@ const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 /// All communicators of one executor.
 #[derive(Default)]
 pub(super) struct Communicators {
-    made: HashMap<u64, Communicator>,
+    made: BTreeMap<u64, Communicator>,
 }
 
 /// Why a wait for NCCL has ended in vain.
@@ -59,11 +62,11 @@ impl Communicators {
 
     /// End what they do, and them.
     pub(super) fn abort(&mut self) -> Result<(), GpuError> {
-        let all: Vec<_> = self.made.drain().map(|(_, one)| one).collect();
+        let all = std::mem::take(&mut self.made);
         if all.is_empty() {
             return Ok(());
         }
-        nccl()?.abort_all(all)
+        nccl()?.abort_all(all.into_values().collect())
     }
 
     /// End them together with the other members, who do the same; those that do not come are not waited for for long.
@@ -71,25 +74,41 @@ impl Communicators {
         if self.made.is_empty() {
             return Ok(());
         }
-        let deadline = Instant::now() + FINALIZE_TIMEOUT;
-        let finalized = self.made.values().try_for_each(|communicator| {
-            let mut progress = communicator.finalize()?;
-            let mut nap = NAP;
-            while progress == Progress::InProgress {
-                if Instant::now() >= deadline {
-                    return Err(GpuError::Invalid("not all ranks end NCCL".into()));
-                }
-                std::thread::sleep(nap);
-                nap = (nap * 2).min(NAP_MAX);
-                progress = communicator.progress()?;
-            }
-            Ok(())
-        });
+        let finalized = self.finalize();
         if finalized.is_err() {
             return finalized.and(self.abort());
         }
-        let all: Vec<_> = self.made.drain().map(|(_, one)| one).collect();
-        nccl()?.destroy_all(all)
+        let all = std::mem::take(&mut self.made);
+        nccl()?.destroy_all(all.into_values().collect())
+    }
+
+    /// All at once: each waits for its members, who may be at another one.
+    fn finalize(&self) -> Result<(), GpuError> {
+        let deadline = Instant::now() + FINALIZE_TIMEOUT;
+        let mut left = Vec::new();
+        for communicator in self.made.values() {
+            if communicator.finalize()? == Progress::InProgress {
+                left.push(communicator);
+            }
+        }
+        let mut nap = NAP;
+        loop {
+            let mut go_on = Vec::new();
+            for communicator in left {
+                if communicator.progress()? == Progress::InProgress {
+                    go_on.push(communicator);
+                }
+            }
+            if go_on.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(GpuError::Invalid("not all ranks end NCCL".into()));
+            }
+            left = go_on;
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(NAP_MAX);
+        }
     }
 }
 
@@ -130,6 +149,7 @@ pub(super) fn settle(
     deadline: Option<Instant>,
 ) -> Result<(), Unfinished> {
     let mut nap = NAP;
+    let begin = Instant::now();
     loop {
         if communicator.progress()? == Progress::Done {
             return Ok(());
@@ -143,6 +163,10 @@ pub(super) fn settle(
                  the hosts have several networks"
                     .into(),
             )));
+        }
+        if begin.elapsed() < SPIN {
+            std::thread::yield_now();
+            continue;
         }
         std::thread::sleep(nap);
         nap = (nap * 2).min(NAP_MAX);

@@ -13,6 +13,7 @@ mod work;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -32,6 +33,9 @@ pub struct ExecutorSettings {
     pub rendezvous: Duration,
     /// Thread blocks of NCCL's kernels at most.
     pub max_ctas: Option<i32>,
+    /// How long [`Executor::close`] waits for the thread: NCCL ends a communicator only when the GPU comes to rest, which
+    /// with a kernel of somebody else's on it may be never.
+    pub closing: Duration,
 }
 
 /// Why work has not ended well.
@@ -48,7 +52,15 @@ pub enum WorkError {
 /// Runs work on one device.
 pub struct Executor {
     shared: Arc<ExecutorState>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Running>>,
+    closing: Duration,
+}
+
+/// The thread of an executor.
+struct Running {
+    thread: JoinHandle<()>,
+    /// Closed when it ends.
+    ended: Receiver<()>,
 }
 
 /// What the callers and the thread share.
@@ -214,14 +226,20 @@ impl Executor {
             stops: AtomicBool::new(false),
             notify,
         });
+        let closing = settings.closing;
         let thread = GpuThread::new(device, settings, shared.clone());
+        let (running, ended) = channel();
         let thread = std::thread::Builder::new()
             .name("horovod-gpu".into())
-            .spawn(move || thread.run())
+            .spawn(move || {
+                let _running: Sender<()> = running;
+                thread.run();
+            })
             .map_err(|e| GpuError::Invalid(format!("cannot start the thread for the GPU: {e}")))?;
         Ok(Self {
             shared,
-            thread: Mutex::new(Some(thread)),
+            thread: Mutex::new(Some(Running { thread, ended })),
+            closing,
         })
     }
 
@@ -262,22 +280,29 @@ impl Executor {
         self.shared.abort(cause, false);
     }
 
-    /// End the thread. `orderly`: all work has ended, and the other members of all groups close as well; else what is left
+    /// End the thread, or leave it to itself if it does not end in time. `orderly`: all work has ended, and the other members of all groups close as well; else what is left
     /// is aborted.
     pub fn close(&self, orderly: bool) {
-        let Some(thread) = self.take_thread() else {
+        let Some(Running { thread, ended }) = self.take_thread() else {
             return;
         };
         match orderly {
             true => self.shared.close(),
             false => self.shared.abort("its executor was closed", true),
         }
+        if ended.recv_timeout(self.closing) == Err(RecvTimeoutError::Timeout) {
+            tracing::error!(
+                "NCCL does not end, for the GPU does not come to rest; what it uses is not given back, and only a new \
+                 process can use this GPU as before"
+            );
+            return;
+        }
         if thread.join().is_err() {
             tracing::error!("the thread for the GPU ended by a panic");
         }
     }
 
-    fn take_thread(&self) -> Option<JoinHandle<()>> {
+    fn take_thread(&self) -> Option<Running> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         thread.take()
     }

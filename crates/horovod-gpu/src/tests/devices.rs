@@ -311,6 +311,34 @@ fn captures_are_seen_and_not_disturbed() {
 }
 
 #[test]
+fn threads_that_were_not_adopted_leave_captures_alone_too() {
+    alone(&[], || {
+        let double = Double::start("pools=0");
+        let device = driver()
+            .and_then(|driver| driver.device(0))
+            .expect("a device");
+        let captured = double.stream(0);
+        let stream = device.create_stream().expect("a stream");
+        let event = device.record(stream.raw()).expect("an event");
+        let others = (device.allocate(8), device.allocate_pinned(8));
+        for mode in [0, 1] {
+            // By this thread, which would end it in both modes.
+            double.begin_capture(captured, mode);
+            event.wait().expect("it passes");
+            assert_eq!(event.has_passed(), Ok(true));
+            assert_eq!(stream.is_idle(), Ok(true));
+            stream.synchronize().expect("it is idle");
+            device.kernels().expect("they are loaded");
+            drop((device.allocate(8), device.allocate_pinned(8)));
+            drop(device.allocate_on(&stream, 8));
+            assert_eq!(double.end_capture(captured), Some(0), "mode {mode}");
+        }
+        drop(others);
+        double.assert_clean();
+    });
+}
+
+#[test]
 fn a_forked_child_is_refused_everywhere_and_gives_nothing_back() {
     alone(&[], || {
         let double = Double::start("");

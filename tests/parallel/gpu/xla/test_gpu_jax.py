@@ -3,13 +3,18 @@
 Over the double JAX runs on the CPU, with handlers of `xla_on_double`. On a machine with GPUs it is JAX for CUDA.
 """
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import xla_frames
 from devices import IS_REAL, number_of_gpus
+
+if IS_REAL:  # a machine with GPUs need not have them
+    pytest.importorskip("jax")
+    pytest.importorskip("optax")
+
+import jax
+import jax.numpy as jnp
+import optax
 
 import horovod.jax as hvd
 from horovod.jax import _calls

@@ -35,6 +35,10 @@ use staging::PinnedPool;
 /// How long the members of a communicator may take to meet.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long communicators may take to end when the engine does: an orderly end is given up after 5 s, an aborted GPU has 8 s
+/// to come to rest.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
+
 const NOT_AGREED: &str = "the members of a process set have not agreed on how they use their GPUs";
 
 /// Backends for all devices that there may be.
@@ -126,6 +130,7 @@ impl Gpu {
         let settings = ExecutorSettings {
             rendezvous: RENDEZVOUS_TIMEOUT,
             max_ctas: self.settings.max_ctas,
+            closing: CLOSE_TIMEOUT,
         };
         let notifier = self.notifier.clone();
         let notify = Box::new(move || notifier.notify());

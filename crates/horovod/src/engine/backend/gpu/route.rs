@@ -46,6 +46,8 @@ pub(super) struct Conclusion {
     pub(super) adasum: Result<AdasumScope, String>,
 }
 
+/// The first NCCL that heeds `NCCL_MULTI_RANK_GPU_ENABLE`; older ones refuse two ranks on one GPU.
+const SHARES_GPUS_SINCE: i32 = 23003;
 /// Longest reason that is told.
 const REASON_MAX: usize = 600;
 const HEAD: usize = 4;
@@ -213,7 +215,8 @@ fn obstacle(members: &[Member], host: &impl Fn(Rank) -> String) -> Option<String
             ));
         }
     }
-    if members.iter().all(|member| member.offer.shares_gpus) {
+    let may_share = members.iter().all(|member| member.offer.shares_gpus);
+    if may_share && mine.nccl >= SHARES_GPUS_SINCE {
         return None;
     }
     for (i, one) in members.iter().enumerate() {
@@ -341,8 +344,18 @@ mod tests {
         sharing.shares_gpus = true;
         let route = concluded(&[sharing.clone(), sharing.clone()]);
         assert!(matches!(route, Ok(Route::Nccl(_))));
-        let route = concluded(&[sharing, offer(23007, 1)]);
+        let route = concluded(&[sharing.clone(), offer(23007, 1)]);
         assert!(matches!(route, Ok(Route::Staged(Some(_)))));
+        // An older NCCL does not know of it, and would refuse its communicator.
+        let older = |nccl| {
+            let mut both = [sharing.clone(), sharing.clone()];
+            for Offer { has, .. } in &mut both {
+                has.as_mut().unwrap().nccl = nccl;
+            }
+            concluded(&both)
+        };
+        assert!(matches!(older(22809), Ok(Route::Staged(Some(_)))));
+        assert!(matches!(older(23003), Ok(Route::Nccl(_))));
     }
 
     #[test]
