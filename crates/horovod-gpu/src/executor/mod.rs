@@ -280,8 +280,8 @@ impl Executor {
         self.shared.abort(cause, false);
     }
 
-    /// End the thread, or leave it to itself if it does not end in time. `orderly`: all work has ended, and the other members of all groups close as well; else what is left
-    /// is aborted.
+    /// End the thread, or leave it to itself if it does not end in time. `orderly`: all work has ended, and the other
+    /// members of all groups close as well; else what is left is aborted.
     pub fn close(&self, orderly: bool) {
         let Some(Running { thread, ended }) = self.take_thread() else {
             return;
