@@ -49,7 +49,7 @@ struct Gpu {
     topology: Topology,
     chosen: Arc<ChosenGpu>,
     notifier: Notifier,
-    /// By set; ids are reused after a removal, so the members decide whether it still holds.
+    /// By set.
     routes: BTreeMap<ProcessSetId, Agreed>,
     /// How often members have agreed.
     agreements: u64,
@@ -230,6 +230,10 @@ impl Backend for Gpu {
         };
         self.routes.insert(set, agreed);
         Ok(())
+    }
+
+    fn forget(&mut self, set: ProcessSetId) {
+        self.routes.remove(&set);
     }
 
     fn is_staged(&self, execution: &Execution) -> bool {
