@@ -68,3 +68,27 @@ fn a_set_of_former_members_under_a_former_id_agrees_anew() {
 fn so_it_does_through_host_memory() {
     come_and_go_with("so_it_does_through_host_memory", GpuOperations::Host);
 }
+
+/// Each rank has met the others of its sets in another order by number.
+#[test]
+fn communicators_of_several_sets_end_in_good_order_together() {
+    let test = "communicators_of_several_sets_end_in_good_order_together";
+    with_double(test, "devices=3,seed=5,in_progress=2", |double| {
+        let config = |config: &mut horovod::config::Config| {
+            config.gpu.operations = GpuOperations::Nccl;
+        };
+        on_ranks(double, RANKS, config, |on| {
+            let patient = || Ok::<(), Error>(());
+            for ranks in [&[0, 1][..], &[1, 2], &[0, 2]] {
+                let set = on.engine.add_process_set(ranks, patient).expect("added");
+                if ranks.contains(&(on.rank as u32)) {
+                    sum(on, set);
+                }
+            }
+            sum(on, ProcessSetId::GLOBAL);
+        });
+        assert_eq!(double.count("ncclCommInitRankConfig"), 9);
+        assert_eq!(double.count("ncclCommAbort"), 0);
+        assert_eq!(double.count("ncclCommDestroy"), 9);
+    });
+}

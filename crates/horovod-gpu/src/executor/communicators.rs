@@ -1,7 +1,7 @@
 //! Communicators by group: made when first needed, waited for with a bound, ended together.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 
 use super::work::Group;
@@ -19,7 +19,8 @@ const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 /// All communicators of one executor.
 #[derive(Default)]
 pub(super) struct Communicators {
-    made: HashMap<u64, Communicator>,
+    /// By group; members have them in one order, though under different numbers.
+    made: BTreeMap<u64, Communicator>,
 }
 
 /// Why a wait for NCCL has ended in vain.
@@ -59,11 +60,15 @@ impl Communicators {
 
     /// End what they do, and them.
     pub(super) fn abort(&mut self) -> Result<(), GpuError> {
-        let all: Vec<_> = self.made.drain().map(|(_, one)| one).collect();
+        let all = self.take_all();
         if all.is_empty() {
             return Ok(());
         }
         nccl()?.abort_all(all)
+    }
+
+    fn take_all(&mut self) -> Vec<Communicator> {
+        std::mem::take(&mut self.made).into_values().collect()
     }
 
     /// End them together with the other members, who do the same; those that do not come are not waited for for long.
@@ -72,24 +77,29 @@ impl Communicators {
             return Ok(());
         }
         let deadline = Instant::now() + FINALIZE_TIMEOUT;
-        let finalized = self.made.values().try_for_each(|communicator| {
-            let mut progress = communicator.finalize()?;
+        let finalized = self.finalize(deadline);
+        if finalized.is_err() {
+            return finalized.and(self.abort());
+        }
+        nccl()?.destroy_all(self.take_all())
+    }
+
+    /// All are begun before one is waited for: its other members may be at another one.
+    fn finalize(&self, deadline: Instant) -> Result<(), GpuError> {
+        for communicator in self.made.values() {
+            let _ = communicator.finalize()?;
+        }
+        for communicator in self.made.values() {
             let mut nap = NAP;
-            while progress == Progress::InProgress {
+            while communicator.progress()? == Progress::InProgress {
                 if Instant::now() >= deadline {
                     return Err(GpuError::Invalid("not all ranks end NCCL".into()));
                 }
                 std::thread::sleep(nap);
                 nap = (nap * 2).min(NAP_MAX);
-                progress = communicator.progress()?;
             }
-            Ok(())
-        });
-        if finalized.is_err() {
-            return finalized.and(self.abort());
         }
-        let all: Vec<_> = self.made.drain().map(|(_, one)| one).collect();
-        nccl()?.destroy_all(all)
+        Ok(())
     }
 }
 
