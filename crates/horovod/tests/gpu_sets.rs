@@ -2,8 +2,6 @@
 
 mod gpu_double;
 
-use std::time::Duration;
-
 use gpu_double::ranks::{OnRank, finish, on_ranks};
 use gpu_double::{Memory, with_double};
 use horovod::config::GpuOperations;
@@ -40,9 +38,6 @@ fn come_and_go(on: &OnRank<'_>) {
         if ranks.contains(&(on.rank as u32)) {
             let expected: u32 = ranks.iter().map(|rank| rank + 1).sum();
             assert_eq!(sum(on, set), expected as f32);
-            on.engine
-                .wait_for_devices(Duration::MAX)
-                .expect("ends well");
         }
         let removed = on.engine.remove_process_set(set, patient);
         assert!(removed.expect("there was one"));
@@ -54,7 +49,16 @@ fn come_and_go_with(test: &str, operations: GpuOperations) {
         let config = move |config: &mut horovod::config::Config| {
             config.gpu.operations = operations;
         };
-        on_ranks(double, RANKS, config, come_and_go);
+        on_ranks(double, RANKS, config, |on| {
+            come_and_go(on);
+            // Theirs are ended while the job goes on; if they were not, this would end by its limit.
+            while on.double.live("communicators") > 0 {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(double.count("ncclCommAbort"), 0);
+        let made = double.count("ncclCommInitRankConfig");
+        assert_eq!(made > 0, operations == GpuOperations::Nccl);
     });
 }
 
@@ -91,4 +95,27 @@ fn communicators_of_several_sets_end_in_good_order_together() {
         assert_eq!(double.count("ncclCommAbort"), 0);
         assert_eq!(double.count("ncclCommDestroy"), 9);
     });
+}
+
+#[test]
+fn versions_that_might_block_keep_communicators_until_the_job_ends() {
+    let test = "versions_that_might_block_keep_communicators_until_the_job_ends";
+    for version in [21800, 22605] {
+        let settings = format!("devices=3,nccl_version={version}");
+        with_double(test, &settings, |double| {
+            let config = |config: &mut horovod::config::Config| {
+                config.gpu.operations = GpuOperations::Nccl;
+            };
+            on_ranks(double, RANKS, config, |on| {
+                come_and_go(on);
+                assert_eq!(on.double.count("ncclCommFinalize"), 0);
+                let patient = || Ok::<(), Error>(());
+                on.engine
+                    .barrier(ProcessSetId::GLOBAL, patient)
+                    .expect("all");
+            });
+            assert_eq!(double.count("ncclCommAbort"), 0);
+            assert_eq!(double.count("ncclCommDestroy"), 10);
+        });
+    }
 }

@@ -21,6 +21,8 @@ const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Communicators {
     /// By group; members have them in one order, though under different numbers.
     made: BTreeMap<u64, Communicator>,
+    /// Of groups that are over, until the other members end them, too.
+    leaving: Vec<Communicator>,
 }
 
 /// Why a wait for NCCL has ended in vain.
@@ -58,6 +60,42 @@ impl Communicators {
         Ok(())
     }
 
+    /// End the communicator of a group that is over, and of which nothing is on the device any more, as all its members do;
+    /// [`Self::see_off`] brings that to its end. Versions in which that could block keep it.
+    pub(super) fn leave(&mut self, key: u64) {
+        let may_block = |nccl: &Nccl| needs_blocking(nccl) || !nccl.ends_in_groups();
+        if nccl().map_or(true, may_block) {
+            return;
+        }
+        if let Some(communicator) = self.made.remove(&key) {
+            match communicator.finalize() {
+                Ok(_) => self.leaving.push(communicator),
+                Err(error) => give_up(communicator, &error),
+            }
+        }
+    }
+
+    /// Whether some are on their way to the end.
+    pub(super) fn are_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// End those that all members are done with.
+    pub(super) fn see_off(&mut self) {
+        for communicator in std::mem::take(&mut self.leaving) {
+            match communicator.progress() {
+                Ok(Progress::InProgress) => self.leaving.push(communicator),
+                Ok(Progress::Done) => {
+                    let ended = nccl().and_then(|nccl| nccl.destroy_all(vec![communicator]));
+                    if let Err(error) = ended {
+                        tracing::debug!("while a communicator of NCCL was ended: {error}");
+                    }
+                }
+                Err(error) => give_up(communicator, &error),
+            }
+        }
+    }
+
     /// End what they do, and them.
     pub(super) fn abort(&mut self) -> Result<(), GpuError> {
         let all = self.take_all();
@@ -68,12 +106,13 @@ impl Communicators {
     }
 
     fn take_all(&mut self) -> Vec<Communicator> {
-        std::mem::take(&mut self.made).into_values().collect()
+        let made = std::mem::take(&mut self.made).into_values();
+        made.chain(self.leaving.drain(..)).collect()
     }
 
     /// End them together with the other members, who do the same; those that do not come are not waited for for long.
     pub(super) fn destroy(&mut self) -> Result<(), GpuError> {
-        if self.made.is_empty() {
+        if self.made.is_empty() && self.leaving.is_empty() {
             return Ok(());
         }
         let deadline = Instant::now() + FINALIZE_TIMEOUT;
@@ -89,7 +128,7 @@ impl Communicators {
         for communicator in self.made.values() {
             let _ = communicator.finalize()?;
         }
-        for communicator in self.made.values() {
+        for communicator in self.made.values().chain(&self.leaving) {
             let mut nap = NAP;
             while communicator.progress()? == Progress::InProgress {
                 if Instant::now() >= deadline {
@@ -100,6 +139,14 @@ impl Communicators {
             }
         }
         Ok(())
+    }
+}
+
+/// End one that nobody needs any more and that does not end well: what has happened to its other members shows elsewhere.
+fn give_up(communicator: Communicator, why: &GpuError) {
+    tracing::debug!("a communicator of NCCL does not end in good order: {why}");
+    if let Err(error) = nccl().and_then(|nccl| nccl.abort_all(vec![communicator])) {
+        tracing::debug!("{error}");
     }
 }
 

@@ -233,7 +233,10 @@ impl Backend for Gpu {
     }
 
     fn forget(&mut self, set: ProcessSetId) {
-        self.routes.remove(&set);
+        let group = self.routes.remove(&set).and_then(|agreed| agreed.group);
+        if let (Some(group), Some(executor)) = (group, &self.executor) {
+            executor.leave(group.key);
+        }
     }
 
     fn is_staged(&self, execution: &Execution) -> bool {
