@@ -163,6 +163,10 @@ impl Gpu {
                 "operations on GPU tensors go through host memory, which is slower: {why} \
                  (HOROVOD_GPU_OPERATIONS=HOST says that this is intended)"
             ),
+            Route::Staged(None) if self.settings.names_mpi => tracing::warn!(
+                "HOROVOD_GPU_OPERATIONS=MPI: there is no MPI here, so operations on GPU tensors go through host memory, as \
+                 with HOST"
+            ),
             Route::Nccl(_) if is_across => tracing::warn!(
                 "data of GPU tensors travel between hosts by NCCL, without authentication or encryption; use a network \
                  that only this job's hosts can reach, or HOROVOD_GPU_OPERATIONS=HOST"
