@@ -297,6 +297,9 @@ class _Run:
         except HorovodStalledError:
             raise  # the same calls would lead to the same place
         except HorovodInternalError as error:
+            if _core.gpu_is_lost():
+                error.add_note("This process ends: only another one can use the GPU again.")
+                raise
             self._raise_if_fruitless(error)
             self._state.restore()
             if self._held is not _Held.NOTHING:
