@@ -372,6 +372,8 @@ class _Run:
         """Raise an error that comes again and again though no rank is lost: ranks disagree, for example."""
         if self._members_changed or self._state._commits != self._commits_at_start:
             self._fruitless = 0
+            # Commits count once: the next round may fail before it comes to its own start.
+            self._commits_at_start = self._state._commits
             return
         self._fruitless += 1
         if self._fruitless >= _FRUITLESS_MAX:
