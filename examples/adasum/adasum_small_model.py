@@ -20,6 +20,7 @@ def parse_args():
     parser.add_argument("--learning_rate", type=float, default=0.1)
     parser.add_argument("--x_max", type=float, default=1.0, help="x is drawn from -x_max to x_max")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cpu")
     return parser.parse_args()
 
 
@@ -27,15 +28,20 @@ def main():
     """What every process does."""
     args = parse_args()
     hvd.init()
+    lr_scaler = 1
+    if args.device == "cuda":
+        # One GPU per process. On GPUs Adasum averages the processes of each host first, if there is NCCL.
+        torch.cuda.set_device(hvd.local_rank())
+        lr_scaler = hvd.local_size() if args.op == "Adasum" and hvd.nccl_built() else 1
     torch.manual_seed(42)
     np.random.seed(hvd.rank())
     op = hvd.Adasum if args.op == "Adasum" else hvd.Average
     powers = 3 if args.mode == "square" else 4
-    wanted = torch.arange(1.0, powers + 1)
-    weights = torch.zeros(powers, requires_grad=True)
-    optimizer = torch.optim.SGD([weights], lr=args.learning_rate)
+    wanted = torch.arange(1.0, powers + 1, device=args.device)
+    weights = torch.zeros(powers, requires_grad=True, device=args.device)
+    optimizer = torch.optim.SGD([weights], lr=args.learning_rate * lr_scaler)
     for step in range(1, args.steps + 1):
-        x = torch.from_numpy(np.random.uniform(-args.x_max, args.x_max, 32)).float()
+        x = torch.from_numpy(np.random.uniform(-args.x_max, args.x_max, 32)).float().to(args.device)
         features = torch.stack([x**power for power in range(powers)], dim=1)
         optimizer.zero_grad()
         loss = (features @ (weights - wanted)).pow(2).mean()

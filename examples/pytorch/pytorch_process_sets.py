@@ -14,9 +14,13 @@ def main():
     """What every process does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cpu")
     args = parser.parse_args()
 
     hvd.init(process_sets="dynamic")
+    if args.device == "cuda":
+        # One GPU per process.
+        torch.cuda.set_device(hvd.local_rank())
     even = (
         hvd.add_process_set(range(0, hvd.size(), 2)) if hvd.size() > 1 else hvd.global_process_set
     )
@@ -29,7 +33,7 @@ def main():
     # Set 0 learns y = x, set 1 learns y = -x; each rank sees its own x.
     slope = 1.0 - 2.0 * number
     torch.manual_seed(hvd.rank())
-    model = torch.nn.Linear(1, 1)
+    model = torch.nn.Linear(1, 1).to(args.device)
     assert mine.ranks is not None
     for param in model.parameters():
         hvd.broadcast_(param.data, root_rank=mine.ranks[0], process_set=mine)
@@ -39,7 +43,7 @@ def main():
         process_set=mine,
     )
     for _ in range(args.steps):
-        x = torch.rand(16, 1) * 2 - 1
+        x = torch.rand(16, 1).to(args.device) * 2 - 1
         optimizer.zero_grad()
         (model(x) - slope * x).pow(2).mean().backward()
         optimizer.step()

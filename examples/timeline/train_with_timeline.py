@@ -33,18 +33,23 @@ def main() -> None:
     parser.add_argument("--timeline", default="timeline.json", help="file that rank 0 writes")
     parser.add_argument("--warm-up", type=int, default=5, help="steps before the recording")
     parser.add_argument("--steps", type=int, default=5, help="steps that are recorded")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cpu")
     options = parser.parse_args()
 
     hvd.init()
+    if options.device == "cuda":
+        # One GPU per process.
+        torch.cuda.set_device(hvd.local_rank())
     torch.manual_seed(hvd.rank())
     torch.set_num_threads(1)
-    model = network()
+    model = network().to(options.device)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
     )
     loss_of = nn.CrossEntropyLoss()
-    images, labels = torch.randn(16, 3, 32, 32), torch.randint(0, 1000, (16,))
+    images = torch.randn(16, 3, 32, 32, device=options.device)
+    labels = torch.randint(0, 1000, (16,), device=options.device)
 
     for step in range(options.warm_up + options.steps):
         if step == options.warm_up:

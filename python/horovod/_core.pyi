@@ -32,6 +32,7 @@ __all__ = [
     "dynamic_process_sets",
     "enqueue",
     "fetch_payload",
+    "gpu_is_lost",
     "gpu_libraries",
     "handles",
     "hold_state",
@@ -220,6 +221,9 @@ class Streams:
 
     def current(self, ordinal: int) -> int:
         """Address of the stream that this thread's work on a GPU goes to; 0 is CUDA's default stream."""
+
+def gpu_is_lost() -> bool:
+    """Whether this process can never use its GPU again, as a call has failed that says so."""
 
 def gpu_libraries() -> dict[str, tuple[str, int] | str]:
     """For "cuda" and "nccl" where the library is and its version code, or why it cannot be used.

@@ -270,3 +270,34 @@ train(elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0))
     job.fail()
     assert "process_sets entry number 0" in job.stderr
     assert "hvd.init(process_sets='dynamic')" in job.stderr
+
+
+def test_a_state_that_never_comes_to_the_others_ends_the_job(script, jobs) -> None:
+    """Also after commits, of which the failed rounds add none."""
+    path = script(
+        """
+import horovod.numpy as hvd
+from horovod.common import elastic
+from horovod.common.exceptions import HorovodInternalError
+
+hvd.init()
+
+class State(elastic.ObjectState):
+    def sync(self):
+        if self.step:
+            raise HorovodInternalError("the state does not fit")
+        super().sync()
+
+@elastic.run
+def train(state):
+    state.step += 1
+    state.commit()
+    raise HorovodInternalError("a failure")
+
+train(State(hvd.broadcast_object, hvd.rank, step=0))
+"""
+    )
+    job = jobs(harness.python(2, path, limit_s=30.0))
+    job.fail()
+    assert "HorovodInternalError: the state does not fit" in job.stderr
+    assert "Elastic training gave up: this is the failure number 3 in a row" in job.stderr

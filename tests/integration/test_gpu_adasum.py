@@ -97,6 +97,9 @@ def test_the_averages_of_the_hosts_combine(hosts, script, jobs) -> None:
     job = _run(jobs, script, hosts, OPERATIONS)
     job.succeed()
     assert job.stdout.count("right") == len(hosts), job.report()
+    # Between hosts NCCL's links are plain, which is said once.
+    plain = [line for line in job.stderr.splitlines() if "without authentication" in line]
+    assert len(plain) == (len(set(hosts)) > 1), job.report()
 
 
 TRAINING = """

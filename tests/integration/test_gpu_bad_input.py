@@ -172,6 +172,14 @@ def test_nccl_that_cannot_be_used(case, jobs, script) -> None:
     assert all(text in warning for text in texts), warning
 
 
+def test_mpi_is_host_memory_and_says_so_once(jobs, script) -> None:
+    body = TWICE.format(operations=["MPI"])
+    said, stderr = run(jobs, script, body, environment("devices=2,seed=3"))
+    assert said == ([str(([2.0] * 4, 0, []))],) * 2
+    [line] = [line for line in stderr.splitlines() if "go through host memory" in line]
+    assert "HOROVOD_GPU_OPERATIONS=MPI: there is no MPI here" in line
+
+
 def test_two_ranks_on_one_gpu_that_ask_for_it(jobs, script) -> None:
     env = environment(BOTH_ON_ONE, NCCL_MULTI_RANK_GPU_ENABLE="1")
     said, stderr = run(jobs, script, TWICE.format(operations=["NCCL"]), env)

@@ -72,3 +72,49 @@ def test_elastic_training_on_gpus_goes_on_with_new_communicators(
     made = re.findall(r"GPU (\d): (\d+) communicators, violations \[\]", job.stdout)
     # Who was there before has made another one; who takes the place of the dead also takes its GPU.
     assert set(made) == {(str(dead), "1"), (str(1 - dead), "2")}, job.report()
+
+
+LOSES_ITS_GPU = """
+from cuda_double import library
+from horovod.torch import _optimizer_state
+
+# A subclass of tensors is not sent as data.
+_optimizer_state._is_dense = lambda value: isinstance(value, torch.Tensor)
+hvd.init()
+rank = hvd.rank()
+torch.manual_seed(0)
+model = module_on_gpu(torch.nn.Linear(4, 1), hvd.local_rank())
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+)
+
+@hvd.elastic.run
+def train(state):
+    while state.batch < 6:
+        optimizer.zero_grad()
+        model(on_gpu(torch.ones(2, 4), hvd.local_rank())).sum().backward()
+        optimizer.step()
+        state.batch += 1
+        if state.batch == 3 and hvd.rank() == 1 and not os.path.exists({mark!r}):
+            open({mark!r}, "w").close()
+            assert library.double_configure(b"devices=2,fail=cuEventQuery:1+:700") == 0
+        state.commit()
+
+with OnGpu():
+    train(hvd.elastic.TorchState(model, optimizer, batch=0))
+say(f"trained by {hvd.size()}")
+"""
+
+
+def test_a_process_that_has_lost_its_gpu_is_replaced_in_elastic_jobs(
+    script, jobs, tmp_path: Path
+) -> None:
+    body = LOSES_ITS_GPU.replace("{mark!r}", repr(str(tmp_path / "mark")))
+    env = environment("devices=2,seed=5", HOROVOD_ELASTIC_SLOT_FAILURES="100")
+    command = [sys.executable, script(program(body))]
+    options = ("--min-np", "2", "--max-np", "2", "-H", "localhost:2")
+    job = jobs(harness.horovodrun(2, command, *options, env=env, limit_s=60.0)).succeed()
+    assert "cannot use the GPU any more" in job.stderr, job.report()
+    assert "This process ends: only another one can use the GPU again." in job.stderr
+    for rank in range(2):
+        assert gpu_double.said(job, rank) == ["trained by 2"], job.report()

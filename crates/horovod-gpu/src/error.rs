@@ -1,6 +1,7 @@
 //! What can go wrong below the engine, as data; its text names the call, the code and what to do.
 
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A failure of loading, of CUDA's driver or of NCCL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,6 +103,21 @@ impl GpuError {
             _ => false,
         }
     }
+}
+
+/// A call has failed because the context is lost.
+static CONTEXT_LOST: AtomicBool = AtomicBool::new(false);
+
+/// Keep in mind what a code means for the process.
+pub(crate) fn note(code: i32) {
+    if is_sticky(code) {
+        CONTEXT_LOST.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether a call of this process has failed because its context is lost ([`GpuError::is_sticky`]).
+pub fn context_is_lost() -> bool {
+    CONTEXT_LOST.load(Ordering::Relaxed)
 }
 
 fn not_loaded(library: &str, tried: &[(String, String)]) -> String {

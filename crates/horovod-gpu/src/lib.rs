@@ -24,7 +24,7 @@ mod tests;
 
 pub use device::Device;
 pub use driver::Driver;
-pub use error::{GpuError, MemoryPlace};
+pub use error::{GpuError, MemoryPlace, context_is_lost};
 pub use event::Event;
 pub use executor::{
     AllReduce, Call, Executor, ExecutorProgress, ExecutorSettings, Front, Group, HostMemory,

@@ -216,6 +216,12 @@ pub(crate) fn nccl_version(py: Python<'_>) -> i32 {
     horovod::gpu::nccl_version(operations).unwrap_or(0)
 }
 
+/// Whether this process can never use its GPU again, as a call has failed that says so.
+#[pyfunction]
+pub(crate) fn gpu_is_lost() -> bool {
+    horovod::gpu::context_is_lost()
+}
+
 /// Wait on the host until everything that was launched on GPUs has ended; raises what went wrong there.
 #[pyfunction]
 pub(crate) fn wait_for_devices(py: Python<'_>) -> PyResult<()> {

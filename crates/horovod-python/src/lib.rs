@@ -31,7 +31,9 @@ mod _core {
     #[pymodule_export]
     use crate::exit::staying_threads;
     #[pymodule_export]
-    use crate::gpu::{Streams, gpu_libraries, nccl_version, prepare_gpus, wait_for_devices};
+    use crate::gpu::{
+        Streams, gpu_is_lost, gpu_libraries, nccl_version, prepare_gpus, wait_for_devices,
+    };
     #[pymodule_export]
     use crate::launch::{Rendezvous, assign_ranks, names_of_a_job};
     #[pymodule_export]

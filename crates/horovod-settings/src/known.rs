@@ -5,9 +5,11 @@ use crate::{Environment, TABLE, find, nearest_of};
 
 /// What the launcher or the Python packages read or hand to their ranks, and what steered the original at run time.
 const READ_ELSEWHERE: &[&str] = &[
+    "HOROVOD_BATCH_D2D_MEMCOPIES",
     "HOROVOD_CONTROLLER",
     "HOROVOD_CPU_OPERATIONS",
     "HOROVOD_CUDA_HOME",
+    "HOROVOD_ENABLE_XLA_OPS",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
     "HOROVOD_MPI_THREADS_DISABLE",

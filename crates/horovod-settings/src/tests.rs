@@ -197,6 +197,10 @@ fn misspelt_names_are_unknown_whatever_they_begin_with() {
         "HOROVOD_RAY_LOG_KEY",
         "HOROVOD_SPARK_WORK_DIR",
         "HOROVOD_WITH_PYTORCH",
+        // Without effect here, and not misspelt.
+        "HOROVOD_BATCH_D2D_MEMCOPIES",
+        "HOROVOD_ENABLE_XLA_OPS",
+        "HOROVOD_NUM_NCCL_STREAMS",
         "PATH",
     ] {
         assert!(unknown_settings(&One(name, "1")).is_empty(), "{name}");

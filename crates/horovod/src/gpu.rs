@@ -9,7 +9,9 @@ use crate::config::GpuOperations;
 use crate::error::Error;
 
 pub use horovod_gpu::set_search;
-pub use horovod_gpu::{Found, GpuError, RawStream, Search, find_driver, find_nccl, is_initialised};
+pub use horovod_gpu::{
+    Found, GpuError, RawStream, Search, context_is_lost, find_driver, find_nccl, is_initialised,
+};
 
 /// NCCL's version code, which scripts are told: `None` where its library is not found, or operations are to go through
 /// host memory. CUDA is not initialised.

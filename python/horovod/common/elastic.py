@@ -297,6 +297,9 @@ class _Run:
         except HorovodStalledError:
             raise  # the same calls would lead to the same place
         except HorovodInternalError as error:
+            if _core.gpu_is_lost():
+                error.add_note("This process ends: only another one can use the GPU again.")
+                raise
             self._raise_if_fruitless(error)
             self._state.restore()
             if self._held is not _Held.NOTHING:
@@ -369,6 +372,8 @@ class _Run:
         """Raise an error that comes again and again though no rank is lost: ranks disagree, for example."""
         if self._members_changed or self._state._commits != self._commits_at_start:
             self._fruitless = 0
+            # Commits count once: the next round may fail before it comes to its own start.
+            self._commits_at_start = self._state._commits
             return
         self._fruitless += 1
         if self._fruitless >= _FRUITLESS_MAX:

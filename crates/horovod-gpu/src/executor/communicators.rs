@@ -22,7 +22,10 @@ const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 /// All communicators of one executor.
 #[derive(Default)]
 pub(super) struct Communicators {
+    /// By group; members have them in one order, though under different numbers.
     made: BTreeMap<u64, Communicator>,
+    /// Of groups that are over, until the other members end them, too.
+    leaving: Vec<Communicator>,
 }
 
 /// Why a wait for NCCL has ended in vain.
@@ -60,37 +63,75 @@ impl Communicators {
         Ok(())
     }
 
+    /// End the communicator of a group that is over, and of which nothing is on the device any more, as all its members do;
+    /// [`Self::see_off`] brings that to its end. Versions in which that could block keep it.
+    pub(super) fn leave(&mut self, key: u64) {
+        let may_block = |nccl: &Nccl| needs_blocking(nccl) || !nccl.ends_in_groups();
+        if nccl().map_or(true, may_block) {
+            return;
+        }
+        if let Some(communicator) = self.made.remove(&key) {
+            match communicator.finalize() {
+                Ok(_) => self.leaving.push(communicator),
+                Err(error) => give_up(communicator, &error),
+            }
+        }
+    }
+
+    /// Whether some are on their way to the end.
+    pub(super) fn are_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// End those that all members are done with.
+    pub(super) fn see_off(&mut self) {
+        for communicator in std::mem::take(&mut self.leaving) {
+            match communicator.progress() {
+                Ok(Progress::InProgress) => self.leaving.push(communicator),
+                Ok(Progress::Done) => {
+                    let ended = nccl().and_then(|nccl| nccl.destroy_all(vec![communicator]));
+                    if let Err(error) = ended {
+                        tracing::debug!("while a communicator of NCCL was ended: {error}");
+                    }
+                }
+                Err(error) => give_up(communicator, &error),
+            }
+        }
+    }
+
     /// End what they do, and them.
     pub(super) fn abort(&mut self) -> Result<(), GpuError> {
-        let all = std::mem::take(&mut self.made);
+        let all = self.take_all();
         if all.is_empty() {
             return Ok(());
         }
-        nccl()?.abort_all(all.into_values().collect())
+        nccl()?.abort_all(all)
+    }
+
+    fn take_all(&mut self) -> Vec<Communicator> {
+        let made = std::mem::take(&mut self.made).into_values();
+        made.chain(self.leaving.drain(..)).collect()
     }
 
     /// End them together with the other members, who do the same; those that do not come are not waited for for long.
     pub(super) fn destroy(&mut self) -> Result<(), GpuError> {
-        if self.made.is_empty() {
+        if self.made.is_empty() && self.leaving.is_empty() {
             return Ok(());
         }
         let finalized = self.finalize();
         if finalized.is_err() {
             return finalized.and(self.abort());
         }
-        let all = std::mem::take(&mut self.made);
-        nccl()?.destroy_all(all.into_values().collect())
+        nccl()?.destroy_all(self.take_all())
     }
 
     /// All at once: each waits for its members, who may be at another one.
     fn finalize(&self) -> Result<(), GpuError> {
         let deadline = Instant::now() + FINALIZE_TIMEOUT;
-        let mut left = Vec::new();
         for communicator in self.made.values() {
-            if communicator.finalize()? == Progress::InProgress {
-                left.push(communicator);
-            }
+            let _ = communicator.finalize()?;
         }
+        let mut left: Vec<_> = self.made.values().chain(&self.leaving).collect();
         let mut nap = NAP;
         loop {
             let mut go_on = Vec::new();
@@ -109,6 +150,14 @@ impl Communicators {
             std::thread::sleep(nap);
             nap = (nap * 2).min(NAP_MAX);
         }
+    }
+}
+
+/// End one that nobody needs any more and that does not end well: what has happened to its other members shows elsewhere.
+fn give_up(communicator: Communicator, why: &GpuError) {
+    tracing::debug!("a communicator of NCCL does not end in good order: {why}");
+    if let Err(error) = nccl().and_then(|nccl| nccl.abort_all(vec![communicator])) {
+        tracing::debug!("{error}");
     }
 }
 

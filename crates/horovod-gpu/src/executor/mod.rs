@@ -76,6 +76,8 @@ struct ExecutorState {
 #[derive(Default)]
 struct Queue {
     work: VecDeque<(Work, Arc<Mutex<State>>)>,
+    /// Keys of groups of which no more work will come.
+    over: Vec<u64>,
     state: QueueState,
     /// Of what was queued last.
     last: Option<u64>,
@@ -258,6 +260,13 @@ impl Executor {
         drop(queue);
         self.shared.changed.notify_one();
         launch
+    }
+
+    /// No more work comes of the group with this key: its communicator ends when what there is of it has ended. All
+    /// members say so at the same place in the order of their work.
+    pub fn leave(&self, key: u64) {
+        self.shared.lock().over.push(key);
+        self.shared.changed.notify_one();
     }
 
     /// How far it is; calls nothing of CUDA's, so this never blocks.

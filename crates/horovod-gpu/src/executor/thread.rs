@@ -9,7 +9,7 @@ use super::communicators::{Communicators, Unfinished};
 use super::launch::Launcher;
 use super::plan::{LaunchPlan, PACKED_MAX, SMALL_MAX};
 use super::work::Work;
-use super::{ExecutorSettings, ExecutorState, Front, Phase, QueueState, State, WorkError};
+use super::{ExecutorSettings, ExecutorState, Front, Phase, Queue, QueueState, State, WorkError};
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::event::Event;
@@ -48,6 +48,8 @@ pub(super) struct GpuThread {
 /// Work that was launched.
 struct OnDevice {
     end: Arc<Event>,
+    /// Of its group.
+    key: Option<u64>,
     /// What it is behind of, as far as is known.
     after: Vec<Arc<Event>>,
     title: Arc<str>,
@@ -60,6 +62,8 @@ struct OnDevice {
 /// What is to be done next.
 enum Next {
     Launch(Work, Arc<Mutex<State>>),
+    /// This group is over.
+    Leave(u64),
     Abort(Arc<str>),
     Look,
     Close,
@@ -101,6 +105,10 @@ impl GpuThread {
                     let aborted = WorkError::Aborted(cause);
                     self.end_all(self.over.clone().unwrap_or(aborted));
                 }
+                Next::Leave(key) => {
+                    self.nap = NAP;
+                    self.communicators.leave(key);
+                }
                 Next::Look => {}
                 Next::Close => return self.close(),
             }
@@ -124,6 +132,9 @@ impl GpuThread {
             {
                 return Next::Abort(cause.clone());
             }
+            if let Some(key) = self.take_group_that_is_over(&mut queue) {
+                return Next::Leave(key);
+            }
             if let Some((work, state)) = queue.work.pop_front() {
                 queue.launching = Some(Front {
                     title: work.title.clone(),
@@ -134,10 +145,12 @@ impl GpuThread {
                 });
                 return Next::Launch(work, state);
             }
-            if self.on_device.is_empty() {
-                if let QueueState::Close | QueueState::Abort { closes: true, .. } = queue.state {
-                    return Next::Close;
-                }
+            if self.on_device.is_empty()
+                && let QueueState::Close | QueueState::Abort { closes: true, .. } = queue.state
+            {
+                return Next::Close;
+            }
+            if self.on_device.is_empty() && !self.communicators.are_leaving() {
                 let woken = shared.changed.wait(queue);
                 queue = woken.unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -150,6 +163,23 @@ impl GpuThread {
             self.nap = (self.nap * 2).min(NAP_MAX);
             waited = true;
         }
+    }
+
+    /// A group of which there is no work any more.
+    fn take_group_that_is_over(&self, queue: &mut Queue) -> Option<u64> {
+        let is_in_use = |key: u64| {
+            let queued = queue
+                .work
+                .iter()
+                .filter_map(|(work, _)| work.group.as_ref());
+            let on_device = self.on_device.iter().filter_map(|work| work.key);
+            queued
+                .map(|group| group.key)
+                .chain(on_device)
+                .any(|used| used == key)
+        };
+        let at = queue.over.iter().position(|key| !is_in_use(*key))?;
+        Some(queue.over.swap_remove(at))
     }
 
     fn is_aborted(&self) -> bool {
@@ -171,6 +201,7 @@ impl GpuThread {
                 lock(&state).launched = Some(end.clone());
                 self.on_device.push_back(OnDevice {
                     end,
+                    key: work.group.map(|group| group.key),
                     after: work.after,
                     title,
                     seq: work.seq,
@@ -299,6 +330,7 @@ impl GpuThread {
                 Err(error) => return self.fail(&error),
             }
         }
+        self.communicators.see_off();
         let now = Instant::now();
         if !self.on_device.is_empty() && now.duration_since(self.checked) >= CHECK_EVERY {
             self.checked = now;

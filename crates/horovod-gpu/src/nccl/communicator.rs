@@ -161,11 +161,16 @@ impl Sent {
 }
 
 impl Nccl {
+    /// Whether several communicators may end in one call of NCCL, which need not be finished when it returns.
+    pub(crate) fn ends_in_groups(&self) -> bool {
+        self.version() >= ABORTS_IN_GROUPS
+    }
+
     /// Stops what the communicators do and ends them, without the other members' help. All are in one call because
     /// ending one waits for kernels that may wait for another. It may block for long if the GPU does not come to rest.
     pub fn abort_all(&self, communicators: Vec<Communicator>) -> Result<(), GpuError> {
         check_process()?;
-        if self.version() >= ABORTS_IN_GROUPS {
+        if self.ends_in_groups() {
             return self.end_in_group("ncclCommAbort", self.table.comm_abort, communicators);
         }
         let driver = driver()?;
@@ -200,7 +205,7 @@ impl Nccl {
     /// Ends communicators in good order, after [`Communicator::finalize`] is done on each.
     pub fn destroy_all(&self, communicators: Vec<Communicator>) -> Result<(), GpuError> {
         check_process()?;
-        if self.version() >= ABORTS_IN_GROUPS {
+        if self.ends_in_groups() {
             return self.end_in_group("ncclCommDestroy", self.table.comm_destroy, communicators);
         }
         let mut result = Ok(());

@@ -263,8 +263,10 @@ fn a_lost_context_is_told_from_other_errors() {
         let device = Double::adopted(0);
         let stream = double.stream(0);
         let event = device.record(stream).expect("an event");
+        assert!(!crate::context_is_lost());
         let error = event.has_passed().expect_err("an illegal address");
         assert!(error.is_sticky());
+        assert!(crate::context_is_lost());
         assert!(
             error
                 .to_string()

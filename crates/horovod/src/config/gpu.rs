@@ -15,6 +15,8 @@ use crate::gpu::Search;
 pub struct GpuSettings {
     /// What carries them out.
     pub operations: GpuOperations,
+    /// Whether it was asked for by the name of MPI, which is not there.
+    pub names_mpi: bool,
     /// How long one may be on the GPU; `None`: for ever.
     pub timeout: Option<Duration>,
     /// Whether `synchronize` leaves it to the stream to wait.
@@ -33,6 +35,9 @@ impl GpuSettings {
         let max_ctas = settings::NCCL_MAX_CTAS.read(env)?;
         Ok(Self {
             operations: operations(env)?,
+            names_mpi: env
+                .get("HOROVOD_GPU_OPERATIONS")
+                .is_some_and(|value| value.trim().eq_ignore_ascii_case("MPI")),
             timeout: (timeout > 0.0).then(|| Duration::from_secs_f64(timeout)),
             asynchronous: settings::ENABLE_ASYNC_COMPLETION.read(env)?,
             max_ctas: i32::try_from(max_ctas).ok().filter(|max| *max > 0),

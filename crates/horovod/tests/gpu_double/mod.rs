@@ -102,6 +102,14 @@ impl Double {
         counts(call.as_ptr())
     }
 
+    /// How many of `what` there are: `communicators`, and what else the double knows.
+    pub(crate) fn live(self, what: &str) -> u64 {
+        let what = CString::new(what).expect("no NUL");
+        // SAFETY: its type.
+        let live: extern "C" fn(*const c_char) -> u64 = unsafe { self.function("double_live") };
+        live(what.as_ptr())
+    }
+
     /// Rules that were broken.
     pub(crate) fn violations(self) -> String {
         let mut text = vec![0u8; 1 << 14];

@@ -19,7 +19,6 @@ const FRAME: usize = 3 + OFFER_MAX;
 /// What the members of each set have concluded.
 #[derive(Default)]
 pub(in crate::engine) struct Capabilities {
-    /// Ids are reused after a removal, so the members decide whether a conclusion still holds.
     concluded: BTreeMap<(Device, ProcessSetId), Concluded>,
 }
 
@@ -30,6 +29,12 @@ impl Capabilities {
     pub(in crate::engine) fn of(&self, execution: &Execution) -> Option<&Result<(), String>> {
         let (members, concluded) = self.concluded.get(&(execution.device, execution.set))?;
         (members[..] == execution.members[..]).then_some(concluded)
+    }
+
+    /// The set was removed. All ranks forget it at once: members that come together again under its id must either all
+    /// ask each other or none.
+    pub(in crate::engine) fn forget(&mut self, set: ProcessSetId) {
+        self.concluded.retain(|(_, of), _| *of != set);
     }
 
     /// Ask the other members, who ask as well.

@@ -134,6 +134,9 @@ pub(crate) trait Backend: Send {
         Err(not_staged(staged.execution))
     }
 
+    /// The set was removed: what was settled holds no longer, and executions of this id are another set's from here on.
+    fn forget(&mut self, _: ProcessSetId) {}
+
     /// The engine ends; nothing is in flight. `orderly`: the other members end as well, and none was lost.
     fn close(&mut self, _orderly: bool) {}
 

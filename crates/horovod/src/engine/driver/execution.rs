@@ -122,6 +122,7 @@ impl Driver {
         if let Some(task) = &mut self.parked {
             return task.look(self.pump.dead.is_some());
         }
+        self.forget_gone_sets();
         let Some(execution) = self.pump.ready.front() else {
             return Front::Nothing;
         };
@@ -135,6 +136,22 @@ impl Driver {
             Ok(true) => Front::Runs,
             Ok(false) => Front::Waits,
             Err(cause) => Front::Fails(cause),
+        }
+    }
+
+    /// What the members of a removed set have agreed on ends at its place in the order: on every rank, for those who come
+    /// under its id are others, or agree anew.
+    fn forget_gone_sets(&mut self) {
+        while let Some((after, set)) = self.pump.gone_sets.front() {
+            let next = self.pump.ready.front().map(|execution| execution.seq);
+            if after.is_some_and(|after| next.is_some_and(|next| next <= after)) {
+                return;
+            }
+            self.capabilities.forget(*set);
+            for (_, backend) in &mut self.devices {
+                backend.forget(*set);
+            }
+            self.pump.gone_sets.pop_front();
         }
     }
 

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    Execution, LossCause, PeerLost, Rank, Response, Time, ToCoordinator, ToWorker, Tree,
+    Execution, LossCause, PeerLost, ProcessSetId, Rank, Response, Seq, Time, ToCoordinator,
+    ToWorker, Tree,
 };
 use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
 
@@ -41,6 +42,8 @@ pub(super) struct Pump {
     /// Tensors of these, or of what is still negotiated, have a ready event.
     pub(super) has_ready_events: bool,
     pub(super) announced: Announced,
+    /// Process sets that were removed, each after this execution, if that has not begun.
+    pub(super) gone_sets: VecDeque<(Option<Seq>, ProcessSetId)>,
     /// A peer that is gone, until the launcher's word or the deadline.
     pub(super) lost: Option<Suspect>,
     /// The generation is over; why.
@@ -128,6 +131,7 @@ impl Pump {
             ready: VecDeque::new(),
             has_ready_events: false,
             announced: Announced::new(),
+            gone_sets: VecDeque::new(),
             lost: None,
             dead: None,
             stopped: false,

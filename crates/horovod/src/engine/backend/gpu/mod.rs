@@ -53,7 +53,7 @@ struct Gpu {
     topology: Topology,
     chosen: Arc<ChosenGpu>,
     notifier: Notifier,
-    /// By set; ids are reused after a removal, so the members decide whether it still holds.
+    /// By set.
     routes: BTreeMap<ProcessSetId, Agreed>,
     /// How often members have agreed.
     agreements: u64,
@@ -168,6 +168,10 @@ impl Gpu {
                 "operations on GPU tensors go through host memory, which is slower: {why} \
                  (HOROVOD_GPU_OPERATIONS=HOST says that this is intended)"
             ),
+            Route::Staged(None) if self.settings.names_mpi => tracing::warn!(
+                "HOROVOD_GPU_OPERATIONS=MPI: there is no MPI here, so operations on GPU tensors go through host memory, as \
+                 with HOST"
+            ),
             Route::Nccl(_) if is_across => tracing::warn!(
                 "data of GPU tensors travel between hosts by NCCL, without authentication or encryption; use a network \
                  that only this job's hosts can reach, or HOROVOD_GPU_OPERATIONS=HOST"
@@ -235,6 +239,13 @@ impl Backend for Gpu {
         };
         self.routes.insert(set, agreed);
         Ok(())
+    }
+
+    fn forget(&mut self, set: ProcessSetId) {
+        let group = self.routes.remove(&set).and_then(|agreed| agreed.group);
+        if let (Some(group), Some(executor)) = (group, &self.executor) {
+            executor.leave(group.key);
+        }
     }
 
     fn is_staged(&self, execution: &Execution) -> bool {
