@@ -113,6 +113,31 @@ except hvd.HorovodInternalError as error:
     assert "last words of rank 1" in summary or "bad luck" in summary, job.report()
 
 
+WITHOUT_DESCRIPTORS = """
+import os, resource
+import horovod.numpy as hvd
+
+if os.environ["HOROVOD_RANK"] == "1":
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+hvd.init()
+"""
+
+
+def test_a_rank_that_can_open_nothing_says_so_instead_of_trying_on(script, jobs) -> None:
+    job = jobs(harness.python(2, script(WITHOUT_DESCRIPTORS)))
+    job.fail()
+    why = "rank 1: cannot connect to the rendezvous: Too many open files"
+    assert why in job.stderr, job.report()
+
+
 def test_rank_that_finishes_early_with_success_fails_the_waiting_ones(script, jobs) -> None:
     path = script(
         """

@@ -33,6 +33,14 @@ pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Cli
                 return Ok(Client::new(stream));
             }
         }
+        // Without descriptors there is nothing to wait for.
+        if let Some(source) = search.dials.iter_mut().find_map(Dial::take_exhausted) {
+            return Err(ConnectError::System {
+                rank: config.rank,
+                what: "cannot connect to the rendezvous",
+                source,
+            });
+        }
         if now >= deadline || search.has_failed_for_good(config) {
             return Err(ConnectError::Rendezvous {
                 rank: config.rank,
