@@ -54,6 +54,14 @@ def current_device(device: int) -> Iterator[None]:
         call("cuDevicePrimaryCtxRelease_v2", device)
 
 
+def bytes_in_use(device: int) -> int:
+    """Memory that is allocated on a GPU, whoever uses it."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    with current_device(device):
+        call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    return total.value - free.value
+
+
 def unique_id() -> bytes:
     """What the members of a new communicator find each other by."""
     made = _UniqueId()

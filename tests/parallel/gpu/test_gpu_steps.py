@@ -19,6 +19,9 @@ from devices import (
 import horovod.torch as hvd
 from horovod.torch import _gradient_sending
 
+if not IS_REAL:
+    from other_nccl import bytes_in_use
+
 hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
 DEVICE = hvd.local_rank() % number_of_gpus()
@@ -159,3 +162,21 @@ def test_gradients_that_are_handed_over_together_have_one_event():
     # And at most so many for each operation, fused or not.
     launches = 2 if IS_STAGED else 1
     assert count("cuEventRecord") - before <= 1 + launches * len(handles)
+
+
+@only_double
+def test_operations_keep_little_memory_of_the_gpu():
+    """NCCL's own is not counted, and what an operation needs only while it runs is given back."""
+    small = [on_gpu(torch.ones(1 << 14), DEVICE) for _ in range(300)]
+    large = on_gpu(torch.ones(1 << 22), DEVICE)
+    before = bytes_in_use(DEVICE)
+    for op in (hvd.Sum, hvd.Average):
+        handles = [
+            hvd.allreduce_async_(tensor, name=f"small.{i}", op=op, prescale_factor=0.5)
+            for i, tensor in enumerate(small)
+        ]
+        for handle in handles:
+            hvd.synchronize(handle)
+        hvd.allreduce_(large, op=op, prescale_factor=0.5)
+    hvd.broadcast_(large, 0).cpu()
+    assert bytes_in_use(DEVICE) - before <= 16 << 20
