@@ -167,7 +167,7 @@ def test_gradients_that_are_handed_over_together_have_one_event():
 @only_double
 def test_operations_keep_little_memory_of_the_gpu():
     """NCCL's own is not counted, and what an operation needs only while it runs is given back."""
-    small = [on_gpu(torch.ones(1 << 14), DEVICE) for _ in range(300)]
+    small = [on_gpu(torch.ones(1 << 13), DEVICE) for _ in range(600)]
     large = on_gpu(torch.ones(1 << 22), DEVICE)
     before = bytes_in_use(DEVICE)
     for op in (hvd.Sum, hvd.Average):
