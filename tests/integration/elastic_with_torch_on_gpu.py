@@ -13,7 +13,8 @@ from horovod.torch import _optimizer_state
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "parallel" / "gpu"))
 import elastic_with_torch
-from cuda_double import OnGpu, count, module_on_gpu, violations
+from cuda_double import OnGpu, module_on_gpu
+from double_streams import count, violations
 from elastic_with_torch import hvd
 
 import conftest  # noqa: F401  the core's reader takes tensors of the double

@@ -192,7 +192,7 @@ def test_two_ranks_on_one_gpu_that_ask_for_it(jobs, script) -> None:
 # What small tensors are brought together in, pinned memory, and memory of results whose size is known late: of the last
 # PyTorch's own error is told.
 OUT_OF_MEMORY = """
-from cuda_double import library
+from double_streams import library
 
 @contextmanager
 def failing(call):

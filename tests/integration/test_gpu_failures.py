@@ -75,7 +75,7 @@ def test_elastic_training_on_gpus_goes_on_with_new_communicators(
 
 
 LOSES_ITS_GPU = """
-from cuda_double import library
+from double_streams import library
 from horovod.torch import _optimizer_state
 
 # A subclass of tensors is not sent as data.

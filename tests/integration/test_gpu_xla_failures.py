@@ -17,7 +17,8 @@ import os, signal, sys
 
 sys.path.insert(0, {gpu_double.FOLDER!r})
 import torch
-from cuda_double import count, current_stream, on_gpu, violations
+from cuda_double import on_gpu
+from double_streams import count, current_stream, violations
 from xla_frames import Call, Memory, Place, XlaError
 
 import horovod.torch as hvd

@@ -20,19 +20,14 @@ if IS_REAL:
         without_waiting,
     )
 else:
-    from cuda_double import (
-        GpuTensor,
-        OnGpu,
+    from cuda_double import GpuTensor, OnGpu, amd, module_on_gpu, on_gpu, without_waiting
+    from double_streams import (
         Stream,
-        amd,
         count,
         current_stream,
-        module_on_gpu,
         number_of_gpus,
-        on_gpu,
         stream,
         violations,
-        without_waiting,
     )
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from cuda_double import Stream, library
+from double_streams import Stream, library
 
 _FLOAT32, _SUM = 7, 0
 _Handle, _int = ctypes.c_void_p, ctypes.c_int

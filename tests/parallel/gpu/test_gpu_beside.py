@@ -11,7 +11,7 @@ from devices import IS_REAL, Stream, current_stream, number_of_gpus, on_gpu, str
 import horovod.torch as hvd
 
 if not IS_REAL:
-    from cuda_double import contexts
+    from double_streams import contexts
     from other_nccl import OtherUser, call, current_context, current_device, unique_id
 
 hvd.init()

@@ -188,7 +188,7 @@ def read(on, tensor):
 
 
 if not IS_REAL:
-    from cuda_double import library
+    from double_streams import library
 
     library.double_stream_gate.restype = ctypes.c_uint64
     library.double_stream_gate.argtypes = (ctypes.c_void_p,)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import xla_frames
-from cuda_double import library
+from double_streams import library
 
 library.double_register.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 library.double_unregister.argtypes = (ctypes.c_void_p,)
