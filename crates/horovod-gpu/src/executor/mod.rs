@@ -14,7 +14,7 @@ mod work;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -69,7 +69,9 @@ struct ExecutorState {
     changed: Condvar,
     /// Set with [`QueueState::Abort`], for who is amid a wait.
     stops: AtomicBool,
-    /// Called when work was launched or has ended.
+    /// As [`Executor::failure`].
+    failure: OnceLock<WorkError>,
+    /// Called when work was launched, has ended or has failed.
     notify: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -224,6 +226,7 @@ impl Executor {
             queue: Mutex::new(Queue::default()),
             changed: Condvar::new(),
             stops: AtomicBool::new(false),
+            failure: OnceLock::new(),
             notify,
         });
         let closing = settings.closing;
@@ -273,6 +276,12 @@ impl Executor {
             last: queue.last,
             front: front.cloned(),
         }
+    }
+
+    /// What all work that has not ended will end with, as soon as it is known, unless that is [`Self::abort`]. The end may
+    /// be long in coming: communicators are aborted first, and the device comes to rest.
+    pub fn failure(&self) -> Option<&WorkError> {
+        self.shared.failure.get()
     }
 
     /// End everything with this cause: communicators are aborted, and work ends when the device has come to rest.

@@ -189,6 +189,12 @@ pub(crate) trait InFlight: Send {
         None
     }
 
+    /// Why it will not end well, as soon as that is known: its tensors may still be in use, for long. Whoever finds out
+    /// notifies.
+    fn failing(&self) -> Option<Failure> {
+        None
+    }
+
     /// The end, if it has come: then nothing touches the tensors any more. An end after [`Self::abort`] comes within
     /// seconds; later its tensors are never given back. Whoever brings it about notifies.
     fn poll(&mut self) -> Option<Result<Results, Failure>>;

@@ -309,7 +309,7 @@ impl Backend for Gpu {
         let title = Self::title(execution);
         let pool = &self.pinned;
         let copies = staging::begin(execution, entries, self.topology.rank, device, pool)?;
-        Ok(Box::new(copies.launch(&executor, title, timed)))
+        Ok(Box::new(copies.launch(executor, title, timed)))
     }
 
     fn stage_out(&mut self, staged: Staged<'_>) -> Result<Started, Failure> {
@@ -355,6 +355,14 @@ fn stage_name(op: &Op, has_peers: bool) -> &'static str {
     }
 }
 
+fn failure_of(why: WorkError) -> Failure {
+    match why {
+        WorkError::Aborted(cause) => Failure::Aborted(Aborted(cause)),
+        WorkError::Failed(text) => Failure::Local(text.to_string()),
+        WorkError::PeerFailed(text) => Failure::Remote(text.to_string()),
+    }
+}
+
 fn local(error: GpuError) -> Failure {
     Failure::Local(error.to_string())
 }
@@ -392,12 +400,14 @@ impl InFlight for Flight {
         self.take_results()
     }
 
+    fn failing(&self) -> Option<Failure> {
+        self.executor.failure().cloned().map(failure_of)
+    }
+
     fn poll(&mut self) -> Option<Result<Results, Failure>> {
         Some(match self.launch.ended()? {
             Ok(()) => Ok(self.take_results().unwrap_or_default()),
-            Err(WorkError::Aborted(cause)) => Err(Failure::Aborted(Aborted(cause))),
-            Err(WorkError::Failed(text)) => Err(Failure::Local(text.to_string())),
-            Err(WorkError::PeerFailed(text)) => Err(Failure::Remote(text.to_string())),
+            Err(why) => Err(failure_of(why)),
         })
     }
 

@@ -114,6 +114,7 @@ pub(super) struct Copies {
 
 /// Copies that have begun.
 struct CopiesIn {
+    executor: Arc<Executor>,
     launch: Launch,
     staged: Option<Vec<Option<Entry>>>,
     is_recorded: bool,
@@ -193,7 +194,7 @@ pub(super) fn begin(
 impl Copies {
     pub(super) fn launch(
         mut self,
-        executor: &Executor,
+        executor: Arc<Executor>,
         title: Arc<str>,
         timed: bool,
     ) -> impl StageIn + use<> {
@@ -203,6 +204,7 @@ impl Copies {
         // SAFETY: the submitters' memory is theirs until completion; the pinned block is kept by the staged tensors.
         let launch = unsafe { executor.submit(self.work) };
         CopiesIn {
+            executor,
             launch,
             staged: Some(self.staged),
             is_recorded,
@@ -212,7 +214,9 @@ impl Copies {
 
 impl StageIn for CopiesIn {
     fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>> {
-        match self.launch.ended()? {
+        // After a failure the device may go on with copies for long, to memory that is kept.
+        let failure = || self.executor.failure().cloned().map(Err);
+        match self.launch.ended().or_else(failure)? {
             Ok(()) => self.staged.take().map(Ok),
             Err(WorkError::Aborted(why) | WorkError::Failed(why) | WorkError::PeerFailed(why)) => {
                 Some(Err(why.to_string()))
@@ -252,6 +256,10 @@ pub(super) struct KeepingFlight {
 impl InFlight for KeepingFlight {
     fn launched(&mut self) -> Option<Results> {
         self.flight.launched()
+    }
+
+    fn failing(&self) -> Option<Failure> {
+        self.flight.failing()
     }
 
     fn poll(&mut self) -> Option<Result<Results, Failure>> {
