@@ -263,6 +263,36 @@ fn copies_to_the_host_that_fail_are_told_of_though_the_gpu_never_comes_to_rest()
 }
 
 #[test]
+fn a_peer_that_is_lost_before_it_comes_to_a_communicator_is_named_and_a_new_generation_works() {
+    let test =
+        "a_peer_that_is_lost_before_it_comes_to_a_communicator_is_named_and_a_new_generation_works";
+    // A version whose communicators are made by a call that blocks; nobody but the first comes there.
+    let settings = "devices=2,nccl_version=22605,hang=ncclCommInitRankConfig:2";
+    with_double(test, settings, |double| {
+        let errors = on_ranks(double, 2, nothing, |on| {
+            if on.rank == 0 {
+                return sum(on, "sum").expect_err("rank 1 is lost").to_string();
+            }
+            let memory = ones(on, 1);
+            let ready = Ready::record(1, on.stream).expect("records");
+            let tensor = memory.tensor(DType::F32, &[ELEMS], Some(&memory), &ready);
+            let set = ProcessSetId::GLOBAL;
+            let submission = Submission::new("test", Some("sum"), SUM, set, tensor.into());
+            let _ = on.engine.submit(submission).expect("is submitted");
+            while on.double.count("ncclCommInitRankConfig") < 2 {
+                std::thread::yield_now();
+            }
+            on.engine.shutdown();
+            String::new()
+        });
+        assert!(errors[0].contains("rank 1"), "{errors:?}");
+        // Two threads are in NCCL for as long as this process lives, which ends as ever.
+        let sums = on_ranks(double, 2, nothing, |on| sum(on, "sum").expect("works"));
+        assert_eq!(sums, [2.0, 2.0]);
+    });
+}
+
+#[test]
 fn a_new_generation_has_new_communicators() {
     with_double(
         "a_new_generation_has_new_communicators",

@@ -301,8 +301,8 @@ impl Executor {
         }
         if ended.recv_timeout(self.closing) == Err(RecvTimeoutError::Timeout) {
             tracing::error!(
-                "NCCL does not end, for the GPU does not come to rest; what it uses is not given back, and only a new \
-                 process can use this GPU as before"
+                "NCCL does not end, for a call of it does not return or the GPU does not come to rest; what it uses is \
+                 not given back, and only a new process can use this GPU as before"
             );
             return;
         }
