@@ -296,6 +296,8 @@ fn results_through_host_memory_are_those_of_the_host() {
     let test = "results_through_host_memory_are_those_of_the_host";
     with_double(test, "devices=3,delay=20", |double| {
         assert_eq!(compare(double, 3, GpuOperations::Host), 0);
+        assert!(double.count("cuMemcpyHtoDAsync_v2") > 0);
+        assert_eq!(double.count("pageable"), 0, "the host does not wait");
     });
 }
 

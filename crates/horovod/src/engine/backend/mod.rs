@@ -119,11 +119,13 @@ pub(crate) trait Backend: Send {
         Ok(AdasumScope::Ranks)
     }
 
-    /// Begin to copy the tensors of an execution into host memory; if it is `timed`, there is [`StageIn::stage`].
+    /// Begin to copy the tensors of an execution into host memory; if it is `timed`, there is [`StageIn::stage`]. The
+    /// `outputs` are those of [`Self::stage_out`].
     fn stage_in(
         &mut self,
         execution: &Execution,
         _: &[Option<Entry>],
+        _outputs: &Outputs,
         _timed: bool,
     ) -> Result<Box<dyn StageIn>, Failure> {
         Err(not_staged(execution))

@@ -21,7 +21,7 @@ use horovod_transport::{Aborted, Notifier, Topology};
 
 use super::{
     AdasumScope, Backend, ChosenGpu, DeviceBackend, DeviceStage, Failure, InFlight, Members,
-    Results, StageIn, Staged, Start, Started, Surroundings,
+    Outputs, Results, StageIn, Staged, Start, Started, Surroundings,
 };
 use crate::config::{GpuOperations, GpuSettings, JoinAverage};
 use crate::engine::Entry;
@@ -299,6 +299,7 @@ impl Backend for Gpu {
         &mut self,
         execution: &Execution,
         entries: &[Option<Entry>],
+        outputs: &Outputs,
         timed: bool,
     ) -> Result<Box<dyn StageIn>, Failure> {
         if entries.iter().all(Option::is_none) {
@@ -307,8 +308,8 @@ impl Backend for Gpu {
         let device = self.device().map_err(local)?;
         let executor = self.executor()?;
         let title = Self::title(execution);
-        let pool = &self.pinned;
-        let copies = staging::begin(execution, entries, self.topology.rank, device, pool)?;
+        let me = self.topology.rank;
+        let copies = staging::begin(execution, (entries, outputs), me, device, &self.pinned)?;
         Ok(Box::new(copies.launch(executor, title, timed)))
     }
 
