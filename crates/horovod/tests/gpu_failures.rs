@@ -263,6 +263,20 @@ fn copies_to_the_host_that_fail_are_told_of_though_the_gpu_never_comes_to_rest()
 }
 
 #[test]
+fn a_shutdown_does_not_wait_for_a_gpu_that_never_comes_to_rest() {
+    let test = "a_shutdown_does_not_wait_for_a_gpu_that_never_comes_to_rest";
+    with_double(test, "devices=2", |double| {
+        let config = |config: &mut Config| config.gpu.operations = GpuOperations::Host;
+        on_ranks(double, 2, config, |on| {
+            assert_eq!(sum(on, "sum").expect("works"), 2.0);
+            // A kernel of the script's, never opened: pinned memory is freed only when the device is at rest.
+            on.double.gate(on.stream);
+        });
+        assert!(double.count("cuMemHostAlloc") > 0);
+    });
+}
+
+#[test]
 fn a_peer_that_is_lost_before_it_comes_to_a_communicator_is_named_and_a_new_generation_works() {
     let test =
         "a_peer_that_is_lost_before_it_comes_to_a_communicator_is_named_and_a_new_generation_works";

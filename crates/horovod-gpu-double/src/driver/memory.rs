@@ -200,7 +200,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(
     })
 }
 
-/// `cuMemFreeHost`.
+/// `cuMemFreeHost`, which waits for the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFreeHost(memory: *mut c_void) -> c_int {
     driver(
@@ -208,6 +208,8 @@ pub unsafe extern "C" fn cuMemFreeHost(memory: *mut c_void) -> c_int {
         Need::NoCapture,
         format_args!("{memory:?}"),
         |call| {
+            let device = call.device;
+            call.wait_until(|state| state.device_is_idle(device));
             free(call, memory as u64, "cuMemFreeHost", |kind| {
                 kind == Kind::Pinned
             })

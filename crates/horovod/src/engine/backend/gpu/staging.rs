@@ -28,7 +28,7 @@ const ALIGN: usize = 64;
 /// Blocks are of whole pages, so that slightly different lengths share them.
 const PAGE: usize = 4096;
 
-/// Pinned memory that is not in use, smallest first: it takes long to make.
+/// Pinned memory that is not in use, smallest first: it takes long to make, and to free.
 #[derive(Debug, Default)]
 pub(super) struct PinnedPool(Mutex<Vec<PinnedMemory>>);
 
@@ -76,9 +76,27 @@ impl PinnedPool {
             kept -= largest.len();
             released.push(largest);
         }
-        // To free it may take long.
         drop(free);
-        drop(released);
+        release(released);
+    }
+}
+
+impl Drop for PinnedPool {
+    fn drop(&mut self) {
+        let free = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        release(std::mem::take(free));
+    }
+}
+
+/// Free memory on a thread of its own: CUDA waits for the device first, which may be at something of the script's that does
+/// not end.
+fn release(memory: Vec<PinnedMemory>) {
+    if memory.is_empty() {
+        return;
+    }
+    let thread = std::thread::Builder::new().name("horovod-unpin".into());
+    if let Err(error) = thread.spawn(move || drop(memory)) {
+        tracing::debug!("pinned memory was freed by the engine's thread: {error}");
     }
 }
 
