@@ -30,9 +30,9 @@ HOROVODRUN = Path(sysconfig.get_path("scripts")) / "horovodrun"
 PRIVATE_SHM = TESTS / "private_shm.py"
 SHM = Path("/dev/shm")
 
-# Names that Python's and PyTorch's own multiprocessing gives to shared memory and sockets: a rank that is killed
-# leaves them behind, and that is theirs to mend.
-MULTIPROCESSING = ("sem.mp-", "psm_", "torch_", "pymp-")
+# Names that others in a rank give to shared memory and sockets: Python's and PyTorch's own multiprocessing, NCCL, CUDA.
+# A rank that is killed leaves them behind, and that is theirs to mend.
+OF_OTHERS = ("sem.mp-", "psm_", "torch_", "pymp-", "nccl-", "cuda.shm.")
 
 # Settings of this package, and what tells a process that it is one of several.
 NOT_HANDED_DOWN = (
@@ -218,7 +218,7 @@ class Job:
         """What the job has left in its `/dev/shm`."""
         if self.shm is None:
             return []
-        return [path for path in _entries(self.shm) if not path.name.startswith(MULTIPROCESSING)]
+        return [path for path in _entries(self.shm) if not path.name.startswith(OF_OTHERS)]
 
     def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if not k.startswith(NOT_HANDED_DOWN)}
@@ -315,7 +315,7 @@ def _socket_files(folder: Path) -> set[str]:
     """Socket files in a folder and one level below: where programs put them."""
     found = set()
     for place in [folder, *_entries(folder)]:
-        if place.name.startswith(MULTIPROCESSING):
+        if place.name.startswith(OF_OTHERS):
             continue
         for path in _entries(place):
             with contextlib.suppress(OSError):

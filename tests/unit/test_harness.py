@@ -61,6 +61,18 @@ def test_finds_shared_memory_left_behind(script, jobs) -> None:
     assert not left.exists()
 
 
+@pytest.mark.parametrize("begin", ["nccl-", "cuda.shm."])
+def test_what_nccl_and_cuda_leave_when_a_rank_is_killed_is_theirs(begin, script, jobs) -> None:
+    left = harness.SHM / f"{begin}{uuid.uuid4().hex}"
+    job = jobs(harness.Job([sys.executable, script(f"open('{left}', 'w').close()")]))
+    if not job.sees_shared_memory():
+        assert job.wait() == 0
+        left.unlink()
+        pytest.skip("this system allows no mounts, so nobody can tell whose files are whose")
+    job.succeed()
+    assert not left.exists()
+
+
 def test_finds_a_socket_left_behind(script, jobs) -> None:
     bind = "socket.socket(socket.AF_UNIX).bind(os.environ['TMPDIR'] + '/left.sock')"
     job = jobs(harness.Job([sys.executable, script(f"import os, socket\n{bind}")]))

@@ -96,6 +96,10 @@ impl Call {
                 .violation("host function", &format!("{name} within a host function"));
             return Err(codes::NOT_PERMITTED);
         }
+        let mut hangs = self.state.config.hangs.iter();
+        if hangs.any(|(call, k)| call == name && *k == count) {
+            self.state.wait_until(|_| false);
+        }
         let fault = self.state.config.fails.iter().find(|fail| {
             fail.call == name && (fail.k == count || fail.and_later && count >= fail.k)
         });

@@ -28,6 +28,8 @@ pub(crate) struct Config {
     pub(crate) log: Option<String>,
     pub(crate) in_progress: u32,
     pub(crate) fails: Vec<Fail>,
+    /// The k-th call of a function never returns.
+    pub(crate) hangs: Vec<(String, u64)>,
     /// After the k-th collective launched by this process its communicator has this error.
     pub(crate) async_errors: Vec<(u64, i32)>,
     /// The k-th collective of this process is never begun.
@@ -56,6 +58,7 @@ impl Default for Config {
             log: None,
             in_progress: 0,
             fails: Vec::new(),
+            hangs: Vec::new(),
             async_errors: Vec::new(),
             never: Vec::new(),
             abort: Duration::ZERO,
@@ -102,6 +105,10 @@ impl Config {
             "log" => self.log = Some(value.replace("%p", &std::process::id().to_string())),
             "in_progress" => self.in_progress = value.parse().ok()?,
             "fail" => self.fails.push(parse_fail(value)?),
+            "hang" => {
+                let (call, k) = value.split_once(':')?;
+                self.hangs.push((call.to_owned(), k.parse().ok()?));
+            }
             "async" => {
                 let (k, code) = value.split_once(':')?;
                 self.async_errors
@@ -148,10 +155,11 @@ mod tests {
 
     #[test]
     fn settings_are_read() {
-        let text = "seed=7,devices=2, in_progress=3,fail=cuEventRecord:2+:700,async=4:6,stub";
+        let text = "seed=7,devices=2, in_progress=3,fail=cuEventRecord:2+:700,async=4:6,stub,hang=cuInit:3";
         let config = Config::parse(text).unwrap();
         assert_eq!((config.seed, config.devices, config.init), (7, 2, 34));
         assert_eq!(config.async_errors, [(4, 6)]);
+        assert_eq!(config.hangs, [("cuInit".to_owned(), 3)]);
         let fail = Fail {
             call: "cuEventRecord".to_owned(),
             k: 2,
@@ -163,7 +171,13 @@ mod tests {
 
     #[test]
     fn unknown_settings_are_refused() {
-        for text in ["sede=7", "devices=0", "fail=cuInit", "lost=maybe"] {
+        for text in [
+            "sede=7",
+            "devices=0",
+            "fail=cuInit",
+            "hang=cuInit",
+            "lost=maybe",
+        ] {
             assert!(Config::parse(text).unwrap_err().contains(text), "{text}");
         }
     }

@@ -50,6 +50,7 @@
 //! | `stub`, `no_device`, `init=CODE` | | what `cuInit` returns: 34, 100, another |
 //! | `log=FILE` | | every call as a line `process thread call arguments = code`; `%p` is the process |
 //! | `fail=CALL:K:CODE` | | the K-th call of a function fails, with `K+` every later one too; codes like 700 stay for good |
+//! | `hang=CALL:K` | | the K-th call of a function does nothing and never returns |
 //! | `in_progress=N` | 0 | communicators that do not block answer 7 to so many polls |
 //! | `async=K:CODE` | | the K-th collective of the process is not begun, and its communicator has this error from then on |
 //! | `never=K` | | the K-th collective is not begun: it ends with the abort |

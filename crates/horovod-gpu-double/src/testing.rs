@@ -246,7 +246,7 @@ pub unsafe extern "C" fn double_violations(text: *mut c_char, bytes: usize) -> u
     state.violation_count
 }
 
-/// How often a function was called.
+/// How often a function was called; of `pageable`, how many copies were from or to memory that is not pinned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn double_counts(call: *const c_char) -> u64 {
     if call.is_null() {

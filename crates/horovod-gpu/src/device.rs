@@ -9,6 +9,7 @@ use crate::error::GpuError;
 use crate::event::{Event, EventPool, Timing};
 use crate::kernels::Kernels;
 use crate::load::check_process;
+use crate::reader::Readers;
 use crate::stream::{RawStream, Stream};
 
 // Attributes of a device (`CUdevice_attribute`).
@@ -36,6 +37,7 @@ pub struct Device {
     name: String,
     events: EventPool,
     timed_events: EventPool,
+    readers: Readers,
     kernels: OnceLock<Result<Kernels, GpuError>>,
 }
 
@@ -77,6 +79,7 @@ impl Device {
             name: device_name(driver, device),
             events: EventPool::default(),
             timed_events: EventPool::default(),
+            readers: Readers::default(),
             kernels: OnceLock::new(),
         })
     }
@@ -108,6 +111,10 @@ impl Device {
 
     pub(crate) fn driver(&self) -> &'static Driver {
         self.driver
+    }
+
+    pub(crate) fn readers(&self) -> &Readers {
+        &self.readers
     }
 
     pub(crate) fn has_memory_pools(&self) -> bool {

@@ -16,6 +16,7 @@ mod kernels;
 mod load;
 mod memory;
 mod nccl;
+mod reader;
 mod stream;
 #[cfg(test)]
 mod testing;

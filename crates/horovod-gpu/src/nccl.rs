@@ -235,7 +235,8 @@ impl Nccl {
     }
 
     /// Begins to make this member's part of a communicator, on the device of the current context. All `size` members
-    /// call it; unless `blocking` it returns at once, and [`Communicator::progress`] says when they have met.
+    /// call it; unless `blocking` it returns at once, and [`Communicator::progress`] says when they have met. That also
+    /// says why NCCL could not make all of what it has begun to make, which is to be aborted.
     pub fn begin(
         &'static self,
         id: &[u8; 128],
@@ -258,13 +259,10 @@ impl Nccl {
                 &raw mut config,
             )
         };
-        let made = Communicator::new(self, comm, name);
-        match self.table.progress("ncclCommInitRankConfig", code, comm) {
-            Ok(_) => Ok(made),
-            Err(error) => {
-                made.discard();
-                Err(error)
-            }
+        let begun = self.table.progress("ncclCommInitRankConfig", code, comm);
+        match begun.err() {
+            Some(error) if comm.is_null() => Err(error),
+            failure => Ok(Communicator::new(self, comm, failure, name)),
         }
     }
 

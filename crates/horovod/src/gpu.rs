@@ -79,29 +79,9 @@ pub fn on_device<T>(ordinal: i32, body: impl FnOnce() -> T) -> Result<T, Error> 
 /// # Safety
 /// The number lies at this address on the GPU of `ready`, and stays there unchanged until this returns.
 pub unsafe fn read_number(at: *const i64, ready: &Ready) -> Result<i64, Error> {
-    let device = ready.device();
-    let stream = device.create_stream()?;
-    ready.event.order(stream.raw())?;
-    let mut number = Box::new(0i64);
-    let to: *mut i64 = &raw mut *number;
-    // SAFETY: the caller's promise; the box stays until the copy has ended.
-    let copied = unsafe {
-        device.copy_to_host(
-            to.cast(),
-            at.expose_provenance() as u64,
-            size_of::<i64>(),
-            &stream,
-        )
-    };
-    let ended = copied
-        .and_then(|()| device.record(stream.raw()))
-        .and_then(|event| event.wait());
-    if let Err(error) = ended {
-        // Nobody knows whether the copy has ended.
-        Box::leak(number);
-        return Err(error.into());
-    }
-    Ok(*number)
+    let at = at.expose_provenance() as u64;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { ready.device().read_number(at, &ready.event)? })
 }
 
 /// The end on a device of an operation that was launched there.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gpu_double::ranks::{OnRank, finish, on_ranks};
 use gpu_double::{Double, Memory, allocator, with_double};
 use horovod::config::{Config, GpuOperations};
-use horovod::gpu::Ready;
+use horovod::gpu::{Ready, read_number};
 use horovod::{
     DType, Error, Op, Output, ProcessSetId, Rank, ReduceOp, Scale, Submission, Tensor, TensorMeta,
 };
@@ -296,6 +296,8 @@ fn results_through_host_memory_are_those_of_the_host() {
     let test = "results_through_host_memory_are_those_of_the_host";
     with_double(test, "devices=3,delay=20", |double| {
         assert_eq!(compare(double, 3, GpuOperations::Host), 0);
+        assert!(double.count("cuMemcpyHtoDAsync_v2") > 0);
+        assert_eq!(double.count("pageable"), 0, "the host does not wait");
     });
 }
 
@@ -303,5 +305,48 @@ fn results_through_host_memory_are_those_of_the_host() {
 fn a_rank_alone_needs_no_nccl() {
     with_double("a_rank_alone_needs_no_nccl", "devices=1", |double| {
         assert_eq!(compare(double, 1, GpuOperations::Auto), 0);
+    });
+}
+
+#[test]
+fn numbers_are_read_in_the_order_of_a_stream_that_is_used_again() {
+    let test = "numbers_are_read_in_the_order_of_a_stream_that_is_used_again";
+    with_double(test, "devices=1,delay=20", |double| {
+        let stream = double.stream(0);
+        let memory = Memory::new(double, 0, stream, 8);
+        let read = || {
+            let ready = Ready::record(0, stream).expect("records");
+            // SAFETY: it lies there, and is written to only by the stream.
+            unsafe { read_number(memory.address as *const i64, &ready) }.expect("is read")
+        };
+        let before = double.count("cuStreamCreateWithPriority");
+        for number in [7i64, -8, i64::MAX] {
+            memory.write(&number.to_le_bytes());
+            assert_eq!(read(), number);
+        }
+        let made = |n| assert_eq!(double.count("cuStreamCreateWithPriority") - before, n);
+        made(1);
+        // One that waits holds up no other.
+        let gated = double.stream(0);
+        let gate = double.gate(gated);
+        let other = Memory::new(double, 0, gated, 8);
+        other.write(&5i64.to_le_bytes());
+        let ready = Ready::record(0, gated).expect("records");
+        std::thread::scope(|scope| {
+            let waiting = double.count("cuEventSynchronize") + 1;
+            let waits = scope.spawn(|| {
+                // SAFETY: as above; `other` is not written to meanwhile.
+                unsafe { read_number(other.address as *const i64, &ready) }.expect("is read")
+            });
+            while double.count("cuEventSynchronize") < waiting {
+                std::thread::yield_now();
+            }
+            assert_eq!(read(), i64::MAX);
+            double.open(gate);
+            assert_eq!(waits.join().expect("no panic"), 5);
+        });
+        made(2);
+        assert_eq!(read(), i64::MAX);
+        made(2);
     });
 }

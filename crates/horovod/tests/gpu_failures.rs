@@ -3,7 +3,7 @@
 mod gpu_double;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gpu_double::ranks::{OnRank, finish, on_ranks};
@@ -11,8 +11,8 @@ use gpu_double::{Memory, with_double};
 use horovod::config::{Config, GpuOperations};
 use horovod::gpu::Ready;
 use horovod::{
-    DType, Device, Error, Op, OpResult, Output, ProcessSetId, ReduceOp, Scale, Submission, Tensor,
-    TensorMeta,
+    DType, Device, Error, Op, OpResult, Output, ProcessSetId, Rank, ReduceOp, Scale, Submission,
+    Tensor, TensorMeta,
 };
 
 const SUM: Op = Op::Allreduce {
@@ -174,6 +174,135 @@ fn a_rank_that_leaves_amid_a_collective_frees_the_others() {
             errors[..2].iter().all(|error| error.contains("rank 2")),
             "{errors:?}"
         );
+    });
+}
+
+/// Copies on this rank's GPU alone.
+fn copy(on: &OnRank<'_>, set: ProcessSetId) -> Result<OpResult, Error> {
+    let (from, to) = (ones(on, on.rank as i32), ones(on, on.rank as i32));
+    let ready = Ready::record(on.rank as i32, on.stream)?;
+    let tensor = from.tensor(DType::F32, &[ELEMS], Some(&to), &ready);
+    let root = Rank(on.rank as u32);
+    let op = Op::Broadcast { root };
+    finish(
+        on.engine,
+        Submission::new("test", Some("copy"), op, set, tensor.into()),
+    )
+}
+
+#[test]
+fn the_others_hear_of_a_failure_while_the_abort_hangs_where_it_happened() {
+    let test = "the_others_hear_of_a_failure_while_the_abort_hangs_where_it_happened";
+    // Only rank 1 calls it.
+    let settings = "devices=2,fail=cuMemcpyDtoDAsync_v2:1:2";
+    with_double(test, settings, |double| {
+        let gate = Arc::new(AtomicU64::new(0));
+        let config = |config: &mut Config| config.dynamic_process_sets = true;
+        let errors = on_ranks(double, 2, config, move |on| {
+            let set = on.engine.add_process_set::<Error>(&[1], || Ok(()));
+            let set = set.expect("is made");
+            sum(on, "first").expect("it ends");
+            if on.rank == 1 {
+                // A kernel of the script's that does not end: NCCL frees memory, for which it waits for the device.
+                let other = on.double.stream(1);
+                gate.store(on.double.gate(other), Ordering::SeqCst);
+                let error = copy(on, set).expect_err("its copy fails");
+                return error.to_string();
+            }
+            let memory = ones(on, 0);
+            let error = sum_of(on, "second", &memory)
+                .and_then(|_| on.engine.wait_for_devices(Duration::MAX))
+                .expect_err("rank 1 has failed");
+            // Only now the abort on rank 1 can end.
+            on.double.open(gate.load(Ordering::SeqCst));
+            error.to_string()
+        });
+        for error in &errors {
+            for part in ["rank 1", "cuMemcpyDtoDAsync"] {
+                assert!(error.contains(part), "{part}\nis not in\n{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_rank_hears_of_its_own_failure_though_its_gpu_never_comes_to_rest() {
+    let test = "a_rank_hears_of_its_own_failure_though_its_gpu_never_comes_to_rest";
+    let settings = "devices=1,fail=cuMemcpyDtoDAsync_v2:1:2";
+    with_double(test, settings, |double| {
+        let errors = on_ranks(double, 1, nothing, |on| {
+            // Never opened.
+            on.double.gate(on.stream);
+            let error = copy(on, ProcessSetId::GLOBAL).expect_err("it fails");
+            error.to_string()
+        });
+        assert!(errors[0].contains("cuMemcpyDtoDAsync"), "{errors:?}");
+    });
+}
+
+#[test]
+fn copies_to_the_host_that_fail_are_told_of_though_the_gpu_never_comes_to_rest() {
+    let test = "copies_to_the_host_that_fail_are_told_of_though_the_gpu_never_comes_to_rest";
+    let settings = "devices=2,fail=cuMemcpyDtoHAsync_v2:1:2";
+    with_double(test, settings, |double| {
+        let config = |config: &mut Config| config.gpu.operations = GpuOperations::Host;
+        let errors = on_ranks(double, 2, config, |on| {
+            // Never opened.
+            on.double.gate(on.stream);
+            let memory = ones(on, on.rank as i32);
+            let error = sum_of(on, "sum", &memory).expect_err("it fails");
+            std::mem::forget(memory); // nobody knows whether it is in use
+            error.to_string()
+        });
+        for error in &errors {
+            for part in ["rank ", "cuMemcpyDtoHAsync"] {
+                assert!(error.contains(part), "{part}\nis not in\n{error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_shutdown_does_not_wait_for_a_gpu_that_never_comes_to_rest() {
+    let test = "a_shutdown_does_not_wait_for_a_gpu_that_never_comes_to_rest";
+    with_double(test, "devices=2", |double| {
+        let config = |config: &mut Config| config.gpu.operations = GpuOperations::Host;
+        on_ranks(double, 2, config, |on| {
+            assert_eq!(sum(on, "sum").expect("works"), 2.0);
+            // A kernel of the script's, never opened: pinned memory is freed only when the device is at rest.
+            on.double.gate(on.stream);
+        });
+        assert!(double.count("cuMemHostAlloc") > 0);
+    });
+}
+
+#[test]
+fn a_peer_that_is_lost_before_it_comes_to_a_communicator_is_named_and_a_new_generation_works() {
+    let test =
+        "a_peer_that_is_lost_before_it_comes_to_a_communicator_is_named_and_a_new_generation_works";
+    // A version whose communicators are made by a call that blocks; nobody but the first comes there.
+    let settings = "devices=2,nccl_version=22605,hang=ncclCommInitRankConfig:2";
+    with_double(test, settings, |double| {
+        let errors = on_ranks(double, 2, nothing, |on| {
+            if on.rank == 0 {
+                return sum(on, "sum").expect_err("rank 1 is lost").to_string();
+            }
+            let memory = ones(on, 1);
+            let ready = Ready::record(1, on.stream).expect("records");
+            let tensor = memory.tensor(DType::F32, &[ELEMS], Some(&memory), &ready);
+            let set = ProcessSetId::GLOBAL;
+            let submission = Submission::new("test", Some("sum"), SUM, set, tensor.into());
+            let _ = on.engine.submit(submission).expect("is submitted");
+            while on.double.count("ncclCommInitRankConfig") < 2 {
+                std::thread::yield_now();
+            }
+            on.engine.shutdown();
+            String::new()
+        });
+        assert!(errors[0].contains("rank 1"), "{errors:?}");
+        // Two threads are in NCCL for as long as this process lives, which ends as ever.
+        let sums = on_ranks(double, 2, nothing, |on| sum(on, "sum").expect("works"));
+        assert_eq!(sums, [2.0, 2.0]);
     });
 }
 

@@ -200,7 +200,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(
     })
 }
 
-/// `cuMemFreeHost`.
+/// `cuMemFreeHost`, which waits for the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemFreeHost(memory: *mut c_void) -> c_int {
     driver(
@@ -208,6 +208,8 @@ pub unsafe extern "C" fn cuMemFreeHost(memory: *mut c_void) -> c_int {
         Need::NoCapture,
         format_args!("{memory:?}"),
         |call| {
+            let device = call.device;
+            call.wait_until(|state| state.device_is_idle(device));
             free(call, memory as u64, "cuMemFreeHost", |kind| {
                 kind == Kind::Pinned
             })
@@ -301,6 +303,11 @@ fn is_pinned(call: &Call, address: u64) -> bool {
     found.is_some_and(|a| !a.kind.is_on_device())
 }
 
+/// Counts a copy from or to memory that is not pinned, for which the host waits.
+fn note_pageable(call: &mut Call) {
+    *call.counts.entry("pageable".to_owned()).or_insert(0) += 1;
+}
+
 /// `cuMemcpyDtoDAsync_v2`.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) -> c_int {
@@ -339,6 +346,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
             let read = Access::read(from as u64, bytes as u64);
             call.submit(id, name, &[read, write], copy_work(to, from as u64, bytes))?;
         } else {
+            note_pageable(call);
             // SAFETY: the caller's promise: `bytes` readable bytes.
             let staged = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) }.to_vec();
             call.submit(id, name, &[write], write_work(to, staged))?;
@@ -374,6 +382,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
             let write = Access::write(to as u64, bytes as u64);
             call.submit(id, name, &[read, write], work)?;
         } else {
+            note_pageable(call);
             call.submit(id, name, &[read], work)?;
             synchronize(call, id);
         }

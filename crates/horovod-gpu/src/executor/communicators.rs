@@ -42,17 +42,21 @@ impl From<GpuError> for Unfinished {
 }
 
 impl Communicators {
-    /// The communicator of a group, which all its members make at this place in the order.
+    /// The communicator of a group, which all its members make at this place in the order. One that is begun and not
+    /// made is ended by [`Self::abort`], as the others are.
     pub(super) fn of(
         &mut self,
         group: &Group,
         settings: &ExecutorSettings,
         shared: &ExecutorState,
     ) -> Result<&Communicator, Unfinished> {
-        Ok(match self.made.entry(group.key) {
-            Entry::Occupied(made) => made.into_mut(),
-            Entry::Vacant(place) => place.insert(make(group, settings, shared)?),
-        })
+        let begun = match self.made.entry(group.key) {
+            Entry::Occupied(made) => return Ok(made.into_mut()),
+            Entry::Vacant(place) => place.insert(begin(group, settings)?),
+        };
+        let deadline = Instant::now() + settings.rendezvous;
+        settle(begun, shared, Some(deadline))?;
+        Ok(begun)
     }
 
     /// Whether one of them has failed since the last look.
@@ -161,29 +165,14 @@ fn give_up(communicator: Communicator, why: &GpuError) {
     }
 }
 
-fn make(
-    group: &Group,
-    settings: &ExecutorSettings,
-    shared: &ExecutorState,
-) -> Result<Communicator, Unfinished> {
+fn begin(group: &Group, settings: &ExecutorSettings) -> Result<Communicator, GpuError> {
     let nccl = nccl()?;
     let comm_settings = CommSettings {
         name: group.name.clone(),
         blocking: needs_blocking(nccl),
         max_ctas: settings.max_ctas,
     };
-    let communicator = nccl.begin(&group.id, group.size, group.rank, &comm_settings)?;
-    let deadline = Instant::now() + settings.rendezvous;
-    match settle(&communicator, shared, Some(deadline)) {
-        Ok(()) => Ok(communicator),
-        Err(why) => {
-            // It is nobody's: those who wait for this rank in it hear of the end from the control plane.
-            if let Err(error) = nccl.abort_all(vec![communicator]) {
-                tracing::debug!("{error}");
-            }
-            Err(why)
-        }
-    }
+    nccl.begin(&group.id, group.size, group.rank, &comm_settings)
 }
 
 /// Calls that return at once hang in these versions.

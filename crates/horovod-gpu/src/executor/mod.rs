@@ -14,7 +14,7 @@ mod work;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -69,7 +69,9 @@ struct ExecutorState {
     changed: Condvar,
     /// Set with [`QueueState::Abort`], for who is amid a wait.
     stops: AtomicBool,
-    /// Called when work was launched or has ended.
+    /// As [`Executor::failure`].
+    failure: OnceLock<WorkError>,
+    /// Called when work was launched, has ended or has failed.
     notify: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -226,6 +228,7 @@ impl Executor {
             queue: Mutex::new(Queue::default()),
             changed: Condvar::new(),
             stops: AtomicBool::new(false),
+            failure: OnceLock::new(),
             notify,
         });
         let closing = settings.closing;
@@ -284,6 +287,12 @@ impl Executor {
         }
     }
 
+    /// What all work that has not ended will end with, as soon as it is known, unless that is [`Self::abort`]. The end may
+    /// be long in coming: communicators are aborted first, and the device comes to rest.
+    pub fn failure(&self) -> Option<&WorkError> {
+        self.shared.failure.get()
+    }
+
     /// End everything with this cause: communicators are aborted, and work ends when the device has come to rest.
     pub fn abort(&self, cause: &str) {
         self.shared.abort(cause, false);
@@ -301,8 +310,8 @@ impl Executor {
         }
         if ended.recv_timeout(self.closing) == Err(RecvTimeoutError::Timeout) {
             tracing::error!(
-                "NCCL does not end, for the GPU does not come to rest; what it uses is not given back, and only a new \
-                 process can use this GPU as before"
+                "NCCL does not end, for a call of it does not return or the GPU does not come to rest; what it uses is \
+                 not given back, and only a new process can use this GPU as before"
             );
             return;
         }

@@ -355,10 +355,15 @@ impl GpuThread {
 
     /// Abort the communicators, let the device come to rest, and end all work with this. `false`: it does not.
     fn end_all(&mut self, why: WorkError) -> bool {
+        self.over = Some(why.clone());
+        if !matches!(why, WorkError::Aborted(_)) {
+            // The other members wait for this one, and NCCL may not come back for as long as the device does not rest.
+            let _ = self.shared.failure.set(why.clone()); // there is one
+            (self.shared.notify)();
+        }
         if let Err(error) = self.communicators.abort() {
             tracing::warn!("while NCCL was aborted: {error}");
         }
-        self.over = Some(why.clone());
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         let mut nap = NAP;
         // Also parts of what failed while it was launched. An error is an end, too: nothing runs in a lost context.

@@ -15,6 +15,8 @@ use crate::stream::Stream;
 pub struct Communicator {
     nccl: &'static Nccl,
     handle: Handle,
+    /// Why it could not be made.
+    failure: Option<GpuError>,
     /// NCCL may keep the pointer.
     _name: CString,
 }
@@ -48,10 +50,16 @@ macro_rules! operation {
 }
 
 impl Communicator {
-    pub(super) fn new(nccl: &'static Nccl, handle: Handle, name: CString) -> Self {
+    pub(super) fn new(
+        nccl: &'static Nccl,
+        handle: Handle,
+        failure: Option<GpuError>,
+        name: CString,
+    ) -> Self {
         Self {
             nccl,
             handle,
+            failure,
             _name: name,
         }
     }
@@ -59,6 +67,9 @@ impl Communicator {
     /// Whether the call before this is finished, and whether anything has gone wrong since.
     pub fn progress(&self) -> Result<Progress, GpuError> {
         check_process()?;
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
         let mut state = SUCCESS;
         // SAFETY: a communicator, and a place for one integer.
         let code = unsafe { (self.nccl.table.comm_get_async_error)(self.handle, &raw mut state) };
@@ -126,15 +137,6 @@ impl Communicator {
         self.nccl
             .table
             .progress("ncclCommFinalize", code, self.handle)
-    }
-
-    /// Gives up one whose making failed.
-    pub(super) fn discard(mut self) {
-        let handle = std::mem::replace(&mut self.handle, null_mut());
-        if !handle.is_null() {
-            // SAFETY: a communicator that nobody has seen.
-            unsafe { (self.nccl.table.comm_abort)(handle) };
-        }
     }
 }
 

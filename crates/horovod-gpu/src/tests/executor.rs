@@ -13,8 +13,12 @@ use crate::{Device, Event, Executor, ExecutorSettings, Launch, NcclOp, Work, ncc
 const ELEMENTS: usize = 4;
 
 fn start(device: &'static Device, closing: Duration) -> Executor {
+    start_with(device, Duration::from_secs(60), closing)
+}
+
+fn start_with(device: &'static Device, rendezvous: Duration, closing: Duration) -> Executor {
     let settings = ExecutorSettings {
-        rendezvous: Duration::from_secs(60),
+        rendezvous,
         max_ctas: None,
         closing,
     };
@@ -88,6 +92,97 @@ fn an_executor_is_left_to_itself_when_nccl_cannot_be_ended() {
             std::thread::yield_now();
         }
         double.assert_clean();
+    });
+}
+
+/// How a sum fails.
+#[derive(Default)]
+struct Failing {
+    /// Of the double.
+    settings: &'static str,
+    /// Members that do not come.
+    others: i32,
+    /// Whether NCCL knows the name of the communicator.
+    is_unknown: bool,
+    expected: &'static str,
+}
+
+/// A sum fails while a kernel of the script's holds up the abort: its failure is known though it has not ended.
+fn is_known_before_the_abort_ends(failing: &Failing) {
+    let double = Double::start(failing.settings);
+    let device = Double::adopted(0);
+    let theirs = double.stream(0);
+    let memory = double.alloc(0, ELEMENTS * 4);
+    double.write(theirs, memory, &[0; ELEMENTS * 4]);
+    let ready = Arc::new(device.record(theirs).expect("an event"));
+    let gate = double.gate(double.stream(0));
+    let mut id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+    id[0] ^= u8::from(failing.is_unknown);
+    let executor = start_with(device, Duration::from_millis(20), Duration::from_secs(60));
+    let group = group(1, id, 1 + failing.others, 0);
+    let launch = sum(&executor, &group, memory, &ready);
+    let failure = loop {
+        if let Some(failure) = executor.failure() {
+            break failure.clone();
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(launch.ended(), None, "the device is not at rest");
+    let text = format!("{failure:?}");
+    assert!(text.contains(failing.expected), "{text}");
+    double.open(gate);
+    while launch.ended().is_none() {
+        std::thread::yield_now();
+    }
+    assert_eq!(launch.ended().and_then(Result::err), Some(failure));
+    executor.close(false);
+    assert_eq!(double.live("communicators"), 0);
+    double.assert_clean();
+}
+
+#[test]
+fn a_call_that_fails_is_known_before_the_abort_ends() {
+    alone(&[], || {
+        is_known_before_the_abort_ends(&Failing {
+            settings: "fail=ncclAllReduce:1:2",
+            expected: "ncclAllReduce",
+            ..Failing::default()
+        });
+    });
+}
+
+#[test]
+fn an_error_after_the_launch_is_known_before_the_abort_ends() {
+    alone(&[], || {
+        is_known_before_the_abort_ends(&Failing {
+            settings: "async=1:6",
+            expected: "PeerFailed",
+            ..Failing::default()
+        });
+    });
+}
+
+#[test]
+fn members_that_do_not_come_are_known_before_the_abort_ends() {
+    alone(&[], || {
+        is_known_before_the_abort_ends(&Failing {
+            others: 1,
+            expected: "did not meet",
+            ..Failing::default()
+        });
+    });
+}
+
+#[test]
+fn a_communicator_that_cannot_be_made_is_known_before_the_abort_ends() {
+    alone(&[], || {
+        is_known_before_the_abort_ends(&Failing {
+            // Blocking: the call that makes it fails.
+            settings: "nccl_version=22605",
+            is_unknown: true,
+            expected: "ncclCommInitRankConfig",
+            ..Failing::default()
+        });
     });
 }
 

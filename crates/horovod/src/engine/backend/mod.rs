@@ -119,11 +119,13 @@ pub(crate) trait Backend: Send {
         Ok(AdasumScope::Ranks)
     }
 
-    /// Begin to copy the tensors of an execution into host memory; if it is `timed`, there is [`StageIn::stage`].
+    /// Begin to copy the tensors of an execution into host memory; if it is `timed`, there is [`StageIn::stage`]. The
+    /// `outputs` are those of [`Self::stage_out`].
     fn stage_in(
         &mut self,
         execution: &Execution,
         _: &[Option<Entry>],
+        _outputs: &Outputs,
         _timed: bool,
     ) -> Result<Box<dyn StageIn>, Failure> {
         Err(not_staged(execution))
@@ -189,6 +191,12 @@ pub(crate) trait InFlight: Send {
     /// The results, once, as soon as what follows on the device may be put behind them: its tensors are still in use.
     /// Then those of the end are none. Only devices with an order of their own tell of it.
     fn launched(&mut self) -> Option<Results> {
+        None
+    }
+
+    /// Why it will not end well, as soon as that is known: its tensors may still be in use, for long. Whoever finds out
+    /// notifies.
+    fn failing(&self) -> Option<Failure> {
         None
     }
 

@@ -177,7 +177,9 @@ impl Pump {
                     host: self.host_of(rank),
                     cause: LossCause::CannotGoOn(text),
                 };
-                tracing::error!("this rank cannot go on: {}", lost.cause);
+                if self.dead.is_none() {
+                    tracing::error!("this rank cannot go on: {}", lost.cause);
+                }
                 self.end_generation(&lost);
                 Error::Lost(Box::new(lost))
             }

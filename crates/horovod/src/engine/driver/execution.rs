@@ -281,6 +281,7 @@ impl Driver {
                 return Ok(Outcome::Copies(backend.stage_in(
                     execution,
                     &task.entries,
+                    outputs,
                     timed,
                 )?));
             };

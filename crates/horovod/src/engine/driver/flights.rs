@@ -35,6 +35,8 @@ pub(super) struct Flights {
     flights: Vec<Flight>,
     /// When they are waited for no longer; once they were aborted.
     deadline: Option<Instant>,
+    /// That one will not end well was told.
+    told_failing: bool,
 }
 
 impl Flight {
@@ -86,6 +88,17 @@ impl Flights {
             flight.output_shapes = Some(flight.task.output_shapes(&results));
             Some(results)
         })
+    }
+
+    /// Why one that has not ended will not end well, once.
+    fn take_failing(&mut self) -> Option<Failure> {
+        if self.told_failing {
+            return None;
+        }
+        let mut flights = self.flights.iter();
+        let failure = flights.find_map(|flight| flight.execution.failing())?;
+        self.told_failing = true;
+        Some(failure)
     }
 
     fn take_ended(&mut self) -> Option<(Flight, Result<Results, Failure>)> {
@@ -153,6 +166,13 @@ impl Pump {
                     self.fail_unused(&error);
                 }
             }
+        }
+        if self.dead.is_none()
+            && let Some(failure) = self.flights.take_failing()
+        {
+            // The peers wait for this rank, and must not wait until its device comes to rest.
+            progress = true;
+            self.failure(failure);
         }
         let is_over = |deadline| Instant::now() >= deadline;
         if self.flights.deadline.is_some_and(is_over) && !self.flights.is_empty() {

@@ -21,7 +21,7 @@ use horovod_transport::{Aborted, Notifier, Topology};
 
 use super::{
     AdasumScope, Backend, ChosenGpu, DeviceBackend, DeviceStage, Failure, InFlight, Members,
-    Results, StageIn, Staged, Start, Started, Surroundings,
+    Outputs, Results, StageIn, Staged, Start, Started, Surroundings,
 };
 use crate::config::{GpuOperations, GpuSettings, JoinAverage};
 use crate::engine::Entry;
@@ -310,6 +310,7 @@ impl Backend for Gpu {
         &mut self,
         execution: &Execution,
         entries: &[Option<Entry>],
+        outputs: &Outputs,
         timed: bool,
     ) -> Result<Box<dyn StageIn>, Failure> {
         if entries.iter().all(Option::is_none) {
@@ -318,9 +319,9 @@ impl Backend for Gpu {
         let device = self.device().map_err(local)?;
         let executor = self.executor()?;
         let title = Self::title(execution);
-        let pool = &self.pinned;
-        let copies = staging::begin(execution, entries, self.topology.rank, device, pool)?;
-        Ok(Box::new(copies.launch(&executor, title, timed)))
+        let me = self.topology.rank;
+        let copies = staging::begin(execution, (entries, outputs), me, device, &self.pinned)?;
+        Ok(Box::new(copies.launch(executor, title, timed)))
     }
 
     fn stage_out(&mut self, staged: Staged<'_>) -> Result<Started, Failure> {
@@ -366,6 +367,14 @@ fn stage_name(op: &Op, has_peers: bool) -> &'static str {
     }
 }
 
+fn failure_of(why: WorkError) -> Failure {
+    match why {
+        WorkError::Aborted(cause) => Failure::Aborted(Aborted(cause)),
+        WorkError::Failed(text) => Failure::Local(text.to_string()),
+        WorkError::PeerFailed(text) => Failure::Remote(text.to_string()),
+    }
+}
+
 fn local(error: GpuError) -> Failure {
     Failure::Local(error.to_string())
 }
@@ -403,12 +412,14 @@ impl InFlight for Flight {
         self.take_results()
     }
 
+    fn failing(&self) -> Option<Failure> {
+        self.executor.failure().cloned().map(failure_of)
+    }
+
     fn poll(&mut self) -> Option<Result<Results, Failure>> {
         Some(match self.launch.ended()? {
             Ok(()) => Ok(self.take_results().unwrap_or_default()),
-            Err(WorkError::Aborted(cause)) => Err(Failure::Aborted(Aborted(cause))),
-            Err(WorkError::Failed(text)) => Err(Failure::Local(text.to_string())),
-            Err(WorkError::PeerFailed(text)) => Err(Failure::Remote(text.to_string())),
+            Err(why) => Err(failure_of(why)),
         })
     }
 

@@ -7,8 +7,8 @@ use horovod_gpu::{Call, Executor, HostMemory, Launch, PinnedMemory, Work, WorkEr
 use horovod_protocol::{Completion, EntryId, Execution, Op, Rank};
 use horovod_transport::Aborted;
 
-use super::super::rows::{output_of, too_large};
-use super::super::{DeviceStage, Failure, InFlight, Results, StageIn, Staged};
+use super::super::rows::{output_of, share_of, too_large};
+use super::super::{DeviceStage, Failure, InFlight, Outputs, Results, StageIn, Staged};
 use super::calls::{address, events};
 use super::{Flight, local};
 use crate::buffer::Buffer;
@@ -28,7 +28,7 @@ const ALIGN: usize = 64;
 /// Blocks are of whole pages, so that slightly different lengths share them.
 const PAGE: usize = 4096;
 
-/// Pinned memory that is not in use, smallest first: it takes long to make.
+/// Pinned memory that is not in use, smallest first: it takes long to make, and to free.
 #[derive(Debug, Default)]
 pub(super) struct PinnedPool(Mutex<Vec<PinnedMemory>>);
 
@@ -76,9 +76,27 @@ impl PinnedPool {
             kept -= largest.len();
             released.push(largest);
         }
-        // To free it may take long.
         drop(free);
-        drop(released);
+        release(released);
+    }
+}
+
+impl Drop for PinnedPool {
+    fn drop(&mut self) {
+        let free = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        release(std::mem::take(free));
+    }
+}
+
+/// Free memory on a thread of its own: CUDA waits for the device first, which may be at something of the script's that does
+/// not end.
+fn release(memory: Vec<PinnedMemory>) {
+    if memory.is_empty() {
+        return;
+    }
+    let thread = std::thread::Builder::new().name("horovod-unpin".into());
+    if let Err(error) = thread.spawn(move || drop(memory)) {
+        tracing::debug!("pinned memory was freed by the engine's thread: {error}");
     }
 }
 
@@ -114,40 +132,107 @@ pub(super) struct Copies {
 
 /// Copies that have begun.
 struct CopiesIn {
+    executor: Arc<Executor>,
     launch: Launch,
     staged: Option<Vec<Option<Entry>>>,
     is_recorded: bool,
 }
 
-/// Lay the tensors out in pinned memory.
+/// Where a tensor, and a result of its own, lie in pinned memory.
+struct Place {
+    at: usize,
+    result: Option<ResultPlace>,
+}
+
+struct ResultPlace {
+    at: usize,
+    bytes: usize,
+    /// As in [`Output`].
+    is_even: bool,
+}
+
+/// Pinned memory as it is given out.
+#[derive(Default)]
+struct Layout {
+    places: Vec<Place>,
+    bytes: usize,
+}
+
+impl Layout {
+    fn of(
+        execution: &Execution,
+        (entries, outputs): (&[Option<Entry>], &Outputs),
+        me: Rank,
+    ) -> Result<Self, Failure> {
+        let mut layout = Self::default();
+        let is_in_place = matches!(execution.op, Op::Allreduce { .. } | Op::Broadcast { .. });
+        let mut results = Vec::new();
+        for (item, entry) in entries.iter().enumerate() {
+            let tensors = entry.iter().flat_map(|entry| entry.tensors.iter());
+            for (i, tensor) in tensors.enumerate() {
+                let at = layout.take(tensor.bytes())?;
+                layout.places.push(Place { at, result: None });
+                let given = outputs.get(item).and_then(|outputs| outputs.get(i));
+                let given = given.and_then(Option::as_ref);
+                results.push(match tensor.output {
+                    _ if is_in_place => None,
+                    Output::Even { bytes, .. } => Some((bytes, true)),
+                    // What does not fit is refused later.
+                    Output::Exactly { bytes, .. } => share_bytes(execution, me, tensor)
+                        .filter(|share| *share == bytes)
+                        .map(|bytes| (bytes, false)),
+                    _ => given.map(|(buffer, _)| (buffer.len(), false)),
+                });
+            }
+        }
+        for (i, result) in results.into_iter().enumerate() {
+            let Some((bytes, is_even)) = result else {
+                continue;
+            };
+            // A block that is not kept takes longer to make than copies from it save.
+            if layout.bytes.saturating_add(bytes) > KEPT_MAX {
+                continue;
+            }
+            let at = layout.take(Some(bytes))?;
+            layout.places[i].result = Some(ResultPlace { at, bytes, is_even });
+        }
+        Ok(layout)
+    }
+
+    fn take(&mut self, bytes: Option<usize>) -> Result<usize, Failure> {
+        let at = self.bytes;
+        let length = bytes.and_then(|bytes| bytes.checked_next_multiple_of(ALIGN));
+        let end = length.and_then(|length| at.checked_add(length));
+        self.bytes = end.ok_or_else(too_large)?;
+        Ok(at)
+    }
+}
+
+/// What this rank gets of a reducescatter.
+fn share_bytes(execution: &Execution, me: Rank, tensor: &Tensor) -> Option<usize> {
+    let members = &execution.members;
+    let me = members.iter().position(|rank| *rank == me)?;
+    let rows = usize::try_from(tensor.rows()).ok()?;
+    share_of(rows, me, members.len()).checked_mul(tensor.row_bytes()?)
+}
+
+/// Lay the tensors out in pinned memory, and the results whose lengths are known.
 pub(super) fn begin(
     execution: &Execution,
-    entries: &[Option<Entry>],
+    (entries, outputs): (&[Option<Entry>], &Outputs),
     me: Rank,
     device: &'static horovod_gpu::Device,
     pool: &Arc<PinnedPool>,
 ) -> Result<Copies, Failure> {
-    let tensors = || {
-        entries
-            .iter()
-            .flatten()
-            .flat_map(|entry| entry.tensors.iter())
-    };
-    let mut bytes = 0usize;
-    for tensor in tensors() {
-        let length = tensor.bytes().ok_or_else(too_large)?;
-        let length = length
-            .checked_next_multiple_of(ALIGN)
-            .ok_or_else(too_large)?;
-        bytes = bytes.checked_add(length).ok_or_else(too_large)?;
-    }
+    let Layout { places, bytes } = Layout::of(execution, (entries, outputs), me)?;
     let pinned = Arc::new(pool.take(device, bytes)?);
     // Of a broadcast only the root's bytes are read.
     let is_read = !matches!(execution.op, Op::Broadcast { root } if root != me);
-    let (mut at, mut calls) = (0, Vec::new());
+    let (mut places, mut calls) = (places.into_iter(), Vec::new());
     let mut stage = |tensor: &Tensor| {
-        let (memory, bytes) = (pinned.at(at), tensor.bytes().unwrap_or(0));
-        at += bytes.next_multiple_of(ALIGN);
+        let place = places.next();
+        let memory = pinned.at(place.as_ref().map_or(0, |place| place.at));
+        let bytes = tensor.bytes().unwrap_or(0);
         if is_read && bytes > 0 {
             calls.push(Call::ToHost {
                 from: address(tensor.input),
@@ -155,9 +240,16 @@ pub(super) fn begin(
                 bytes,
             });
         }
-        let output = match execution.op {
-            Op::Allreduce { .. } | Op::Broadcast { .. } => Output::At(memory),
-            _ => Output::Allocate,
+        let output = match (&execution.op, place.and_then(|place| place.result)) {
+            (Op::Allreduce { .. } | Op::Broadcast { .. }, _) => Output::At(memory),
+            (_, Some(ResultPlace { at, bytes, is_even })) => {
+                let at = pinned.at(at);
+                match is_even {
+                    true => Output::Even { at, bytes },
+                    false => Output::Exactly { at, bytes },
+                }
+            }
+            (_, None) => Output::Allocate,
         };
         // SAFETY: its part of the block, which its owner keeps, and which the device writes before anybody reads.
         unsafe { Tensor::new(tensor.meta.clone(), memory, output) }.kept_by(pinned.clone())
@@ -193,7 +285,7 @@ pub(super) fn begin(
 impl Copies {
     pub(super) fn launch(
         mut self,
-        executor: &Executor,
+        executor: Arc<Executor>,
         title: Arc<str>,
         timed: bool,
     ) -> impl StageIn + use<> {
@@ -203,6 +295,7 @@ impl Copies {
         // SAFETY: the submitters' memory is theirs until completion; the pinned block is kept by the staged tensors.
         let launch = unsafe { executor.submit(self.work) };
         CopiesIn {
+            executor,
             launch,
             staged: Some(self.staged),
             is_recorded,
@@ -212,7 +305,9 @@ impl Copies {
 
 impl StageIn for CopiesIn {
     fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>> {
-        match self.launch.ended()? {
+        // After a failure the device may go on with copies for long, to memory that is kept.
+        let failure = || self.executor.failure().cloned().map(Err);
+        match self.launch.ended().or_else(failure)? {
             Ok(()) => self.staged.take().map(Ok),
             Err(WorkError::Aborted(why) | WorkError::Failed(why) | WorkError::PeerFailed(why)) => {
                 Some(Err(why.to_string()))
@@ -252,6 +347,10 @@ pub(super) struct KeepingFlight {
 impl InFlight for KeepingFlight {
     fn launched(&mut self) -> Option<Results> {
         self.flight.launched()
+    }
+
+    fn failing(&self) -> Option<Failure> {
+        self.flight.failing()
     }
 
     fn poll(&mut self) -> Option<Result<Results, Failure>> {
