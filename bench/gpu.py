@@ -2,10 +2,10 @@
 
 Usage: python bench/gpu.py [--models M ...] [--batch-size N] [--blocks B] [--limit S] [--device cuda] [--json FILE]
 
-One rank first, whose gradients travel through NCCL all the same: the host's time for handing over a tensor, the time
-of a step against plain PyTorch, memory beside PyTorch's. Then one rank on each GPU, or two on the only one, which NCCL
-allows from 2.30.3 on: steps against DDP. Two ranks on one GPU show that it works, not how fast it is. `--device cpu`
-runs the same where there is no GPU, to see that the benchmark works.
+One rank first, whose gradients take the way of a reduction all the same: the host's time for handing over a tensor, the
+time of a step against plain PyTorch, memory beside PyTorch's. Then one rank on each GPU, or two on the only one, which
+NCCL allows from 2.30.3 on: steps against DDP. Two ranks on one GPU show that it works, not how fast it is. `--device
+cpu` runs the same where there is no GPU, to see that the benchmark works.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def horovod(device: str) -> Peer:
 
     hvd.init()
     os.environ.setdefault("LOCAL_RANK", str(hvd.local_rank()))
-    # An average of one rank is not computed at all; a maximum is, and travels through NCCL.
+    # The optimizer leaves out an average of one rank, but not a maximum.
     op = hvd.Max if hvd.size() == 1 else hvd.Average
 
     def start(tensor: torch.Tensor, name: str) -> Callable[[], object]:
