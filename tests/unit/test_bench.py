@@ -187,3 +187,25 @@ def test_resnet50_has_its_parameters():
 
     assert len(shapes) == 161
     assert sum(map(math.prod, shapes)) == 25_557_032
+
+
+def test_figures_of_gpus_are_held_against_their_goals():
+    import gpu
+
+    def run(plain, horovod, again, **calls):
+        seconds = {"plain": [plain] * 3, "horovod": [horovod] * 3, "plain again": [again] * 3}
+        return {"ranks": 1, "peer": "horovod", "steps": {"net": seconds}, **calls}
+
+    ours = run(0.100, 0.1005, 0.100, submission_us=4.0, bytes_beside=30 << 20, latency_us=9.0)
+    peer = {"ranks": 1, "bytes_beside": 20 << 20, "steps": {"net": {"ddp": [0.201]}}}
+    assert gpu.goals(ours, peer) == [
+        "4.00 us a tensor: reached",
+        "net: a step 1.0050 of plain PyTorch's, equal runs up to 1.0000: reached",
+        "10 MiB of GPU memory more than torch.distributed: reached",
+    ]
+    slow = run(0.100, 0.102, 0.100, submission_us=6.0, bytes_beside=37 << 20, latency_us=9.0)
+    assert all(line.endswith(": not reached") for line in gpu.goals(slow, peer))
+    # What equal runs differ by is not held against ours.
+    noisy = run(0.100, 0.107, 0.110, submission_us=4.0, bytes_beside=0, latency_us=9.0)
+    assert gpu.goals(noisy, None)[1].endswith(": reached")
+    assert gpu.against_ddp(ours, peer) == ["net, 1 ranks: a step 0.500 of DDP's"]
