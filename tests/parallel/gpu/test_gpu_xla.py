@@ -310,6 +310,17 @@ def test_a_second_gpu_of_the_process_is_refused():
     still_works("second GPU")
 
 
+@pytest.mark.skipif(number_of_gpus() < 2, reason="needs two GPUs")
+def test_the_stream_decides_which_gpu_it_is():
+    """XLA's numbers are of its own devices, which may be fewer than CUDA's, or several on one GPU."""
+    tensor, side = on_gpu(values(RANK), DEVICE), Stream(DEVICE)
+    result = empty((6, 2))
+    other = (DEVICE + 1) % number_of_gpus()
+    call("allreduce", [tensor], [result], on=side, ordinal=other, name="numbers of XLA's")
+    side.synchronize()
+    assert torch.equal(result.cpu(), expected("allreduce", (6, 2)))
+
+
 def test_without_a_place_the_words_of_xla_are_told():
     tensor = empty((2,))
     for place, words in (

@@ -75,7 +75,7 @@ impl Xla {
         unsafe { self.checked(error) }.ok().map(|()| args.run_id)
     }
 
-    /// The number of the GPU that a call runs on, as CUDA counts in this process, and its stream; else why they are not
+    /// The number of the GPU that a call runs on, as XLA counts in this process, and its stream; else why they are not
     /// told.
     ///
     /// # Safety

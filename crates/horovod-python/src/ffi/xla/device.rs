@@ -65,7 +65,8 @@ unsafe fn launch(frame: &CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
              newer version of XLA, or call the operation outside of jit, which copies through host memory"
         ))
     })?;
-    let ready = Ready::record(ordinal, stream)?;
+    // The number is XLA's own, which is CUDA's only where each GPU is one device of XLA's, and none is hidden from it.
+    let ready = Ready::record_on_its_device(stream, ordinal)?;
     // SAFETY: XLA's frame, of a call on that GPU; what XLA does next with its buffers comes later on the stream.
     let Submitted {
         engine,
