@@ -69,7 +69,7 @@ class _Span(ctypes.Structure):
 
 
 class _Register(ctypes.Structure):
-    """`XLA_FFI_Handler_Register_Args`."""
+    """`XLA_FFI_Handler_Register_Args` of version 0.4; before, the traits, none, are in the place of `record`, none."""
 
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
@@ -80,18 +80,20 @@ class _Register(ctypes.Structure):
         ("prepare", ctypes.c_void_p),
         ("initialize", ctypes.c_void_p),
         ("execute", ctypes.c_void_p),
+        ("record", ctypes.c_void_p),
         ("traits", ctypes.c_uint32),
     )
 
 
 class _Message(ctypes.Structure):
-    """`XLA_FFI_Error_GetMessage_Args`."""
+    """`XLA_FFI_Error_GetMessage_Args`, from version 0.4 on `XLA_FFI_Error_GetDetails_Args`, with a code."""
 
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
         ("extensions", ctypes.c_void_p),
         ("error", ctypes.c_void_p),
         ("message", ctypes.c_char_p),
+        ("code", ctypes.c_int),
     )
 
 

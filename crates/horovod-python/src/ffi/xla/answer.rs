@@ -117,6 +117,7 @@ impl Xla {
             head: Head::of::<ErrorGetMessageArgs>(),
             error,
             message: std::ptr::null(),
+            code: 0,
         };
         // SAFETY: XLA's function.
         unsafe { (self.0.error_get_message)(&raw mut args) };
