@@ -71,11 +71,15 @@ pub unsafe extern "C" fn double_unregister(memory: *mut c_void) -> c_int {
         .unwrap_or(0)
 }
 
-/// A framework's stream: not ordered with the default stream.
+/// A framework's stream: not ordered with the default stream. The framework has retained the device's context.
 #[unsafe(no_mangle)]
 pub extern "C" fn double_stream_create(device: c_int) -> Handle {
     scheduler::start();
-    lock().create_stream(device, false, 0)
+    let mut state = lock();
+    if let Some(retained) = state.contexts.get_mut(device as usize) {
+        *retained = (*retained).max(1);
+    }
+    state.create_stream(device, false, 0)
 }
 
 /// The stream of `handle`; null is the default stream of the device that `address` lies on, or of the current context, or

@@ -89,6 +89,10 @@ impl Device {
         self.ordinal
     }
 
+    pub(crate) fn has_context(&self, context: Handle) -> bool {
+        self.context == context
+    }
+
     /// What tells GPUs apart on a host, and parts of one (MIG).
     pub fn uuid(&self) -> [u8; 16] {
         self.uuid

@@ -1,12 +1,13 @@
 //! CUDA's driver: its functions, its errors as ours, and the devices of this process.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 use std::sync::{Mutex, PoisonError};
 
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::load::{Library, check_process, function_table};
+use crate::stream::RawStream;
 
 /// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`.
 pub(crate) type Handle = *mut c_void;
@@ -59,11 +60,15 @@ function_table! {
     optional {
         device_get_name = c"cuDeviceGetName"(*mut c_char, c_int, c_int);
         mem_get_info = c"cuMemGetInfo_v2"(*mut usize, *mut usize);
+        stream_get_ctx = c"cuStreamGetCtx"(Handle, *mut Handle);
+        ctx_get_device = c"cuCtxGetDevice"(*mut c_int);
     }
 }
 
 /// `CUDA_SUCCESS`.
 pub(crate) const SUCCESS: c_int = 0;
+/// `CU_STREAM_PER_THREAD`; smaller ones are null and `CU_STREAM_LEGACY`.
+const GREATEST_DEFAULT_STREAM: usize = 2;
 /// `CUDA_ERROR_NOT_READY`.
 pub(crate) const NOT_READY: c_int = 600;
 
@@ -157,6 +162,68 @@ impl Driver {
         let device = Box::leak(Box::new(Device::open(self, ordinal)?));
         devices.push(device);
         Ok(device)
+    }
+
+    /// The device of a stream. `told` is its number where the stream is a default one, which there is on each device, or
+    /// this driver does not tell: what else frameworks number may be other than CUDA's.
+    pub fn device_of(
+        &'static self,
+        stream: RawStream,
+        told: i32,
+    ) -> Result<&'static Device, GpuError> {
+        check_process()?;
+        let is_default = stream.0.addr() <= GREATEST_DEFAULT_STREAM;
+        let of_stream = if is_default {
+            None
+        } else {
+            self.ordinal_of(stream)?
+        };
+        self.device(of_stream.unwrap_or(told))
+    }
+
+    fn ordinal_of(&self, stream: RawStream) -> Result<Option<i32>, GpuError> {
+        let table = &self.table;
+        let (Some(stream_get_ctx), Some(ctx_get_device)) =
+            (table.stream_get_ctx, table.ctx_get_device)
+        else {
+            return Ok(None);
+        };
+        let mut context = null_mut();
+        // SAFETY: a stream of the caller's, and a place for one handle.
+        let code = unsafe { stream_get_ctx(stream.0, &raw mut context) };
+        self.checked("cuStreamGetCtx", code)?;
+        let known = {
+            let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+            devices
+                .iter()
+                .find(|device| device.has_context(context))
+                .map(|device| device.ordinal())
+        };
+        if known.is_some() {
+            return Ok(known);
+        }
+        let (mut before, mut device) = (null_mut(), 0);
+        // SAFETY: places for a handle and a number; a context of a stream that exists, and then what was current.
+        unsafe {
+            let code = (table.ctx_get_current)(&raw mut before);
+            self.checked("cuCtxGetCurrent", code)?;
+            let code = (table.ctx_set_current)(context);
+            self.checked("cuCtxSetCurrent", code)?;
+            let got = ctx_get_device(&raw mut device);
+            let code = (table.ctx_set_current)(before);
+            self.checked("cuCtxGetDevice", got)?;
+            self.checked("cuCtxSetCurrent", code)?;
+        }
+        for ordinal in 0..self.device_count()? {
+            let mut at = -1;
+            // SAFETY: writes one number.
+            let code = unsafe { (table.device_get)(&raw mut at, ordinal) };
+            self.checked("cuDeviceGet", code)?;
+            if at == device {
+                return Ok(Some(ordinal));
+            }
+        }
+        Ok(None)
     }
 
     pub(crate) fn checked(&self, call: &'static str, code: c_int) -> Result<(), GpuError> {

@@ -42,7 +42,18 @@ impl Ready {
     /// # Errors
     /// No driver, no such device, a forked child, or a stream that is being captured into a CUDA graph.
     pub fn record(ordinal: i32, stream: RawStream) -> Result<Arc<Self>, Error> {
-        let device = horovod_gpu::driver()?.device(ordinal)?;
+        Self::on(horovod_gpu::driver()?.device(ordinal)?, stream)
+    }
+
+    /// The same on the device of the stream; `told` is its number where the stream is a default one.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn record_on_its_device(stream: RawStream, told: i32) -> Result<Arc<Self>, Error> {
+        Self::on(horovod_gpu::driver()?.device_of(stream, told)?, stream)
+    }
+
+    fn on(device: &'static horovod_gpu::Device, stream: RawStream) -> Result<Arc<Self>, Error> {
         if device.is_capturing(stream)? {
             return Err(GpuError::Capturing.into());
         }

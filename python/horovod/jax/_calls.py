@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from horovod.common._collectives import Collectives
 from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
 from horovod.common._numpy_arrays import NumpyArrays
 from horovod.common.process_sets import ProcessSet
-from horovod.jax import _in_place, _names
+from horovod.jax import _foreign_calls, _names
 
 Arrays = tuple[Any, ...]
 
@@ -80,12 +79,9 @@ def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
     _register()
     _core.size()  # the well-known error before init
     results = [_result(kind, options, operand) for operand in operands]
-    foreign: Callable[..., Any]
-    if kind.rows is None:
-        foreign = partial(_in_place.call, kind.target)
-    else:
-        foreign = jax.ffi.ffi_call(kind.target, results, vmap_method="sequential")
-    outputs = foreign(
+    outputs = _foreign_calls.call(
+        kind.target,
+        None if kind.rows is None else tuple(tuple(result.shape) for result in results),
         *operands,
         name=options.name or _names.of_call(operands),
         reduce_op=np.int32(options.op if options.op is not None else 1),

@@ -4,6 +4,10 @@ XLA has no kernels for custom operations from outside of TensorFlow. So where a 
 here take the place of the generated ones of the same names: an `XlaCallModule` with a program of one call, which is the
 core's handler that JAX uses too, one for the CPU and one for NVIDIA's GPUs. Shapes must be known when the function is
 traced.
+
+On a GPU a call waits for the other ranks before the next one begins, so all ranks must make a program's calls in one
+order. XLA orders what is independent by itself, for each process anew: by what it has measured there of kernels, too.
+So where there is a GPU each call has one operand more, a result of the call before it, which the core passes over.
 """
 
 import ctypes
@@ -65,7 +69,7 @@ class _Span(ctypes.Structure):
 
 
 class _Register(ctypes.Structure):
-    """`XLA_FFI_Handler_Register_Args`."""
+    """`XLA_FFI_Handler_Register_Args` of version 0.4; before, the traits, none, are in the place of `record`, none."""
 
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
@@ -76,18 +80,20 @@ class _Register(ctypes.Structure):
         ("prepare", ctypes.c_void_p),
         ("initialize", ctypes.c_void_p),
         ("execute", ctypes.c_void_p),
+        ("record", ctypes.c_void_p),
         ("traits", ctypes.c_uint32),
     )
 
 
 class _Message(ctypes.Structure):
-    """`XLA_FFI_Error_GetMessage_Args`."""
+    """`XLA_FFI_Error_GetMessage_Args`, from version 0.4 on `XLA_FFI_Error_GetDetails_Args`, with a code."""
 
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
         ("extensions", ctypes.c_void_p),
         ("error", ctypes.c_void_p),
         ("message", ctypes.c_char_p),
+        ("code", ctypes.c_int),
     )
 
 
@@ -173,8 +179,13 @@ def _call(
         operands.append(name.site)
         args.append("tensor<i64>")
         attributes = attributes | {"has_call_site": "1 : i32"}
+    before = _call_before() if _has_gpus() else None
+    if before is not None:
+        operands.append(before)
+        args.append(_type(kind, tuple(before.shape.as_list()), before.dtype))
+        attributes = attributes | {"after": "1 : i32"}
     module = _program(kind, name.text, attributes, args, results, in_place=rows is None)
-    return list(
+    made = list(
         gen_xla_ops.xla_call_module(
             operands,
             version=_MODULE_VERSION,
@@ -184,6 +195,29 @@ def _call(
             platforms=list(_PLATFORMS),
         )
     )
+    _note_call(made)
+    return made
+
+
+# A result of the last call in each graph that is being traced, by name: a tensor would keep its graph.
+_last_calls: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
+
+
+def _has_gpus() -> bool:
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
+def _call_before() -> Any:
+    graph = _ops.get_default_graph()
+    name = _last_calls.get(graph)
+    return None if name is None else graph.get_tensor_by_name(name)
+
+
+def _note_call(results: list[Any]) -> None:
+    # The smallest keeps the least memory; but XLA takes tensors without elements out of a program.
+    sizes = [tensor.shape.num_elements() for tensor in results]
+    chosen = min(range(len(sizes)), key=lambda i: (sizes[i] == 0, sizes[i]))
+    _last_calls[_ops.get_default_graph()] = results[chosen].name
 
 
 def _program(

@@ -310,6 +310,17 @@ def test_a_second_gpu_of_the_process_is_refused():
     still_works("second GPU")
 
 
+@pytest.mark.skipif(number_of_gpus() < 2, reason="needs two GPUs")
+def test_the_stream_decides_which_gpu_it_is():
+    """XLA's numbers are of its own devices, which may be fewer than CUDA's, or several on one GPU."""
+    tensor, side = on_gpu(values(RANK), DEVICE), Stream(DEVICE)
+    result = empty((6, 2))
+    other = (DEVICE + 1) % number_of_gpus()
+    call("allreduce", [tensor], [result], on=side, ordinal=other, name="numbers of XLA's")
+    side.synchronize()
+    assert torch.equal(result.cpu(), expected("allreduce", (6, 2)))
+
+
 def test_without_a_place_the_words_of_xla_are_told():
     tensor = empty((2,))
     for place, words in (
@@ -344,6 +355,7 @@ def test_an_older_xla_is_refused():
             {"name": "x", "has_call_site": 1},
             "number of a call site in an XLA call is no 64-bit integer",
         ),
+        ({"name": "x", "after": 2}, "0 operands and 1 results"),
         ({"name": "x", "reduce_op": 77}, "Reduction op type 77"),
         (
             {"name": "x", "reduce_op": hvd.Adasum},
@@ -394,6 +406,19 @@ def test_calls_at_several_sites_are_paired_by_numbers_in_the_gpus_memory():
     total = expected("allreduce", (6, 2))
     assert torch.equal(results[1], total)
     assert torch.equal(results[1000], total * 1000)
+
+
+def test_arguments_that_only_bring_order():
+    """As a program's second call has one, a result of the first; beside the number of a call site, too."""
+    own, result = on_gpu(values(RANK), DEVICE), empty((6, 2))
+    others = [on_gpu(torch.tensor(7), DEVICE), empty((3,)), empty((0,))]
+    place = Place(DEVICE, current_stream(DEVICE).cuda_stream)
+    operands = [Memory.of(tensor) for tensor in (own, *others)]
+    Call(name="later", reduce_op=hvd.Sum, has_call_site=1, after=2).run(
+        "horovod_xla_cuda_allreduce", operands, [Memory.of(result)], place
+    )
+    assert torch.equal(result.cpu(), expected("allreduce", (6, 2)))
+    assert others[1].cpu().tolist() == [77, 77, 77]
 
 
 @several

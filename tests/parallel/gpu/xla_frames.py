@@ -227,7 +227,10 @@ class Xla:
         return self._new_error(args[0].errc, bytes(args[0].message))
 
     def _message(self, args: Any) -> None:
-        args[0].message = self.errors[args[0].error][1]
+        # Version 0.4 writes the error's code behind the text, whatever the size is.
+        has_room = args[0].struct_size >= ctypes.sizeof(ErrorGetMessageArgs) + ctypes.sizeof(_int)
+        text = self.errors[args[0].error][1]
+        args[0].message = text if has_room else b"no room for the code"
 
     def _destroy(self, args: Any) -> None:
         del self.errors[args[0].error]

@@ -286,3 +286,21 @@ def test_functions_for_gpus_are_registered_beside_those_for_the_cpu():
             refused = _xla._register_one(f"horovod_xla_{kind}", platform, another)
             assert b"registration" in (refused or b""), refused
     assert _xla._register_one("horovod_xla_unheard_of", b"CUDA", another) is None
+
+
+def test_versions_of_xla_find_what_is_registered_in_their_places(monkeypatch):
+    """Version 0.4 has one function more, before the traits."""
+    seen = []
+
+    def register(address):
+        seen.append(list((ctypes.c_uint64 * 12).from_address(address)))
+
+    monkeypatch.setattr(_xla, "_xla_functions", lambda: lambda _: register)
+    handler = ctypes.CDLL(_core.__file__).horovod_xla_allreduce
+    assert _xla._register_one("some", b"Host", handler) is None
+    ((size, _, _, _, _, _, *before, execute, record, traits),) = seen
+    assert size >= 11 * 8 + 4, "version 0.4 refuses what is shorter"
+    assert execute == ctypes.cast(handler, ctypes.c_void_p).value
+    # In the versions before it the traits are where the function is now.
+    assert [*before, record, traits & 0xFFFFFFFF] == [0] * 5
+    assert ctypes.sizeof(_xla._Message) >= 36, "version 0.4 writes a code behind the text"

@@ -217,6 +217,22 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: Handle, status: *mut c_int)
     )
 }
 
+/// `cuStreamGetCtx`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCtx(stream: Handle, context: *mut Handle) -> c_int {
+    driver(
+        "cuStreamGetCtx",
+        Need::Initialised,
+        format_args!("{stream:?}"),
+        |call| {
+            let id = find(call, stream)?;
+            let device = call.streams.get(&id).map_or(call.device, |s| s.device);
+            // SAFETY: the caller's promise.
+            unsafe { put(context, encode(Sort::Context, device as u64)) }
+        },
+    )
+}
+
 /// `cuLaunchHostFunc`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchHostFunc(

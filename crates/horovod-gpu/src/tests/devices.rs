@@ -41,6 +41,34 @@ fn a_device_tells_what_it_is_and_is_opened_once() {
 }
 
 #[test]
+fn the_device_of_a_stream_is_found_whatever_number_is_told() {
+    alone(&[], || {
+        let double = Double::start("devices=3");
+        let driver = driver().expect("the double");
+        let theirs = double.stream(2);
+        let ours = Double::adopted(0);
+        let before = current(ours);
+        let found = driver.device_of(theirs, 1).expect("a device");
+        assert_eq!(found.ordinal(), 2);
+        assert_eq!(current(ours), before);
+        let asked = double.calls("cuCtxGetDevice");
+        assert!(std::ptr::eq(
+            found,
+            driver.device_of(theirs, 0).expect("the same")
+        ));
+        assert_eq!(double.calls("cuCtxGetDevice"), asked);
+        // The framework's, and those of the two that were opened: none of a device that was told by mistake.
+        assert_eq!(double.live("contexts"), 3);
+        // A default stream is of the device that is told.
+        for default in [0, 1] {
+            let stream = RawStream(std::ptr::without_provenance_mut(default));
+            assert_eq!(driver.device_of(stream, 1).map(Device::ordinal), Ok(1));
+        }
+        double.assert_clean();
+    });
+}
+
+#[test]
 fn the_former_context_is_current_again_even_after_a_panic() {
     alone(&[], || {
         let double = Double::start("devices=2");

@@ -3,6 +3,8 @@
 Over the double JAX runs on the CPU, with handlers of `xla_on_double`. On a machine with GPUs it is JAX for CUDA.
 """
 
+import re
+
 import numpy as np
 import pytest
 import xla_frames
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 import horovod.jax as hvd
-from horovod.jax import _calls
+from horovod.jax import _calls, _foreign_calls
 
 hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
@@ -42,6 +44,7 @@ else:
         _function = jax.ffi.pycapsule(xla_on_double.handler(_kind.target, DEVICE))
         jax.ffi.register_ffi_target(_kind.target, _function, platform="cpu")
     _calls._registered = True
+    _foreign_calls._IN_ORDER.add("cpu")
     _on_host = jax.ffi.pycapsule(xla_frames.handler("horovod_xla_allreduce"))
     jax.ffi.register_ffi_target("on_the_host", _on_host, platform="cpu")
 
@@ -172,6 +175,53 @@ def test_one_program_with_operations_on_both():
     total = ranks().sum()
     want = SIZE * (SIZE * total + total)
     assert np.allclose(program(jnp.full(4, RANK + 1.0)), np.full(4, want))
+
+
+def calls_in(text):
+    """The numbers of the values that the calls of a lowered program take and make, in its text's order."""
+    lines = [line for line in text.splitlines() if "custom_call @horovod_xla_" in line]
+    made = [re.match(r"\s*%(\w+)", line)[1] for line in lines]
+    taken = [re.findall(r"%(\w+)", re.search(r"\((.*?)\)", line)[1]) for line in lines]
+    counts = [re.search(r"after = (\d+)", line) for line in lines]
+    return made, taken, [count and int(count[1]) for count in counts], lines
+
+
+def test_each_call_comes_after_the_one_before():
+    """Whatever XLA would do first: it decides that by what it has measured in its process."""
+
+    def program(x, y):
+        hvd.allreduce(x, name="unused")  # leaves the program
+        pair = hvd.grouped_allreduce([y, x], name="pair")
+        loss = hvd.allreduce(x * 2, name="loss")
+        again = hvd.allreduce(loss.reshape(1), name="of the loss")
+        return pair, again, hvd.allgather(y, name="rows"), hvd.broadcast(x, 0, name="sent")
+
+    x, y = jnp.ones(()), jnp.ones((4 * SIZE, 2))
+    lowered = jax.jit(program).trace(x, y).lower(lowering_platforms=("cuda",))
+    made, taken, counts, lines = calls_in(lowered.as_text())
+    names = [re.search(r'name = "([\w ]+)"', line)[1] for line in lines]
+    assert names == ["pair", "loss", "of the loss", "rows", "sent"]
+    # What takes a result of the one before already needs nothing more.
+    assert counts == [None, 1, None, 1, 1]
+    orders = [values[-1] for values, count in zip(taken, counts, strict=True) if count]
+    assert orders == [made[0], made[2], made[3]]
+    assert "%0#1" in lines[1], "the smallest result keeps the least memory"
+    pair, again, gathered, sent = jax.jit(program)(x, y)
+    assert np.array_equal(pair[0], y)
+    assert again == 2
+    assert gathered.shape == (4 * SIZE * SIZE, 2)
+    assert sent == 1
+
+
+@pytest.mark.skipif(IS_REAL, reason="programs for the CPU have no need of an order")
+def test_programs_for_the_cpu_are_not_put_in_order():
+    _foreign_calls._IN_ORDER.remove("cpu")
+    try:
+        lowered = jax.jit(lambda x: (hvd.allreduce(x), hvd.allreduce(2 * x))).lower(jnp.ones(2))
+    finally:
+        _foreign_calls._IN_ORDER.add("cpu")
+    assert "after" not in lowered.as_text()
+    jax.block_until_ready(jax.jit(hvd.allreduce)(jnp.ones(1)))  # what is looked for after each test
 
 
 def fails(program, *args, match):

@@ -26,6 +26,7 @@ for _kind in _xla._KINDS:
     _name = f"horovod_xla_{_kind}"
     assert _xla._register_one(_name, b"Host", xla_on_double.handler(_name, DEVICE)) is None
 _xla._register = lambda: None
+_xla._has_gpus = lambda: True
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +78,29 @@ def test_a_function_that_is_called_at_several_places():
     one, ten = program(tf.fill([4], RANK + 1.0))
     assert np.allclose(one, np.full(4, SIZE * (SIZE + 1) / 2))
     assert np.allclose(ten, np.full(4, 10 * SIZE * (SIZE + 1) / 2))
+
+
+def test_each_call_comes_after_the_one_before():
+    """Whatever XLA would do first: it decides that by what it has measured in its process."""
+
+    @compiled
+    def program(x, y):
+        pair = mpi_ops._grouped_allreduce([y, x], op=hvd.Sum)
+        loss = mpi_ops._allreduce(x * 2.0, op=hvd.Sum)
+        return pair, mpi_ops._allreduce(loss), mpi_ops.allgather(y)
+
+    x, y = tf.ones(()), tf.ones((3, 2))
+    graph = program.get_concrete_function(x, y).graph
+    first, *others = [op for op in graph.get_operations() if op.type == "XlaCallModule"]
+    assert b"after" not in first.get_attr("module")
+    assert all(b"after = 1" in op.get_attr("module") for op in others)
+    # Of several results the smallest, which keeps the least memory.
+    before = [first.outputs[1], others[0].outputs[0], others[1].outputs[0]]
+    assert [op.inputs[-1].name for op in others] == [tensor.name for tensor in before]
+    pair, loss, gathered = program(x, y)
+    assert np.array_equal(pair[0], np.full((3, 2), SIZE))
+    assert loss == 2 * SIZE * SIZE
+    assert gathered.shape == (3 * SIZE, 2)
 
 
 @several

@@ -1,4 +1,4 @@
-//! The C interface of XLA's typed foreign functions, laid out by hand: `xla/ffi/api/c_api.h`, versions 0.1 to 0.3.
+//! The C interface of XLA's typed foreign functions, laid out by hand: `xla/ffi/api/c_api.h`, versions 0.1 to 0.4.
 //!
 //! Only what the handlers use is here. Structures grow at their ends and say their own size, so each is read after a
 //! look at that ([`sized`]); functions stand in a table, of which only the first ones are known to be there.
@@ -133,6 +133,8 @@ pub(super) struct ErrorGetMessageArgs {
     pub(super) error: *mut Error,
     /// Out; lives as long as the error.
     pub(super) message: *const c_char,
+    /// Out, from version 0.4 on, which writes it without a look at the size.
+    pub(super) code: c_int,
 }
 
 #[repr(C)]

@@ -75,7 +75,7 @@ impl Xla {
         unsafe { self.checked(error) }.ok().map(|()| args.run_id)
     }
 
-    /// The number of the GPU that a call runs on, as CUDA counts in this process, and its stream; else why they are not
+    /// The number of the GPU that a call runs on, as XLA counts in this process, and its stream; else why they are not
     /// told.
     ///
     /// # Safety
@@ -117,6 +117,7 @@ impl Xla {
             head: Head::of::<ErrorGetMessageArgs>(),
             error,
             message: std::ptr::null(),
+            code: 0,
         };
         // SAFETY: XLA's function.
         unsafe { (self.0.error_get_message)(&raw mut args) };

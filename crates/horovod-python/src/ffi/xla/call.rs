@@ -29,8 +29,11 @@ pub(super) struct Attributes<'a> {
     pub(super) root: u32,
     /// Whether the call is in a function that is traced once and may be used at several places.
     pub(super) is_shared: bool,
-    /// Whether the last argument is no operand, but the number of the call of the function that the call is in.
+    /// Whether the last argument before those of `after` is no operand, but the number of the call of the function that the
+    /// call is in.
     pub(super) has_call_site: bool,
+    /// How many of the last arguments are there only so that the call comes after what makes them.
+    pub(super) after: u32,
 }
 
 impl<'a> Attributes<'a> {
@@ -46,6 +49,7 @@ impl<'a> Attributes<'a> {
             root: 0,
             is_shared: false,
             has_call_site: false,
+            after: 0,
         };
         let Attrs {
             head,
@@ -75,10 +79,11 @@ impl<'a> Attributes<'a> {
                 ("root", Value::Int(rank)) => all.root = number(name, rank)?,
                 ("is_shared", Value::Int(is)) => all.is_shared = is != 0,
                 ("has_call_site", Value::Int(has)) => all.has_call_site = has != 0,
+                ("after", Value::Int(count)) => all.after = number(name, count)?,
                 (_, value) => {
                     return Err(invalid(format!(
                         "an XLA call has the attribute {name:?} with {value:?}; known are name (a string), reduce_op, \
-                         process_set, root, is_shared, has_call_site (32-bit integers), prescale and postscale (64-bit \
+                         process_set, root, is_shared, has_call_site, after (32-bit integers), prescale and postscale (64-bit \
                          floats)"
                     )));
                 }
@@ -143,12 +148,17 @@ impl Operand {
     /// The frame is XLA's.
     pub(super) unsafe fn all(
         frame: &CallFrame,
-        has_call_site: bool,
+        attributes: &Attributes<'_>,
         read: impl FnOnce(*const i64) -> Result<i64, Error>,
     ) -> Result<(Vec<Self>, i64), Error> {
         // SAFETY: as the caller promises.
         let (mut args, rets) = unsafe { (buffers(&frame.args)?, buffers(&frame.rets)?) };
-        let last = if has_call_site { args.pop() } else { None };
+        args.truncate(args.len().saturating_sub(attributes.after as usize));
+        let last = if attributes.has_call_site {
+            args.pop()
+        } else {
+            None
+        };
         let call_site = last.map_or(Ok(0), |last| read(number_in(last)?))?;
         if args.len() != rets.len() || args.is_empty() {
             return Err(invalid(format!(

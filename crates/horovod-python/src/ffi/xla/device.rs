@@ -3,8 +3,9 @@
 //! A call records an event of its stream, submits, waits until the operation was *launched* here, and has the stream
 //! wait for its end; then it returns, and XLA puts the next kernels on the stream. So the host waits for the other ranks
 //! to come to the same call, but for no GPU. No future is left behind: XLA would go on with the stream before the end is
-//! ordered. XLA makes the calls of a GPU one after the other, in an order that the compiled program fixes: ranks must
-//! run the same programs, and where they do not the report of stalls names the calls.
+//! ordered. XLA makes the calls of a GPU one after the other, in an order that it chooses when it compiles, in each
+//! process anew. So adapters give a call one argument more, a result of the call before it (`after`); ranks must run the
+//! same programs, and where they do not the report of stalls names the calls.
 //!
 //! A call that is told by a number in the GPU's memory in which call of its function it is, as those of TensorFlow are,
 //! has the host wait for its stream to read it.
@@ -65,7 +66,8 @@ unsafe fn launch(frame: &CallFrame, xla: Xla, kind: Kind) -> Result<(), Error> {
              newer version of XLA, or call the operation outside of jit, which copies through host memory"
         ))
     })?;
-    let ready = Ready::record(ordinal, stream)?;
+    // The number is XLA's own, which is CUDA's only where each GPU is one device of XLA's, and none is hidden from it.
+    let ready = Ready::record_on_its_device(stream, ordinal)?;
     // SAFETY: XLA's frame, of a call on that GPU; what XLA does next with its buffers comes later on the stream.
     let Submitted {
         engine,

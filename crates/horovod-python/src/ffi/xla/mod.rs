@@ -241,7 +241,7 @@ unsafe fn submit(
         None => Ok(unsafe { at.read_unaligned() }),
     };
     // SAFETY: XLA's frame.
-    let (operands, call_site) = unsafe { Operand::all(frame, attributes.has_call_site, read)? };
+    let (operands, call_site) = unsafe { Operand::all(frame, &attributes, read)? };
     let name = name_at(attributes.name, call_site);
     if attributes.is_shared
         // SAFETY: the context of this call.
