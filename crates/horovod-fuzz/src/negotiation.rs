@@ -479,7 +479,7 @@ impl Job {
                 WorkerAction::Send(message) => self.send_up(rank, self.above(rank), &message),
                 WorkerAction::Execute(execution) => self.executed(rank, &execution),
                 WorkerAction::Tuned { seq, .. } => self.ordered(rank, seq),
-                WorkerAction::SetGone(_) => {}
+                WorkerAction::SetRemoved(_) => {}
                 WorkerAction::Complete(entry, _) => self.ended(rank, entry),
                 WorkerAction::ShutDown { .. } => self.nodes[rank.index()].over = true,
                 WorkerAction::Abort(lost) => {

@@ -155,13 +155,13 @@ impl Device {
 
     /// As [`Self::entered`], for calls that may synchronise, such as to ask for events or to allocate: in `body` they
     /// leave alone what this thread or another one captures into a CUDA graph, which they would end otherwise.
-    pub fn undisturbing<T>(
+    pub fn entered_relaxed<T>(
         &'static self,
         body: impl FnOnce() -> Result<T, GpuError>,
     ) -> Result<T, GpuError> {
         self.entered(|| {
             let before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED)?;
-            let _restored = (before != CAPTURE_MODE_RELAXED).then_some(RestoredMode {
+            let _restored = (before != CAPTURE_MODE_RELAXED).then_some(RestoredCaptureMode {
                 device: self,
                 before,
             });
@@ -277,12 +277,12 @@ impl Drop for Restored {
 }
 
 /// Gives the thread its former capture mode again, in the same cases.
-struct RestoredMode {
+struct RestoredCaptureMode {
     device: &'static Device,
     before: c_int,
 }
 
-impl Drop for RestoredMode {
+impl Drop for RestoredCaptureMode {
     fn drop(&mut self) {
         if let Err(error) = self.device.exchange_capture_mode(self.before) {
             tracing::debug!(%error, "the thread keeps another capture mode");

@@ -89,7 +89,7 @@ impl DriverTable {
 
     /// The driver's texts for a code.
     pub(crate) fn error(&self, call: &'static str, code: c_int) -> GpuError {
-        crate::error::note(code);
+        crate::error::remember_if_sticky(code);
         let (mut name, mut text) = (null(), null());
         // SAFETY: places for two constant strings, which stay null for codes that this driver does not know.
         let texts = unsafe {

@@ -108,8 +108,8 @@ impl GpuError {
 /// A call has failed because the context is lost.
 static CONTEXT_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Keep in mind what a code means for the process.
-pub(crate) fn note(code: i32) {
+/// Have [`context_is_lost`] say so from now on, if that is what a code means.
+pub(crate) fn remember_if_sticky(code: i32) {
     if is_sticky(code) {
         CONTEXT_LOST.store(true, Ordering::Relaxed);
     }

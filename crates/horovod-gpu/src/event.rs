@@ -76,7 +76,7 @@ impl Event {
 
     /// Whether all work before it is done.
     pub fn has_passed(&self) -> Result<bool, GpuError> {
-        self.device.undisturbing(|| {
+        self.device.entered_relaxed(|| {
             let driver = self.device.driver();
             // SAFETY: an event that exists.
             let code = unsafe { (driver.table.event_query)(self.raw.0) };
@@ -96,7 +96,7 @@ impl Event {
 
     /// Blocks until it has passed.
     pub fn wait(&self) -> Result<(), GpuError> {
-        self.device.undisturbing(|| {
+        self.device.entered_relaxed(|| {
             let driver = self.device.driver();
             // SAFETY: an event that exists.
             let code = unsafe { (driver.table.event_synchronize)(self.raw.0) };

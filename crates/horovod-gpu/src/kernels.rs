@@ -104,7 +104,7 @@ struct CopyTable {
 
 impl Kernels {
     pub(crate) fn load(device: &'static Device) -> Result<Self, GpuError> {
-        device.undisturbing(|| {
+        device.entered_relaxed(|| {
             let driver = device.driver();
             let mut module = null_mut();
             // SAFETY: text that ends with NUL, and a place for one handle.

@@ -40,7 +40,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let result = self.device.undisturbing(|| {
+        let result = self.device.entered_relaxed(|| {
             let driver = self.device.driver();
             // SAFETY: ours. Whoever used it in another stream has ordered that before.
             let code = unsafe {
@@ -89,7 +89,7 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        let result = self.device.undisturbing(|| {
+        let result = self.device.entered_relaxed(|| {
             let driver = self.device.driver();
             // SAFETY: ours; the driver waits for copies that use it.
             let code = unsafe { (driver.table.mem_free_host)(self.start.as_ptr().cast()) };
@@ -104,7 +104,7 @@ impl Drop for PinnedMemory {
 impl Device {
     /// Memory that no stream owns. The call may wait for the device: for set-up.
     pub fn allocate(&'static self, bytes: usize) -> Result<DeviceMemory, GpuError> {
-        self.undisturbing(|| {
+        self.entered_relaxed(|| {
             let mut address = 0;
             // SAFETY: writes one address. A length of 0 is an error of the driver's.
             let code = unsafe { (self.driver().table.mem_alloc)(&raw mut address, bytes.max(1)) };
@@ -150,7 +150,7 @@ impl Device {
 
     /// Pinned memory of the host. The call may wait for the device: for set-up.
     pub fn allocate_pinned(&'static self, bytes: usize) -> Result<PinnedMemory, GpuError> {
-        self.undisturbing(|| {
+        self.entered_relaxed(|| {
             let mut start: *mut c_void = null_mut();
             // SAFETY: writes one address.
             let code = unsafe {

@@ -44,7 +44,7 @@ impl Stream {
     /// Whether all its work is done.
     pub fn is_idle(&self) -> Result<bool, GpuError> {
         let device = self.0.device;
-        device.undisturbing(|| {
+        device.entered_relaxed(|| {
             // SAFETY: a stream that exists.
             let code = unsafe { (device.driver().table.stream_query)(self.0.raw.0) };
             device.driver().ready("cuStreamQuery", code)
@@ -54,7 +54,7 @@ impl Stream {
     /// Blocks until all its work is done.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         let device = self.0.device;
-        device.undisturbing(|| {
+        device.entered_relaxed(|| {
             // SAFETY: a stream that exists.
             let code = unsafe { (device.driver().table.stream_synchronize)(self.0.raw.0) };
             device.driver().checked("cuStreamSynchronize", code)

@@ -21,9 +21,9 @@ pub enum WorkerAction {
         /// As given to [`crate::Coordinator::announce_tuning`].
         values: Arc<[u64]>,
     },
-    /// A process set is gone: no execution after this is of it, and its id may be another's. Every rank gets it at the
+    /// A process set was removed: no execution after this is of it, and its id may be another's. Every rank gets it at the
     /// same place of the order, member or not.
-    SetGone(ProcessSetId),
+    SetRemoved(ProcessSetId),
     /// An operation ended without data.
     Complete(EntryId, Result<Completion, OpError>),
     /// All ranks have stopped (or are gone while stopping): links may be closed. The last action.

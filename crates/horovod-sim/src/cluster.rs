@@ -406,7 +406,7 @@ impl<'a> Cluster<'a> {
                 let values = values.to_vec();
                 self.trace.events.push(Event::Tuned { rank, seq, values });
             }
-            WorkerAction::SetGone(_) => {}
+            WorkerAction::SetRemoved(_) => {}
             WorkerAction::Complete(entry, result) => {
                 self.ended(rank, entry, End::Completed(result));
             }

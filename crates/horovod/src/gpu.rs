@@ -82,7 +82,7 @@ impl Ready {
 /// No driver, no such device, or a forked child.
 pub fn on_device<T>(ordinal: i32, body: impl FnOnce() -> T) -> Result<T, Error> {
     let device = horovod_gpu::driver()?.device(ordinal)?;
-    Ok(device.undisturbing(|| Ok(body()))?)
+    Ok(device.entered_relaxed(|| Ok(body()))?)
 }
 
 /// A number in a GPU's memory, as it is when `ready` has passed, for which the host waits.

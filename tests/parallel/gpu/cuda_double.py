@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -23,12 +22,12 @@ from double_streams import (
     count,
     current_stream,
     device,
+    is_own_process,
     library,
     stream,
 )
 from torch.overrides import TorchFunctionMode
 
-_process = os.getpid()
 _int, _pointer = ctypes.c_int, ctypes.c_void_p
 
 torch.cuda.current_stream = current_stream
@@ -58,7 +57,7 @@ _devices: dict[int, int] = {}
 def _free(address: int, allocated_on: Stream) -> None:
     # As PyTorch's allocator: what is allocated next on the same stream may have it.
     _devices.pop(address, None)
-    if os.getpid() == _process:
+    if is_own_process():
         call_double("double_free_on", address, allocated_on.cuda_stream)
 
 

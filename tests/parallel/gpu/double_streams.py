@@ -34,6 +34,11 @@ for _name, _result, _arguments in (
     _function.restype, _function.argtypes = _result, _arguments
 
 
+def is_own_process() -> bool:
+    """Whether this is no forked child, which cannot use the double."""
+    return os.getpid() == _process
+
+
 def number_of_gpus() -> int:
     """How many this process sees; `environments.json` says it to the double."""
     return 4
@@ -89,7 +94,7 @@ class Stream:
 
 def call_double(name: str, *arguments: Any) -> None:
     """Call a function of the double's own, which must succeed."""
-    if os.getpid() != _process:
+    if not is_own_process():
         # Where PyTorch refuses, the double would wait for a lock that nobody holds any more.
         raise RuntimeError("CUDA cannot be used in a forked process")
     code = getattr(library, name)(*arguments)

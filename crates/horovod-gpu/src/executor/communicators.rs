@@ -24,8 +24,8 @@ const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Communicators {
     /// By group; members have them in one order, though under different numbers.
     made: BTreeMap<u64, Communicator>,
-    /// Of groups that are over, until the other members end them, too.
-    leaving: Vec<Communicator>,
+    /// Of groups that were removed, until the other members have finalized them, too.
+    finalizing: Vec<Communicator>,
 }
 
 /// Why a wait for NCCL has ended in vain.
@@ -67,38 +67,38 @@ impl Communicators {
         Ok(())
     }
 
-    /// End the communicator of a group that is over, and of which nothing is on the device any more, as all its members do;
-    /// [`Self::see_off`] brings that to its end. Versions in which that could block keep it.
-    pub(super) fn leave(&mut self, key: u64) {
+    /// Finalize the communicator of a group that was removed, and of which nothing is on the device any more, as all its members do;
+    /// [`Self::destroy_finalized`] brings that to its end. Versions in which that could block keep it.
+    pub(super) fn finalize_group(&mut self, key: u64) {
         let may_block = |nccl: &Nccl| needs_blocking(nccl) || !nccl.ends_in_groups();
         if nccl().map_or(true, may_block) {
             return;
         }
         if let Some(communicator) = self.made.remove(&key) {
             match communicator.finalize() {
-                Ok(_) => self.leaving.push(communicator),
-                Err(error) => give_up(communicator, &error),
+                Ok(_) => self.finalizing.push(communicator),
+                Err(error) => abort_one(communicator, &error),
             }
         }
     }
 
-    /// Whether some are on their way to the end.
-    pub(super) fn are_leaving(&self) -> bool {
-        !self.leaving.is_empty()
+    /// Whether some are being finalized.
+    pub(super) fn are_finalizing(&self) -> bool {
+        !self.finalizing.is_empty()
     }
 
-    /// End those that all members are done with.
-    pub(super) fn see_off(&mut self) {
-        for communicator in std::mem::take(&mut self.leaving) {
+    /// Destroy those that all members have finalized.
+    pub(super) fn destroy_finalized(&mut self) {
+        for communicator in std::mem::take(&mut self.finalizing) {
             match communicator.progress() {
-                Ok(Progress::InProgress) => self.leaving.push(communicator),
+                Ok(Progress::InProgress) => self.finalizing.push(communicator),
                 Ok(Progress::Done) => {
                     let ended = nccl().and_then(|nccl| nccl.destroy_all(vec![communicator]));
                     if let Err(error) = ended {
                         tracing::debug!("while a communicator of NCCL was ended: {error}");
                     }
                 }
-                Err(error) => give_up(communicator, &error),
+                Err(error) => abort_one(communicator, &error),
             }
         }
     }
@@ -114,15 +114,15 @@ impl Communicators {
 
     fn take_all(&mut self) -> Vec<Communicator> {
         let made = std::mem::take(&mut self.made).into_values();
-        made.chain(self.leaving.drain(..)).collect()
+        made.chain(self.finalizing.drain(..)).collect()
     }
 
     /// End them together with the other members, who do the same; those that do not come are not waited for for long.
     pub(super) fn destroy(&mut self) -> Result<(), GpuError> {
-        if self.made.is_empty() && self.leaving.is_empty() {
+        if self.made.is_empty() && self.finalizing.is_empty() {
             return Ok(());
         }
-        let finalized = self.finalize();
+        let finalized = self.finalize_all();
         if finalized.is_err() {
             return finalized.and(self.abort());
         }
@@ -130,12 +130,12 @@ impl Communicators {
     }
 
     /// All at once: each waits for its members, who may be at another one.
-    fn finalize(&self) -> Result<(), GpuError> {
+    fn finalize_all(&self) -> Result<(), GpuError> {
         let deadline = Instant::now() + FINALIZE_TIMEOUT;
         for communicator in self.made.values() {
             let _ = communicator.finalize()?;
         }
-        let mut left: Vec<_> = self.made.values().chain(&self.leaving).collect();
+        let mut left: Vec<_> = self.made.values().chain(&self.finalizing).collect();
         let mut nap = NAP;
         loop {
             let mut go_on = Vec::new();
@@ -158,7 +158,7 @@ impl Communicators {
 }
 
 /// End one that nobody needs any more and that does not end well: what has happened to its other members shows elsewhere.
-fn give_up(communicator: Communicator, why: &GpuError) {
+fn abort_one(communicator: Communicator, why: &GpuError) {
     tracing::debug!("a communicator of NCCL does not end in good order: {why}");
     if let Err(error) = nccl().and_then(|nccl| nccl.abort_all(vec![communicator])) {
         tracing::debug!("{error}");

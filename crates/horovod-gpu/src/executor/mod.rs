@@ -79,7 +79,7 @@ struct ExecutorState {
 struct Queue {
     work: VecDeque<(Work, Arc<Mutex<State>>)>,
     /// Keys of groups of which no more work will come.
-    over: Vec<u64>,
+    removed_groups: Vec<u64>,
     state: QueueState,
     /// Of what was queued last.
     last: Option<u64>,
@@ -267,8 +267,8 @@ impl Executor {
 
     /// No more work comes of the group with this key: its communicator ends when what there is of it has ended. All
     /// members say so at the same place in the order of their work.
-    pub fn leave(&self, key: u64) {
-        self.shared.lock().over.push(key);
+    pub fn remove_group(&self, key: u64) {
+        self.shared.lock().removed_groups.push(key);
         self.shared.changed.notify_one();
     }
 

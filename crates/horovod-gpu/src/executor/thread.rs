@@ -62,8 +62,8 @@ struct OnDevice {
 /// What is to be done next.
 enum Next {
     Launch(Work, Arc<Mutex<State>>),
-    /// This group is over.
-    Leave(u64),
+    /// The communicator of this group, which was removed.
+    Finalize(u64),
     Abort(Arc<str>),
     Look,
     Close,
@@ -105,9 +105,9 @@ impl GpuThread {
                     let aborted = WorkError::Aborted(cause);
                     self.end_all(self.over.clone().unwrap_or(aborted));
                 }
-                Next::Leave(key) => {
+                Next::Finalize(key) => {
                     self.nap = NAP;
-                    self.communicators.leave(key);
+                    self.communicators.finalize_group(key);
                 }
                 Next::Look => {}
                 Next::Close => return self.close(),
@@ -132,8 +132,8 @@ impl GpuThread {
             {
                 return Next::Abort(cause.clone());
             }
-            if let Some(key) = self.take_group_that_is_over(&mut queue) {
-                return Next::Leave(key);
+            if let Some(key) = self.take_removed_group(&mut queue) {
+                return Next::Finalize(key);
             }
             if let Some((work, state)) = queue.work.pop_front() {
                 queue.launching = Some(Front {
@@ -150,7 +150,7 @@ impl GpuThread {
             {
                 return Next::Close;
             }
-            if self.on_device.is_empty() && !self.communicators.are_leaving() {
+            if self.on_device.is_empty() && !self.communicators.are_finalizing() {
                 let woken = shared.changed.wait(queue);
                 queue = woken.unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -165,8 +165,8 @@ impl GpuThread {
         }
     }
 
-    /// A group of which there is no work any more.
-    fn take_group_that_is_over(&self, queue: &mut Queue) -> Option<u64> {
+    /// A removed group of which there is no work any more.
+    fn take_removed_group(&self, queue: &mut Queue) -> Option<u64> {
         let is_in_use = |key: u64| {
             let queued = queue
                 .work
@@ -178,8 +178,11 @@ impl GpuThread {
                 .chain(on_device)
                 .any(|used| used == key)
         };
-        let at = queue.over.iter().position(|key| !is_in_use(*key))?;
-        Some(queue.over.swap_remove(at))
+        let at = queue
+            .removed_groups
+            .iter()
+            .position(|key| !is_in_use(*key))?;
+        Some(queue.removed_groups.swap_remove(at))
     }
 
     fn is_aborted(&self) -> bool {
@@ -330,7 +333,7 @@ impl GpuThread {
                 Err(error) => return self.fail(&error),
             }
         }
-        self.communicators.see_off();
+        self.communicators.destroy_finalized();
         let now = Instant::now();
         if !self.on_device.is_empty() && now.duration_since(self.checked) >= CHECK_EVERY {
             self.checked = now;

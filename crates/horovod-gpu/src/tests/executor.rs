@@ -118,7 +118,12 @@ fn is_known_before_the_abort_ends(failing: &Failing) {
     let gate = double.gate(double.stream(0));
     let mut id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
     id[0] ^= u8::from(failing.is_unknown);
-    let executor = start_with(device, Duration::from_millis(20), Duration::from_secs(60));
+    // Members that come have time to.
+    let rendezvous = match failing.others {
+        0 => Duration::from_secs(60),
+        _ => Duration::from_millis(20),
+    };
+    let executor = start_with(device, rendezvous, Duration::from_secs(60));
     let group = group(1, id, 1 + failing.others, 0);
     let launch = sum(&executor, &group, memory, &ready);
     let failure = loop {

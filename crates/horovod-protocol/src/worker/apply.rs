@@ -404,7 +404,7 @@ impl Worker {
             .ok_or("removed an unknown process set")?;
         self.sets.remove(&id);
         self.fail_pending(&OpError::SetRemoved, Some(id));
-        self.actions.push_back(WorkerAction::SetGone(id));
+        self.actions.push_back(WorkerAction::SetRemoved(id));
         let gone: Vec<usize> = self
             .entries
             .iter()

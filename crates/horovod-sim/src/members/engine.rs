@@ -472,7 +472,7 @@ impl World {
                     self.goes_after_end(worker);
                 }
             }
-            WorkerAction::Tuned { .. } | WorkerAction::SetGone(_) => {}
+            WorkerAction::Tuned { .. } | WorkerAction::SetRemoved(_) => {}
             WorkerAction::ShutDown { .. } => {
                 engine.stopped = true;
                 self.goes_after_end(worker);

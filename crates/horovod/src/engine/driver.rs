@@ -435,9 +435,9 @@ impl Pump {
                 let result = result.map(OpResult::plain).map_err(Error::from);
                 self.shared.handles.complete([(Handle(id.0), result)]);
             }
-            WorkerAction::SetGone(set) => {
+            WorkerAction::SetRemoved(set) => {
                 let after = self.ready.back().map(|execution| execution.seq);
-                self.gone_sets.push_back((after, set));
+                self.removed_sets.push_back((after, set));
             }
             WorkerAction::Tuned { seq, values } => self.announced.push_back((seq, values)),
             WorkerAction::ShutDown { .. } => self.stopped = true,

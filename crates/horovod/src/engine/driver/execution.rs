@@ -122,7 +122,7 @@ impl Driver {
         if let Some(task) = &mut self.parked {
             return task.look(self.pump.dead.is_some());
         }
-        self.forget_gone_sets();
+        self.forget_removed_sets();
         let Some(execution) = self.pump.ready.front() else {
             return Front::Nothing;
         };
@@ -141,8 +141,8 @@ impl Driver {
 
     /// What the members of a removed set have agreed on ends at its place in the order: on every rank, for those who come
     /// under its id are others, or agree anew.
-    fn forget_gone_sets(&mut self) {
-        while let Some((after, set)) = self.pump.gone_sets.front() {
+    fn forget_removed_sets(&mut self) {
+        while let Some((after, set)) = self.pump.removed_sets.front() {
             let next = self.pump.ready.front().map(|execution| execution.seq);
             if after.is_some_and(|after| next.is_some_and(|next| next <= after)) {
                 return;
@@ -151,7 +151,7 @@ impl Driver {
             for (_, backend) in &mut self.devices {
                 backend.forget(*set);
             }
-            self.pump.gone_sets.pop_front();
+            self.pump.removed_sets.pop_front();
         }
     }
 

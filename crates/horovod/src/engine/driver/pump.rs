@@ -43,7 +43,7 @@ pub(super) struct Pump {
     pub(super) has_ready_events: bool,
     pub(super) announced: Announced,
     /// Process sets that were removed, each after this execution, if that has not begun.
-    pub(super) gone_sets: VecDeque<(Option<Seq>, ProcessSetId)>,
+    pub(super) removed_sets: VecDeque<(Option<Seq>, ProcessSetId)>,
     /// A peer that is gone, until the launcher's word or the deadline.
     pub(super) lost: Option<Suspect>,
     /// The generation is over; why.
@@ -131,7 +131,7 @@ impl Pump {
             ready: VecDeque::new(),
             has_ready_events: false,
             announced: Announced::new(),
-            gone_sets: VecDeque::new(),
+            removed_sets: VecDeque::new(),
             lost: None,
             dead: None,
             stopped: false,

@@ -244,7 +244,7 @@ impl Backend for Gpu {
     fn forget(&mut self, set: ProcessSetId) {
         let group = self.routes.remove(&set).and_then(|agreed| agreed.group);
         if let (Some(group), Some(executor)) = (group, &self.executor) {
-            executor.leave(group.key);
+            executor.remove_group(group.key);
         }
     }
 
