@@ -1,12 +1,14 @@
-"""The primitive of foreign calls: results that take their operands' memory, and programs for GPUs with a fixed order.
+"""The primitive of foreign calls: results that take their operands' memory, and programs with a fixed order.
 
 `jax.ffi.ffi_call` is told which operands to work on in place when it is traced. Only the lowered program tells which of
 its arguments are donated; the others XLA would copy first, one more pass over both memories. What is said here decides
 about copies alone: XLA never lets a call write where somebody else still reads.
 
 On a GPU a call waits for the other ranks before the next one begins, so all ranks must make a program's calls in one
-order. XLA orders what is independent by itself, for each process anew: by what it has measured there of kernels, too.
-So in programs for CUDA each call has one operand more, a result of the call before it, which the core passes over.
+order. So they must on the CPU where XLA runs a program's parts one after the other: short ones, and those with small
+arrays only. XLA orders what is independent by itself, for each process anew: by what else the program computes, by what
+is donated, by what it has measured of kernels. So each call has one operand more, a result of the call before it, which
+the core passes over.
 """
 
 import weakref
@@ -22,9 +24,6 @@ from jax.interpreters import batching, mlir
 from jaxlib.mlir import ir
 
 Shapes = tuple[tuple[int, ...], ...]
-
-# Platforms on whose devices all ranks have to make a program's calls in one order.
-_IN_ORDER = {"cuda"}
 
 _foreign: Any = Primitive("horovod_foreign_call")
 _foreign.multiple_results = True
@@ -78,8 +77,6 @@ def _lower(
         aliases = {i: i for i, operand in enumerate(operands) if not _is_kept(operand)}
     rule = jax.ffi.ffi_lowering(target, operand_output_aliases=aliases)
     given = dict(attributes)
-    if _IN_ORDER.isdisjoint(context.module_context.platforms):
-        return rule(context, *operands, **given)
     block = ir.InsertionPoint.current.block
     calls = _last_calls.setdefault(context.module_context.module, [])
     before = next((results for at, results in reversed(calls) if at == block), None)

@@ -6,8 +6,10 @@ core's handler that JAX uses too, one for the CPU and one for NVIDIA's GPUs. Sha
 traced.
 
 On a GPU a call waits for the other ranks before the next one begins, so all ranks must make a program's calls in one
-order. XLA orders what is independent by itself, for each process anew: by what it has measured there of kernels, too.
-So where there is a GPU each call has one operand more, a result of the call before it, which the core passes over.
+order. So they must on the CPU where XLA runs a program's parts one after the other: short ones, and those with small
+tensors only. XLA orders what is independent by itself, for each process anew: by what else the program computes, by
+which variables it assigns, by what it has measured of kernels. So each call has one operand more, a result of the call
+before it, which the core passes over.
 """
 
 import ctypes
@@ -179,7 +181,7 @@ def _call(
         operands.append(name.site)
         args.append("tensor<i64>")
         attributes = attributes | {"has_call_site": "1 : i32"}
-    before = _call_before() if _has_gpus() else None
+    before = _call_before()
     if before is not None:
         operands.append(before)
         args.append(_type(kind, tuple(before.shape.as_list()), before.dtype))
@@ -201,10 +203,6 @@ def _call(
 
 # A result of the last call in each graph that is being traced, by name: a tensor would keep its graph.
 _last_calls: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
-
-
-def _has_gpus() -> bool:
-    return bool(tf.config.list_logical_devices("GPU"))
 
 
 def _call_before() -> Any:

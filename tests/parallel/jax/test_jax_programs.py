@@ -1,6 +1,7 @@
 """`horovod.jax` inside of JAX's transformations: gradients, scans, batches, names, donated memory, large programs."""
 
 import ctypes
+import re
 from pathlib import Path
 
 import jax
@@ -202,8 +203,8 @@ def test_arguments_that_are_not_donated_keep_their_values():
     assert np.array_equal(x, np.full((512, 512), mine)), "an argument was changed"
 
 
-def test_many_operations_in_a_program_that_runs_them_in_any_order():
-    # Large buffers: XLA runs what is independent at the same time.
+def test_many_operations_in_a_program_whose_parts_run_at_the_same_time():
+    # Large buffers: XLA begins what is independent on all its threads.
     def many(xs):
         return [hvd.allreduce(x @ x, op=hvd.Sum) for x in xs]
 
@@ -212,6 +213,25 @@ def test_many_operations_in_a_program_that_runs_them_in_any_order():
     for _ in range(3):
         for i, result in enumerate(compiled(xs)):
             assert np.array_equal(result, np.full((128, 128), SIZE * 128 * (i + 1.0) ** 2))
+
+
+def test_calls_keep_the_order_of_the_script_whatever_else_a_rank_computes():
+    """XLA runs short programs' parts one after the other: ranks with another order would wait for each other."""
+
+    def program(loss, w, is_first):
+        reduced = [hvd.allreduce(loss, name="loss"), hvd.allreduce(jnp.sin(w), name="weights")]
+        return [*reduced, jnp.mean(loss * 2)] if is_first else reduced
+
+    def order(is_first):
+        compiled = jax.jit(program, donate_argnums=0, static_argnums=2)
+        text = compiled.lower(jnp.ones(()), jnp.ones(3), is_first).compile().as_text()
+        return re.findall(r'name = "(\w+)"', text)
+
+    assert order(True) == order(False) == ["loss", "weights"]
+    mine = jax.jit(program, donate_argnums=0, static_argnums=2)
+    loss, weights, *_ = mine(jnp.full((), RANK + 1.0), jnp.ones(3), RANK == 0)
+    assert loss == (SIZE + 1) / 2
+    assert np.allclose(weights, np.sin(np.ones(3)))
 
 
 def test_programs_that_are_started_one_after_the_other_without_waiting():
