@@ -72,6 +72,12 @@ def _lower(
     shapes: Shapes | None,
     attributes: tuple[tuple[str, Any], ...],
 ) -> Any:
+    if (devices := _local_devices(context.module_context.axis_context)) > 1:
+        raise ValueError(
+            f"{target.removeprefix('horovod_xla_')} in a program for {devices} devices of one rank (arrays that are "
+            "sharded over them, shard_map, pmap): each device would make the call, and values of different devices be "
+            "mixed up. Start one rank for each device, or call it outside of this program."
+        )
     aliases = {}
     if shapes is None:
         aliases = {i: i for i, operand in enumerate(operands) if not _is_kept(operand)}
@@ -91,6 +97,17 @@ def _lower(
     calls[:] = [(at, its) for at, its in calls if at != block]
     calls.append((block, results))
     return results
+
+
+def _local_devices(axes: Any) -> int:
+    """On how many devices of this process the program that is being lowered runs."""
+    if hasattr(axes, "mesh"):
+        known, count = getattr(axes.mesh, "_flat_devices_tuple", None), axes.mesh.size
+    else:
+        known, count = getattr(axes, "device_assignment", None), getattr(axes, "num_devices", 1)
+    if known:
+        return sum(device.process_index == jax.process_index() for device in known)
+    return int(count)
 
 
 def _is_made_of(values: list[Any], value: Any) -> bool:

@@ -127,6 +127,20 @@ def test_a_function_that_is_traced_once_and_used_twice_is_refused():
     assert np.allclose(jax.jit(lambda x: plain(x) + plain(x * 2))(jnp.ones(3)), 3 * SIZE)
 
 
+@pytest.mark.parametrize("shared_out", ["by the function", "by XLA"])
+def test_programs_for_several_devices_of_a_rank_are_refused(shared_out):
+    """Each device would make the call: the first of this rank could get what the second of another one has."""
+    mesh = jax.sharding.AbstractMesh((2,), ("device",))
+    spec = jax.sharding.PartitionSpec("device")
+    program = hvd.allreduce
+    if shared_out == "by the function":
+        program = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    operand = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+    traced = jax.jit(program).trace(operand)
+    with pytest.raises(ValueError, match="allreduce in a program for 2 devices of one rank"):
+        traced.lower(lowering_platforms=("cpu",))
+
+
 def test_donated_operands_are_worked_on_in_place():
     step = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum), donate_argnums=0)
     x = jnp.ones((512, 512)) + 0
