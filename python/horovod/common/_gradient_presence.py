@@ -107,6 +107,11 @@ class GradientPresence:
         ends = [_HEADER + row * self._count for row in range(ROWS + 1)]
         return [largest[start:end] for start, end in pairwise(ends)]
 
+    def sent_by_all(self, announcement: Announcement) -> bytearray:
+        """How often each gradient was sent, of an announcement in which all ranks told the same."""
+        start = _HEADER + SENT * self._count
+        return announcement.mine[start : start + self._count]
+
     def _header(self) -> bytearray:
         numbers = (self._steps & _LIMIT, self._drops & _LIMIT, self._digest)
         place = [byte for number in numbers for byte in (number, _LIMIT - number)]

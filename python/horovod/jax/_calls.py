@@ -30,8 +30,8 @@ class Options:
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
-    at_one_place: bool = False
-    """Whether it is refused where its name stands at several places of a program, which XLA may run in any order."""
+    is_recomputed: bool = False
+    """Whether the call is in a function of `jax.checkpoint`."""
     is_nested: bool = False
     """Whether the call is in a function inside a program: a branch, a loop, an inner `jit`."""
 
@@ -81,6 +81,8 @@ def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
     _register()
     _core.size()  # the well-known error before init
     results = [_result(kind, options, operand) for operand in operands]
+    # Where a name at several places of a program is refused; `_foreign_calls` knows where it is in order.
+    checked = {} if options.is_recomputed else {"is_unordered": np.int32(1)}
     outputs = _foreign_calls.call(
         kind.target,
         None if kind.rows is None else tuple(tuple(result.shape) for result in results),
@@ -92,7 +94,7 @@ def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
         postscale=np.float64(options.postscale),
         process_set=np.int32(options.process_set.process_set_id or 0),
         root=np.int32(options.root),
-        at_one_place=np.int32(options.at_one_place),
+        **checked,
     )
     return tuple(outputs)
 

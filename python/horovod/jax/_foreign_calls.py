@@ -1,20 +1,23 @@
-"""The primitive of foreign calls: results that take their operands' memory, and programs for GPUs with a fixed order.
+"""The primitive of foreign calls: results that take their operands' memory, and programs with a fixed order.
 
 `jax.ffi.ffi_call` is told which operands to work on in place when it is traced. Only the lowered program tells which of
 its arguments are donated; the others XLA would copy first, one more pass over both memories. What is said here decides
 about copies alone: XLA never lets a call write where somebody else still reads.
 
 On a GPU a call waits for the other ranks before the next one begins, so all ranks must make a program's calls in one
-order. XLA orders what is independent by itself, for each process anew: by what it has measured there of kernels, too.
-So in programs for CUDA each call has one operand more, a result of the call before it, which the core passes over.
+order. So they must on the CPU where XLA runs a program's parts one after the other: short ones, and those with small
+arrays only. XLA orders what is independent by itself, for each process anew: by what else the program computes, by what
+is donated, by what it has measured of kernels. So each call has one operand more, a result of the call before it, which
+the core passes over.
 
-That ends at the borders of functions inside a program: of branches, loops, an inner `jit`. There calls have an ordered
-effect, for which JAX hands a token from each function to the next; all other calls of such a program take the token,
-too. Not every call has the effect, because JAX starts programs that have one more slowly (the time of `jit`'s Python
-path: 4 ms instead of 0.2 ms for 160 arrays on one machine).
+That ends at the borders of functions inside a program: of branches, loops, an inner `jit`. On GPUs calls there have an
+ordered effect, for which JAX hands a token from each function to the next; all other calls of such a program take the
+token, too. JAX starts programs that have an effect more slowly, from Python (4 ms instead of 0.2 ms for 160 arrays on
+one machine), so other calls have none. On CPUs it must be asked for: there equal programs have equal orders.
 """
 
 import logging
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -32,10 +35,6 @@ _log = logging.getLogger("horovod")
 
 Shapes = tuple[tuple[int, ...], ...]
 
-# Platforms on whose devices all ranks have to make a program's calls in one order, and JAX's names of their backends.
-_IN_ORDER = {"cuda"}
-_BACKENDS = {"gpu": "cuda"}
-
 
 class _Order(effects.Effect):
     """What calls do in functions inside of programs, so that JAX keeps them in the script's order."""
@@ -51,6 +50,7 @@ for _kinds in (
     effects.control_flow_allowed_effects,
     effects.custom_derivatives_allowed_effects,
     effects.remat_allowed_effects,
+    effects.shardable_ordered_effects,  # refused with better words
 ):
     _kinds.add_type(_Order)
 
@@ -77,16 +77,16 @@ def call(
         *arrays,
         target=target,
         shapes=shapes,
-        has_effect=is_nested and _are_in_order(),
+        has_effect=is_nested and _is_order_kept_inside(),
         attributes=tuple(attributes.items()),
     )
     return results
 
 
-def _are_in_order() -> bool:
-    """Whether programs that are traced now may be for a device on which calls have to be in one order."""
-    backend = jax.default_backend()
-    return _BACKENDS.get(backend, backend) in _IN_ORDER
+def _is_order_kept_inside() -> bool:
+    """Whether calls in functions inside a program, which is traced now, are ordered among those of all others."""
+    asked = os.environ.get("HOROVOD_JAX_ORDERED_CALLS", "").strip().lower()
+    return asked in {"1", "true", "yes", "on"} or jax.default_backend() != "cpu"
 
 
 def _results(
@@ -117,7 +117,13 @@ def _lower(
     has_effect: bool,
     attributes: tuple[tuple[str, Any], ...],
 ) -> Any:
-    given = dict(attributes)
+    if (devices := _local_devices(context.module_context.axis_context)) > 1:
+        raise ValueError(
+            f"{target.removeprefix('horovod_xla_')} in a program for {devices} devices of one rank (arrays that are "
+            "sharded over them, shard_map, pmap): each device would make the call, and values of different devices be "
+            "mixed up. Start one rank for each device, or call it outside of this program."
+        )
+    given: dict[str, Any] = dict(attributes)
     token = context.tokens_in.get(_order) if _order in context.tokens_in.effects() else None
     # A token comes before the operands, and before the results.
     first = 0 if token is None else 1
@@ -126,9 +132,10 @@ def _lower(
         kept = [_is_kept(operand) for operand in operands]
         aliases = {first + i: first + i for i in range(len(operands)) if not kept[i]}
     rule = jax.ffi.ffi_lowering(target, operand_output_aliases=aliases)
+    block = ir.InsertionPoint.current.block
+    if "is_unordered" in given and (token is not None or _is_program(block)):
+        given["is_unordered"] = np.int32(0)
     if token is not None:
-        # Several places are in order, too.
-        given["at_one_place"] = np.int32(0)
         with_token = context.replace(
             avals_in=[core.abstract_token, *context.avals_in],
             avals_out=[core.abstract_token, *context.avals_out],
@@ -137,9 +144,6 @@ def _lower(
         tokens = mlir.TokenSet({_order: token})
         context.set_tokens_out(context.tokens_in.update_tokens(tokens))
         return results
-    if _IN_ORDER.isdisjoint(context.module_context.platforms):
-        return rule(context, *operands, **given)
-    block = ir.InsertionPoint.current.block
     calls = _last_calls.setdefault(context.module_context.module, [])
     before = next((results for at, results in reversed(calls) if at == block), None)
     if before is not None and not any(_is_made_of(before, operand) for operand in operands):
@@ -151,7 +155,7 @@ def _lower(
         operands, given = (*operands, after), given | {"after": np.int32(1)}
     results = list(rule(context, *operands, **given))
     others = [(at, its) for at, its in calls if at != block]
-    if len(calls) == len(others) == 1:
+    if len(calls) == len(others) == 1 and _is_order_kept_inside():
         _log.warning(
             "A compiled program has operations of Horovod in several functions, one of which JAX had compiled alone "
             "before: nothing orders them (here %s), so ranks may wait for each other for ever. Use that function only "
@@ -160,6 +164,17 @@ def _lower(
         )
     calls[:] = [*others, (block, results)]
     return results
+
+
+def _local_devices(axes: Any) -> int:
+    """On how many devices of this process the program that is being lowered runs."""
+    if hasattr(axes, "mesh"):
+        known, count = getattr(axes.mesh, "_flat_devices_tuple", None), axes.mesh.size
+    else:
+        known, count = getattr(axes, "device_assignment", None), getattr(axes, "num_devices", 1)
+    if known:
+        return sum(device.process_index == jax.process_index() for device in known)
+    return int(count)
 
 
 def _is_made_of(values: list[Any], value: Any) -> bool:
@@ -181,15 +196,21 @@ def _size_to_keep(value: Any) -> tuple[bool, int]:
     return size == 0, size
 
 
+def _is_program(block: Any) -> bool:
+    """Whether it is the whole program, not a function in it."""
+    function = block.owner.operation
+    if function.name != "func.func" or "sym_visibility" not in function.attributes:
+        return False
+    return bool(function.attributes["sym_visibility"] == ir.StringAttr.get("public"))
+
+
 def _is_kept(operand: Any) -> bool:
     """Whether it is an argument of the whole program that the caller does not donate."""
     block = operand.owner
-    if not isinstance(block, ir.Block):
+    if not isinstance(block, ir.Block) or not _is_program(block):
         return False
     function: Any = block.owner.operation
-    if function.name != "func.func" or "arg_attrs" not in function.attributes:
-        return False
-    if function.attributes["sym_visibility"] != ir.StringAttr.get("public"):
+    if "arg_attrs" not in function.attributes:
         return False
     given = function.attributes["arg_attrs"][ir.BlockArgument(operand).arg_number]
     return not ("jax.buffer_donor" in given or "tf.aliasing_output" in given)
@@ -206,7 +227,7 @@ def _batch(
     ]
     if shapes is None:
         return _foreign.bind(*batched, shapes=None, **params), [0] * len(batched)
-    params["has_effect"] = _are_in_order()
+    params["has_effect"] = _is_order_kept_inside()
     bind = partial(_foreign.bind, shapes=shapes, **params)
     return jax.lax.map(lambda xs: bind(*xs), batched), [0] * len(batched)
 

@@ -335,7 +335,7 @@ def _named(options: Options, operands: Arrays) -> Options:
     return replace(
         options,
         name=name,
-        at_one_place=not _names.is_recomputed(),
+        is_recomputed=_names.is_recomputed(),
         is_nested=_names.is_nested(),
     )
 

@@ -1,8 +1,10 @@
 """What comes before a call in the program that XLA compiles: of each graph, a tensor that needs the graph's last call.
 
 On a GPU a call waits for the other ranks before the next one begins, so all ranks must make a program's calls in one
-order. XLA orders what is independent by itself, for each process anew: by what it has measured there of kernels, too.
-So where there is a GPU each call has one operand more, for which the core has no use: a result of the call before it.
+order. So they must on the CPU where XLA runs a program's parts one after the other: short ones, and those with small
+tensors only. XLA orders what is independent by itself, for each process anew: by what else the program computes, by
+which variables it assigns, by what it has measured of kernels. So each call has one operand more, for which the core
+has no use: a result of the call before it.
 
 The call before may be in a function that the graph calls, a branch or a loop; then it is a result of that which is
 computed from a call's, or a variable that is assigned such a value there. A call in such a function needs what comes
@@ -35,8 +37,6 @@ def before() -> Any:
 
     It has at least one element, but for results of calls that have none.
     """
-    if not _has_gpus():
-        return None
     graph = _ops.get_default_graph()
     while True:
         tensor = _last_of(graph)
@@ -60,10 +60,6 @@ def zero_after(tensor: Any) -> Any:
         byte = tf.cast(first, tf.uint8)
     # XLA does not ask which values an integer can have.
     return tf.bitwise.right_shift(tf.cast(byte, tf.int64), tf.constant(8, tf.int64))
-
-
-def _has_gpus() -> bool:
-    return bool(tf.config.list_logical_devices("GPU"))
 
 
 def _last_of(graph: Any) -> Any:

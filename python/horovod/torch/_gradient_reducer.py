@@ -86,6 +86,7 @@ class GradientReducer:
         self._unannounced = False
         self._agreed = False
         self._reduced = False  # whether anything was agreed upon in this cycle
+        self._known: Sequence[int] = b""  # how often each was sent, as agreed last; empty: never
         self._holding = 0
         # The callback of the backward pass that runs; it is gone if that failed.
         self._end: weakref.ref[_EndOfPass] | None = None
@@ -162,6 +163,7 @@ class GradientReducer:
         self._announced = self._end = None
         self._touched = self._unannounced = self._agreed = self.step_skipped = False
         self._repeated = self._reduced = False
+        self._known = b""
         self._open = len(self._entries)
         passes = self.passes
         for entry in self._entries:
@@ -222,10 +224,11 @@ class GradientReducer:
                 if entry.state == IDLE and entry.param.grad is not None:
                     self._ready(entry)
                     self._agreed = False
-        if not self._agreed:
-            self._bring_to_an_end()
-        else:
+        if self._agreed:
             self.wait()
+        # Others may be in a backward pass still, and tell the rest of theirs only after what they are agreeing upon.
+        while not self._agreed:
+            self._bring_to_an_end()
         if self._open and self._options.zero_missing_gradients:
             for entry in self._entries:
                 if entry.param.grad is None and entry.param.requires_grad:
@@ -403,8 +406,11 @@ class GradientReducer:
         rows = self._presence.learn(announced)
         later = self._unannounced
         self._agreed = not later
-        if rows is not None:
+        if rows is None:
+            self._known = self._presence.sent_by_all(announced)
+        else:
             self._join_others(rows)
+            self._sender.hand_over()  # all know of it, so that `drop` has nothing to tell
         self._unannounced = self._sender.handed_over = later
         self._reduced = True
 
@@ -434,17 +440,24 @@ class GradientReducer:
     def _join_others(self, rows: Sequence[Sequence[int]]) -> None:
         """Send what other ranks sent and this one did not, or hold back for their groups."""
         wanted = [max(both) for both in zip(rows[SENT], rows[WAITS_FOR_GROUP], strict=True)]
-        for number in range(1, max(wanted, default=0) + 1):
-            self._join_round(number, wanted, rows)
+        # Counted from the last agreement: a rank that had all members of a group sent them together, however often each
+        # was sent before.
+        numbers = list(self._known or bytes(len(wanted)))
+        while any(number < w for number, w in zip(numbers, wanted, strict=True)):
+            numbers = [number + 1 for number in numbers]
+            self._join_round(numbers, wanted, rows)
+        self._known = wanted
         if any(local > all_ for local, all_ in zip(rows[LOCAL_ONLY], wanted, strict=True)):
             self._agreed = False
 
-    def _join_round(self, number: int, wanted: list[int], rows: Sequence[Sequence[int]]) -> None:
+    def _join_round(
+        self, numbers: Sequence[int], wanted: Sequence[int], rows: Sequence[Sequence[int]]
+    ) -> None:
         as_dense = self._options.sparse_as_dense
         # By group: what travels now because a rank that had all members sent them, or because some rank holds it back.
         sent: dict[Group, list[GradientEntry]] = {}
         held: dict[Group, list[GradientEntry]] = {}
-        for index, entry in enumerate(self._entries):
+        for index, (entry, number) in enumerate(zip(self._entries, numbers, strict=True)):
             if wanted[index] < number:
                 continue
             entry.sparse = bool(rows[IS_SPARSE][index])

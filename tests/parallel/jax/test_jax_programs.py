@@ -1,6 +1,7 @@
 """`horovod.jax` inside of JAX's transformations: gradients, scans, batches, names, donated memory, large programs."""
 
 import ctypes
+import re
 from pathlib import Path
 
 import jax
@@ -103,27 +104,40 @@ def test_checkpointed_functions():
     assert np.allclose(got, direct, atol=1e-5)
 
 
-def test_a_function_that_is_traced_once_and_used_twice_is_refused():
-    """XLA could run the two in another order on each rank, and their values would be mixed up."""
-    inner = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
-    assert np.allclose(jax.jit(lambda x: inner(x) + 1)(jnp.ones(3)), SIZE + 1)
-    with pytest.raises((RuntimeError, ValueError), match="several places of one compiled program"):
-        jax.block_until_ready(jax.jit(lambda x: inner(x) + inner(x * 2))(jnp.ones(3)))
+def test_calls_of_one_name_at_several_places_keep_their_values(monkeypatch):
+    """A function that is traced once has one name wherever it is used; the order of the calls is the script's."""
 
-    def body(total, _):
-        return hvd.allreduce(total), None
+    def total(x):
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    x = jnp.full(3, RANK + 1.0)
+    everyones = SIZE * (SIZE + 1) / 2
+    inner = jax.jit(total)
+
+    def body(x, _):
+        return hvd.allreduce(x), None
 
     def scanned(x):
         return jax.lax.scan(body, x, None, length=3)[0]
 
-    assert np.allclose(jax.jit(scanned)(jnp.ones(3)), 1)
-    with pytest.raises((RuntimeError, ValueError), match="several places of one compiled program"):
-        jax.block_until_ready(jax.jit(lambda x: scanned(x) + scanned(x * 2))(jnp.ones(3)))
+    def given(x):
+        return hvd.allreduce(x, op=hvd.Sum, name="given twice")
 
-    def plain(x):
-        return hvd.allreduce(x, op=hvd.Sum)
+    monkeypatch.setenv("HOROVOD_JAX_ORDERED_CALLS", "1")
+    for function, factor in ((total, 1), (inner, 1), (scanned, 1 / SIZE), (given, 1)):
+        one, ten = jax.jit(lambda x, f=function: (f(x), f(10 * x)))(x)
+        assert np.allclose(one, factor * everyones)
+        assert np.allclose(ten, 10 * factor * everyones)
 
-    assert np.allclose(jax.jit(lambda x: plain(x) + plain(x * 2))(jnp.ones(3)), 3 * SIZE)
+    power = jax.custom_vjp(lambda x: x**2)
+    power.defvjp(lambda x: (total(x), x), lambda x, g: (2 * x * total(g),))
+
+    def loss(x):
+        return jax.lax.scan(lambda c, _: (power(c) + 10 * power(3 * c), 0), x, length=1)[0].sum()
+
+    value, slope = jax.jit(jax.value_and_grad(loss))(x)
+    assert np.allclose(value, 3 * 31 * everyones)
+    assert np.allclose(slope, 2 * x * SIZE * (1 + 90))
 
 
 def refused(program, *args):
@@ -132,22 +146,61 @@ def refused(program, *args):
         jax.block_until_ready(jax.jit(program)(*args))
 
 
-def test_names_at_several_places_are_refused_however_a_program_got_them():
-    x = jnp.ones(3)
-    alone = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
-    assert np.allclose(alone(x), SIZE)  # JAX keeps what it has traced here
-    refused(lambda x: alone(x) + alone(x * 2), x)
+def test_a_function_that_is_traced_once_and_used_twice_is_refused():
+    """XLA could run the two in another order on each rank, and their values would be mixed up."""
 
-    given = lambda x: hvd.allreduce(x, op=hvd.Sum, name="given twice")  # noqa: E731
-    refused(lambda x: given(x) * given(x * 2), x)
+    def total(x):
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    x, inner = jnp.ones(3), jax.jit(total)
+    assert np.allclose(jax.jit(lambda x: inner(x) + 1)(x), SIZE + 1)
+    refused(lambda x: inner(x) + inner(x * 2), x)
+
+    def body(x, _):
+        return hvd.allreduce(x), None
+
+    def scanned(x):
+        return jax.lax.scan(body, x, None, length=3)[0]
+
+    assert np.allclose(jax.jit(scanned)(x), 1)
+    refused(lambda x: scanned(x) + scanned(x * 2), x)
 
     power = jax.custom_vjp(lambda x: x**2)
-    power.defvjp(lambda x: (hvd.allreduce(x) ** 2, x), lambda x, g: (2 * x * g,))
+    power.defvjp(lambda x: (total(x), x), lambda x, g: (2 * x * total(g),))
 
     def loss(x):
         return jax.lax.scan(lambda c, _: (power(c) + power(3 * c), 0), x, length=1)[0].sum()
 
     refused(jax.value_and_grad(loss), x)
+
+
+def test_a_function_that_was_called_alone_is_refused_at_several_places(monkeypatch):
+    """JAX keeps what it has traced, in which nothing orders it among other calls."""
+    monkeypatch.setenv("HOROVOD_JAX_ORDERED_CALLS", "1")
+
+    def total(x):
+        return hvd.allreduce(x, op=hvd.Sum)
+
+    alone, x = jax.jit(total), jnp.ones(3)
+    assert np.allclose(alone(x), SIZE)
+    assert np.allclose(jax.jit(lambda x: alone(x) * 2)(x), 2 * SIZE)
+    refused(lambda x: alone(x) + alone(x * 2), x)
+    refused(lambda x: alone(x) + total(x * 2), x)
+    refused(lambda x: total(x) + alone(x * 2), x)
+
+
+@pytest.mark.parametrize("shared_out", ["by the function", "by XLA"])
+def test_programs_for_several_devices_of_a_rank_are_refused(shared_out):
+    """Each device would make the call: the first of this rank could get what the second of another one has."""
+    mesh = jax.sharding.AbstractMesh((2,), ("device",))
+    spec = jax.sharding.PartitionSpec("device")
+    program = hvd.allreduce
+    if shared_out == "by the function":
+        program = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    operand = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=jax.NamedSharding(mesh, spec))
+    traced = jax.jit(program).trace(operand)
+    with pytest.raises(ValueError, match="allreduce in a program for 2 devices of one rank"):
+        traced.lower(lowering_platforms=("cpu",))
 
 
 def test_donated_operands_are_worked_on_in_place():
@@ -226,8 +279,8 @@ def test_arguments_that_are_not_donated_keep_their_values():
     assert np.array_equal(x, np.full((512, 512), mine)), "an argument was changed"
 
 
-def test_many_operations_in_a_program_that_runs_them_in_any_order():
-    # Large buffers: XLA runs what is independent at the same time.
+def test_many_operations_in_a_program_whose_parts_run_at_the_same_time():
+    # Large buffers: XLA begins what is independent on all its threads.
     def many(xs):
         return [hvd.allreduce(x @ x, op=hvd.Sum) for x in xs]
 
@@ -236,6 +289,25 @@ def test_many_operations_in_a_program_that_runs_them_in_any_order():
     for _ in range(3):
         for i, result in enumerate(compiled(xs)):
             assert np.array_equal(result, np.full((128, 128), SIZE * 128 * (i + 1.0) ** 2))
+
+
+def test_calls_keep_the_order_of_the_script_whatever_else_a_rank_computes():
+    """XLA runs short programs' parts one after the other: ranks with another order would wait for each other."""
+
+    def program(loss, w, is_first):
+        reduced = [hvd.allreduce(loss, name="loss"), hvd.allreduce(jnp.sin(w), name="weights")]
+        return [*reduced, jnp.mean(loss * 2)] if is_first else reduced
+
+    def order(is_first):
+        compiled = jax.jit(program, donate_argnums=0, static_argnums=2)
+        text = compiled.lower(jnp.ones(()), jnp.ones(3), is_first).compile().as_text()
+        return re.findall(r'name = "(\w+)"', text)
+
+    assert order(True) == order(False) == ["loss", "weights"]
+    mine = jax.jit(program, donate_argnums=0, static_argnums=2)
+    loss, weights, *_ = mine(jnp.full((), RANK + 1.0), jnp.ones(3), RANK == 0)
+    assert loss == (SIZE + 1) / 2
+    assert np.allclose(weights, np.sin(np.ones(3)))
 
 
 def test_programs_that_are_started_one_after_the_other_without_waiting():

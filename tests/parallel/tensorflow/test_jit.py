@@ -1,6 +1,8 @@
 """`horovod.tensorflow` inside `tf.function(jit_compile=True)`: operations, gradients, names, what is refused."""
 
 import ctypes
+import functools
+import re
 
 import numpy as np
 import pytest
@@ -233,6 +235,28 @@ def test_training_with_variables():
 
     step(tf.fill([3], float(RANK)))
     assert np.allclose(weights, (SIZE - 1) / 2)
+
+
+def test_calls_keep_the_order_of_the_script_whatever_else_a_rank_computes():
+    """XLA runs short programs' parts one after the other: ranks with another order would wait for each other."""
+    loss, weights = tf.Variable(RANK + 1.0), tf.Variable(tf.ones(3))
+
+    def step(is_first):
+        reduced = mpi_ops._allreduce(loss + 0, op=hvd.Average, name="loss")
+        moved = mpi_ops._allreduce(tf.sin(weights), op=hvd.Average, name="weights")
+        also = [loss + 1] if is_first else []
+        loss.assign(reduced)
+        weights.assign(moved)
+        return [reduced, moved, *also]
+
+    first, other = (compiled(functools.partial(step, is_first)) for is_first in (True, False))
+    for function in (first, other):
+        text = function.experimental_get_compiler_ir()(stage="optimized_hlo")
+        names = re.findall(r'name = "(?:\w+/)*(\w+)"', text)
+        assert names == ["loss", "weights"]
+    (first if RANK == 0 else other)()
+    assert loss.numpy() == (SIZE + 1) / 2
+    assert np.allclose(weights, np.sin(np.ones(3)))
 
 
 def test_what_cannot_be_compiled_is_told_with_the_remedy():

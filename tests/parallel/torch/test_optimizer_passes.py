@@ -181,6 +181,62 @@ def test_passes_that_reach_other_parameters_each(monkeypatch):
             assert_ranks_agree(model)
 
 
+def three_numbers(**options):
+    """Three parameters, of which a pass may use any, and their optimizer at rate 1: a step subtracts the gradients."""
+    params = [torch.nn.Parameter(torch.zeros(1)) for _ in "abc"]
+    named = list(zip("abc", params, strict=True))
+    return params, hvd.DistributedOptimizer(torch.optim.SGD(params, lr=1.0), named, **options)
+
+
+@several
+def test_a_group_that_came_in_two_passes_is_whole_in_the_next_on_some_ranks_only():
+    for groups in (1, None):
+        params, optimizer = three_numbers(groups=groups)
+        a, b, c = params
+        for _ in range(2):
+            optimizer.zero_grad()
+            a.sum().backward()  # leaves without the rest of the group, which no rank has
+            (a + b + c if hvd.rank() == 0 else a).sum().backward()
+            a.sum().backward()
+            optimizer.step()
+        totals = [param.item() for param in params]
+        assert totals == pytest.approx([-6.0, -2.0 / SIZE, -2.0 / SIZE])
+
+
+@several
+def test_what_was_only_accumulated_on_a_rank_that_is_in_backward_counts_for_those_in_step():
+    """No parameter had both passes on the other ranks: they come to the step while rank 0 waits in `backward()`."""
+    for groups in (None, 1):
+        params, optimizer = three_numbers(backward_passes_per_step=2, groups=groups)
+        a, b, c = params
+        for _ in range(2):
+            optimizer.zero_grad()
+            for used in (a, a + c) if hvd.rank() == 0 else (a, b):
+                used.sum().backward()
+            optimizer.step()
+        others = SIZE - 1
+        totals = [-2.0 * (2 + others) / SIZE, -2.0 * others / SIZE, -2.0 / SIZE]
+        assert [param.item() for param in params] == pytest.approx(totals)
+
+
+@several
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"backward_passes_per_step": 2}], ids=str)
+def test_a_batch_may_be_skipped_of_which_a_rank_has_accumulated_more(options):
+    """Rank 0 is told of a gradient that it does not have; nobody is told of one that was accumulated only."""
+    params, optimizer = three_numbers(**options)
+    a, b, c = params
+    for _ in range(3):
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            (a + b).sum().backward()
+        for _ in range(options.get("backward_passes_per_step", 1)):
+            (a if hvd.rank() == 0 else a + c).sum().backward()
+        optimizer.zero_grad()
+    a.sum().backward()
+    optimizer.step()
+    assert [param.item() for param in params] == [-1.0, 0.0, 0.0]
+
+
 def test_the_accumulated_gradient_is_the_same_tensor():
     model = small_model()
     optimizer = wrap(model)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 import horovod.jax as hvd
-from horovod.jax import _calls, _foreign_calls
+from horovod.jax import _calls
 
 hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
@@ -44,7 +44,6 @@ else:
         _function = jax.ffi.pycapsule(xla_on_double.handler(_kind.target, DEVICE))
         jax.ffi.register_ffi_target(_kind.target, _function, platform="cpu")
     _calls._registered = True
-    _foreign_calls._IN_ORDER.add("cpu")
     _on_host = jax.ffi.pycapsule(xla_frames.handler("horovod_xla_allreduce"))
     jax.ffi.register_ffi_target("on_the_host", _on_host, platform="cpu")
 
@@ -299,17 +298,6 @@ def test_a_function_that_was_compiled_alone_before_is_told(caplog):
     assert not caplog.records
     assert jax.jit(lambda x: inner(x) + hvd.allreduce(2 * x, name="outer"))(jnp.float32(1)) == 3
     assert [record.message for record in caplog.records if "several functions" in record.message]
-
-
-@pytest.mark.skipif(IS_REAL, reason="programs for the CPU have no need of an order")
-def test_programs_for_the_cpu_are_not_put_in_order():
-    _foreign_calls._IN_ORDER.remove("cpu")
-    try:
-        lowered = jax.jit(lambda x: (hvd.allreduce(x), hvd.allreduce(2 * x))).lower(jnp.ones(2))
-    finally:
-        _foreign_calls._IN_ORDER.add("cpu")
-    assert "after" not in lowered.as_text()
-    jax.block_until_ready(jax.jit(hvd.allreduce)(jnp.ones(1)))  # what is looked for after each test
 
 
 def fails(program, *args, match):

@@ -17,7 +17,7 @@ import tensorflow as tf
 import xla_on_double
 
 from horovod.common import api as hvd
-from horovod.tensorflow import _call_order, _xla, mpi_ops
+from horovod.tensorflow import _xla, mpi_ops
 
 hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
@@ -28,7 +28,6 @@ for _kind in _xla._KINDS:
     _name = f"horovod_xla_{_kind}"
     assert _xla._register_one(_name, b"Host", xla_on_double.handler(_name, DEVICE)) is None
 _xla._register = lambda: None
-_call_order._has_gpus = lambda: True
 
 
 @pytest.fixture(autouse=True)

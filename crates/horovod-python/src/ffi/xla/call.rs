@@ -29,8 +29,8 @@ pub(super) struct Attributes<'a> {
     pub(super) postscale: f64,
     pub(super) process_set: u32,
     pub(super) root: u32,
-    /// Whether a program may have the call at one place only: at several, ranks could mix up their values.
-    pub(super) at_one_place: bool,
+    /// Whether nothing orders the call among those of its program; absent where a name is at one place only.
+    pub(super) is_unordered: Option<bool>,
     /// Whether the last argument before those of `after` is no operand, but the number of the call of the function that the
     /// call is in.
     pub(super) has_call_site: bool,
@@ -49,7 +49,7 @@ impl<'a> Attributes<'a> {
             postscale: 1.0,
             process_set: 0,
             root: 0,
-            at_one_place: false,
+            is_unordered: None,
             has_call_site: false,
             after: 0,
         };
@@ -79,13 +79,13 @@ impl<'a> Attributes<'a> {
                 ("postscale", Value::Float(factor)) => all.postscale = factor,
                 ("process_set", Value::Int(set)) => all.process_set = number(name, set)?,
                 ("root", Value::Int(rank)) => all.root = number(name, rank)?,
-                ("at_one_place", Value::Int(is)) => all.at_one_place = is != 0,
+                ("is_unordered", Value::Int(is)) => all.is_unordered = Some(is != 0),
                 ("has_call_site", Value::Int(has)) => all.has_call_site = has != 0,
                 ("after", Value::Int(count)) => all.after = number(name, count)?,
                 (_, value) => {
                     return Err(invalid(format!(
                         "an XLA call has the attribute {name:?} with {value:?}; known are name (a string), reduce_op, \
-                         process_set, root, at_one_place, has_call_site, after (32-bit integers), prescale and postscale \
+                         process_set, root, is_unordered, has_call_site, after (32-bit integers), prescale and postscale \
                          (64-bit floats)"
                     )));
                 }

@@ -243,12 +243,16 @@ unsafe fn submit(
     // SAFETY: XLA's frame.
     let (operands, call_site) = unsafe { Operand::all(frame, &attributes, read)? };
     let name = name_at(attributes.name, call_site);
-    if attributes.at_one_place
+    if let Some(is_unordered) = attributes.is_unordered
         // SAFETY: the context of this call.
         && let Some(run_id) = unsafe { xla.run_id(frame.context) }
     {
-        let place = frame.attrs.values.addr();
-        if places::is_elsewhere(attributes.name, places::Use { run_id, place }) {
+        let now = places::Use {
+            run_id,
+            place: frame.attrs.values.addr(),
+            is_unordered,
+        };
+        if places::may_be_mixed_up(attributes.name, now) {
             return Err(invalid(format!(
                 "the operation {} {SEVERAL_PLACES}",
                 attributes.name
@@ -357,8 +361,8 @@ fn name_at(name: &str, call_site: i64) -> Cow<'_, str> {
 /// What is wrong with a name that several calls of one program have, and the cure.
 const SEVERAL_PLACES: &str = "stands at several places of one compiled program, which XLA may run in any order, so the \
     ranks could mix up their values: this is so when a function with its own jit (or the body of a scan) that has the \
-    call in it is used more than once. Give that function no jit of its own, or several operands at \
-    once; or give operations that have the same `name` different ones";
+    call in it is used more than once. Set HOROVOD_JAX_ORDERED_CALLS=1 (a function with its own jit must not be called \
+    alone before then), give the function no jit of its own, or several operands at once";
 
 /// A name that is under way already is not that of a second call of one place in the program: those do not overlap.
 fn explained(error: Error) -> Error {
