@@ -3,6 +3,8 @@
 //!
 //! One library, `libhorovod_gpu_double.so`, stands for both: `HOROVOD_CUDA_LIBRARY` and `HOROVOD_NCCL_LIBRARY` name it
 //! ([`library`]), and the product loads it as it loads the real ones. Rust tests may also call the functions as they are.
+//! It has HIP's names for the same functions, too, and its compiler's: links to it that are called `libamdhip64.so.7` and
+//! `librccl.so.1` stand for AMD's libraries.
 //!
 //! # What it does
 //!
