@@ -17,7 +17,8 @@ pub enum GpuError {
     },
     /// The library was found, but is older than what is supported.
     #[error(
-        "{library} is version {found} ({path}), but at least {needed} is needed; {}", newer(library)
+        "{library} is version {found} ({path}), but at least {needed} is needed; {}",
+        newer(library)
     )]
     TooOld {
         /// The library's name for the dynamic loader.
@@ -158,7 +159,12 @@ fn is_of_hip(call: &str) -> bool {
     call.starts_with("hip")
 }
 
-fn out_of_memory(call: &str, place: MemoryPlace, bytes: usize, free: Option<(usize, usize)>) -> String {
+fn out_of_memory(
+    call: &str,
+    place: MemoryPlace,
+    bytes: usize,
+    free: Option<(usize, usize)>,
+) -> String {
     let free = free.map_or_else(String::new, |(free, all)| {
         format!(", of whose {all} bytes {free} are free")
     });
@@ -199,7 +205,9 @@ fn nccl_advice(text: &str) -> &'static str {
 /// What to do about codes that have one usual cause; only some are also HIP's.
 fn driver_advice(call: &str, code: i32) -> &'static str {
     match code {
-        OUT_OF_MEMORY if is_of_hip(call) => "; look with rocm-smi whether another process uses that GPU",
+        OUT_OF_MEMORY if is_of_hip(call) => {
+            "; look with rocm-smi whether another process uses that GPU"
+        }
         OUT_OF_MEMORY => "; look with nvidia-smi whether another process uses that GPU",
         100 | 101 if is_of_hip(call) => {
             "; is HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES empty, or /dev/kfd not usable by this user or in this \

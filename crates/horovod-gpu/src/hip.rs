@@ -14,6 +14,9 @@
 //! | `cuModuleLoadData` takes PTX | `hipModuleLoadData` takes machine code | `hiprtc` compiles it |
 //! | `cuStreamGetCtx` | | only compiled programs ask for it, which there are not for AMD's GPUs |
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::load::function_table;

@@ -1,7 +1,7 @@
 //! AMD's compiler for kernels, `libhiprtc.so`: what CUDA's driver does with PTX by itself.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 
 use crate::driver::Handle;
@@ -36,16 +36,19 @@ function_table! {
 
 /// Machine code of a program: for the GPU of the current context unless an option names another.
 pub(crate) fn compile(source: &CStr, options: &[&CStr]) -> Result<Vec<u8>, GpuError> {
-    Compiler::open()?.compile(source, options)
+    let of_hip = driver_path().unwrap_or_else(|| PathBuf::from(NAMES[3]));
+    Compiler::beside(&of_hip)?.compile(source, options)
 }
 
 impl Compiler {
     /// Of the same installation as HIP's library, which has the functions itself before ROCm 6.
-    fn open() -> Result<Self, GpuError> {
-        let of_hip = driver_path().unwrap_or_else(|| PathBuf::from(NAMES[3]));
-        let mut files: Vec<PathBuf> = NAMES.iter().map(|name| of_hip.with_file_name(name)).collect();
+    pub(crate) fn beside(of_hip: &Path) -> Result<Self, GpuError> {
+        let mut files: Vec<PathBuf> = NAMES
+            .iter()
+            .map(|name| of_hip.with_file_name(name))
+            .collect();
         files.retain(|file| file.exists());
-        files.push(of_hip);
+        files.push(of_hip.to_owned());
         let mut tried = Vec::new();
         for file in files {
             let opened = Library::open(&file).and_then(|library| Self::read(&library, Some));
@@ -60,7 +63,7 @@ impl Compiler {
         })
     }
 
-    fn compile(&self, source: &CStr, options: &[&CStr]) -> Result<Vec<u8>, GpuError> {
+    pub(crate) fn compile(&self, source: &CStr, options: &[&CStr]) -> Result<Vec<u8>, GpuError> {
         let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
         let mut program = null_mut();
         // SAFETY: C strings, counts of what the pointers lead to, and a place for one handle.
@@ -76,9 +79,8 @@ impl Compiler {
         };
         self.checked("hiprtcCreateProgram", code, None)?;
         // SAFETY: a program, and so many C strings.
-        let code = unsafe {
-            (self.compile_program)(program, options.len() as c_int, options.as_ptr())
-        };
+        let code =
+            unsafe { (self.compile_program)(program, options.len() as c_int, options.as_ptr()) };
         let mut compiled = self.checked("hiprtcCompileProgram", code, Some(program));
         let mut machine_code = Vec::new();
         if compiled.is_ok() {
@@ -86,11 +88,12 @@ impl Compiler {
             // SAFETY: a program that was compiled; writes one size, then so many bytes.
             compiled = unsafe {
                 let code = (self.get_code_size)(program, &raw mut size);
-                self.checked("hiprtcGetCodeSize", code, None).and_then(|()| {
-                    machine_code.resize(size, 0u8);
-                    let code = (self.get_code)(program, machine_code.as_mut_ptr().cast());
-                    self.checked("hiprtcGetCode", code, None)
-                })
+                self.checked("hiprtcGetCodeSize", code, None)
+                    .and_then(|()| {
+                        machine_code.resize(size, 0u8);
+                        let code = (self.get_code)(program, machine_code.as_mut_ptr().cast());
+                        self.checked("hiprtcGetCode", code, None)
+                    })
             };
         }
         // SAFETY: a program of ours, which nobody uses any more.

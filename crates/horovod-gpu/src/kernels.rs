@@ -3,6 +3,8 @@
 //! Their results are those of `horovod-kernels`, bit for bit (but for the bits of a NaN that an operation makes).
 
 #[cfg(test)]
+mod hip_tests;
+#[cfg(test)]
 mod interpreter;
 #[cfg(test)]
 mod tests;
@@ -29,10 +31,11 @@ const PTX: &str = concat!(
     "\0"
 );
 /// The same for AMD's GPUs.
-const HIP: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("kernels.hip"), "\0").as_bytes()) {
-    Ok(text) => text,
-    Err(_) => panic!("a NUL within the text"),
-};
+const HIP: &CStr =
+    match CStr::from_bytes_with_nul(concat!(include_str!("kernels.hip"), "\0").as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("a NUL within the text"),
+    };
 /// Threads of a block, of every kernel.
 const BLOCK: u32 = 512;
 /// Blocks of a launch at most, for each multiprocessor.

@@ -7,7 +7,7 @@ mod library;
 mod search;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
