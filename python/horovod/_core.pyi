@@ -50,7 +50,7 @@ __all__ = [
     "nccl_version",
     "needs_sync",
     "poll",
-    "prefer_rocm",
+    "prefer_gpus",
     "prepare_gpus",
     "process_set_ids",
     "process_set_ranks",
@@ -240,8 +240,11 @@ def gpu_libraries() -> dict[str, tuple[str, int] | str]:
 def nccl_version() -> int:
     """NCCL's version code; 0 where its library is not found, or operations on GPU tensors go through host memory."""
 
-def prefer_rocm() -> None:
-    """Say that the framework's GPUs are AMD's. Nothing is looked for or loaded; no effect where others are used already."""
+def prefer_gpus(is_rocm: bool) -> None:
+    """Say whether the framework is made for AMD's GPUs, or for CUDA.
+
+    Nothing is looked for or loaded, and it has no effect where the other ones are used already.
+    """
 
 def prepare_gpus() -> None:
     """Tell the runtime in which folders of packages NCCL may be, before compiled programs submit from threads of C++.

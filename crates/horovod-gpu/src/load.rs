@@ -9,7 +9,7 @@ mod table;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -149,7 +149,7 @@ pub fn choose_stack(stack: Stack) -> Result<(), GpuError> {
     )))
 }
 
-/// Whose GPUs this process uses, or would: as was said; else those of which the driver's library is there, CUDA's first.
+/// Whose GPUs this process uses, or would: as was said; else CUDA's, unless only what AMD's GPUs need is there.
 pub fn stack() -> Stack {
     match (OPENED_DRIVER.get(), CHOSEN.get()) {
         (Some(opened), _) => opened.table.stack,
@@ -162,10 +162,18 @@ fn opened_driver() -> Result<&'static Opened<DriverFunctions>, GpuError> {
     let of = |stack| opened(&OPENED_DRIVER, |search| open_driver(search, stack));
     match CHOSEN.get() {
         Some(chosen) => of(*chosen),
-        // A file that is set is the only place.
-        None if search().cuda_library.is_some() => of(Stack::Cuda),
-        None => of(Stack::Cuda).or_else(|why| of(Stack::Rocm).map_err(|_| why)),
+        None => of(Stack::Cuda).or_else(|why| match may_be_rocm(search()) {
+            true => of(Stack::Rocm).map_err(|_| why),
+            false => Err(why),
+        }),
     }
+}
+
+/// Whether AMD's libraries are worth a look where nobody asks for them: there is what every process uses AMD's GPUs
+/// through, or their place is set. Not where CUDA's is, which is the only place then.
+fn may_be_rocm(search: &Search) -> bool {
+    search.cuda_library.is_none()
+        && (!search.rocm_homes.is_empty() || Path::new("/dev/kfd").exists())
 }
 
 fn opened_nccl() -> Result<&'static Opened<NcclTable>, GpuError> {

@@ -99,6 +99,10 @@ pub(crate) fn order(
     Ok(())
 }
 
+fn stack_of(is_rocm: bool) -> Stack {
+    if is_rocm { Stack::Rocm } else { Stack::Cuda }
+}
+
 /// The current streams of one type's framework.
 #[pyclass(frozen, module = "horovod._core")]
 pub(crate) struct Streams(pub(crate) StreamSource);
@@ -110,7 +114,7 @@ impl Streams {
     #[new]
     #[pyo3(signature = (class, ask, is_rocm = false))]
     fn new(class: &Bound<'_, PyType>, ask: Py<PyAny>, is_rocm: bool) -> PyResult<Self> {
-        let stack = if is_rocm { Stack::Rocm } else { Stack::Cuda };
+        let stack = stack_of(is_rocm);
         choose_stack(stack).map_err(|e| PyRuntimeError::new_err(e.to_string()))?;
         let table = match stack {
             Stack::Cuda => Reader::of(class)?.and_then(Reader::streams),
@@ -203,11 +207,11 @@ pub(crate) fn prepare_gpus(py: Python<'_>) {
     prepare(py);
 }
 
-/// Say that the framework's GPUs are AMD's, before the first tensor on one, for ranks that never have any. Nothing is
+/// Say whose GPUs a framework is made for, before the first tensor on one, for ranks that never have any. Nothing is
 /// opened, and nothing becomes of it where other GPUs are used already: a tensor's `Streams` will tell.
 #[pyfunction]
-pub(crate) fn prefer_rocm() {
-    let _ = choose_stack(Stack::Rocm);
+pub(crate) fn prefer_gpus(is_rocm: bool) {
+    let _ = choose_stack(stack_of(is_rocm));
 }
 
 /// The libraries for GPUs: for each where it is and its version, or why it cannot be used. "rocm" is there only where AMD's
@@ -223,7 +227,7 @@ pub(crate) fn gpu_libraries(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     match stack() {
         Stack::Cuda => tell("cuda", horovod::gpu::find_driver())?,
         Stack::Rocm => {
-            answer.set_item("cuda", "ROCm is used in this process")?;
+            answer.set_item("cuda", "the GPUs of this process are AMD's (ROCm)")?;
             tell("rocm", horovod::gpu::find_driver())?;
         }
     }

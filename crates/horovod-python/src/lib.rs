@@ -32,7 +32,7 @@ mod _core {
     use crate::exit::staying_threads;
     #[pymodule_export]
     use crate::gpu::{
-        Streams, gpu_is_lost, gpu_libraries, nccl_version, prefer_rocm, prepare_gpus,
+        Streams, gpu_is_lost, gpu_libraries, nccl_version, prefer_gpus, prepare_gpus,
         wait_for_devices,
     };
     #[pymodule_export]

@@ -341,7 +341,7 @@ class HorovodBasics:
     def rocm_built(self) -> bool:
         """Whether the GPUs of this process are AMD's, and their library (`libamdhip64.so`) is found.
 
-        They are where PyTorch is one for ROCm, and else where CUDA's driver is not found.
+        They are where PyTorch is one for ROCm; else where CUDA's driver is not found and this machine has an AMD GPU.
         """
         return isinstance(_core.gpu_libraries().get("rocm"), tuple)
 

@@ -69,8 +69,8 @@ _OPAQUE = frozenset(
 
 # PyTorch for AMD's GPUs calls them CUDA devices, too.
 _HIP = torch.version.hip is not None
-if _HIP:
-    _core.prefer_rocm()
+if _HIP or torch.version.cuda is not None:
+    _core.prefer_gpus(_HIP)
 
 # By type of tensor and number of the device.
 _gpus: dict[tuple[type, int], Gpu] = {}

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::search::{Candidate, nccl_candidates};
 use super::{
-    Found, Library, Search, Stack, driver, find_driver, find_nccl, is_initialised, nccl,
-    open_driver, open_nccl, set_default_search, set_search,
+    Found, Library, Search, Stack, choose_stack, driver, find_driver, find_nccl, is_initialised,
+    nccl, open_driver, open_nccl, set_default_search, set_search,
 };
 use crate::driver::{CudaTexts, DriverTable};
 use crate::error::{CUDA, GpuError, NCCL};
@@ -503,6 +503,7 @@ fn the_nccl_of_the_wheel_opens_without_a_gpu() {
     };
     let environment = [(FOLDER, path)];
     alone(&environment, || {
+        choose_stack(Stack::Cuda).expect("nothing is open");
         let lib = folder_of_parent().parent().expect("lib").to_owned();
         let header = std::fs::read_to_string(lib.join("../include/nccl.h")).expect("a header");
         let version = header
