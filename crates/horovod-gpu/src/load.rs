@@ -37,7 +37,8 @@ pub struct Search {
     pub cuda_homes: Vec<PathBuf>,
     /// Folders of packages that have AMD's libraries: PyTorch's `lib`, those of ROCm's packages.
     pub rocm_folders: Vec<PathBuf>,
-    /// `HOROVOD_ROCM_HOME`, `ROCM_HOME`, `ROCM_PATH`: folders with `lib`. `/opt/rocm` is always the last.
+    /// `HOROVOD_ROCM_HOME`, `ROCM_HOME`, `ROCM_PATH`: folders with `lib`, before `rocm_folders`. `/opt/rocm` is always the
+    /// last.
     pub rocm_homes: Vec<PathBuf>,
 }
 

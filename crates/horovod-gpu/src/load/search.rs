@@ -115,12 +115,12 @@ pub(super) fn nccl_candidates(search: &Search, stack: Stack) -> Vec<Candidate> {
     candidates
 }
 
-/// Places of a library of AMD's, in the order of NCCL's.
+/// Places of a library of AMD's. What is set comes before what the machine has, of which there may be several.
 fn of_rocm(search: &Search, names: &[&'static str]) -> Vec<Candidate> {
     let mut candidates: Vec<_> = names.iter().map(|name| Candidate::Loaded(name)).collect();
+    candidates.extend(below(&search.rocm_homes, &["lib", "lib64"], names));
     candidates.extend(below(&search.rocm_folders, &[""], names));
     candidates.extend(names.iter().map(|name| Candidate::Name(name)));
-    candidates.extend(below(&search.rocm_homes, &["lib", "lib64"], names));
     candidates.extend(below(&[PathBuf::from("/opt/rocm")], &["lib"], names));
     candidates
 }
