@@ -217,10 +217,8 @@ class Rendezvous:
 class Streams:
     """Where a framework tells the current stream of each GPU: DLPack's C exchange table, or a function."""
 
-    def __new__(
-        cls, tensor_type: type, ask: Callable[[int], int], is_rocm: bool = False
-    ) -> Self:
-        """Of tensors of this type; `ask(ordinal)` gives a stream's address where the type has no table, or for AMD's GPUs.
+    def __new__(cls, tensor_type: type, ask: Callable[[int], int], is_rocm: bool = False) -> Self:
+        """Of tensors of this type; `ask(ordinal)` gives a stream's address where no table does, as for AMD's GPUs.
 
         Raises RuntimeError where this process uses GPUs of another kind already.
         """
@@ -234,7 +232,8 @@ def gpu_is_lost() -> bool:
 def gpu_libraries() -> dict[str, tuple[str, int] | str]:
     """For "cuda" and "nccl" where the library is and its version code, or why it cannot be used.
 
-    "rocm" is there, too, where AMD's GPUs are those of this process; "nccl" is AMD's then. CUDA is not initialised, and no GPU is needed.
+    "rocm" is there, too, where AMD's GPUs are those of this process; "nccl" is AMD's then. CUDA is not initialised, and
+    no GPU is needed.
     """
 
 def nccl_version() -> int:

@@ -2,19 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{HIP, RCCL, call_name, name_of};
+use super::{HIP, HipTexts, RCCL, call_name, name_of};
 use crate::driver::{Driver, DriverFunctions, DriverTable};
 use crate::error::GpuError;
+use crate::hiprtc::Compiler;
 use crate::load::tests::sizes_in;
 use crate::load::{
     Library, Search, Stack, choose_stack, driver, find_driver, find_nccl, set_search, stack,
 };
 use crate::testing::{Folder, Stub, alone, skip};
 
-const HEADERS: [&str; 2] = [
-    "/usr/include/hip/hip_runtime_api.h",
-    "/opt/rocm/include/hip/hip_runtime_api.h",
-];
+/// A header of HIP's, where it is installed.
+fn header(name: &str) -> Option<String> {
+    let folders = ["/usr/include/hip", "/opt/rocm/include/hip"];
+    let mut files = folders.iter().map(|folder| Path::new(folder).join(name));
+    files.find_map(|file| std::fs::read_to_string(file).ok())
+}
 
 /// The real library, where it is installed.
 fn installed() -> Option<Library> {
@@ -43,18 +46,23 @@ fn every_function_that_must_be_there_has_a_name_in_hip() {
 }
 
 #[test]
-fn functions_have_the_arguments_of_the_header() {
-    let Some(header) = HEADERS
-        .iter()
-        .find_map(|path| std::fs::read_to_string(path).ok())
+fn functions_have_the_arguments_of_the_headers() {
+    let (Some(of_hip), Some(of_compiler)) = (header("hip_runtime_api.h"), header("hiprtc.h"))
     else {
         return skip("no header of HIP is installed (Debian: libamdhip64-dev)");
     };
-    for (symbol, sizes, _) in DriverTable::FUNCTIONS {
-        if let Some(name) = name_of(symbol) {
-            let name = name.to_str().expect("ASCII");
-            assert_eq!(sizes_in(&header, name), *sizes, "{name}");
-        }
+    let renamed = DriverTable::FUNCTIONS.iter();
+    let renamed = renamed.filter_map(|(symbol, sizes, _)| Some((name_of(symbol)?, *sizes)));
+    let texts = HipTexts::FUNCTIONS
+        .iter()
+        .map(|(name, sizes, _)| (*name, *sizes));
+    for (name, sizes) in renamed.chain(texts) {
+        let name = name.to_str().expect("ASCII");
+        assert_eq!(sizes_in(&of_hip, name), *sizes, "{name}");
+    }
+    for (name, sizes, _) in Compiler::FUNCTIONS {
+        let name = name.to_str().expect("ASCII");
+        assert_eq!(sizes_in(&of_compiler, name), *sizes, "{name}");
     }
 }
 

@@ -450,8 +450,8 @@ pub(crate) fn sizes_in(header: &str, name: &str) -> Vec<usize> {
         match kind.split_whitespace().next().expect("a type") {
             _ if kind.contains('*') => 8,
             "hipStream_t" | "hipEvent_t" | "hipCtx_t" | "hipModule_t" | "hipFunction_t" => 8,
-            "hipDeviceptr_t" => 8,
-            "hipDevice_t" | "hipDeviceAttribute_t" => 4,
+            "hipDeviceptr_t" | "hiprtcProgram" => 8,
+            "hipDevice_t" | "hipDeviceAttribute_t" | "hipError_t" | "hiprtcResult" => 4,
             "CUstream" | "CUevent" | "CUcontext" | "CUmodule" | "CUfunction" => 8,
             "cudaStream_t" | "ncclComm_t" | "size_t" | "CUdeviceptr" => 8,
             "ncclUniqueId" => 128,
