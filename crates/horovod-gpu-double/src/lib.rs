@@ -33,6 +33,7 @@
 //! | `mismatch` | calls that differ between the ranks: function, count, type, operator, root |
 //! | `group`, `split`, `destroy`, `version` | making communicators among collectives; splitting with work outstanding; destroying what would hang; functions that the version does not have |
 //! | `parameters`, `alignment` | kernels whose declaration or addresses are not what they need |
+//! | `initialisation` | of HIP, by who only wants its version |
 //! | `settings` | `GPU_DOUBLE` that is not understood |
 //!
 //! All threads of a process count as one host, because what orders them (channels, locks) is not seen. Freeing is strict:

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::hip::{self, HipTexts};
-use crate::load::{Library, Stack, check_process, function_table};
+use crate::load::{Library, Stack, check_process, file_of, function_table};
 use crate::stream::RawStream;
 
 /// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`.
@@ -119,6 +119,11 @@ impl DriverFunctions {
             table,
             texts,
         };
+        let function = functions.table.driver_get_version as *const c_void;
+        if stack == Stack::Rocm {
+            let version = file_of(function).map_or(0, |file| hip::version_of(&file));
+            return Ok((functions, version, function));
+        }
         let mut version = 0;
         // SAFETY: needs no initialisation, writes one integer.
         let code = unsafe { (functions.table.driver_get_version)(&raw mut version) };
@@ -126,7 +131,6 @@ impl DriverFunctions {
             let error = functions.error("cuDriverGetVersion", code);
             return Err(error.to_string());
         }
-        let function = functions.table.driver_get_version as *const c_void;
         Ok((functions, version, function))
     }
 
@@ -195,7 +199,7 @@ impl Driver {
         self.functions.stack
     }
 
-    /// The newest CUDA that the driver supports: 12080 is 12.8. HIP's own version: 60443484 is 6.4.43484.
+    /// The newest CUDA that the driver supports: 12080 is 12.8. Of ROCm, 70200000 is 7.2, and 0 is not known.
     pub fn version(&self) -> i32 {
         self.version
     }

@@ -12,6 +12,7 @@
 //! | `cuDeviceGetAttribute` | `hipDeviceGetAttribute` | the attributes' numbers |
 //! | `cuDeviceGetUuid` | `hipDeviceGetUuid` | the same for all GPUs of models that have none, so where a GPU is counts, too |
 //! | `cuModuleLoadData` takes PTX | `hipModuleLoadData` takes machine code | `hiprtc` compiles it |
+//! | `cuDriverGetVersion` needs no `cuInit` | `hipDriverGetVersion` initialises the library | so it is not called |
 //! | `cuStreamGetCtx` | | only compiled programs ask for it, which there are not for AMD's GPUs |
 
 #[cfg(test)]
@@ -96,6 +97,23 @@ const NAMES: &[(&CStr, &CStr)] = &[
     (c"cuModuleGetFunction", c"hipModuleGetFunction"),
     (c"cuLaunchKernel", c"hipModuleLaunchKernel"),
 ];
+
+/// ROCm's version, as the name of the library's file tells it: 70200000 is 7.2, and 0 is not known. To ask the library
+/// itself would initialise it, and data loaders could not fork any more.
+pub(crate) fn version_of(file: &str) -> i32 {
+    let file = std::fs::canonicalize(file).unwrap_or_else(|_| file.into());
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let Some((_, numbers)) = name.split_once(".so.") else {
+        return 0;
+    };
+    let mut numbers = numbers.split('.').map(|number| number.parse::<u8>().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(major), minor) => {
+            i32::from(major) * 10_000_000 + i32::from(minor.unwrap_or(0)) * 100_000
+        }
+        _ => 0,
+    }
+}
 
 /// What HIP calls a function of CUDA's driver, if it is used there.
 pub(crate) fn name_of(of_cuda: &CStr) -> Option<&'static CStr> {

@@ -17,7 +17,7 @@ use crate::driver::{Driver, DriverFunctions};
 use crate::error::GpuError;
 use crate::nccl::{Nccl, NcclTable};
 
-pub(crate) use library::Library;
+pub(crate) use library::{Library, file_of};
 #[cfg(test)]
 pub(crate) use table::Signature;
 pub(crate) use table::function_table;
@@ -65,7 +65,8 @@ impl std::fmt::Display for Stack {
 pub struct Found {
     /// Its file.
     pub path: String,
-    /// As the library tells it: 12080 is CUDA 12.8, 60443484 is HIP 6.4.43484, 23007 is NCCL 2.30.7.
+    /// As the library tells it: 12080 is CUDA 12.8, 23007 is NCCL 2.30.7. Of ROCm as its file's name tells it:
+    /// 70200000 is 7.2, and 0 is not known.
     pub version: i32,
 }
 

@@ -56,7 +56,7 @@ def _cuda_version(code: int) -> str:
 
 
 def _rocm_version(code: int) -> str:
-    return f"{code // 10_000_000}.{code // 100_000 % 100}"
+    return f"{code // 10_000_000}.{code // 100_000 % 100}" if code else "an unknown version"
 
 
 def _nccl_version(code: int) -> str:

@@ -72,14 +72,17 @@ hip! {
     );
 }
 
-/// `hipDriverGetVersion`.
+/// `hipDriverGetVersion`, which initialises the real library: who asks before `hipInit` takes the fork from data loaders.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDriverGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: the caller's promise.
-    match unsafe { crate::call::put(version, VERSION) } {
-        Ok(()) => codes::SUCCESS,
-        Err(code) => code,
-    }
+    let name = "hipDriverGetVersion";
+    crate::call::driver(name, crate::call::Need::Nothing, format_args!(""), |call| {
+        if !crate::call::is_initialised() {
+            call.violation("initialisation", "hipDriverGetVersion before hipInit");
+        }
+        // SAFETY: the caller's promise.
+        unsafe { crate::call::put(version, VERSION) }
+    })
 }
 
 /// `hipDeviceGetAttribute`, whose attributes have numbers of their own.

@@ -35,12 +35,12 @@ pub(super) const COLLECTIVES: Wanted = Wanted {
     text: nccl_version_text,
 };
 
-/// HIP's runtime, which is AMD's driver library; 5.2 is the oldest whose functions were compared.
+/// HIP's runtime, which is AMD's driver library. One that is too old lacks functions: its version is not always known.
 pub(super) const HIP_RUNTIME: Wanted = Wanted {
     name: "libamdhip64.so",
-    oldest: 50_200_000,
-    needed: "ROCm 5.2",
-    text: |version| format!("ROCm {}.{}", version / 10_000_000, version / 100_000 % 100),
+    oldest: 0,
+    needed: "ROCm 5.1",
+    text: |version| version.to_string(),
 };
 
 /// AMD's NCCL, which tells the version of the NCCL that it is made from.
