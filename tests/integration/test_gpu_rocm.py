@@ -115,6 +115,16 @@ def test_a_gpu_that_is_not_there(rocm, jobs, script) -> None:
         assert "HIP_VISIBLE_DEVICES" in told
 
 
+def test_where_cuda_is_nothing_of_amds_is_opened(rocm, jobs, script) -> None:
+    look = """
+say([hvd.rocm_built(), hvd.cuda_built(), hvd.nccl_built() > 0])
+say("libamdhip64" in open("/proc/self/maps").read())
+"""
+    env = gpu_double.environment(HOROVOD_ROCM_HOME=rocm)
+    said, _ = run(jobs, script, env, body=look)
+    assert said == [["[False, True, True]", "False"]] * 2
+
+
 def test_what_was_found_is_told(rocm, jobs) -> None:
     env = environment(rocm)
     for words, expected in (
