@@ -13,15 +13,21 @@ import gpu_double
 import harness
 
 FOLDER = Path(gpu_double.FOLDER)
-# Of the tests over NVIDIA's: every operation and type, training, what is refused, and what must not wait.
-FILES = (
-    "test_gpu_operations.py",
-    "test_gpu_training.py",
-    "test_gpu_errors.py",
-    "test_gpu_layouts.py",
-    "test_gpu_sparse.py",
-    "test_gpu_steps.py",
-)
+# Of the tests over NVIDIA's: every operation and type, training, what is refused, what must not wait, and lifetimes.
+OPERATIONS = "test_gpu_operations.py"
+FILES = {
+    "NCCL": (
+        OPERATIONS,
+        "test_gpu_training.py",
+        "test_gpu_errors.py",
+        "test_gpu_layouts.py",
+        "test_gpu_sparse.py",
+        "test_gpu_steps.py",
+        "test_gpu_dropped.py",
+        "test_gpu_timeline.py",
+    ),
+    "HOST": (OPERATIONS,),
+}
 
 
 @pytest.fixture
@@ -47,10 +53,10 @@ def environment(home: str, double: str = "devices=4,seed=5", **others: str) -> d
     }
 
 
-@pytest.mark.parametrize("operations", ["NCCL", "HOST"])
+@pytest.mark.parametrize("operations", FILES)
 def test_the_same_tests_as_on_gpus_of_nvidia(operations, rocm, jobs) -> None:
     words = ["-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider"]
-    files = [str(FOLDER / file) for file in FILES]
+    files = [str(FOLDER / file) for file in FILES[operations]]
     command = [sys.executable, *words, "--rootdir", str(harness.ROOT), *files]
     env = environment(rocm, HOROVOD_GPU_OPERATIONS=operations)
     jobs(harness.horovodrun(2, command, limit_s=600.0, env=env, cwd=harness.ROOT)).succeed()

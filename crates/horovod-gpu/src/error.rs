@@ -205,6 +205,8 @@ fn nccl_advice(text: &str) -> &'static str {
 /// What to do about codes that have one usual cause; only some are also HIP's.
 fn driver_advice(call: &str, code: i32) -> &'static str {
     match code {
+        // Its codes are others, and its text says what is wrong.
+        _ if call.starts_with("hiprtc") => "",
         OUT_OF_MEMORY if is_of_hip(call) => {
             "; look with rocm-smi whether another process uses that GPU"
         }

@@ -1,4 +1,5 @@
-//! The backend for GPUs, NVIDIA's and AMD's alike: NCCL where the members of a set can use it together, else host memory and the host's data plane.
+//! The backend for GPUs, NVIDIA's and AMD's alike: NCCL where the members of a set can use it together, else host memory
+//! and the host's data plane.
 //!
 //! Nothing of CUDA is touched before the first execution on a GPU. What the members agree on then is in `route`;
 //! how an execution becomes calls in `calls`; how it goes through host memory in `staging`. The calls are launched by
