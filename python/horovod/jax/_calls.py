@@ -30,8 +30,10 @@ class Options:
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
-    is_shared: bool = False
-    """Whether the call is in a function that is traced once and may be used at several places."""
+    at_one_place: bool = False
+    """Whether it is refused where its name stands at several places of a program, which XLA may run in any order."""
+    is_nested: bool = False
+    """Whether the call is in a function inside a program: a branch, a loop, an inner `jit`."""
 
     def of_gradient(self) -> "Options":
         """The same for the collective that differentiates this one."""
@@ -82,6 +84,7 @@ def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
     outputs = _foreign_calls.call(
         kind.target,
         None if kind.rows is None else tuple(tuple(result.shape) for result in results),
+        options.is_nested,
         *operands,
         name=options.name or _names.of_call(operands),
         reduce_op=np.int32(options.op if options.op is not None else 1),
@@ -89,7 +92,7 @@ def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
         postscale=np.float64(options.postscale),
         process_set=np.int32(options.process_set.process_set_id or 0),
         root=np.int32(options.root),
-        is_shared=np.int32(options.is_shared),
+        at_one_place=np.int32(options.at_one_place),
     )
     return tuple(outputs)
 

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import jax
+from jax.extend.core import Primitive
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IN_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
@@ -50,41 +51,54 @@ def is_traced(operands: tuple[Any, ...]) -> bool:
     return any(isinstance(operand, jax.core.Tracer) for operand in operands)
 
 
-def is_shared(operands: tuple[Any, ...]) -> bool:
-    """Whether an operand belongs to a function inside the program, which JAX traces once for all its uses.
-
-    What `jax.checkpoint` computes a second time has the same operands: there no values can be mixed up.
+def is_recomputed() -> bool:
+    """Whether what is called now is in a function of `jax.checkpoint`: a program may have the call at two places then,
+    whose values cannot be mixed up, because they are the same.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.endswith("ad_checkpoint.py"):
-            return False
+            return True
         frame = frame.f_back
-    return any(
-        isinstance(operand, jax.core.Tracer) and _recording(operand) is not _program((operand,))
-        for operand in operands
-    )
+    return False
 
 
-def _recording(operand: Any) -> Any:
-    """The innermost trace that records a program."""
-    trace = operand._trace
-    while trace is not None and not hasattr(trace, "frame"):
+def is_nested() -> bool:
+    """Whether what is called now becomes part of a function inside a program: of a branch, a loop, an inner `jit`."""
+    return _is_inside_program(_current_trace.bind())  # type: ignore[no-untyped-call]
+
+
+class _CurrentTrace(Primitive):
+    """Not part of any program: its value is the trace that would have recorded it."""
+
+    def bind_with_trace(self, trace: Any, *_: Any) -> Any:
+        """Where JAX asks the trace to record the primitive."""
+        return trace
+
+
+_current_trace = _CurrentTrace("horovod_current_trace")
+
+
+def _recording(trace: Any) -> list[Any]:
+    """The traces that record programs, not those that differentiate or batch, from this one on outwards."""
+    traces = []
+    while trace is not None:
+        if hasattr(trace, "frame"):
+            traces.append(trace)
         trace = getattr(trace, "parent_trace", None)
-    return trace
+    return traces
+
+
+def _is_inside_program(trace: Any) -> bool:
+    """Whether a trace records a function inside a program, or transforms what such a trace records."""
+    traces = _recording(trace)
+    # The derivative that a user gave to a function has a trace that knows of no other one.
+    return len(traces) > 1 or any(getattr(trace, "parent_trace", trace) is None for trace in traces)
 
 
 def _program(operands: tuple[Any, ...]) -> Any:
     """The outermost trace of a program to which an operand belongs; None for values, and outside of `jit`."""
     for operand in operands:
         if isinstance(operand, jax.core.Tracer):
-            program = None
-            trace = operand._trace
-            while trace is not None:
-                if hasattr(
-                    trace, "frame"
-                ):  # one that records a program, not one that differentiates or batches
-                    program = trace
-                trace = getattr(trace, "parent_trace", None)
-            return program
+            return next(reversed(_recording(operand._trace)), None)
     return None

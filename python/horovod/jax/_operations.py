@@ -332,7 +332,12 @@ def _named(options: Options, operands: Arrays) -> Options:
     if not _names.is_traced(operands):
         return options
     name = options.name if options.name is not None else _names.of_call(operands)
-    return replace(options, name=name, is_shared=_names.is_shared(operands))
+    return replace(
+        options,
+        name=name,
+        at_one_place=not _names.is_recomputed(),
+        is_nested=_names.is_nested(),
+    )
 
 
 def _on_tree(collective: _Collective, options: Options, tree: Any) -> Any:

@@ -14,32 +14,16 @@ import tensorflow as tf
 from tensorflow.core.function import trace_type
 from tensorflow.python.framework import func_graph as _func_graph
 from tensorflow.python.framework import ops as _ops
-from tensorflow.python.ops import control_flow_util
-from tensorflow.python.ops import control_flow_v2_func_graphs as _branches
+
+from horovod.tensorflow import _call_order
+from horovod.tensorflow._graphs import BRANCHES, CALLS, LOOPS, function_of, is_compiled
 
 _KEY: Final = "horovod call site"
 # Numbers of nested calls are digits to this base, in integers of 64 bits that wrap around.
 _BASE: Final = 1_000_003
-_CALLS: Final = {"PartitionedCall", "StatefulPartitionedCall"}
-_NODES: Final = _CALLS | {"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"}
-
+_NODES: Final = CALLS | BRANCHES | LOOPS
 # Graphs of gradients with operations in them, and the tensor of the differentiated function that holds its call site.
 _gradients: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
-
-
-def is_compiled(graph: Any) -> bool:
-    """Whether a graph is traced for XLA, at any depth of nesting."""
-    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
-
-
-def function_of(graph: Any) -> Any:
-    """The graph of the function that a graph is in: itself, unless it is a branch or the body of a loop."""
-    while isinstance(
-        graph,
-        _branches.CondBranchFuncGraph | _branches.WhileCondFuncGraph | _branches.WhileBodyFuncGraph,
-    ):
-        graph = graph.outer_graph
-    return graph
 
 
 def current() -> Any:
@@ -108,7 +92,10 @@ def _caller_of(function: Any, spec: Any) -> Callable[[], list[Any]]:
             if graph is function_of(graph):
                 calls = _of(graph)
             graph = graph.outer_graph
-        return [calls * _wrapped(factor) + _wrapped(site)]
+        result = calls * _wrapped(factor) + _wrapped(site)
+        before = _call_order.before()
+        # The function's first call, which takes the number, comes after those before the function then.
+        return [result if before is None else result + _call_order.zero_after(before)]
 
     number.output_spec = spec  # type: ignore[attr-defined]
     return number
@@ -136,7 +123,7 @@ def _refuse_repeated_gradients(graph: Any) -> None:
             sites[f"__inference_{gradient.name}"] = inputs.index(True)
     seen = set()
     for op in graph.get_operations():
-        if op.type not in _CALLS:
+        if op.type not in CALLS:
             continue
         # TensorFlow adds a number to the graph's name.
         name = op.get_attr("f").name.rpartition("_")[0]

@@ -4,10 +4,6 @@ XLA has no kernels for custom operations from outside of TensorFlow. So where a 
 here take the place of the generated ones of the same names: an `XlaCallModule` with a program of one call, which is the
 core's handler that JAX uses too, one for the CPU and one for NVIDIA's GPUs. Shapes must be known when the function is
 traced.
-
-On a GPU a call waits for the other ranks before the next one begins, so all ranks must make a program's calls in one
-order. XLA orders what is independent by itself, for each process anew: by what it has measured there of kernels, too.
-So where there is a GPU each call has one operand more, a result of the call before it, which the core passes over.
 """
 
 import ctypes
@@ -26,7 +22,7 @@ from tensorflow.python.framework import ops as _ops
 
 from horovod import _core
 from horovod.common._ops import Average, Sum
-from horovod.tensorflow import _call_sites
+from horovod.tensorflow import _call_order, _call_sites, _graphs
 
 # The program's format; TensorFlow 2.13 and later know it.
 _MODULE_VERSION: Final = 9
@@ -61,7 +57,7 @@ def is_compiling() -> bool:
     """
     if _ops.executing_eagerly_outside_functions() and tf.executing_eagerly():
         return False
-    return _call_sites.is_compiled(_ops.get_default_graph())
+    return _graphs.is_compiled(_ops.get_default_graph())
 
 
 class _Span(ctypes.Structure):
@@ -179,7 +175,7 @@ def _call(
         operands.append(name.site)
         args.append("tensor<i64>")
         attributes = attributes | {"has_call_site": "1 : i32"}
-    before = _call_before() if _has_gpus() else None
+    before = _call_order.before()
     if before is not None:
         operands.append(before)
         args.append(_type(kind, tuple(before.shape.as_list()), before.dtype))
@@ -195,29 +191,8 @@ def _call(
             platforms=list(_PLATFORMS),
         )
     )
-    _note_call(made)
+    _call_order.note(made)
     return made
-
-
-# A result of the last call in each graph that is being traced, by name: a tensor would keep its graph.
-_last_calls: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
-
-
-def _has_gpus() -> bool:
-    return bool(tf.config.list_logical_devices("GPU"))
-
-
-def _call_before() -> Any:
-    graph = _ops.get_default_graph()
-    name = _last_calls.get(graph)
-    return None if name is None else graph.get_tensor_by_name(name)
-
-
-def _note_call(results: list[Any]) -> None:
-    # The smallest keeps the least memory; but XLA takes tensors without elements out of a program.
-    sizes = [tensor.shape.num_elements() for tensor in results]
-    chosen = min(range(len(sizes)), key=lambda i: (sizes[i] == 0, sizes[i]))
-    _last_calls[_ops.get_default_graph()] = results[chosen].name
 
 
 def _program(
@@ -293,7 +268,7 @@ class _Name:
     @staticmethod
     def of_call(kind: str, name: str | None, ignore_name_scope: bool) -> "_Name":
         """The name of an operation that is called now."""
-        function = _call_sites.function_of(_ops.get_default_graph())
+        function = _graphs.function_of(_ops.get_default_graph())
         label = name or kind
         if not ignore_name_scope:
             label = f"{getattr(function, 'name', '')}/{label}"

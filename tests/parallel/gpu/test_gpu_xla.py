@@ -376,7 +376,7 @@ def test_attributes_that_are_not_understood(attributes, match):
 
 def test_one_name_at_two_places_of_a_run():
     tensor = empty((2,))
-    first, second = (Call(name="twice", is_shared=1) for _ in range(2))
+    first, second = (Call(name="twice", at_one_place=1) for _ in range(2))
     call("allreduce", [tensor], [tensor], place=first, run_id=5)
     with pytest.raises(XlaError, match="several places of one compiled program"):
         call("allreduce", [tensor], [tensor], place=second, run_id=5)

@@ -126,6 +126,30 @@ def test_a_function_that_is_traced_once_and_used_twice_is_refused():
     assert np.allclose(jax.jit(lambda x: plain(x) + plain(x * 2))(jnp.ones(3)), 3 * SIZE)
 
 
+def refused(program, *args):
+    match = "several places of one compiled program"
+    with pytest.raises((RuntimeError, ValueError), match=match):
+        jax.block_until_ready(jax.jit(program)(*args))
+
+
+def test_names_at_several_places_are_refused_however_a_program_got_them():
+    x = jnp.ones(3)
+    alone = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    assert np.allclose(alone(x), SIZE)  # JAX keeps what it has traced here
+    refused(lambda x: alone(x) + alone(x * 2), x)
+
+    given = lambda x: hvd.allreduce(x, op=hvd.Sum, name="given twice")  # noqa: E731
+    refused(lambda x: given(x) * given(x * 2), x)
+
+    power = jax.custom_vjp(lambda x: x**2)
+    power.defvjp(lambda x: (hvd.allreduce(x) ** 2, x), lambda x, g: (2 * x * g,))
+
+    def loss(x):
+        return jax.lax.scan(lambda c, _: (power(c) + power(3 * c), 0), x, length=1)[0].sum()
+
+    refused(jax.value_and_grad(loss), x)
+
+
 def test_donated_operands_are_worked_on_in_place():
     step = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum), donate_argnums=0)
     x = jnp.ones((512, 512)) + 0

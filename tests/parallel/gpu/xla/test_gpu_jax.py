@@ -213,6 +213,94 @@ def test_each_call_comes_after_the_one_before():
     assert sent == 1
 
 
+def total(x):
+    return hvd.allreduce(x, op=hvd.Sum)
+
+
+def scanned(x):
+    final, seen = jax.lax.scan(lambda c, y: (c + total(y), total(c)), x, jnp.stack([x, 2 * x]))
+    return total(3 * x), final + seen.sum(0), total(x)
+
+
+def looped(x):
+    end = jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, total(c[1])), (0, x))[1]
+    return total(3 * x), end, total(x)
+
+
+def branched(x):
+    return total(3 * x), jax.lax.cond(x[0] > 0, lambda: total(2 * x), lambda: x), total(x)
+
+
+def called(x):
+    inner = jax.jit(total)
+    return total(3 * x), inner(x) + inner(2 * x), total(x)
+
+
+def checkpointed(x):
+    slope = jax.grad(lambda x: (jax.checkpoint(lambda x: total(x**2))(x) ** 2).sum())(x)
+    return total(3 * x), slope, total(x)
+
+
+def own_derivative(x):
+    power = jax.custom_vjp(lambda x: total(x**2))
+    power.defvjp(lambda x: (total(x**2), x), lambda x, g: (total(g) * 2 * x,))
+    slope = jax.grad(lambda x: jax.lax.scan(lambda c, _: (power(c), 0), x, length=1)[0].sum())(x)
+    return total(3 * x), slope, total(x)
+
+
+def batched(x):
+    rows = jax.vmap(hvd.allgather)(jnp.stack([x, x]))
+    return total(3 * x), rows[0, :3], total(x)
+
+
+def aggregated(x):
+    tx = hvd.DistributedOptimizer(optax.sgd(1.0), op=hvd.Sum, backward_passes_per_step=2)
+    _, state = tx.update(x, tx.init(x))
+    updates, _ = tx.update(x, state)
+    return total(3 * x), updates, total(x)
+
+
+@pytest.mark.parametrize(
+    ("program", "factor"),
+    [
+        (scanned, 1 + 5 * SIZE + SIZE**2),
+        (looped, SIZE**3),
+        (branched, 2 * SIZE),
+        (called, 3 * SIZE),
+        (checkpointed, 4 * SIZE**2),
+        (own_derivative, 2 * SIZE),
+        (batched, 1),
+        (aggregated, -2 * SIZE),
+    ],
+)
+def test_the_order_holds_across_functions_inside_a_program(program, factor):
+    """There JAX hands a token on, which every call takes and gives back."""
+    x = jnp.ones(3)
+    lines = calls_in(jax.jit(program).lower(x).as_text())[3]
+    assert len(lines) > 2
+    for line in lines:
+        taken, made = re.search(r" : \((.*)\) -> (.*)", line).groups()
+        assert taken.startswith("!stablehlo.token, "), line
+        assert made.startswith("(!stablehlo.token, "), line
+    for got, want in zip(jax.jit(program)(x), (3 * SIZE, factor, SIZE), strict=True):
+        assert np.allclose(got, np.full(3, want))
+
+
+def test_programs_without_inner_functions_are_started_quickly():
+    """JAX starts those with an ordered effect through Python."""
+    program = jax.jit(lambda x: total(total(x)) + total(2 * x))
+    assert not program.trace(jnp.ones(3)).jaxpr.effects
+    assert np.allclose(program(jnp.ones(3)), SIZE**2 + 2 * SIZE)
+
+
+def test_a_function_that_was_compiled_alone_before_is_told(caplog):
+    inner = jax.jit(lambda x: hvd.allreduce(x, name="inner"))
+    assert inner(jnp.float32(1)) == 1
+    assert not caplog.records
+    assert jax.jit(lambda x: inner(x) + hvd.allreduce(2 * x, name="outer"))(jnp.float32(1)) == 3
+    assert [record.message for record in caplog.records if "several functions" in record.message]
+
+
 @pytest.mark.skipif(IS_REAL, reason="programs for the CPU have no need of an order")
 def test_programs_for_the_cpu_are_not_put_in_order():
     _foreign_calls._IN_ORDER.remove("cpu")

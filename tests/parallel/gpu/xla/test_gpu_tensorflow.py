@@ -3,6 +3,8 @@
 The handlers of `xla_on_double` stand for its platform CUDA.
 """
 
+import re
+
 import numpy as np
 import pytest
 from devices import IS_REAL, number_of_gpus
@@ -15,7 +17,7 @@ import tensorflow as tf
 import xla_on_double
 
 from horovod.common import api as hvd
-from horovod.tensorflow import _xla, mpi_ops
+from horovod.tensorflow import _call_order, _xla, mpi_ops
 
 hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
@@ -26,7 +28,7 @@ for _kind in _xla._KINDS:
     _name = f"horovod_xla_{_kind}"
     assert _xla._register_one(_name, b"Host", xla_on_double.handler(_name, DEVICE)) is None
 _xla._register = lambda: None
-_xla._has_gpus = lambda: True
+_call_order._has_gpus = lambda: True
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +103,114 @@ def test_each_call_comes_after_the_one_before():
     assert np.array_equal(pair[0], np.full((3, 2), SIZE))
     assert loss == 2 * SIZE * SIZE
     assert gathered.shape == (3 * SIZE, 2)
+
+
+def total(x):
+    return mpi_ops._allreduce(x, op=hvd.Sum)
+
+
+def called(x):
+    inner = tf.function(total)
+    return total(3.0 * x), inner(x) + inner(2.0 * x), total(x)
+
+
+def branched(x):
+    return total(3.0 * x), tf.cond(x[0] > 0, lambda: total(2.0 * x), lambda: x), total(x)
+
+
+def branches(x):
+    chosen = tf.switch_case(tf.cast(x[0], tf.int32), [lambda: x, lambda: total(total(x))])
+    return total(3.0 * x), chosen, total(x)
+
+
+def looped(x):
+    _, end = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, total(y)), (0, x))
+    return total(3.0 * x), end, total(x)
+
+
+def looped_in_a_branch_of_a_function(x):
+    inner = tf.function(lambda x: tf.cond(x[0] > 0, lambda: looped(x)[1], lambda: x))
+    return total(3.0 * x), inner(x), total(x)
+
+
+def differentiated(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        value = tf.reduce_sum(tf.cond(x[0] > 0, lambda: total(x**2), lambda: x) ** 2)
+    return total(3.0 * x), tape.gradient(value, x), total(x)
+
+
+variable = tf.Variable(tf.zeros(3))
+
+
+def assigned(x):
+    variable.assign(x)
+
+    def step():
+        variable.assign_add(total(2.0 * x))
+        return 0
+
+    tf.cond(x[0] > 0, step, lambda: 0)
+    return total(3.0 * x), variable.read_value(), total(x)
+
+
+class Hlo:
+    """A program's instructions, by the computations that they are in."""
+
+    def __init__(self, text):
+        self.computations = {}
+        for line in text.splitlines():
+            if head := re.match(r"(ENTRY )?%([\w.-]+) .*{$", line):
+                its = self.computations[head[2]] = {}
+                self.entry = head[2] if head[1] else getattr(self, "entry", None)
+            elif line.startswith("  "):
+                its[re.match(r"\s*(?:ROOT )?%([\w.-]+)", line)[1]] = line.partition(" = ")[2]
+
+    def has_calls(self, instruction):
+        """Whether it is a call of Horovod, or one is in what it runs."""
+        names = re.findall(r"%([\w.-]+)", instruction)
+        inner = [self.computations[name] for name in names if name in self.computations]
+        return "horovod_xla_" in instruction or any(
+            self.has_calls(its) for all_of_one in inner for its in all_of_one.values()
+        )
+
+    def are_in_order(self, computation):
+        """Whether each call in a computation needs one before it, and how many there are."""
+        its = self.computations[computation]
+        needs = {}
+        last, count = None, 0
+        for name, instruction in its.items():
+            taken = [other for other in re.findall(r"%([\w.-]+)", instruction) if other in its]
+            needs[name] = {name}.union(*(needs[other] for other in taken))
+            if self.has_calls(instruction):
+                if last is not None and last not in needs[name]:
+                    return False, count
+                last, count = name, count + 1
+        return True, count
+
+
+@pytest.mark.parametrize(
+    ("program", "factor"),
+    [
+        (called, 3 * SIZE),
+        (branched, 2 * SIZE),
+        (branches, SIZE**2),
+        (looped, SIZE**3),
+        (looped_in_a_branch_of_a_function, SIZE**3),
+        (differentiated, 4 * SIZE**2),
+        (assigned, 1 + 2 * SIZE),
+    ],
+)
+def test_the_order_holds_across_functions_inside_a_program(program, factor):
+    """As XLA has made it: in order by the text, each call with the one before it among what it needs."""
+    x = tf.ones(3)
+    program = compiled(program)
+    hlo = Hlo(program.experimental_get_compiler_ir(x)(stage="optimized_hlo"))
+    found = {name: hlo.are_in_order(name) for name in hlo.computations}
+    assert all(in_order for in_order, _ in found.values()), found
+    assert found[hlo.entry][1] >= 3
+    for got, want in zip(program(x), (3 * SIZE, factor, SIZE), strict=True):
+        assert np.allclose(got, np.full(3, want))
 
 
 @several

@@ -20,8 +20,8 @@ from double_streams import library
 library.double_register.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 library.double_unregister.argtypes = (ctypes.c_void_p,)
 
-# Bytes of an element, by XLA's code of its type.
-_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 10: 2, 11: 4, 12: 8, 15: 8, 16: 2}
+# Bytes of an element, by XLA's code of its type; a token has none.
+_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 10: 2, 11: 4, 12: 8, 15: 8, 16: 2, 17: 0}
 
 # As XLA's, which makes a GPU's calls one after the other. The CPU's go on wherever something has ended.
 _thread = ThreadPoolExecutor(1)

@@ -14,6 +14,8 @@ use super::abi::{
 const S32: c_int = 4;
 const S64: c_int = 5;
 const F64: c_int = 12;
+/// Holds nothing: it makes a call come after another one.
+const TOKEN: c_int = 17;
 /// Pairs of floats and doubles.
 const C64: c_int = 15;
 const C128: c_int = 18;
@@ -27,8 +29,8 @@ pub(super) struct Attributes<'a> {
     pub(super) postscale: f64,
     pub(super) process_set: u32,
     pub(super) root: u32,
-    /// Whether the call is in a function that is traced once and may be used at several places.
-    pub(super) is_shared: bool,
+    /// Whether a program may have the call at one place only: at several, ranks could mix up their values.
+    pub(super) at_one_place: bool,
     /// Whether the last argument before those of `after` is no operand, but the number of the call of the function that the
     /// call is in.
     pub(super) has_call_site: bool,
@@ -47,7 +49,7 @@ impl<'a> Attributes<'a> {
             postscale: 1.0,
             process_set: 0,
             root: 0,
-            is_shared: false,
+            at_one_place: false,
             has_call_site: false,
             after: 0,
         };
@@ -77,14 +79,14 @@ impl<'a> Attributes<'a> {
                 ("postscale", Value::Float(factor)) => all.postscale = factor,
                 ("process_set", Value::Int(set)) => all.process_set = number(name, set)?,
                 ("root", Value::Int(rank)) => all.root = number(name, rank)?,
-                ("is_shared", Value::Int(is)) => all.is_shared = is != 0,
+                ("at_one_place", Value::Int(is)) => all.at_one_place = is != 0,
                 ("has_call_site", Value::Int(has)) => all.has_call_site = has != 0,
                 ("after", Value::Int(count)) => all.after = number(name, count)?,
                 (_, value) => {
                     return Err(invalid(format!(
                         "an XLA call has the attribute {name:?} with {value:?}; known are name (a string), reduce_op, \
-                         process_set, root, is_shared, has_call_site, after (32-bit integers), prescale and postscale (64-bit \
-                         floats)"
+                         process_set, root, at_one_place, has_call_site, after (32-bit integers), prescale and postscale \
+                         (64-bit floats)"
                     )));
                 }
             }
@@ -278,7 +280,9 @@ unsafe fn buffers(values: &Values) -> Result<Vec<&Buffer>, Error> {
         unsafe { sized(buffer.cast::<Buffer>(), size_of::<Buffer>()) }
             .map_err(|size| unknown_layout("a buffer", size, size_of::<Buffer>()))
     };
-    types.iter().zip(buffers).map(buffer).collect()
+    let all = types.iter().zip(buffers).map(buffer);
+    all.filter(|buffer| !matches!(buffer, Ok(Buffer { dtype: TOKEN, .. })))
+        .collect()
 }
 
 /// Where the value of a scalar of 64 bits is.

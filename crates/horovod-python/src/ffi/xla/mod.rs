@@ -243,7 +243,7 @@ unsafe fn submit(
     // SAFETY: XLA's frame.
     let (operands, call_site) = unsafe { Operand::all(frame, &attributes, read)? };
     let name = name_at(attributes.name, call_site);
-    if attributes.is_shared
+    if attributes.at_one_place
         // SAFETY: the context of this call.
         && let Some(run_id) = unsafe { xla.run_id(frame.context) }
     {
