@@ -50,6 +50,7 @@ __all__ = [
     "nccl_version",
     "needs_sync",
     "poll",
+    "prefer_gpus",
     "prepare_gpus",
     "process_set_ids",
     "process_set_ranks",
@@ -216,8 +217,11 @@ class Rendezvous:
 class Streams:
     """Where a framework tells the current stream of each GPU: DLPack's C exchange table, or a function."""
 
-    def __new__(cls, tensor_type: type, ask: Callable[[int], int]) -> Self:
-        """Of tensors of this type; `ask(ordinal)` gives a stream's address where the type has no table."""
+    def __new__(cls, tensor_type: type, ask: Callable[[int], int], is_rocm: bool = False) -> Self:
+        """Of tensors of this type; `ask(ordinal)` gives a stream's address where no table does, as for AMD's GPUs.
+
+        Raises RuntimeError where this process uses GPUs of another kind already.
+        """
 
     def current(self, ordinal: int) -> int:
         """Address of the stream that this thread's work on a GPU goes to; 0 is CUDA's default stream."""
@@ -228,11 +232,18 @@ def gpu_is_lost() -> bool:
 def gpu_libraries() -> dict[str, tuple[str, int] | str]:
     """For "cuda" and "nccl" where the library is and its version code, or why it cannot be used.
 
-    CUDA is not initialised, and no GPU is needed.
+    "rocm" is there, too, where AMD's GPUs are those of this process; "nccl" is AMD's then. CUDA is not initialised, and
+    no GPU is needed.
     """
 
 def nccl_version() -> int:
     """NCCL's version code; 0 where its library is not found, or operations on GPU tensors go through host memory."""
+
+def prefer_gpus(is_rocm: bool) -> None:
+    """Say whether the framework is made for AMD's GPUs, or for CUDA.
+
+    Nothing is looked for or loaded, and it has no effect where the other ones are used already.
+    """
 
 def prepare_gpus() -> None:
     """Tell the runtime in which folders of packages NCCL may be, before compiled programs submit from threads of C++.

@@ -3,6 +3,8 @@
 //!
 //! One library, `libhorovod_gpu_double.so`, stands for both: `HOROVOD_CUDA_LIBRARY` and `HOROVOD_NCCL_LIBRARY` name it
 //! ([`library`]), and the product loads it as it loads the real ones. Rust tests may also call the functions as they are.
+//! It has HIP's names for the same functions, too, and its compiler's: links to it that are called `libamdhip64.so.7` and
+//! `librccl.so.1` stand for AMD's libraries.
 //!
 //! # What it does
 //!
@@ -31,6 +33,7 @@
 //! | `mismatch` | calls that differ between the ranks: function, count, type, operator, root |
 //! | `group`, `split`, `destroy`, `version` | making communicators among collectives; splitting with work outstanding; destroying what would hang; functions that the version does not have |
 //! | `parameters`, `alignment` | kernels whose declaration or addresses are not what they need |
+//! | `initialisation` | of HIP, by who only wants its version |
 //! | `settings` | `GPU_DOUBLE` that is not understood |
 //!
 //! All threads of a process count as one host, because what orders them (channels, locks) is not seen. Freeing is strict:

@@ -1,8 +1,11 @@
-//! Modules: what PTX text declares, as far as the driver would look at it.
+//! Modules: what PTX text declares, as far as the driver would look at it; or C++ for HIP, which stands for its code.
 
 use std::collections::BTreeMap;
 
 use crate::codes;
+
+/// What the double's compiler for HIP puts before a program's text, as its code.
+pub(crate) const HIP_CODE: &str = "code of HIP: ";
 
 /// A loaded module.
 #[derive(Debug)]
@@ -15,6 +18,9 @@ impl Module {
     /// What the text declares; else the driver's error code.
     pub(crate) fn parse(text: &str, driver_version: i32, capability: i32) -> Result<Self, i32> {
         let text = without_comments(text);
+        if let Some(source) = text.strip_prefix(HIP_CODE) {
+            return Self::of_kernels(source, "__global__ void ", hip_parameter);
+        }
         let version = directive(&text, ".version").ok_or(codes::INVALID_PTX)?;
         let (major, minor) = version.split_once('.').ok_or(codes::INVALID_PTX)?;
         let number = |text: &str| text.parse::<i32>().map_err(|_| codes::INVALID_PTX);
@@ -28,8 +34,17 @@ impl Module {
         if number(target.ok_or(codes::INVALID_PTX)?)? > capability {
             return Err(codes::NO_BINARY_FOR_GPU);
         }
+        Self::of_kernels(&text, ".entry", parameter)
+    }
+
+    /// What follows a keyword: `name(parameters)`.
+    fn of_kernels(
+        text: &str,
+        keyword: &str,
+        parameter: fn(&str) -> Option<String>,
+    ) -> Result<Self, i32> {
         let mut entries = BTreeMap::new();
-        for part in text.split(".entry").skip(1) {
+        for part in text.split(keyword).skip(1) {
             let (name, rest) = part.split_once('(').ok_or(codes::INVALID_PTX)?;
             let (list, _) = rest.split_once(')').ok_or(codes::INVALID_PTX)?;
             let parameters = list.split(',').map(str::trim).filter(|p| !p.is_empty());
@@ -53,6 +68,17 @@ fn parameter(text: &str) -> Option<String> {
     let size = name.find('[').map_or("", |at| &name[at..]);
     let kind = words.iter().rev().skip(1).find(|w| w.starts_with('.'))?;
     Some(format!("{}{size}", kind.trim_start_matches('.')))
+}
+
+/// `double factor` as `f64`.
+fn hip_parameter(text: &str) -> Option<String> {
+    let kind = match text.split_whitespace().next()? {
+        "u64" => "u64",
+        "double" => "f64",
+        "CopyTable" => "b8[3848]",
+        _ => return None,
+    };
+    Some(kind.to_owned())
 }
 
 fn without_comments(text: &str) -> String {

@@ -7,8 +7,9 @@ use std::sync::OnceLock;
 use crate::driver::{Driver, Handle};
 use crate::error::GpuError;
 use crate::event::{Event, EventPool, Timing};
+use crate::hip;
 use crate::kernels::Kernels;
-use crate::load::check_process;
+use crate::load::{Stack, check_process};
 use crate::reader::Readers;
 use crate::stream::{RawStream, Stream};
 
@@ -17,6 +18,13 @@ const MULTIPROCESSOR_COUNT: c_int = 16;
 const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 const COMPUTE_CAPABILITY_MINOR: c_int = 76;
 const MEMORY_POOLS_SUPPORTED: c_int = 115;
+/// The same of AMD's GPUs.
+const OF_ROCM: [(c_int, c_int); 4] = [
+    (MULTIPROCESSOR_COUNT, hip::MULTIPROCESSOR_COUNT),
+    (COMPUTE_CAPABILITY_MAJOR, hip::COMPUTE_CAPABILITY_MAJOR),
+    (COMPUTE_CAPABILITY_MINOR, hip::COMPUTE_CAPABILITY_MINOR),
+    (MEMORY_POOLS_SUPPORTED, hip::MEMORY_POOLS_SUPPORTED),
+];
 
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy default stream, on which frameworks work.
 const STREAM_NON_BLOCKING: c_uint = 1;
@@ -59,7 +67,15 @@ impl Device {
             let code = (table.device_primary_ctx_retain)(&raw mut context, device);
             driver.checked("cuDevicePrimaryCtxRetain", code)?;
         }
+        if driver.stack() == Stack::Rocm {
+            add_place(driver, device, &mut uuid);
+        }
         let attribute = |attribute| {
+            let of_rocm = OF_ROCM.iter().find(|(cuda, _)| *cuda == attribute);
+            let attribute = match (driver.stack(), of_rocm) {
+                (Stack::Rocm, Some((_, hip))) => *hip,
+                _ => attribute,
+            };
             let mut value = 0;
             // SAFETY: writes one integer.
             let code = unsafe { (table.device_get_attribute)(&raw mut value, attribute, device) };
@@ -245,7 +261,16 @@ impl Device {
         })
     }
 
-    /// The kernels, which the first call loads: the driver compiles them, which takes a moment.
+    /// Whether this device can do what NCCL has no operation for. CUDA's driver has a compiler in it; AMD's is a library of
+    /// its own, which may be missing, so kernels are compiled here, before ranks agree on what they do.
+    pub fn check_kernels(&'static self) -> Result<(), GpuError> {
+        match self.driver.stack() {
+            Stack::Cuda => Ok(()),
+            Stack::Rocm => self.kernels().map(|_| ()),
+        }
+    }
+
+    /// The kernels, which the first call loads: they are compiled, which takes a moment.
     pub fn kernels(&'static self) -> Result<&'static Kernels, GpuError> {
         check_process()?;
         let kernels = self.kernels.get_or_init(|| Kernels::load(self));
@@ -287,6 +312,18 @@ impl Drop for RestoredCaptureMode {
         if let Err(error) = self.device.exchange_capture_mode(self.before) {
             tracing::debug!(%error, "the thread keeps another capture mode");
         }
+    }
+}
+
+/// Makes out of what may be the same for all GPUs of a model, by where on its host a GPU is, what tells it apart.
+fn add_place(driver: &Driver, device: c_int, uuid: &mut [u8; 16]) {
+    let mut place = [0u8; 16];
+    if let Some(get_pci_bus_id) = driver.table.device_get_pci_bus_id {
+        // SAFETY: writes at most so many bytes, a NUL included.
+        unsafe { get_pci_bus_id(place.as_mut_ptr().cast::<c_char>(), 16, device) };
+    }
+    for (byte, other) in uuid.iter_mut().zip(place) {
+        *byte ^= other;
     }
 }
 

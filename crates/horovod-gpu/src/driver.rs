@@ -1,4 +1,5 @@
-//! CUDA's driver: its functions, its errors as ours, and the devices of this process.
+//! CUDA's driver, or AMD's library that stands for it: its functions, its errors as ours, and the devices of this
+//! process.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
@@ -6,7 +7,8 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::device::Device;
 use crate::error::GpuError;
-use crate::load::{Library, check_process, function_table};
+use crate::hip::{self, HipTexts};
+use crate::load::{Library, Stack, check_process, file_of, function_table};
 use crate::stream::RawStream;
 
 /// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`.
@@ -14,13 +16,11 @@ pub(crate) type Handle = *mut c_void;
 
 function_table! {
     /// Functions of `libcuda.so.1`, by the names that mean the legacy default stream where a stream is null. All of
-    /// them are in every driver since CUDA 12.0.
+    /// them are in every driver since CUDA 12.0. What AMD's library calls them: `hip`.
     struct DriverTable;
     required {
         init = c"cuInit"(c_uint);
         driver_get_version = c"cuDriverGetVersion"(*mut c_int);
-        get_error_name = c"cuGetErrorName"(c_int, *mut *const c_char);
-        get_error_string = c"cuGetErrorString"(c_int, *mut *const c_char);
         device_get = c"cuDeviceGet"(*mut c_int, c_int);
         device_get_count = c"cuDeviceGetCount"(*mut c_int);
         device_get_attribute = c"cuDeviceGetAttribute"(*mut c_int, c_int, c_int);
@@ -59,6 +59,7 @@ function_table! {
     }
     optional {
         device_get_name = c"cuDeviceGetName"(*mut c_char, c_int, c_int);
+        device_get_pci_bus_id = c"cuDeviceGetPCIBusId"(*mut c_char, c_int, c_int);
         mem_get_info = c"cuMemGetInfo_v2"(*mut usize, *mut usize);
         stream_get_ctx = c"cuStreamGetCtx"(Handle, *mut Handle);
         ctx_get_device = c"cuCtxGetDevice"(*mut c_int);
@@ -72,37 +73,98 @@ const GREATEST_DEFAULT_STREAM: usize = 2;
 /// `CUDA_ERROR_NOT_READY`.
 pub(crate) const NOT_READY: c_int = 600;
 
-impl DriverTable {
+function_table! {
+    /// What an error is called. AMD's library has these with another signature.
+    struct CudaTexts;
+    required {
+        get_error_name = c"cuGetErrorName"(c_int, *mut *const c_char);
+        get_error_string = c"cuGetErrorString"(c_int, *mut *const c_char);
+    }
+    optional {}
+}
+
+/// Functions that tell an error's name and text.
+#[derive(Clone)]
+enum Texts {
+    Cuda(CudaTexts),
+    Rocm(HipTexts),
+}
+
+/// The functions of one stack's library.
+#[derive(Clone)]
+pub(crate) struct DriverFunctions {
+    pub(crate) stack: Stack,
+    table: DriverTable,
+    texts: Texts,
+}
+
+impl DriverFunctions {
     /// The functions of a library, its version and the address of one of its functions.
-    pub(crate) fn of_library(library: &Library) -> Result<(Self, i32, *const c_void), String> {
-        let table = Self::read(library)?;
+    pub(crate) fn of_library(
+        stack: Stack,
+        library: &Library,
+    ) -> Result<(Self, i32, *const c_void), String> {
+        let (table, texts) = match stack {
+            Stack::Cuda => (
+                DriverTable::read(library, Some)?,
+                Texts::Cuda(CudaTexts::read(library, Some)?),
+            ),
+            Stack::Rocm => (
+                DriverTable::read(library, hip::name_of)?,
+                Texts::Rocm(HipTexts::read(library, Some)?),
+            ),
+        };
+        let functions = Self {
+            stack,
+            table,
+            texts,
+        };
+        let function = functions.table.driver_get_version as *const c_void;
+        if stack == Stack::Rocm {
+            let version = file_of(function).map_or(0, |file| hip::version_of(&file));
+            return Ok((functions, version, function));
+        }
         let mut version = 0;
         // SAFETY: needs no initialisation, writes one integer.
-        let code = unsafe { (table.driver_get_version)(&raw mut version) };
+        let code = unsafe { (functions.table.driver_get_version)(&raw mut version) };
         if code != SUCCESS {
-            let error = table.error("cuDriverGetVersion", code);
+            let error = functions.error("cuDriverGetVersion", code);
             return Err(error.to_string());
         }
-        let function = table.driver_get_version as *const c_void;
-        Ok((table, version, function))
+        Ok((functions, version, function))
     }
 
-    /// The driver's texts for a code.
-    pub(crate) fn error(&self, call: &'static str, code: c_int) -> GpuError {
+    /// The library's texts for a code.
+    fn error(&self, call: &'static str, code: c_int) -> GpuError {
         crate::error::remember_if_sticky(code);
         let (mut name, mut text) = (null(), null());
-        // SAFETY: places for two constant strings, which stay null for codes that this driver does not know.
+        // SAFETY: places for two constant strings, which stay null for codes that this driver does not know; or
+        // functions that return such.
         let texts = unsafe {
-            (self.get_error_name)(code, &raw mut name);
-            (self.get_error_string)(code, &raw mut text);
+            match &self.texts {
+                Texts::Cuda(texts) => {
+                    (texts.get_error_name)(code, &raw mut name);
+                    (texts.get_error_string)(code, &raw mut text);
+                }
+                Texts::Rocm(texts) => {
+                    name = (texts.get_error_name)(code);
+                    text = (texts.get_error_string)(code);
+                }
+            }
             [name, text].map(|text| {
                 (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
             })
         };
         let text = match texts {
+            // Older ones of AMD's have no text but the name.
+            [Some(name), Some(text)] if name == text => name,
             [Some(name), Some(text)] => format!("{name}: {text}"),
             [Some(one), None] | [None, Some(one)] => one,
             [None, None] => "an unknown error".to_owned(),
+        };
+        let call = match self.stack {
+            Stack::Cuda => call,
+            Stack::Rocm => hip::call_name(call),
         };
         GpuError::Cuda { call, code, text }
     }
@@ -111,26 +173,33 @@ impl DriverTable {
 /// The driver, initialised.
 pub struct Driver {
     pub(crate) table: DriverTable,
+    functions: DriverFunctions,
     version: i32,
     /// Devices that were asked for; they stay for the life of the process.
     devices: Mutex<Vec<&'static Device>>,
 }
 
 impl Driver {
-    pub(crate) fn initialise(table: &DriverTable, version: i32) -> Result<Self, GpuError> {
+    pub(crate) fn initialise(functions: &DriverFunctions, version: i32) -> Result<Self, GpuError> {
         // SAFETY: no pointers; zero is the only value of its flags.
-        let code = unsafe { (table.init)(0) };
+        let code = unsafe { (functions.table.init)(0) };
         if code != SUCCESS {
-            return Err(table.error("cuInit", code));
+            return Err(functions.error("cuInit", code));
         }
         Ok(Self {
-            table: table.clone(),
+            table: functions.table.clone(),
+            functions: functions.clone(),
             version,
             devices: Mutex::new(Vec::new()),
         })
     }
 
-    /// The newest CUDA that the driver supports: 12080 is 12.8.
+    /// Whose library it is.
+    pub fn stack(&self) -> Stack {
+        self.functions.stack
+    }
+
+    /// The newest CUDA that the driver supports: 12080 is 12.8. Of ROCm, 70200000 is 7.2, and 0 is not known.
     pub fn version(&self) -> i32 {
         self.version
     }
@@ -226,11 +295,15 @@ impl Driver {
         Ok(None)
     }
 
+    pub(crate) fn error(&self, call: &'static str, code: c_int) -> GpuError {
+        self.functions.error(call, code)
+    }
+
     pub(crate) fn checked(&self, call: &'static str, code: c_int) -> Result<(), GpuError> {
         if code == SUCCESS {
             Ok(())
         } else {
-            Err(self.table.error(call, code))
+            Err(self.error(call, code))
         }
     }
 }

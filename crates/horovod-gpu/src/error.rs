@@ -18,7 +18,7 @@ pub enum GpuError {
     /// The library was found, but is older than what is supported.
     #[error(
         "{library} is version {found} ({path}), but at least {needed} is needed; {}",
-        if *library == NCCL { "install a newer nvidia-nccl package or framework" } else { "install a newer NVIDIA driver" }
+        newer(library)
     )]
     TooOld {
         /// The library's name for the dynamic loader.
@@ -30,18 +30,18 @@ pub enum GpuError {
         /// The oldest that is supported.
         needed: &'static str,
     },
-    /// A function of the driver failed.
-    #[error("{call} failed with {text} ({code}){}", cuda_advice(*code))]
+    /// A function of the driver failed, or one of HIP's.
+    #[error("{call} failed with {text} ({code}){}", driver_advice(call, *code))]
     Cuda {
         /// Its name.
         call: &'static str,
-        /// `CUresult`.
+        /// `CUresult`, `hipError_t`.
         code: i32,
         /// The code's name and the driver's text for it.
         text: String,
     },
     /// There is no memory left for what was asked for.
-    #[error("{call} failed with {text} (2): {}", out_of_memory(*place, *bytes, *free))]
+    #[error("{call} failed with {text} (2): {}", out_of_memory(call, *place, *bytes, *free))]
     OutOfMemory {
         /// The function of the driver.
         call: &'static str,
@@ -120,6 +120,16 @@ pub fn context_is_lost() -> bool {
     CONTEXT_LOST.load(Ordering::Relaxed)
 }
 
+fn newer(library: &str) -> &'static str {
+    if library == NCCL {
+        "install a newer nvidia-nccl package or framework"
+    } else if library == CUDA {
+        "install a newer NVIDIA driver"
+    } else {
+        "install a newer ROCm or framework"
+    }
+}
+
 fn not_loaded(library: &str, tried: &[(String, String)]) -> String {
     let mut text = format!("{library} could not be loaded");
     for (index, (candidate, why)) in tried.iter().enumerate() {
@@ -128,13 +138,33 @@ fn not_loaded(library: &str, tried: &[(String, String)]) -> String {
     }
     text.push_str(if library == NCCL {
         ". Install the package nvidia-nccl-cu12 or nvidia-nccl-cu13, or set HOROVOD_NCCL_LIBRARY to the file"
-    } else {
+    } else if library == CUDA {
         ". Install NVIDIA's driver, or make it visible in this container; HOROVOD_CUDA_LIBRARY names a file"
+    } else {
+        ". Install ROCm or a framework that brings it, or set HOROVOD_ROCM_HOME to its folder"
     });
     text
 }
 
-fn out_of_memory(place: MemoryPlace, bytes: usize, free: Option<(usize, usize)>) -> String {
+/// The tool that shows who uses a GPU.
+fn tool(call: &str) -> &'static str {
+    if is_of_hip(call) {
+        "rocm-smi"
+    } else {
+        "nvidia-smi"
+    }
+}
+
+fn is_of_hip(call: &str) -> bool {
+    call.starts_with("hip")
+}
+
+fn out_of_memory(
+    call: &str,
+    place: MemoryPlace,
+    bytes: usize,
+    free: Option<(usize, usize)>,
+) -> String {
     let free = free.map_or_else(String::new, |(free, all)| {
         format!(", of whose {all} bytes {free} are free")
     });
@@ -142,7 +172,8 @@ fn out_of_memory(place: MemoryPlace, bytes: usize, free: Option<(usize, usize)>)
         MemoryPlace::Device(ordinal) => format!(
             "{bytes} bytes are needed on GPU {ordinal}{free}; use a smaller batch, a smaller HOROVOD_FUSION_THRESHOLD, or \
              PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which leaves less memory unused in PyTorch's cache, and \
-             look with nvidia-smi whether another process uses that GPU"
+             look with {} whether another process uses that GPU",
+            tool(call)
         ),
         MemoryPlace::Pinned => format!(
             "{bytes} bytes of pinned host memory are needed, through which tensors of a GPU go without NCCL; give the \
@@ -171,10 +202,19 @@ fn nccl_advice(text: &str) -> &'static str {
     }
 }
 
-/// What to do about codes that have one usual cause.
-fn cuda_advice(code: i32) -> &'static str {
+/// What to do about codes that have one usual cause; only some are also HIP's.
+fn driver_advice(call: &str, code: i32) -> &'static str {
     match code {
+        // Its codes are others, and its text says what is wrong.
+        _ if call.starts_with("hiprtc") => "",
+        OUT_OF_MEMORY if is_of_hip(call) => {
+            "; look with rocm-smi whether another process uses that GPU"
+        }
         OUT_OF_MEMORY => "; look with nvidia-smi whether another process uses that GPU",
+        100 | 101 if is_of_hip(call) => {
+            "; is HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES empty, or /dev/kfd not usable by this user or in this \
+             container?"
+        }
         34 => {
             "; this libcuda is the stub of a toolkit, for linking only: take its folder out of LD_LIBRARY_PATH"
         }

@@ -157,7 +157,7 @@ impl Driver {
         match code {
             SUCCESS => Ok(true),
             NOT_READY => Ok(false),
-            _ => Err(self.table.error(call, code)),
+            _ => Err(self.error(call, code)),
         }
     }
 }

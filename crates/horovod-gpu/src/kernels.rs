@@ -1,7 +1,9 @@
-//! Our own kernels: element-wise work that NCCL does not do, in PTX that the driver compiles.
+//! Our own kernels: element-wise work that NCCL does not do, in PTX that the driver compiles; for AMD's GPUs in C++.
 //!
 //! Their results are those of `horovod-kernels`, bit for bit (but for the bits of a NaN that an operation makes).
 
+#[cfg(test)]
+mod hip_tests;
 #[cfg(test)]
 mod interpreter;
 #[cfg(test)]
@@ -15,6 +17,8 @@ use horovod_protocol::DType;
 use crate::device::Device;
 use crate::driver::Handle;
 use crate::error::GpuError;
+use crate::hiprtc;
+use crate::load::Stack;
 use crate::stream::Stream;
 
 /// The text that the driver compiles, with the NUL that ends it.
@@ -26,6 +30,12 @@ const PTX: &str = concat!(
     include_str!("kernels/memory.ptx"),
     "\0"
 );
+/// The same for AMD's GPUs.
+const HIP: &CStr =
+    match CStr::from_bytes_with_nul(concat!(include_str!("kernels.hip"), "\0").as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("a NUL within the text"),
+    };
 /// Threads of a block, of every kernel.
 const BLOCK: u32 = 512;
 /// Blocks of a launch at most, for each multiprocessor.
@@ -106,10 +116,18 @@ impl Kernels {
     pub(crate) fn load(device: &'static Device) -> Result<Self, GpuError> {
         device.entered_relaxed(|| {
             let driver = device.driver();
+            let compiled;
+            let image = match driver.stack() {
+                Stack::Cuda => PTX.as_bytes(),
+                Stack::Rocm => {
+                    compiled = hiprtc::compile(HIP, &[])?;
+                    &compiled[..]
+                }
+            };
             let mut module = null_mut();
-            // SAFETY: text that ends with NUL, and a place for one handle.
+            // SAFETY: text that ends with NUL, or a compiler's code; and a place for one handle.
             let code =
-                unsafe { (driver.table.module_load_data)(&raw mut module, PTX.as_ptr().cast()) };
+                unsafe { (driver.table.module_load_data)(&raw mut module, image.as_ptr().cast()) };
             driver.checked("cuModuleLoadData", code)?;
             let mut functions = [null_mut(); Entry::COUNT];
             for (function, name) in functions.iter_mut().zip(ENTRIES) {

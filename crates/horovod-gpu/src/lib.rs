@@ -1,4 +1,5 @@
-//! CUDA's driver interface and NCCL, found at run time: nothing is linked, and without a GPU nothing of this runs.
+//! CUDA's driver interface and NCCL, found at run time: nothing is linked, and without a GPU nothing of this runs. AMD's
+//! libraries stand for them by other names of the same functions (`hip`).
 //!
 //! `load` finds the libraries and reads their functions into tables (`driver`, `nccl`). Above the tables are safe
 //! handles: devices, streams, events, memory, communicators. What takes addresses of device memory stays `unsafe`: no
@@ -12,6 +13,8 @@ mod driver;
 mod error;
 mod event;
 mod executor;
+mod hip;
+mod hiprtc;
 mod kernels;
 mod load;
 mod memory;
@@ -33,8 +36,8 @@ pub use executor::{
 };
 pub use kernels::{DeviceCopy, Kernels};
 pub use load::{
-    Found, Search, driver, find_driver, find_nccl, is_initialised, nccl, set_default_search,
-    set_search,
+    Found, Search, Stack, choose_stack, driver, find_driver, find_nccl, is_initialised, nccl,
+    set_default_search, set_search, stack,
 };
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use nccl::{CommSettings, Communicator, Nccl, NcclOp, NcclType, Progress};

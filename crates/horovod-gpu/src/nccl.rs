@@ -59,7 +59,7 @@ const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
 
 function_table! {
-    /// Functions of `libnccl.so.2`, all of them in 2.18.
+    /// Functions of `libnccl.so.2`, all of them in 2.18, and of AMD's `librccl.so.1`, which has them by the same names.
     struct NcclTable;
     required {
         get_version = c"ncclGetVersion"(*mut c_int);
@@ -87,7 +87,7 @@ function_table! {
 impl NcclTable {
     /// The functions of a library, its version and the address of one of its functions.
     pub(crate) fn of_library(library: &Library) -> Result<(Self, i32, *const c_void), String> {
-        let table = Self::read(library)?;
+        let table = Self::read(library, Some)?;
         let mut version = 0;
         // SAFETY: writes one integer.
         let code = unsafe { (table.get_version)(&raw mut version) };

@@ -6,12 +6,14 @@ mod executor;
 mod launching;
 
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::PathBuf;
 
-use crate::load::{Library, Search, driver, set_search};
+use crate::load::{Library, Search, Stack, choose_stack, driver, find_driver, set_search};
+use crate::testing::Folder;
 use crate::{Device, RawStream};
 
 /// The double, with what tests ask of it. One per process: call it in [`crate::testing::alone`].
-struct Double(Library);
+pub(crate) struct Double(Library);
 
 /// A function of the double, by its type.
 macro_rules! function {
@@ -24,7 +26,32 @@ macro_rules! function {
 
 impl Double {
     /// Loads it, with these settings (`GPU_DOUBLE`).
-    fn start(settings: &str) -> Self {
+    pub(crate) fn start(settings: &str) -> Self {
+        Self::start_with(settings, |path| Search {
+            cuda_library: Some(path.clone()),
+            nccl_library: Some(path),
+            ..Search::default()
+        })
+    }
+
+    /// The same as AMD's libraries.
+    pub(crate) fn start_rocm(settings: &str) -> Self {
+        let folder = Folder::new();
+        let place = folder.path("libamdhip64.so.7");
+        let double = Self::start_with(settings, |path| {
+            std::os::unix::fs::symlink(&path, &place).expect("a link");
+            Search {
+                nccl_library: Some(path),
+                rocm_folders: vec![place.with_file_name("")],
+                ..Search::default()
+            }
+        });
+        choose_stack(Stack::Rocm).expect("nothing is open");
+        find_driver().expect("the double");
+        double
+    }
+
+    fn start_with(settings: &str, search: impl FnOnce(PathBuf) -> Search) -> Self {
         // Cargo builds it beside this binary.
         let path = std::env::current_exe()
             .expect("this test binary")
@@ -38,16 +65,12 @@ impl Double {
         let settings = CString::new(settings).expect("no NUL");
         // SAFETY: a C string.
         assert_eq!(unsafe { configure(settings.as_ptr()) }, 0, "{settings:?}");
-        assert!(set_search(Search {
-            cuda_library: Some(path.clone()),
-            nccl_library: Some(path),
-            ..Search::default()
-        }));
+        assert!(set_search(search(path)));
         double
     }
 
     /// A device, with its context current on this thread.
-    fn adopted(ordinal: i32) -> &'static Device {
+    pub(crate) fn adopted(ordinal: i32) -> &'static Device {
         let device = driver()
             .expect("the double")
             .device(ordinal)
@@ -57,7 +80,7 @@ impl Double {
     }
 
     /// A framework's memory.
-    fn alloc(&self, device: i32, bytes: usize) -> u64 {
+    pub(crate) fn alloc(&self, device: i32, bytes: usize) -> u64 {
         let alloc = function!(self, c"double_alloc", extern "C" fn(c_int, usize) -> u64);
         let address = alloc(device, bytes);
         assert_ne!(address, 0, "memory of the double");
@@ -87,7 +110,7 @@ impl Double {
     }
 
     /// What a kernel of a framework would read, when the stream has come there.
-    fn read(&self, stream: RawStream, from: u64, bytes: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, stream: RawStream, from: u64, bytes: usize) -> Vec<u8> {
         let read = function!(
             self,
             c"double_stream_read",
@@ -166,7 +189,7 @@ impl Double {
     }
 
     /// Nothing was done that a GPU might punish.
-    fn assert_clean(&self) {
+    pub(crate) fn assert_clean(&self) {
         let violations = function!(
             self,
             c"double_violations",

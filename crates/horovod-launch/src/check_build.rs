@@ -169,8 +169,13 @@ fn explain(python: &Path, found: &io::Result<Vec<Framework>>) -> String {
             text.push_str(&checked(extension, &format!(" with {feature}"), is_built));
         }
     }
-    let driver = found.iter().find(|f| f.name == "CUDA");
-    for (name, library) in [("NCCL", nccl), ("CUDA's driver", driver)] {
+    let library = |name: &str| found.iter().find(|f| f.name == name);
+    let (driver, rocm) = (library("CUDA"), library("ROCM"));
+    for (name, library) in [
+        ("NCCL", nccl),
+        ("CUDA's driver", driver),
+        ("ROCm's library, which has AMD's GPUs used,", rocm),
+    ] {
         let start = format!("{name} is not built in but found when it is needed: ");
         match library.map(|library| (&library.version, &library.problem)) {
             Some((Some(version), _)) => text.push_str(&format!("{start}here it is {version}.\n")),

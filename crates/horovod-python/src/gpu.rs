@@ -7,7 +7,9 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use horovod::config::ProcessEnvironment;
-use horovod::gpu::{Found, GpuError, LaunchEnd, RawStream, Ready, on_device};
+use horovod::gpu::{
+    Found, GpuError, LaunchEnd, RawStream, Ready, Stack, choose_stack, on_device, stack,
+};
 use horovod::{Allocated, Allocator, DType, Engine, Error, Leaving, StopReason, printable};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -97,16 +99,27 @@ pub(crate) fn order(
     Ok(())
 }
 
+fn stack_of(is_rocm: bool) -> Stack {
+    if is_rocm { Stack::Rocm } else { Stack::Cuda }
+}
+
 /// The current streams of one type's framework.
 #[pyclass(frozen, module = "horovod._core")]
 pub(crate) struct Streams(pub(crate) StreamSource);
 
 #[pymethods]
 impl Streams {
-    /// By the exchange table of tensors of this type; without one by `ask(ordinal)`, which returns the address.
+    /// By the exchange table of tensors of this type; without one, and for AMD's GPUs, by `ask(ordinal)`, which returns
+    /// the address: nobody has tried what the table tells there. Raises if other GPUs are used by this process.
     #[new]
-    fn new(class: &Bound<'_, PyType>, ask: Py<PyAny>) -> PyResult<Self> {
-        let table = Reader::of(class)?.and_then(Reader::streams);
+    #[pyo3(signature = (class, ask, is_rocm = false))]
+    fn new(class: &Bound<'_, PyType>, ask: Py<PyAny>, is_rocm: bool) -> PyResult<Self> {
+        let stack = stack_of(is_rocm);
+        choose_stack(stack).map_err(|e| PyRuntimeError::new_err(e.to_string()))?;
+        let table = match stack {
+            Stack::Cuda => Reader::of(class)?.and_then(Reader::streams),
+            Stack::Rocm => None,
+        };
         Ok(Self(
             table.unwrap_or_else(|| StreamSource::Function(Arc::new(ask))),
         ))
@@ -160,24 +173,28 @@ pub(crate) fn allocating(
     (Box::new(allocate), given)
 }
 
-/// Tell the runtime, before it looks for the first time, in which folders of Python's packages NCCL may be.
+/// Tell the runtime, before it looks for the first time, in which folders of Python's packages NCCL, or what AMD's GPUs
+/// need, may be.
 fn prepare(py: Python<'_>) {
     static TOLD: Once = Once::new();
     if TOLD.is_completed() {
         return;
     }
     // Before the `Once`, which must not wait for the interpreter's lock.
-    let folders: PyResult<Vec<PathBuf>> = py
-        .import("horovod.common._gpu_libraries")
-        .and_then(|module| module.call_method0("wheel_folders"))
-        .and_then(|folders| folders.extract());
-    let folders = folders.unwrap_or_else(|why| {
-        tracing::warn!("the folders of Python's packages are not searched for NCCL: {why}");
-        Vec::new()
-    });
+    let folders = |function: &str| -> Vec<PathBuf> {
+        let folders = py
+            .import("horovod.common._gpu_libraries")
+            .and_then(|module| module.call_method0(function))
+            .and_then(|folders| folders.extract());
+        folders.unwrap_or_else(|why| {
+            tracing::warn!("the folders of Python's packages are not searched for NCCL: {why}");
+            Vec::new()
+        })
+    };
+    let (wheels, rocm) = (folders("wheel_folders"), folders("rocm_folders"));
     TOLD.call_once(|| {
         // A setting that cannot be read is said at init.
-        if let Ok(search) = horovod::config::gpu_search(&ProcessEnvironment, folders) {
+        if let Ok(search) = horovod::config::gpu_search(&ProcessEnvironment, wheels, rocm) {
             horovod::gpu::set_search(search);
         }
     });
@@ -190,7 +207,15 @@ pub(crate) fn prepare_gpus(py: Python<'_>) {
     prepare(py);
 }
 
-/// The libraries for GPUs: for each where it is and its version, or why it cannot be used. CUDA is not initialised.
+/// Say whose GPUs a framework is made for, before the first tensor on one, for ranks that never have any. Nothing is
+/// opened, and nothing becomes of it where other GPUs are used already: a tensor's `Streams` will tell.
+#[pyfunction]
+pub(crate) fn prefer_gpus(is_rocm: bool) {
+    let _ = choose_stack(stack_of(is_rocm));
+}
+
+/// The libraries for GPUs: for each where it is and its version, or why it cannot be used. "rocm" is there only where AMD's
+/// GPUs are those of this process. CUDA is not initialised.
 #[pyfunction]
 pub(crate) fn gpu_libraries(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     prepare(py);
@@ -199,7 +224,13 @@ pub(crate) fn gpu_libraries(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         Ok(found) => answer.set_item(name, (found.path, found.version)),
         Err(why) => answer.set_item(name, why.to_string()),
     };
-    tell("cuda", horovod::gpu::find_driver())?;
+    match stack() {
+        Stack::Cuda => tell("cuda", horovod::gpu::find_driver())?,
+        Stack::Rocm => {
+            answer.set_item("cuda", "the GPUs of this process are AMD's (ROCm)")?;
+            tell("rocm", horovod::gpu::find_driver())?;
+        }
+    }
     tell("nccl", horovod::gpu::find_nccl())?;
     Ok(answer)
 }

@@ -32,7 +32,8 @@ mod _core {
     use crate::exit::staying_threads;
     #[pymodule_export]
     use crate::gpu::{
-        Streams, gpu_is_lost, gpu_libraries, nccl_version, prepare_gpus, wait_for_devices,
+        Streams, gpu_is_lost, gpu_libraries, nccl_version, prefer_gpus, prepare_gpus,
+        wait_for_devices,
     };
     #[pymodule_export]
     use crate::launch::{Rendezvous, assign_ranks, names_of_a_job};

@@ -10,7 +10,8 @@ use crate::error::Error;
 
 pub use horovod_gpu::set_search;
 pub use horovod_gpu::{
-    Found, GpuError, RawStream, Search, context_is_lost, find_driver, find_nccl, is_initialised,
+    Found, GpuError, RawStream, Search, Stack, choose_stack, context_is_lost, find_driver,
+    find_nccl, is_initialised, stack,
 };
 
 /// NCCL's version code, which scripts are told: `None` where its library is not found, or operations are to go through
@@ -45,11 +46,12 @@ impl Ready {
         Self::on(horovod_gpu::driver()?.device(ordinal)?, stream)
     }
 
-    /// The same on the device of the stream; `told` is its number where the stream is a default one.
+    /// The same on the device of the stream, of CUDA's; `told` is its number where the stream is a default one.
     ///
     /// # Errors
     /// As above.
     pub fn record_on_its_device(stream: RawStream, told: i32) -> Result<Arc<Self>, Error> {
+        choose_stack(Stack::Cuda)?;
         Self::on(horovod_gpu::driver()?.device_of(stream, told)?, stream)
     }
 

@@ -22,12 +22,28 @@ def wheel_folders() -> list[str]:
     return folders
 
 
+def rocm_folders() -> list[str]:
+    """Folders of installed packages that may hold AMD's libraries: PyTorch's own, and ROCm's wheels beside it."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return []
+    places = [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    return [
+        str(folder)
+        for place in places
+        for folder in (place / "lib", *sorted(place.parent.glob("_rocm_sdk_*/lib")))
+        if folder.is_dir()
+    ]
+
+
 def found() -> dict[str, tuple[str, str] | str]:
     """For "cuda" and "nccl" the version as people write it and the file, or why the library cannot be used.
 
+    With AMD's GPUs also "rocm", and "nccl" is AMD's.
     CUDA is not initialised, and no GPU is needed. Launchers ask for it by this name.
     """
-    names = {"cuda": _cuda_version, "nccl": _nccl_version}
+    names = {"cuda": _cuda_version, "rocm": _rocm_version, "nccl": _nccl_version}
     libraries = _core.gpu_libraries()
     return {
         library: told if isinstance(told, str) else (names[library](told[1]), told[0])
@@ -37,6 +53,10 @@ def found() -> dict[str, tuple[str, str] | str]:
 
 def _cuda_version(code: int) -> str:
     return f"{code // 1000}.{code % 1000 // 10}"
+
+
+def _rocm_version(code: int) -> str:
+    return f"{code // 10_000_000}.{code // 100_000 % 100}" if code else "an unknown version"
 
 
 def _nccl_version(code: int) -> str:

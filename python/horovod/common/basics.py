@@ -318,6 +318,8 @@ class HorovodBasics:
     def nccl_built(self) -> int:
         """NCCL's version code, such as 23007 for 2.30.7, if operations on tensors of GPUs can use it; else 0.
 
+        With AMD's GPUs it is that of their library (RCCL), as the original has it.
+
         That is where its library is found and recent enough, and `HOROVOD_GPU_OPERATIONS` does not ask for host memory.
         NCCL is not built in but found at run time. The answer does not need a GPU, and CUDA is not initialised for it.
         Where it is not 0, Adasum of tensors on GPUs averages inside each host and combines the hosts.
@@ -337,8 +339,11 @@ class HorovodBasics:
         return not isinstance(_core.gpu_libraries()["cuda"], str)
 
     def rocm_built(self) -> bool:
-        """False: this version has no AMD GPUs."""
-        return False
+        """Whether the GPUs of this process are AMD's, and their library (`libamdhip64.so`) is found.
+
+        They are where PyTorch is one for ROCm; else where CUDA's driver is not found and this machine has an AMD GPU.
+        """
+        return isinstance(_core.gpu_libraries().get("rocm"), tuple)
 
     def __reduce__(self) -> str:
         # Functions that are sent to other processes find the one that is there.

@@ -69,6 +69,8 @@ _OPAQUE = frozenset(
 
 # PyTorch for AMD's GPUs calls them CUDA devices, too.
 _HIP = torch.version.hip is not None
+if _HIP or torch.version.cuda is not None:
+    _core.prefer_gpus(_HIP)
 
 # By type of tensor and number of the device.
 _gpus: dict[tuple[type, int], Gpu] = {}
@@ -101,7 +103,8 @@ def _gpu_of(tensor: torch.Tensor) -> Gpu | None:
     key = (type(tensor), tensor.get_device())
     gpu = _gpus.get(key)
     if gpu is None:
-        gpu = _gpus[key] = Gpu(_core.Streams(key[0], _current_stream), key[1], _allocator)
+        streams = _core.Streams(key[0], _current_stream, _HIP)
+        gpu = _gpus[key] = Gpu(streams, key[1], _allocator)
     return gpu
 
 
@@ -121,7 +124,7 @@ def check_memory(tensor: torch.Tensor) -> None:
     """Raise unless the argument is a tensor with plain memory, of the host or of a GPU."""
     if (
         type(tensor) in _PLAIN_TYPES
-        and (tensor.is_cpu or (tensor.is_cuda and not _HIP))
+        and (tensor.is_cpu or tensor.is_cuda)
         and tensor.layout is torch.strided
         and not tensor.is_quantized
     ):
@@ -133,11 +136,6 @@ def check_memory(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         hint = "; see sparse_allreduce_async" if tensor.is_sparse else ""
         raise ValueError(f"Tensor type {type_name(tensor)} is not supported{hint}.")
-    if tensor.is_cuda and _HIP:
-        raise ValueError(
-            "Tensors on AMD GPUs are not supported in this version; move the tensor to the CPU first, as in "
-            "hvd.allreduce(tensor.cpu()).to(tensor.device)."
-        )
     if not (tensor.is_cpu or tensor.is_cuda) or tensor.is_quantized:
         raise ValueError(
             f"Tensor type {type_name(tensor)} on device {tensor.device} is not supported."

@@ -1,14 +1,20 @@
 """These tests run on ranks that each have a GPU of the double, over NCCL's double and staged through host memory.
 
 `make gpu-double` builds it; `environments.json` names it to the runtime as it would name the real libraries.
-tests/integration/test_real_gpus.py runs them on the machine's own GPUs.
+tests/integration/test_real_gpus.py runs them on the machine's own GPUs, test_gpu_rocm.py on the double as AMD's.
 """
+
+import os
 
 import pytest
 import torch
 from devices import GpuTensor, OnGpu, violations
 
 from horovod import _core
+
+if os.environ.get("HVD_TEST_GPU") == "rocm":
+    # As PyTorch for AMD's GPUs has it.
+    torch.version.cuda, torch.version.hip = None, "7.2.0"
 
 # The core's own reader of tensors takes the types that the adapter names, and no subclass.
 _PlainTensors = _core.PlainTensors

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from double_streams import (
     HOST_WAITS,
+    IS_ROCM,
     Stream,
     call_double,
     count,
@@ -449,18 +450,8 @@ _seal.restype, _seal.argtypes = ctypes.py_object, (_pointer, ctypes.c_char_p, _p
 _of_torch = _Table.from_address(_open(torch.Tensor.__dlpack_c_exchange_api__, _CAPSULE))
 _describe_on_host = _Describe(_of_torch.tensor_from_object)
 _CUDA, _ROCM = 2, 10
-_kind = _CUDA
-
-
-@contextlib.contextmanager
-def amd() -> Iterator[None]:
-    """In the block the GPUs are AMD's, which PyTorch calls CUDA devices, too."""
-    global _kind
-    _kind = _ROCM
-    try:
-        yield
-    finally:
-        _kind = _CUDA
+# PyTorch calls AMD's GPUs CUDA devices, too, but not here.
+_kind = _ROCM if IS_ROCM else _CUDA
 
 
 @_Describe

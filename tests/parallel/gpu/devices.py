@@ -6,10 +6,10 @@ IS_REAL = os.environ.get("HVD_TEST_GPU") == "real"
 
 if IS_REAL:
     from real_gpu import (
+        IS_ROCM,
         GpuTensor,
         OnGpu,
         Stream,
-        amd,
         count,
         current_stream,
         module_on_gpu,
@@ -20,8 +20,9 @@ if IS_REAL:
         without_waiting,
     )
 else:
-    from cuda_double import GpuTensor, OnGpu, amd, module_on_gpu, on_gpu, without_waiting
+    from cuda_double import GpuTensor, OnGpu, module_on_gpu, on_gpu, without_waiting
     from double_streams import (
+        IS_ROCM,
         Stream,
         count,
         current_stream,
@@ -32,10 +33,10 @@ else:
 
 __all__ = [
     "IS_REAL",
+    "IS_ROCM",
     "GpuTensor",
     "OnGpu",
     "Stream",
-    "amd",
     "count",
     "current_stream",
     "module_on_gpu",

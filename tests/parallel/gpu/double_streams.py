@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 
-LIBRARY = os.environ["HOROVOD_CUDA_LIBRARY"]
+# Whether the double stands for AMD's libraries, which the runtime finds below a home.
+IS_ROCM = os.environ.get("HVD_TEST_GPU") == "rocm"
+LIBRARY = (
+    os.path.realpath(os.environ["HOROVOD_ROCM_HOME"] + "/lib/librccl.so.1")
+    if IS_ROCM
+    else os.environ["HOROVOD_CUDA_LIBRARY"]
+)
 _process = os.getpid()
 
 _u64, _size, _int, _pointer = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p

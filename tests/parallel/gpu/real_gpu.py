@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+IS_ROCM = torch.version.hip is not None
 GpuTensor = torch.Tensor
 OnGpu = contextlib.nullcontext
 stream = torch.cuda.stream
@@ -52,11 +53,6 @@ def violations() -> list[str]:
 def count(call: str) -> int:
     """Nor counts their calls: tests that compare counts are for the double."""
     raise NotImplementedError(call)
-
-
-def amd() -> contextlib.AbstractContextManager[None]:
-    """Real GPUs are what they are."""
-    raise NotImplementedError
 
 
 @contextlib.contextmanager

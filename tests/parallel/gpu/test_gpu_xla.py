@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 import xla_frames
-from devices import IS_REAL, Stream, count, current_stream, number_of_gpus, on_gpu, stream
+from devices import IS_REAL, IS_ROCM, Stream, count, current_stream, number_of_gpus, on_gpu, stream
 from xla_frames import Call, Memory, Place, XlaError
 
 import horovod.torch as hvd
@@ -20,6 +20,7 @@ DEVICE = hvd.local_rank() % number_of_gpus()
 KINDS = ["allreduce", "broadcast", "allgather", "alltoall", "reducescatter"]
 IN_PLACE = ["allreduce", "broadcast"]
 several = pytest.mark.skipif(SIZE == 1, reason="needs two ranks")
+pytestmark = pytest.mark.skipif(IS_ROCM, reason="compiled programs are refused on AMD's GPUs")
 watched = pytest.mark.skipif(IS_REAL, reason="the double holds streams back and counts calls")
 # What goes through host memory is there before it is sent.
 launched = pytest.mark.skipif(

@@ -30,7 +30,7 @@ fn words(values: &[u64]) -> Vec<u8> {
 }
 
 /// Bytes that look random, the same every time.
-fn noise(length: usize, seed: u64) -> Vec<u8> {
+pub(super) fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
         state ^= state << 13;
@@ -42,7 +42,7 @@ fn noise(length: usize, seed: u64) -> Vec<u8> {
 }
 
 /// The oracle's result of scaling.
-fn scaled(dtype: DType, src: &[u8], factor: f64) -> Vec<u8> {
+pub(super) fn scaled(dtype: DType, src: &[u8], factor: f64) -> Vec<u8> {
     let mut dst = vec![0; src.len()];
     let spec = Spec {
         post: factor,
@@ -65,7 +65,7 @@ fn scaled(dtype: DType, src: &[u8], factor: f64) -> Vec<u8> {
 }
 
 /// Equal but for the bits of NaNs.
-fn assert_same(dtype: DType, found: &[u8], expected: &[u8], what: &str) {
+pub(super) fn assert_same(dtype: DType, found: &[u8], expected: &[u8], what: &str) {
     let size = dtype.size();
     for (i, (a, b)) in found.chunks(size).zip(expected.chunks(size)).enumerate() {
         assert!(

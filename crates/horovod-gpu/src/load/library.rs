@@ -56,7 +56,7 @@ impl Library {
 }
 
 /// The file that the code at an address comes from.
-pub(super) fn file_of(address: *const c_void) -> Option<String> {
+pub(crate) fn file_of(address: *const c_void) -> Option<String> {
     // SAFETY: zeros are a valid value of this C struct.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: any address may be asked for; the answer's strings belong to the loader and stay, for nothing is closed.

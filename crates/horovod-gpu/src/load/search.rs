@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::library::{Library, file_of};
-use super::{Found, Opened, Search};
+use super::{Found, Opened, Search, Stack};
 use crate::error::{CUDA, GpuError, NCCL};
+use crate::hip::{HIP, RCCL};
 
 /// One of the two libraries.
 pub(super) struct Wanted {
@@ -32,6 +33,20 @@ pub(super) const COLLECTIVES: Wanted = Wanted {
     oldest: 21800,
     needed: "2.18",
     text: nccl_version_text,
+};
+
+/// HIP's runtime, which is AMD's driver library. One that is too old lacks functions: its version is not always known.
+pub(super) const HIP_RUNTIME: Wanted = Wanted {
+    name: "libamdhip64.so",
+    oldest: 0,
+    needed: "ROCm 5.1",
+    text: |version| version.to_string(),
+};
+
+/// AMD's NCCL, which tells the version of the NCCL that it is made from.
+pub(super) const RCCL_COLLECTIVES: Wanted = Wanted {
+    name: RCCL[0],
+    ..COLLECTIVES
 };
 
 fn nccl_version_text(version: i32) -> String {
@@ -72,34 +87,55 @@ impl std::fmt::Display for Candidate {
     }
 }
 
-/// Toolkits hold only stubs of the driver's library, so their folders are none of its places.
-pub(super) fn driver_candidates(search: &Search) -> Vec<Candidate> {
-    match &search.cuda_library {
-        Some(path) => vec![Candidate::File(path.clone())],
-        None => vec![Candidate::Loaded(CUDA), Candidate::Name(CUDA)],
+/// Toolkits hold only stubs of CUDA's library, so their folders are none of its places. AMD's is no driver but a
+/// library of the toolkit, of which frameworks have copies: two of them in a process would not know each other's memory.
+pub(super) fn driver_candidates(search: &Search, stack: Stack) -> Vec<Candidate> {
+    match (stack, &search.cuda_library) {
+        (Stack::Cuda, Some(path)) => vec![Candidate::File(path.clone())],
+        (Stack::Cuda, None) => vec![Candidate::Loaded(CUDA), Candidate::Name(CUDA)],
+        (Stack::Rocm, _) => of_rocm(search, &HIP),
     }
 }
 
 /// A framework's copy before all others: two NCCLs in one process double memory and threads.
-pub(super) fn nccl_candidates(search: &Search) -> Vec<Candidate> {
+pub(super) fn nccl_candidates(search: &Search, stack: Stack) -> Vec<Candidate> {
     if let Some(path) = &search.nccl_library {
         return vec![Candidate::File(path.clone())];
     }
-    let below = |folders: &[PathBuf], subfolders: &[&str]| -> Vec<Candidate> {
-        let files = folders.iter().flat_map(|folder| {
-            subfolders
-                .iter()
-                .map(move |subfolder| Candidate::File(folder.join(subfolder).join(NCCL)))
-        });
-        files.collect()
-    };
+    if stack == Stack::Rocm {
+        return of_rocm(search, &RCCL);
+    }
     let mut candidates = vec![Candidate::Loaded(NCCL)];
-    candidates.extend(below(&search.wheel_folders, &["lib", ""]));
+    candidates.extend(below(&search.wheel_folders, &["lib", ""], &[NCCL]));
     candidates.push(Candidate::Name(NCCL));
-    candidates.extend(below(&search.nccl_homes, &["", "lib", "lib64"]));
-    candidates.extend(below(&search.cuda_homes, &["lib64"]));
-    candidates.extend(below(&[PathBuf::from("/usr/local/cuda")], &["lib64"]));
+    candidates.extend(below(&search.nccl_homes, &["", "lib", "lib64"], &[NCCL]));
+    candidates.extend(below(&search.cuda_homes, &["lib64"], &[NCCL]));
+    let usual = [PathBuf::from("/usr/local/cuda")];
+    candidates.extend(below(&usual, &["lib64"], &[NCCL]));
     candidates
+}
+
+/// Places of a library of AMD's. What is set comes before what the machine has, of which there may be several.
+fn of_rocm(search: &Search, names: &[&'static str]) -> Vec<Candidate> {
+    let mut candidates: Vec<_> = names.iter().map(|name| Candidate::Loaded(name)).collect();
+    candidates.extend(below(&search.rocm_homes, &["lib", "lib64"], names));
+    candidates.extend(below(&search.rocm_folders, &[""], names));
+    candidates.extend(names.iter().map(|name| Candidate::Name(name)));
+    candidates.extend(below(&[PathBuf::from("/opt/rocm")], &["lib"], names));
+    candidates
+}
+
+/// Files of these names in subfolders of folders; of AMD's, with several names, those that are there: to tell of each
+/// that is not would hide the rest.
+fn below(folders: &[PathBuf], subfolders: &[&str], names: &[&str]) -> Vec<Candidate> {
+    let mut files = Vec::new();
+    for folder in folders {
+        for subfolder in subfolders {
+            let all = names.iter().map(|name| folder.join(subfolder).join(name));
+            files.extend(all.filter(|file| names.len() == 1 || file.exists()));
+        }
+    }
+    files.into_iter().map(Candidate::File).collect()
 }
 
 /// Opens the candidates in turn until one has all functions and is new enough.

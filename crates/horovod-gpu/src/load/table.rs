@@ -19,21 +19,27 @@ macro_rules! function_table {
         }
 
         impl $name {
-            /// Looks all functions up; or says which are missing.
-            pub(crate) fn read(library: &$crate::load::Library) -> Result<Self, String> {
+            /// Looks all functions up, by the name that `name` gives for each; or says which are missing. `None`: this
+            /// library has nothing of that kind.
+            pub(crate) fn read(
+                library: &$crate::load::Library,
+                name: impl Fn(&'static std::ffi::CStr) -> Option<&'static std::ffi::CStr>,
+            ) -> Result<Self, String> {
                 let missing: Vec<&str> = [$($symbol),*]
                     .into_iter()
-                    .filter(|symbol: &&std::ffi::CStr| library.address(symbol).is_none())
+                    .map(|symbol: &std::ffi::CStr| name(symbol).unwrap_or(symbol))
+                    .filter(|symbol| library.address(symbol).is_none())
                     .filter_map(|symbol| symbol.to_str().ok())
                     .collect();
                 if !missing.is_empty() {
                     return Err(format!("it lacks {}", missing.join(", ")));
                 }
-                // SAFETY: functions of the declared types, in every version that is accepted; all required ones exist.
+                // SAFETY: functions of the declared types, in every version that is accepted, also by their other
+                // names; all required ones exist.
                 unsafe {
                     Ok(Self {
-                        $( $field: library.function($symbol).ok_or("it changed")?, )*
-                        $( $maybe: library.function($maybe_symbol), )*
+                        $( $field: name($symbol).and_then(|name| library.function(name)).ok_or("it changed")?, )*
+                        $( $maybe: name($maybe_symbol).and_then(|name| library.function(name)), )*
                     })
                 }
             }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use super::search::{Candidate, nccl_candidates};
 use super::{
-    Found, Library, Search, driver, find_driver, find_nccl, is_initialised, nccl, open_driver,
-    open_nccl, set_default_search, set_search,
+    Found, Library, Search, Stack, choose_stack, driver, find_driver, find_nccl, is_initialised,
+    nccl, open_driver, open_nccl, set_default_search, set_search,
 };
-use crate::driver::DriverTable;
+use crate::driver::{CudaTexts, DriverTable};
 use crate::error::{CUDA, GpuError, NCCL};
 use crate::nccl::{CommSettings, NcclTable};
 use crate::testing::{FOLDER, Folder, Stub, alone, folder_of_parent, in_fork, skip, wheel_file};
@@ -21,11 +21,13 @@ fn only(path: PathBuf) -> Search {
 }
 
 fn nccl_error(search: &Search) -> GpuError {
-    open_nccl(search).err().expect("it must not open")
+    open_nccl(search, Stack::Cuda)
+        .err()
+        .expect("it must not open")
 }
 
 fn found_nccl(search: &Search) -> Found {
-    open_nccl(search)
+    open_nccl(search, Stack::Cuda)
         .map(|opened| opened.found)
         .expect("it must open")
 }
@@ -47,7 +49,7 @@ fn a_file_that_is_missing_is_named_with_what_to_do() {
          nvidia-nccl-cu13, or set HOROVOD_NCCL_LIBRARY to the file"
     );
     assert_eq!(error.to_string(), expected);
-    let text = open_driver(&only(folder.path("libnone.so")))
+    let text = open_driver(&only(folder.path("libnone.so")), Stack::Cuda)
         .err()
         .expect("missing")
         .to_string();
@@ -88,7 +90,7 @@ fn a_library_that_lacks_functions_is_refused_with_their_names() {
         text.contains("libpart.so: it lacks ncclCommFinalize, ncclRecv."),
         "{text}"
     );
-    let text = open_driver(&only(path))
+    let text = open_driver(&only(path), Stack::Cuda)
         .err()
         .expect("it lacks one")
         .to_string();
@@ -118,14 +120,14 @@ fn versions_are_accepted_from_the_oldest_supported_on() {
         let search = only(path.clone());
         let results = [
             (
-                open_nccl(&search).map(|o| o.found),
+                open_nccl(&search, Stack::Cuda).map(|o| o.found),
                 nccl,
                 NCCL,
                 "2.18",
                 text[0],
             ),
             (
-                open_driver(&search).map(|o| o.found),
+                open_driver(&search, Stack::Cuda).map(|o| o.found),
                 driver,
                 CUDA,
                 "CUDA 12.0",
@@ -184,7 +186,7 @@ fn places_are_tried_in_order() {
         cuda_homes: vec!["/c".into()],
         ..Search::default()
     };
-    let candidates: Vec<String> = nccl_candidates(&search)
+    let candidates: Vec<String> = nccl_candidates(&search, Stack::Cuda)
         .iter()
         .map(Candidate::to_string)
         .collect();
@@ -432,7 +434,7 @@ fn a_forked_child_of_one_that_initialised_is_refused() {
 }
 
 /// Bytes of each argument, of a prototype in a header. Only the types that our functions have.
-fn sizes_in(header: &str, name: &str) -> Vec<usize> {
+pub(crate) fn sizes_in(header: &str, name: &str) -> Vec<usize> {
     // A comment that mentions it begins with a space or a star.
     let after = header
         .match_indices(&format!(" {name}("))
@@ -447,6 +449,9 @@ fn sizes_in(header: &str, name: &str) -> Vec<usize> {
         let kind = argument.trim().trim_start_matches("const ");
         match kind.split_whitespace().next().expect("a type") {
             _ if kind.contains('*') => 8,
+            "hipStream_t" | "hipEvent_t" | "hipCtx_t" | "hipModule_t" | "hipFunction_t" => 8,
+            "hipDeviceptr_t" | "hiprtcProgram" => 8,
+            "hipDevice_t" | "hipDeviceAttribute_t" | "hipError_t" | "hiprtcResult" => 4,
             "CUstream" | "CUevent" | "CUcontext" | "CUmodule" | "CUfunction" => 8,
             "cudaStream_t" | "ncclComm_t" | "size_t" | "CUdeviceptr" => 8,
             "ncclUniqueId" => 128,
@@ -463,6 +468,7 @@ fn sizes_in(header: &str, name: &str) -> Vec<usize> {
 fn functions_have_the_arguments_of_the_headers() {
     for (header, functions) in [
         ("nvidia/cu13/include/cuda.h", DriverTable::FUNCTIONS),
+        ("nvidia/cu13/include/cuda.h", CudaTexts::FUNCTIONS),
         ("nvidia/nccl/include/nccl.h", NcclTable::FUNCTIONS),
     ] {
         let text = match wheel_file(header) {
@@ -497,6 +503,7 @@ fn the_nccl_of_the_wheel_opens_without_a_gpu() {
     };
     let environment = [(FOLDER, path)];
     alone(&environment, || {
+        choose_stack(Stack::Cuda).expect("nothing is open");
         let lib = folder_of_parent().parent().expect("lib").to_owned();
         let header = std::fs::read_to_string(lib.join("../include/nccl.h")).expect("a header");
         let version = header

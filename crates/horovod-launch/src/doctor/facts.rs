@@ -50,6 +50,8 @@ wired! {
         pub mixed: Option<String>,
         /// Version and file of CUDA's driver library, or why it cannot be used.
         pub cuda: Result<(String, String), String>,
+        /// Version and file of AMD's library in its place, if that is what is used.
+        pub rocm: Option<(String, String)>,
         /// Version and file of NCCL, or why it cannot be used.
         pub nccl: Result<(String, String), String>,
     }
@@ -104,6 +106,14 @@ wired! {
     }
 }
 
+impl HostFacts {
+    /// Whether there are GPUs that can be told of: NVIDIA's, or the library for AMD's.
+    pub(super) fn has_gpus(&self) -> bool {
+        let python = self.python.as_ref().ok();
+        !self.gpus.is_empty() || python.is_some_and(|python| python.rocm.is_some())
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -144,6 +154,7 @@ pub(crate) mod tests {
                 torch: Some("2.9.1+cpu".into()),
                 mixed: None,
                 cuda: Ok(("13.2".into(), "libcuda.so.1".into())),
+                rocm: None,
                 nccl: Ok(("2.30.7".into(), "libnccl.so.2".into())),
             }),
             gpus: Vec::new(),

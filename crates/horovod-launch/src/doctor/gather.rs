@@ -241,6 +241,7 @@ fn python_from(text: &str) -> Option<Python> {
         torch: field("torch"),
         mixed: field("mixed"),
         cuda: library("cuda"),
+        rocm: library("rocm").ok(),
         nccl: library("nccl"),
         horovod: field("horovod").ok_or_else(problem),
     })

@@ -114,12 +114,15 @@ fn software(facts: &HostFacts) -> String {
         }
         Err(_) => parts.push("no Python".to_owned()),
     }
-    parts.push(match facts.gpus.len() {
-        0 => "no GPU".to_owned(),
-        count => format!("{count} GPUs: {}", facts.gpus.join("; ")),
+    let rocm = facts.python.as_ref().ok().and_then(|p| p.rocm.as_ref());
+    parts.push(match (facts.gpus.len(), rocm) {
+        (0, None) => "no GPU".to_owned(),
+        // Nobody is asked for a list of AMD's.
+        (0, Some((version, _))) => format!("ROCm {version}"),
+        (count, _) => format!("{count} GPUs: {}", facts.gpus.join("; ")),
     });
     if let Ok(python) = &facts.python
-        && !facts.gpus.is_empty()
+        && facts.has_gpus()
     {
         parts.extend(python.cuda.iter().map(|(v, _)| format!("CUDA {v}")));
         parts.extend(python.nccl.iter().map(|(v, _)| format!("NCCL {v}")));
@@ -417,6 +420,13 @@ fn facts_json(facts: &HostFacts) -> Vec<(&'static str, Json)> {
             python
                 .ok()
                 .and_then(|p| Some(p.cuda.as_ref().ok()?.0.clone()))
+                .into(),
+        ),
+        (
+            "rocm",
+            python
+                .ok()
+                .and_then(|p| Some(p.rocm.as_ref()?.0.clone()))
                 .into(),
         ),
         (

@@ -44,7 +44,7 @@ impl GpuSettings {
             shares_gpus: env
                 .get("NCCL_MULTI_RANK_GPU_ENABLE")
                 .is_some_and(|value| value.trim() == "1"),
-            search: search(env, Vec::new())?,
+            search: search(env, Vec::new(), Vec::new())?,
         })
     }
 }
@@ -54,8 +54,12 @@ pub fn operations(env: &dyn Environment) -> Result<GpuOperations, Error> {
     Ok(settings::GPU_OPERATIONS.read(env)?)
 }
 
-/// Where CUDA's driver and NCCL are looked for: as set, and in these folders of packages.
-pub fn search(env: &dyn Environment, wheel_folders: Vec<PathBuf>) -> Result<Search, Error> {
+/// Where CUDA's driver and NCCL, or AMD's libraries, are looked for: as set, and in these folders of packages.
+pub fn search(
+    env: &dyn Environment,
+    wheel_folders: Vec<PathBuf>,
+    rocm_folders: Vec<PathBuf>,
+) -> Result<Search, Error> {
     let folders = |names: &[&str]| {
         let set = names.iter().filter_map(|name| env.get(name));
         set.filter(|value| !value.is_empty())
@@ -68,5 +72,7 @@ pub fn search(env: &dyn Environment, wheel_folders: Vec<PathBuf>) -> Result<Sear
         wheel_folders,
         nccl_homes: folders(&["HOROVOD_NCCL_LIB", "HOROVOD_NCCL_HOME"]),
         cuda_homes: folders(&["HOROVOD_CUDA_HOME", "CUDA_HOME"]),
+        rocm_folders,
+        rocm_homes: folders(&["HOROVOD_ROCM_HOME", "ROCM_HOME", "ROCM_PATH"]),
     })
 }

@@ -14,10 +14,10 @@ pub(super) fn judge(slots: u32, name: &str, facts: &HostFacts, found: &mut Findi
         found.add(Severity::Risk, name, what, fix);
     }
     let gpus = facts.gpus.len();
-    if gpus == 0 {
+    if !facts.has_gpus() {
         return;
     }
-    if slots as usize > gpus {
+    if gpus > 0 && slots as usize > gpus {
         let (word, own) = if gpus == 1 {
             ("GPU", "slot")
         } else {
@@ -33,7 +33,15 @@ pub(super) fn judge(slots: u32, name: &str, facts: &HostFacts, found: &mut Findi
     if let Ok(python) = &facts.python
         && python.horovod.is_ok()
     {
-        if let Err(why) = &python.cuda {
+        if python.rocm.is_some() {
+            if let Err(why) = &python.nccl {
+                let what = format!(
+                    "AMD's NCCL (RCCL) cannot be used, tensors on GPUs go through host memory: {why}"
+                );
+                let fix = "install rccl of the same ROCm, or name its folder by HOROVOD_ROCM_HOME";
+                found.add(Severity::Slow, name, what, fix);
+            }
+        } else if let Err(why) = &python.cuda {
             let what = format!("there are GPUs, and CUDA cannot be used: {why}");
             let fix = "install the driver's library there, in a container run it with the NVIDIA runtime \
                        (`docker run --gpus all`); of no concern to jobs without GPUs";
@@ -58,15 +66,22 @@ pub(super) fn judge(slots: u32, name: &str, facts: &HostFacts, found: &mut Findi
 
 /// NCCL's version, which has to be the same everywhere.
 pub(super) fn compare(chart: &Chart, found: &mut Findings) {
-    let mut have: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut have: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for host in chart.hosts.iter().filter(|host| host.slots > 0) {
-        let Some(facts) = host.facts.as_ref().filter(|facts| !facts.gpus.is_empty()) else {
+        let Some(facts) = host.facts.as_ref().filter(|facts| facts.has_gpus()) else {
             continue;
         };
         if let Ok(python) = &facts.python
             && let Ok((version, _)) = &python.nccl
         {
-            have.entry(version).or_default().push(&host.name);
+            let of = if python.rocm.is_some() {
+                " of AMD's"
+            } else {
+                ""
+            };
+            have.entry(format!("{version}{of}"))
+                .or_default()
+                .push(&host.name);
         }
     }
     if have.len() < 2 {

@@ -1,4 +1,5 @@
-//! The backend for GPUs: NCCL where the members of a set can use it together, else host memory and the host's data plane.
+//! The backend for GPUs, NVIDIA's and AMD's alike: NCCL where the members of a set can use it together, else host memory
+//! and the host's data plane.
 //!
 //! Nothing of CUDA is touched before the first execution on a GPU. What the members agree on then is in `route`;
 //! how an execution becomes calls in `calls`; how it goes through host memory in `staging`. The calls are launched by
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use horovod_gpu::{
     Executor, ExecutorSettings, GpuError, Group, Launch, Work, WorkError, driver, nccl,
-    set_default_search,
+    set_default_search, stack,
 };
 use horovod_protocol::{Device, EntryId, Execution, Op, ProcessSetId, Rank};
 use horovod_transport::{Aborted, Notifier, Topology};
@@ -107,7 +108,9 @@ impl Gpu {
     fn equipment(&self, is_first: bool) -> Result<Equipment, GpuError> {
         let device = self.device()?;
         let nccl = nccl()?;
+        device.check_kernels()?;
         Ok(Equipment {
+            stack: stack(),
             nccl: nccl.version(),
             uuid: device.uuid(),
             id: if is_first {

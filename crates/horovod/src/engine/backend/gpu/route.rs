@@ -1,5 +1,6 @@
 //! The agreement of a set's members on how operations on their GPU tensors are carried out.
 
+use horovod_gpu::Stack;
 use horovod_protocol::Rank;
 
 use super::super::AdasumScope;
@@ -20,6 +21,8 @@ pub(super) struct Offer {
 /// What NCCL is used with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Equipment {
+    /// Whose GPU it is.
+    pub(super) stack: Stack,
     /// NCCL's version, as it says it.
     pub(super) nccl: i32,
     pub(super) uuid: [u8; 16],
@@ -51,7 +54,7 @@ const SHARES_GPUS_SINCE: i32 = 23003;
 /// Longest reason that is told.
 const REASON_MAX: usize = 600;
 const HEAD: usize = 4;
-const FIXED: usize = HEAD + 4 + 16 + 128;
+const FIXED: usize = HEAD + 1 + 4 + 16 + 128;
 
 impl Offer {
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -63,6 +66,7 @@ impl Offer {
         ];
         match &self.has {
             Ok(equipment) => {
+                bytes.push(equipment.stack as u8);
                 bytes.extend(equipment.nccl.to_le_bytes());
                 bytes.extend(equipment.uuid);
                 bytes.extend(equipment.id);
@@ -90,9 +94,12 @@ impl Offer {
         let operations = all.into_iter().find(|one| *one as u8 == *operations)?;
         let has = match has {
             1 if bytes.len() == FIXED => Ok(Equipment {
-                nccl: i32::from_le_bytes(rest[..4].try_into().ok()?),
-                uuid: rest[4..20].try_into().ok()?,
-                id: rest[20..].try_into().ok()?,
+                stack: [Stack::Cuda, Stack::Rocm]
+                    .into_iter()
+                    .find(|one| *one as u8 == rest[0])?,
+                nccl: i32::from_le_bytes(rest[1..5].try_into().ok()?),
+                uuid: rest[5..21].try_into().ok()?,
+                id: rest[21..].try_into().ok()?,
             }),
             1 => return None,
             _ => Err(String::from_utf8_lossy(rest).into_owned()),
@@ -205,6 +212,16 @@ fn obstacle(members: &[Member], host: &impl Fn(Rank) -> String) -> Option<String
         .filter_map(|m| Some((m, m.offer.has.as_ref().ok()?)));
     let (first, mine) = all.next()?;
     for (other, theirs) in all {
+        // AMD's NCCL has versions like NVIDIA's, and waits for what it understands.
+        if theirs.stack != mine.stack {
+            return Some(format!(
+                "{} has a GPU of {}, {} one of {}, and NCCL connects only GPUs of one kind",
+                at(first.rank),
+                mine.stack,
+                at(other.rank),
+                theirs.stack
+            ));
+        }
         if theirs.nccl != mine.nccl {
             return Some(format!(
                 "{} has NCCL {}, {} has NCCL {}; install the same version on all hosts",
@@ -253,6 +270,7 @@ mod tests {
             shares_gpus: false,
             tells_nccl: true,
             has: Ok(Equipment {
+                stack: Stack::Cuda,
                 nccl,
                 uuid: [gpu; 16],
                 id: [gpu; 128],
@@ -280,8 +298,11 @@ mod tests {
         let mut without = offer(0, 0);
         without.has = Err("no driver".into());
         without.tells_nccl = false;
+        let mut of_amd = offer(22707, 3);
+        of_amd.has.as_mut().unwrap().stack = Stack::Rocm;
         for offer in [
             offer(23007, 3),
+            of_amd,
             without,
             with(GpuOperations::Host, offer(21805, 1)),
         ] {
@@ -310,10 +331,16 @@ mod tests {
     fn what_stands_in_the_way_is_told_or_an_error_if_nccl_was_demanded() {
         let mut without = offer(0, 2);
         without.has = Err("libnccl.so.2 could not be loaded".into());
+        let mut of_amd = offer(23007, 2);
+        of_amd.has.as_mut().unwrap().stack = Stack::Rocm;
         for (second, text) in [
             (
                 offer(22703, 2),
                 "rank 0 (host h0) has NCCL 2.30.7, rank 1 (host h0) has NCCL 2.27.3",
+            ),
+            (
+                of_amd,
+                "rank 0 (host h0) has a GPU of CUDA, rank 1 (host h0) one of ROCm",
             ),
             (
                 offer(23007, 1),
