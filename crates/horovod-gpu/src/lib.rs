@@ -14,6 +14,7 @@ mod event;
 mod executor;
 mod kernels;
 mod load;
+mod loss;
 mod memory;
 mod nccl;
 mod reader;
@@ -25,7 +26,7 @@ mod tests;
 
 pub use device::Device;
 pub use driver::Driver;
-pub use error::{GpuError, MemoryPlace, context_is_lost};
+pub use error::{GpuError, MemoryPlace};
 pub use event::Event;
 pub use executor::{
     AllReduce, Call, Executor, ExecutorProgress, ExecutorSettings, Front, Group, HostMemory,
@@ -36,6 +37,7 @@ pub use load::{
     Found, Search, driver, find_driver, find_nccl, is_initialised, nccl, set_default_search,
     set_search,
 };
+pub use loss::{GpuLoss, context_is_lost, loss};
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use nccl::{CommSettings, Communicator, Nccl, NcclOp, NcclType, Progress};
 pub use stream::{RawStream, Stream};

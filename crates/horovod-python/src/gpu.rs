@@ -216,10 +216,10 @@ pub(crate) fn nccl_version(py: Python<'_>) -> i32 {
     horovod::gpu::nccl_version(operations).unwrap_or(0)
 }
 
-/// Whether this process can never use its GPU again, as a call has failed that says so.
+/// Why this process can never use its GPU again; `None`: it can, as far as is known.
 #[pyfunction]
-pub(crate) fn gpu_is_lost() -> bool {
-    horovod::gpu::context_is_lost()
+pub(crate) fn gpu_loss() -> Option<String> {
+    horovod::gpu::loss().map(|loss| loss.to_string())
 }
 
 /// Wait on the host until everything that was launched on GPUs has ended; raises what went wrong there.

@@ -29,10 +29,10 @@ mod _core {
     #[pymodule_export]
     use crate::checksums::checksums;
     #[pymodule_export]
-    use crate::exit::staying_threads;
+    use crate::exit::{end_within, staying_threads};
     #[pymodule_export]
     use crate::gpu::{
-        Streams, gpu_is_lost, gpu_libraries, nccl_version, prepare_gpus, wait_for_devices,
+        Streams, gpu_libraries, gpu_loss, nccl_version, prepare_gpus, wait_for_devices,
     };
     #[pymodule_export]
     use crate::launch::{Rendezvous, assign_ranks, names_of_a_job};

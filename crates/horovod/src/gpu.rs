@@ -10,7 +10,8 @@ use crate::error::Error;
 
 pub use horovod_gpu::set_search;
 pub use horovod_gpu::{
-    Found, GpuError, RawStream, Search, context_is_lost, find_driver, find_nccl, is_initialised,
+    Found, GpuError, GpuLoss, RawStream, Search, context_is_lost, find_driver, find_nccl,
+    is_initialised, loss,
 };
 
 /// NCCL's version code, which scripts are told: `None` where its library is not found, or operations are to go through

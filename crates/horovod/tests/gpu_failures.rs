@@ -237,6 +237,14 @@ fn a_rank_hears_of_its_own_failure_though_its_gpu_never_comes_to_rest() {
             error.to_string()
         });
         assert!(errors[0].contains("cuMemcpyDtoDAsync"), "{errors:?}");
+        let loss = horovod::gpu::loss().expect("only another process can use the GPU");
+        let loss = loss.to_string();
+        for part in [
+            "GPU 0 has not come to rest",
+            "after NCCL was aborted, with test.copy under way",
+        ] {
+            assert!(loss.contains(part), "{part}\nis not in\n{loss}");
+        }
     });
 }
 

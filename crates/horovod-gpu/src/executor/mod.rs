@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::event::Event;
+use crate::loss::{GpuLoss, stays_busy};
 
 pub use work::{AllReduce, Call, Group, HostMemory, Operand, ReduceScatter, Reduction, Work};
 
@@ -71,6 +72,10 @@ struct ExecutorState {
     stops: AtomicBool,
     /// As [`Executor::failure`].
     failure: OnceLock<WorkError>,
+    /// The device does not come to rest, and is waited for no longer.
+    given_up: AtomicBool,
+    /// Of the device.
+    ordinal: i32,
     /// Called when work was launched, has ended or has failed.
     notify: Box<dyn Fn() + Send + Sync>,
 }
@@ -174,6 +179,31 @@ impl ExecutorState {
         self.lock().front = front;
     }
 
+    /// The device has not come to rest in this time.
+    fn give_up(&self, after: Duration, orderly: bool) {
+        self.given_up.store(true, Ordering::Release);
+        stays_busy(GpuLoss::Busy {
+            ordinal: self.ordinal,
+            title: self.progress().front.map(|front| front.title),
+            after,
+            orderly,
+        });
+    }
+
+    fn progress(&self) -> ExecutorProgress {
+        let queue = self.lock();
+        let is_long = |front: &&Front| front.since.elapsed() >= LAUNCH_MAX;
+        let launching = queue.launching.as_ref();
+        let front = launching
+            .filter(is_long)
+            .or(queue.front.as_ref())
+            .or(launching);
+        ExecutorProgress {
+            last: queue.last,
+            front: front.cloned(),
+        }
+    }
+
     fn stops(&self) -> bool {
         self.stops.load(Ordering::Acquire)
     }
@@ -229,6 +259,8 @@ impl Executor {
             changed: Condvar::new(),
             stops: AtomicBool::new(false),
             failure: OnceLock::new(),
+            given_up: AtomicBool::new(false),
+            ordinal: device.ordinal(),
             notify,
         });
         let closing = settings.closing;
@@ -274,17 +306,7 @@ impl Executor {
 
     /// How far it is; calls nothing of CUDA's, so this never blocks.
     pub fn progress(&self) -> ExecutorProgress {
-        let queue = self.shared.lock();
-        let is_long = |front: &&Front| front.since.elapsed() >= LAUNCH_MAX;
-        let launching = queue.launching.as_ref();
-        let front = launching
-            .filter(is_long)
-            .or(queue.front.as_ref())
-            .or(launching);
-        ExecutorProgress {
-            last: queue.last,
-            front: front.cloned(),
-        }
+        self.shared.progress()
     }
 
     /// What all work that has not ended will end with, as soon as it is known, unless that is [`Self::abort`]. The end may
@@ -298,6 +320,11 @@ impl Executor {
         self.shared.abort(cause, false);
     }
 
+    /// What was aborted has not ended so long after, and is waited for no longer: [`crate::loss()`] says so from now on.
+    pub fn give_up(&self, after: Duration) {
+        self.shared.give_up(after, false);
+    }
+
     /// End the thread, or leave it to itself if it does not end in time. `orderly`: all work has ended, and the other
     /// members of all groups close as well; else what is left is aborted.
     pub fn close(&self, orderly: bool) {
@@ -308,7 +335,11 @@ impl Executor {
             true => self.shared.close(),
             false => self.shared.abort("its executor was closed", true),
         }
+        if self.shared.given_up.load(Ordering::Acquire) {
+            return; // it had its time
+        }
         if ended.recv_timeout(self.closing) == Err(RecvTimeoutError::Timeout) {
+            self.shared.give_up(self.closing, orderly);
             tracing::error!(
                 "NCCL does not end, for a call of it does not return or the GPU does not come to rest; what it uses is \
                  not given back, and only a new process can use this GPU as before"

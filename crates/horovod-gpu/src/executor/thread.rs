@@ -373,6 +373,7 @@ impl GpuThread {
         while let Some(Ok(false)) = self.stream.as_ref().map(Stream::is_idle) {
             if Instant::now() >= deadline {
                 tracing::error!("the GPU does not come to rest after NCCL was aborted");
+                self.shared.give_up(DRAIN_TIMEOUT, false);
                 // Their memory stays in use: they never end.
                 self.on_device.clear();
                 self.tell_front();

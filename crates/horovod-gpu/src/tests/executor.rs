@@ -87,6 +87,11 @@ fn an_executor_is_left_to_itself_when_nccl_cannot_be_ended() {
         let _end = launched(&launch);
         executor.close(false);
         assert_eq!(launch.ended(), None, "its memory is in use");
+        let loss = crate::loss().expect("this process cannot use the GPU again");
+        assert_eq!(
+            loss.to_string(),
+            "GPU 0 has not come to rest 0.05 s after NCCL was aborted, with sum under way"
+        );
         double.open(gate);
         while launch.ended().is_none() {
             std::thread::yield_now();

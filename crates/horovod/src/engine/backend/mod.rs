@@ -16,7 +16,7 @@ mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use horovod_gpu::{Executor, ExecutorProgress};
 use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank, Shape};
@@ -211,6 +211,9 @@ pub(crate) trait InFlight: Send {
 
     /// The generation is over: end soon.
     fn abort(&mut self, cause: &Aborted);
+
+    /// It has not ended so long after that, and is waited for no longer.
+    fn give_up(&self, _after: Duration) {}
 }
 
 /// The members of a set and what each has offered.

@@ -432,4 +432,8 @@ impl InFlight for Flight {
     fn abort(&mut self, cause: &Aborted) {
         self.executor.abort(&cause.0);
     }
+
+    fn give_up(&self, after: Duration) {
+        self.executor.give_up(after);
+    }
 }

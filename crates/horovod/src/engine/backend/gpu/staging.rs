@@ -2,6 +2,7 @@
 //! the results go back.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use horovod_gpu::{Call, Executor, HostMemory, Launch, PinnedMemory, Work, WorkError};
 use horovod_protocol::{Completion, EntryId, Execution, Op, Rank};
@@ -363,6 +364,10 @@ impl InFlight for KeepingFlight {
 
     fn abort(&mut self, cause: &Aborted) {
         self.flight.abort(cause);
+    }
+
+    fn give_up(&self, after: Duration) {
+        self.flight.give_up(after);
     }
 }
 
