@@ -69,7 +69,9 @@ impl ExecutionTask {
                 Err(why) => OutputMemory::Refused(why),
             };
         }
+        // What has no future must not begin to read tensors that are given back soon.
         if let Staging::Copies(copies) = &mut self.staging
+            && !is_dead
             && let Some(outcome) = copies.poll()
         {
             if let (Some(recorded), Some(stage)) = (&mut self.recorded, copies.stage()) {
