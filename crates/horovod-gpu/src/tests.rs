@@ -30,20 +30,25 @@ impl Double {
             .expect("this test binary")
             .with_file_name("libhorovod_gpu_double.so");
         let double = Self(Library::open(&path).expect("the double is built"));
-        let configure = function!(
-            double,
-            c"double_configure",
-            unsafe extern "C" fn(*const c_char) -> c_int
-        );
-        let settings = CString::new(settings).expect("no NUL");
-        // SAFETY: a C string.
-        assert_eq!(unsafe { configure(settings.as_ptr()) }, 0, "{settings:?}");
+        double.configure(settings);
         assert!(set_search(Search {
             cuda_library: Some(path.clone()),
             nccl_library: Some(path),
             ..Search::default()
         }));
         double
+    }
+
+    /// Has other settings from now on, and counts anew.
+    fn configure(&self, settings: &str) {
+        let configure = function!(
+            self,
+            c"double_configure",
+            unsafe extern "C" fn(*const c_char) -> c_int
+        );
+        let settings = CString::new(settings).expect("no NUL");
+        // SAFETY: a C string.
+        assert_eq!(unsafe { configure(settings.as_ptr()) }, 0, "{settings:?}");
     }
 
     /// A device, with its context current on this thread.

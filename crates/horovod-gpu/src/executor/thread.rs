@@ -107,7 +107,9 @@ impl GpuThread {
                 }
                 Next::Finalize(key) => {
                     self.nap = NAP;
-                    self.communicators.finalize_group(key);
+                    if let Err(error) = self.communicators.finalize_group(key) {
+                        self.fail(&error);
+                    }
                 }
                 Next::Look => {}
                 Next::Close => return self.close(),
@@ -333,7 +335,9 @@ impl GpuThread {
                 Err(error) => return self.fail(&error),
             }
         }
-        self.communicators.destroy_finalized();
+        if let Err(error) = self.communicators.destroy_finalized() {
+            return self.fail(&error);
+        }
         let now = Instant::now();
         if !self.on_device.is_empty() && now.duration_since(self.checked) >= CHECK_EVERY {
             self.checked = now;

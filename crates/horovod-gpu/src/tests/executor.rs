@@ -196,6 +196,47 @@ fn a_communicator_that_cannot_be_made_is_known_before_the_abort_ends() {
     });
 }
 
+/// The communicator of a removed group fails while a kernel of the script's holds up the abort.
+fn is_known_before_its_abort_ends(fault: &str) {
+    let double = Double::start("");
+    let device = Double::adopted(0);
+    let theirs = double.stream(0);
+    let memory = double.alloc(0, ELEMENTS * 4);
+    double.write(theirs, memory, &[0; ELEMENTS * 4]);
+    let ready = Arc::new(device.record(theirs).expect("an event"));
+    let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+    let executor = start(device, Duration::from_secs(60));
+    let launch = sum(&executor, &group(1, id, 1, 0), memory, &ready);
+    while launch.ended().is_none() {
+        std::thread::yield_now();
+    }
+    assert_eq!(launch.ended(), Some(Ok(())));
+    let gate = double.gate(theirs);
+    double.configure(fault);
+    executor.remove_group(1);
+    while executor.failure().is_none() {
+        std::thread::yield_now();
+    }
+    double.open(gate);
+    executor.close(false);
+    assert_eq!(double.live("communicators"), 0);
+    double.assert_clean();
+}
+
+#[test]
+fn a_removed_group_that_cannot_be_finalized_is_known_before_its_abort_ends() {
+    alone(&[], || {
+        is_known_before_its_abort_ends("fail=ncclCommFinalize:1:3")
+    });
+}
+
+#[test]
+fn a_removed_group_that_fails_while_it_is_finalized_is_known_before_its_abort_ends() {
+    alone(&[], || {
+        is_known_before_its_abort_ends("fail=ncclCommGetAsyncError:1:3")
+    });
+}
+
 #[test]
 fn communicators_end_in_any_order_on_their_members() {
     alone(&[], || {
