@@ -85,6 +85,28 @@ fn a_link_that_breaks_after_the_stop_ends_the_last_collective() {
 }
 
 #[test]
+fn who_fails_because_of_another_waits_until_the_neighbour_of_that_one_has_said_who() {
+    let mut meshes = Cluster::new(3).shm(false).build();
+    let lost = meshes.pop();
+    let mut other = driver(meshes.remove(1));
+    let mut neighbour = driver(meshes.remove(0));
+    let (begins, begun) = mpsc::channel();
+    let told = thread::spawn(move || {
+        begins.send(()).expect("the test listens");
+        let failure = Failure::Remote("remote process exited or there was a network error".into());
+        other.pump.failure(failure).to_string()
+    });
+    begun.recv_timeout(LIMIT).expect("the thread runs");
+    // Later than the failure of the one that has no link to it.
+    drop(lost);
+    while neighbour.pump.dead.is_none() {
+        neighbour.pump.progress();
+    }
+    let told = told.join().expect("no panic");
+    assert!(told.contains("rank 2"), "{told}");
+}
+
+#[test]
 fn a_shutdown_is_not_held_up_for_ever_by_a_collective_with_a_stuck_peer() {
     let mut meshes = Cluster::new(2).build();
     let stuck = meshes.pop();
