@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use horovod_gpu::{Call, Executor, HostMemory, Launch, Work, WorkError};
+use horovod_gpu::{Call, Executor, HostMemory, Launch, Work};
 use horovod_protocol::{Completion, EntryId, Execution, Op, Rank, TensorMeta};
 use horovod_transport::Aborted;
 
 use super::super::rows::{output_of, share_of, too_large};
 use super::super::{DeviceStage, Failure, InFlight, Outputs, Results, StageIn, Staged};
-use super::Flight;
 use super::calls::{address, events};
 use super::pinned::{Asked, KEPT_MAX, Pinned};
+use super::{Flight, failure_of};
 use crate::buffer::Buffer;
 use crate::engine::Entry;
 use crate::engine::handles::OpResult;
@@ -30,7 +30,7 @@ const ALIGN: usize = 64;
 pub(super) struct Nothing(pub(super) usize);
 
 impl StageIn for Nothing {
-    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>> {
+    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, Failure>> {
         Some(Ok((0..self.0).map(|_| None).collect()))
     }
 }
@@ -281,22 +281,19 @@ impl CopiesIn {
 }
 
 impl StageIn for CopiesIn {
-    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>> {
+    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, Failure>> {
         self.go_on();
         // After a failure the device may go on with copies for long, to memory that is kept.
         let failure = || self.executor.failure().cloned().map(Err);
         let ended = match &mut self.stage {
             Stage::Awaits(..) => None,
             Stage::Copies(launch, _) => launch.ended(),
-            Stage::Fails(why) => return Some(Err(why.clone())),
+            Stage::Fails(why) => return Some(Err(Failure::Local(why.clone()))),
         };
         match (ended.or_else(failure)?, &mut self.stage) {
             (Ok(()), Stage::Copies(_, entries)) => entries.take().map(Ok),
             (Ok(()), _) => None,
-            (
-                Err(WorkError::Aborted(why) | WorkError::Failed(why) | WorkError::PeerFailed(why)),
-                _,
-            ) => Some(Err(why.to_string())),
+            (Err(why), _) => Some(Err(failure_of(why))),
         }
     }
 
