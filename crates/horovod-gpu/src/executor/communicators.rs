@@ -160,6 +160,9 @@ impl Communicators {
     }
 }
 
+/// NCCL goes on on a thread of its own, in the global capture mode, and beside allocations it calls what that forbids while
+/// a script captures a graph (2.30.7: `cudaStreamSynchronize` in `initChannel`, `cudaMemset` in `nvlsAllocateMem`). Nothing
+/// tells whether a stream of the process is captured, so this cannot wait for it.
 fn begin(group: &Group, settings: &ExecutorSettings) -> Result<Communicator, GpuError> {
     let nccl = nccl()?;
     let comm_settings = CommSettings {

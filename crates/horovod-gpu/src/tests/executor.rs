@@ -237,6 +237,38 @@ fn a_removed_group_that_fails_while_it_is_finalized_is_known_before_its_abort_en
     });
 }
 
+/// What a script captures meanwhile is left alone when communicators are aborted.
+fn abort_leaves_captures_alone(settings: &str) {
+    let double = Double::start(settings);
+    let device = Double::adopted(0);
+    let theirs = double.stream(0);
+    let memory = double.alloc(0, ELEMENTS * 4);
+    double.write(theirs, memory, &[0; ELEMENTS * 4]);
+    let ready = Arc::new(device.record(theirs).expect("an event"));
+    let executor = start(device, Duration::from_secs(60));
+    for key in 0..2 {
+        let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let launch = sum(&executor, &group(key, id, 1, 0), memory, &ready);
+        launched(&launch).wait().expect("it ends");
+    }
+    let captured = double.stream(0);
+    double.begin_capture(captured, 0);
+    executor.close(false);
+    assert_eq!(double.live("communicators"), 0);
+    assert_eq!(double.end_capture(captured), Some(0));
+    double.assert_clean();
+}
+
+#[test]
+fn an_abort_of_all_at_once_leaves_captures_alone() {
+    alone(&[], || abort_leaves_captures_alone(""));
+}
+
+#[test]
+fn an_abort_of_each_by_its_own_thread_leaves_captures_alone() {
+    alone(&[], || abort_leaves_captures_alone("nccl_version=21805"));
+}
+
 #[test]
 fn communicators_end_in_any_order_on_their_members() {
     alone(&[], || {
