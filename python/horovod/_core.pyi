@@ -13,6 +13,7 @@ __all__ = [
     "BROADCAST",
     "FRAMES_MAX",
     "MOVED",
+    "NCCL_SHARES_GPUS_SINCE",
     "REDUCESCATTER",
     "THREADS_MAX",
     "Buffer",
@@ -80,6 +81,8 @@ FRAMES_MAX: int
 """Most frames of one thread in a report about a standstill."""
 MOVED: Final[str]
 """What is said of a tensor whose memory is not where the operation wrote."""
+NCCL_SHARES_GPUS_SINCE: Final[tuple[int, int, int]]
+"""The first version of NCCL that allows several ranks on one GPU, where `NCCL_MULTI_RANK_GPU_ENABLE=1` asks for it."""
 THREADS_MAX: int
 """Most threads of one process in such a report."""
 

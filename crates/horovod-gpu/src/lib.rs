@@ -39,5 +39,7 @@ pub use load::{
 };
 pub use loss::{GpuLoss, context_is_lost, loss};
 pub use memory::{DeviceMemory, PinnedMemory};
-pub use nccl::{CommSettings, Communicator, Nccl, NcclOp, NcclType, Progress};
+pub use nccl::{
+    CommSettings, Communicator, NCCL_SHARES_GPUS_SINCE, Nccl, NcclOp, NcclType, Progress,
+};
 pub use stream::{RawStream, Stream};

@@ -216,6 +216,12 @@ pub(crate) fn nccl_version(py: Python<'_>) -> i32 {
     horovod::gpu::nccl_version(operations).unwrap_or(0)
 }
 
+/// The first version of NCCL that allows several ranks on one GPU, as PyTorch tells versions.
+pub(crate) fn nccl_shares_gpus_since() -> (i32, i32, i32) {
+    let code = horovod::gpu::NCCL_SHARES_GPUS_SINCE;
+    (code / 10_000, code / 100 % 100, code % 100)
+}
+
 /// Why this process can never use its GPU again; `None`: it can, as far as is known.
 #[pyfunction]
 pub(crate) fn gpu_loss() -> Option<String> {

@@ -92,6 +92,8 @@ struct Queue {
     launching: Option<Front>,
     /// What was launched and is the next to end.
     front: Option<Front>,
+    /// What will be queued as soon as there is memory for it.
+    preparing: Option<Front>,
 }
 
 /// How long a launch may take before it counts as what keeps all else up: the thread that would see ends is in it.
@@ -197,7 +199,8 @@ impl ExecutorState {
         let front = launching
             .filter(is_long)
             .or(queue.front.as_ref())
-            .or(launching);
+            .or(launching)
+            .or(queue.preparing.as_ref());
         ExecutorProgress {
             last: queue.last,
             front: front.cloned(),
@@ -302,6 +305,25 @@ impl Executor {
     pub fn remove_group(&self, key: u64) {
         self.shared.lock().removed_groups.push(key);
         self.shared.changed.notify_one();
+    }
+
+    /// Work of this title, place and set will be submitted as soon as CUDA has given memory for it, which it may be long
+    /// about: until [`Self::prepares_no_more`] that counts as its launch.
+    pub fn prepares(&self, title: Arc<str>, seq: u64, set: u32) {
+        let mut queue = self.shared.lock();
+        queue.last = Some(seq);
+        queue.preparing = Some(Front {
+            title,
+            seq,
+            set,
+            phase: Phase::Launching,
+            since: Instant::now(),
+        });
+    }
+
+    /// The memory is there, or is not needed any more.
+    pub fn prepares_no_more(&self) {
+        self.shared.lock().preparing = None;
     }
 
     /// How far it is; calls nothing of CUDA's, so this never blocks.

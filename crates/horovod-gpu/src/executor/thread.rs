@@ -37,6 +37,11 @@ pub(super) struct GpuThread {
     communicators: Communicators,
     /// Where small tensors are brought together; grows.
     arena: Option<DeviceMemory>,
+    /// What it was before it grew, where memory is not freed in the stream's order: freeing it would wait for the device,
+    /// which may be at a kernel that only ends when this thread aborts it.
+    outgrown: Vec<DeviceMemory>,
+    /// Beside that, for what is being launched.
+    scratch: Option<DeviceMemory>,
     on_device: VecDeque<OnDevice>,
     /// What all work ends with from here on.
     over: Option<WorkError>,
@@ -82,6 +87,8 @@ impl GpuThread {
             stream: None,
             communicators: Communicators::default(),
             arena: None,
+            outgrown: Vec::new(),
+            scratch: None,
             on_device: VecDeque::new(),
             over: None,
             checked: Instant::now(),
@@ -203,6 +210,8 @@ impl GpuThread {
         };
         match launched {
             Ok((end, timed)) => {
+                // It is freed after what was launched.
+                self.scratch = None;
                 lock(&state).launched = Some(end.clone());
                 self.on_device.push_back(OnDevice {
                     end,
@@ -219,10 +228,12 @@ impl GpuThread {
                 }
             }
             Err(why) => {
-                // Parts of it may be on the device, which has to come to rest.
+                // Parts of it may be on the device, which has to come to rest, or yet be launched by a thread of NCCL's.
                 if self.over.is_some() || self.end_all(why.clone()) {
+                    self.scratch = None;
                     lock(&state).ended = Some(Err(why));
                 }
+                std::mem::forget(self.scratch.take());
             }
         }
         self.shared.lock().launching = None;
@@ -236,7 +247,6 @@ impl GpuThread {
         }
         let plan = LaunchPlan::of(work);
         let scratch = self.scratch(&stream, plan.bytes)?;
-        let scratch = scratch.as_ref().or(self.arena.as_ref());
         let communicator = match &work.group {
             Some(group) => Some(self.communicators.of(group, &self.settings, &self.shared)?),
             None => None,
@@ -245,7 +255,7 @@ impl GpuThread {
             device: self.device,
             stream: &stream,
             communicator,
-            scratch: scratch.map_or(0, DeviceMemory::address),
+            scratch,
             shared: &self.shared,
             rank: work
                 .group
@@ -266,16 +276,19 @@ impl GpuThread {
     }
 
     /// Memory that a launch needs beside its tensors': what is not too much is kept, the rest given back in the stream's
-    /// order.
-    fn scratch(&mut self, stream: &Stream, bytes: usize) -> Result<Option<DeviceMemory>, GpuError> {
-        if bytes > PACKED_MAX {
-            return self.device.allocate_on(stream, bytes).map(Some);
+    /// order, where that can be.
+    fn scratch(&mut self, stream: &Stream, bytes: usize) -> Result<u64, GpuError> {
+        let has_pools = self.device.has_memory_pools();
+        if bytes > PACKED_MAX && has_pools {
+            let scratch = self.device.allocate_on(stream, bytes)?;
+            return Ok(self.scratch.insert(scratch).address());
         }
         if bytes > self.arena.as_ref().map_or(0, DeviceMemory::len) {
             let bytes = bytes.max(SMALL_MAX).next_power_of_two();
-            self.arena = Some(self.device.allocate_on(stream, bytes)?);
+            let outgrown = self.arena.replace(self.device.allocate_on(stream, bytes)?);
+            self.outgrown.extend(outgrown.filter(|_| !has_pools));
         }
-        Ok(None)
+        Ok(self.arena.as_ref().map_or(0, DeviceMemory::address))
     }
 
     /// Tell what is the next to end.

@@ -269,6 +269,87 @@ fn an_abort_of_each_by_its_own_thread_leaves_captures_alone() {
     alone(&[], || abort_leaves_captures_alone("nccl_version=21805"));
 }
 
+/// Elements that NCCL is given as others, for which a launch needs more memory than is kept.
+const MANY: usize = 3 << 20;
+
+/// Sums so many of them in place.
+fn widened_sum(double: &Double, executor: &Executor, group: &Arc<Group>, count: usize) -> Launch {
+    let device = Double::adopted(0);
+    let theirs = double.stream(0);
+    let memory = double.alloc(0, 2 * count);
+    double.write(theirs, memory, &vec![0; 2 * count]);
+    let ready = Arc::new(device.record(theirs).expect("an event"));
+    let call = Call::AllReduce(AllReduce {
+        input: Operand::At(memory),
+        output: memory,
+        count,
+        dtype: DType::I16,
+        reduction: Reduction {
+            op: NcclOp::Sum,
+            pre: 1.0,
+            post: 1.0,
+        },
+    });
+    let work = Work {
+        title: "widened".into(),
+        seq: 0,
+        set: 0,
+        group: Some(group.clone()),
+        after: vec![ready],
+        calls: vec![call],
+        timed: false,
+    };
+    // SAFETY: memory for so many elements, which only the executor uses, after the event.
+    unsafe { executor.submit(work) }
+}
+
+#[test]
+fn what_a_launch_needs_is_kept_until_the_abort_when_nccl_is_stopped_amid_it() {
+    alone(&[], || {
+        let double = Double::start("");
+        let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let executor = start(Double::adopted(0), Duration::from_secs(60));
+        let group = group(1, id, 1, 0);
+        let first = widened_sum(&double, &executor, &group, ELEMENTS);
+        launched(&first).wait().expect("it ends");
+        // A thread of NCCL's may launch at any time.
+        double.configure("in_progress=1000000");
+        let launch = widened_sum(&double, &executor, &group, MANY);
+        while double.calls("ncclGroupEnd") == 0 {
+            std::thread::yield_now();
+        }
+        executor.abort("enough");
+        while launch.ended().is_none() {
+            std::thread::yield_now();
+        }
+        executor.close(false);
+        double.assert_clean();
+    });
+}
+
+#[test]
+fn without_memory_pools_nothing_is_freed_while_the_device_works() {
+    alone(&[], || {
+        let double = Double::start("pools=0,delay=20");
+        let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let executor = start(Double::adopted(0), Duration::from_secs(60));
+        let group = group(1, id, 1, 0);
+        // The real `cuMemFree` waits for the device: for a kernel of NCCL's, which may wait for a rank that is lost.
+        let counts = [ELEMENTS, MANY, 2 * MANY, MANY];
+        let launches = counts.map(|count| widened_sum(&double, &executor, &group, count));
+        for launch in launches {
+            while launch.ended().is_none() {
+                std::thread::yield_now();
+            }
+            assert_eq!(launch.ended(), Some(Ok(())));
+        }
+        assert_eq!(double.calls("cuMemFree_v2"), 0);
+        executor.close(true);
+        assert_eq!(double.live("communicators"), 0);
+        double.assert_clean();
+    });
+}
+
 #[test]
 fn communicators_end_in_any_order_on_their_members() {
     alone(&[], || {

@@ -32,7 +32,7 @@ use crate::gpu::{EventEnd, nccl_version};
 use calls::{Translated, Translation, needs_host};
 use pinned::PinnedPool;
 use route::{Conclusion, Equipment, Offer, Route, conclude};
-use staging::Plan;
+use staging::StagingPlan;
 
 /// How long the members of a communicator may take to meet.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -322,7 +322,7 @@ impl Backend for Gpu {
         let executor = self.executor()?;
         let title = Self::title(execution);
         let me = self.topology.rank;
-        let plan = Plan::of(execution, (entries, outputs), me, title, timed)?;
+        let plan = StagingPlan::of(execution, (entries, outputs), me, title, timed)?;
         let block = self.pinned.ask(device, plan.bytes(), &self.notifier)?;
         Ok(Box::new(plan.copy_to(block, executor)))
     }

@@ -27,13 +27,13 @@ pub(super) struct Pinned {
 }
 
 /// A block that was asked for.
-pub(super) struct Asked {
+pub(super) struct AskedBlock {
     pool: Arc<PinnedPool>,
-    slot: Arc<Mutex<Slot>>,
+    slot: Arc<Mutex<BlockSlot>>,
 }
 
 /// Where it comes.
-enum Slot {
+enum BlockSlot {
     Empty,
     Came(Result<PinnedMemory, GpuError>),
     /// Nobody waits for it any more.
@@ -47,15 +47,15 @@ impl PinnedPool {
         device: &'static horovod_gpu::Device,
         bytes: usize,
         notifier: &Notifier,
-    ) -> Result<Asked, Failure> {
+    ) -> Result<AskedBlock, Failure> {
         let bytes = bytes
             .max(1)
             .checked_next_multiple_of(PAGE)
             .ok_or_else(too_large)?;
         let kept = self.take(bytes);
         let is_kept = kept.is_some();
-        let slot = kept.map_or(Slot::Empty, |memory| Slot::Came(Ok(memory)));
-        let asked = Asked {
+        let slot = kept.map_or(BlockSlot::Empty, |memory| BlockSlot::Came(Ok(memory)));
+        let asked = AskedBlock {
             pool: self.clone(),
             slot: Arc::new(Mutex::new(slot)),
         };
@@ -64,8 +64,8 @@ impl PinnedPool {
             let make = move || {
                 let made = device.allocate_pinned(bytes);
                 let mut slot = lock(&slot);
-                if matches!(*slot, Slot::Empty) {
-                    *slot = Slot::Came(made);
+                if matches!(*slot, BlockSlot::Empty) {
+                    *slot = BlockSlot::Came(made);
                     notifier.notify();
                 }
             };
@@ -125,12 +125,12 @@ fn lock<T>(it: &Mutex<T>) -> MutexGuard<'_, T> {
     it.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Asked {
+impl AskedBlock {
     /// The block, once it is there; why it never will be.
     pub(super) fn poll(&mut self) -> Option<Result<Pinned, String>> {
         let mut slot = lock(&self.slot);
-        let came = match std::mem::replace(&mut *slot, Slot::Empty) {
-            Slot::Came(came) => came,
+        let came = match std::mem::replace(&mut *slot, BlockSlot::Empty) {
+            BlockSlot::Came(came) => came,
             other => {
                 *slot = other;
                 return None;
@@ -144,10 +144,10 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for AskedBlock {
     fn drop(&mut self) {
-        let slot = std::mem::replace(&mut *lock(&self.slot), Slot::Abandoned);
-        if let Slot::Came(Ok(memory)) = slot {
+        let slot = std::mem::replace(&mut *lock(&self.slot), BlockSlot::Abandoned);
+        if let BlockSlot::Came(Ok(memory)) = slot {
             self.pool.give_back(memory);
         }
     }

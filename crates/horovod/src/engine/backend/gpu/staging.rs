@@ -11,7 +11,7 @@ use horovod_transport::Aborted;
 use super::super::rows::{output_of, share_of, too_large};
 use super::super::{DeviceStage, Failure, InFlight, Outputs, Results, StageIn, Staged};
 use super::calls::{address, events};
-use super::pinned::{Asked, KEPT_MAX, Pinned};
+use super::pinned::{AskedBlock, KEPT_MAX, Pinned};
 use super::{Flight, failure_of};
 use crate::buffer::Buffer;
 use crate::engine::Entry;
@@ -44,7 +44,7 @@ struct CopiesIn {
 
 enum Stage {
     /// There is no block yet; the plan is taken when it has come.
-    Awaits(Asked, Option<Box<Plan>>),
+    Awaits(AskedBlock, Option<Box<StagingPlan>>),
     /// The copies have begun.
     Copies(Launch, Option<Vec<Option<Entry>>>),
     /// There never will be one.
@@ -52,7 +52,7 @@ enum Stage {
 }
 
 /// What goes where in the block.
-pub(super) struct Plan {
+pub(super) struct StagingPlan {
     entries: Vec<Option<PlannedEntry>>,
     bytes: usize,
     /// Without its calls.
@@ -150,7 +150,7 @@ fn share_bytes(execution: &Execution, me: Rank, tensor: &Tensor) -> Option<usize
     share_of(rows, me, members.len()).checked_mul(tensor.row_bytes()?)
 }
 
-impl Plan {
+impl StagingPlan {
     /// Lay the tensors out, and the results whose lengths are known.
     pub(super) fn of(
         execution: &Execution,
@@ -205,13 +205,22 @@ impl Plan {
     }
 
     /// Copy to this block when it is there.
-    pub(super) fn copy_to(self, block: Asked, executor: Arc<Executor>) -> impl StageIn + use<> {
-        let is_recorded = self.work.timed;
-        CopiesIn {
+    pub(super) fn copy_to(
+        self,
+        block: AskedBlock,
+        executor: Arc<Executor>,
+    ) -> impl StageIn + use<> {
+        let (title, seq, set) = (self.work.title.clone(), self.work.seq, self.work.set);
+        let mut copies = CopiesIn {
             executor,
+            is_recorded: self.work.timed,
             stage: Stage::Awaits(block, Some(Box::new(self))),
-            is_recorded,
+        };
+        copies.go_on();
+        if let Stage::Awaits(..) = copies.stage {
+            copies.executor.prepares(title, seq, set);
         }
+        copies
     }
 
     /// The copies to this block, and what stands in it for the entries.
@@ -265,7 +274,11 @@ impl CopiesIn {
         let Stage::Awaits(block, plan) = &mut self.stage else {
             return;
         };
-        match block.poll() {
+        let came = block.poll();
+        if came.is_some() {
+            self.executor.prepares_no_more();
+        }
+        match came {
             None => {}
             Some(Err(why)) => self.stage = Stage::Fails(why),
             Some(Ok(block)) => {
@@ -309,11 +322,13 @@ impl StageIn for CopiesIn {
 
 impl Drop for CopiesIn {
     fn drop(&mut self) {
-        // The device may still write there.
-        if let Stage::Copies(launch, entries) = &mut self.stage
-            && launch.ended().is_none()
-        {
-            std::mem::forget(entries.take());
+        match &mut self.stage {
+            Stage::Awaits(..) => self.executor.prepares_no_more(),
+            // The device may still write there.
+            Stage::Copies(launch, entries) if launch.ended().is_none() => {
+                std::mem::forget(entries.take());
+            }
+            _ => {}
         }
     }
 }
