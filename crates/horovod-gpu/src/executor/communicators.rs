@@ -88,12 +88,14 @@ impl Communicators {
         !self.finalizing.is_empty()
     }
 
-    /// Destroy those that all members have finalized. One that fails is left for [`Self::abort`].
-    pub(super) fn destroy_finalized(&mut self) -> Result<(), GpuError> {
+    /// Destroy those that all members have finalized, when nothing is on the device: NCCL frees memory then, for which CUDA
+    /// waits for all kernels, also for those of a rank that is lost, which only this thread can abort. One that fails is left
+    /// for [`Self::abort`].
+    pub(super) fn destroy_finalized(&mut self, is_at_rest: bool) -> Result<(), GpuError> {
         let mut result = Ok(());
         for communicator in std::mem::take(&mut self.finalizing) {
             let progress = communicator.progress();
-            if let Ok(Progress::Done) = progress {
+            if let (Ok(Progress::Done), true) = (&progress, is_at_rest) {
                 let ended = nccl().and_then(|nccl| nccl.destroy_all(vec![communicator]));
                 if let Err(error) = ended {
                     tracing::debug!("while a communicator of NCCL was ended: {error}");

@@ -348,7 +348,8 @@ impl GpuThread {
                 Err(error) => return self.fail(&error),
             }
         }
-        if let Err(error) = self.communicators.destroy_finalized() {
+        let is_at_rest = self.on_device.is_empty();
+        if let Err(error) = self.communicators.destroy_finalized(is_at_rest) {
             return self.fail(&error);
         }
         let now = Instant::now();

@@ -237,6 +237,45 @@ fn a_removed_group_that_fails_while_it_is_finalized_is_known_before_its_abort_en
     });
 }
 
+#[test]
+fn a_communicator_is_not_destroyed_while_the_device_is_at_what_only_an_abort_ends() {
+    alone(&[], || {
+        // The second collective waits for a rank that does not come.
+        let double = Double::start("never=2");
+        let device = Double::adopted(0);
+        let theirs = double.stream(0);
+        let memory = double.alloc(0, ELEMENTS * 4);
+        double.write(theirs, memory, &[0; ELEMENTS * 4]);
+        let ready = Arc::new(device.record(theirs).expect("an event"));
+        let id = || nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let executor = start(device, Duration::from_secs(60));
+        let removed = group(1, id(), 1, 0);
+        launched(&sum(&executor, &removed, memory, &ready))
+            .wait()
+            .expect("it ends");
+        let launch = sum(&executor, &group(2, id(), 1, 0), memory, &ready);
+        let _end = launched(&launch);
+        executor.remove_group(1);
+        while double.calls("ncclCommFinalize") == 0 {
+            std::thread::yield_now();
+        }
+        // It is looked at again, and is done: to destroy it waits for the device.
+        let looks = double.calls("ncclCommGetAsyncError");
+        while double.calls("ncclCommGetAsyncError") < looks + 2
+            && double.calls("ncclCommDestroy") == 0
+        {
+            std::thread::yield_now();
+        }
+        executor.abort("enough");
+        while launch.ended().is_none() {
+            std::thread::yield_now();
+        }
+        executor.close(false);
+        assert_eq!(double.live("communicators"), 0);
+        double.assert_clean();
+    });
+}
+
 /// What a script captures meanwhile is left alone when communicators are aborted.
 fn abort_leaves_captures_alone(settings: &str) {
     let double = Double::start(settings);
