@@ -82,7 +82,7 @@ struct ExecutorState {
 
 #[derive(Default)]
 struct Queue {
-    work: VecDeque<(Work, Arc<Mutex<State>>)>,
+    work: VecDeque<Queued>,
     /// Keys of groups of which no more work will come.
     removed_groups: Vec<u64>,
     state: QueueState,
@@ -94,6 +94,26 @@ struct Queue {
     front: Option<Front>,
     /// What will be queued as soon as there is memory for it.
     preparing: Option<Front>,
+}
+
+/// Work that the thread has not taken up.
+struct Queued {
+    work: Work,
+    state: Arc<Mutex<State>>,
+    since: Instant,
+}
+
+impl Queued {
+    /// As what keeps all else up: the thread is in a call that does not return.
+    fn front(&self) -> Front {
+        Front {
+            title: self.work.title.clone(),
+            seq: self.work.seq,
+            set: self.work.set,
+            phase: Phase::Launching,
+            since: self.since,
+        }
+    }
 }
 
 /// How long a launch may take before it counts as what keeps all else up: the thread that would see ends is in it.
@@ -201,9 +221,10 @@ impl ExecutorState {
             .or(queue.front.as_ref())
             .or(launching)
             .or(queue.preparing.as_ref());
+        let queued = || queue.work.front().map(Queued::front);
         ExecutorProgress {
             last: queue.last,
-            front: front.cloned(),
+            front: front.cloned().or_else(queued),
         }
     }
 
@@ -294,7 +315,8 @@ impl Executor {
         let launch = Launch(state.clone());
         let mut queue = self.shared.lock();
         queue.last = Some(work.seq);
-        queue.work.push_back((work, state));
+        let since = Instant::now();
+        queue.work.push_back(Queued { work, state, since });
         drop(queue);
         self.shared.changed.notify_one();
         launch

@@ -9,7 +9,9 @@ use super::communicators::{Communicators, Unfinished};
 use super::launch::Launcher;
 use super::plan::{LaunchPlan, PACKED_MAX, SMALL_MAX};
 use super::work::Work;
-use super::{ExecutorSettings, ExecutorState, Front, Phase, Queue, QueueState, State, WorkError};
+use super::{
+    ExecutorSettings, ExecutorState, Front, Phase, Queue, QueueState, Queued, State, WorkError,
+};
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::event::Event;
@@ -144,7 +146,7 @@ impl GpuThread {
             if let Some(key) = self.take_removed_group(&mut queue) {
                 return Next::Finalize(key);
             }
-            if let Some((work, state)) = queue.work.pop_front() {
+            if let Some(Queued { work, state, .. }) = queue.work.pop_front() {
                 queue.launching = Some(Front {
                     title: work.title.clone(),
                     seq: work.seq,
@@ -177,10 +179,8 @@ impl GpuThread {
     /// A removed group of which there is no work any more.
     fn take_removed_group(&self, queue: &mut Queue) -> Option<u64> {
         let is_in_use = |key: u64| {
-            let queued = queue
-                .work
-                .iter()
-                .filter_map(|(work, _)| work.group.as_ref());
+            let queued = queue.work.iter();
+            let queued = queued.filter_map(|queued| queued.work.group.as_ref());
             let on_device = self.on_device.iter().filter_map(|work| work.key);
             queued
                 .map(|group| group.key)

@@ -8,7 +8,7 @@ use horovod_protocol::DType;
 use super::Double;
 use crate::executor::{AllReduce, Call, Group, Operand, Reduction};
 use crate::testing::alone;
-use crate::{Device, Event, Executor, ExecutorSettings, Launch, NcclOp, Work, nccl};
+use crate::{Device, Event, Executor, ExecutorSettings, Launch, NcclOp, Phase, Work, nccl};
 
 const ELEMENTS: usize = 4;
 
@@ -272,6 +272,39 @@ fn a_communicator_is_not_destroyed_while_the_device_is_at_what_only_an_abort_end
         }
         executor.close(false);
         assert_eq!(double.live("communicators"), 0);
+        double.assert_clean();
+    });
+}
+
+#[test]
+fn work_that_is_not_taken_up_is_seen_as_what_keeps_all_up() {
+    alone(&[], || {
+        let double = Double::start("");
+        let device = Double::adopted(0);
+        let theirs = double.stream(0);
+        let memory = double.alloc(0, ELEMENTS * 4);
+        double.write(theirs, memory, &[0; ELEMENTS * 4]);
+        let ready = Arc::new(device.record(theirs).expect("an event"));
+        let id = || nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let executor = start(device, Duration::from_secs(60));
+        let first = sum(&executor, &group(1, id(), 1, 0), memory, &ready);
+        while first.ended().is_none() {
+            std::thread::yield_now();
+        }
+        // A kernel of the script's, for which it is waited when a communicator is destroyed.
+        let gate = double.gate(theirs);
+        executor.remove_group(1);
+        while double.calls("ncclCommDestroy") == 0 {
+            std::thread::yield_now();
+        }
+        let launch = sum(&executor, &group(2, id(), 1, 0), memory, &ready);
+        let front = executor.progress().front.expect("it is the next");
+        assert_eq!((front.seq, front.phase), (2, Phase::Launching));
+        double.open(gate);
+        while launch.ended().is_none() {
+            std::thread::yield_now();
+        }
+        executor.close(true);
         double.assert_clean();
     });
 }
