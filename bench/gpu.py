@@ -3,8 +3,8 @@
 Usage: python bench/gpu.py [--models M ...] [--batch-size N] [--blocks B] [--limit S] [--device cuda] [--json FILE]
 
 One rank first, whose gradients take the way of a reduction all the same: the host's time for handing over a tensor, the
-time of a step against plain PyTorch, memory beside PyTorch's. Then one rank on each GPU, or two on the only one, which
-NCCL allows from 2.30.3 on: steps against DDP. Two ranks on one GPU show that it works, not how fast it is. `--device
+time of a step against plain PyTorch, memory beside PyTorch's. Then one rank on each GPU, or two on the only one, where
+NCCL allows it: steps against DDP. Two ranks on one GPU show that it works, not how fast it is. `--device
 cpu` runs the same where there is no GPU, to see that the benchmark works.
 """
 
@@ -19,8 +19,9 @@ import launch
 import torch
 from processes import unwind_on_sigterm
 
+from horovod import _core
+
 # NCCL's permission for two ranks on one GPU, which then must leave each other room.
-SHARES_GPUS_SINCE = (2, 30, 3)
 ON_ONE_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"}
 SUBMISSION_GOAL_US = 5
 STEP_GOAL = 1.01
@@ -152,7 +153,7 @@ def main() -> None:
         name, version = torch.cuda.get_device_name(0), ".".join(map(str, nccl))
         print(f"{gpus} x {name}, PyTorch {torch.__version__}, NCCL {version}")
         demanded = {"HOROVOD_GPU_OPERATIONS": "NCCL"}
-        can_share = nccl >= SHARES_GPUS_SINCE
+        can_share = nccl >= _core.NCCL_SHARES_GPUS_SINCE
 
     alone = attempt("horovod", 1, options, demanded)
     runs = [alone, attempt("ddp", 1, options, {})]

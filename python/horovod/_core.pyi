@@ -13,6 +13,7 @@ __all__ = [
     "BROADCAST",
     "FRAMES_MAX",
     "MOVED",
+    "NCCL_SHARES_GPUS_SINCE",
     "REDUCESCATTER",
     "THREADS_MAX",
     "Buffer",
@@ -30,10 +31,11 @@ __all__ = [
     "cross_size",
     "deliver_payload",
     "dynamic_process_sets",
+    "end_within",
     "enqueue",
     "fetch_payload",
-    "gpu_is_lost",
     "gpu_libraries",
+    "gpu_loss",
     "handles",
     "hold_state",
     "host_updates",
@@ -80,6 +82,8 @@ FRAMES_MAX: int
 """Most frames of one thread in a report about a standstill."""
 MOVED: Final[str]
 """What is said of a tensor whose memory is not where the operation wrote."""
+NCCL_SHARES_GPUS_SINCE: Final[tuple[int, int, int]]
+"""The first version of NCCL that allows several ranks on one GPU, where `NCCL_MULTI_RANK_GPU_ENABLE=1` asks for it."""
 THREADS_MAX: int
 """Most threads of one process in such a report."""
 
@@ -226,14 +230,20 @@ class Streams:
     def current(self, ordinal: int) -> int:
         """Address of the stream that this thread's work on a GPU goes to; 0 is CUDA's default stream."""
 
-def gpu_is_lost() -> bool:
-    """Whether this process can never use its GPU again, as a call has failed that says so."""
+def end_within(seconds: float) -> None:
+    """Have the process end by then, with status 1, whatever keeps its threads from it."""
 
 def gpu_libraries() -> dict[str, tuple[str, int] | str]:
     """For "cuda" and "nccl" where the library is and its version code, or why it cannot be used.
 
     "rocm" is there, too, where AMD's GPUs are those of this process; "nccl" is AMD's then. CUDA is not initialised, and
     no GPU is needed.
+    """
+
+def gpu_loss() -> str | None:
+    """Why this process can never use its GPU again: its context is lost, or what was aborted does not end there.
+
+    None: it can, as far as is known.
     """
 
 def nccl_version() -> int:

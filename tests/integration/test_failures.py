@@ -136,6 +136,7 @@ def test_a_rank_that_can_open_nothing_says_so_instead_of_trying_on(script, jobs)
     job.fail()
     why = "rank 1: cannot connect to the rendezvous: Too many open files"
     assert why in job.stderr, job.report()
+    assert "raise the limit (`ulimit -n 4096`)" in job.stderr, job.report()
 
 
 def test_rank_that_finishes_early_with_success_fails_the_waiting_ones(script, jobs) -> None:

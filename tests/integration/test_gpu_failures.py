@@ -74,6 +74,7 @@ def test_elastic_training_on_gpus_goes_on_with_new_communicators(
     assert set(made) == {(str(dead), "1"), (str(1 - dead), "2")}, job.report()
 
 
+# Rank 1's GPU has the mishap amid the training.
 LOSES_ITS_GPU = """
 from double_streams import library
 from horovod.torch import _optimizer_state
@@ -96,8 +97,8 @@ def train(state):
         optimizer.step()
         state.batch += 1
         if state.batch == 3 and hvd.rank() == 1 and not os.path.exists({mark!r}):
+            {mishap}
             open({mark!r}, "w").close()
-            assert library.double_configure(b"devices=2,fail=cuEventQuery:1+:700") == 0
         state.commit()
 
 with OnGpu():
@@ -106,15 +107,62 @@ say(f"trained by {hvd.size()}")
 """
 
 
+def loses_its_gpu(before: str, faults: str, mark: Path) -> str:
+    mishap = f"""{before}
+            assert library.double_configure(b"devices=3,{faults}") == 0"""
+    return LOSES_ITS_GPU.replace("{mishap}", mishap).replace("{mark!r}", repr(str(mark)))
+
+
 def test_a_process_that_has_lost_its_gpu_is_replaced_in_elastic_jobs(
     script, jobs, tmp_path: Path
 ) -> None:
-    body = LOSES_ITS_GPU.replace("{mark!r}", repr(str(tmp_path / "mark")))
+    body = loses_its_gpu("", "fail=cuEventQuery:1+:700", tmp_path / "mark")
     env = environment("devices=2,seed=5", HOROVOD_ELASTIC_SLOT_FAILURES="100")
     command = [sys.executable, script(program(body))]
     options = ("--min-np", "2", "--max-np", "2", "-H", "localhost:2")
     job = jobs(harness.horovodrun(2, command, *options, env=env, limit_s=60.0)).succeed()
     assert "cannot use the GPU any more" in job.stderr, job.report()
-    assert "This process ends: only another one can use the GPU again." in job.stderr
+    assert "This process ends, for CUDA's context is lost (error 700): only another" in job.stderr
     for rank in range(2):
         assert gpu_double.said(job, rank) == ["trained by 2"], job.report()
+
+
+# What runs at the end of the process stands for what waits for the GPU there, too.
+HANGS_AT_ITS_END = """
+            import atexit, threading
+            from horovod.common import elastic
+            elastic._END_WITHIN_S = 0.5
+            atexit.register(threading.Event().wait)"""
+# The other one dies when the abort will hang.
+DIES_AFTER_IT = """
+        if hvd.rank() == 0 and os.path.exists({mark!r}) and not os.path.exists({mark!r} + "2"):
+            open({mark!r} + "2", "w").close()
+            os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "faults", "told"),
+    [
+        (2, "fail=ncclAllReduce:1:2", r"10 s after NCCL was aborted, with \S+ .*"),
+        # A third keeps the training's state.
+        (3, "", "15 s after NCCL was aborted"),
+    ],
+    ids=["an operation fails", "another rank dies"],
+)
+def test_a_process_whose_gpu_hangs_in_an_abort_is_replaced_in_elastic_jobs(
+    ranks, faults, told, script, jobs, tmp_path: Path
+) -> None:
+    """NCCL's issues 549, 863, 1013: `ncclCommAbort` never returns."""
+    mark = tmp_path / "mark"
+    body = loses_its_gpu(HANGS_AT_ITS_END, f"{faults},hang=ncclCommAbort:1", mark)
+    if not faults:
+        dies = DIES_AFTER_IT.replace("{mark!r}", repr(str(mark)))
+        body = body.replace("while state.batch < 6:", f"while state.batch < 6:{dies}")
+    env = environment("devices=3,seed=5", HOROVOD_ELASTIC_SLOT_FAILURES="100")
+    command = [sys.executable, script(program(body))]
+    options = ("--min-np", f"{ranks}", "--max-np", f"{ranks}", "-H", f"localhost:{ranks}")
+    job = jobs(harness.horovodrun(ranks, command, *options, env=env, limit_s=90.0)).succeed()
+    told = f"This process ends, for GPU 1 has not come to rest {told}: only another one"
+    assert re.search(told, job.stderr), job.report()
+    assert job.stdout.count(f": trained by {ranks}") == ranks, job.report()

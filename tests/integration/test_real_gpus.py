@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import harness
+from horovod import _core
 
 FOLDER = Path(__file__).resolve().parents[1] / "parallel" / "gpu"
 LIMIT_S = 600.0
@@ -31,8 +32,8 @@ def test_on_real_gpus(np, operations, jobs) -> None:
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
     if np > torch.cuda.device_count():
-        # Two ranks on one GPU: NCCL from 2.30.3 on allows it to those who ask, and wants few resources for each then.
-        if operations == "NCCL" and torch.cuda.nccl.version() < (2, 30, 3):
+        # Two ranks on one GPU: NCCL allows it to those who ask, and wants few resources for each then.
+        if operations == "NCCL" and torch.cuda.nccl.version() < _core.NCCL_SHARES_GPUS_SINCE:
             pytest.skip("this NCCL refuses two ranks on one GPU")
         variables |= {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"}
     words = ["-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]

@@ -41,6 +41,8 @@ pub(crate) struct Config {
     pub(crate) init: i32,
     /// Whether devices have memory pools (`cuMemAllocAsync`).
     pub(crate) pools: bool,
+    /// Whether to pin memory waits for the device.
+    pub(crate) pinning_waits: bool,
     /// Whether a lost peer is an error of the others' communicators (6), else they only hang.
     pub(crate) lost_is_error: bool,
 }
@@ -65,6 +67,7 @@ impl Default for Config {
             memory: 16 << 30,
             init: 0,
             pools: true,
+            pinning_waits: false,
             lost_is_error: true,
         }
     }
@@ -121,6 +124,7 @@ impl Config {
             "stub" => self.init = 34,
             "no_device" => self.init = 100,
             "pools" => self.pools = value.parse::<u8>().ok()? != 0,
+            "pinning_waits" => self.pinning_waits = true,
             "lost" => {
                 self.lost_is_error = match value {
                     "error" => true,

@@ -52,6 +52,7 @@
 //! | `memory=BYTES`, `pools=0` | 16 GiB, 1 | memory of a device; whether there is `cuMemAllocAsync` |
 //! | `stub`, `no_device`, `init=CODE` | | what `cuInit` returns: 34, 100, another |
 //! | `log=FILE` | | every call as a line `process thread call arguments = code`; `%p` is the process |
+//! | `pinning_waits` | | `cuMemHostAlloc` waits for the device, as the real one may |
 //! | `fail=CALL:K:CODE` | | the K-th call of a function fails, with `K+` every later one too; codes like 700 stay for good |
 //! | `hang=CALL:K` | | the K-th call of a function does nothing and never returns |
 //! | `in_progress=N` | 0 | communicators that do not block answer 7 to so many polls |

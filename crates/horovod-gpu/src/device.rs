@@ -29,7 +29,7 @@ const OF_ROCM: [(c_int, c_int); 4] = [
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy default stream, on which frameworks work.
 const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls of this thread do not invalidate captures of others.
-const CAPTURE_MODE_RELAXED: c_int = 2;
+pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the legacy default stream, while one that it would wait for is captured.
 const CAPTURE_IMPLICIT: c_int = 906;
 

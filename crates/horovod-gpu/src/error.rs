@@ -1,7 +1,8 @@
 //! What can go wrong below the engine, as data; its text names the call, the code and what to do.
 
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::loss::context_was_lost;
 
 /// A failure of loading, of CUDA's driver or of NCCL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,19 +106,11 @@ impl GpuError {
     }
 }
 
-/// A call has failed because the context is lost.
-static CONTEXT_LOST: AtomicBool = AtomicBool::new(false);
-
-/// Have [`context_is_lost`] say so from now on, if that is what a code means.
+/// Have [`crate::loss()`] say so from now on, if a code means that the context is lost.
 pub(crate) fn remember_if_sticky(code: i32) {
     if is_sticky(code) {
-        CONTEXT_LOST.store(true, Ordering::Relaxed);
+        context_was_lost(code);
     }
-}
-
-/// Whether a call of this process has failed because its context is lost ([`GpuError::is_sticky`]).
-pub fn context_is_lost() -> bool {
-    CONTEXT_LOST.load(Ordering::Relaxed)
 }
 
 fn newer(library: &str) -> &'static str {

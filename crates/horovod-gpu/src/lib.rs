@@ -17,6 +17,7 @@ mod hip;
 mod hiprtc;
 mod kernels;
 mod load;
+mod loss;
 mod memory;
 mod nccl;
 mod reader;
@@ -28,7 +29,7 @@ mod tests;
 
 pub use device::Device;
 pub use driver::Driver;
-pub use error::{GpuError, MemoryPlace, context_is_lost};
+pub use error::{GpuError, MemoryPlace};
 pub use event::Event;
 pub use executor::{
     AllReduce, Call, Executor, ExecutorProgress, ExecutorSettings, Front, Group, HostMemory,
@@ -39,6 +40,9 @@ pub use load::{
     Found, Search, Stack, choose_stack, driver, find_driver, find_nccl, is_initialised, nccl,
     set_default_search, set_search, stack,
 };
+pub use loss::{GpuLoss, context_is_lost, loss};
 pub use memory::{DeviceMemory, PinnedMemory};
-pub use nccl::{CommSettings, Communicator, Nccl, NcclOp, NcclType, Progress};
+pub use nccl::{
+    CommSettings, Communicator, NCCL_SHARES_GPUS_SINCE, Nccl, NcclOp, NcclType, Progress,
+};
 pub use stream::{RawStream, Stream};

@@ -55,6 +55,9 @@ const UNDEFINED: c_int = c_int::MIN;
 /// The first version in which several communicators may be aborted in one group.
 const ABORTS_IN_GROUPS: i32 = 22200;
 
+/// The first version that heeds `NCCL_MULTI_RANK_GPU_ENABLE`; older ones refuse two ranks on one GPU.
+pub const NCCL_SHARES_GPUS_SINCE: i32 = 23003;
+
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 7;
 

@@ -57,16 +57,21 @@ impl Double {
             .expect("this test binary")
             .with_file_name("libhorovod_gpu_double.so");
         let double = Self(Library::open(&path).expect("the double is built"));
+        double.configure(settings);
+        assert!(set_search(search(path)));
+        double
+    }
+
+    /// Has other settings from now on, and counts anew.
+    fn configure(&self, settings: &str) {
         let configure = function!(
-            double,
+            self,
             c"double_configure",
             unsafe extern "C" fn(*const c_char) -> c_int
         );
         let settings = CString::new(settings).expect("no NUL");
         // SAFETY: a C string.
         assert_eq!(unsafe { configure(settings.as_ptr()) }, 0, "{settings:?}");
-        assert!(set_search(search(path)));
-        double
     }
 
     /// A device, with its context current on this thread.

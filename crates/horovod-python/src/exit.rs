@@ -8,7 +8,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 /// The exit handlers are running, or have run.
@@ -118,6 +120,26 @@ pub(crate) fn stays() {
 pub(crate) fn leaves() {
     *LEAVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread::current().id());
     LEAVING.store(true, Ordering::SeqCst);
+}
+
+/// Have the process end by then, with status 1, whatever keeps its threads: exit handlers of CUDA's, and what a script
+/// does on its way out, wait for a GPU that does not come to rest.
+#[pyfunction]
+pub(crate) fn end_within(seconds: f64) -> PyResult<()> {
+    let limit = Duration::try_from_secs_f64(seconds)
+        .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let end = move || {
+        thread::sleep(limit);
+        tracing::error!("this process has not ended {seconds} s after its error, and is ended now");
+        // SAFETY: ends the process without what else does, which is what it is stuck in.
+        unsafe { libc::_exit(1) };
+    };
+    let thread = thread::Builder::new().name("hvd-end".into()).spawn(end);
+    thread.map(|_| ()).map_err(|error| {
+        PyRuntimeError::new_err(format!(
+            "cannot start the thread that ends the process: {error}"
+        ))
+    })
 }
 
 /// Waits, without the interpreter's lock, for those that were let back before.

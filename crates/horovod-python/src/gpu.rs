@@ -247,10 +247,16 @@ pub(crate) fn nccl_version(py: Python<'_>) -> i32 {
     horovod::gpu::nccl_version(operations).unwrap_or(0)
 }
 
-/// Whether this process can never use its GPU again, as a call has failed that says so.
+/// The first version of NCCL that allows several ranks on one GPU, as PyTorch tells versions.
+pub(crate) fn nccl_shares_gpus_since() -> (i32, i32, i32) {
+    let code = horovod::gpu::NCCL_SHARES_GPUS_SINCE;
+    (code / 10_000, code / 100 % 100, code % 100)
+}
+
+/// Why this process can never use its GPU again; `None`: it can, as far as is known.
 #[pyfunction]
-pub(crate) fn gpu_is_lost() -> bool {
-    horovod::gpu::context_is_lost()
+pub(crate) fn gpu_loss() -> Option<String> {
+    horovod::gpu::loss().map(|loss| loss.to_string())
 }
 
 /// Wait on the host until everything that was launched on GPUs has ended; raises what went wrong there.

@@ -29,11 +29,10 @@ mod _core {
     #[pymodule_export]
     use crate::checksums::checksums;
     #[pymodule_export]
-    use crate::exit::staying_threads;
+    use crate::exit::{end_within, staying_threads};
     #[pymodule_export]
     use crate::gpu::{
-        Streams, gpu_is_lost, gpu_libraries, nccl_version, prefer_gpus, prepare_gpus,
-        wait_for_devices,
+        Streams, gpu_libraries, gpu_loss, nccl_version, prefer_gpus, prepare_gpus, wait_for_devices,
     };
     #[pymodule_export]
     use crate::launch::{Rendezvous, assign_ranks, names_of_a_job};
@@ -59,6 +58,10 @@ mod _core {
         crate::stacks::install();
         m.add("FRAMES_MAX", horovod::FRAMES_MAX)?;
         m.add("MOVED", crate::plain::MOVED)?;
+        m.add(
+            "NCCL_SHARES_GPUS_SINCE",
+            crate::gpu::nccl_shares_gpus_since(),
+        )?;
         m.add("THREADS_MAX", horovod::THREADS_MAX)?;
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (code, name) in crate::submit::KINDS.iter().enumerate() {

@@ -37,6 +37,19 @@ pub enum GpuOperations {
     Nccl,
     /// Host memory.
     Host,
+    /// The same, asked for by the name of what is not there: see [`GpuOperations::meant`].
+    Mpi,
+}
+
+impl GpuOperations {
+    /// What is done.
+    #[must_use]
+    pub fn meant(self) -> Self {
+        match self {
+            Self::Mpi => Self::Host,
+            other => other,
+        }
+    }
 }
 
 /// How allreduce is carried out.
@@ -149,7 +162,7 @@ table! {
             ("AUTO", GpuOperations::Auto),
             ("NCCL", GpuOperations::Nccl),
             ("HOST", GpuOperations::Host),
-            ("MPI", GpuOperations::Host),
+            ("MPI", GpuOperations::Mpi),
         ],
     }, Each;
     /// seconds that an operation may be on a GPU before the job ends with an error

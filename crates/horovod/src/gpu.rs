@@ -10,14 +10,14 @@ use crate::error::Error;
 
 pub use horovod_gpu::set_search;
 pub use horovod_gpu::{
-    Found, GpuError, RawStream, Search, Stack, choose_stack, context_is_lost, find_driver,
-    find_nccl, is_initialised, stack,
+    Found, GpuError, GpuLoss, NCCL_SHARES_GPUS_SINCE, RawStream, Search, Stack, choose_stack,
+    context_is_lost, find_driver, find_nccl, is_initialised, loss, stack,
 };
 
 /// NCCL's version code, which scripts are told: `None` where its library is not found, or operations are to go through
 /// host memory. CUDA is not initialised.
 pub fn nccl_version(operations: GpuOperations) -> Option<i32> {
-    let is_wanted = operations != GpuOperations::Host;
+    let is_wanted = operations.meant() != GpuOperations::Host;
     Some(is_wanted.then(find_nccl)?.ok()?.version)
 }
 

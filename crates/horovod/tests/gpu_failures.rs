@@ -11,8 +11,8 @@ use gpu_double::{Memory, with_double};
 use horovod::config::{Config, GpuOperations};
 use horovod::gpu::Ready;
 use horovod::{
-    DType, Device, Error, Op, OpResult, Output, ProcessSetId, Rank, ReduceOp, Scale, Submission,
-    Tensor, TensorMeta,
+    DType, Device, Error, Handle, Op, OpResult, Output, ProcessSetId, Rank, ReduceOp, Scale,
+    Submission, Tensor, TensorMeta, Waited,
 };
 
 const SUM: Op = Op::Allreduce {
@@ -237,6 +237,14 @@ fn a_rank_hears_of_its_own_failure_though_its_gpu_never_comes_to_rest() {
             error.to_string()
         });
         assert!(errors[0].contains("cuMemcpyDtoDAsync"), "{errors:?}");
+        let loss = horovod::gpu::loss().expect("only another process can use the GPU");
+        let loss = loss.to_string();
+        for part in [
+            "GPU 0 has not come to rest",
+            "after NCCL was aborted, with test.copy under way",
+        ] {
+            assert!(loss.contains(part), "{part}\nis not in\n{loss}");
+        }
     });
 }
 
@@ -256,6 +264,84 @@ fn copies_to_the_host_that_fail_are_told_of_though_the_gpu_never_comes_to_rest()
         });
         for error in &errors {
             for part in ["rank ", "cuMemcpyDtoHAsync"] {
+                assert!(error.contains(part), "{part}\nis not in\n{error}");
+            }
+        }
+    });
+}
+
+/// Submits a sum on a rank whose GPU is at something that does not end, for which pinning memory waits; the gate that lets
+/// it end.
+fn submit_behind_a_gate(on: &OnRank<'_>, memory: &Arc<Memory>) -> Result<(u64, Handle), Error> {
+    let gate = match on.rank {
+        1 => on.double.gate(on.double.stream(1)),
+        _ => 0,
+    };
+    let ready = Ready::record(on.rank as i32, on.stream)?;
+    let tensor = memory.tensor(DType::F32, &[ELEMS], Some(memory), &ready);
+    let set = ProcessSetId::GLOBAL;
+    let submission = Submission::new("test", Some("sum"), SUM, set, tensor.into());
+    let handle = on.engine.submit(submission)?;
+    // The only block of this process's that is not made at once is rank 1's.
+    while on.double.count("cuMemHostAlloc") < 2 && on.engine.poll(handle) == Some(false) {
+        std::thread::yield_now();
+    }
+    Ok((gate, handle))
+}
+
+fn ended(on: &OnRank<'_>, handle: Handle) -> Result<OpResult, Error> {
+    match on.engine.wait(handle, Duration::MAX) {
+        Waited::Ended { result, .. } => result,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn through_host_memory(config: &mut Config) {
+    config.gpu.operations = GpuOperations::Host;
+    config.dynamic_process_sets = true;
+}
+
+#[test]
+fn ranks_negotiate_while_memory_is_pinned() {
+    let test = "ranks_negotiate_while_memory_is_pinned";
+    with_double(test, "devices=2,pinning_waits", |double| {
+        on_ranks(double, 2, through_host_memory, |on| {
+            let memory = ones(on, on.rank as i32);
+            let (gate, handle) = submit_behind_a_gate(on, &memory).expect("is submitted");
+            let set = on.engine.add_process_set::<Error>(&[0], || Ok(()));
+            set.expect("is made though rank 1 has no pinned memory yet");
+            on.double.open(gate);
+            ended(on, handle).expect("works");
+            on.engine.wait_for_devices(Duration::MAX).expect("works");
+            assert_eq!(memory.read()[..4], 2.0f32.to_le_bytes());
+        });
+    });
+}
+
+#[test]
+fn a_rank_gives_signs_of_life_while_memory_is_pinned() {
+    let test = "a_rank_gives_signs_of_life_while_memory_is_pinned";
+    with_double(test, "devices=2,pinning_waits", |double| {
+        let config = |config: &mut Config| {
+            through_host_memory(config);
+            config.heartbeat = Some(Duration::from_secs(1));
+            // Of the two ends of this job the later one.
+            config.gpu.timeout = Some(Duration::from_secs(4));
+        };
+        let errors = on_ranks(double, 2, config, |on| {
+            let memory = ones(on, on.rank as i32);
+            let (gate, handle) = submit_behind_a_gate(on, &memory).expect("is submitted");
+            let error = ended(on, handle).expect_err("rank 1's memory never comes");
+            on.double.open(gate);
+            error.to_string()
+        });
+        for error in &errors {
+            for part in [
+                "HOROVOD_GPU_TIMEOUT",
+                "test.sum",
+                "rank 1 on ",
+                "does not return",
+            ] {
                 assert!(error.contains(part), "{part}\nis not in\n{error}");
             }
         }

@@ -188,11 +188,13 @@ class HorovodBasics:
         ValueError
             As in `init`; for example a process set has ranks that the smaller job no longer has.
         HorovodInternalError
-            Another rank was lost meanwhile.
+            Another rank was lost meanwhile, or this process has lost its GPU.
         WorkerRemovedError
             This process is not wanted any more.
         """
         self.shutdown()
+        if (loss := _core.gpu_loss()) is not None:
+            raise HorovodInternalError(f"this process cannot go on: {loss}")
         process_sets = self._process_sets_of_init
         try:
             self.init(process_sets=process_sets)

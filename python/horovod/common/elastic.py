@@ -5,6 +5,7 @@ from, bring everybody to it, and call the user's function. The generation ends w
 ranks, when a rank is lost (state goes back to the last commit), or when members shall come or go (state stays).
 """
 
+import contextlib
 import copy
 import enum
 import functools
@@ -35,6 +36,8 @@ _T = TypeVar("_T")
 # So many times in a row an operation may fail though nobody was lost and nothing was committed since: then it is not
 # the membership that is wrong, and it would fail for ever.
 _FRUITLESS_MAX = 3
+# How long a process that has lost its GPU may take to end: what it does on its way out may wait for that GPU.
+_END_WITHIN_S = 30.0
 
 
 class State:
@@ -264,6 +267,18 @@ def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P]
     return run_fn(func, basics.begin_again)
 
 
+def _ends_for_its_gpu(error: HorovodInternalError) -> bool:
+    """Whether this process must end with this error: it can never use its GPU again, another one can."""
+    with contextlib.suppress(HorovodInternalError):
+        _core.wait_for_devices()  # until what was aborted has ended there, or is known not to
+    loss = _core.gpu_loss()
+    if loss is None:
+        return False
+    error.add_note(f"This process ends, for {loss}: only another one can use the GPU again.")
+    _core.end_within(_END_WITHIN_S)
+    return True
+
+
 class _Run:
     """One call of a decorated function, through all its generations."""
 
@@ -297,8 +312,8 @@ class _Run:
         except HorovodStalledError:
             raise  # the same calls would lead to the same place
         except HorovodInternalError as error:
-            if _core.gpu_is_lost():
-                error.add_note("This process ends: only another one can use the GPU again.")
+            # Before anything is put back on a GPU that may never come to rest.
+            if _ends_for_its_gpu(error):
                 raise
             self._raise_if_fruitless(error)
             self._state.restore()
@@ -325,6 +340,8 @@ class _Run:
                 self._reset()
                 break
             except HorovodInternalError as error:
+                if _ends_for_its_gpu(error):
+                    raise
                 _log.warning("A rank was lost while the next generation began: %s", error)
             except WorkerRemovedError as error:
                 _log.warning("This process (%s before) ends: %s", before, error)

@@ -9,6 +9,7 @@ import torch
 from devices import IS_REAL, Stream, current_stream, number_of_gpus, on_gpu, stream
 
 import horovod.torch as hvd
+from horovod._core import NCCL_SHARES_GPUS_SINCE as SINCE
 
 if not IS_REAL:
     from double_streams import contexts
@@ -64,7 +65,7 @@ def process_group(backend):
 
 @pytest.mark.skipif(not IS_REAL, reason="PyTorch's NCCL needs a GPU")
 def test_torch_distributed_over_nccl_takes_turns():
-    if hvd.local_size() > number_of_gpus() and torch.cuda.nccl.version() < (2, 30, 3):
+    if hvd.local_size() > number_of_gpus() and torch.cuda.nccl.version() < SINCE:
         pytest.skip("this NCCL refuses two ranks on one GPU")
     with torch.cuda.device(DEVICE), process_group("nccl"):
         for step in range(4):

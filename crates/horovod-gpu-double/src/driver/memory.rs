@@ -194,6 +194,9 @@ pub unsafe extern "C" fn cuMemHostAlloc(
             return Err(codes::INVALID_VALUE);
         }
         let device = call.device;
+        if call.config.pinning_waits {
+            call.wait_until(|state| state.device_is_idle(device));
+        }
         let made = allocate(call, bytes as u64, device, Kind::Pinned)?;
         // SAFETY: the caller's promise.
         unsafe { put(memory, made as *mut c_void) }

@@ -265,6 +265,9 @@ impl Call {
     /// Frees communicators whose work has ended or was cut off: waits for everything on their devices, as freeing memory
     /// does.
     pub(crate) fn remove_all(&mut self, ids: &[u64]) {
+        if !ids.is_empty() {
+            let _ = self.forbid_in_capture(); // tells of it
+        }
         let mut devices = Vec::new();
         for id in ids {
             if let Some(communicator) = self.communicators.get(id) {

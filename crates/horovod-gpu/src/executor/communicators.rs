@@ -67,19 +67,20 @@ impl Communicators {
         Ok(())
     }
 
-    /// Finalize the communicator of a group that was removed, and of which nothing is on the device any more, as all its members do;
-    /// [`Self::destroy_finalized`] brings that to its end. Versions in which that could block keep it.
-    pub(super) fn finalize_group(&mut self, key: u64) {
+    /// Finalize the communicator of a group that was removed, and of which nothing is on the device any more, as all its
+    /// members do; [`Self::destroy_finalized`] brings that to its end. Versions in which that could block keep it. One that
+    /// fails is ended by [`Self::abort`], as the others are.
+    pub(super) fn finalize_group(&mut self, key: u64) -> Result<(), GpuError> {
         let may_block = |nccl: &Nccl| needs_blocking(nccl) || !nccl.ends_in_groups();
         if nccl().map_or(true, may_block) {
-            return;
+            return Ok(());
         }
-        if let Some(communicator) = self.made.remove(&key) {
-            match communicator.finalize() {
-                Ok(_) => self.finalizing.push(communicator),
-                Err(error) => abort_one(communicator, &error),
-            }
-        }
+        let Some(communicator) = self.made.remove(&key) else {
+            return Ok(());
+        };
+        let finalized = communicator.finalize();
+        self.finalizing.push(communicator);
+        finalized.map(|_| ())
     }
 
     /// Whether some are being finalized.
@@ -87,20 +88,24 @@ impl Communicators {
         !self.finalizing.is_empty()
     }
 
-    /// Destroy those that all members have finalized.
-    pub(super) fn destroy_finalized(&mut self) {
+    /// Destroy those that all members have finalized, when nothing is on the device: NCCL frees memory then, for which CUDA
+    /// waits for all kernels, also for those of a rank that is lost, which only this thread can abort. One that fails is left
+    /// for [`Self::abort`].
+    pub(super) fn destroy_finalized(&mut self, is_at_rest: bool) -> Result<(), GpuError> {
+        let mut result = Ok(());
         for communicator in std::mem::take(&mut self.finalizing) {
-            match communicator.progress() {
-                Ok(Progress::InProgress) => self.finalizing.push(communicator),
-                Ok(Progress::Done) => {
-                    let ended = nccl().and_then(|nccl| nccl.destroy_all(vec![communicator]));
-                    if let Err(error) = ended {
-                        tracing::debug!("while a communicator of NCCL was ended: {error}");
-                    }
+            let progress = communicator.progress();
+            if let (Ok(Progress::Done), true) = (&progress, is_at_rest) {
+                let ended = nccl().and_then(|nccl| nccl.destroy_all(vec![communicator]));
+                if let Err(error) = ended {
+                    tracing::debug!("while a communicator of NCCL was ended: {error}");
                 }
-                Err(error) => abort_one(communicator, &error),
+                continue;
             }
+            self.finalizing.push(communicator);
+            result = result.and(progress.map(|_| ()));
         }
+        result
     }
 
     /// End what they do, and them.
@@ -157,14 +162,9 @@ impl Communicators {
     }
 }
 
-/// End one that nobody needs any more and that does not end well: what has happened to its other members shows elsewhere.
-fn abort_one(communicator: Communicator, why: &GpuError) {
-    tracing::debug!("a communicator of NCCL does not end in good order: {why}");
-    if let Err(error) = nccl().and_then(|nccl| nccl.abort_all(vec![communicator])) {
-        tracing::debug!("{error}");
-    }
-}
-
+/// NCCL goes on on a thread of its own, in the global capture mode, and beside allocations it calls what that forbids while
+/// a script captures a graph (2.30.7: `cudaStreamSynchronize` in `initChannel`, `cudaMemset` in `nvlsAllocateMem`). Nothing
+/// tells whether a stream of the process is captured, so this cannot wait for it.
 fn begin(group: &Group, settings: &ExecutorSettings) -> Result<Communicator, GpuError> {
     let nccl = nccl()?;
     let comm_settings = CommSettings {

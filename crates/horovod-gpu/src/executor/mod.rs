@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::event::Event;
+use crate::loss::{GpuLoss, stays_busy};
 
 pub use work::{AllReduce, Call, Group, HostMemory, Operand, ReduceScatter, Reduction, Work};
 
@@ -71,13 +72,17 @@ struct ExecutorState {
     stops: AtomicBool,
     /// As [`Executor::failure`].
     failure: OnceLock<WorkError>,
+    /// The device does not come to rest, and is waited for no longer.
+    given_up: AtomicBool,
+    /// Of the device.
+    ordinal: i32,
     /// Called when work was launched, has ended or has failed.
     notify: Box<dyn Fn() + Send + Sync>,
 }
 
 #[derive(Default)]
 struct Queue {
-    work: VecDeque<(Work, Arc<Mutex<State>>)>,
+    work: VecDeque<Queued>,
     /// Keys of groups of which no more work will come.
     removed_groups: Vec<u64>,
     state: QueueState,
@@ -87,6 +92,28 @@ struct Queue {
     launching: Option<Front>,
     /// What was launched and is the next to end.
     front: Option<Front>,
+    /// What will be queued as soon as there is memory for it.
+    preparing: Option<Front>,
+}
+
+/// Work that the thread has not taken up.
+struct Queued {
+    work: Work,
+    state: Arc<Mutex<State>>,
+    since: Instant,
+}
+
+impl Queued {
+    /// As what keeps all else up: the thread is in a call that does not return.
+    fn front(&self) -> Front {
+        Front {
+            title: self.work.title.clone(),
+            seq: self.work.seq,
+            set: self.work.set,
+            phase: Phase::Launching,
+            since: self.since,
+        }
+    }
 }
 
 /// How long a launch may take before it counts as what keeps all else up: the thread that would see ends is in it.
@@ -174,6 +201,33 @@ impl ExecutorState {
         self.lock().front = front;
     }
 
+    /// The device has not come to rest in this time.
+    fn give_up(&self, after: Duration, orderly: bool) {
+        self.given_up.store(true, Ordering::Release);
+        stays_busy(GpuLoss::Busy {
+            ordinal: self.ordinal,
+            title: self.progress().front.map(|front| front.title),
+            after,
+            orderly,
+        });
+    }
+
+    fn progress(&self) -> ExecutorProgress {
+        let queue = self.lock();
+        let is_long = |front: &&Front| front.since.elapsed() >= LAUNCH_MAX;
+        let launching = queue.launching.as_ref();
+        let front = launching
+            .filter(is_long)
+            .or(queue.front.as_ref())
+            .or(launching)
+            .or(queue.preparing.as_ref());
+        let queued = || queue.work.front().map(Queued::front);
+        ExecutorProgress {
+            last: queue.last,
+            front: front.cloned().or_else(queued),
+        }
+    }
+
     fn stops(&self) -> bool {
         self.stops.load(Ordering::Acquire)
     }
@@ -229,6 +283,8 @@ impl Executor {
             changed: Condvar::new(),
             stops: AtomicBool::new(false),
             failure: OnceLock::new(),
+            given_up: AtomicBool::new(false),
+            ordinal: device.ordinal(),
             notify,
         });
         let closing = settings.closing;
@@ -259,7 +315,8 @@ impl Executor {
         let launch = Launch(state.clone());
         let mut queue = self.shared.lock();
         queue.last = Some(work.seq);
-        queue.work.push_back((work, state));
+        let since = Instant::now();
+        queue.work.push_back(Queued { work, state, since });
         drop(queue);
         self.shared.changed.notify_one();
         launch
@@ -272,19 +329,28 @@ impl Executor {
         self.shared.changed.notify_one();
     }
 
+    /// Work of this title, place and set will be submitted as soon as CUDA has given memory for it, which it may be long
+    /// about: until [`Self::prepares_no_more`] that counts as its launch.
+    pub fn prepares(&self, title: Arc<str>, seq: u64, set: u32) {
+        let mut queue = self.shared.lock();
+        queue.last = Some(seq);
+        queue.preparing = Some(Front {
+            title,
+            seq,
+            set,
+            phase: Phase::Launching,
+            since: Instant::now(),
+        });
+    }
+
+    /// The memory is there, or is not needed any more.
+    pub fn prepares_no_more(&self) {
+        self.shared.lock().preparing = None;
+    }
+
     /// How far it is; calls nothing of CUDA's, so this never blocks.
     pub fn progress(&self) -> ExecutorProgress {
-        let queue = self.shared.lock();
-        let is_long = |front: &&Front| front.since.elapsed() >= LAUNCH_MAX;
-        let launching = queue.launching.as_ref();
-        let front = launching
-            .filter(is_long)
-            .or(queue.front.as_ref())
-            .or(launching);
-        ExecutorProgress {
-            last: queue.last,
-            front: front.cloned(),
-        }
+        self.shared.progress()
     }
 
     /// What all work that has not ended will end with, as soon as it is known, unless that is [`Self::abort`]. The end may
@@ -298,6 +364,11 @@ impl Executor {
         self.shared.abort(cause, false);
     }
 
+    /// What was aborted has not ended so long after, and is waited for no longer: [`crate::loss()`] says so from now on.
+    pub fn give_up(&self, after: Duration) {
+        self.shared.give_up(after, false);
+    }
+
     /// End the thread, or leave it to itself if it does not end in time. `orderly`: all work has ended, and the other
     /// members of all groups close as well; else what is left is aborted.
     pub fn close(&self, orderly: bool) {
@@ -308,7 +379,11 @@ impl Executor {
             true => self.shared.close(),
             false => self.shared.abort("its executor was closed", true),
         }
+        if self.shared.given_up.load(Ordering::Acquire) {
+            return; // it had its time
+        }
         if ended.recv_timeout(self.closing) == Err(RecvTimeoutError::Timeout) {
+            self.shared.give_up(self.closing, orderly);
             tracing::error!(
                 "NCCL does not end, for a call of it does not return or the GPU does not come to rest; what it uses is \
                  not given back, and only a new process can use this GPU as before"

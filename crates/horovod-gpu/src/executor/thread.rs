@@ -9,7 +9,9 @@ use super::communicators::{Communicators, Unfinished};
 use super::launch::Launcher;
 use super::plan::{LaunchPlan, PACKED_MAX, SMALL_MAX};
 use super::work::Work;
-use super::{ExecutorSettings, ExecutorState, Front, Phase, Queue, QueueState, State, WorkError};
+use super::{
+    ExecutorSettings, ExecutorState, Front, Phase, Queue, QueueState, Queued, State, WorkError,
+};
 use crate::device::Device;
 use crate::error::GpuError;
 use crate::event::Event;
@@ -37,6 +39,11 @@ pub(super) struct GpuThread {
     communicators: Communicators,
     /// Where small tensors are brought together; grows.
     arena: Option<DeviceMemory>,
+    /// What it was before it grew, where memory is not freed in the stream's order: freeing it would wait for the device,
+    /// which may be at a kernel that only ends when this thread aborts it.
+    outgrown: Vec<DeviceMemory>,
+    /// Beside that, for what is being launched.
+    scratch: Option<DeviceMemory>,
     on_device: VecDeque<OnDevice>,
     /// What all work ends with from here on.
     over: Option<WorkError>,
@@ -82,6 +89,8 @@ impl GpuThread {
             stream: None,
             communicators: Communicators::default(),
             arena: None,
+            outgrown: Vec::new(),
+            scratch: None,
             on_device: VecDeque::new(),
             over: None,
             checked: Instant::now(),
@@ -107,7 +116,9 @@ impl GpuThread {
                 }
                 Next::Finalize(key) => {
                     self.nap = NAP;
-                    self.communicators.finalize_group(key);
+                    if let Err(error) = self.communicators.finalize_group(key) {
+                        self.fail(&error);
+                    }
                 }
                 Next::Look => {}
                 Next::Close => return self.close(),
@@ -135,7 +146,7 @@ impl GpuThread {
             if let Some(key) = self.take_removed_group(&mut queue) {
                 return Next::Finalize(key);
             }
-            if let Some((work, state)) = queue.work.pop_front() {
+            if let Some(Queued { work, state, .. }) = queue.work.pop_front() {
                 queue.launching = Some(Front {
                     title: work.title.clone(),
                     seq: work.seq,
@@ -168,10 +179,8 @@ impl GpuThread {
     /// A removed group of which there is no work any more.
     fn take_removed_group(&self, queue: &mut Queue) -> Option<u64> {
         let is_in_use = |key: u64| {
-            let queued = queue
-                .work
-                .iter()
-                .filter_map(|(work, _)| work.group.as_ref());
+            let queued = queue.work.iter();
+            let queued = queued.filter_map(|queued| queued.work.group.as_ref());
             let on_device = self.on_device.iter().filter_map(|work| work.key);
             queued
                 .map(|group| group.key)
@@ -201,6 +210,8 @@ impl GpuThread {
         };
         match launched {
             Ok((end, timed)) => {
+                // It is freed after what was launched.
+                self.scratch = None;
                 lock(&state).launched = Some(end.clone());
                 self.on_device.push_back(OnDevice {
                     end,
@@ -217,10 +228,12 @@ impl GpuThread {
                 }
             }
             Err(why) => {
-                // Parts of it may be on the device, which has to come to rest.
+                // Parts of it may be on the device, which has to come to rest, or yet be launched by a thread of NCCL's.
                 if self.over.is_some() || self.end_all(why.clone()) {
+                    self.scratch = None;
                     lock(&state).ended = Some(Err(why));
                 }
+                std::mem::forget(self.scratch.take());
             }
         }
         self.shared.lock().launching = None;
@@ -234,7 +247,6 @@ impl GpuThread {
         }
         let plan = LaunchPlan::of(work);
         let scratch = self.scratch(&stream, plan.bytes)?;
-        let scratch = scratch.as_ref().or(self.arena.as_ref());
         let communicator = match &work.group {
             Some(group) => Some(self.communicators.of(group, &self.settings, &self.shared)?),
             None => None,
@@ -243,7 +255,7 @@ impl GpuThread {
             device: self.device,
             stream: &stream,
             communicator,
-            scratch: scratch.map_or(0, DeviceMemory::address),
+            scratch,
             shared: &self.shared,
             rank: work
                 .group
@@ -264,16 +276,19 @@ impl GpuThread {
     }
 
     /// Memory that a launch needs beside its tensors': what is not too much is kept, the rest given back in the stream's
-    /// order.
-    fn scratch(&mut self, stream: &Stream, bytes: usize) -> Result<Option<DeviceMemory>, GpuError> {
-        if bytes > PACKED_MAX {
-            return self.device.allocate_on(stream, bytes).map(Some);
+    /// order, where that can be.
+    fn scratch(&mut self, stream: &Stream, bytes: usize) -> Result<u64, GpuError> {
+        let has_pools = self.device.has_memory_pools();
+        if bytes > PACKED_MAX && has_pools {
+            let scratch = self.device.allocate_on(stream, bytes)?;
+            return Ok(self.scratch.insert(scratch).address());
         }
         if bytes > self.arena.as_ref().map_or(0, DeviceMemory::len) {
             let bytes = bytes.max(SMALL_MAX).next_power_of_two();
-            self.arena = Some(self.device.allocate_on(stream, bytes)?);
+            let outgrown = self.arena.replace(self.device.allocate_on(stream, bytes)?);
+            self.outgrown.extend(outgrown.filter(|_| !has_pools));
         }
-        Ok(None)
+        Ok(self.arena.as_ref().map_or(0, DeviceMemory::address))
     }
 
     /// Tell what is the next to end.
@@ -333,7 +348,10 @@ impl GpuThread {
                 Err(error) => return self.fail(&error),
             }
         }
-        self.communicators.destroy_finalized();
+        let is_at_rest = self.on_device.is_empty();
+        if let Err(error) = self.communicators.destroy_finalized(is_at_rest) {
+            return self.fail(&error);
+        }
         let now = Instant::now();
         if !self.on_device.is_empty() && now.duration_since(self.checked) >= CHECK_EVERY {
             self.checked = now;
@@ -373,6 +391,7 @@ impl GpuThread {
         while let Some(Ok(false)) = self.stream.as_ref().map(Stream::is_idle) {
             if Instant::now() >= deadline {
                 tracing::error!("the GPU does not come to rest after NCCL was aborted");
+                self.shared.give_up(DRAIN_TIMEOUT, false);
                 // Their memory stays in use: they never end.
                 self.on_device.clear();
                 self.tell_front();

@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::ptr::null_mut;
 
 use super::{ABORTS_IN_GROUPS, Nccl, NcclOp, NcclType, Progress, SUCCESS};
+use crate::device::CAPTURE_MODE_RELAXED;
 use crate::driver::Handle;
 use crate::error::GpuError;
 use crate::load::{check_process, driver};
@@ -185,9 +186,12 @@ impl Nccl {
             let threads: Vec<_> = handles(communicators)
                 .map(|communicator| {
                     scope.spawn(move || {
-                        // SAFETY: a context of this process, and a communicator that nobody else has.
+                        let mut mode = CAPTURE_MODE_RELAXED;
+                        // SAFETY: a context of this process, an integer that is exchanged, and a communicator that nobody
+                        // else has.
                         let code = unsafe {
                             (driver.table.ctx_set_current)(context.handle());
+                            (driver.table.thread_exchange_stream_capture_mode)(&raw mut mode);
                             (self.table.comm_abort)(communicator.handle())
                         };
                         self.checked("ncclCommAbort", code)

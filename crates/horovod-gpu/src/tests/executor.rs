@@ -8,7 +8,7 @@ use horovod_protocol::DType;
 use super::Double;
 use crate::executor::{AllReduce, Call, Group, Operand, Reduction};
 use crate::testing::alone;
-use crate::{Device, Event, Executor, ExecutorSettings, Launch, NcclOp, Work, nccl};
+use crate::{Device, Event, Executor, ExecutorSettings, Launch, NcclOp, Phase, Work, nccl};
 
 const ELEMENTS: usize = 4;
 
@@ -87,6 +87,11 @@ fn an_executor_is_left_to_itself_when_nccl_cannot_be_ended() {
         let _end = launched(&launch);
         executor.close(false);
         assert_eq!(launch.ended(), None, "its memory is in use");
+        let loss = crate::loss().expect("this process cannot use the GPU again");
+        assert_eq!(
+            loss.to_string(),
+            "GPU 0 has not come to rest 0.05 s after NCCL was aborted, with sum under way"
+        );
         double.open(gate);
         while launch.ended().is_none() {
             std::thread::yield_now();
@@ -188,6 +193,232 @@ fn a_communicator_that_cannot_be_made_is_known_before_the_abort_ends() {
             expected: "ncclCommInitRankConfig",
             ..Failing::default()
         });
+    });
+}
+
+/// The communicator of a removed group fails while a kernel of the script's holds up the abort.
+fn is_known_before_its_abort_ends(fault: &str) {
+    let double = Double::start("");
+    let device = Double::adopted(0);
+    let theirs = double.stream(0);
+    let memory = double.alloc(0, ELEMENTS * 4);
+    double.write(theirs, memory, &[0; ELEMENTS * 4]);
+    let ready = Arc::new(device.record(theirs).expect("an event"));
+    let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+    let executor = start(device, Duration::from_secs(60));
+    let launch = sum(&executor, &group(1, id, 1, 0), memory, &ready);
+    while launch.ended().is_none() {
+        std::thread::yield_now();
+    }
+    assert_eq!(launch.ended(), Some(Ok(())));
+    let gate = double.gate(theirs);
+    double.configure(fault);
+    executor.remove_group(1);
+    while executor.failure().is_none() {
+        std::thread::yield_now();
+    }
+    double.open(gate);
+    executor.close(false);
+    assert_eq!(double.live("communicators"), 0);
+    double.assert_clean();
+}
+
+#[test]
+fn a_removed_group_that_cannot_be_finalized_is_known_before_its_abort_ends() {
+    alone(&[], || {
+        is_known_before_its_abort_ends("fail=ncclCommFinalize:1:3")
+    });
+}
+
+#[test]
+fn a_removed_group_that_fails_while_it_is_finalized_is_known_before_its_abort_ends() {
+    alone(&[], || {
+        is_known_before_its_abort_ends("fail=ncclCommGetAsyncError:1:3")
+    });
+}
+
+#[test]
+fn a_communicator_is_not_destroyed_while_the_device_is_at_what_only_an_abort_ends() {
+    alone(&[], || {
+        // The second collective waits for a rank that does not come.
+        let double = Double::start("never=2");
+        let device = Double::adopted(0);
+        let theirs = double.stream(0);
+        let memory = double.alloc(0, ELEMENTS * 4);
+        double.write(theirs, memory, &[0; ELEMENTS * 4]);
+        let ready = Arc::new(device.record(theirs).expect("an event"));
+        let id = || nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let executor = start(device, Duration::from_secs(60));
+        let removed = group(1, id(), 1, 0);
+        launched(&sum(&executor, &removed, memory, &ready))
+            .wait()
+            .expect("it ends");
+        let launch = sum(&executor, &group(2, id(), 1, 0), memory, &ready);
+        let _end = launched(&launch);
+        executor.remove_group(1);
+        while double.calls("ncclCommFinalize") == 0 {
+            std::thread::yield_now();
+        }
+        // It is looked at again, and is done: to destroy it waits for the device.
+        let looks = double.calls("ncclCommGetAsyncError");
+        while double.calls("ncclCommGetAsyncError") < looks + 2
+            && double.calls("ncclCommDestroy") == 0
+        {
+            std::thread::yield_now();
+        }
+        executor.abort("enough");
+        while launch.ended().is_none() {
+            std::thread::yield_now();
+        }
+        executor.close(false);
+        assert_eq!(double.live("communicators"), 0);
+        double.assert_clean();
+    });
+}
+
+#[test]
+fn work_that_is_not_taken_up_is_seen_as_what_keeps_all_up() {
+    alone(&[], || {
+        let double = Double::start("");
+        let device = Double::adopted(0);
+        let theirs = double.stream(0);
+        let memory = double.alloc(0, ELEMENTS * 4);
+        double.write(theirs, memory, &[0; ELEMENTS * 4]);
+        let ready = Arc::new(device.record(theirs).expect("an event"));
+        let id = || nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let executor = start(device, Duration::from_secs(60));
+        let first = sum(&executor, &group(1, id(), 1, 0), memory, &ready);
+        while first.ended().is_none() {
+            std::thread::yield_now();
+        }
+        // A kernel of the script's, for which it is waited when a communicator is destroyed.
+        let gate = double.gate(theirs);
+        executor.remove_group(1);
+        while double.calls("ncclCommDestroy") == 0 {
+            std::thread::yield_now();
+        }
+        let launch = sum(&executor, &group(2, id(), 1, 0), memory, &ready);
+        let front = executor.progress().front.expect("it is the next");
+        assert_eq!((front.seq, front.phase), (2, Phase::Launching));
+        double.open(gate);
+        while launch.ended().is_none() {
+            std::thread::yield_now();
+        }
+        executor.close(true);
+        double.assert_clean();
+    });
+}
+
+/// What a script captures meanwhile is left alone when communicators are aborted.
+fn abort_leaves_captures_alone(settings: &str) {
+    let double = Double::start(settings);
+    let device = Double::adopted(0);
+    let theirs = double.stream(0);
+    let memory = double.alloc(0, ELEMENTS * 4);
+    double.write(theirs, memory, &[0; ELEMENTS * 4]);
+    let ready = Arc::new(device.record(theirs).expect("an event"));
+    let executor = start(device, Duration::from_secs(60));
+    for key in 0..2 {
+        let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let launch = sum(&executor, &group(key, id, 1, 0), memory, &ready);
+        launched(&launch).wait().expect("it ends");
+    }
+    let captured = double.stream(0);
+    double.begin_capture(captured, 0);
+    executor.close(false);
+    assert_eq!(double.live("communicators"), 0);
+    assert_eq!(double.end_capture(captured), Some(0));
+    double.assert_clean();
+}
+
+#[test]
+fn an_abort_of_all_at_once_leaves_captures_alone() {
+    alone(&[], || abort_leaves_captures_alone(""));
+}
+
+#[test]
+fn an_abort_of_each_by_its_own_thread_leaves_captures_alone() {
+    alone(&[], || abort_leaves_captures_alone("nccl_version=21805"));
+}
+
+/// Elements that NCCL is given as others, for which a launch needs more memory than is kept.
+const MANY: usize = 3 << 20;
+
+/// Sums so many of them in place.
+fn widened_sum(double: &Double, executor: &Executor, group: &Arc<Group>, count: usize) -> Launch {
+    let device = Double::adopted(0);
+    let theirs = double.stream(0);
+    let memory = double.alloc(0, 2 * count);
+    double.write(theirs, memory, &vec![0; 2 * count]);
+    let ready = Arc::new(device.record(theirs).expect("an event"));
+    let call = Call::AllReduce(AllReduce {
+        input: Operand::At(memory),
+        output: memory,
+        count,
+        dtype: DType::I16,
+        reduction: Reduction {
+            op: NcclOp::Sum,
+            pre: 1.0,
+            post: 1.0,
+        },
+    });
+    let work = Work {
+        title: "widened".into(),
+        seq: 0,
+        set: 0,
+        group: Some(group.clone()),
+        after: vec![ready],
+        calls: vec![call],
+        timed: false,
+    };
+    // SAFETY: memory for so many elements, which only the executor uses, after the event.
+    unsafe { executor.submit(work) }
+}
+
+#[test]
+fn what_a_launch_needs_is_kept_until_the_abort_when_nccl_is_stopped_amid_it() {
+    alone(&[], || {
+        let double = Double::start("");
+        let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let executor = start(Double::adopted(0), Duration::from_secs(60));
+        let group = group(1, id, 1, 0);
+        let first = widened_sum(&double, &executor, &group, ELEMENTS);
+        launched(&first).wait().expect("it ends");
+        // A thread of NCCL's may launch at any time.
+        double.configure("in_progress=1000000");
+        let launch = widened_sum(&double, &executor, &group, MANY);
+        while double.calls("ncclGroupEnd") == 0 {
+            std::thread::yield_now();
+        }
+        executor.abort("enough");
+        while launch.ended().is_none() {
+            std::thread::yield_now();
+        }
+        executor.close(false);
+        double.assert_clean();
+    });
+}
+
+#[test]
+fn without_memory_pools_nothing_is_freed_while_the_device_works() {
+    alone(&[], || {
+        let double = Double::start("pools=0,delay=20");
+        let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let executor = start(Double::adopted(0), Duration::from_secs(60));
+        let group = group(1, id, 1, 0);
+        // The real `cuMemFree` waits for the device: for a kernel of NCCL's, which may wait for a rank that is lost.
+        let counts = [ELEMENTS, MANY, 2 * MANY, MANY];
+        let launches = counts.map(|count| widened_sum(&double, &executor, &group, count));
+        for launch in launches {
+            while launch.ended().is_none() {
+                std::thread::yield_now();
+            }
+            assert_eq!(launch.ended(), Some(Ok(())));
+        }
+        assert_eq!(double.calls("cuMemFree_v2"), 0);
+        executor.close(true);
+        assert_eq!(double.live("communicators"), 0);
+        double.assert_clean();
     });
 }
 

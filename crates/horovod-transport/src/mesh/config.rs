@@ -6,6 +6,7 @@ use horovod_protocol::Rank;
 #[cfg(doc)]
 use horovod_protocol::Tree;
 use horovod_settings as settings;
+use rustix::io::Errno;
 
 use crate::JobKey;
 
@@ -259,7 +260,7 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// Something else that the operating system refused.
-    #[error("{rank}: {what}: {source}")]
+    #[error("{rank}: {what}: {source}{}", remedy(source))]
     System {
         /// This rank.
         rank: Rank,
@@ -272,6 +273,17 @@ pub enum ConnectError {
 
 fn secs(time: Duration) -> String {
     format!("{:.0} s", time.as_secs_f64().ceil())
+}
+
+/// What to do about what has one usual cause.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE) => {
+            "; this process may open no more files and sockets: raise the limit (`ulimit -n 4096`), or look for what \
+             leaves files open"
+        }
+        _ => "",
+    }
 }
 
 fn list(ranks: &[Rank]) -> String {
@@ -315,5 +327,21 @@ mod tests {
         }
         .to_string();
         assert!(text.ends_with("14, 15 and 4 more"), "{text}");
+    }
+
+    #[test]
+    fn too_many_open_files_come_with_the_remedy() {
+        let of = |errno: Errno| {
+            let error = ConnectError::System {
+                rank: Rank(1),
+                what: "cannot connect to the rendezvous",
+                source: errno.into(),
+            };
+            error.to_string()
+        };
+        let text = of(Errno::MFILE);
+        assert!(text.contains("Too many open files"), "{text}");
+        assert!(text.contains("`ulimit -n 4096`"), "{text}");
+        assert!(!of(Errno::ACCESS).contains("ulimit"));
     }
 }

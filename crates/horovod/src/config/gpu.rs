@@ -13,7 +13,7 @@ use crate::gpu::Search;
 /// Settings of operations on GPU tensors.
 #[derive(Clone, Debug)]
 pub struct GpuSettings {
-    /// What carries them out.
+    /// What carries them out: never [`GpuOperations::Mpi`].
     pub operations: GpuOperations,
     /// Whether it was asked for by the name of MPI, which is not there.
     pub names_mpi: bool,
@@ -33,11 +33,10 @@ impl GpuSettings {
     pub(super) fn read(env: &dyn Environment) -> Result<Self, Error> {
         let timeout = settings::GPU_TIMEOUT.read(env)?;
         let max_ctas = settings::NCCL_MAX_CTAS.read(env)?;
+        let asked = settings::GPU_OPERATIONS.read(env)?;
         Ok(Self {
-            operations: operations(env)?,
-            names_mpi: env
-                .get("HOROVOD_GPU_OPERATIONS")
-                .is_some_and(|value| value.trim().eq_ignore_ascii_case("MPI")),
+            operations: asked.meant(),
+            names_mpi: asked == GpuOperations::Mpi,
             timeout: (timeout > 0.0).then(|| Duration::from_secs_f64(timeout)),
             asynchronous: settings::ENABLE_ASYNC_COMPLETION.read(env)?,
             max_ctas: i32::try_from(max_ctas).ok().filter(|max| *max > 0),
@@ -51,7 +50,7 @@ impl GpuSettings {
 
 /// What carries out operations on GPU tensors.
 pub fn operations(env: &dyn Environment) -> Result<GpuOperations, Error> {
-    Ok(settings::GPU_OPERATIONS.read(env)?)
+    Ok(settings::GPU_OPERATIONS.read(env)?.meant())
 }
 
 /// Where CUDA's driver and NCCL, or AMD's libraries, are looked for: as set, and in these folders of packages.

@@ -2,10 +2,31 @@
 
 use std::time::Duration;
 
+use super::driver_lock::DriverLock;
 use super::handles::{call_here, in_callback};
 use super::submit::vanished;
 use super::{Callback, Engine, Handle, Submission, Waited};
 use crate::error::Error;
+
+/// How a thread waits for an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    Plain,
+    /// It may be ended before its time: [`Engine::wait_softly`].
+    Soft,
+    /// It also tells of what this thread has submitted, which nobody knows of yet.
+    Announcing,
+}
+
+impl Wait {
+    /// The wait of the thread that has just queued the operation.
+    pub(super) fn for_submitted(driver_lock: &DriverLock) -> Self {
+        match driver_lock.submitted_by_waiter() {
+            true => Self::Plain,
+            false => Self::Announcing,
+        }
+    }
+}
 
 impl Engine {
     /// Have an operation that was submitted to be waited for end with a callback instead, as of
@@ -44,8 +65,8 @@ impl Engine {
             return Ok((handle, self.wait(handle, timeout)));
         }
         let handle = self.queue(submission)?;
-        let is_announced = self.driver_lock.submitted_by_waiter();
-        Ok((handle, self.wait_as(handle, timeout, false, is_announced)))
+        let wait = Wait::for_submitted(&self.driver_lock);
+        Ok((handle, self.wait_as(handle, timeout, wait)))
     }
 
     /// Submits an operation that ends with a callback, as of [`Submission::calling`], but waits for it first, at most

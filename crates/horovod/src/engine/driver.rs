@@ -26,7 +26,7 @@ use node::{Node, NodeAction, unheard};
 use pump::{ControlPlane, Moment, Pump};
 
 use super::backend::host::Host;
-use super::backend::{Capabilities, DeviceBackend, Failure, Results};
+use super::backend::{Capabilities, DeviceBackend, Results};
 use super::handles::{Handle, OpResult};
 use super::{EngineState, Entry, TOLD, nanos};
 use crate::buffer::BufferPool;
@@ -142,7 +142,7 @@ impl Driver {
             {
                 self.pump.waiter.disarm();
                 match front {
-                    Front::Fails(cause) => self.give_up(task, Failure::Local(cause)),
+                    Front::Fails(failure) => self.give_up(task, failure),
                     _ => self.carry_out(task),
                 }
                 announced = false;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use horovod_protocol::Rank;
 
+use super::calls::Wait;
 use super::handles::{Handle, Waited};
 use super::{Engine, nanos};
 
@@ -116,7 +117,7 @@ impl SoftWait<'_> {
     pub fn wait(&mut self, timeout: Duration) -> Softly {
         let shared = &self.engine.shared;
         if let Waited::Ended { result, kept } =
-            self.engine.wait_as(self.handle, timeout, true, true)
+            self.engine.wait_as(self.handle, timeout, Wait::Soft)
         {
             let mut table = shared.handles.lock();
             table.put_back(self.handle, result, kept);

@@ -7,6 +7,7 @@ use horovod_protocol::{
     Completion, DType, Device, EntryId, Op, ProcessSetId, Rank, ReduceOp, Scale,
 };
 
+use super::calls::Wait;
 use super::handles::{Delivery, Handles};
 use super::{Allocator, Callback, Engine, Entry, Handle, Kept, Negotiation, RecordedCall, Waited};
 use crate::error::Error;
@@ -260,7 +261,7 @@ impl Engine {
             let ended = self.shared.handles.lock().take(handle);
             return ended.unwrap_or(Waited::Pending);
         }
-        let waited = self.wait_as(handle, timeout, false, true);
+        let waited = self.wait_as(handle, timeout, Wait::Plain);
         if matches!(waited, Waited::Pending) {
             // In case a soft wait of it was interrupted.
             self.shared.handles.lock().keep(handle);
@@ -268,33 +269,22 @@ impl Engine {
         waited
     }
 
-    pub(super) fn wait_as(
-        &self,
-        handle: Handle,
-        timeout: Duration,
-        softly: bool,
-        is_announced: bool,
-    ) -> Waited {
+    pub(super) fn wait_as(&self, handle: Handle, timeout: Duration, wait: Wait) -> Waited {
         let timeline = &self.shared.timeline;
         // What has ended already is not waited for.
         if !timeline.is_on() || self.shared.handles.poll(handle) != Some(false) {
-            return self.wait_unrecorded(handle, timeout, softly, is_announced);
+            return self.wait_unrecorded(handle, timeout, wait);
         }
         let _recorded = RecordedCall::begin(&self.shared);
         let begin = timeline.now();
-        let waited = self.wait_unrecorded(handle, timeout, softly, is_announced);
+        let waited = self.wait_unrecorded(handle, timeout, wait);
         timeline.waited(begin);
         waited
     }
 
-    fn wait_unrecorded(
-        &self,
-        handle: Handle,
-        timeout: Duration,
-        softly: bool,
-        is_announced: bool,
-    ) -> Waited {
-        self.shared.callers.waits(handle, softly);
+    fn wait_unrecorded(&self, handle: Handle, timeout: Duration, wait: Wait) -> Waited {
+        self.shared.callers.waits(handle, wait == Wait::Soft);
+        let is_announced = wait != Wait::Announcing;
         let waited = self.driver_lock.wait(handle, timeout, is_announced);
         let callers = &self.shared.callers;
         match &waited {
@@ -373,10 +363,10 @@ impl Engine {
         let begin = self.shared.now().0;
         let tensors = Tensors::default();
         let handle = self.queue(Submission::new(prefix, name, op, set, tensors))?;
-        let mut is_announced = self.driver_lock.submitted_by_waiter();
+        let mut wait = Wait::for_submitted(&self.driver_lock);
         loop {
-            let waited = self.wait_unrecorded(handle, WAIT_SLICE, false, is_announced);
-            is_announced = true;
+            let waited = self.wait_unrecorded(handle, WAIT_SLICE, wait);
+            wait = Wait::Plain;
             match waited {
                 Waited::Ended { result, .. } => {
                     if self.shared.timeline.is_on() {

@@ -41,10 +41,11 @@ pub(crate) fn on_hosts<T: Send + 'static>(
 ) -> Vec<T> {
     let n = hosts.len();
     let (done, results) = mpsc::channel();
-    for (rank, mesh) in testing::cluster_hosts(hosts).into_iter().enumerate() {
+    for (rank, mut mesh) in testing::cluster_hosts(hosts).into_iter().enumerate() {
         let (body, done) = (body.clone(), done.clone());
         let mut own = Config::solo();
         config(&mut own);
+        mesh.heartbeat = mesh.heartbeat.or(own.heartbeat);
         std::thread::spawn(move || {
             let engine = Engine::start(own, mesh).expect("starts");
             let stream = double.stream(rank as i32);

@@ -16,7 +16,7 @@ mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use horovod_gpu::{Executor, ExecutorProgress};
 use horovod_protocol::{Device, EntryId, Execution, ProcessSetId, Rank, Shape};
@@ -36,7 +36,7 @@ pub(super) use rows::share_of;
 const OFFER_MAX: usize = 1 << 10;
 
 /// Why an execution could not be carried out; each ends the generation, for the peers wait for this rank.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Failure {
     /// The generation was over already.
     Aborted(Aborted),
@@ -155,7 +155,7 @@ fn not_staged(execution: &Execution) -> Failure {
 /// Tensors of an execution on their way into host memory.
 pub(crate) trait StageIn: Send {
     /// Entries of host memory in place of the execution's, once the bytes are there; why they never will be.
-    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>>;
+    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, Failure>>;
 
     /// What the device did, after the end of a timed execution.
     fn stage(&self) -> Option<DeviceStage> {
@@ -211,6 +211,9 @@ pub(crate) trait InFlight: Send {
 
     /// The generation is over: end soon.
     fn abort(&mut self, cause: &Aborted);
+
+    /// It has not ended so long after that, and is waited for no longer.
+    fn give_up(&self, _after: Duration) {}
 }
 
 /// The members of a set and what each has offered.

@@ -12,6 +12,11 @@ use crate::error::Error;
 
 /// How long a closed connection waits for the launcher to say why the process ended.
 const CAUSE_GRACE: Duration = Duration::from_millis(300);
+/// How long a failure that another rank is to blame for waits for that rank's name. Only its neighbours have links to it:
+/// they see these close, which may be after the failure here, give the launcher [`CAUSE_GRACE`], and tell the others then.
+/// Who waited no longer than they do would blame itself, and so would all who hear of it first. Nothing is lost by the wait,
+/// for what failed has ended the work of all.
+const BLAME_GRACE: Duration = Duration::from_secs(2);
 
 /// A peer that is gone, while the reason may still come.
 pub(super) struct Suspect {
@@ -167,6 +172,8 @@ impl Pump {
                 self.await_end();
                 match self.dead.clone() {
                     Some(error) => error,
+                    // Nobody has seen a rank end: a network that only NCCL uses, or a host that is silent and not yet
+                    // given up.
                     None => self.failure(Failure::Local(text)),
                 }
             }
@@ -186,9 +193,9 @@ impl Pump {
         }
     }
 
-    /// Give the rank that is to blame its time to say why.
+    /// Give the rank that is to blame, or its neighbours, their time to say why.
     fn await_end(&mut self) {
-        let deadline = Instant::now() + CAUSE_GRACE;
+        let deadline = Instant::now() + BLAME_GRACE;
         let mut spins = 0;
         while self.dead.is_none() {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -47,7 +47,7 @@ pub(super) enum Staging {
     Copies(Box<dyn StageIn>),
     /// What stands for the entries.
     Ended(Vec<Option<Entry>>),
-    Failed(String),
+    Failed(Failure),
 }
 
 impl ExecutionTask {
@@ -69,7 +69,9 @@ impl ExecutionTask {
                 Err(why) => OutputMemory::Refused(why),
             };
         }
+        // What has no future must not begin to read tensors that are given back soon.
         if let Staging::Copies(copies) = &mut self.staging
+            && !is_dead
             && let Some(outcome) = copies.poll()
         {
             if let (Some(recorded), Some(stage)) = (&mut self.recorded, copies.stage()) {
@@ -81,9 +83,8 @@ impl ExecutionTask {
             };
         }
         match (&self.memory, &self.staging) {
-            (OutputMemory::Refused(why), _) | (_, Staging::Failed(why)) => {
-                Front::Fails(why.clone())
-            }
+            (OutputMemory::Refused(why), _) => Front::Fails(Failure::Local(why.clone())),
+            (_, Staging::Failed(failure)) => Front::Fails(failure.clone()),
             // What has no future ends.
             (OutputMemory::Asked(_), _) | (_, Staging::Copies(_)) if !is_dead => Front::Waits,
             _ => Front::Runs,
@@ -104,7 +105,7 @@ pub(super) enum Front {
     /// It can be carried out now.
     Runs,
     /// It never can; why.
-    Fails(String),
+    Fails(Failure),
 }
 
 impl Driver {
@@ -135,7 +136,7 @@ impl Driver {
         match self.pump.shared.lock().poll_events(&execution.items) {
             Ok(true) => Front::Runs,
             Ok(false) => Front::Waits,
-            Err(cause) => Front::Fails(cause),
+            Err(cause) => Front::Fails(Failure::Local(cause)),
         }
     }
 

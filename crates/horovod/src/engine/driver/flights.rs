@@ -190,6 +190,7 @@ impl Pump {
                  of it is run",
                 flight.backend
             );
+            flight.execution.give_up(ABORT_TIMEOUT);
             let error = self.dead.clone().unwrap_or(Error::Closed);
             let handles: Vec<_> = flight.entries().map(|id| Handle(id.0)).collect();
             for handle in &handles {

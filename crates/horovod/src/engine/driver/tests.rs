@@ -11,8 +11,10 @@ use horovod_protocol::{
 use horovod_transport::ControlEvent;
 use horovod_transport::testing::Cluster;
 
+use super::execution::{OutputMemory, Staging};
 use super::*;
 use crate::engine::Handle;
+use crate::engine::backend::{Failure, StageIn};
 use crate::engine::handles::Delivery;
 use crate::engine::{FinalNotification, Waited};
 use crate::tensor::{Output, Tensor};
@@ -82,6 +84,63 @@ fn a_link_that_breaks_after_the_stop_ends_the_last_collective() {
     driver.pump.stopped = true;
     let driver = execute(driver, sum_over(&[0, 1], None));
     assert!(cause(&driver).contains("rank 1"), "{}", cause(&driver));
+}
+
+fn remote() -> Failure {
+    Failure::Remote("remote process exited or there was a network error".into())
+}
+
+/// Copies of a GPU's tensors into host memory that fail because of another rank.
+struct FailingCopies;
+
+impl StageIn for FailingCopies {
+    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, Failure>> {
+        Some(Err(remote()))
+    }
+}
+
+/// Rank 1 fails, and then rank 2 is lost, whose neighbour is rank 0: how rank 1's generation ends.
+fn end_after(fail: impl FnOnce(&mut Driver) + Send + 'static) -> String {
+    let mut meshes = Cluster::new(3).shm(false).build();
+    let lost = meshes.pop();
+    let mut other = driver(meshes.remove(1));
+    let mut neighbour = driver(meshes.remove(0));
+    let (begins, begun) = mpsc::channel();
+    let failed = thread::spawn(move || {
+        begins.send(()).expect("the test listens");
+        fail(&mut other);
+        cause(&other)
+    });
+    begun.recv_timeout(LIMIT).expect("the thread runs");
+    drop(lost);
+    while neighbour.pump.dead.is_none() {
+        neighbour.pump.progress();
+    }
+    failed.join().expect("no panic")
+}
+
+#[test]
+fn who_fails_because_of_another_waits_until_the_neighbour_of_that_one_has_said_who() {
+    let why = end_after(|driver| {
+        driver.pump.failure(remote());
+    });
+    assert!(why.contains("rank 2"), "{why}");
+}
+
+#[test]
+fn copies_that_fail_because_of_another_wait_for_its_name_too() {
+    let why = end_after(|driver| {
+        driver.parked = Some(ExecutionTask {
+            execution: sum_over(&[0, 1, 2], None),
+            entries: Vec::new(),
+            recorded: None,
+            memory: OutputMemory::NotAsked,
+            staging: Staging::Copies(Box::new(FailingCopies)),
+            received: Vec::new(),
+        });
+        driver.work();
+    });
+    assert!(why.contains("rank 2"), "{why}");
 }
 
 #[test]

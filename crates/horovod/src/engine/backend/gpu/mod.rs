@@ -2,10 +2,11 @@
 //! and the host's data plane.
 //!
 //! Nothing of CUDA is touched before the first execution on a GPU. What the members agree on then is in `route`;
-//! how an execution becomes calls in `calls`; how it goes through host memory in `staging`. The calls are launched by
+//! how an execution becomes calls in `calls`; how it goes through host memory in `staging` and `pinned`. The calls are launched by
 //! `horovod_gpu::Executor`, in the order of the executions.
 
 mod calls;
+mod pinned;
 mod route;
 mod staging;
 
@@ -30,8 +31,9 @@ use crate::engine::handles::OpResult;
 use crate::error::Error;
 use crate::gpu::{EventEnd, nccl_version};
 use calls::{Translated, Translation, needs_host};
+use pinned::PinnedPool;
 use route::{Conclusion, Equipment, Offer, Route, conclude};
-use staging::PinnedPool;
+use staging::StagingPlan;
 
 /// How long the members of a communicator may take to meet.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -323,8 +325,9 @@ impl Backend for Gpu {
         let executor = self.executor()?;
         let title = Self::title(execution);
         let me = self.topology.rank;
-        let copies = staging::begin(execution, (entries, outputs), me, device, &self.pinned)?;
-        Ok(Box::new(copies.launch(executor, title, timed)))
+        let plan = StagingPlan::of(execution, (entries, outputs), me, title, timed)?;
+        let block = self.pinned.ask(device, plan.bytes(), &self.notifier)?;
+        Ok(Box::new(plan.copy_to(block, executor)))
     }
 
     fn stage_out(&mut self, staged: Staged<'_>) -> Result<Started, Failure> {
@@ -434,5 +437,9 @@ impl InFlight for Flight {
 
     fn abort(&mut self, cause: &Aborted) {
         self.executor.abort(&cause.0);
+    }
+
+    fn give_up(&self, after: Duration) {
+        self.executor.give_up(after);
     }
 }

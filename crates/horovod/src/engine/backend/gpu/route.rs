@@ -1,6 +1,6 @@
 //! The agreement of a set's members on how operations on their GPU tensors are carried out.
 
-use horovod_gpu::Stack;
+use horovod_gpu::{NCCL_SHARES_GPUS_SINCE, Stack};
 use horovod_protocol::Rank;
 
 use super::super::AdasumScope;
@@ -49,8 +49,6 @@ pub(super) struct Conclusion {
     pub(super) adasum: Result<AdasumScope, String>,
 }
 
-/// The first NCCL that heeds `NCCL_MULTI_RANK_GPU_ENABLE`; older ones refuse two ranks on one GPU.
-const SHARES_GPUS_SINCE: i32 = 23003;
 /// Longest reason that is told.
 const REASON_MAX: usize = 600;
 const HEAD: usize = 4;
@@ -195,7 +193,7 @@ fn word(operations: GpuOperations) -> &'static str {
     match operations {
         GpuOperations::Auto => "AUTO",
         GpuOperations::Nccl => "NCCL",
-        GpuOperations::Host => "HOST",
+        GpuOperations::Host | GpuOperations::Mpi => "HOST",
     }
 }
 
@@ -233,7 +231,7 @@ fn obstacle(members: &[Member], host: &impl Fn(Rank) -> String) -> Option<String
         }
     }
     let may_share = members.iter().all(|member| member.offer.shares_gpus);
-    if may_share && mine.nccl >= SHARES_GPUS_SINCE {
+    if may_share && mine.nccl >= NCCL_SHARES_GPUS_SINCE {
         return None;
     }
     for (i, one) in members.iter().enumerate() {
@@ -244,10 +242,11 @@ fn obstacle(members: &[Member], host: &impl Fn(Rank) -> String) -> Option<String
             {
                 return Some(format!(
                     "{} and {} are on the same GPU of host {}; call torch.cuda.set_device(hvd.local_rank()), start no \
-                     more ranks than there are GPUs, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30.3 or later",
+                     more ranks than there are GPUs, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL {} or later",
                     other.rank,
                     one.rank,
-                    host(one.rank)
+                    host(one.rank),
+                    version(NCCL_SHARES_GPUS_SINCE)
                 ));
             }
         }
@@ -381,8 +380,11 @@ mod tests {
             }
             concluded(&both)
         };
-        assert!(matches!(older(22809), Ok(Route::Staged(Some(_)))));
-        assert!(matches!(older(23003), Ok(Route::Nccl(_))));
+        assert!(matches!(
+            older(NCCL_SHARES_GPUS_SINCE - 1),
+            Ok(Route::Staged(Some(_)))
+        ));
+        assert!(matches!(older(NCCL_SHARES_GPUS_SINCE), Ok(Route::Nccl(_))));
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! The way of an execution through host memory: its tensors go into pinned memory, the host's data plane works there, and
 //! the results go back.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Duration;
 
-use horovod_gpu::{Call, Executor, HostMemory, Launch, PinnedMemory, Work, WorkError};
-use horovod_protocol::{Completion, EntryId, Execution, Op, Rank};
+use horovod_gpu::{Call, Executor, HostMemory, Launch, Work};
+use horovod_protocol::{Completion, EntryId, Execution, Op, Rank, TensorMeta};
 use horovod_transport::Aborted;
 
 use super::super::rows::{output_of, share_of, too_large};
 use super::super::{DeviceStage, Failure, InFlight, Outputs, Results, StageIn, Staged};
 use super::calls::{address, events};
-use super::{Flight, local};
+use super::pinned::{AskedBlock, KEPT_MAX, Pinned};
+use super::{Flight, failure_of};
 use crate::buffer::Buffer;
 use crate::engine::Entry;
 use crate::engine::handles::OpResult;
@@ -21,121 +23,49 @@ use crate::tensor::{Output, Tensor};
 const IN_STAGE: &str = "MEMCPY_IN_HOST_BUFFER";
 pub(super) const OUT_STAGE: &str = "MEMCPY_OUT_HOST_BUFFER";
 
-/// Bytes of pinned memory that are kept for reuse at most.
-const KEPT_MAX: usize = 256 << 20;
 /// Where tensors begin in pinned memory: a cache line.
 const ALIGN: usize = 64;
-/// Blocks are of whole pages, so that slightly different lengths share them.
-const PAGE: usize = 4096;
-
-/// Pinned memory that is not in use, smallest first: it takes long to make, and to free.
-#[derive(Debug, Default)]
-pub(super) struct PinnedPool(Mutex<Vec<PinnedMemory>>);
-
-/// A block of it, which goes back when it is dropped.
-#[derive(Debug)]
-pub(super) struct Pinned {
-    memory: Option<PinnedMemory>,
-    pool: Arc<PinnedPool>,
-}
-
-impl PinnedPool {
-    fn take(
-        self: &Arc<Self>,
-        device: &'static horovod_gpu::Device,
-        bytes: usize,
-    ) -> Result<Pinned, Failure> {
-        let bytes = bytes
-            .max(1)
-            .checked_next_multiple_of(PAGE)
-            .ok_or_else(too_large)?;
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits =
-            |memory: &PinnedMemory| (bytes..=bytes.saturating_mul(2)).contains(&memory.len());
-        let found = free.iter().position(fits).map(|at| free.remove(at));
-        drop(free);
-        let memory = match found {
-            Some(memory) => memory,
-            None => device.allocate_pinned(bytes).map_err(local)?,
-        };
-        Ok(Pinned {
-            memory: Some(memory),
-            pool: self.clone(),
-        })
-    }
-
-    fn give_back(&self, memory: PinnedMemory) {
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = free.partition_point(|other| other.len() < memory.len());
-        free.insert(at, memory);
-        let mut kept: usize = free.iter().map(PinnedMemory::len).sum();
-        let mut released = Vec::new();
-        while kept > KEPT_MAX
-            && let Some(largest) = free.pop()
-        {
-            kept -= largest.len();
-            released.push(largest);
-        }
-        drop(free);
-        release(released);
-    }
-}
-
-impl Drop for PinnedPool {
-    fn drop(&mut self) {
-        let free = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        release(std::mem::take(free));
-    }
-}
-
-/// Free memory on a thread of its own: CUDA waits for the device first, which may be at something of the script's that does
-/// not end.
-fn release(memory: Vec<PinnedMemory>) {
-    if memory.is_empty() {
-        return;
-    }
-    let thread = std::thread::Builder::new().name("horovod-unpin".into());
-    if let Err(error) = thread.spawn(move || drop(memory)) {
-        tracing::debug!("pinned memory was freed by the engine's thread: {error}");
-    }
-}
-
-impl Pinned {
-    fn at(&self, offset: usize) -> *mut u8 {
-        let start = self.memory.as_ref().map(PinnedMemory::as_mut_ptr);
-        start.map_or(std::ptr::null_mut(), |start| start.wrapping_add(offset))
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
-            self.pool.give_back(memory);
-        }
-    }
-}
 
 /// A rank that has joined stages nothing.
 pub(super) struct Nothing(pub(super) usize);
 
 impl StageIn for Nothing {
-    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>> {
+    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, Failure>> {
         Some(Ok((0..self.0).map(|_| None).collect()))
     }
 }
 
-/// Copies that can begin.
-pub(super) struct Copies {
-    work: Work,
-    staged: Vec<Option<Entry>>,
-}
-
-/// Copies that have begun.
+/// An execution's tensors on their way into pinned memory.
 struct CopiesIn {
     executor: Arc<Executor>,
-    launch: Launch,
-    staged: Option<Vec<Option<Entry>>>,
+    stage: Stage,
     is_recorded: bool,
+}
+
+enum Stage {
+    /// There is no block yet; the plan is taken when it has come.
+    Awaits(AskedBlock, Option<Box<StagingPlan>>),
+    /// The copies have begun.
+    Copies(Launch, Option<Vec<Option<Entry>>>),
+    /// There never will be one.
+    Fails(String),
+}
+
+/// What goes where in the block.
+pub(super) struct StagingPlan {
+    entries: Vec<Option<PlannedEntry>>,
+    bytes: usize,
+    /// Without its calls.
+    work: Work,
+    /// Results lie where the tensors do.
+    is_in_place: bool,
+    /// From where on the device to which offset, and how many bytes.
+    copies: Vec<(u64, usize, usize)>,
+}
+
+struct PlannedEntry {
+    tensors: Vec<(TensorMeta, Place)>,
+    splits: Option<Vec<u64>>,
 }
 
 /// Where a tensor, and a result of its own, lie in pinned memory.
@@ -165,7 +95,7 @@ impl Layout {
         me: Rank,
     ) -> Result<Self, Failure> {
         let mut layout = Self::default();
-        let is_in_place = matches!(execution.op, Op::Allreduce { .. } | Op::Broadcast { .. });
+        let is_in_place = is_in_place(&execution.op);
         let mut results = Vec::new();
         for (item, entry) in entries.iter().enumerate() {
             let tensors = entry.iter().flat_map(|entry| entry.tensors.iter());
@@ -208,6 +138,10 @@ impl Layout {
     }
 }
 
+fn is_in_place(op: &Op) -> bool {
+    matches!(op, Op::Allreduce { .. } | Op::Broadcast { .. })
+}
+
 /// What this rank gets of a reducescatter.
 fn share_bytes(execution: &Execution, me: Rank, tensor: &Tensor) -> Option<usize> {
     let members = &execution.members;
@@ -216,118 +150,185 @@ fn share_bytes(execution: &Execution, me: Rank, tensor: &Tensor) -> Option<usize
     share_of(rows, me, members.len()).checked_mul(tensor.row_bytes()?)
 }
 
-/// Lay the tensors out in pinned memory, and the results whose lengths are known.
-pub(super) fn begin(
-    execution: &Execution,
-    (entries, outputs): (&[Option<Entry>], &Outputs),
-    me: Rank,
-    device: &'static horovod_gpu::Device,
-    pool: &Arc<PinnedPool>,
-) -> Result<Copies, Failure> {
-    let Layout { places, bytes } = Layout::of(execution, (entries, outputs), me)?;
-    let pinned = Arc::new(pool.take(device, bytes)?);
-    // Of a broadcast only the root's bytes are read.
-    let is_read = !matches!(execution.op, Op::Broadcast { root } if root != me);
-    let (mut places, mut calls) = (places.into_iter(), Vec::new());
-    let mut stage = |tensor: &Tensor| {
-        let place = places.next();
-        let memory = pinned.at(place.as_ref().map_or(0, |place| place.at));
-        let bytes = tensor.bytes().unwrap_or(0);
-        if is_read && bytes > 0 {
-            calls.push(Call::ToHost {
-                from: address(tensor.input),
-                to: HostMemory(memory),
-                bytes,
-            });
-        }
-        let output = match (&execution.op, place.and_then(|place| place.result)) {
-            (Op::Allreduce { .. } | Op::Broadcast { .. }, _) => Output::At(memory),
-            (_, Some(ResultPlace { at, bytes, is_even })) => {
-                let at = pinned.at(at);
-                match is_even {
-                    true => Output::Even { at, bytes },
-                    false => Output::Exactly { at, bytes },
-                }
-            }
-            (_, None) => Output::Allocate,
-        };
-        // SAFETY: its part of the block, which its owner keeps, and which the device writes before anybody reads.
-        unsafe { Tensor::new(tensor.meta.clone(), memory, output) }.kept_by(pinned.clone())
-    };
-    let staged = entries.iter().map(|entry| {
-        entry.as_ref().map(|entry| Entry {
-            tensors: entry
-                .tensors
-                .iter()
-                .map(&mut stage)
-                .collect::<Vec<_>>()
-                .into(),
-            splits: entry.splits.clone(),
-            submitted: None,
-            allocator: None,
-        })
-    });
-    let staged = staged.collect();
-    Ok(Copies {
-        work: Work {
-            title: "".into(),
-            seq: execution.seq.0,
-            set: execution.set.0,
-            group: None,
-            after: events(entries, &Vec::new()),
-            calls,
-            timed: false,
-        },
-        staged,
-    })
-}
-
-impl Copies {
-    pub(super) fn launch(
-        mut self,
-        executor: Arc<Executor>,
+impl StagingPlan {
+    /// Lay the tensors out, and the results whose lengths are known.
+    pub(super) fn of(
+        execution: &Execution,
+        (entries, outputs): (&[Option<Entry>], &Outputs),
+        me: Rank,
         title: Arc<str>,
         timed: bool,
+    ) -> Result<Self, Failure> {
+        let Layout { places, bytes } = Layout::of(execution, (entries, outputs), me)?;
+        // Of a broadcast only the root's bytes are read.
+        let is_read = !matches!(execution.op, Op::Broadcast { root } if root != me);
+        let (mut places, mut copies) = (places.into_iter(), Vec::new());
+        let planned = entries.iter().map(|entry| {
+            let entry = entry.as_ref()?;
+            let tensors = entry
+                .tensors
+                .iter()
+                .zip(&mut places)
+                .map(|(tensor, place)| {
+                    let bytes = tensor.bytes().unwrap_or(0);
+                    if is_read && bytes > 0 {
+                        copies.push((address(tensor.input), place.at, bytes));
+                    }
+                    (tensor.meta.clone(), place)
+                });
+            Some(PlannedEntry {
+                tensors: tensors.collect(),
+                splits: entry.splits.clone(),
+            })
+        });
+        let planned = planned.collect();
+        Ok(Self {
+            is_in_place: is_in_place(&execution.op),
+            entries: planned,
+            bytes,
+            work: Work {
+                title,
+                seq: execution.seq.0,
+                set: execution.set.0,
+                group: None,
+                after: events(entries, &Vec::new()),
+                calls: Vec::new(),
+                timed: timed && !copies.is_empty(),
+            },
+            copies,
+        })
+    }
+
+    /// The bytes of its block.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copy to this block when it is there.
+    pub(super) fn copy_to(
+        self,
+        block: AskedBlock,
+        executor: Arc<Executor>,
     ) -> impl StageIn + use<> {
-        self.work.title = title;
-        self.work.timed = timed && !self.work.calls.is_empty();
-        let is_recorded = self.work.timed;
-        // SAFETY: the submitters' memory is theirs until completion; the pinned block is kept by the staged tensors.
-        let launch = unsafe { executor.submit(self.work) };
-        CopiesIn {
+        let (title, seq, set) = (self.work.title.clone(), self.work.seq, self.work.set);
+        let mut copies = CopiesIn {
             executor,
-            launch,
-            staged: Some(self.staged),
-            is_recorded,
+            is_recorded: self.work.timed,
+            stage: Stage::Awaits(block, Some(Box::new(self))),
+        };
+        copies.go_on();
+        if let Stage::Awaits(..) = copies.stage {
+            copies.executor.prepares(title, seq, set);
+        }
+        copies
+    }
+
+    /// The copies to this block, and what stands in it for the entries.
+    fn within(self, block: Pinned) -> (Work, Vec<Option<Entry>>) {
+        let block = Arc::new(block);
+        let copies = self.copies.into_iter();
+        let calls = copies.map(|(from, at, bytes)| Call::ToHost {
+            from,
+            to: HostMemory(block.at(at)),
+            bytes,
+        });
+        let work = Work {
+            calls: calls.collect(),
+            ..self.work
+        };
+        let tensor = |(meta, place): (TensorMeta, Place)| {
+            let memory = block.at(place.at);
+            let output = match place.result {
+                _ if self.is_in_place => Output::At(memory),
+                Some(ResultPlace { at, bytes, is_even }) => {
+                    let at = block.at(at);
+                    match is_even {
+                        true => Output::Even { at, bytes },
+                        false => Output::Exactly { at, bytes },
+                    }
+                }
+                None => Output::Allocate,
+            };
+            // SAFETY: its part of the block, which its owner keeps, and which the device writes before anybody reads.
+            unsafe { Tensor::new(meta, memory, output) }.kept_by(block.clone())
+        };
+        let entry = |entry: PlannedEntry| Entry {
+            tensors: entry
+                .tensors
+                .into_iter()
+                .map(tensor)
+                .collect::<Vec<_>>()
+                .into(),
+            splits: entry.splits,
+            submitted: None,
+            allocator: None,
+        };
+        let entries = self.entries.into_iter();
+        (work, entries.map(|planned| planned.map(entry)).collect())
+    }
+}
+
+impl CopiesIn {
+    /// Begin with the copies, if the block has come.
+    fn go_on(&mut self) {
+        let Stage::Awaits(block, plan) = &mut self.stage else {
+            return;
+        };
+        let came = block.poll();
+        if came.is_some() {
+            self.executor.prepares_no_more();
+        }
+        match came {
+            None => {}
+            Some(Err(why)) => self.stage = Stage::Fails(why),
+            Some(Ok(block)) => {
+                let Some(plan) = plan.take() else { return };
+                let (work, entries) = plan.within(block);
+                // SAFETY: the submitters' memory is theirs until the execution has ended, which this is a part of; the
+                // block is kept by the staged tensors.
+                let launch = unsafe { self.executor.submit(work) };
+                self.stage = Stage::Copies(launch, Some(entries));
+            }
         }
     }
 }
 
 impl StageIn for CopiesIn {
-    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, String>> {
+    fn poll(&mut self) -> Option<Result<Vec<Option<Entry>>, Failure>> {
+        self.go_on();
         // After a failure the device may go on with copies for long, to memory that is kept.
         let failure = || self.executor.failure().cloned().map(Err);
-        match self.launch.ended().or_else(failure)? {
-            Ok(()) => self.staged.take().map(Ok),
-            Err(WorkError::Aborted(why) | WorkError::Failed(why) | WorkError::PeerFailed(why)) => {
-                Some(Err(why.to_string()))
-            }
+        let ended = match &mut self.stage {
+            Stage::Awaits(..) => None,
+            Stage::Copies(launch, _) => launch.ended(),
+            Stage::Fails(why) => return Some(Err(Failure::Local(why.clone()))),
+        };
+        match (ended.or_else(failure)?, &mut self.stage) {
+            (Ok(()), Stage::Copies(_, entries)) => entries.take().map(Ok),
+            (Ok(()), _) => None,
+            (Err(why), _) => Some(Err(failure_of(why))),
         }
     }
 
     fn stage(&self) -> Option<DeviceStage> {
-        self.is_recorded.then(|| DeviceStage {
-            name: IN_STAGE,
-            times: self.launch.times(),
-        })
+        let times = match &self.stage {
+            Stage::Copies(launch, _) => launch.times(),
+            _ => None,
+        };
+        let name = IN_STAGE;
+        self.is_recorded.then_some(DeviceStage { name, times })
     }
 }
 
 impl Drop for CopiesIn {
     fn drop(&mut self) {
-        // The device may still write there.
-        if self.launch.ended().is_none() {
-            std::mem::forget(self.staged.take());
+        match &mut self.stage {
+            Stage::Awaits(..) => self.executor.prepares_no_more(),
+            // The device may still write there.
+            Stage::Copies(launch, entries) if launch.ended().is_none() => {
+                std::mem::forget(entries.take());
+            }
+            _ => {}
         }
     }
 }
@@ -364,6 +365,10 @@ impl InFlight for KeepingFlight {
     fn abort(&mut self, cause: &Aborted) {
         self.flight.abort(cause);
     }
+
+    fn give_up(&self, after: Duration) {
+        self.flight.give_up(after);
+    }
 }
 
 /// Copy the results to where they belong.
@@ -383,7 +388,7 @@ pub(super) fn end(
     let after = events(&[], outputs);
     let mut calls = Vec::new();
     let is_root = matches!(execution.op, Op::Broadcast { root } if root == me);
-    if matches!(execution.op, Op::Allreduce { .. } | Op::Broadcast { .. }) {
+    if is_in_place(&execution.op) {
         let tensors = entries.iter().flatten().flat_map(|e| e.tensors.iter());
         let copies = on_host.iter().flatten().flat_map(|e| e.tensors.iter());
         for (tensor, copy) in tensors.zip(copies) {
