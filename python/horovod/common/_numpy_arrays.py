@@ -24,6 +24,10 @@ class NumpyArrays:
     def describe(self, array: Any, op: int | None) -> Memory:
         if not isinstance(array, np.ndarray | np.generic | int | float | complex | list):
             raise TypeError(f"Expected a numpy.ndarray, got {type(array).__name__}.")
+        if type(array) is not np.ndarray and np.ma.is_masked(array):
+            raise ValueError(
+                "A masked array would lose its mask, and what that hides would count: pass array.filled(value)."
+            )
         given = np.asarray(array)
         dtype = given.dtype
         if dtype.hasobject:

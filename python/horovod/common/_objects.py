@@ -12,11 +12,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import cloudpickle  # type: ignore[import-untyped]
-
 from horovod import _core
 from horovod.common import _ops
 from horovod.common._operations import start
+from horovod.common._script_classes import Pickler
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 _UINT8 = 0
@@ -33,6 +32,8 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Return the root's object on every rank, pickled with cloudpickle; of any size.
+
+    Of a class that the script itself defines each rank gets an object of its own one.
 
     Parameters
     ----------
@@ -132,7 +133,7 @@ def _pickled(obj: Any) -> tuple[memoryview, Exception | None]:
     """Pickle an object; if that fails, the text of the failure, so that no rank is left waiting for it."""
     stream = io.BytesIO()
     try:
-        cloudpickle.dump(obj, stream, protocol=pickle.HIGHEST_PROTOCOL)
+        Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
     except Exception as failure:
         text = pickle.dumps(f"{type(failure).__name__}: {failure}")
         return memoryview(bytearray(text)), failure

@@ -165,6 +165,8 @@ def test_what_holds_no_values_is_refused():
             call("text")
         with pytest.raises(ValueError, match="references to objects"):
             call(np.array([None]))
+        with pytest.raises(ValueError, match="lose its mask"):
+            call(np.ma.masked_array(np.zeros(SIZE), mask=np.ones(SIZE)))
     with pytest.raises(ValueError, match="scalar"):
         hvd.reducescatter(np.complex64(1))
     for bad in ([[1]], ["a"], [-1] * SIZE):

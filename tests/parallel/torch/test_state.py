@@ -1,6 +1,8 @@
 """Objects, parameters and optimizer state: every rank ends with what the root has."""
 
 import copy
+import enum
+import sys
 import threading
 from collections import OrderedDict
 
@@ -55,6 +57,51 @@ def test_the_types_of_local_objects_do_not_matter():
     # In earlier versions the name on the wire came from the local object's type: this call never returned.
     state = hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)
     assert state == {"epoch": 3}
+
+
+def test_objects_of_the_scripts_classes_are_of_the_ranks_own(monkeypatch):
+    """cloudpickle sends such classes by value: a member of an enumeration would be equal to none of the rank's own."""
+    script = sys.modules["__main__"]
+
+    class Phase(enum.Enum):
+        WARMUP = 1
+        TRAIN = 2
+
+    class Progress(dict):
+        class Part:
+            pass
+
+    for kind in (Phase, Progress, Progress.Part):
+        kind.__module__ = "__main__"
+        kind.__qualname__ = kind.__qualname__.rpartition("<locals>.")[2]
+    monkeypatch.setattr(script, "Phase", Phase, raising=False)
+    monkeypatch.setattr(script, "Progress", Progress, raising=False)
+    part = Progress.Part()
+    part.again = part
+    sent = {
+        "phase": Phase.TRAIN,
+        "kinds": [Progress, Phase],
+        "part": part,
+        "f": lambda: Phase.WARMUP,
+    }
+    mine = sent if hvd.rank() == 0 else None
+    for got in (hvd.broadcast_object(mine, 0), *hvd.allgather_object(sent)):
+        assert got["phase"] is Phase.TRAIN
+        assert got["kinds"] == [Progress, Phase]
+        assert type(got["part"]) is Progress.Part
+        assert got["part"].again is got["part"]
+        assert got["f"]() is Phase.WARMUP
+
+
+def test_objects_of_a_script_that_other_ranks_do_not_run(monkeypatch):
+    if hvd.rank() == 0:
+        script = sys.modules["__main__"]
+        kind = type("OnlyOfRankZero", (), {"__module__": "__main__", "number": 7})
+        monkeypatch.setattr(script, "OnlyOfRankZero", kind, raising=False)
+        mine = kind()
+    else:
+        mine = None
+    assert hvd.broadcast_object(mine, 0).number == 7
 
 
 def test_positional_arguments_of_broadcast_object():
