@@ -110,7 +110,7 @@ class _DistributedAdasumOptimizer(Wrapped):
         found = getattr(self, "found_inf", None)
         if found is None:
             return False
-        flag = torch.zeros((), dtype=torch.float32) + found.detach().cpu()
+        flag = torch.zeros((), dtype=torch.float32, device="cpu") + found.detach().cpu()
         name = f"found_inf.{self._hvd_settings.key}"
         if synchronize(allreduce_async_(flag, name=name, op=Max)).item() > 0:
             return True

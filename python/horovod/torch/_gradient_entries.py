@@ -71,7 +71,9 @@ def zeros_for(param: torch.Tensor, *, sparse: bool) -> torch.Tensor:
     # Without a dense tensor, which may be large, and on a GPU without the host waiting for how many zeros there are.
     own = param.detach()
     rows, values = own.new_empty((1, 0), dtype=torch.int64), own.new_empty((0, *own.shape[1:]))
-    return torch.sparse_coo_tensor(rows, values, param.shape, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        rows, values, param.shape, device=own.device, check_invariants=False
+    )
 
 
 def unwatch(entries: list[GradientEntry]) -> None:

@@ -70,7 +70,9 @@ def start(
             members = process_set.size() or 1
             exact = values.is_floating_point() or values.is_complex()
             values = values / members if exact else values.div(members, rounding_mode="trunc")
-        return torch.sparse_coo_tensor(indices.t(), values, size, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            indices.t(), values, size, device=values.device, check_invariants=False
+        )
 
     return [values_handle, indices_handle], wait
 

@@ -70,6 +70,20 @@ def test_gradients_of_sparse_embeddings():
     torch.testing.assert_close(result.to_dense(), want / hvd.size())
 
 
+def test_results_are_where_their_operands_are():
+    """Whatever device new tensors go to: GPU 0 for most scripts that say "cuda", whose operands may be on another."""
+    operand = sparse(hvd.rank())
+    weight = torch.nn.Parameter(torch.zeros(6, 2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)])
+    with torch.device("meta"):
+        result = hvd.sparse_allreduce_async(operand, "elsewhere", hvd.Sum)()
+        if hvd.rank() == 0:  # the others have no gradient
+            weight.grad = operand
+        optimizer.step()
+    assert torch.equal(result.to_dense(), dense_sum())
+    assert torch.equal(weight, -sparse(0).to_dense() / hvd.size())
+
+
 def test_dense_and_csr_tensors_are_refused():
     for wrong in (torch.ones(2, 2), torch.ones(2, 2).to_sparse_csr()):
         with pytest.raises(ValueError, match="not a sparse COO tensor"):
