@@ -384,7 +384,8 @@ class OnGpu(TorchFunctionMode):
         operand = next(_tensors([*args, *kwargs.values()]), None)
         of_double = operand is not None
         if func is torch.sparse_coo_tensor and of_double:
-            # No subclass is asked for this one.
+            # No subclass is asked for this one; its device is its operands'.
+            kwargs.pop("device", None)
             return _sparse(func(*given, **kwargs), _device_of(operand) or 0)
         if device is None or of_double or torch.device(device).type != "cuda":
             return func(*given, **kwargs)
