@@ -146,7 +146,7 @@ DIES_AFTER_IT = """
     [
         (2, "fail=ncclAllReduce:1:2", r"10 s after NCCL was aborted, with \S+ .*"),
         # A third keeps the training's state.
-        (3, "", "15 s after NCCL was aborted"),
+        pytest.param(3, "", "15 s after NCCL was aborted", marks=pytest.mark.nightly),
     ],
     ids=["an operation fails", "another rank dies"],
 )

@@ -52,7 +52,9 @@ def note(results: list[Any]) -> None:
 
 
 def zero_after(tensor: Any) -> Any:
-    """The number 0, an int64 scalar, for which XLA needs the tensor."""
+    """The number 0, an int64 scalar, for which XLA needs the tensor, if that has elements."""
+    if not tensor.shape.num_elements():
+        return tf.constant(0, tf.int64)
     first = tf.reshape(tensor, [-1])[0]
     if first.dtype == tf.bool or first.dtype.is_floating:
         byte = tf.cast(tf.cast(first, tf.bool), tf.uint8)
@@ -75,10 +77,9 @@ def _last_of(graph: Any) -> Any:
 
 def _needing(operation: Any) -> Any:
     """A tensor that needs the calls inside of an operation; None: there are none, or nothing is computed from them."""
-    node = operation.node_def
-    if node.op not in CALLS | BRANCHES | LOOPS:
+    if operation.type not in CALLS | BRANCHES | LOOPS:
         return None
-    outputs, written = _needs_of_node(node)
+    outputs, written = _needs_of_node(operation.node_def)
     usable = [
         tensor
         for tensor, needs in zip(operation.outputs, outputs, strict=True)

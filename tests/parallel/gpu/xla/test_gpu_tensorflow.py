@@ -153,6 +153,14 @@ def assigned(x):
     return total(3.0 * x), variable.read_value(), total(x)
 
 
+def test_tensors_without_elements_before_a_function():
+    inner = tf.function(total)
+    program = compiled(lambda x: (total(x[:0]), inner(x)))
+    empty, result = program(tf.ones(3))
+    assert empty.shape == (0,)
+    assert np.allclose(result, np.full(3, SIZE))
+
+
 class Hlo:
     """A program's instructions, by the computations that they are in."""
 
