@@ -44,6 +44,7 @@ __all__ = [
     "is_elastic",
     "is_homogeneous",
     "is_initialized",
+    "jax_ordered_calls",
     "join",
     "leave_at_exit",
     "local_rank",
@@ -320,6 +321,12 @@ def hostname() -> str: ...
 # Elastic jobs. host_updates and needs_sync raise ValueError as those above.
 def is_elastic() -> bool:
     """Whether the launcher of this process may change the members of the job (HOROVOD_ELASTIC); also before init."""
+
+def jax_ordered_calls() -> bool:
+    """Whether programs of JAX on CPUs keep the order of operations in inner functions (HOROVOD_JAX_ORDERED_CALLS).
+
+    Raises ValueError where the setting is no yes and no no.
+    """
 
 def host_updates() -> tuple[int, int]:
     """Version and kind of the newest change of the members announced to this rank since its last init.

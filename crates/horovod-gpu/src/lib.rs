@@ -40,7 +40,7 @@ pub use load::{
     Found, Search, Stack, choose_stack, driver, find_driver, find_nccl, is_initialised, nccl,
     set_default_search, set_search, stack,
 };
-pub use loss::{GpuLoss, context_is_lost, loss};
+pub use loss::{GpuLoss, loss};
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use nccl::{
     CommSettings, Communicator, NCCL_SHARES_GPUS_SINCE, Nccl, NcclOp, NcclType, Progress,

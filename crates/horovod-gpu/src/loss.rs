@@ -61,11 +61,6 @@ pub fn loss() -> Option<GpuLoss> {
     }
 }
 
-/// Whether a call of this process has failed because its context is lost ([`crate::GpuError::is_sticky`]).
-pub fn context_is_lost() -> bool {
-    matches!(loss(), Some(GpuLoss::Context { .. }))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

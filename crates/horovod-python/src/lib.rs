@@ -45,9 +45,10 @@ mod _core {
     #[pymodule_export]
     use crate::runtime::{
         add_process_set, barrier, consistency, cross_rank, cross_size, dynamic_process_sets,
-        hold_state, host_updates, hostname, init, is_elastic, is_homogeneous, is_initialized, join,
-        leave_at_exit, local_rank, local_size, needs_sync, process_set_ids, process_set_ranks,
-        rank, remove_process_set, shutdown, size, start_timeline, stop_timeline, transports,
+        hold_state, host_updates, hostname, init, is_elastic, is_homogeneous, is_initialized,
+        jax_ordered_calls, join, leave_at_exit, local_rank, local_size, needs_sync,
+        process_set_ids, process_set_ranks, rank, remove_process_set, shutdown, size,
+        start_timeline, stop_timeline, transports,
     };
     #[pymodule_export]
     use crate::submit::{enqueue, scattered_rows, wait, wait_softly};

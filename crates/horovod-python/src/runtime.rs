@@ -155,6 +155,13 @@ query! {
         |m| Some(m.process_sets.keys().copied().collect());
 }
 
+/// Whether JAX's programs on CPUs order operations in their inner functions: a setting says so.
+#[pyfunction]
+pub(crate) fn jax_ordered_calls(py: Python<'_>) -> PyResult<bool> {
+    horovod::config::jax_ordered_calls(&horovod::config::ProcessEnvironment)
+        .map_err(|e| query_error(py, e))
+}
+
 /// Whether the job may change its members: its launcher says so.
 #[pyfunction]
 pub(crate) fn is_elastic() -> bool {

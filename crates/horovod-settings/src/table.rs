@@ -180,6 +180,9 @@ table! {
     CUDA_LIBRARY: Optional<Text> = "HOROVOD_CUDA_LIBRARY", Optional::text("libcuda.so.1, searched for"), Each;
     /// file of NCCL
     NCCL_LIBRARY: Optional<Text> = "HOROVOD_NCCL_LIBRARY", Optional::text("libnccl.so.2, searched for"), Each;
+    /// JAX on CPUs: operations in loops, branches and inner functions of a program keep the script's order, too; the same on
+    /// all ranks
+    JAX_ORDERED_CALLS: Flag = "HOROVOD_JAX_ORDERED_CALLS", Flag(false), Each;
     /// what a difference between the ranks is
     CONSISTENCY_ACTION: Words<ConsistencyAction> = "HOROVOD_CONSISTENCY_ACTION", Words {
         default: ConsistencyAction::Warn,

@@ -33,6 +33,11 @@ pub use log::LogSettings;
 use reader::Reader;
 pub use scheduler::Started;
 
+/// Whether JAX's programs on CPUs order operations in their inner functions, which can be asked before init.
+pub fn jax_ordered_calls(env: &dyn Environment) -> Result<bool, Error> {
+    Ok(settings::JAX_ORDERED_CALLS.read(env)?)
+}
+
 /// The former name of [`BootstrapSettings`].
 #[deprecated(since = "0.29.0", note = "use `BootstrapSettings`")]
 pub type MeetingSettings = BootstrapSettings;

@@ -11,7 +11,7 @@ use crate::error::Error;
 pub use horovod_gpu::set_search;
 pub use horovod_gpu::{
     Found, GpuError, GpuLoss, NCCL_SHARES_GPUS_SINCE, RawStream, Search, Stack, choose_stack,
-    context_is_lost, find_driver, find_nccl, is_initialised, loss, stack,
+    find_driver, find_nccl, is_initialised, loss, stack,
 };
 
 /// NCCL's version code, which scripts are told: `None` where its library is not found, or operations are to go through

@@ -17,7 +17,6 @@ one machine), so other calls have none. On CPUs it must be asked for: there equa
 """
 
 import logging
-import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -30,6 +29,8 @@ from jax._src import core, effects  # others may have effects, but JAX says so i
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxlib.mlir import ir
+
+from horovod import _core
 
 _log = logging.getLogger("horovod")
 
@@ -85,8 +86,7 @@ def call(
 
 def _is_order_kept_inside() -> bool:
     """Whether calls in functions inside a program, which is traced now, are ordered among those of all others."""
-    asked = os.environ.get("HOROVOD_JAX_ORDERED_CALLS", "").strip().lower()
-    return asked in {"1", "true", "yes", "on"} or jax.default_backend() != "cpu"
+    return _core.jax_ordered_calls() or jax.default_backend() != "cpu"
 
 
 def _results(

@@ -203,6 +203,13 @@ def test_programs_for_several_devices_of_a_rank_are_refused(shared_out):
         traced.lower(lowering_platforms=("cpu",))
 
 
+def test_a_setting_that_says_neither_yes_nor_no_is_told(monkeypatch):
+    monkeypatch.setenv("HOROVOD_JAX_ORDERED_CALLS", "perhaps")
+    program = jax.jit(lambda x: jax.lax.scan(lambda c, _: (hvd.allreduce(c), 0), x, length=2)[0])
+    with pytest.raises(ValueError, match="HOROVOD_JAX_ORDERED_CALLS"):
+        program(jnp.ones(3))
+
+
 def test_donated_operands_are_worked_on_in_place():
     step = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum), donate_argnums=0)
     x = jnp.ones((512, 512)) + 0

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use horovod_protocol::DType;
 
-use super::tests::{assert_same, noise, scaled};
+use super::tests::{FACTORS, assert_same, noise, scaled};
 use super::{BATCH, BLOCK, CopyTable, ENTRIES, HIP, blocks};
 use crate::hip;
 use crate::hiprtc::Compiler;
@@ -90,15 +90,7 @@ fn they_compute_what_the_oracle_does() {
         } else {
             noise(9999 * dtype.size(), 3)
         };
-        for factor in [
-            1.0 / 3.0,
-            0.25,
-            1.0 + 1.0 / 256.0,
-            1e-39,
-            3.0,
-            0.0,
-            f64::NAN,
-        ] {
+        for factor in FACTORS {
             let mut result = vec![0; input.len()];
             let count = (input.len() / dtype.size()) as u64;
             let (to, from) = (result.as_mut_ptr() as u64, input.as_ptr() as u64);

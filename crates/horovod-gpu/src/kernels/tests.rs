@@ -30,6 +30,17 @@ fn words(values: &[u64]) -> Vec<u8> {
 }
 
 /// Bytes that look random, the same every time.
+/// Of which come ties, results that become subnormal or infinite, zeros of either sign, and NaNs.
+pub(super) const FACTORS: [f64; 7] = [
+    1.0 / 3.0,
+    0.25,
+    1.0 + 1.0 / 256.0,
+    1e-39,
+    3.0,
+    0.0,
+    f64::NAN,
+];
+
 pub(super) fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
@@ -175,16 +186,7 @@ fn every_half_is_scaled_as_by_the_oracle() {
         (DType::F16, "hvd_scale_f16"),
         (DType::BF16, "hvd_scale_bf16"),
     ] {
-        // Ties, results that become subnormal or infinite, zeros of either sign, NaNs that are made.
-        for factor in [
-            1.0 / 3.0,
-            0.25,
-            1.0 + 1.0 / 256.0,
-            1e-39,
-            3.0,
-            0.0,
-            f64::NAN,
-        ] {
+        for factor in FACTORS {
             let (mut memory, _) = memory_with(all.len(), 0, &all);
             let parameters = words(&[BASE, BASE, 1 << 16, factor.to_bits()]);
             module.launch(entry, grid(1 << 17, 4), &parameters, &mut memory);

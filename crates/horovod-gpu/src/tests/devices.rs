@@ -291,10 +291,10 @@ fn a_lost_context_is_told_from_other_errors() {
         let device = Double::adopted(0);
         let stream = double.stream(0);
         let event = device.record(stream).expect("an event");
-        assert!(!crate::context_is_lost());
+        assert_eq!(crate::loss(), None);
         let error = event.has_passed().expect_err("an illegal address");
         assert!(error.is_sticky());
-        assert!(crate::context_is_lost());
+        assert_eq!(crate::loss(), Some(crate::GpuLoss::Context { code: 700 }));
         assert!(
             error
                 .to_string()

@@ -8,7 +8,9 @@ use horovod_protocol::DType;
 use super::Double;
 use crate::executor::{AllReduce, Call, Group, Operand, Reduction};
 use crate::testing::alone;
-use crate::{Device, Event, Executor, ExecutorSettings, Launch, NcclOp, Phase, Work, nccl};
+use crate::{
+    Device, Event, Executor, ExecutorSettings, Launch, NcclOp, Phase, RawStream, Work, nccl,
+};
 
 const ELEMENTS: usize = 4;
 
@@ -61,6 +63,27 @@ fn sum(executor: &Executor, group: &Arc<Group>, memory: u64, after: &Arc<Event>)
     unsafe { executor.submit(work) }
 }
 
+/// A GPU, a script's stream there, memory that is written on it, and when that has been done.
+fn operand(double: &Double, ordinal: i32) -> (&'static Device, RawStream, u64, Arc<Event>) {
+    let device = Double::adopted(ordinal);
+    let stream = double.stream(ordinal);
+    let memory = double.alloc(ordinal, ELEMENTS * 4);
+    double.write(stream, memory, &[0; ELEMENTS * 4]);
+    let ready = Arc::new(device.record(stream).expect("an event"));
+    (device, stream, memory, ready)
+}
+
+fn unique_id() -> [u8; 128] {
+    nccl().and_then(crate::Nccl::unique_id).expect("an id")
+}
+
+/// The test runner's limit ends it.
+fn await_that(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        std::thread::yield_now();
+    }
+}
+
 fn launched(launch: &Launch) -> Arc<Event> {
     loop {
         if let Some(end) = launch.launched() {
@@ -81,7 +104,7 @@ fn an_executor_is_left_to_itself_when_nccl_cannot_be_ended() {
         // A kernel of a script's that does not end: NCCL frees memory, for which it waits for the device.
         let gate = double.gate(theirs);
         let ready = Arc::new(device.record(theirs).expect("an event"));
-        let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let id = unique_id();
         let executor = start(device, Duration::from_millis(50));
         let launch = sum(&executor, &group(1, id, 1, 0), memory, &ready);
         let _end = launched(&launch);
@@ -93,9 +116,7 @@ fn an_executor_is_left_to_itself_when_nccl_cannot_be_ended() {
             "GPU 0 has not come to rest 0.05 s after NCCL was aborted, with sum under way"
         );
         double.open(gate);
-        while launch.ended().is_none() {
-            std::thread::yield_now();
-        }
+        await_that(|| launch.ended().is_some());
         double.assert_clean();
     });
 }
@@ -115,13 +136,9 @@ struct Failing {
 /// A sum fails while a kernel of the script's holds up the abort: its failure is known though it has not ended.
 fn is_known_before_the_abort_ends(failing: &Failing) {
     let double = Double::start(failing.settings);
-    let device = Double::adopted(0);
-    let theirs = double.stream(0);
-    let memory = double.alloc(0, ELEMENTS * 4);
-    double.write(theirs, memory, &[0; ELEMENTS * 4]);
-    let ready = Arc::new(device.record(theirs).expect("an event"));
+    let (device, _, memory, ready) = operand(&double, 0);
     let gate = double.gate(double.stream(0));
-    let mut id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+    let mut id = unique_id();
     id[0] ^= u8::from(failing.is_unknown);
     // Members that come have time to.
     let rendezvous = match failing.others {
@@ -141,9 +158,7 @@ fn is_known_before_the_abort_ends(failing: &Failing) {
     let text = format!("{failure:?}");
     assert!(text.contains(failing.expected), "{text}");
     double.open(gate);
-    while launch.ended().is_none() {
-        std::thread::yield_now();
-    }
+    await_that(|| launch.ended().is_some());
     assert_eq!(launch.ended().and_then(Result::err), Some(failure));
     executor.close(false);
     assert_eq!(double.live("communicators"), 0);
@@ -199,24 +214,16 @@ fn a_communicator_that_cannot_be_made_is_known_before_the_abort_ends() {
 /// The communicator of a removed group fails while a kernel of the script's holds up the abort.
 fn is_known_before_its_abort_ends(fault: &str) {
     let double = Double::start("");
-    let device = Double::adopted(0);
-    let theirs = double.stream(0);
-    let memory = double.alloc(0, ELEMENTS * 4);
-    double.write(theirs, memory, &[0; ELEMENTS * 4]);
-    let ready = Arc::new(device.record(theirs).expect("an event"));
-    let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+    let (device, theirs, memory, ready) = operand(&double, 0);
+    let id = unique_id();
     let executor = start(device, Duration::from_secs(60));
     let launch = sum(&executor, &group(1, id, 1, 0), memory, &ready);
-    while launch.ended().is_none() {
-        std::thread::yield_now();
-    }
+    await_that(|| launch.ended().is_some());
     assert_eq!(launch.ended(), Some(Ok(())));
     let gate = double.gate(theirs);
     double.configure(fault);
     executor.remove_group(1);
-    while executor.failure().is_none() {
-        std::thread::yield_now();
-    }
+    await_that(|| executor.failure().is_some());
     double.open(gate);
     executor.close(false);
     assert_eq!(double.live("communicators"), 0);
@@ -242,23 +249,16 @@ fn a_communicator_is_not_destroyed_while_the_device_is_at_what_only_an_abort_end
     alone(&[], || {
         // The second collective waits for a rank that does not come.
         let double = Double::start("never=2");
-        let device = Double::adopted(0);
-        let theirs = double.stream(0);
-        let memory = double.alloc(0, ELEMENTS * 4);
-        double.write(theirs, memory, &[0; ELEMENTS * 4]);
-        let ready = Arc::new(device.record(theirs).expect("an event"));
-        let id = || nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let (device, _, memory, ready) = operand(&double, 0);
         let executor = start(device, Duration::from_secs(60));
-        let removed = group(1, id(), 1, 0);
+        let removed = group(1, unique_id(), 1, 0);
         launched(&sum(&executor, &removed, memory, &ready))
             .wait()
             .expect("it ends");
-        let launch = sum(&executor, &group(2, id(), 1, 0), memory, &ready);
+        let launch = sum(&executor, &group(2, unique_id(), 1, 0), memory, &ready);
         let _end = launched(&launch);
         executor.remove_group(1);
-        while double.calls("ncclCommFinalize") == 0 {
-            std::thread::yield_now();
-        }
+        await_that(|| double.calls("ncclCommFinalize") > 0);
         // It is looked at again, and is done: to destroy it waits for the device.
         let looks = double.calls("ncclCommGetAsyncError");
         while double.calls("ncclCommGetAsyncError") < looks + 2
@@ -267,9 +267,7 @@ fn a_communicator_is_not_destroyed_while_the_device_is_at_what_only_an_abort_end
             std::thread::yield_now();
         }
         executor.abort("enough");
-        while launch.ended().is_none() {
-            std::thread::yield_now();
-        }
+        await_that(|| launch.ended().is_some());
         executor.close(false);
         assert_eq!(double.live("communicators"), 0);
         double.assert_clean();
@@ -280,30 +278,19 @@ fn a_communicator_is_not_destroyed_while_the_device_is_at_what_only_an_abort_end
 fn work_that_is_not_taken_up_is_seen_as_what_keeps_all_up() {
     alone(&[], || {
         let double = Double::start("");
-        let device = Double::adopted(0);
-        let theirs = double.stream(0);
-        let memory = double.alloc(0, ELEMENTS * 4);
-        double.write(theirs, memory, &[0; ELEMENTS * 4]);
-        let ready = Arc::new(device.record(theirs).expect("an event"));
-        let id = || nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let (device, theirs, memory, ready) = operand(&double, 0);
         let executor = start(device, Duration::from_secs(60));
-        let first = sum(&executor, &group(1, id(), 1, 0), memory, &ready);
-        while first.ended().is_none() {
-            std::thread::yield_now();
-        }
+        let first = sum(&executor, &group(1, unique_id(), 1, 0), memory, &ready);
+        await_that(|| first.ended().is_some());
         // A kernel of the script's, for which it is waited when a communicator is destroyed.
         let gate = double.gate(theirs);
         executor.remove_group(1);
-        while double.calls("ncclCommDestroy") == 0 {
-            std::thread::yield_now();
-        }
-        let launch = sum(&executor, &group(2, id(), 1, 0), memory, &ready);
+        await_that(|| double.calls("ncclCommDestroy") > 0);
+        let launch = sum(&executor, &group(2, unique_id(), 1, 0), memory, &ready);
         let front = executor.progress().front.expect("it is the next");
         assert_eq!((front.seq, front.phase), (2, Phase::Launching));
         double.open(gate);
-        while launch.ended().is_none() {
-            std::thread::yield_now();
-        }
+        await_that(|| launch.ended().is_some());
         executor.close(true);
         double.assert_clean();
     });
@@ -312,14 +299,10 @@ fn work_that_is_not_taken_up_is_seen_as_what_keeps_all_up() {
 /// What a script captures meanwhile is left alone when communicators are aborted.
 fn abort_leaves_captures_alone(settings: &str) {
     let double = Double::start(settings);
-    let device = Double::adopted(0);
-    let theirs = double.stream(0);
-    let memory = double.alloc(0, ELEMENTS * 4);
-    double.write(theirs, memory, &[0; ELEMENTS * 4]);
-    let ready = Arc::new(device.record(theirs).expect("an event"));
+    let (device, _, memory, ready) = operand(&double, 0);
     let executor = start(device, Duration::from_secs(60));
     for key in 0..2 {
-        let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let id = unique_id();
         let launch = sum(&executor, &group(key, id, 1, 0), memory, &ready);
         launched(&launch).wait().expect("it ends");
     }
@@ -379,7 +362,7 @@ fn widened_sum(double: &Double, executor: &Executor, group: &Arc<Group>, count: 
 fn what_a_launch_needs_is_kept_until_the_abort_when_nccl_is_stopped_amid_it() {
     alone(&[], || {
         let double = Double::start("");
-        let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let id = unique_id();
         let executor = start(Double::adopted(0), Duration::from_secs(60));
         let group = group(1, id, 1, 0);
         let first = widened_sum(&double, &executor, &group, ELEMENTS);
@@ -387,13 +370,9 @@ fn what_a_launch_needs_is_kept_until_the_abort_when_nccl_is_stopped_amid_it() {
         // A thread of NCCL's may launch at any time.
         double.configure("in_progress=1000000");
         let launch = widened_sum(&double, &executor, &group, MANY);
-        while double.calls("ncclGroupEnd") == 0 {
-            std::thread::yield_now();
-        }
+        await_that(|| double.calls("ncclGroupEnd") > 0);
         executor.abort("enough");
-        while launch.ended().is_none() {
-            std::thread::yield_now();
-        }
+        await_that(|| launch.ended().is_some());
         executor.close(false);
         double.assert_clean();
     });
@@ -403,16 +382,14 @@ fn what_a_launch_needs_is_kept_until_the_abort_when_nccl_is_stopped_amid_it() {
 fn without_memory_pools_nothing_is_freed_while_the_device_works() {
     alone(&[], || {
         let double = Double::start("pools=0,delay=20");
-        let id = nccl().and_then(crate::Nccl::unique_id).expect("an id");
+        let id = unique_id();
         let executor = start(Double::adopted(0), Duration::from_secs(60));
         let group = group(1, id, 1, 0);
         // The real `cuMemFree` waits for the device: for a kernel of NCCL's, which may wait for a rank that is lost.
         let counts = [ELEMENTS, MANY, 2 * MANY, MANY];
         let launches = counts.map(|count| widened_sum(&double, &executor, &group, count));
         for launch in launches {
-            while launch.ended().is_none() {
-                std::thread::yield_now();
-            }
+            await_that(|| launch.ended().is_some());
             assert_eq!(launch.ended(), Some(Ok(())));
         }
         assert_eq!(double.calls("cuMemFree_v2"), 0);
@@ -426,17 +403,12 @@ fn without_memory_pools_nothing_is_freed_while_the_device_works() {
 fn communicators_end_in_any_order_on_their_members() {
     alone(&[], || {
         let double = Double::start("devices=2,in_progress=2");
-        let id = || nccl().and_then(crate::Nccl::unique_id).expect("an id");
-        let ids = [id(), id()];
+        let ids = [unique_id(), unique_id()];
         std::thread::scope(|scope| {
             for rank in 0..2 {
                 let double = &double;
                 scope.spawn(move || {
-                    let device = Double::adopted(rank);
-                    let theirs = double.stream(rank);
-                    let memory = double.alloc(rank, ELEMENTS * 4);
-                    double.write(theirs, memory, &[0; ELEMENTS * 4]);
-                    let ready = Arc::new(device.record(theirs).expect("an event"));
+                    let (device, _, memory, ready) = operand(double, rank);
                     let executor = start(device, Duration::from_secs(60));
                     for (key, id) in (0..).zip(ids) {
                         // The second has on one of them the place that the first has on the other.

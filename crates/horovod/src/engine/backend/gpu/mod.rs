@@ -2,8 +2,8 @@
 //! and the host's data plane.
 //!
 //! Nothing of CUDA is touched before the first execution on a GPU. What the members agree on then is in `route`;
-//! how an execution becomes calls in `calls`; how it goes through host memory in `staging` and `pinned`. The calls are launched by
-//! `horovod_gpu::Executor`, in the order of the executions.
+//! how an execution becomes calls in `calls`; how it goes through host memory in `staging` and `pinned`. The calls are
+//! launched by `horovod_gpu::Executor`, in the order of the executions.
 
 mod calls;
 mod pinned;
