@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
+pytest_plugins = ["tiers"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
