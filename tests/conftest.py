@@ -14,6 +14,7 @@ import lanes
 import side_by_side
 
 HERE = Path(__file__).resolve().parent
+pytest_plugins = ["tiers"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -74,6 +74,9 @@ class Job:
         self.deadline = time.monotonic() + limit_s
         self.limit_s = limit_s
         self.mark = f"HVD_TEST_JOB={uuid.uuid4().hex}"
+        if log := os.environ.get("HVD_TEST_JOBS"):
+            with open(log, "a") as counted:
+                counted.write(f"{self.mark}\n")
         self.folder = Path(tempfile.mkdtemp(prefix="hvd-test-"))
         self.shm = _shm_folder() if own_shm else None
         self._changed = threading.Condition()

@@ -53,7 +53,7 @@ def test_on_two_ranks(jobs, tmp_path: Path) -> None:
     check(2, SHORT, jobs, tmp_path)
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough(also="tests/test_oldest_tensorflow.py::test_on_two_ranks")
 @pytest.mark.parametrize("np", [1, 2, 3])
 def test_everything(np: int, jobs, tmp_path: Path) -> None:
     check(np, ALL, jobs, tmp_path)

@@ -51,7 +51,15 @@ def test_a_rank_that_is_killed_while_operations_are_under_way_on_gpus(script, jo
 
 @pytest.mark.parametrize(
     ("mishap", "dead"),
-    [("last rank dies", 1), pytest.param("rank 0 dies", 0, marks=pytest.mark.nightly)],
+    [
+        ("last rank dies", 1),
+        pytest.param(
+            *("rank 0 dies", 0),
+            marks=pytest.mark.thorough(
+                also="tests/integration/test_gpu_failures.py::test_elastic_training_on_gpus_goes_on_with_new_communicators"
+            ),
+        ),
+    ],
 )
 def test_elastic_training_on_gpus_goes_on_with_new_communicators(
     mishap, dead, jobs, tmp_path: Path
@@ -146,7 +154,12 @@ DIES_AFTER_IT = """
     [
         (2, "fail=ncclAllReduce:1:2", r"10 s after NCCL was aborted, with \S+ .*"),
         # A third keeps the training's state.
-        pytest.param(3, "", "15 s after NCCL was aborted", marks=pytest.mark.nightly),
+        pytest.param(
+            *(3, "", "15 s after NCCL was aborted"),
+            marks=pytest.mark.thorough(
+                also="tests/integration/test_gpu_failures.py::test_a_process_whose_gpu_hangs_in_an_abort_is_replaced_in_elastic_jobs"
+            ),
+        ),
     ],
     ids=["an operation fails", "another rank dies"],
 )
