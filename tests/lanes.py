@@ -1,8 +1,8 @@
 """Which tests may run at the same time.
 
 Those in the lane `waits` mostly wait for their processes: any number of them may run. Those in `computes` keep the
-processors busy: one at a time. Each folder or file is in a lane by `LANES`, a single test by a mark of that name.
-`pytest -m waits` and `pytest -m computes` select a lane.
+processors busy: as many run as there are processors for their ranks. Each folder or file is in a lane by `LANES`, a
+single test by a mark of that name. `pytest -m waits` and `pytest -m computes` select a lane.
 """
 
 from __future__ import annotations
@@ -76,9 +76,18 @@ def of(item: pytest.Item) -> Lane:
     return next(lane for lane in Lane if item.get_closest_marker(lane.value))
 
 
-def may_start(lane: Lane, running: Iterable[Lane]) -> bool:
-    """Whether tests of a lane may start beside those that run."""
-    return lane is Lane.WAITS or lane not in running
+def processors(item: pytest.Item) -> int:
+    """How many processors a test keeps busy: none where it waits, else one for each rank, as far as that is known."""
+    if of(item) is Lane.WAITS:
+        return 0
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    ranks = getattr(params.get("ran"), "np", params.get("np", 2))
+    return min(ranks, os.cpu_count() or 1)
+
+
+def may_start(wanted: int, busy: int) -> bool:
+    """Whether a test that wants so many processors may start where so many are busy."""
+    return wanted == 0 or busy == 0 or wanted + busy <= (os.cpu_count() or 1)
 
 
 def is_quick(item: pytest.Item) -> bool:

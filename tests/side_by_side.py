@@ -36,7 +36,7 @@ class Group:
     """Tests that run one after the other in one process."""
 
     name: str
-    lane: lanes.Lane
+    processors: int
     items: list[pytest.Item] = field(default_factory=list)
 
 
@@ -67,7 +67,7 @@ def groups(items: list[pytest.Item]) -> list[Group]:
     found: dict[str, Group] = {}
     for item in items:
         name = "+".join([*_shared(item)]) or item.nodeid
-        found.setdefault(name, Group(name, lanes.of(item))).items.append(item)
+        found.setdefault(name, Group(name, lanes.processors(item))).items.append(item)
     return sorted(found.values(), key=lambda group: -len(group.items))
 
 
@@ -117,10 +117,10 @@ class SideBySide:
 
     def _start_what_may(self, waiting: list[Group], session: pytest.Session) -> None:
         for group in list(waiting):
-            lanes_now = [running.group.lane for running in self.running.values()]
-            if len(lanes_now) == self.limit:
+            busy = [running.group.processors for running in self.running.values()]
+            if len(busy) == self.limit:
                 return
-            if lanes.may_start(group.lane, lanes_now):
+            if lanes.may_start(group.processors, sum(busy)):
                 waiting.remove(group)
                 self._start(group, session)
 

@@ -61,8 +61,9 @@ def run(tmp_path: Path):
     return start
 
 
-def test_those_that_wait_run_together_and_those_that_compute_do_not(run) -> None:
+def test_those_that_wait_run_together_and_those_that_compute_as_processors_allow(run) -> None:
     text = """
+os.cpu_count = lambda: 2
 @pytest.mark.waits
 @pytest.mark.parametrize("name, other", ["ab", "ba"])
 def test_waits(name, other):
@@ -75,10 +76,16 @@ def test_computes(name):
     print("computes", name)
     time.sleep(0.1)
     (FOLDER / "alone").rmdir()
+
+@pytest.mark.computes
+@pytest.mark.parametrize("np, other", [(1, 1.0), (1.0, 1)])
+def test_of_one_rank(np, other):
+    assert not (FOLDER / "alone").exists()
+    meet(FOLDER, repr(np), [repr(other)])
 """
     code, out = run(text, "--side-by-side", "4")
     assert code == 0, out
-    assert "5 passed" in out
+    assert "7 passed" in out
     assert re.findall(r"^computes (.)", out, re.MULTILINE) == ["c", "d", "e"]
 
 
