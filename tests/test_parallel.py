@@ -20,7 +20,8 @@ import pytest
 import harness
 
 HERE = Path(__file__).resolve().parent
-LIMIT_S = 600.0
+# Only what hangs reaches it: some jobs take minutes, and a slow machine has others beside them.
+LIMIT_S = 2700.0
 
 
 @dataclass(frozen=True)
