@@ -34,7 +34,15 @@ WAITING = (
     *("executor", "failures", "gpu_bad_input", "gpu_doctor", "gpu_failures", "gpu_interrupt"),
     *("gpu_other_users", "gpu_stall", "gpu_xla_failures", "jax_failures", "launcher"),
     *("launcher_events", "liveness", "loopback", "ray", "ray_autoscaler", "resources"),
-    *("run_elastic", "run_function", "schedulers", "security", "soft_wait", "spark"),
+    *(
+        "run_elastic",
+        "run_failures",
+        "run_function",
+        "schedulers",
+        "security",
+        "soft_wait",
+        "spark",
+    ),
     *("spark_cluster", "spark_connect", "stall_report", "strangers", "tf_data_service"),
     *("tf_elastic", "threads", "timeline", "tree"),
 )
