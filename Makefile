@@ -69,6 +69,7 @@ fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs
 nightly: chaos $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest $(STAMPS)/spark35 ## What the default run leaves out: four ranks, many seeds, hundreds of simulated ranks, every fault in every phase; hours.
 	KERAS_FIT_STEPS=5000 python -m pytest tests/test_parallel.py --max-np 4
 	python -m pytest tests -m nightly
+	HVD_GRAPHS=2000 python -m pytest tests/test_parallel.py -k shared_gradients
 	.venv-spark35/bin/python -m pytest -m "nightly or not nightly" tests/unit/test_spark_params.py tests/unit/test_spark_stores.py \
 		tests/integration/test_spark.py tests/integration/test_spark_cluster.py tests/integration/test_spark_estimators.py
 	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-sim --test safety --test membership -- --include-ignored
