@@ -25,7 +25,7 @@ class TorchGradients:
 
     @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce; what is the `.grad` of a variable, and of nothing else, is changed in place, as by `horovod.torch`."""
+        """Reduce; a `.grad` is changed in place if nothing else owns its memory, as by `horovod.torch`."""
         how = self._reduction
         result = list(gradients)
         if not how.is_active():

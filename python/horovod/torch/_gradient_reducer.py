@@ -44,6 +44,7 @@ from horovod.torch._gradient_entries import (
 from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR, not_reduced
 from horovod.torch._gradient_hooks import can_be_watched, passing, queue_callback
 from horovod.torch._gradient_sending import Sender
+from horovod.torch._group_changes import Changes
 from horovod.torch.mpi_ops import Average, Sum
 
 # Those whose hooks are in place.
@@ -91,6 +92,9 @@ class GradientReducer:
         self._holding = 0
         # The callback of the backward pass that runs; it is gone if that failed.
         self._end: weakref.ref[_EndOfPass] | None = None
+        self._late: set[str] = (
+            set()
+        )  # names of parameters that came after the optimizer was wrapped
         self._me = weakref.ref(self)
         self._exclusive = False  # whether it was looked for others that reduce these gradients
         _reducers.add(self)
@@ -100,6 +104,7 @@ class GradientReducer:
 
     def track(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Take parameters under their names on the wire and hook them, frozen ones too: they may thaw."""
+        known = dict(zip(self._entries, self._known or bytes(len(self._entries)), strict=True))
         for name, param in named:
             entry = GradientEntry(param, name, self.passes)
             self._entries.append(entry)
@@ -108,8 +113,47 @@ class GradientReducer:
                 self._watch(entry)
         self._entries.sort(key=lambda entry: entry.name)
         self._open += len(named)
-        self._presence.set_names([entry.name for entry in self._entries])
+        self._known = [known.get(entry, 0) for entry in self._entries]
+        self._name_entries()
         self._exclusive = False
+
+    def _name_entries(self) -> None:
+        # Shapes of those that came later: ranks that have put them in another order are told so.
+        late = [tuple(e.param.shape) for e in self._entries if e.name in self._late]
+        self._presence.set_names([entry.name for entry in self._entries], late)
+
+    def retrack(self, changes: Changes) -> None:
+        """Follow changes of the optimizer's groups; gradients that exist already are reduced by `finish`."""
+        for old, new in changes.replaced:
+            entry = self._by_param.pop(old)
+            self._let_go(entry)
+            if entry.state == STARTED:
+                self._open += 1
+            entry.replace(new, self.passes)
+            self._by_param[new] = entry
+            if can_be_watched(new):
+                self._watch(entry)
+        for param in changes.removed:
+            entry = self._by_param.pop(param)
+            self._let_go(entry)
+            if entry.state != STARTED:
+                self._open -= 1
+            if entry.group is not None:
+                entry.group.members.remove(entry)
+            index = self._entries.index(entry)
+            del self._entries[index]
+            self._known = [*self._known[:index], *self._known[index + 1 :]]
+        self._agreed = False
+        self._late.update(name for name, _ in changes.added)
+        self._late.update(self._by_param[new].name for _, new in changes.replaced)
+        self.track(changes.added)
+
+    def _let_go(self, entry: GradientEntry) -> None:
+        entry.unwatch()
+        if entry.group is not None:
+            entry.group.arrived.discard(entry)
+        if entry in self._in_parts:
+            self._in_parts.remove(entry)
 
     def set_groups(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         """Let the gradients of each list travel as one operation."""
@@ -198,6 +242,8 @@ class GradientReducer:
     def forget_job(self) -> None:
         """Begin anew with ranks that may have just started."""
         self.reset()
+        self._late.clear()  # ranks that start now have had those parameters all the time
+        self._name_entries()
         self._presence.forget_job()
 
     def note_join(self) -> None:

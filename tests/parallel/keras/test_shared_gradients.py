@@ -24,7 +24,7 @@ def applied(assign, groups):
 
 @pytest.mark.parametrize("groups", [None, 1, 2])
 def test_two_variables_share_one_gradient(groups):
-    import torch  # noqa: PLC0415 - not there in the other environments
+    import torch
 
     scale = torch.arange(6.0) * (RANK + 1)
 
@@ -40,7 +40,7 @@ def test_two_variables_share_one_gradient(groups):
 
 
 def test_the_scripts_own_tensor_stays_as_it_is():
-    import torch  # noqa: PLC0415 - not there in the other environments
+    import torch
 
     given = torch.arange(6.0) * (RANK + 1)
     before = given.clone()

@@ -237,7 +237,7 @@ def test_broadcast_parameters_refuses_entries_that_share_memory_on_one_rank_only
     if RANK == 0:
         hvd.broadcast_parameters(params, root_rank=0)
     else:
-        with pytest.raises(ValueError, match="'first' shares memory .* Share \\(tie\\) the same"):
+        with pytest.raises(ValueError, match=r"'first' shares memory .* Share \(tie\) the same"):
             hvd.broadcast_parameters(params, root_rank=0)
 
 
