@@ -227,7 +227,7 @@ class TorchArrays:
         for dim, stride in enumerate(target.stride()):
             if stride == 0 and target.shape[dim] > 1:
                 target, kept = target.narrow(dim, 0, 1), kept.narrow(dim, 0, 1)
-        if kept.shape != result.shape and not _same(kept.expand_as(result), result):
+        if kept.shape != result.shape and not same_bits(kept.expand_as(result), result):
             raise ValueError(
                 "The result differs between elements of an expanded tensor that share memory; "
                 "pass a clone() of the tensor."
@@ -274,5 +274,11 @@ class TorchArrays:
 collectives: Collectives[torch.Tensor] = Collectives(TorchArrays())
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)))
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits."""
+    a, b = a.detach().resolve_conj().resolve_neg(), b.detach().resolve_conj().resolve_neg()
+    return bool(
+        torch.equal(
+            a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
+        )
+    )
