@@ -16,7 +16,7 @@ SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -pa
 # Named by tests/parallel/gpu/environments.json.
 GPU_DOUBLE_LIBRARY := $(STAMPS)/gpu-double/libhorovod_gpu_double.so
 
-.PHONY: help demo gpu-double test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos nightly soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
+.PHONY: help demo gpu-double test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos nightly soak lint fmt bench bench-micro bench-tools wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -133,8 +133,11 @@ bench-tools:
 		echo "not installed (and not root with apt): openmpi-bin; Open MPI will not be measured"; \
 	fi
 
-wheel: $(STAMPS)/wheel ## Build the wheel that is published, and those of the names `horovod` and `sparkdl`, into dist/.
+wheel: $(STAMPS)/wheel ## Build the wheel that is published, and the one of the name `horovod-rs`, into dist/.
 	@ls -l dist
+
+wheel-sparkdl: $(STAMPS)/venv ## Build the wheel of the name `sparkdl`, which requires PySpark, into dist/sparkdl/.
+	python build_backend/sparkdl_wheel.py dist/sparkdl
 
 wheel-check: $(STAMPS)/install ## Check the wheels: size, glibc, libraries; train with them outside the repository.
 	python build_backend/check_wheel.py dist

@@ -152,9 +152,7 @@ def _maturin() -> Any:
 
 if __name__ == "__main__":
     import metadata_wheel
-    import sparkdl_wheel
 
     place = sys.argv[1] if len(sys.argv) > 1 else "dist"
     build_portable_wheel(place)
-    for wheel in (metadata_wheel, sparkdl_wheel):
-        print(wheel.build(Path(place)))
+    print(metadata_wheel.build(Path(place)))
