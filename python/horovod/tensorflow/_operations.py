@@ -392,4 +392,4 @@ def _set_id(process_set: ProcessSet) -> int:
 
 def _is_resource(variable: Any) -> bool:
     dtype = getattr(variable, "dtype", None)
-    return not getattr(dtype, "_is_ref_dtype", False)
+    return not isinstance(dtype, tf.DType) or dtype == dtype.base_dtype
