@@ -252,19 +252,16 @@ class TorchArrays:
         if splits is None:
             return None
         if isinstance(splits, torch.Tensor):
-            tensor = splits
-        else:
-            tensor = torch.tensor(splits, dtype=torch.int64, device="cpu")
-        if tensor.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                "alltoall expects splits to contain 32-bit integer elements (or 64-bit ones), "
-                f"not {tensor.dtype}."
-            )
-        if tensor.dim() != 1:
-            raise ValueError(
-                f"alltoall expects a 1D splits tensor, not one of shape {tuple(tensor.shape)}."
-            )
-        return checked_splits(tensor.tolist())
+            if splits.dtype not in (torch.int32, torch.int64):
+                raise ValueError(
+                    "alltoall expects splits to contain 32-bit integer elements (or 64-bit ones), "
+                    f"not {splits.dtype}."
+                )
+            if splits.dim() != 1:
+                raise ValueError(
+                    f"alltoall expects a 1D splits tensor, not one of shape {tuple(splits.shape)}."
+                )
+        return checked_splits(splits)
 
     def counts(self, numbers: list[int], splits: Splits) -> torch.Tensor:
         device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
