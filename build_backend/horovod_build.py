@@ -7,7 +7,7 @@ adapter into the package that uses it.
 As a program, `python build_backend/horovod_build.py published DIR` makes the wheel that is published: on Linux linked
 by zig (from PyPI) against an old glibc, so that it runs on every distribution of the last ten years. With `quick`
 instead it makes one for tests and the demo: linked by this machine's linker, with less optimisation. Both put the
-wheels without compiled files beside it.
+wheel of the name `horovod-rs` beside it.
 """
 
 from __future__ import annotations
