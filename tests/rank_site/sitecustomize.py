@@ -21,8 +21,8 @@ if _folder:
 _SPARED = {"torch": True, "torch._dynamo": False, "tensorflow": True, "jax": True, "keras": False}
 
 
-# The first optimizer that is made imports PyTorch's compiler, to keep it from compiling some of its functions: that takes
-# as long as all the rest. Where nothing else has imported the compiler, it compiles nothing.
+# The first optimizer that is made imports PyTorch's compiler, to keep it from compiling some of its functions: that
+# takes as long as all the rest. Where nothing else has imported the compiler, it compiles nothing.
 _CALL_AT_ONCE = """
 import sys as _sys
 
@@ -56,6 +56,22 @@ def _with(spec, text):
     return spec
 
 
+# What is optional to a part of a framework that no test of ours uses, a third of what importing TensorFlow takes.
+_MISSING_TO = {
+    "jax": ("tensorflow.lite.", "keras.src.callbacks.orbax_checkpoint"),
+    "matplotlib": "keras.src.visualization.",
+    "pandas": "keras.src.trainers.",
+    "sklearn": "keras.src.wrappers.",
+}
+
+
+def _is_missing(name):
+    frame = sys._getframe(2)
+    while frame and frame.f_globals.get("__name__", "").startswith("importlib"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith(_MISSING_TO[name])
+
+
 class _WithoutCollections:
     """Imports large modules without garbage collections, a quarter to a half of what each would cost.
 
@@ -64,6 +80,8 @@ class _WithoutCollections:
     """
 
     def find_spec(self, name, path=None, target=None):
+        if name in _MISSING_TO and _is_missing(name):
+            raise ModuleNotFoundError(f"{name} is optional here, and left out in tests", name=name)
         if name == "torch._compile":
             return _with(
                 importlib.machinery.PathFinder.find_spec(name, path, target), _CALL_AT_ONCE
