@@ -16,6 +16,7 @@ from horovod.common._ops import Sum, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import _xla
 from horovod.tensorflow._library import LIBRARY
+from horovod.tensorflow._parallel_loops import refuse_inside
 
 MPI_LIB: Final = LIBRARY
 
@@ -344,7 +345,14 @@ def _library() -> Any:
 
 
 def _graph_name(kind: str, name: str | None, *tensors: Any) -> str | None:
-    """The name of an operation's node; without one it follows from the names of the first and the last tensor."""
+    """The name of an operation's node; without one it follows from the names of the first and the last tensor.
+
+    Raises
+    ------
+    NotImplementedError
+        The operation would be part of a parallel loop.
+    """
+    refuse_inside(kind)
     if name is not None or tf.executing_eagerly():
         return name
     names = [getattr(tensor, "name", None) for tensor in tensors]
@@ -384,4 +392,4 @@ def _set_id(process_set: ProcessSet) -> int:
 
 def _is_resource(variable: Any) -> bool:
     dtype = getattr(variable, "dtype", None)
-    return not getattr(dtype, "_is_ref_dtype", False)
+    return not isinstance(dtype, tf.DType) or dtype == dtype.base_dtype
