@@ -16,29 +16,51 @@ SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -pa
 # Named by tests/parallel/gpu/environments.json.
 GPU_DOUBLE_LIBRARY := $(STAMPS)/gpu-double/libhorovod_gpu_double.so
 
-.PHONY: help demo gpu-double test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos nightly soak lint fmt bench bench-micro bench-tools wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
+# What a developer's environment is, beyond the wheel of the tests.
+DEV := $(STAMPS)/dev-packages $(STAMPS)/install
+# A slow stage: says what it is, and that it goes on.
+STAGE = python build_backend/stage.py
+LOGS := $(STAMPS)/logs
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
+
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-micro bench-tools wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | \
 		awk -F '\t' '{ printf "  %-14s %s\n", $$1, $$2 }'
 
-demo: $(STAMPS)/install ## Build, install into .venv and train the main example on 1 and 2 processes.
+# PyTorch is downloaded while Rust is compiled.
+demo: ## Build, install into .venv and train the main example on 1 and 2 processes.
+	@$(MAKE) --no-print-directory $(STAMPS)/tools
+	@$(MAKE) --no-print-directory -j2 $(STAMPS)/demo-packages $(STAMPS)/quick-wheel
+	@$(MAKE) --no-print-directory $(STAMPS)/install
 	python examples/demo/run.py
 
-test: test-rust test-python ## Run all tests, Rust and Python.
+# tests/parts.toml says what each of these holds; system Python, because .venv is what the first part makes.
+test: ## Run the first tier, what protects every change: Rust and Python, part by part.
+	@$(PYTHON) tests/run_parts.py first
 
-# nextest gives each test a process and a time limit (.config/nextest.toml); plain cargo gets one limit for all.
-test-rust: ## Run the Rust tests (with cargo-nextest where it is installed).
-	if cargo nextest --version >/dev/null 2>&1; then \
-		cargo nextest run --locked --workspace --no-fail-fast; \
-	else \
-		timeout --kill-after=10 1500 cargo test --locked --workspace --lib --bins --tests --no-fail-fast; \
-	fi
-	timeout --kill-after=10 600 cargo test --locked --workspace --doc --quiet
+test-rust: ## Run the Rust tests of the first tier (with cargo-nextest where it is installed).
+	@$(PYTHON) tests/run_parts.py first --only rust
 
-test-python: $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest $(GPU_DOUBLE_LIBRARY) host-tools ## Run the Python tests: one process, real ranks, hosts, failures.
-	python -m pytest tests --durations=40 --durations-min=5
+test-python: ## Run the Python tests of the first tier: one process, real ranks, hosts, failures.
+	@$(PYTHON) tests/run_parts.py first --only install python
+
+test-all: ## Run the second tier, all that the first leaves out, in 8 shards (SHARD=3/8: one): faults, seeds, four ranks, old Spark.
+	@$(PYTHON) tests/run_parts.py second $(if $(SHARD),--shard $(SHARD))
+
+test-slowest: ## Show the slowest twenty tests of the last run.
+	@$(PYTHON) tests/run_parts.py slowest
+
+next-landing: ## Count a landing: the next CI runs the next shard. Commits .ci/landing alone.
+	@$(PYTHON) tests/landings.py next
+
+# Everything that the tests need, the installs side by side with the builds.
+environments:
+	@$(MAKE) --no-print-directory $(STAMPS)/tools
+	@$(MAKE) --no-print-directory -j2 $(STAMPS)/dev-packages $(STAMPS)/quick-wheel $(GPU_DOUBLE_LIBRARY)
+	@$(MAKE) --no-print-directory -j2 $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest host-tools
 
 gpu-double: $(GPU_DOUBLE_LIBRARY) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
 
@@ -66,18 +88,13 @@ fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs
 	@cargo fuzz --version >/dev/null 2>&1 || cargo install --locked cargo-fuzz
 	fuzz/run.sh
 
-nightly: chaos $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest $(STAMPS)/spark35 ## What the default run leaves out: four ranks, many seeds, hundreds of simulated ranks, every fault in every phase; hours.
-	KERAS_FIT_STEPS=5000 python -m pytest tests/test_parallel.py --max-np 4
-	python -m pytest tests -m nightly
-	.venv-spark35/bin/python -m pytest -m "nightly or not nightly" tests/unit/test_spark_params.py tests/unit/test_spark_stores.py \
-		tests/integration/test_spark.py tests/integration/test_spark_cluster.py tests/integration/test_spark_estimators.py
-	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-sim --test safety --test membership -- --include-ignored
-	HOROVOD_SIM_SEEDS=20000 cargo test --locked --release --package horovod-launch --lib elastic::simulation
-
-chaos: $(STAMPS)/install ## Every fault in every phase of real jobs (ARGS="--fault reset --phase init": some), into chaos.json.
+chaos: $(DEV) ## Every fault in every phase of real jobs (ARGS="--fault reset --phase init": some), into chaos.json.
 	python tests/chaos/matrix.py --json chaos.json $(ARGS)
 
-soak: $(STAMPS)/install ## Half an hour of random faults between two hosts (ARGS="--minutes 5 --where local"), into soak.json.
+seeded-faults: $(DEV) $(STAMPS)/mxnet $(GPU_DOUBLE_LIBRARY) ## Put faults into a copy of the product, one by one: some test must notice each (ARGS="--only wrong-root"); an hour.
+	python tests/seeded_faults/run.py $(ARGS)
+
+soak: $(DEV) ## Half an hour of random faults between two hosts (ARGS="--minutes 5 --where local"), into soak.json.
 	python tests/chaos/soak.py --where hosts --json soak.json $(ARGS)
 
 # Tests across hosts run real sshd in network namespaces, those of other launchers real ones. Without these tools they say so and are not run.
@@ -96,7 +113,7 @@ host-tools:
 		echo "not installed (and not root with apt):$$missing; the tests that need it will not run"; \
 	fi
 
-lint: $(STAMPS)/install ## Check formatting, lints, types, stubs, layers and the map.
+lint: $(DEV) ## Check formatting, lints, types, stubs, layers and the map.
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo run --locked --quiet --package xtask -- tidy
@@ -111,12 +128,15 @@ lint: $(STAMPS)/install ## Check formatting, lints, types, stubs, layers and the
 	if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check licenses bans sources; \
 		else echo "not run: cargo-deny is not installed (licences and sources of dependencies)"; fi
 
-fmt: $(STAMPS)/venv ## Format all code.
+fmt: $(STAMPS)/dev-packages ## Format all code.
 	cargo fmt --all
 	ruff check --fix .
 	ruff format .
 
-bench: $(STAMPS)/install bench-tools ## Measure against Gloo, Open MPI and the floor; write docs/performance.md (ARGS=--quick: neither).
+# What is measured is what is published; the next test installs its own wheel again.
+bench: $(STAMPS)/dev-packages $(STAMPS)/wheel bench-tools ## Measure against Gloo, Open MPI and the floor; write docs/performance.md (ARGS=--quick: neither).
+	rm -f $(STAMPS)/install
+	$(PIP) --quiet --no-deps --force-reinstall dist/*.whl
 	python bench/run.py $(ARGS)
 
 bench-micro: ## Measure kernels, collectives inside a host, negotiation and the queue in Rust alone.
@@ -136,60 +156,78 @@ bench-tools:
 wheel: $(STAMPS)/wheel ## Build the wheel that is published, and the one of the name `horovod-rs`, into dist/.
 	@ls -l dist
 
-wheel-sparkdl: $(STAMPS)/venv ## Build the wheel of the name `sparkdl`, which requires PySpark, into dist/sparkdl/.
+wheel-sparkdl: $(STAMPS)/dev-packages ## Build the wheel of the name `sparkdl`, which requires PySpark, into dist/sparkdl/.
 	python build_backend/sparkdl_wheel.py dist/sparkdl
 
-wheel-check: $(STAMPS)/install ## Check the wheels: size, glibc, libraries; train with them outside the repository.
+wheel-check: $(STAMPS)/dev-packages $(STAMPS)/wheel ## Build and check the published wheels: size, glibc, libraries; train with them outside the repository.
 	python build_backend/check_wheel.py dist
 
-ci: lint test-loom test wheel-check ## What CI runs.
+ci: ## What CI runs: lint, the first tier, the wheel check, a shard of the second tier that the commit chooses.
+	@$(PYTHON) tests/run_parts.py ci
 
 clean: ## Remove what was built; keep .venv.
-	rm -rf target dist wheel-data demo-output $(STAMPS)/wheel $(STAMPS)/install
+	rm -rf target dist wheel-data demo-output $(STAMPS)/wheel $(STAMPS)/quick-wheel $(STAMPS)/quick-dist $(STAMPS)/install
 
 distclean: clean ## Remove .venv as well.
 	rm -rf $(VENV) .venv-mxnet .venv-spark35 .venv-tensorflow-oldest $(STAMPS)
 
-install: $(STAMPS)/install ## Build the wheel and install it into .venv.
+install: $(STAMPS)/install ## Build the quick wheel and install it into .venv.
 
-# Tests and demo use the very wheel that is published.
-$(STAMPS)/install: $(STAMPS)/wheel
-	python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.whl
+# Tests and the demo use a wheel that builds in a third of the time of the published one: same code, less optimised when it
+# is linked. The published one is built and checked by `make wheel-check`, in CI and before a release.
+$(STAMPS)/install: $(STAMPS)/quick-wheel
+	$(PIP) --quiet --no-deps --force-reinstall $(STAMPS)/quick-dist/*.whl
 	@touch $@
 
-$(STAMPS)/wheel: $(STAMPS)/venv $(SOURCES)
-	rm -rf dist
-	python build_backend/horovod_build.py dist
+$(STAMPS)/quick-wheel: $(STAMPS)/tools $(SOURCES)
+	@rm -rf $(STAMPS)/quick-dist
+	@$(STAGE) "building the wheel" $(LOGS)/quick-wheel.log python build_backend/horovod_build.py quick $(STAMPS)/quick-dist
 	@touch $@
 
-$(STAMPS)/venv: requirements-dev.txt
+$(STAMPS)/wheel: $(STAMPS)/dev-packages $(SOURCES)
+	@rm -rf dist
+	@$(STAGE) "building the published wheel" $(LOGS)/wheel.log python build_backend/horovod_build.py published dist
+	@touch $@
+
+# A Python environment with what builds the wheel.
+$(STAMPS)/tools: requirements-demo.txt
 	@mkdir -p $(STAMPS)
 	@command -v cargo >/dev/null || { echo "cargo not found: install Rust (https://rustup.rs)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is too old: Python 3.11 or newer is needed (make PYTHON=/path/to/python3.11 ...)"; exit 1; }
 	@# Debian splits ensurepip off; any pip can then fill an environment made without it.
-	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
 		{ $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
-	@echo "installing development requirements (PyTorch is several GB the first time)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@$(STAGE) "installing maturin" $(LOGS)/tools.log $(PIP) -c requirements-demo.txt maturin
 	@touch $@
 
+# Their modules are compiled when they are first imported.
+$(STAMPS)/demo-packages: requirements-demo.txt $(STAMPS)/tools
+	@$(STAGE) "installing PyTorch (several GB)" $(LOGS)/demo-packages.log $(PIP) --no-compile -r requirements-demo.txt
+	@touch $@
+
+# The tests' processes write no compiled modules, so all are there before; a few files are for other versions of Python.
+$(STAMPS)/dev-packages: requirements-dev.txt requirements-demo.txt $(STAMPS)/tools
+	@$(STAGE) "installing all frameworks (several GB)" $(LOGS)/dev-packages.log $(PIP) --no-compile -r requirements-dev.txt
+	@$(STAGE) "compiling their modules" $(LOGS)/compileall.log sh -c 'python -m compileall -q -j 0 $(VENV)/lib || true'
+	@touch $@ $(STAMPS)/demo-packages
+
 # MXNet and the oldest TensorFlow need an older NumPy than everything else, and have no release for every machine.
-$(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest: $(STAMPS)/%: requirements-%.txt $(STAMPS)/venv
-	@echo "installing into .venv-$*"
-	python -m venv --clear --without-pip .venv-$*
-	python -m pip --python .venv-$*/bin/python install --quiet --disable-pip-version-check -r requirements-$*.txt || \
+$(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest: $(STAMPS)/%: requirements-%.txt $(STAMPS)/tools
+	@python -m venv --clear --without-pip .venv-$*
+	@$(STAGE) "installing into .venv-$*" $(LOGS)/$*.log \
+		python -m pip --python .venv-$*/bin/python install --disable-pip-version-check --progress-bar off -r requirements-$*.txt || \
 		{ rm -rf .venv-$*; echo "could not install requirements-$*.txt: its tests will not run"; }
 	@touch $@
 
 # The newest PySpark and an old one cannot be in one environment; all else comes from .venv.
-$(STAMPS)/spark35: requirements-spark35.txt $(STAMPS)/install host-tools
+$(STAMPS)/spark35: requirements-spark35.txt $(DEV) host-tools
 	@echo "installing Spark 3.5 into .venv-spark35"
 	python -m venv --clear --without-pip .venv-spark35
 	python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >other.pth
 	mv other.pth .venv-spark35/lib/python*/site-packages/
 	python -m pip --python .venv-spark35/bin/python install --quiet --disable-pip-version-check --ignore-installed -r requirements-spark35.txt
-	python -m pip --python .venv-spark35/bin/python install --quiet --disable-pip-version-check --ignore-installed --no-deps dist/*.whl
+	python -m pip --python .venv-spark35/bin/python install --quiet --disable-pip-version-check --ignore-installed --no-deps $(STAMPS)/quick-dist/*.whl
 	@touch $@
 
 $(STAMPS)/aarch64:

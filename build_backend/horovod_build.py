@@ -4,9 +4,10 @@ maturin packs one library; the launcher and the library that TensorFlow loads ar
 compiles `horovodrun` into `wheel-data/scripts`, which maturin copies into the wheel as an executable script, and the
 adapter into the package that uses it.
 
-As a program, `python build_backend/horovod_build.py DIR` makes the wheel that is published: on Linux linked by
-zig (from PyPI) against an old glibc, so that it runs on every distribution of the last ten years; and beside it the
-one of metadata alone.
+As a program, `python build_backend/horovod_build.py published DIR` makes the wheel that is published: on Linux linked
+by zig (from PyPI) against an old glibc, so that it runs on every distribution of the last ten years. With `quick`
+instead it makes one for tests and the demo: linked by this machine's linker, with less optimisation. Both put the
+wheels without compiled files beside it.
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ TENSORFLOW_ADAPTER = ROOT / "python" / "horovod" / "tensorflow" / "libhorovod_te
 # The oldest C library that Rust itself supports on the platform; also the manylinux tag of the wheel.
 GLIBC_FLOOR = {"x86_64": "2.17", "aarch64": "2.17"}
 
+# Profiles of Cargo.toml: what is published, and what tests and the demo use.
+RELEASE, QUICK = "release", "wheel-quick"
+
 Settings = Mapping[str, Any] | None
 
 
 def build_wheel(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
     """PEP 517: a wheel for this machine, linked by its own linker."""
-    stage_binaries(os.environ.copy(), target=None)
+    stage_binaries(os.environ.copy(), RELEASE)
     return _maturin().build_wheel(directory, settings, metadata)
 
 
 def build_editable(directory: str, settings: Settings = None, metadata: str | None = None) -> str:
     """PEP 660: as `build_wheel`, with the Python files used in place."""
-    stage_binaries(os.environ.copy(), target=None)
+    stage_binaries(os.environ.copy(), RELEASE)
     return _maturin().build_editable(directory, settings, metadata)
 
 
@@ -83,22 +87,34 @@ def build_portable_wheel(directory: str) -> None:
             print("ziglang is not installed: the wheel is for this machine only", file=sys.stderr)
     elif not host.endswith("-linux-gnu"):
         tag = []
-    stage_binaries(env, target=host)
-    command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", *tag]
-    command += ["--target", host, "--out", directory, "--interpreter", sys.executable]
+    stage_binaries(env, RELEASE, target=host)
+    _run_maturin(env, directory, "--profile", RELEASE, *tag, "--target", host)
+
+
+def build_quick_wheel(directory: str) -> None:
+    """Build the wheel of the tests and the demo into `directory`: for this machine, in little time."""
+    env = os.environ.copy()
+    tag = ["--compatibility", "linux"] if sys.platform == "linux" else []
+    stage_binaries(env, QUICK)
+    _run_maturin(env, directory, "--profile", QUICK, *tag)
+
+
+def _run_maturin(env: dict[str, str], directory: str, *options: str) -> None:
+    command = [sys.executable, "-m", "maturin", "build", "--locked", *options]
+    command += ["--out", directory, "--interpreter", sys.executable]
     subprocess.run(command, cwd=ROOT, env=env, check=True)
 
 
-def stage_binaries(env: dict[str, str], target: str | None) -> None:
+def stage_binaries(env: dict[str, str], profile: str, target: str | None = None) -> None:
     """Compile `horovodrun` and the adapters, and copy them to where maturin takes them from."""
-    options = ["--release", "--locked", *(["--target", target] if target else [])]
+    options = ["--profile", profile, "--locked", *(["--target", target] if target else [])]
     # The library's package is named for its features alone: with the same ones maturin compiles nothing twice. With
     # `--lib` it would be, without link-time optimisation, which cargo does for no library that is an rlib as well.
     launcher = ["--package", "horovod-python", "--package", "horovod-launch", "--bin", "horovodrun"]
     adapter = ["--package", "horovod-tensorflow", "--lib", "--crate-type", "cdylib"]
     for command in (["build", *options, *launcher], ["rustc", *options, *adapter]):
         subprocess.run(["cargo", *command], cwd=ROOT, env=env, check=True)
-    built = _target_directory().joinpath(*([target] if target else []), "release")
+    built = _target_directory().joinpath(*([target] if target else []), profile)
     staged = SCRIPTS / "horovodrun"
     _replace(built / "horovodrun", staged)
     staged.chmod(staged.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
@@ -153,6 +169,9 @@ def _maturin() -> Any:
 if __name__ == "__main__":
     import metadata_wheel
 
-    place = sys.argv[1] if len(sys.argv) > 1 else "dist"
-    build_portable_wheel(place)
+    builders = {"published": build_portable_wheel, "quick": build_quick_wheel}
+    if len(sys.argv) != 3 or sys.argv[1] not in builders:
+        sys.exit(f"usage: horovod_build.py {'|'.join(builders)} DIR, not {sys.argv[1:]}")
+    place = sys.argv[2]
+    builders[sys.argv[1]](place)
     print(metadata_wheel.build(Path(place)))

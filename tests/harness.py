@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -45,8 +46,15 @@ NOT_HANDED_DOWN = (
 
 # Only what hangs reaches these, on the slowest and most loaded machine: how long a job may take, and its processes to
 # disappear after the launcher has ended.
-LIMIT_S = 300.0
+LIMIT_S = 900.0
 REAP_LIMIT_S = 60.0
+
+# How the launcher reports the rank that failed first, and how it marks what a rank printed.
+FIRST_FAILURE = re.compile(
+    r"horovodrun: (rank (\d+) on host \S+ (?:exited with|was killed|was lost|did not answer).*)"
+)
+# So many of its lines come first in a report.
+LINES_OF_FIRST_FAILURE = 80
 
 
 class Job:
@@ -66,6 +74,9 @@ class Job:
         self.deadline = time.monotonic() + limit_s
         self.limit_s = limit_s
         self.mark = f"HVD_TEST_JOB={uuid.uuid4().hex}"
+        if log := os.environ.get("HVD_TEST_JOBS"):
+            with open(log, "a") as counted:
+                counted.write(f"{self.mark}\n")
         self.folder = Path(tempfile.mkdtemp(prefix="hvd-test-"))
         self.shm = _shm_folder() if own_shm else None
         self._changed = threading.Condition()
@@ -157,19 +168,19 @@ class Job:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    if mark in _environment_of(entry).split(b"\0"):
                         found.append(int(entry.name))
         return found
 
+    def _members_left(self) -> list[int]:
+        """As `members`; a process that ended during the first look may have started another one: none is none twice."""
+        return self.members() or self.members()
+
     def wait_until_gone(self, limit_s: float = REAP_LIMIT_S) -> None:
         """Wait until no process of the job is alive."""
-        deadline = time.monotonic() + limit_s
-        while members := self.members():
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                left = "\n".join(_describe(pid) for pid in members)
-                raise AssertionError(f"processes left behind:\n{left}\n{self.report(stacks=True)}")
-            _wait_for_exit(members[0], remaining)
+        if members := wait_for_processes_to_end(self._members_left, limit_s):
+            left = "\n".join(_describe(pid) for pid in members)
+            raise AssertionError(f"processes left behind:\n{left}\n{self.report(stacks=True)}")
 
     def assert_nothing_left(self) -> None:
         """No process, no shared-memory file, no socket file."""
@@ -178,10 +189,13 @@ class Job:
         assert not files, f"files left behind: {files}\n{self.report()}"
 
     def kill(self) -> None:
-        """End every process of the job at once."""
-        for pid in self.members():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """End every process of the job at once, those too that others start meanwhile."""
+        deadline = time.monotonic() + REAP_LIMIT_S
+        while (members := self._members_left()) and time.monotonic() < deadline:
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _wait_for_exit(members[0], 1.0)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(REAP_LIMIT_S)
 
@@ -199,8 +213,9 @@ class Job:
         return self.shm is not None and self.shm.is_dir()
 
     def report(self, *, stacks: bool = False) -> str:
-        """Everything known about the job, for a failing test."""
-        parts = [f"command: {' '.join(self.command)}"]
+        """Everything known about the job, for a failing test: what failed first comes first."""
+        parts = [self._first_failure()]
+        parts.append(f"--- command: {' '.join(self.command)}")
         parts.append("--- standard output\n" + self.stdout)
         parts.append("--- standard error\n" + self.stderr)
         if stacks:
@@ -208,6 +223,23 @@ class Job:
         return "\n".join(parts)
 
     # -- internals
+
+    def _first_failure(self) -> str:
+        """The rank that failed first and its last lines; where none is known, the last lines of all."""
+        with self._changed:
+            lines = list(self._lines)
+        found = next(filter(None, (FIRST_FAILURE.match(line) for _, line in lines)), None)
+        if found is None:
+            title, own = "no rank is known to have failed first; the last lines", list(lines)
+        else:
+            title, label = (
+                f"failed first: {found[1]}",
+                re.compile(rf".{{0,60}}?\[{found[2]}\]<std(?:out|err)>:"),
+            )
+            own = [line for line in lines if label.match(line[1])]
+        shown = own[-LINES_OF_FIRST_FAILURE:]
+        left_out = f" (its last {len(shown)} of {len(own)} lines)" if len(shown) < len(own) else ""
+        return "\n".join([f"--- {title}{left_out}", *(line for _, line in shown)])
 
     def _started_by(self) -> list[str]:
         if self.shm is None:
@@ -349,6 +381,54 @@ def _catches(pid: int, number: int) -> bool:
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
+
+
+def command_line(pid: int) -> list[bytes]:
+    """The words of a process's command; none if it has ended, or is just executing a program."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    return []
+
+
+def wait_for_processes_to_end(
+    present: Callable[[], Iterable[int]], limit_s: float = REAP_LIMIT_S
+) -> list[int]:
+    """Wait until none of these is there, which each look may tell anew; return those that stay."""
+    deadline = time.monotonic() + limit_s
+    while left := list(present()):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            break
+        _wait_for_exit(left[0], remaining)
+    return left
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables of a process; none if it has ended."""
+    with contextlib.suppress(OSError):
+        words = _environment_of(Path(f"/proc/{pid}")).decode(errors="replace").split("\0")
+        return dict(word.split("=", 1) for word in words if "=" in word)
+    return {}
+
+
+def _environment_of(process: Path) -> bytes:
+    """The environment of a process, given its folder in `/proc`: the new one where it is just executing a program.
+
+    In the middle of `execve` a process shows none, and its memory may be replaced between opening and reading: an
+    empty answer counts only where the environment has an end and that is its beginning, or where nothing runs.
+    """
+    # Only a process that cannot end, as it waits for a device, reaches this.
+    deadline = time.monotonic() + 10.0
+    while True:
+        variables = (process / "environ").read_bytes()
+        if variables or time.monotonic() > deadline:
+            return variables
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        state, flags, begin, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
+        is_of_the_kernel = bool(flags & 0x0020_0000)
+        if state in "ZX" or is_of_the_kernel or begin == end != 0:
+            return b""
+        os.sched_yield()
 
 
 def _describe(pid: int) -> str:

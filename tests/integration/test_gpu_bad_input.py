@@ -27,7 +27,7 @@ def run(
 ) -> tuple[tuple[list[str], list[str]], str]:
     """What ranks 0 and 1 say, one text a call, and the standard error of the job, which has to end well."""
     path = script(program(AGAIN + body, before))
-    job = jobs(harness.python(2, path, env=env, limit_s=120.0)).succeed()
+    job = jobs(harness.python(2, path, env=env)).succeed()
     first, second = (gpu_double.said(job, rank) for rank in range(2))
     assert len(first) == len(second), job.report()
     return (first, second), job.stderr
@@ -46,7 +46,13 @@ NO_DRIVERS = {
     "stub": ("stub", "stub of a toolkit", "LD_LIBRARY_PATH"),
     "mismatch": ("init=803", "cuInit failed", "of different versions"),
 }
-rare = pytest.mark.nightly
+# Others of the same table are in the first tier.
+OTHER_DRIVERS = pytest.mark.thorough(
+    also="tests/integration/test_gpu_bad_input.py::test_a_driver_that_cannot_be_used"
+)
+OTHER_LIBRARIES = pytest.mark.thorough(
+    also="tests/integration/test_gpu_bad_input.py::test_nccl_that_cannot_be_used"
+)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +60,8 @@ rare = pytest.mark.nightly
     [
         "too old",
         "no device",
-        pytest.param("stub", marks=rare),
-        pytest.param("mismatch", marks=rare),
+        pytest.param("stub", marks=OTHER_DRIVERS),
+        pytest.param("mismatch", marks=OTHER_DRIVERS),
     ],
 )
 def test_a_driver_that_cannot_be_used(case, jobs, script) -> None:
@@ -155,7 +161,7 @@ def late(text: str) -> str:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=rare) if case == "lacks symbols on one rank" else case
+        pytest.param(case, marks=OTHER_LIBRARIES) if case == "lacks symbols on one rank" else case
         for case in OBSTACLES
     ],
 )

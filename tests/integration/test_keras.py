@@ -14,11 +14,12 @@ WORKER = Path(__file__).with_name("keras_worker.py")
 BACKENDS = ["torch", "tensorflow", "jax"]
 
 
-def on(usual):
-    """Each backend; all but the usual one only nightly."""
+def on(usual, test):
+    """Each backend; all but the usual one in the second tier: what they share is in `horovod._keras`."""
     others = [b for b in BACKENDS if b != usual]
+    thorough = pytest.mark.thorough(also=f"tests/integration/test_keras.py::{test}")
     return pytest.mark.parametrize(
-        "backend", [usual, *(pytest.param(b, marks=pytest.mark.nightly) for b in others)]
+        "backend", [usual, *(pytest.param(b, marks=thorough) for b in others)]
     )
 
 
@@ -29,7 +30,7 @@ def start(jobs, mode, folder, backend, *options):
     return jobs(harness.python(3, WORKER, mode, str(folder), options=options, env=env))
 
 
-@on("tensorflow")
+@on("tensorflow", "test_a_killed_rank_makes_fit_raise_on_all_others")
 def test_a_killed_rank_makes_fit_raise_on_all_others(jobs, tmp_path, backend) -> None:
     (tmp_path / "kill").touch()
     job = start(jobs, "fit", tmp_path, backend)
@@ -44,7 +45,7 @@ def test_a_killed_rank_makes_fit_raise_on_all_others(jobs, tmp_path, backend) ->
     )
 
 
-@on("jax")
+@on("jax", "test_elastic_training_ends_with_the_weights_of_an_undisturbed_run")
 def test_elastic_training_ends_with_the_weights_of_an_undisturbed_run(
     jobs, tmp_path, backend
 ) -> None:
@@ -82,7 +83,7 @@ threading.Event().wait()
 """
 
 
-@on("torch")
+@on("torch", "test_the_stall_report_names_the_line_that_is_inside_of_fit")
 def test_the_stall_report_names_the_line_that_is_inside_of_fit(script, jobs, backend) -> None:
     path = script(UNEVEN)
     line = 1 + next(i for i, text in enumerate(UNEVEN.splitlines()) if "# here" in text)

@@ -474,7 +474,7 @@ def test_ray_train(tmp_path: Path) -> None:
     assert rows == ["(0, 2, 0, 2, 5.0)", "(1, 2, 1, 2, 5.0)"]
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough(also="tests/integration/test_ray.py::test_ray_train")
 def test_users_inside_rays_torch_trainer_find_their_ranks(tmp_path: Path) -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -511,13 +511,16 @@ def test_what_rays_own_trainer_imports() -> None:
     assert nics_to_env_var(found) == {"HOROVOD_GLOO_IFACE": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
+WITH_RAY_TRAIN = pytest.mark.thorough(also="tests/integration/test_ray.py::test_ray_train")
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [
         ("ray_static.py", []),
         ("ray_elastic.py", []),
-        pytest.param("ray_train.py", ["--epochs", "3"], marks=pytest.mark.nightly),
-        pytest.param("ray_tune.py", ["--epochs", "3"], marks=pytest.mark.nightly),
+        pytest.param("ray_train.py", ["--epochs", "3"], marks=WITH_RAY_TRAIN),
+        pytest.param("ray_tune.py", ["--epochs", "3"], marks=WITH_RAY_TRAIN),
     ],
 )
 def test_examples_learn(script: str, words: list[str], jobs: Any) -> None:

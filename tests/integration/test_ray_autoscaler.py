@@ -97,7 +97,9 @@ def place() -> tuple[int, int, str]:
     return hvd.rank(), hvd.size(), os.environ["HOROVOD_HOSTNAME"]
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough(
+    also="tests/integration/test_ray.py::test_an_elastic_job_loses_a_node_and_gets_another"
+)
 def test_workers_wait_for_pending_nodes(growing: None) -> None:
     executor = RayExecutor(
         RayExecutor.create_settings(placement_group_timeout_s=LIMIT_S), num_workers=1

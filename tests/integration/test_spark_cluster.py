@@ -132,7 +132,9 @@ def test_each_rank_has_the_gpus_of_its_task() -> None:
     assert results[0][0] != results[1][0]
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough(
+    also="tests/integration/test_spark_cluster.py::test_ranks_of_two_executors_of_one_machine_share_it"
+)
 def test_two_applications_at_once(spark: Any) -> None:
     def work(socket_path: str) -> tuple[int, float]:
         """Ends when the ranks of the other application run, too."""
@@ -173,7 +175,7 @@ def test_two_applications_at_once(spark: Any) -> None:
     assert "[(2, 2.0), (2, 2.0)]" in other.stdout
 
 
-@pytest.mark.nightly
+@pytest.mark.thorough(also="tests/integration/test_schedulers.py::test_torchrun")
 def test_users_inside_torch_distributor_find_their_ranks() -> None:
     from pyspark.ml.torch.distributor import TorchDistributor
 

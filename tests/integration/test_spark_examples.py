@@ -18,6 +18,12 @@ if shutil.which("java") is None:
 
 LIMIT_S = 240
 
+FIT = "test_fit_transform_save_load_and_resume"
+
+
+def also(test: str) -> pytest.MarkDecorator:
+    return pytest.mark.thorough(also=f"tests/integration/{test}")
+
 
 def run(script: str, words: list[str], jobs: Any, folder: Path) -> str:
     path = harness.ROOT / "examples" / "spark" / script
@@ -30,10 +36,14 @@ def run(script: str, words: list[str], jobs: Any, folder: Path) -> str:
     [
         ("spark_run.py", []),
         ("horovod_runner.py", ["--np", "2"]),
-        pytest.param("horovod_runner.py", ["--np", "-2"], marks=pytest.mark.nightly),
+        pytest.param(
+            "horovod_runner.py", ["--np", "-2"], marks=also("test_spark.py::test_horovod_runner")
+        ),
         ("estimator_torch.py", ["--epochs", "6"]),
-        pytest.param("estimator_keras.py", [], marks=pytest.mark.nightly),
-        pytest.param("estimator_lightning.py", [], marks=pytest.mark.nightly),
+        pytest.param("estimator_keras.py", [], marks=also(f"test_spark_keras_estimator.py::{FIT}")),
+        pytest.param(
+            "estimator_lightning.py", [], marks=also(f"test_spark_lightning_estimator.py::{FIT}")
+        ),
     ],
 )
 def test_digits_are_learned(script: str, words: list[str], jobs: Any, tmp_path: Path) -> None:
@@ -43,7 +53,7 @@ def test_digits_are_learned(script: str, words: list[str], jobs: Any, tmp_path: 
     assert float(accuracies[-1]) > 85
 
 
-@pytest.mark.nightly
+@also("test_spark.py::test_an_elastic_job_goes_on_with_the_task_that_spark_starts_again")
 def test_training_goes_on_when_an_executor_is_killed(jobs: Any, tmp_path: Path) -> None:
     out = run("spark_elastic.py", ["--num-proc", "2"], jobs, tmp_path)
     # Two ranks, after the loss one, and two again.

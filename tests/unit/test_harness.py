@@ -49,6 +49,59 @@ def test_finds_a_process_that_outlives_its_parent(script, jobs) -> None:
         job.wait_until_gone(limit_s=0.1)
 
 
+def test_sees_a_process_that_is_just_executing_its_program(jobs) -> None:
+    """It shows no environment meanwhile, and would be taken for one of somebody else."""
+    again = 'i=$1; [ "$i" = 0 ] || exec sh -c "$0" "$0" $((i - 1)); echo ready; read -r line <"$TMPDIR/wait"'
+    job = jobs(harness.Job(["sh", "-c", 'mkfifo "$TMPDIR/wait"; exec sh -c "$0" "$0" 1000', again]))
+    looks = 0
+    while "ready" not in job.stdout:
+        assert job.members() == [job.process.pid], job.report()
+        looks += 1
+    assert looks > 0
+    job.kill()
+
+
+def test_a_failed_job_is_read_from_its_top(script, jobs) -> None:
+    """The rank that failed first with what it printed, before what the others said of it, and all the rest after."""
+    path = script(
+        "import horovod.numpy as hvd\n"
+        "hvd.init()\n"
+        "print('some', 'thing', hvd.rank(), flush=True)\n"
+        "hvd.barrier()\n"
+        "if hvd.rank() == 1:\n"
+        "    raise LookupError('in rank 1')\n"
+        "hvd.barrier()\n"
+    )
+    job = jobs(harness.python(3, path))
+    with pytest.raises(AssertionError) as caught:
+        job.succeed()
+    first, *rest = str(caught.value).split("\n--- ")
+    title, *lines = rest[0].splitlines()
+    assert first == "exit status 1"
+    assert (
+        title
+        == "failed first: rank 1 on host localhost exited with code 1. Last lines of its stderr:"
+    )
+    assert "[1]<stdout>:some thing 1" in lines
+    assert lines[-1] == "[1]<stderr>:LookupError: in rank 1"
+    assert all("[1]<std" in line for line in lines)
+    assert [part.split("\n")[0].split(":")[0] for part in rest[1:]] == [
+        "command",
+        "standard output",
+        "standard error",
+    ]
+    assert "[0]<stdout>:some thing 0" in rest[2]
+
+
+def test_a_program_without_ranks_is_reported_by_its_last_lines(script, jobs) -> None:
+    job = jobs(harness.Job([sys.executable, script("for i in range(1000): print('line', i)")]))
+    job.wait()
+    top = job.report().split("\n--- ")[0].splitlines()
+    assert "no rank is known to have failed first" in top[0]
+    assert top[0].endswith(f"(its last {len(top) - 1} of 1000 lines)")
+    assert top[-1] == "line 999"
+
+
 def test_finds_shared_memory_left_behind(script, jobs) -> None:
     left = harness.SHM / f"left-{uuid.uuid4().hex}"
     job = jobs(harness.Job([sys.executable, script(f"open('{left}', 'w').close()")]))

@@ -7,7 +7,7 @@ mod common;
 
 use std::fs;
 
-use common::{Run, Scratch, command_line, horovodrun, processes, run, shell, signal};
+use common::{Run, Scratch, command_line, horovodrun, processes, run, shell, signal, until};
 
 /// Prints its process id and its rank and goes on for ever, with a child that `sys.argv` may change.
 const FOR_EVER: &str = "import os, subprocess, sys, threading\n\
@@ -134,11 +134,9 @@ fn a_rank_that_ends_well_does_not_end_the_others() {
 #[test]
 fn nothing_outlives_a_launcher_killed_with_sigkill() {
     let run = for_ever(2);
-    assert!(
-        run.members().len() >= 6,
-        "launcher, agent, ranks, children: {:?}",
-        run.members()
-    );
+    until("launcher, agent, two ranks, two children run", || {
+        run.members().len() >= 6
+    });
     run.signal("KILL");
     assert_eq!(run.end().code, 137);
 }

@@ -41,12 +41,14 @@ fn sum_of(on: &OnRank<'_>, name: &str, memory: &Arc<Memory>) -> Result<OpResult,
     )
 }
 
-/// Sum in place; has it passed on the device, the sum.
+/// Sum in place; the sum, when the operation has ended on the device.
 fn sum(on: &OnRank<'_>, name: &str) -> Result<f32, Error> {
     let memory = ones(on, on.rank as i32);
     let result = sum_of(on, name, &memory)?;
-    result.end.expect("it was launched").order(on.stream)?;
-    on.engine.wait_for_devices(Duration::MAX)?;
+    let end = result.end.expect("it was launched");
+    end.order(on.stream)?;
+    // Of this operation alone: a wait for all devices would report what fails on another rank after it.
+    on.engine.wait_for_launch(&*end, Duration::MAX)?;
     let bytes = memory.read();
     Ok(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
 }
@@ -197,12 +199,18 @@ fn the_others_hear_of_a_failure_while_the_abort_hangs_where_it_happened() {
     let settings = "devices=2,fail=cuMemcpyDtoDAsync_v2:1:2";
     with_double(test, settings, |double| {
         let gate = Arc::new(AtomicU64::new(0));
+        let have_ended = Arc::new(AtomicUsize::new(0));
         let config = |config: &mut Config| config.dynamic_process_sets = true;
         let errors = on_ranks(double, 2, config, move |on| {
             let set = on.engine.add_process_set::<Error>(&[1], || Ok(()));
             let set = set.expect("is made");
             sum(on, "first").expect("it ends");
+            have_ended.fetch_add(1, Ordering::SeqCst);
             if on.rank == 1 {
+                // The failure would abort rank 0's part of the first sum if that still ran.
+                while have_ended.load(Ordering::SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
                 // A kernel of the script's that does not end: NCCL frees memory, for which it waits for the device.
                 let other = on.double.stream(1);
                 gate.store(on.double.gate(other), Ordering::SeqCst);

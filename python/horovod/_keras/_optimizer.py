@@ -13,7 +13,7 @@ from horovod._keras._keras3_optimizer import (
     distributed_class,
     wrap_loss_scaling,
 )
-from horovod._keras._reduction import Reduction, check_options, checked_groups
+from horovod._keras._reduction import DEFAULT_NAME, Reduction, check_options, checked_groups
 from horovod.common._ops import Average, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 
@@ -74,7 +74,8 @@ def create_distributed_optimizer(
     if hasattr(kind, "_hvd"):
         raise ValueError("The optimizer is distributed already; gradients would be reduced twice.")
     reduction = Reduction(
-        name=name or f"Distributed{kind.__name__}",
+        # Not of the class: a loss-scaling optimizer may be wrapped on one rank, and the one inside it on another.
+        name=name or DEFAULT_NAME,
         compression=compression,
         op=op,
         gradient_predivide_factor=gradient_predivide_factor,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from horovod.common import _optimizer_settings
 from horovod.common._ops import Average, Sum
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
+
+# Of the operations of an optimizer to which the script gave no name.
+DEFAULT_NAME: Final = "DistributedOptimizer"
 
 _GROUPS = "groups should be a non-negative integer or a list of list of tf.Variable."
 

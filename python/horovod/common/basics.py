@@ -1,13 +1,14 @@
 """Lifecycle and queries of the one runtime that all framework modules of a process share."""
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from horovod import _core
@@ -68,9 +69,29 @@ def _drain() -> None:
         drain()
 
 
+# The last function that was called for a script, as by `horovod.run`, has failed.
+_function_failed = False
+
+
+@contextlib.contextmanager
+def called_for_script() -> Iterator[None]:
+    """A function in the place of a script: if it fails, the process leaves the job as after a failed script.
+
+    The interpreter cannot know: the caller handles the exception, to bring it to the process that waits for it.
+    """
+    global _function_failed
+    _function_failed = True
+    try:
+        yield
+    except SystemExit as ended:
+        _function_failed = ended.code not in (None, 0)
+        raise
+    _function_failed = False
+
+
 def _leave_at_exit() -> None:
     # The interpreter has noted here the exception that ended the script, if one did.
-    failed = getattr(sys, "last_value", None) is not None
+    failed = _function_failed or getattr(sys, "last_value", None) is not None
     if not failed:
         _drain()
     _core.leave_at_exit(failed)

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from horovod.common.basics import called_for_script
 from horovod.ray import ray_logger
 from horovod.runner import executor
 
@@ -97,7 +98,8 @@ class BaseHorovodWorker:
 
     def execute(self, func: Callable[[Any], Any]) -> Any:
         """What `func` returns for the object of `start_executable`."""
-        return func(self.executable)
+        with called_for_script():
+            return func(self.executable)
 
     def reaches(self, addresses: Sequence[str]) -> bool:
         """Whether something listens at one of these addresses."""

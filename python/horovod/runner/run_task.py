@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from horovod import _core, progress
+from horovod.common.basics import called_for_script
 from horovod.runner import _payloads
 
 # How long to look for the process that called `horovod.run`.
@@ -45,7 +46,8 @@ def _call(job: _payloads.FunctionCall) -> _payloads.Outcome:
         # Modules that the caller could import can be imported here, too, where they exist.
         sys.path.extend(place for place in job.sys_path if place not in sys.path)
         func, args, kwargs = cloudpickle.loads(job.function)
-        value = func(*args, **kwargs)
+        with called_for_script():
+            value = func(*args, **kwargs)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
         text = f"the function called sys.exit({error.code!r})"

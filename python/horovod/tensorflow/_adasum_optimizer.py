@@ -37,8 +37,11 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
         compression: Any = Compression.none,
         backward_passes_per_step: int = 1,
     ) -> None:
-        name = name or f"DistributedDelta{type(optimizer).__name__}"
-        super().__init__(name=name, use_locking=use_locking)
+        super().__init__(
+            name=name or f"DistributedDelta{type(optimizer).__name__}", use_locking=use_locking
+        )
+        # Of operations, which ranks pair by it: not of the class, which may be another one on another rank.
+        self._scope = f"{name or 'DistributedDeltaOptimizer'}_Allreduce"
         self._optimizer = optimizer
         self._device_dense = device_dense
         self._device_sparse = device_sparse
@@ -62,7 +65,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
         def take_step() -> Any:
             return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
 
-        with tf.name_scope(f"{self._name}_Allreduce"):
+        with tf.name_scope(self._scope):
             if self._passes == 1:
                 starts = [_copy(var) for var in moved]
                 with tf.control_dependencies(starts):
@@ -126,8 +129,9 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
                 device_sparse=self._device_sparse,
                 compression=self._compression,
                 op=Adasum,
+                name=f"HorovodAllreduce_deltas_{position}",
             )
-            for delta in deltas
+            for position, delta in enumerate(deltas)
         ]
         return [start + delta for start, delta in zip(starts, combined, strict=True)]
 

@@ -89,13 +89,17 @@ def _make_allreduce_grads_fn(
             return [allreduce(grads[0], **options)]
         return list(grouped_allreduce(grads, **options))
 
-    def reduce(grads: list[Any], units: list[list[int]], alone: bool, generic: bool) -> list[Any]:
-        results = list(grads)
+    def reduce(
+        grads: list[Any], units: list[list[int]], places: Sequence[int] | None, generic: bool
+    ) -> list[Any]:
+        """`places`: of gradients that go one by one, their places among all, also those that are None."""
+        results, alone = list(grads), places is not None
         for number, unit in enumerate(units):
-            name = f"grad_{number}" if generic else None
-            if not (generic or alone or keys is not None or _xla.is_compiling()):
-                # Not of the gradients' names: ranks that differ in which there are shall meet, and hear of it.
-                name = f"HorovodGroupedAllreduce_grads_{number}"
+            # Numbers, not the gradients' names: those come from the layers' names, which count all layers that a
+            # process has made, and a rank may have made others.
+            name = f"grad_{number if places is None else places[number]}"
+            if not generic:
+                name = f"Horovod{'' if alone else 'Grouped'}Allreduce_{name}"
             reduced = reduce_unit([grads[i] for i in unit], name, alone, generic)
             for i, grad in zip(unit, reduced, strict=True):
                 results[i] = grad
@@ -115,14 +119,15 @@ def _make_allreduce_grads_fn(
             together = tf.executing_eagerly() or _xla.is_compiling() or fills_its_host()
             alone = keys is None and not together
             units = _units(given, [vars[i] for i in there] if vars else None, keys, alone)
+            places = there if alone else None
             if condition is True:
-                reduced = reduce(given, units, alone, use_generic_names)
+                reduced = reduce(given, units, places, use_generic_names)
             else:
                 with tf.device("/cpu:0"):
                     condition = tf.identity(condition)
                 reduced = tf.cond(
                     condition,
-                    lambda: reduce(given, units, alone, use_generic_names),
+                    lambda: reduce(given, units, places, use_generic_names),
                     lambda: [_identity(grad) for grad in given],
                 )
             for i, grad in zip(there, reduced, strict=True):

@@ -80,8 +80,14 @@ def _scaled(op: Any, grad: Any) -> Any:
 
 
 def _scope_of(op: Any) -> dict[str, Any]:
-    """The arguments that say who takes part, and how the operation is named."""
+    """The arguments that say who takes part, and how the operation is named.
+
+    By the operation that is differentiated, not by the gradient's tensor: that is named after the layers it comes from,
+    which count all layers of a process.
+    """
+    node = None if tf.executing_eagerly() else op.outputs[0].op.name.rpartition("/")[2]
     return {
+        "name": node and f"{node}_grad",
         "ignore_name_scope": op.get_attr("ignore_name_scope"),
         "process_set": _process_set(op.get_attr("process_set_id")),
     }

@@ -181,7 +181,7 @@ def broadcast_(
     variables
         All of them resource variables, or all of them TF 1's reference variables.
     root_rank, name, process_set
-        As in `broadcast`; the operations' names are `name` and the variable's.
+        As in `broadcast`; the operations' names are `name` and the variable's place.
 
     Raises
     ------
@@ -195,9 +195,9 @@ def broadcast_(
         )
     prefix = name or "HorovodBroadcast"
     assigned = []
-    for variable in variables:
-        full_name = f"{prefix}_{_normalize_name(variable.name)}"
-        value = broadcast(variable, root_rank, name=full_name, process_set=process_set)
+    for place, variable in enumerate(variables):
+        # Not the variable's name, which counts all layers of the process.
+        value = broadcast(variable, root_rank, name=f"{prefix}_{place}", process_set=process_set)
         update = variable.assign(value)
         if tf.executing_eagerly():
             assigned.append(value)

@@ -49,8 +49,11 @@ class _DistributedOptimizer(_LegacyOptimizer):
         process_set: ProcessSet = global_process_set,
         scale_local_gradients: bool = True,
     ) -> None:
-        name = name or f"Distributed{type(optimizer).__name__}"
-        super().__init__(name=name, use_locking=use_locking)
+        super().__init__(
+            name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking
+        )
+        # Of operations, which ranks pair by it: not of the class, which may be another one on another rank.
+        name = name or "DistributedOptimizer"
         self._optimizer = optimizer
         self._process_set = process_set
         self._scale_local_gradients = scale_local_gradients

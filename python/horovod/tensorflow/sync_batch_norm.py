@@ -58,7 +58,9 @@ def global_moments(
     )
     condition = takes_part(global_process_set)
     if condition is not False:
-        sums = allreduce(sums, op=Sum, name="sync_batch_norm")
+        # Outside of the scopes around it: a layer's name counts all layers of the process. A graph numbers the calls.
+        with tf.name_scope("SyncBatchNormalization/"):
+            sums = allreduce(sums, op=Sum, name="sync_batch_norm")
     count, total, squares = tf.unstack(sums)
     mean = tf.math.divide_no_nan(total, count)
     variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)

@@ -10,7 +10,7 @@ from keras_support import model
 
 import horovod.keras as hvd
 
-# More for a nightly run: KERAS_FIT_STEPS=5000. (Names that begin with HVD_TEST_ do not reach the ranks.)
+# More in the second tier: KERAS_FIT_STEPS=5000. (Names that begin with HVD_TEST_ do not reach the ranks.)
 STEPS = int(os.environ.get("KERAS_FIT_STEPS", "600"))
 KEPT_BYTES = 64  # per step: less than anything that a step could leave behind
 

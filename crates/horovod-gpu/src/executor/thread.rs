@@ -330,24 +330,30 @@ impl GpuThread {
         Ok(())
     }
 
-    /// See what has ended, or has failed.
-    fn look(&mut self) {
+    /// Completes the work whose end event has passed. `true`: there was some.
+    fn complete_ended(&mut self) -> Result<bool, GpuError> {
         let mut any = false;
         while let Some(first) = self.on_device.front() {
-            match first.end.has_passed() {
-                Ok(true) => {
-                    if let Some(ended) = self.on_device.pop_front() {
-                        let times = ended.timed.and_then(|timed| timed.until(&ended.end));
-                        let mut state = lock(&ended.state);
-                        state.times = times;
-                        state.ended = Some(Ok(()));
-                        any = true;
-                    }
-                }
-                Ok(false) => break,
-                Err(error) => return self.fail(&error),
+            if !first.end.has_passed()? {
+                break;
+            }
+            if let Some(ended) = self.on_device.pop_front() {
+                let times = ended.timed.and_then(|timed| timed.until(&ended.end));
+                let mut state = lock(&ended.state);
+                state.times = times;
+                state.ended = Some(Ok(()));
+                any = true;
             }
         }
+        Ok(any)
+    }
+
+    /// See what has ended, or has failed.
+    fn look(&mut self) {
+        let any = match self.complete_ended() {
+            Ok(any) => any,
+            Err(error) => return self.fail(&error),
+        };
         let is_at_rest = self.on_device.is_empty();
         if let Err(error) = self.communicators.destroy_finalized(is_at_rest) {
             return self.fail(&error);
@@ -376,6 +382,9 @@ impl GpuThread {
 
     /// Abort the communicators, let the device come to rest, and end all work with this. `false`: it does not.
     fn end_all(&mut self, why: WorkError) -> bool {
+        // Work that ended before the abort did not fail; after the abort an event may pass without a result. A device that
+        // cannot be asked has nothing to add to `why`.
+        let _ = self.complete_ended();
         self.over = Some(why.clone());
         if !matches!(why, WorkError::Aborted(_)) {
             // The other members wait for this one, and NCCL may not come back for as long as the device does not rest.

@@ -1,6 +1,6 @@
 //! How executors end, with communicators and without the GPU's help.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
 use horovod_protocol::DType;
@@ -18,12 +18,16 @@ fn start(device: &'static Device, closing: Duration) -> Executor {
     start_with(device, Duration::from_secs(60), closing)
 }
 
-fn start_with(device: &'static Device, rendezvous: Duration, closing: Duration) -> Executor {
-    let settings = ExecutorSettings {
+fn settings(rendezvous: Duration, closing: Duration) -> ExecutorSettings {
+    ExecutorSettings {
         rendezvous,
         max_ctas: None,
         closing,
-    };
+    }
+}
+
+fn start_with(device: &'static Device, rendezvous: Duration, closing: Duration) -> Executor {
+    let settings = settings(rendezvous, closing);
     Executor::start(device, settings, Box::new(|| ())).expect("a thread")
 }
 
@@ -270,6 +274,49 @@ fn a_communicator_is_not_destroyed_while_the_device_is_at_what_only_an_abort_end
         await_that(|| launch.ended().is_some());
         executor.close(false);
         assert_eq!(double.live("communicators"), 0);
+        double.assert_clean();
+    });
+}
+
+#[test]
+fn work_that_ended_before_the_abort_has_not_failed() {
+    alone(&[], || {
+        let double = Double::start("");
+        let (device, _, memory, _) = operand(&double, 0);
+        let behind_a_gate = || {
+            let stream = double.stream(0);
+            let gate = double.gate(stream);
+            (gate, Arc::new(device.record(stream).expect("an event")))
+        };
+        let ((first_gate, first_ready), (gate, ready)) = (behind_a_gate(), behind_a_gate());
+        // The executor's thread stays in the notification of the first one's end: it does not see the second one's.
+        let first_launch = Arc::new(OnceLock::<Launch>::new());
+        let (stays, go_on) = (mpsc::channel(), mpsc::channel::<()>());
+        let (first, go_on_received) = (first_launch.clone(), Mutex::new(Some(go_on.1)));
+        let notify = Box::new(move || {
+            if first.get().is_some_and(|first| first.ended().is_some())
+                && let Some(go_on) = go_on_received.lock().expect("no panic").take()
+            {
+                stays.0.send(()).expect("the test listens");
+                go_on.recv().expect("the test sends");
+            }
+        });
+        let minute = Duration::from_secs(60);
+        let executor = Executor::start(device, settings(minute, minute), notify).expect("a thread");
+        let group = group(1, unique_id(), 1, 0);
+        let launch = sum(&executor, &group, memory, &first_ready);
+        let _ = first_launch.set(launch); // there was none
+        let launch = sum(&executor, &group, memory, &ready);
+        let end = launched(&launch);
+        double.open(first_gate);
+        stays.1.recv().expect("the executor notifies");
+        double.open(gate);
+        await_that(|| end.has_passed().expect("a device"));
+        executor.abort("a peer failed later");
+        go_on.0.send(()).expect("the executor listens");
+        await_that(|| launch.ended().is_some());
+        assert_eq!(launch.ended(), Some(Ok(())));
+        executor.close(false);
         double.assert_clean();
     });
 }

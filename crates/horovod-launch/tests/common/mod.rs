@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// No test may take longer.
 const LIMIT: Duration = Duration::from_secs(240);
+/// How long a process without arguments is taken for one amid `execve`; somebody else's may have none for ever.
+const EXEC_TIMEOUT: Duration = Duration::from_secs(2);
 /// In the environment of every process of one run, so that all of them can be found.
 const MARK: &str = "LAUNCH_TEST_RUN";
 
@@ -190,8 +192,8 @@ impl Run {
         let want = format!("{MARK}={}", self.mark);
         processes()
             .filter(|pid| {
-                let env = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-                env.split(|byte| *byte == 0)
+                environment(*pid)
+                    .split(|byte| *byte == 0)
                     .any(|entry| entry == want.as_bytes())
             })
             .map(|pid| (pid, command_line(pid)))
@@ -279,7 +281,27 @@ pub(crate) fn processes() -> impl Iterator<Item = u32> {
 }
 
 pub(crate) fn command_line(pid: u32) -> String {
-    let bytes =
-        fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&bytes).replace('\0', " ")
+    String::from_utf8_lossy(&entry(pid, "cmdline")).replace('\0', " ")
+}
+
+/// The environment of a process of ours; empty for others and for one that has ended.
+fn environment(pid: u32) -> Vec<u8> {
+    let deadline = Instant::now() + EXEC_TIMEOUT;
+    loop {
+        let environment = entry(pid, "environ");
+        if !environment.is_empty() || !is_in_exec(pid) || Instant::now() > deadline {
+            return environment;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Whether a process is amid `execve`: for a moment it has a program, but neither arguments nor environment. Zombies and
+/// threads of the kernel have no program either.
+fn is_in_exec(pid: u32) -> bool {
+    fs::read_link(format!("/proc/{pid}/exe")).is_ok() && entry(pid, "cmdline").is_empty()
+}
+
+fn entry(pid: u32, name: &str) -> Vec<u8> {
+    fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default()
 }

@@ -1,0 +1,40 @@
+"""What the other ranks are told when a function that is called on ranks fails: as after a script that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import pytest
+
+import horovod
+
+
+@pytest.mark.parametrize("how", ["raises", "exits"])
+def test_other_ranks_hear_that_the_function_of_a_rank_has_failed(how: str) -> None:
+    def work(how):
+        import sys
+
+        import numpy
+
+        import horovod.numpy as hvd
+
+        hvd.init()
+        if hvd.rank() == 1:
+            if how == "exits":
+                sys.exit(3)
+            raise KeyError("no such column")
+        try:
+            hvd.allreduce(numpy.ones(3))
+        except hvd.HorovodInternalError as error:
+            print("rank 0 was told:", error)
+            raise
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(RuntimeError) as caught:
+        horovod.run(work, (how,), num_proc=2)
+    told = out.getvalue()
+    assert "rank 0 was told" in told
+    assert "the script of rank 1 has ended with an exception" in told, told
+    assert "hvd.join()" not in told
+    assert ("no such column" if how == "raises" else "sys.exit(3)") in str(caught.value)
