@@ -1,5 +1,6 @@
 """How a torch tensor is presented to the core: dtype codes, plain contiguous memory in and out, streams of GPUs."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -152,6 +153,12 @@ def check_reducible(tensor: torch.Tensor, op: int) -> None:
         raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {OP_NAMES[op]}.")
 
 
+def check_summable(tensor: torch.Tensor, op: int) -> None:
+    """Raise unless the elements of a tensor of any layout can be summed, or averaged."""
+    if (op, tensor.dtype) not in _REDUCIBLE:
+        raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {OP_NAMES[op]}.")
+
+
 def check_movable(tensor: torch.Tensor) -> None:
     """Raise unless tensors of this kind can be gathered, broadcast and exchanged."""
     check_memory(tensor)
@@ -251,10 +258,14 @@ class TorchArrays:
     def rows(self, splits: Splits) -> list[int] | None:
         if splits is None:
             return None
-        if isinstance(splits, torch.Tensor):
-            tensor = splits
-        else:
-            tensor = torch.tensor(splits, dtype=torch.int64, device="cpu")
+        if not isinstance(splits, torch.Tensor):
+            try:
+                return checked_splits([operator.index(count) for count in splits])
+            except TypeError:
+                raise ValueError(
+                    f"alltoall expects a 1D list of integers as splits, not {splits!r:.200}."
+                ) from None
+        tensor = splits
         if tensor.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 "alltoall expects splits to contain 32-bit integer elements (or 64-bit ones), "
