@@ -33,7 +33,7 @@ def refuse(values: Mapping[str, Any]) -> None:
             kind = f"{type(found).__module__}.{type(found).__qualname__}"
             raise ValueError(
                 f"The elastic state's {path}, a {kind}, belongs to one rank ({pair[0]}={rank}, {pair[1]}={count}): "
-                "sync would give rank 0's to all ranks, and all would read the same share. Keep it outside of the state "
+                "sync would give rank 0's to all ranks, and all would read the same share. Keep it out of the state "
                 "and make it anew in the function that elastic.run decorates; samplers of PyTorch: "
                 "horovod.torch.elastic.ElasticSampler in a TorchState keeps its rank."
             )
