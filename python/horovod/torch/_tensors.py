@@ -1,5 +1,6 @@
 """How a torch tensor is presented to the core: dtype codes, plain contiguous memory in and out, streams of GPUs."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -149,6 +150,12 @@ def check_reducible(tensor: torch.Tensor, op: int) -> None:
         op,
         tensor.dtype,
     ) not in _REDUCIBLE and op in OP_NAMES:  # the core names an unknown operator
+        raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {OP_NAMES[op]}.")
+
+
+def check_summable(tensor: torch.Tensor, op: int) -> None:
+    """Raise unless the elements of a tensor of any layout can be summed, or averaged."""
+    if (op, tensor.dtype) not in _REDUCIBLE:
         raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {OP_NAMES[op]}.")
 
 
