@@ -33,7 +33,7 @@ class Mistake:
     fault: Fault
     text: tuple[str, ...]
     """Regular expressions; `{name}` is the operation's name."""
-    shape: object = (4,)
+    shape: object = (12,)
     dtype: str = "float32"
     options: dict = field(default_factory=dict)
     """`process_set` and `splits` may be functions of the process sets or of the number of ranks."""
@@ -152,7 +152,7 @@ def disagreements():
         sizes = {"group": 2, "last": {"group": 3}, "forms": GROUPS}
         text = (f"grouped_{operation}|group size", "{name}")
         yield Mistake("group sizes differ", operation, text=text, **sizes, **two)
-        member = {"shape": (2, 2), "last": {"shape": (2, 3)}, "group": 3, "forms": GROUPS}
+        member = {"shape": (12, 2), "last": {"shape": (12, 3)}, "group": 3, "forms": GROUPS}
         yield Mistake("member differs", operation, text=("_3of3", "{name}"), **member, **two)
 
 
