@@ -1,6 +1,5 @@
 """How a torch tensor is presented to the core: dtype codes, plain contiguous memory in and out, streams of GPUs."""
 
-import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
