@@ -345,6 +345,8 @@ def _library() -> Any:
 
 def _graph_name(kind: str, name: str | None, *tensors: Any) -> str | None:
     """The name of an operation's node; without one it follows from the names of the first and the last tensor."""
+    if not isinstance(name, str | None):
+        raise TypeError(f"An operation's name is a string, not {name!r}.")
     if name is not None or tf.executing_eagerly():
         return name
     names = [getattr(tensor, "name", None) for tensor in tensors]
