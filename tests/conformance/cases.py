@@ -3,7 +3,7 @@
 A row becomes one case for each element type that a framework has. A case runs in every form that the framework has
 (new, in place, asynchronous, grouped ...) on all of the row's shapes.
 
-Where programs are traced or compiled, and on GPUs' double, a case costs more, and there are less: every operation,
+Where programs are traced or compiled a case costs more, and there are less: every operation,
 operator and element type, every kind of shape once, and no row that is about the core.
 """
 
