@@ -23,8 +23,19 @@ PYTHON = Path(
 FILES = harness.TESTS / "parallel" / "tensorflow"
 
 # Keras 3 came later, and XLA's foreign functions, which jit_compile=True needs.
-LATER = ["test_jit.py", "test_tf_elastic_state.py", "test_tf_sync_batch_norm.py"]
-SHORT = ["test_ops.py", "test_ops_graphs.py", "test_tf_tape.py", "test_tf_v1_optimizers.py"]
+LATER = [
+    "test_jit.py",
+    "test_jit_conformance.py",
+    "test_tf_elastic_state.py",
+    "test_tf_sync_batch_norm.py",
+]
+SHORT = [
+    "test_ops.py",
+    "test_ops_graphs.py",
+    "test_tf_conformance.py",
+    "test_tf_tape.py",
+    "test_tf_v1_optimizers.py",
+]
 ALL = sorted(file.name for file in FILES.glob("test_*.py") if file.name not in LATER)
 
 pytestmark = pytest.mark.skipif(

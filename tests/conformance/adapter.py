@@ -59,6 +59,13 @@ class Packing(Enum):
     ONE_ELEMENT_TYPE = "all cases of an element type"
 
 
+class Extent(Enum):
+    """How much of the tables is tried."""
+
+    EVERYTHING = "all rows and shapes"
+    KINDS = "every kind of shape once, and not what the core computes alike for all"
+
+
 class Adapter:
     """One framework in one mode. A subclass has `hvd`, `make` and `read`, and says what differs from the defaults."""
 
@@ -72,6 +79,7 @@ class Adapter:
     """Element types that can be moved. Complex numbers and those of 8 bits are not combined by every operator."""
     forms = tuple(Form)
     packing = Packing.ONE_CASE
+    extent = Extent.EVERYTHING
     lacks = frozenset()
     """What the framework does not have: operations, operators, names of rows, `row/operation`, `row/operator`,
     `operator/element type`, and ids of mistakes."""

@@ -3,8 +3,8 @@
 A row becomes one case for each element type that a framework has. A case runs in every form that the framework has
 (new, in place, asynchronous, grouped ...) on all of the row's shapes.
 
-Where all cases of an element type are one program that is traced or compiled, there are less: every operation, operator
-and element type, every kind of shape once, and no row that is about the core.
+Where programs are traced or compiled a case costs more, and there are less: every operation,
+operator and element type, every kind of shape once, and no row that is about the core.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from conformance import oracle
-from conformance.adapter import COMPLEX, FLOATS, INTEGERS, MOVABLE, NATIVE, Form, Packing
+from conformance.adapter import COMPLEX, FLOATS, INTEGERS, MOVABLE, NATIVE, Extent, Form
 
 SHORT = (Form.NEW, Form.IN_PLACE)
 NUMBERS = tuple(dtype for dtype in NATIVE if dtype != "bool")
@@ -126,7 +126,7 @@ def sent(splits, surplus=0, *tail):
 
 
 SHAPES = ((), (1,), (0,), (0, 3), (3,), (17,), (4, 5), (2, 3, 4), (1, 0, 2), (2, 1, 2, 1, 2))
-# Of programs that take long to compile: every kind of them.
+# Where a case costs more: every kind of them.
 FEW_SHAPES = ((), (1,), (0, 3), (17,), (2, 3, 4))
 SPLIT = (uneven_splits, lambda r, n: [0] * n, lambda r, n: [2] + [0] * (n - 1))
 SPLIT_NAMES = ("uneven", "of nothing", "all to one")
@@ -276,7 +276,7 @@ def cases_of(adapter, size):
     """All cases for an adapter in a job of so many ranks."""
     rows = [*reductions(), *movements(), *exchanges(), *everywhere(), *layouts(adapter.layouts)]
     for row in rows:
-        is_repeated = row.about is About.CORE and adapter.packing is not Packing.ONE_CASE
+        is_repeated = row.about is About.CORE and adapter.extent is Extent.KINDS
         if is_repeated or not row.ranks[0] <= size <= row.ranks[1]:
             continue
         names = (row.operation, row.name, row.op, "splits" if row.splits else "")
@@ -297,7 +297,7 @@ def cases_of(adapter, size):
 
 def _operands(adapter, row, size):
     def can_hold(shape):
-        if adapter.packing is not Packing.ONE_CASE and row.shapes is SHAPES:
+        if adapter.extent is Extent.KINDS and row.shapes is SHAPES:
             return shape in FEW_SHAPES
         return adapter.can_hold(shape(0, size) if callable(shape) else shape)
 

@@ -89,11 +89,6 @@ def constant(value):
     return make
 
 
-def ones_that_are_no_halves(rank, shape, dtype, salt=""):
-    """What float16 cannot hold."""
-    return np.full(shape, 1 + 2.0**-12, storage(dtype))
-
-
 # -- results
 
 

@@ -228,7 +228,7 @@ class Conformance:
             for adapter in self.adapters:
                 for operation in OPERATIONS:
                     for form in Form:
-                        if adapter.function(form, operation):
+                        if adapter.has(operation) and adapter.function(form, operation):
                             _check_uninitialized(adapter, form, operation)
         finally:
             job.init(process_sets=sets.halves)

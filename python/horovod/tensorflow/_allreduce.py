@@ -262,6 +262,7 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    name: str | None = None,
 ) -> Any:
     """As `reducescatter`, of several tensors of one dtype as one operation."""
     if not tensors:
@@ -270,6 +271,7 @@ def grouped_reducescatter(
     def reduce(sent: Sequence[Any]) -> Sequence[Any]:
         together: Sequence[Any] = mpi_ops._grouped_reducescatter(
             sent,
+            name=name,
             op=resolve_op(op, None),
             process_set=process_set,
             prescale_factor=prescale_factor,

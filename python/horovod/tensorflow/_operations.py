@@ -363,8 +363,12 @@ def _graph_name(kind: str, name: str | None, *tensors: Any) -> str | None:
     ------
     NotImplementedError
         The operation would be part of a parallel loop.
+    TypeError
+        The name is no string.
     """
     refuse_inside(kind)
+    if not isinstance(name, str | None):
+        raise TypeError(f"An operation's name is a string, not {name!r}.")
     if name is not None or tf.executing_eagerly():
         return name
     names = [getattr(tensor, "name", None) for tensor in tensors]

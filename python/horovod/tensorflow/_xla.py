@@ -386,6 +386,11 @@ def _allgather(tensors: Sequence[Any], name: _Name, process_set_id: int) -> list
 def _broadcast(
     tensor: Any, root_rank: int, name: str | None, ignore_name_scope: bool, process_set_id: int
 ) -> Any:
+    if root_rank < 0:
+        raise ValueError(
+            f"broadcast received invalid root rank {root_rank} for provided process set: it is the rank in the whole "
+            "job, from 0."
+        )
     full_name = _Name.of_call("HorovodBroadcast", name, ignore_name_scope)
 
     def of_root(gradients: list[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import horovod.jax as hvd
-from conformance.adapter import Adapter, Fault, Form, Packing, of_numpy
+from conformance.adapter import Adapter, Extent, Fault, Form, Packing, of_numpy
 from conformance.suite import Conformance
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float16", "bfloat16", "float32")
@@ -34,6 +34,7 @@ class Eager(Adapter):
 class Compiled(Eager):
     mode = "jit"
     packing = Packing.ONE_ELEMENT_TYPE
+    extent = Extent.KINDS
     faults = FAULTS
     # Sizes are known when the program is compiled, and names belong to one place of it.
     lacks = frozenset(("ragged", "uneven", "splits", "ragged in a set", "names same"))

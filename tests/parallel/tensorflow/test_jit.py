@@ -1,4 +1,4 @@
-"""`horovod.tensorflow` inside `tf.function(jit_compile=True)`: operations, gradients, names, what is refused."""
+"""`horovod.tensorflow` inside `tf.function(jit_compile=True)`: gradients, names, what is refused."""
 
 import ctypes
 import functools
@@ -14,8 +14,6 @@ from horovod.tensorflow import _xla, mpi_ops
 
 hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
-DTYPES = ["uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "bfloat16"]
-DTYPES += ["float32", "float64", "bool"]
 
 
 def compiled(function):
@@ -26,55 +24,13 @@ def equal(tensor, array):
     assert np.array_equal(tensor.numpy(), array)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_operation(dtype):
-    def of(rank, *shape):
-        values = np.arange(np.prod(shape)).reshape(shape) % 3 + rank
-        return tf.cast(tf.constant(values), dtype).numpy()
-
-    shapes = [(), (2 * SIZE,), (SIZE, 3), (0, 2)]
-
+def test_numbers_of_ranks():
     @compiled
-    def program(*xs):
+    def program():
         assert _xla.is_compiling()
-        rows = xs[1:]
-        return (
-            [mpi_ops._allreduce(x, op=hvd.Sum) for x in xs],
-            [mpi_ops.broadcast(x, SIZE - 1) for x in xs],
-            mpi_ops._grouped_allreduce(list(xs), op=hvd.Max),
-            [mpi_ops.allgather(x) for x in rows],
-            mpi_ops.grouped_allgather(list(rows)),
-            [mpi_ops._reducescatter(x, op=hvd.Sum) for x in rows],
-            mpi_ops._grouped_reducescatter(list(rows), op=hvd.Sum),
-        )
+        return mpi_ops.rank_op(), mpi_ops.size_op(), mpi_ops.process_set_included_op()
 
-    sums, copies, largest, *gathered, shares, group = program(*[of(RANK, *s) for s in shapes])
-    for i, shape in enumerate(shapes):
-        everyone = [of(rank, *shape) for rank in range(SIZE)]
-        total = np.sum(everyone, axis=0).astype(everyone[0].dtype)
-        assert sums[i].dtype == dtype
-        equal(sums[i], total)
-        equal(copies[i], everyone[-1])
-        equal(largest[i], np.max(everyone, axis=0))
-        if i > 0:
-            n = shape[0] // SIZE
-            for results in gathered:
-                equal(results[i - 1], np.concatenate(everyone))
-            for results in (shares, group):
-                equal(results[i - 1], total[RANK * n : (RANK + 1) * n])
-
-
-def test_factors_averages_and_numbers():
-    @compiled
-    def program(x):
-        scaled = mpi_ops._allreduce(x, op=hvd.Sum, prescale_factor=0.1, postscale_factor=10.0)
-        ranks = mpi_ops.rank_op(), mpi_ops.size_op(), mpi_ops.process_set_included_op()
-        return scaled, mpi_ops._allreduce(x, op=hvd.Average), ranks
-
-    scaled, average, ranks = program(tf.constant([1.0, 2.0], tf.float64) * (RANK + 1))
-    assert np.allclose(scaled, np.array([1, 2]) * SIZE * (SIZE + 1) / 2)
-    assert np.allclose(average, np.array([1, 2]) * (SIZE + 1) / 2)
-    assert [int(x) for x in ranks] == [RANK, SIZE, 1]
+    assert [int(x) for x in program()] == [RANK, SIZE, 1]
 
 
 GRADIENTS = {
