@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,11 @@ import lanes
 import side_by_side
 
 HERE = Path(__file__).resolve().parent
+RANK_SITE = str(HERE / "rank_site")
+sys.path.append(RANK_SITE)
+
+import lean_imports  # noqa: E402, F401 - it acts when it is imported, before the test files import frameworks
+
 pytest_plugins = ["tiers"]
 
 
@@ -40,6 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts background jobs with SIGINT ignored, and so would be everything that the tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What the tests start imports large frameworks in less time, as the ranks of the harness's jobs do.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [RANK_SITE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    ).rstrip(os.pathsep)
     if limit := config.getoption("--side-by-side"):
         config.pluginmanager.register(side_by_side.SideBySide(limit))
 

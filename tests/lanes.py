@@ -29,23 +29,15 @@ class Lane(enum.Enum):
 # Many short tests, most of them without any process: a file of them runs as a whole.
 QUICK = ("compat", "unit")
 WAITING = (
-    *("chaos", "compat", "hosts", "unit"),
+    *("chaos", "compat", "hosts", "seeded_faults", "unit"),
     *("altered_data", "bad_input", "dialed_agents", "doctor", "elastic", "elastic_launcher"),
-    *("elastic_repeated_failures",),
-    *("executor", "failures", "gpu_bad_input", "gpu_doctor", "gpu_failures", "gpu_interrupt"),
-    *("gpu_other_users", "gpu_stall", "gpu_xla_failures", "jax_failures", "launcher"),
-    *("launcher_events", "liveness", "loopback", "ray", "ray_autoscaler", "resources"),
-    *(
-        "run_elastic",
-        "run_failures",
-        "run_function",
-        "schedulers",
-        "security",
-        "soft_wait",
-        "spark",
-    ),
-    *("spark_cluster", "spark_connect", "stall_report", "strangers", "tf_data_service"),
-    *("tf_elastic", "threads", "timeline", "tree"),
+    *("elastic_repeated_failures", "executor", "failures", "gpu_bad_input", "gpu_doctor"),
+    *("gpu_failures", "gpu_interrupt", "gpu_other_users", "gpu_stall", "gpu_xla_failures"),
+    *("jax_failures", "launcher", "launcher_events", "liveness", "loopback", "ray"),
+    *("ray_autoscaler", "resources", "run_elastic", "run_failures", "run_function"),
+    *("schedulers", "security", "soft_wait", "spark", "spark_cluster", "spark_connect"),
+    *("stall_report", "strangers", "tf_data_service", "tf_elastic", "threads", "timeline"),
+    *("tree",),
 )
 COMPUTING = (
     *("mxnet", "oldest_tensorflow", "parallel"),

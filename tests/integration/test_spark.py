@@ -28,7 +28,7 @@ pytest.importorskip("pyspark")
 if shutil.which("java") is None:
     pytest.skip("there is no Java, which Spark needs", allow_module_level=True)
 
-START_S = 240
+START_S = int(harness.LIMIT_S)
 
 
 @pytest.fixture(scope="module", autouse=True)

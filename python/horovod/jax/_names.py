@@ -52,6 +52,11 @@ def is_traced(operands: tuple[Any, ...]) -> bool:
     return any(isinstance(operand, jax.core.Tracer) for operand in operands)
 
 
+def is_inside() -> bool:
+    """Whether what is called now becomes part of a program, also with operands that are values."""
+    return bool(_recording(_current_trace.bind()))  # type: ignore[no-untyped-call]
+
+
 def is_recomputed() -> bool:
     """Whether what is called now is in a function of `jax.checkpoint`: a program may have the call at two places then,
     whose values cannot be mixed up, because they are the same.
@@ -122,7 +127,8 @@ def _check_jax() -> None:
         return x * x
 
     jax.make_jaxpr(jax.grad(function))(1.0)
-    if recording != [1]:
+    # More where this runs inside of another program, whose trace is the outermost.
+    if len(recording) != 1 or recording[0] < 1:
         raise ImportError(
             f"horovod.jax does not know how JAX {jax.__version__} traces programs, so it cannot name the operations in "
             "them. Use a version that docs/jax.md names."
