@@ -32,9 +32,9 @@ help: ## List the targets.
 
 # PyTorch is downloaded while Rust is compiled.
 demo: ## Build, install into .venv and train the main example on 1 and 2 processes.
-	@$(MAKE) --no-print-directory $(STAMPS)/tools
-	@$(MAKE) --no-print-directory -j2 $(STAMPS)/demo-packages $(STAMPS)/quick-wheel
-	@$(MAKE) --no-print-directory $(STAMPS)/install
+	@$(MAKE) --no-print-directory --silent $(STAMPS)/tools
+	@$(MAKE) --no-print-directory --silent -j2 $(STAMPS)/demo-packages $(STAMPS)/quick-wheel
+	@$(MAKE) --no-print-directory --silent $(STAMPS)/install
 	python examples/demo/run.py
 
 # tests/parts.toml says what each of these holds; system Python, because .venv is what the first part makes.
@@ -58,9 +58,9 @@ next-landing: ## Count a landing: the next CI runs the next shard. Commits .ci/l
 
 # Everything that the tests need, the installs side by side with the builds.
 environments:
-	@$(MAKE) --no-print-directory $(STAMPS)/tools
-	@$(MAKE) --no-print-directory -j2 $(STAMPS)/dev-packages $(STAMPS)/quick-wheel $(GPU_DOUBLE_LIBRARY)
-	@$(MAKE) --no-print-directory -j2 $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest host-tools
+	@$(MAKE) --no-print-directory --silent $(STAMPS)/tools
+	@$(MAKE) --no-print-directory --silent -j2 $(STAMPS)/dev-packages $(STAMPS)/quick-wheel $(GPU_DOUBLE_LIBRARY)
+	@$(MAKE) --no-print-directory --silent -j2 $(STAMPS)/install $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest host-tools
 
 gpu-double: $(GPU_DOUBLE_LIBRARY) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
 
