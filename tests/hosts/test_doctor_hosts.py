@@ -35,9 +35,8 @@ def examine(net, jobs):
     for job in started:
         job.assert_nothing_left()
     for host in net.hosts:
-        for pid in host.pids() - before[host.name]:
-            harness._wait_for_exit(pid, harness.REAP_LIMIT_S)
-        assert not host.pids() - before[host.name], f"processes left on {host.name}"
+        left = harness.wait_for_processes_to_end(lambda host=host: host.pids() - before[host.name])
+        assert not left, f"processes left on {host.name}: {left}"
 
 
 def healthy(job: harness.Job) -> dict:
