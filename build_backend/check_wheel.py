@@ -5,6 +5,7 @@ Everything runs outside the repository, in a fresh environment whose PATH holds 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -117,7 +118,7 @@ def check_both_distributions(dist: Path, folder: Path) -> None:
     # Gigabytes and their needs: stand-ins of metadata alone will do.
     shelf = folder / "shelf"
     metadata_wheel.write_wheel(shelf, "torch", "2.9")
-    metadata_wheel.write_wheel(shelf, "cloudpickle", "3.0")
+    metadata_wheel.write_wheel(shelf, "cloudpickle", "3.0", files=files_of("cloudpickle"))
     client = [("Requires-Dist", "horovod[pytorch]>=0.27")]
     metadata_wheel.write_wheel(shelf, "client", "1.0", client)
     files = {"horovod/__init__.py": "", "horovod/torch/__init__.py": ""}
@@ -144,6 +145,14 @@ def check_both_distributions(dist: Path, folder: Path) -> None:
     run([*pip, "uninstall", "--quiet", "--yes", "horovod"])
     expect(not launcher.exists() and not any(home.glob(module)), "horovod left files behind")
     expect("horovod-rs" in output([*pip, "list"]).split(), "horovod took horovod-rs away")
+
+
+def files_of(package: str) -> dict[str, str | bytes]:
+    """The files of a package that this interpreter has, by their paths in a wheel."""
+    spec = importlib.util.find_spec(package)
+    expect(spec is not None and bool(spec.origin), f"{package} is not installed")
+    folder = Path(str(spec.origin)).parent  # type: ignore[union-attr]
+    return {f"{package}/{file.name}": file.read_bytes() for file in folder.glob("*.py")}
 
 
 def run(command: list[str], limit_s: float = 120, **kwargs: object) -> None:

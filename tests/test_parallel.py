@@ -39,9 +39,9 @@ class Part:
         """What the environment is."""
         return _environments(self.file).get(self.environment, {})
 
-    def runs_on(self, np: int, is_nightly: bool) -> bool:
+    def runs_on(self, np: int, is_thorough: bool) -> bool:
         """Whether it runs on so many ranks."""
-        return is_nightly or np in self.description().get("np", [np])
+        return is_thorough or np in self.description().get("np", [np])
 
 
 def _environments(file: Path) -> dict[str, dict[str, Any]]:
@@ -84,7 +84,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         (JobOf(np, part.environment), part)
         for np in sizes
         for part in sorted(PARTS, key=lambda part: (part.environment, part.file))
-        if part.runs_on(np, is_nightly=sizes.stop > 4)
+        if part.runs_on(np, is_thorough=sizes.stop > 4)
     ]
     if "part" in metafunc.fixturenames:
         ids = [f"np{of.np}-{part}" for of, part in pairs]

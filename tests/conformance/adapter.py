@@ -80,6 +80,8 @@ class Adapter:
     """Makers of what alltoall takes as splits, from a list."""
     layouts: Mapping = MappingProxyType({})
     """By name: makers of the same tensor, laid out differently in memory."""
+    counts_mistakes = False
+    """Whether calls without a name that are refused are counted: then all ranks have to make them."""
     no_tensors: Mapping = MappingProxyType({})
     """By name: a maker of what is refused in a tensor's place, the fault, a regular expression of its text."""
 
@@ -120,8 +122,8 @@ class Adapter:
         return function
 
     def beside(self, tensor):
-        """Another member of the group of a wrong tensor: a right one."""
-        return self.make(np.ones(2, "float32"), "float32")
+        """Another member of the group of a wrong tensor: a right one, whose rows 1 to 4 ranks can share evenly."""
+        return self.make(np.ones(12, "float32"), "float32")
 
     def around(self):
         """The context that calls need."""

@@ -33,7 +33,7 @@ class Mistake:
     fault: Fault
     text: tuple[str, ...]
     """Regular expressions; `{name}` is the operation's name."""
-    shape: object = (4,)
+    shape: object = (12,)
     dtype: str = "float32"
     options: dict = field(default_factory=dict)
     """`process_set` and `splits` may be functions of the process sets or of the number of ranks."""
@@ -152,20 +152,23 @@ def disagreements():
         sizes = {"group": 2, "last": {"group": 3}, "forms": GROUPS}
         text = (f"grouped_{operation}|group size", "{name}")
         yield Mistake("group sizes differ", operation, text=text, **sizes, **two)
-        member = {"shape": (2, 2), "last": {"shape": (2, 3)}, "group": 3, "forms": GROUPS}
-        yield Mistake("member differs", operation, text=("{name}_3of3",), **member, **two)
+        member = {"shape": (12, 2), "last": {"shape": (12, 3)}, "group": 3, "forms": GROUPS}
+        yield Mistake("member differs", operation, text=("_3of3", "{name}"), **member, **two)
 
 
 def of_results():
     """What every rank may ask for and the core refuses on all."""
-    refused = {"fault": Fault.RESULT, "text": ("only supports AVERAGE and SUM",)}
+    refused = {
+        "fault": Fault.RESULT,
+        "text": ("only supports AVERAGE and SUM|op Average and Sum only",),
+    }
     for op in ("Min", "Max", "Product", "Adasum"):
         for dtype in ("float32", "int32", "complex64"):
             row = {"options": {"op": op}, "dtype": dtype, **refused}
             yield Mistake(f"{op} of {dtype}", "reducescatter", **row)
     for operation in ("allgather", "alltoall"):
         for dtype in ("float32", "complex64"):
-            text = ("rank-zero tensor|at least one dimension|scalar",)
+            text = ("rank-zero tensor|at least one dimension|at least rank 1|scalar|needs rows",)
             scalar = {"shape": (), "dtype": dtype, "fault": Fault.RESULT, "forms": SINGLE}
             yield Mistake(f"scalar {dtype}", operation, text=text, **scalar)
 
@@ -181,8 +184,8 @@ def _set_of(id_):
 
 SPLITS = (
     ("two dimensions", lambda n: [[1] * n], "expects a 1D|1D splits"),
-    ("no integers", lambda n: [0.5] * n, "integer|splits"),
-    ("text", lambda n: ["a"] * n, "integer|splits"),
+    ("no integers", lambda n: [0.5] * n, "integer|splits|int32"),
+    ("text", lambda n: ["a"] * n, "integer|splits|int32"),
     ("one too many", lambda n: [0] * (n + 1), "Number of entries in splits does not equal|expects"),
     ("more than there are", lambda n: [1000] * n, "Sum of splits entries is greater|expects"),
     ("negative", lambda n: [-1] + [0] * (n - 1), "negative"),
@@ -198,7 +201,9 @@ def of_arguments():
             f"root {root}", "broadcast", text=text, options={"root_rank": root}, **argument
         )
     for dtype in ("float32", "complex64"):
-        text = ("[Rr]educescatter does not support scalar inputs|at least one dimension",)
+        text = (
+            "[Rr]educescatter does not support scalar inputs|at least one dimension|at least rank 1|needs rows",
+        )
         yield Mistake(
             f"scalar {dtype}", "reducescatter", text=text, shape=(), dtype=dtype, **argument
         )
@@ -262,7 +267,7 @@ def of_dtypes():
         ("reducescatter", "Sum", "float8_e5m2"),
     ):
         row = {"options": {"op": op}, "dtype": dtype, "shape": even(2), "by": By.FIRST}
-        text = (f"not supported for op {op}|(is|are) not supported|[vV]erage|cannot|[Aa]llowed",)
+        text = (f"not supported for op {op}|(is|are) not supported|{op} works on|averaged|Allowed",)
         yield Mistake(f"{op} of {dtype}", operation, Fault.DTYPE, text, **row)
 
 
@@ -284,6 +289,6 @@ def mistakes_of(adapter, size):
                 and mistake.dtype in adapter.dtypes
                 and all(adapter.can_hold(shape) for shape in mistake.shapes(size))
                 and adapter.has(mistake.operation, mistake.name, mistake.id)
-                and adapter.has(mistake.options.get("op", ""))
+                and adapter.has(mistake.options.get("op", ""), *mistake.options)
             ):
                 yield mistake

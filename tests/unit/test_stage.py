@@ -29,11 +29,14 @@ def start(log: Path, *command: str) -> subprocess.Popen[str]:
 
 def test_lines_say_how_long_it_runs_and_what_it_does(tmp_path: Path) -> None:
     may_end, log = tmp_path / "end", tmp_path / "logs" / "log"
-    command = f"printf 'one\\n\\033[1mtwo\\033[0m\\n'; until [ -e {may_end} ]; do sleep 0.02; done"
+    wheel = "torch-2.15.0-cp311-cp311-manylinux_2_28_x86_64.whl (820.3 MB)"
+    command = (
+        f"printf 'one\\n\\033[1m{wheel}\\033[0m\\n'; until [ -e {may_end} ]; do sleep 0.02; done"
+    )
     process = start(log, "bash", "-c", command)
     assert process.stdout is not None
     assert process.stdout.readline() == "a stage: begins\n"
-    assert any(line.endswith(" s, two\n") for line in process.stdout)
+    assert any(line.endswith(" s, torch-2.15.0 (820.3 MB)\n") for line in process.stdout)
     may_end.touch()
     *_, last = process.stdout
     assert last.startswith("a stage: done after ")

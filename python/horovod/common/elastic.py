@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from horovod import _core
-from horovod.common import _consensus
+from horovod.common import _consensus, _rank_aware
 from horovod.common._news import HostMessages, HostUpdateResult, notification_manager
 from horovod.common.basics import basics
 from horovod.common.exceptions import (
@@ -149,6 +149,11 @@ class ObjectState(State):
     kwargs
         Names and initial values of the attributes. Only these are saved, restored and synced.
 
+    Raises
+    ------
+    ValueError
+        A value, or what it holds, belongs to one rank, such as a `DistributedSampler`; also raised by `sync`.
+
     Examples
     --------
     >>> state = ObjectState(hvd.broadcast_object, hvd.rank, epoch=0, losses=[])
@@ -158,6 +163,7 @@ class ObjectState(State):
         self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
     ) -> None:
         super().__init__(bcast_object, get_rank)
+        _rank_aware.refuse(kwargs)
         self._saved_state: dict[str, Any] = kwargs
         self._set_attributes(kwargs)
         self._saved_state = self._snapshot()
@@ -181,6 +187,7 @@ class ObjectState(State):
         if not self._saved_state:
             return
         live = {name: getattr(self, name) for name in self._saved_state}
+        _rank_aware.refuse(live)
         received = self._bcast_object(live, root_rank=self._root_rank)
         self._set_attributes(received)
         self._saved_state = copy.deepcopy(received)

@@ -52,6 +52,11 @@ def is_traced(operands: tuple[Any, ...]) -> bool:
     return any(isinstance(operand, jax.core.Tracer) for operand in operands)
 
 
+def is_inside() -> bool:
+    """Whether what is called now becomes part of a program, also with operands that are values."""
+    return bool(_recording(_current_trace.bind()))  # type: ignore[no-untyped-call]
+
+
 def is_recomputed() -> bool:
     """Whether what is called now is in a function of `jax.checkpoint`: a program may have the call at two places then,
     whose values cannot be mixed up, because they are the same.

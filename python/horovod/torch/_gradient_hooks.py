@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from horovod.torch._gradient_errors import COMPILED_BACKWARD
+
 # The node that this thread's backward pass runs. Without it (torch before 2.1) the hook is one of the tensor.
 _current_node: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
 
@@ -77,8 +79,8 @@ class Watched:
 
     def _follow(self, node: Any) -> None:
         """Hook the node that accumulates from now on, and no other."""
-        if node is None:  # a pass that torch has compiled as a whole
-            return
+        if node is None:
+            raise RuntimeError(COMPILED_BACKWARD)
         for handle in self._handles[1:]:
             handle.remove()
         # Kept: torch makes another one when nobody holds it.

@@ -152,6 +152,12 @@ def check_reducible(tensor: torch.Tensor, op: int) -> None:
         raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {OP_NAMES[op]}.")
 
 
+def check_summable(tensor: torch.Tensor, op: int) -> None:
+    """Raise unless the elements of a tensor of any layout can be summed, or averaged."""
+    if (op, tensor.dtype) not in _REDUCIBLE:
+        raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {OP_NAMES[op]}.")
+
+
 def check_movable(tensor: torch.Tensor) -> None:
     """Raise unless tensors of this kind can be gathered, broadcast and exchanged."""
     check_memory(tensor)

@@ -41,6 +41,7 @@ from horovod.torch.mpi_ops import (
     size,
     synchronize,
 )
+from horovod.torch.sync_batch_norm import warn_of_lonely
 
 if TYPE_CHECKING:
     from horovod.torch._types import Distributed, OptimizerT
@@ -358,6 +359,8 @@ def DistributedOptimizer(
     names, given = names_on_the_wire(params, named_parameters)
     named = list(zip(chain.from_iterable(names), chain.from_iterable(params), strict=True))
     refuse_foreign(named)
+    if ranks > 1:
+        warn_of_lonely(named)
     options = ReduceOptions(
         compression,
         op,
