@@ -30,14 +30,22 @@ class Lane(enum.Enum):
 QUICK = ("compat", "unit")
 WAITING = (
     *("chaos", "compat", "hosts", "seeded_faults", "unit"),
-    *("altered_data", "bad_input", "dialed_agents", "doctor", "elastic", "elastic_launcher"),
+    *(
+        "absent_ranks",
+        "altered_data",
+        "bad_input",
+        "dialed_agents",
+        "doctor",
+        "elastic",
+        "elastic_launcher",
+    ),
     *("elastic_repeated_failures", "executor", "failures", "gpu_bad_input", "gpu_doctor"),
     *("gpu_failures", "gpu_interrupt", "gpu_other_users", "gpu_stall", "gpu_xla_failures"),
     *("jax_failures", "launcher", "launcher_events", "liveness", "loopback", "ray"),
     *("ray_autoscaler", "resources", "run_elastic", "run_failures", "run_function"),
     *("schedulers", "security", "soft_wait", "spark", "spark_cluster", "spark_connect"),
     *("stall_report", "strangers", "tf_data_service", "tf_elastic", "threads", "timeline"),
-    *("tree",),
+    *("termination", "tree"),
 )
 COMPUTING = (
     *("mxnet", "oldest_tensorflow", "parallel"),

@@ -63,12 +63,12 @@ class Running:
 
 
 def groups(items: list[pytest.Item]) -> list[Group]:
-    """The tests by what they share; large groups first, as they take longest, else in the order of collection."""
+    """The tests by what they share: what computes before what can run beside it, large groups before small ones."""
     found: dict[str, Group] = {}
     for item in items:
         name = "+".join([*_shared(item)]) or item.nodeid
         found.setdefault(name, Group(name, lanes.processors(item))).items.append(item)
-    return sorted(found.values(), key=lambda group: -len(group.items))
+    return sorted(found.values(), key=lambda group: (group.processors == 0, -len(group.items)))
 
 
 def _shared(item: pytest.Item) -> Iterator[str]:

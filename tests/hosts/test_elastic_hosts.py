@@ -75,6 +75,5 @@ def test_a_host_dies_and_comes_back(net, jobs, script, tmp_path: Path) -> None:
     for host in net.hosts:
         assert f"all right on {host.name}" in job.stdout
     for host, known in zip(net.hosts, before, strict=True):
-        for pid in host.pids() - known:
-            harness._wait_for_exit(pid, harness.REAP_LIMIT_S)
-        assert not host.pids() - known, f"processes left on {host.name}"
+        left = harness.wait_for_processes_to_end(lambda host=host, known=known: host.pids() - known)
+        assert not left, f"processes left on {host.name}: {left}"

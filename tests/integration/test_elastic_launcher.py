@@ -201,7 +201,7 @@ def test_jobs_that_cannot_go_on_end_and_say_why(elastic) -> None:
 
     # Too few are left, and too few come in time.
     run = elastic(
-        2, "--min-np", "2", "--elastic-timeout", "3", "-H", "localhost:2",
+        2, "--min-np", "2", "--elastic-timeout", "20", "-H", "localhost:2",
         env={"HOROVOD_ELASTIC_SLOT_FAILURES": "1"},
     )  # fmt: skip
     run.kill(run.members(2)[1])

@@ -134,10 +134,16 @@ def test_a_library_without_the_core_says_so(script, jobs) -> None:
 
 def test_the_library_exports_nothing() -> None:
     words = ["nm", "-D", "--defined-only", str(LIBRARY)]
-    exported = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
+    exported = subprocess.run(
+        words, check=True, capture_output=True, text=True, timeout=harness.LIMIT_S
+    ).stdout
     assert exported == ""
     linked = subprocess.run(
-        ["readelf", "-d", str(LIBRARY)], check=True, capture_output=True, text=True, timeout=60
+        ["readelf", "-d", str(LIBRARY)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=harness.LIMIT_S,
     ).stdout
     needed = set(re.findall(r"NEEDED.*\[(.+)\]", linked))
     assert {Path(name).name.split(".")[0] for name in needed} <= {

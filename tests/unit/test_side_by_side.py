@@ -89,6 +89,31 @@ def test_of_one_rank(np, other):
     assert re.findall(r"^computes (.)", out, re.MULTILINE) == ["c", "d", "e"]
 
 
+def test_those_that_compute_begin_first_and_large_groups_before_small_ones(run) -> None:
+    text = """
+@pytest.mark.waits
+def test_a_waits():
+    pass
+
+@pytest.fixture(scope="module")
+def shared():
+    pass
+
+@pytest.mark.waits
+@pytest.mark.parametrize("number", [1, 2])
+def test_b_waits(shared, number):
+    pass
+
+@pytest.mark.computes
+def test_c_computes():
+    pass
+"""
+    code, out = run(text, "--side-by-side", "1", "-v")
+    assert code == 0, out
+    ran = re.findall(r"::(test_.)_\w+\S* PASSED", out)
+    assert ran == ["test_c", "test_b", "test_b", "test_a"], out
+
+
 def test_a_fixture_of_a_module_is_made_once_for_each_parameter(run) -> None:
     text = """
 pytestmark = pytest.mark.waits

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import harness
+
 CALL = "import horovod.spark; horovod.spark.run(print)"
 
 
@@ -18,7 +20,7 @@ def last_line(code: str, *absent: str, **variables: str) -> str:
         [sys.executable, "-c", f"import sys\n{hidden}{code}"],
         stderr=subprocess.PIPE,
         env={**os.environ, **variables},
-        timeout=120,
+        timeout=harness.LIMIT_S,
     )
     assert done.returncode == 1
     return done.stderr.decode().strip().splitlines()[-1]

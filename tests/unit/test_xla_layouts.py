@@ -7,6 +7,8 @@ from pathlib import Path
 
 import jax.ffi
 
+import harness
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parallel" / "gpu"))
 import xla_frames
 
@@ -55,8 +57,10 @@ def test_layouts(tmp_path: Path) -> None:
         f'#include "xla/ffi/api/c_api.h"\nint main(void) {{ {" ".join(lines)} return 0; }}\n'
     )
     compiler = ["gcc", f"-I{jax.ffi.include_dir()}", source, "-o", program]
-    subprocess.run(compiler, check=True, timeout=120)
-    told = subprocess.run([program], check=True, capture_output=True, text=True, timeout=60)
+    subprocess.run(compiler, check=True, timeout=harness.LIMIT_S)
+    told = subprocess.run(
+        [program], check=True, capture_output=True, text=True, timeout=harness.LIMIT_S
+    )
 
     got = {name: int(n) for name, n in (line.rsplit(" ", 1) for line in told.stdout.splitlines())}
     assert got == want
