@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from optimizer_events import Breaks
 from optimizer_support import (
     Forked,
     assert_ranks_agree,
@@ -32,66 +33,7 @@ def wrap(model, **options):
     )
 
 
-def train_both(model, alone, optimizer, reference, losses, steps=3):
-    """Train with `losses(model, rows)`, whose values get a backward pass each; alone on everybody's rows in turn."""
-    for x, y in batches(steps):
-        optimizer.zero_grad()
-        for loss in losses(model, mine(x), mine(y)):
-            loss.backward()
-        optimizer.step()
-        reference.zero_grad()
-        for r in range(SIZE):
-            for loss in losses(alone, mine(x, r), mine(y, r)):
-                (loss / SIZE).backward()
-        reference.step()
-
-
 # ---- hooks of the user ---------------------------------------------------------------------------------------------
-
-
-def clip_locally(model):
-    """Changes a gradient by what this rank alone knows, as local clipping does."""
-
-    def clip(p):
-        p.grad.mul_(hvd.rank() + 1)
-
-    for p in model.parameters():
-        p.register_post_accumulate_grad_hook(clip)
-
-
-@pytest.mark.parametrize(
-    ("when", "options"),
-    [
-        ("before wrapping", {}),
-        ("after wrapping", {}),
-        ("both", {}),
-        ("after wrapping", {"groups": 2}),
-        ("after wrapping", {"compression": hvd.Compression.fp16}),
-    ],
-    ids=str,
-)
-def test_a_hook_of_the_user_is_done_before_a_gradient_leaves(when, options, monkeypatch):
-    # Each gradient leaves at once.
-    monkeypatch.setattr("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1)
-    model = small_model()
-    alone = copy.deepcopy(model)
-    if when != "after wrapping":
-        clip_locally(model)
-    optimizer = wrap(model, **options)
-    if when != "before wrapping":
-        clip_locally(model)
-    reference = make_sgd(alone.parameters())
-    for x, y in batches(3):
-        optimizer.zero_grad()
-        mse(model, mine(x), mine(y)).backward()
-        optimizer.step()
-        reference.zero_grad()
-        for r in range(SIZE):
-            factor = (r + 1) ** (2 if when == "both" else 1)
-            (mse(alone, mine(x, r), mine(y, r)) * factor / SIZE).backward()
-        reference.step()
-    assert_same_weights(model, alone, 1e-1 if "compression" in options else 1e-12)
-    assert_ranks_agree(model)
 
 
 def test_hooks_follow_a_parameter_to_another_dtype(monkeypatch):
@@ -127,58 +69,6 @@ def test_hooks_without_accumulation_nodes(monkeypatch):
 
 
 # ---- several backward passes before a step -------------------------------------------------------------------------
-
-SEVERAL = [
-    {},
-    {"groups": 2},
-    {"backward_passes_per_step": 2},
-    {"op": hvd.Sum},
-    {"op": hvd.Sum, "groups": 2, "backward_passes_per_step": 2},
-    {"gradient_predivide_factor": 2.0},
-]
-
-
-@pytest.mark.parametrize("options", SEVERAL, ids=str)
-@pytest.mark.parametrize("wait", [True, False])
-def test_several_passes_add_up(options, wait):
-    """As in the DCGAN example: real and fake images have a backward pass each."""
-    scale = SIZE if options.get("op") == hvd.Sum else 1
-    model = small_model()
-    alone = copy.deepcopy(model)
-    optimizer, reference = wrap(model, **options), make_sgd(alone.parameters())
-    optimizer.wait_in_backward = wait
-
-    def losses(m, x, y):
-        for i in range(3):
-            yield mse(m, x * (i + 1), y) / (scale if m is model else 1)
-
-    train_both(model, alone, optimizer, reference, losses)
-    assert_same_weights(model, alone)
-    assert_ranks_agree(model)
-
-
-def test_passes_that_reach_other_parameters_each(monkeypatch):
-    """Rank r uses layer r in one pass, all in the next, layer r + 1 in the last."""
-    monkeypatch.setattr("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1)
-    for groups in (None, 1, 2):
-        for wait in (True, False):
-            model = torch.nn.ModuleList(torch.nn.Linear(5, 2) for _ in range(4)).double()
-            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-            alone = copy.deepcopy(model)
-            optimizer, reference = wrap(model, groups=groups), make_sgd(alone.parameters())
-            optimizer.wait_in_backward = wait
-            for x, _ in batches(3):
-                optimizer.zero_grad()
-                reference.zero_grad()
-                for m, ranks in ((model, [hvd.rank()]), (alone, range(SIZE))):
-                    for r in ranks:
-                        for chosen in (m[r : r + 1], m, m[(r + 1) % 4 :][:1]):
-                            loss = sum(layer(mine(x, r)).pow(2).mean() for layer in chosen)
-                            (loss / len(ranks)).backward()
-                optimizer.step()
-                reference.step()
-            assert_same_weights(model, alone)
-            assert_ranks_agree(model)
 
 
 def three_numbers(**options):
@@ -249,179 +139,7 @@ def test_the_accumulated_gradient_is_the_same_tensor():
     assert_ranks_agree(model)
 
 
-def test_autograd_grad_between_backward_and_step_leaves_gradients_alone():
-    model = small_model()
-    expected = train_alone(model, make_sgd, batches(3))
-    optimizer = wrap(model)
-    for x, y in batches(3):
-        optimizer.zero_grad()
-        mse(model, mine(x), mine(y)).backward()
-        before = [p.grad.clone() for p in model.parameters()]
-        torch.autograd.grad(mse(model, mine(x), mine(y)), list(model.parameters()))
-        for p, grad in zip(model.parameters(), before, strict=True):
-            assert torch.equal(p.grad, grad)
-        optimizer.step()
-    assert_same_weights(model, expected)
-
-
-def test_sparse_gradients_of_several_passes_add_up():
-    torch.manual_seed(0)
-    table = torch.nn.Embedding(6, 2, sparse=True).double()
-    alone = copy.deepcopy(table)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(table.parameters(), lr=1.0), table.named_parameters()
-    )
-    reference = torch.optim.SGD(alone.parameters(), lr=1.0)
-    for _ in range(2):
-        optimizer.zero_grad()
-        reference.zero_grad()
-        for m, ranks in ((table, [hvd.rank()]), (alone, range(SIZE))):
-            for r in ranks:
-                for number in (1, 2):
-                    found = m(torch.tensor([r, number])) * number
-                    (found.sum() / len(ranks)).backward()
-        optimizer.step()
-        reference.step()
-    assert_same_weights(table, alone)
-
-
-@pytest.mark.parametrize("order", ["plain first", "checkpoint first"])
-@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"op": hvd.Sum}], ids=str)
-def test_a_reentrant_checkpoint_of_a_module_used_plainly_too(order, options, monkeypatch):
-    """Its parameters get several gradients within one pass, some in a pass inside the pass."""
-    monkeypatch.setattr("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1)
-    torch.manual_seed(0)
-    model = torch.nn.ModuleList([torch.nn.Linear(5, 5), torch.nn.Linear(5, 2)]).double()
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    alone = copy.deepcopy(model)
-    optimizer, reference = wrap(model, **options), make_sgd(alone.parameters())
-    scale = SIZE if "op" in options else 1
-
-    def losses(m, x, y):
-        def checkpointed(rows):
-            return torch.utils.checkpoint.checkpoint(m[0], rows, use_reentrant=True).tanh()
-
-        def plain(rows):
-            return m[0](rows).tanh()
-
-        parts = [plain, checkpointed, checkpointed]
-        for part in parts if order == "plain first" else parts[::-1]:
-            x = part(x if x.requires_grad else x.clone().requires_grad_())
-        yield (m[1](x) - y).pow(2).mean() / (scale if m is model else 1)
-
-    train_both(model, alone, optimizer, reference, losses)
-    assert_same_weights(model, alone)
-    assert_ranks_agree(model)
-
-
-def test_all_layers_checkpointed():
-    model = small_model()
-    expected = train_alone(model, make_sgd, batches(3))
-    optimizer = wrap(model)
-    for x, y in batches(3):
-        optimizer.zero_grad()
-        out = mine(x).clone().requires_grad_()
-        for part in (model[:1], model[1:3], model[3:]):
-            out = torch.utils.checkpoint.checkpoint(part, out, use_reentrant=True)
-        (out - mine(y)).pow(2).mean().backward()
-        optimizer.step()
-    assert_same_weights(model, expected)
-
-
 # ---- passes that are thrown away -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("zero", "wait", "options"),
-    [
-        ("optimizer", True, {}),
-        ("optimizer", False, {}),
-        ("optimizer", True, {"groups": 2}),
-        ("model", True, {}),
-        ("model", False, {}),
-        ("model", True, {"op": hvd.Sum}),
-        ("model in place", True, {}),
-        ("model in place", True, {"op": hvd.Sum}),
-    ],
-    ids=str,
-)
-def test_a_batch_may_be_skipped_after_backward(zero, wait, options):
-    scale = SIZE if "op" in options else 1
-    model = small_model()
-    expected = train_alone(model, make_sgd, batches(3))
-    optimizer = wrap(model, **options)
-    optimizer.wait_in_backward = wait
-    for x, y in batches(3):
-        for factor in (5.0, 7.0, 1.0):
-            if zero == "optimizer":
-                optimizer.zero_grad()
-            else:
-                model.zero_grad(set_to_none=zero == "model")
-            (mse(model, mine(x), mine(y)) * factor / scale).backward()
-        optimizer.step()
-    assert_same_weights(model, expected)
-    assert_ranks_agree(model)
-
-
-class Breaks(torch.autograd.Function):
-    """Where memory runs out."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise MemoryError("out of memory")
-
-
-@pytest.mark.parametrize("zero", ["optimizer", "model"])
-@pytest.mark.parametrize(
-    ("options", "bytes_"), [({}, 1), ({}, 1 << 20), ({"groups": 2}, 1)], ids=str
-)
-def test_backward_may_fail_half_way(zero, options, bytes_, monkeypatch):
-    monkeypatch.setattr("horovod.torch._gradient_sending._HAND_OVER_BYTES", bytes_)
-    model = small_model()
-    expected = train_alone(model, make_sgd, batches(3))
-    optimizer = wrap(model, **options)
-    for x, y in batches(3):
-        zeroed = optimizer if zero == "optimizer" else model
-        zeroed.zero_grad()
-        with pytest.raises(MemoryError):
-            (model[1:](Breaks.apply(model[0](mine(x)))) - mine(y)).pow(2).sum().backward()
-        zeroed.zero_grad()
-        mse(model, mine(x), mine(y)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-        optimizer.step()
-    assert_same_weights(model, expected)
-    assert_ranks_agree(model)
-
-
-def test_sharpness_aware_minimisation():
-    """Two passes per step, the first one only to find where to take the second one."""
-
-    def step(model, optimizer, loss):
-        loss(model).backward()
-        moves = [0.05 * p.grad / p.grad.norm() for p in model.parameters()]
-        with torch.no_grad():
-            for p, move in zip(model.parameters(), moves, strict=True):
-                p.add_(move)
-        optimizer.zero_grad()
-        loss(model).backward()
-        with torch.no_grad():
-            for p, move in zip(model.parameters(), moves, strict=True):
-                p.sub_(move)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    model = small_model()
-    alone = copy.deepcopy(model)
-    optimizer, reference = wrap(model), make_sgd(alone.parameters())
-    for x, y in batches(3):
-        step(model, optimizer, lambda m, x=x, y=y: mse(m, mine(x), mine(y)))
-        step(alone, reference, lambda m, x=x, y=y: mse(m, x, y))
-    assert_same_weights(model, alone, 1e-9)
-    assert_ranks_agree(model)
 
 
 @pytest.mark.parametrize("zero", ["optimizer", "model"])
@@ -532,50 +250,6 @@ def test_a_rank_that_fails_in_backward_alone_is_told_by_the_next_reduction(monke
         mse(model, mine(x), mine(y)).backward()
     hvd.barrier()
     hvd.shutdown()
-
-
-@several
-@pytest.mark.parametrize("wait", [True, False])
-def test_a_pass_that_only_one_rank_ran_counts_when_ranks_meet_at_the_step(wait):
-    """An early step: rank 0 has accumulated two passes, the others one."""
-    model = small_model()
-    alone = copy.deepcopy(model)
-    optimizer = wrap(model, backward_passes_per_step=3)
-    optimizer.wait_in_backward = wait
-    reference = make_sgd(alone.parameters())
-    for x, y in batches(2):
-        optimizer.zero_grad()
-        reference.zero_grad()
-        for r in range(SIZE):
-            for _ in range(2 if r == 0 else 1):
-                (mse(alone, mine(x, r), mine(y, r)) / SIZE).backward()
-        for _ in range(2 if hvd.rank() == 0 else 1):
-            mse(model, mine(x), mine(y)).backward()
-        optimizer.step()
-        reference.step()
-    assert_same_weights(model, alone)
-
-
-@several
-def test_passes_that_only_one_rank_ran_count_without_waiting_in_backward():
-    """Then ranks meet only at the step, where the others add nothing to them."""
-    for groups in (None, 2):
-        model = small_model()
-        alone = copy.deepcopy(model)
-        optimizer, reference = wrap(model, groups=groups), make_sgd(alone.parameters())
-        optimizer.wait_in_backward = False
-        for x, y in batches(2):
-            optimizer.zero_grad()
-            reference.zero_grad()
-            for r in range(SIZE):
-                for _ in range(3 if r == 0 else 1):
-                    (mse(alone, mine(x, r), mine(y, r)) / SIZE).backward()
-            for _ in range(3 if hvd.rank() == 0 else 1):
-                mse(model, mine(x), mine(y)).backward()
-            optimizer.step()
-            reference.step()
-        assert_same_weights(model, alone)
-        assert_ranks_agree(model)
 
 
 @pytest.mark.parametrize("op", [hvd.Min, hvd.Max, hvd.Product])

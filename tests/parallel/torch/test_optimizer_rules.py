@@ -107,22 +107,6 @@ def test_find_duplicates():
     assert set(optimizer.find_duplicates(["a", "b", "a"])) == {"a"}
 
 
-def test_zero_grad_in_the_middle_of_an_accumulation_starts_over():
-    model = small_model()
-    expected = copy.deepcopy(model)
-    optimizer = wrapped(model, backward_passes_per_step=2)
-    backward(model, optimizer, seed=1)
-    backward(model, optimizer, seed=2)
-    backward(model, seed=3)
-    optimizer.step()
-    reference = make_sgd(expected.parameters())
-    for seed in (2, 3):
-        ((x, y),) = batches(1, seed=seed)
-        mse(expected, x, y).backward()
-    reference.step()
-    assert_same_weights(model, expected)
-
-
 @pytest.mark.parametrize("options", [{}, {"set_to_none": True}, {"set_to_none": False}])
 def test_zero_grad_takes_the_arguments_of_torch(options):
     model = small_model()

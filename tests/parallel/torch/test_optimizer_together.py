@@ -105,44 +105,6 @@ def test_ranks_that_disagree_get_the_error_from_backward_and_can_go_on():
     assert_ranks_agree(model)
 
 
-def test_accumulated_gradients_are_clipped_in_natural_order():
-    model = small_model()
-    alone = copy.deepcopy(model)
-    optimizer = hvd.DistributedOptimizer(
-        make_adam(model.parameters()), model.named_parameters(), backward_passes_per_step=2
-    )
-    reference = make_adam(alone.parameters())
-    for step in range(3):
-        optimizer.zero_grad()
-        reference.zero_grad()
-        for x, y in batches(2, seed=step):
-            mse(model, mine(x), mine(y)).backward()
-            mse(alone, x, y).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
-        optimizer.step()
-        reference.step()
-    assert_same_weights(model, alone, 1e-9)
-
-
-def test_the_rate_may_be_rewritten_between_any_two_calls():
-    """As the ImageNet script does for every batch."""
-    model = small_model()
-    alone = copy.deepcopy(model)
-    optimizer = hvd.DistributedOptimizer(make_adam(model.parameters()), model.named_parameters())
-    reference = make_adam(alone.parameters())
-    for step, (x, y) in enumerate(batches(3)):
-        optimizer.zero_grad()
-        reference.zero_grad()
-        mse(model, mine(x), mine(y)).backward()
-        mse(alone, x, y).backward()
-        for group in (*optimizer.param_groups, *reference.param_groups):
-            group["lr"] = 0.01 / (step + 1)
-        optimizer.step()
-        reference.step()
-    assert_same_weights(model, alone, 1e-9)
-
-
 def record(monkeypatch):
     """Names of the gradients that were sent, one by one or together."""
     names = []
