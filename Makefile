@@ -16,7 +16,7 @@ SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -pa
 # Named by tests/parallel/gpu/environments.json.
 GPU_DOUBLE_LIBRARY := $(STAMPS)/gpu-double/libhorovod_gpu_double.so
 
-.PHONY: help demo gpu-double test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos nightly soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
+.PHONY: help demo gpu-double test test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults nightly soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -76,6 +76,9 @@ nightly: chaos $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest $(STAMPS)/spark35 ## 
 
 chaos: $(STAMPS)/install ## Every fault in every phase of real jobs (ARGS="--fault reset --phase init": some), into chaos.json.
 	python tests/chaos/matrix.py --json chaos.json $(ARGS)
+
+seeded-faults: $(STAMPS)/install $(STAMPS)/mxnet $(GPU_DOUBLE_LIBRARY) ## Put faults into a copy of the product, one by one: some test must notice each (ARGS="--only wrong-root"); an hour.
+	python tests/seeded_faults/run.py $(ARGS)
 
 soak: $(STAMPS)/install ## Half an hour of random faults between two hosts (ARGS="--minutes 5 --where local"), into soak.json.
 	python tests/chaos/soak.py --where hosts --json soak.json $(ARGS)

@@ -85,6 +85,30 @@ mod tests {
     }
 
     #[test]
+    fn sizes_are_those_of_tensorflows_types() {
+        let sizes = [
+            (size_of::<f32>(), &[1][..]),
+            (size_of::<f64>(), &[2]),
+            (size_of::<i32>(), &[3, 22]),
+            (size_of::<i64>(), &[9, 23]),
+            // 16-bit integers, half and bfloat16.
+            (size_of::<i16>(), &[5, 14, 17, 19]),
+            // 8-bit integers and bool.
+            (size_of::<u8>(), &[4, 6, 10]),
+        ];
+        for (bytes, codes) in sizes {
+            for code in codes {
+                let dtype = Dtype::from_tensorflow(*code).unwrap();
+                assert_eq!(dtype.bytes_of(&[3]), Some(3 * bytes), "{dtype:?}");
+            }
+        }
+        assert_eq!(
+            sizes.map(|(_, codes)| codes.len()).iter().sum::<usize>(),
+            ALL.len()
+        );
+    }
+
+    #[test]
     fn bytes_of_shapes() {
         assert_eq!(INT32.bytes_of(&[]), Some(4));
         assert_eq!(INT32.bytes_of(&[3, 0]), Some(0));

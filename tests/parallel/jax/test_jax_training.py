@@ -84,25 +84,26 @@ def test_without_the_reduction_ranks_would_drift_apart():
 
 
 def test_several_backward_passes_per_step():
-    x, y = data(0)
+    """For two steps: the second begins with nothing of the first."""
+    plain = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1))
     tx = hvd.DistributedOptimizer(
-        optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)),
-        backward_passes_per_step=2,
-        average_aggregated_gradients=True,
+        plain, backward_passes_per_step=2, average_aggregated_gradients=True
     )
-    params = start = init_params()
-    state = tx.init(params)
+    params = whole = init_params()
+    state, plain_state = tx.init(params), plain.init(whole)
     update = jax.jit(tx.update)
     halves = np.array_split(np.arange(BATCH)[MINE], 2)
-    for i, half in enumerate(halves):
-        grads = jax.grad(loss_fn)(params, x[half], y[half])
-        updates, state = update(grads, state, params)
-        assert int(state.passes) == (i + 1) % 2
-        assert bool(jax.tree.leaves(updates)[0].any()) == (i == 1)
-        params = optax.apply_updates(params, updates)
-    plain = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1))
-    whole, _ = plain.update(jax.grad(loss_fn)(start, x, y), plain.init(start), start)
-    close(params, optax.apply_updates(start, whole), 1e-5)
+    for step in range(2):
+        x, y = data(step)
+        for i, half in enumerate(halves):
+            grads = jax.grad(loss_fn)(params, x[half], y[half])
+            updates, state = update(grads, state, params)
+            assert int(state.passes) == (i + 1) % 2
+            assert bool(jax.tree.leaves(updates)[0].any()) == (i == 1)
+            params = optax.apply_updates(params, updates)
+        updates, plain_state = plain.update(jax.grad(loss_fn)(whole, x, y), plain_state, whole)
+        whole = optax.apply_updates(whole, updates)
+        close(params, whole, 1e-5)
 
 
 def test_an_optimizer_may_update_twice_in_one_program():

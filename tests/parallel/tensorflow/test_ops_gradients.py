@@ -85,6 +85,12 @@ def test_alltoall_sends_the_gradients_back(mode):
     assert np.allclose(got, want)
     got = gradient(mode, hvd.alltoall, rows, RANK + 1.0)
     assert np.allclose(got, want)
+    # As many rows from each rank as no other rank sends: gradients go back to the rank that their rows came from.
+    splits = [(RANK + to) % SIZE + 1 for to in range(SIZE)]
+    want = np.repeat(np.arange(1.0, SIZE + 1), splits)[:, None]
+    rows = np.ones((sum(splits), 1))
+    got = gradient(mode, lambda x: hvd.alltoall(x, splits=splits)[0], rows, RANK + 1.0)
+    assert np.allclose(got, want)
 
 
 @pytest.mark.parametrize("mode", MODES)

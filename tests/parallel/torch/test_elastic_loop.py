@@ -58,7 +58,7 @@ def test_a_failure_goes_back_to_the_last_commit_and_events_come_in_order():
 
     @hvd.elastic.run
     def train(state):
-        state.events.append("func")
+        state.events.append(f"func from {state.step}")
         while state.step < 6:
             state.step += 1
             state.log.append(state.step)
@@ -70,8 +70,8 @@ def test_a_failure_goes_back_to_the_last_commit_and_events_come_in_order():
 
     assert train(state) == 6
     assert state.log == [1, 2, 3, 4, 5, 6]  # a list that is changed in place goes back too
-    round_trip = ["restore", "reset", f"first {hvd.size()}", "second", "sync", "func"]
-    assert state.events == ["sync", "func", *round_trip]
+    round_trip = ["restore", "reset", f"first {hvd.size()}", "second", "sync", "func from 2"]
+    assert state.events == ["sync", "func from 0", *round_trip]
     assert in_step(state.step, state.log)
 
 

@@ -1,0 +1,56 @@
+"""The table of seeded faults fits the tree: each text is there once, and each test that shall notice it exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "tests" / "seeded_faults" / "table.py"
+
+
+def _table() -> Any:
+    spec = importlib.util.spec_from_file_location("seeded_faults", TABLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+table = _table()
+
+
+def test_there_are_at_least_thirty_with_names_of_their_own() -> None:
+    names = [fault.name for fault in table.FAULTS]
+    assert len(set(names)) == len(names) >= 30
+
+
+def test_they_are_spread_over_all_that_is_shipped() -> None:
+    """Every crate that ends up in the wheel, and every adapter."""
+    files = [fault.file for fault in table.FAULTS]
+    crates = {path.name for path in (ROOT / "crates").iterdir()}
+    for crate in crates - {"horovod-sim", "horovod-fuzz", "horovod-gpu-double", "horovod-settings"}:
+        assert any(file.startswith(f"crates/{crate}/") for file in files), crate
+    for part in ("common", "torch", "tensorflow", "_keras", "jax", "mxnet", "data", "spark", "ray"):
+        assert any(file.startswith(f"python/horovod/{part}/") for file in files), part
+
+
+@pytest.mark.parametrize("fault", table.FAULTS, ids=lambda fault: fault.name)
+def test_the_text_is_there_once_and_the_tests_exist(fault: Any) -> None:
+    text = (ROOT / fault.file).read_text()
+    assert text.count(fault.old) == 1, f"{fault.file} has it {text.count(fault.old)} times"
+    assert fault.new != fault.old
+    tests = fault.tests
+    if isinstance(tests, table.Rust):
+        sources = [path.read_text() for path in (ROOT / "crates" / tests.crate).rglob("*.rs")]
+        for name in tests.names:
+            assert any(re.search(rf"fn \w*{name}\w*\(", source) for source in sources), name
+        return
+    for node in tests.nodes:
+        file, _, name = node.partition("[")[0].partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), node
