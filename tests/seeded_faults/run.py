@@ -45,6 +45,13 @@ TESTS_LIMIT_S = 900.0
 BUILD_LIMIT_S = 3600.0
 ALL_LIMIT_S = 7200.0
 TAIL_LINES = 25
+# Each fault is built anew, and its tests are short.
+OPTIMISED = ("kernels", "collectives", "gpu", "protocol", "sim", "transport")
+UNOPTIMISED = [
+    word
+    for crate in OPTIMISED
+    for word in ("--config", f"profile.dev.package.horovod-{crate}.opt-level=0")
+]
 MISSED, NOT_RUN = "NOT NOTICED", "NOT RUN"
 # How pytest, in a rank and outside, and nextest name a test that fails.
 FAILED = re.compile(r"(\[\d+\]<stdout>:)?FAILED |\s+(FAIL|TIMEOUT|SIG\w+) \[")
@@ -85,6 +92,8 @@ def main() -> int:
         for fault in chosen:
             print(f"{fault.name}: {fault.does} ({fault.file}); noticed by {describe(fault.tests)}")
         return 0
+    # As Ctrl-C: the fault is taken back, and what runs is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     make_tree()
     # Those that need no build first, those that need a wheel last.
     chosen.sort(key=lambda fault: (fault.needs_wheel, fault.file.startswith("crates/")))
@@ -221,7 +230,9 @@ def describe(tests: Tests) -> str:
 def run_tests(tests: Tests) -> bool:
     """Whether any of these tests fails."""
     if isinstance(tests, Rust):
-        words = ["cargo", "nextest", "run", "--locked", "-p", tests.crate]
+        words = ["cargo", "nextest", "run", "--locked", *UNOPTIMISED, "-p", tests.crate]
+        if are_unit_tests(tests):
+            words.append("--lib")
         run([*words, "--no-run"], BUILD_LIMIT_S, check=True)
         # 100: tests failed. Others: none was found, or it could not be run.
         return failed([*words, *tests.names], (100,))
@@ -233,6 +244,12 @@ def run_tests(tests: Tests) -> bool:
     launcher = [VENV / "bin" / "horovodrun", "-np", str(tests.np)]
     # A rank may also be killed by a fault, or by the launcher because another one was.
     return failed([*launcher, *pytest, *nodes], (1, *range(128, 160)), variables)
+
+
+def are_unit_tests(tests: Rust) -> bool:
+    """Whether they lie beside the code: then nothing else of the crate need be built."""
+    sources = [file.read_text() for file in (TREE / "crates" / tests.crate / "src").rglob("*.rs")]
+    return all(any(f"fn {name}" in source for source in sources) for name in tests.names)
 
 
 def variables_of(tests: Ranks) -> Mapping[str, str]:

@@ -85,6 +85,43 @@ FAULTS = (
         ),
     ),
     Fault(
+        "oldest-commit-kept",
+        "python/horovod/common/elastic.py",
+        "(states[r][0] > 0, *states[r][::-1], -r)",
+        "(states[r][0] > 0, -states[r][1], states[r][0], -r)",
+        "ranks go on from the oldest commit that one of them has",
+        Ranks((f"{TORCH}/test_elastic_loop.py::test_the_newest_commit_of_any_rank_is_kept",)),
+    ),
+    Fault(
+        "drift-of-the-first-tensor-unseen",
+        "python/horovod/common/consistency.py",
+        "        if len(sums) > 1:\n            sides = tuple(",
+        "        if len(sums) > 1 and index > 0:\n            sides = tuple(",
+        "the divergence watch does not report the first tensor",
+        Ranks((f"{TORCH}/test_consistency.py::test_tensors_are_compared_on_request",)),
+    ),
+    Fault(
+        "dropped-gradients-not-counted",
+        "python/horovod/common/_gradient_presence.py",
+        "        self._drops += 1\n",
+        "        self._drops += 0\n",
+        "a batch that only some ranks skip is not reported",
+        Ranks((f"{TORCH}/test_optimizer_passes.py::test_ranks_at_different_steps_are_told",)),
+    ),
+    Fault(
+        "results-of-the-wrong-rank",
+        "python/horovod/runner/_launching.py",
+        "[cloudpickle.loads(returned[rank]) for rank in range(wanted)]",
+        "[cloudpickle.loads(returned[rank]) for rank in reversed(range(wanted))]",
+        "horovod.run returns the results in the opposite order of ranks",
+        Python(
+            (
+                "integration/test_run_function.py::"
+                "test_results_come_in_the_order_of_ranks_and_output_to_the_callers_streams",
+            )
+        ),
+    ),
+    Fault(
         "wrong-set-found",
         "python/horovod/common/process_sets.py",
         "        if _core.process_set_ranks(number) == list(ranks):",
@@ -213,6 +250,27 @@ FAULTS = (
         "self.rescale = 1.0 / (process_set.size() or 1) if self.is_active else 1.0",
         "gradients stay divided by gradient_predivide_factor",
         Python(("test_mxnet.py::test_on_every_rank",)),
+    ),
+    Fault(
+        "aggregated-gradients-not-cleared",
+        "python/horovod/tensorflow/gradient_aggregation_eager.py",
+        "            total.assign(tf.zeros_like(total))\n",
+        "            total.assign(tf.identity(total))\n",
+        "gradients of one step are added to those of the next",
+        Ranks(
+            (
+                "parallel/tensorflow/test_tf_v1_optimizers.py::test_the_keras_helper_sums_up_eagerly_and_in_functions",
+            ),
+            environment="tensorflow",
+        ),
+    ),
+    Fault(
+        "warm-up-one-batch-late",
+        "python/horovod/_keras/callbacks.py",
+        "            epoch += 1.0 / (self.steps_per_epoch or 1)\n",
+        "            epoch += 0.0\n",
+        "the last batch of the warm-up does not reach the full learning rate",
+        Ranks(("parallel/keras/test_callbacks.py::test_warmup",), environment="keras-torch"),
     ),
     # ---- clusters
     Fault(
