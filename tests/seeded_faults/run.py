@@ -281,16 +281,16 @@ def failed(
     limit_s: float = TESTS_LIMIT_S,
 ) -> bool:
     """Whether tests failed, which ends with one of `codes`, or hung; Unusable if none ran."""
-    code, tail = run(command, limit_s, variables)
+    code, lines = run(command, limit_s, variables)
     if code is None:
         print(f"    hung for {limit_s:.0f} s")
         return True
     if code in codes:
-        said = [line.strip() for line in tail if FAILED.match(line)]
-        print(f"    {(said or tail)[-1][:150]}")
+        said = [line.strip() for line in lines if FAILED.match(line)]
+        print(f"    {(said or lines)[-1][:150]}")
         return True
-    if code != 0 or not any("passed" in line for line in tail):
-        raise Unusable(f"{' '.join(map(str, command))} ended with {code}:\n" + "\n".join(tail))
+    if code != 0 or not any("passed" in line for line in lines):
+        raise Unusable(f"{' '.join(map(str, command))} ended with {code}:\n{tail_of(lines)}")
     return False
 
 
@@ -303,7 +303,7 @@ def run(
     variables: Mapping[str, str] | None = None,
     check: bool = False,
 ) -> tuple[int | None, list[str]]:
-    """Run in the copy; the exit status, None when the limit was reached, and the last lines of output."""
+    """Run in the copy; the exit status, None when the limit was reached, and what was printed."""
     env = {
         **os.environ,
         "PATH": f"{VENV / 'bin'}:{os.environ.get('PATH', '')}",
@@ -330,10 +330,15 @@ def run(
             # Also what a launcher that crashed has left.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    tail = printed.decode(errors="replace").splitlines()[-TAIL_LINES:]
+    lines = printed.decode(errors="replace").splitlines() or [""]
     if check and process.returncode != 0:
-        raise Unusable(f"{' '.join(map(str, command))} failed:\n" + "\n".join(tail))
-    return process.returncode, tail or [""]
+        raise Unusable(f"{' '.join(map(str, command))} failed:\n{tail_of(lines)}")
+    return process.returncode, lines
+
+
+def tail_of(lines: Sequence[str]) -> str:
+    """The end of an output, for a message."""
+    return "\n".join(lines[-TAIL_LINES:])
 
 
 def output(*command: str, cwd: Path = ROOT) -> str:
