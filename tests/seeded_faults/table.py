@@ -373,7 +373,7 @@ FAULTS = (
         "strangers-accepted",
         "crates/horovod-transport/src/handshake.rs",
         ".psk(0, key.bytes())?",
-        ".psk(0, &[key.bytes()[0] & 0; 32])?",
+        ".psk(0, &[0; 32])?",
         "a peer without the job's key is accepted",
         Rust("horovod-transport", ("another_key_is_refused_and_both_sides_know",)),
     ),

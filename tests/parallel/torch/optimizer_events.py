@@ -139,7 +139,7 @@ def freeze_last(world):
 
 
 def thaw_first_later(world):
-    if world.step == 2:
+    if world.step == 1:
         world.model[0].requires_grad_(True)
 
 

@@ -350,7 +350,7 @@ def test_training_equals_that_of_one_process(row, monkeypatch):
         run(both, row.before)
         world.distribute(options)
         run(both, row.after)
-        for number in range(4):
+        for number in range(3):
             for each_world in both:
                 each_world.step = number
             before = copy.deepcopy(oracles[0].model)
