@@ -334,7 +334,7 @@ FAULTS = (
         "                entry.cached = None;\n                self.forget_if_unused(index);\n",
         "                self.forget_if_unused(index);\n",
         "a worker goes on using a slot that was evicted",
-        Rust("horovod-sim", ("a_hit_that_goes_out_together_with_the_news_of_its_eviction",)),
+        Rust("horovod-sim", ("a_hit_on_its_way_while_its_slot_is_evicted_still_counts",)),
     ),
     Fault(
         "wrong-process-set-id",
@@ -350,7 +350,7 @@ FAULTS = (
         "            self.full.push(std::mem::take(&mut self.open));\n",
         "            self.open.clear();\n",
         "responses that do not fit one message are never sent",
-        Rust("horovod-sim", ("small_clusters_keep_every_promise",)),
+        Rust("horovod-sim", ("decisions_that_do_not_fit_one_message_all_arrive",)),
     ),
     # ---- transport
     Fault(
