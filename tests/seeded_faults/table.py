@@ -466,7 +466,7 @@ FAULTS = (
         "        self.output.finish(rank);\n",
         "",
         "a rank's last line is not shown if it has no end",
-        Rust("horovod-launch", ("puts_rank_and_stream_before_every_line",)),
+        Rust("horovod-launch", ("passes_on_bytes_that_are_no_text",)),
     ),
     # ---- glue
     Fault(
