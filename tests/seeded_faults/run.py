@@ -45,6 +45,13 @@ TESTS_LIMIT_S = 900.0
 BUILD_LIMIT_S = 3600.0
 ALL_LIMIT_S = 7200.0
 TAIL_LINES = 25
+# Each fault is built anew, and its tests are short.
+OPTIMISED = ("kernels", "collectives", "gpu", "protocol", "sim", "transport")
+UNOPTIMISED = [
+    word
+    for crate in OPTIMISED
+    for word in ("--config", f"profile.dev.package.horovod-{crate}.opt-level=0")
+]
 MISSED, NOT_RUN = "NOT NOTICED", "NOT RUN"
 # How pytest, in a rank and outside, and nextest name a test that fails.
 FAILED = re.compile(r"(\[\d+\]<stdout>:)?FAILED |\s+(FAIL|TIMEOUT|SIG\w+) \[")
@@ -85,6 +92,8 @@ def main() -> int:
         for fault in chosen:
             print(f"{fault.name}: {fault.does} ({fault.file}); noticed by {describe(fault.tests)}")
         return 0
+    # As Ctrl-C: the fault is taken back, and what runs is ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     make_tree()
     # Those that need no build first, those that need a wheel last.
     chosen.sort(key=lambda fault: (fault.needs_wheel, fault.file.startswith("crates/")))
@@ -221,7 +230,9 @@ def describe(tests: Tests) -> str:
 def run_tests(tests: Tests) -> bool:
     """Whether any of these tests fails."""
     if isinstance(tests, Rust):
-        words = ["cargo", "nextest", "run", "--locked", "-p", tests.crate]
+        words = ["cargo", "nextest", "run", "--locked", *UNOPTIMISED, "-p", tests.crate]
+        if are_unit_tests(tests):
+            words.append("--lib")
         run([*words, "--no-run"], BUILD_LIMIT_S, check=True)
         # 100: tests failed. Others: none was found, or it could not be run.
         return failed([*words, *tests.names], (100,))
@@ -233,6 +244,12 @@ def run_tests(tests: Tests) -> bool:
     launcher = [VENV / "bin" / "horovodrun", "-np", str(tests.np)]
     # A rank may also be killed by a fault, or by the launcher because another one was.
     return failed([*launcher, *pytest, *nodes], (1, *range(128, 160)), variables)
+
+
+def are_unit_tests(tests: Rust) -> bool:
+    """Whether they lie beside the code: then nothing else of the crate need be built."""
+    sources = [file.read_text() for file in (TREE / "crates" / tests.crate / "src").rglob("*.rs")]
+    return all(any(f"fn {name}" in source for source in sources) for name in tests.names)
 
 
 def variables_of(tests: Ranks) -> Mapping[str, str]:
@@ -264,16 +281,16 @@ def failed(
     limit_s: float = TESTS_LIMIT_S,
 ) -> bool:
     """Whether tests failed, which ends with one of `codes`, or hung; Unusable if none ran."""
-    code, tail = run(command, limit_s, variables)
+    code, lines = run(command, limit_s, variables)
     if code is None:
         print(f"    hung for {limit_s:.0f} s")
         return True
     if code in codes:
-        said = [line.strip() for line in tail if FAILED.match(line)]
-        print(f"    {(said or tail)[-1][:150]}")
+        said = [line.strip() for line in lines if FAILED.match(line)]
+        print(f"    {(said or lines)[-1][:150]}")
         return True
-    if code != 0 or not any("passed" in line for line in tail):
-        raise Unusable(f"{' '.join(map(str, command))} ended with {code}:\n" + "\n".join(tail))
+    if code != 0 or not any("passed" in line for line in lines):
+        raise Unusable(f"{' '.join(map(str, command))} ended with {code}:\n{tail_of(lines)}")
     return False
 
 
@@ -286,7 +303,7 @@ def run(
     variables: Mapping[str, str] | None = None,
     check: bool = False,
 ) -> tuple[int | None, list[str]]:
-    """Run in the copy; the exit status, None when the limit was reached, and the last lines of output."""
+    """Run in the copy; the exit status, None when the limit was reached, and what was printed."""
     env = {
         **os.environ,
         "PATH": f"{VENV / 'bin'}:{os.environ.get('PATH', '')}",
@@ -313,10 +330,15 @@ def run(
             # Also what a launcher that crashed has left.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    tail = printed.decode(errors="replace").splitlines()[-TAIL_LINES:]
+    lines = printed.decode(errors="replace").splitlines() or [""]
     if check and process.returncode != 0:
-        raise Unusable(f"{' '.join(map(str, command))} failed:\n" + "\n".join(tail))
-    return process.returncode, tail or [""]
+        raise Unusable(f"{' '.join(map(str, command))} failed:\n{tail_of(lines)}")
+    return process.returncode, lines
+
+
+def tail_of(lines: Sequence[str]) -> str:
+    """The end of an output, for a message."""
+    return "\n".join(lines[-TAIL_LINES:])
 
 
 def output(*command: str, cwd: Path = ROOT) -> str:

@@ -70,7 +70,7 @@ FAULTS = (
         "return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor",
         "return 1.0 / self.gradient_predivide_factor, 1.0",
         "gradients stay divided by gradient_predivide_factor",
-        Ranks((f"{TABLE}[options, gradient_predivide_factor=4.0]",)),
+        Ranks((f"{TABLE}[predivided, defaults]",)),
     ),
     Fault(
         "commit-not-saved",
@@ -81,6 +81,43 @@ FAULTS = (
         Ranks(
             (
                 f"{TORCH}/test_elastic_loop.py::test_a_failure_goes_back_to_the_last_commit_and_events_come_in_order",
+            )
+        ),
+    ),
+    Fault(
+        "oldest-commit-kept",
+        "python/horovod/common/elastic.py",
+        "(states[r][0] > 0, *states[r][::-1], -r)",
+        "(states[r][0] > 0, -states[r][1], states[r][0], -r)",
+        "ranks go on from the oldest commit that one of them has",
+        Ranks((f"{TORCH}/test_elastic_loop.py::test_the_newest_commit_of_any_rank_is_kept",)),
+    ),
+    Fault(
+        "drift-of-the-first-tensor-unseen",
+        "python/horovod/common/consistency.py",
+        "        if len(sums) > 1:\n            sides = tuple(",
+        "        if len(sums) > 1 and index > 0:\n            sides = tuple(",
+        "the divergence watch does not report the first tensor",
+        Ranks((f"{TORCH}/test_consistency.py::test_tensors_are_compared_on_request",)),
+    ),
+    Fault(
+        "dropped-gradients-not-counted",
+        "python/horovod/common/_gradient_presence.py",
+        "        self._drops += 1\n",
+        "        self._drops += 0\n",
+        "a batch that only some ranks skip is not reported",
+        Ranks((f"{TORCH}/test_optimizer_passes.py::test_ranks_at_different_steps_are_told",)),
+    ),
+    Fault(
+        "results-of-the-wrong-rank",
+        "python/horovod/runner/_launching.py",
+        "[cloudpickle.loads(returned[rank]) for rank in range(wanted)]",
+        "[cloudpickle.loads(returned[rank]) for rank in reversed(range(wanted))]",
+        "horovod.run returns the results in the opposite order of ranks",
+        Python(
+            (
+                "integration/test_run_function.py::"
+                "test_results_come_in_the_order_of_ranks_and_output_to_the_callers_streams",
             )
         ),
     ),
@@ -214,6 +251,27 @@ FAULTS = (
         "gradients stay divided by gradient_predivide_factor",
         Python(("test_mxnet.py::test_on_every_rank",)),
     ),
+    Fault(
+        "aggregated-gradients-not-cleared",
+        "python/horovod/tensorflow/gradient_aggregation_eager.py",
+        "            total.assign(tf.zeros_like(total))\n",
+        "            total.assign(tf.identity(total))\n",
+        "gradients of one step are added to those of the next",
+        Ranks(
+            (
+                "parallel/tensorflow/test_tf_v1_optimizers.py::test_the_keras_helper_sums_up_eagerly_and_in_functions",
+            ),
+            environment="tensorflow",
+        ),
+    ),
+    Fault(
+        "warm-up-one-batch-late",
+        "python/horovod/_keras/callbacks.py",
+        "            epoch += 1.0 / (self.steps_per_epoch or 1)\n",
+        "            epoch += 0.0\n",
+        "the last batch of the warm-up does not reach the full learning rate",
+        Ranks(("parallel/keras/test_callbacks.py::test_warmup",), environment="keras-torch"),
+    ),
     # ---- clusters
     Fault(
         "row-read-twice",
@@ -276,7 +334,7 @@ FAULTS = (
         "                entry.cached = None;\n                self.forget_if_unused(index);\n",
         "                self.forget_if_unused(index);\n",
         "a worker goes on using a slot that was evicted",
-        Rust("horovod-sim", ("a_hit_that_goes_out_together_with_the_news_of_its_eviction",)),
+        Rust("horovod-sim", ("a_hit_on_its_way_while_its_slot_is_evicted_still_counts",)),
     ),
     Fault(
         "wrong-process-set-id",
@@ -292,7 +350,7 @@ FAULTS = (
         "            self.full.push(std::mem::take(&mut self.open));\n",
         "            self.open.clear();\n",
         "responses that do not fit one message are never sent",
-        Rust("horovod-sim", ("small_clusters_keep_every_promise",)),
+        Rust("horovod-sim", ("decisions_that_do_not_fit_one_message_all_arrive",)),
     ),
     # ---- transport
     Fault(
@@ -315,7 +373,7 @@ FAULTS = (
         "strangers-accepted",
         "crates/horovod-transport/src/handshake.rs",
         ".psk(0, key.bytes())?",
-        ".psk(0, &[key.bytes()[0] & 0; 32])?",
+        ".psk(0, &[0; 32])?",
         "a peer without the job's key is accepted",
         Rust("horovod-transport", ("another_key_is_refused_and_both_sides_know",)),
     ),
@@ -408,7 +466,7 @@ FAULTS = (
         "        self.output.finish(rank);\n",
         "",
         "a rank's last line is not shown if it has no end",
-        Rust("horovod-launch", ("puts_rank_and_stream_before_every_line",)),
+        Rust("horovod-launch", ("passes_on_bytes_that_are_no_text",)),
     ),
     # ---- glue
     Fault(

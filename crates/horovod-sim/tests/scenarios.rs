@@ -89,6 +89,25 @@ fn a_thousand_known_tensors_are_one_small_message_each_way() {
     }
 }
 
+/// The longest names, of which a message holds about a thousand.
+#[test]
+fn decisions_that_do_not_fit_one_message_all_arrive() {
+    let mut job = Job::new(2);
+    let count = BATCH_BYTES_MAX / NAME_BYTES_MAX + 10;
+    for number in 0..count {
+        job.submit_all(&sum(&format!("{number:0>NAME_BYTES_MAX$}"), &[1]));
+    }
+    job.deliver_up(0);
+    job.deliver_up(1);
+    assert!(job.down[1].len() > 1);
+    job.settle();
+    for rank in 0..2 {
+        let executions = job.executions(rank);
+        let items = executions.iter().map(|execution| execution.items.len());
+        assert_eq!(items.sum::<usize>(), count);
+    }
+}
+
 #[test]
 fn the_order_is_the_same_on_all_ranks_whatever_they_asked_first() {
     let mut config = CoordinatorConfig::new(2, GENERATION);

@@ -88,3 +88,21 @@ def assert_ranks_agree(model, process_set=hvd.global_process_set):
     rows = hvd.allgather(flat.unsqueeze(0), process_set=process_set)
     for row in rows:
         assert torch.equal(row, flat)
+
+
+def adasum(a, b):
+    """Two moves become one: parallel ones are averaged, orthogonal ones are added."""
+    dot, aa, bb = float((a * b).sum()), float((a * a).sum()), float((b * b).sum())
+    left = 1 - dot / (2 * aa) if aa > 0 else 1.0
+    right = 1 - dot / (2 * bb) if bb > 0 else 1.0
+    return left * a + right * b
+
+
+def combined(moves):
+    """What Adasum makes of all ranks' moves: neighbours, then pairs of pairs; other numbers as `allreduce` does it."""
+    if len(moves) & (len(moves) - 1):
+        own = torch.from_numpy(moves[hvd.rank()].copy())
+        return hvd.allreduce(own, op=hvd.Adasum, name="reference").numpy()
+    while len(moves) > 1:
+        moves = [adasum(moves[i], moves[i + 1]) for i in range(0, len(moves), 2)]
+    return moves[0]

@@ -9,6 +9,7 @@ from optimizer_support import (
     assert_ranks_agree,
     assert_same_weights,
     batches,
+    combined,
     mine,
     mse,
     small_model,
@@ -19,24 +20,6 @@ import horovod.torch as hvd
 hvd.init()
 SIZE = hvd.size()
 several = pytest.mark.skipif(SIZE == 1, reason="one rank uses the ordinary optimizer")
-
-
-def adasum(a, b):
-    """Two moves become one: parallel ones are averaged, orthogonal ones are added."""
-    dot, aa, bb = float((a * b).sum()), float((a * a).sum()), float((b * b).sum())
-    left = 1 - dot / (2 * aa) if aa > 0 else 1.0
-    right = 1 - dot / (2 * bb) if bb > 0 else 1.0
-    return left * a + right * b
-
-
-def combined(moves):
-    """What all ranks get: neighbours first, then pairs of pairs; other numbers of ranks as `allreduce` does it."""
-    if len(moves) & (len(moves) - 1):
-        own = torch.from_numpy(moves[hvd.rank()].copy())
-        return hvd.allreduce(own, op=hvd.Adasum, name="reference").numpy()
-    while len(moves) > 1:
-        moves = [adasum(moves[i], moves[i + 1]) for i in range(0, len(moves), 2)]
-    return moves[0]
 
 
 def reference_step(model, make_optimizer, state, losses):
@@ -68,27 +51,6 @@ MAKERS = {
 def wrapped(model, make=MAKERS["SGD"], named=True, **options):
     names = model.named_parameters() if named else None
     return hvd.DistributedOptimizer(make(model.parameters()), names, op=hvd.Adasum, **options)
-
-
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-@pytest.mark.parametrize("named", [True, False])
-def test_moves_are_combined(make, named):
-    model = small_model()
-    expected = copy.deepcopy(model)
-    optimizer = wrapped(model, make, named)
-    state = {}
-    for x, y in batches(3):
-        optimizer.zero_grad()
-        mse(model, mine(x), mine(y)).backward()
-        optimizer.step()
-        reference_step(
-            expected,
-            make,
-            state,
-            [lambda m, r=r, x=x, y=y: mse(m, mine(x, r), mine(y, r)) for r in range(SIZE)],
-        )
-    assert_same_weights(model, expected, 1e-9)
-    assert_ranks_agree(model)
 
 
 def test_equal_gradients_give_the_local_step():
@@ -156,16 +118,6 @@ def test_accumulation_and_a_closure():
     assert_same_weights(model, expected, 1e-9)
 
 
-def test_fp16_compression():
-    model = small_model(dtype=torch.float32)
-    optimizer = wrapped(model, compression=hvd.Compression.fp16)
-    for x, y in batches(2, dtype=torch.float32):
-        optimizer.zero_grad()
-        mse(model, mine(x), mine(y)).backward()
-        optimizer.step()
-    assert_ranks_agree(model)
-
-
 @pytest.mark.parametrize("as_dense", [False, True])
 def test_sparse_gradients(as_dense):
     """Adam refuses sparse gradients: only `sparse_as_dense` lets it work."""
@@ -197,25 +149,6 @@ def test_the_guard_rails():
     with pytest.raises(AssertionError, match="not supported when using Adasum optimizer"):
         optimizer.skip_synchronize()
     optimizer.synchronize()
-
-
-def test_batches_may_be_skipped_and_passes_added_up():
-    model = small_model()
-    expected = copy.deepcopy(model)
-    optimizer = wrapped(model)
-    (x1, y1), (x2, y2) = batches(2)
-    mse(model, mine(x1), mine(y1)).backward()
-    optimizer.zero_grad()
-    for x, y in ((x1, y1), (x2, y2)):
-        mse(model, mine(x), mine(y)).backward()
-    optimizer.step()
-
-    def both(m, r):
-        return mse(m, mine(x1, r), mine(y1, r)) + mse(m, mine(x2, r), mine(y2, r))
-
-    losses = [lambda m, r=r: both(m, r) for r in range(SIZE)]
-    reference_step(expected, MAKERS["SGD"], {}, losses)
-    assert_same_weights(model, expected, 1e-9)
 
 
 @several

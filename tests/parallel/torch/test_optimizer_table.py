@@ -1,5 +1,5 @@
-"""Training with DistributedOptimizer equals training in one process on everybody's data: a table of options and of
-what a script does between two steps.
+"""Training with DistributedOptimizer equals training in one process on everybody's data: a table of what a script does
+between two steps, of options, and of what is trained.
 
 Every row is carried out twice from the same weights: by the ranks, each with its own rows of a batch and the
 distributed optimizer, and by an oracle, one process with the plain optimizer that runs the backward passes of all
@@ -8,71 +8,22 @@ ranks. Weights are compared after each step, and between ranks bit by bit at the
 
 import contextlib
 import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import optimizer_events
 import pytest
 import torch
-from optimizer_models import (
-    FORKED,
-    OPTIMIZERS,
-    Words,
-    autocast_loss,
-    branch_of_a_rank,
-    branches_in_turn,
-    checkpointed,
-    convolutions,
-    float32,
-    four_layers,
-    gradients_are_channels_last,
-    half_checkpointed,
-    images,
-    layers_in_turn,
-    layers_loss,
-    loss_of_one_model,
-    makers,
-    mean_square,
-    parts_of,
-    penalised,
-    plain_and_checkpointed,
-    table_is_sparse,
-    two_layers,
-    two_models,
-    used_twice,
-    words,
-    words_loss,
-)
-from optimizer_support import assert_ranks_agree, assert_same_weights, small_model
-from optimizer_worlds import (
-    Row,
-    World,
-    add_group,
-    ascend,
-    at,
-    autograd_grad,
-    backward,
-    clip,
-    descend,
-    each,
-    failing_backward,
-    freeze,
-    gradients_agree,
-    hook_of_the_user,
-    other_collective,
-    over,
-    rewrite_rate,
-    scaled_backward,
-    scaler_step,
-    set_one_pass,
-    step,
-    synchronize,
-    times,
-    unscale,
-    with_options,
-    without_sync,
-    without_synchronizing,
-    zero,
-    zero_in_place,
-    zero_model,
-    zero_model_in_place,
+from optimizer_events import World
+from optimizer_kinds import KINDS, OPTIMIZERS, usual_sgd
+from optimizer_support import (
+    assert_ranks_agree,
+    assert_same_weights,
+    batches,
+    combined,
+    mse,
+    small_model,
 )
 
 import horovod.torch as hvd
@@ -80,7 +31,9 @@ import horovod.torch as hvd
 hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
 FP16 = {"compression": hvd.Compression.fp16}
-# Each gradient leaves at once.
+BARE = {"zero_missing_gradients": False}
+TWO, THREE = {"backward_passes_per_step": 2}, {"backward_passes_per_step": 3}
+# Each gradient leaves at once, or all together.
 AT_ONCE = (("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1),)
 LATE = (("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1 << 20),)
 
@@ -94,256 +47,219 @@ def _dynamic_sets(_job):
     hvd.shutdown()
 
 
-def overflow_at_one_rank(step, rank):
-    return step == 1 and rank == SIZE - 1
+def usual_batch(model, seed):
+    ((x, y),) = batches(1, dtype=next(model.parameters()).dtype, seed=seed)
+    return x, y
+
+
+@dataclass(frozen=True)
+class Row:
+    """What both trainings do, and how near they have to be to each other."""
+
+    name: str
+    script: str = "zero first step"
+    """Of each step: words of `optimizer_events`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of DistributedOptimizer; a process set by the ranks in it."""
+    model: Callable[[], torch.nn.Module] = small_model
+    make: Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer] = usual_sgd
+    params: Callable[[torch.nn.Module], Iterable[torch.Tensor]] = lambda model: model.parameters()
+    batch: Callable[[torch.nn.Module, int], tuple[torch.Tensor, torch.Tensor]] = usual_batch
+    loss: Callable[..., torch.Tensor] = lambda model, x, y, use: mse(model, x, y)
+    use: Callable[[World, int, int], Any] = lambda world, number, rank: None
+    """What a rank uses of the model in a pass."""
+    before: str = ""
+    """Events before the optimizer is wrapped, and after."""
+    after: str = ""
+    hooks: int = 0
+    """So many hooks multiply the gradients of rank r with r + 1."""
+    named: bool = True
+    wait: bool = True
+    wrapping: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    patches: Sequence[tuple[str, Any]] = ()
+    tolerance: float = 1e-12
+
+    def fills_missing_gradients(self) -> bool:
+        """Whether parameters that no rank uses get zeros, on which weight decay acts."""
+        return SIZE > 1 and self.options.get("zero_missing_gradients", True)
+
+
+def row(name, script="zero first step", kind="small", **fields):
+    return Row(name, script, **{**KINDS[kind], **fields})
+
+
+def each(name, variants, script="zero first step", kind="small", **common):
+    """One row per variant, which is fields of a row by a word for them; `script` and `kind` may be among them."""
+    for word, fields in variants.items():
+        merged = {"script": script, "kind": kind, **common, **fields}
+        merged["options"] = {**common.get("options", {}), **fields.get("options", {})}
+        yield row(f"{name}, {word}" if word else name, **merged)
+
+
+def over(field, *values):
+    """Variants that differ in one field."""
+    return {f"{field}={value}": {field: value} for value in values}
+
+
+def with_options(*variants):
+    """Variants that differ in options of DistributedOptimizer."""
+    return {_words(options): {"options": options} for options in variants}
+
+
+def times(left, right):
+    """All combinations of two sets of variants."""
+    return {
+        " ".join(filter(None, (word, other))): {
+            **a,
+            **b,
+            "options": {**a.get("options", {}), **b.get("options", {})},
+        }
+        for word, a in left.items()
+        for other, b in right.items()
+    }
+
+
+OP_NAMES = {hvd.Average: "Average", hvd.Sum: "Sum", hvd.Adasum: "Adasum"}
+
+
+def _words(options):
+    shown = {
+        name: OP_NAMES[value] if name == "op" else getattr(value, "__name__", value)
+        for name, value in options.items()
+    }
+    return " ".join(f"{name}={value}" for name, value in shown.items()) or "defaults"
 
 
 GROUPS = with_options({}, {"groups": 2})
-PASSES = (zero, backward(0, 1 / 3), backward(1, 1 / 3), backward(2, 1 / 3), step)
-SCALERS = ("SGD", "AdamW", "AdamW_fused")
+EVERY_GROUPS = with_options({}, {"groups": 1}, {"groups": 2}, {"groups": 3})
+WAITS = over("wait", True, False)
+SUM = {"op": hvd.Sum}
+ADASUM = {"op": hvd.Adasum}
+CLIPPED = "zero first clip step"
+SCALED = {
+    "unscaled, zeroed by the optimizer": {"script": "zero overflowing unscale clip scaler_step"},
+    "unscaled, zeroed by the model": {"script": "zero_model overflowing unscale clip scaler_step"},
+    "zeroed by the optimizer": {"script": "zero overflowing scaler_step"},
+    "zeroed by the model": {"script": "zero_model overflowing scaler_step"},
+}
 
 ROWS = [
     # ---- one pass per step
     *each("gradients are averaged", over("named", True, False)),
-    *each("every optimizer", makers(), tolerance=1e-9, steps=4),
-    *each(
-        "options",
-        with_options(
-            {"op": hvd.Sum},
-            {"gradient_predivide_factor": 4.0},
-            {"gradient_predivide_factor": 4.0, "groups": 2},
-            *({"groups": groups} for groups in (1, 2, 3, 50)),
-        ),
-    ),
+    *each("every optimizer", over("kind", *OPTIMIZERS)),
+    *each("options", with_options(SUM, *({"groups": groups} for groups in (1, 2, 3, 50)))),
+    *each("predivided", GROUPS, options={"gradient_predivide_factor": 4.0}),
     *each("half as many bytes", GROUPS, options=FP16, tolerance=5e-3),
-    Row("a module used twice", model=used_twice),
-    Row("built under no_grad", wrapping=torch.no_grad),
-    Row("ranks name parameters in other orders", params=parts_of, options={"groups": 2}),
-    Row("waiting in the step only", wait=False),
-    Row(
-        "the rate is rewritten",
-        (zero, backward(), rewrite_rate, step),
-        make=OPTIMIZERS["Adam"],
-        tolerance=1e-9,
-    ),
-    Row(
-        "channels last",
-        (zero, backward(), gradients_are_channels_last, step),
-        model=convolutions,
-        batch=images,
-        loss=mean_square,
+    *each(
+        "models",
+        over("kind", "used twice", "bfloat16", "float16", "autocast", "parameters in turn"),
     ),
     *each(
-        "half parameters",
-        {
-            str(d): {"model": lambda d=d: small_model(dtype=d)}
-            for d in (torch.bfloat16, torch.float16)
-        },
-        tolerance=5e-2,
+        "computed again", over("kind", *(kind for kind in KINDS if kind.startswith("checkpointed")))
     ),
-    Row("autocast", model=float32, loss=autocast_loss, tolerance=5e-2),
     *each(
-        "a part checkpointed",
-        {f"reentrant={r}": {"loss": half_checkpointed(r)} for r in (False, True)},
-    ),
-    Row("all layers checkpointed", loss=checkpointed(0, 1, 3)),
-    *each(
-        "checkpointed and plain",
+        "computed again and plainly",
         times(
-            {
-                word: {"loss": plain_and_checkpointed(word == "plain first")}
-                for word in ("plain first", "checkpoint first")
-            },
-            with_options({}, {"groups": 1}, {"op": hvd.Sum}),
+            over("kind", "plain, then checkpointed", "checkpointed, then plain"),
+            with_options({}, {"groups": 1}, SUM),
         ),
-        model=two_layers,
         patches=AT_ONCE,
     ),
-    Row("a gradient penalty", (zero, backward(), clip, step), loss=penalised, tolerance=1e-10),
-    Row(
-        "a model cast after wrapping",
-        (zero, backward(), clip, step),
-        model=float32,
-        after=(lambda world: world.model.double(),),
-    ),
+    row("in the memory of images", "zero first gradients_are_channels_last step", "channels last"),
+    row("built under no_grad", wrapping=torch.no_grad),
+    row("waiting in the step only", wait=False),
     # ---- between backward and step
-    *each("clipping", with_options({}, {"groups": 2}), events=(zero, backward(), clip, step)),
-    Row(
-        "clipping half as many bytes", (zero, backward(), clip, step), options=FP16, tolerance=1e-3
-    ),
-    Row(
-        "clipping after synchronize",
-        (zero, backward(), synchronize, clip, without_synchronizing(step)),
-    ),
-    Row(
-        "skip_synchronize nested and held open",
-        (
-            without_synchronizing(
-                lambda world: [
-                    act(world)
-                    for act in (zero, backward(), synchronize, clip, without_synchronizing(step))
-                ]
-            ),
-        ),
-    ),
-    Row(
+    row("the rate is rewritten", "zero first rewrite_rate step", "Adam"),
+    *each("clipping", GROUPS, CLIPPED),
+    row("clipping half as many bytes", CLIPPED, options=FP16, tolerance=1e-3),
+    row("clipping after synchronize", "zero first synchronize clip only_step"),
+    row("skip_synchronize nested and held open", "all_in_skip_synchronize"),
+    row(
         "clipping with a torch that does not tell when a pass ends",
-        (zero, backward(), clip, step),
-        before=(freeze(1),),
+        CLIPPED,
+        before="freeze_second",
         patches=(("horovod.torch._gradient_reducer.queue_callback", None),),
     ),
-    Row("autograd.grad in between", (zero, backward(), autograd_grad, step)),
-    Row(
-        "sharpness-aware minimisation",
-        (backward(), ascend, zero, backward(), descend, step, zero),
-        tolerance=1e-9,
+    row("clipping with a gradient penalty", CLIPPED, "penalised"),
+    row("clipping a model cast after wrapping", CLIPPED, "float32", after="cast"),
+    row("autograd.grad in between", "zero first autograd_grad step"),
+    row(
+        "sharpness-aware minimisation", "first ascend zero first descend step zero", tolerance=1e-9
     ),
-    # ---- hooks of the user
     *each(
         "a hook of the user",
         {
-            "before wrapping": {
-                "before": (hook_of_the_user,),
-                "local_factor": lambda rank: rank + 1,
-            },
-            "after wrapping": {"after": (hook_of_the_user,), "local_factor": lambda rank: rank + 1},
-            "both": {
-                "before": (hook_of_the_user,),
-                "after": (hook_of_the_user,),
-                "local_factor": lambda rank: (rank + 1) ** 2,
-            },
-            "groups": {
-                "after": (hook_of_the_user,),
-                "local_factor": lambda rank: rank + 1,
-                "options": {"groups": 2},
-            },
-            "fp16": {
-                "after": (hook_of_the_user,),
-                "local_factor": lambda rank: rank + 1,
-                "options": FP16,
-                "tolerance": 1e-1,
-            },
+            "before wrapping": {"before": "hook_of_the_user", "hooks": 1},
+            "after wrapping": {"after": "hook_of_the_user", "hooks": 1},
+            "both": {"before": "hook_of_the_user", "after": "hook_of_the_user", "hooks": 2},
+            "groups": {"after": "hook_of_the_user", "hooks": 1, "options": {"groups": 2}},
+            "fp16": {"after": "hook_of_the_user", "hooks": 1, "options": FP16, "tolerance": 1e-1},
         },
         patches=AT_ONCE,
     ),
     # ---- several passes per step
-    *each(
-        "accumulation",
-        times(
-            with_options({"backward_passes_per_step": 2}, {"backward_passes_per_step": 3}), GROUPS
-        ),
-        events=(zero, backward(0, 0.5), backward(1, 0.5), step),
-    ),
-    Row("an early step", options={"backward_passes_per_step": 4}),
-    Row(
+    *each("accumulation of two", GROUPS, "zero half_first half_second step", options=TWO),
+    *each("accumulation of three", GROUPS, "zero first second third step", options=THREE),
+    row("an early step", options={"backward_passes_per_step": 4}),
+    row(
         "passes set after wrapping",
-        (zero, backward(), gradients_agree, step),
-        options={"backward_passes_per_step": 4},
-        after=(set_one_pass,),
+        "zero first gradients_agree step",
+        options=THREE,
+        after="set_one_pass",
     ),
-    Row(
-        "clipping what was accumulated",
-        (zero, backward(0), backward(1), clip, step),
-        options={"backward_passes_per_step": 2},
-        make=OPTIMIZERS["Adam"],
-        tolerance=1e-9,
-    ),
-    Row("no_sync", (zero, without_sync(backward(0)), backward(1), step)),
-    Row(
-        "a pass for each of two models",
-        (zero, backward(0), backward(1), step),
-        model=two_models,
-        loss=loss_of_one_model,
-        use=lambda world, number, rank: number,
-    ),
+    row("clipping what was accumulated", "zero first second clip step", "Adam", options=TWO),
+    row("no_sync", "zero unsynced_first second step"),
+    row("a pass for each of two models", "zero first second step", "two models"),
     *each(
         "several passes add up",
         times(
             with_options(
                 {},
                 {"groups": 2},
-                {"backward_passes_per_step": 2},
-                {"op": hvd.Sum},
-                {"op": hvd.Sum, "groups": 2, "backward_passes_per_step": 2},
+                TWO,
+                SUM,
+                {**SUM, **TWO, "groups": 2},
                 {"gradient_predivide_factor": 2.0},
             ),
-            over("wait", True, False),
+            WAITS,
         ),
-        events=PASSES,
+        "zero first second third step",
     ),
     *each(
         "passes that reach other parameters each",
-        times(with_options({}, {"groups": 1}, {"groups": 2}), over("wait", True, False)),
-        events=(zero, backward(0), backward(1), backward(2), step),
-        model=four_layers,
-        loss=layers_loss,
-        use=layers_in_turn,
-        options={"zero_missing_gradients": False},
+        times(with_options({}, {"groups": 1}, {"groups": 2}), WAITS),
+        "zero first second third step",
+        "layers in turn",
+        options=BARE,
         patches=AT_ONCE,
     ),
-    *each(
-        "a pass that only rank 0 ran, at an early step",
-        over("wait", True, False),
-        events=(zero, backward(times=lambda rank: 2 if rank == 0 else 1), step),
-        options={"backward_passes_per_step": 3},
-    ),
-    *each(
-        "passes that only rank 0 ran, without waiting in backward",
-        GROUPS,
-        events=(zero, backward(times=lambda rank: 3 if rank == 0 else 1), step),
-        wait=False,
-    ),
+    *each("passes of one rank, an early step", WAITS, "zero twice_on_rank_0 step", options=THREE),
+    *each("passes of one rank", GROUPS, "zero three_times_on_rank_0 step", wait=False),
     # ---- passes that are thrown away
     *each(
-        "a batch is skipped",
-        {
-            "": {},
-            "without waiting": {"wait": False},
-            "groups": {"options": {"groups": 2}},
-        },
-        events=(zero, backward(0, 5.0), zero, backward(0, 7.0), zero, backward(), step),
+        "skipped",
+        {"": {}, "without waiting": {"wait": False}, "groups": {"options": {"groups": 2}}},
+        "zero thrown_away zero thrown_away zero first step",
     ),
     *each(
-        "a batch is skipped by the model",
-        {"": {}, "without waiting": {"wait": False}, "sum": {"options": {"op": hvd.Sum}}},
-        events=(
-            zero_model,
-            backward(0, 5.0),
-            zero_model,
-            backward(0, 7.0),
-            zero_model,
-            backward(),
-            step,
-        ),
+        "skipped, zeroed by the model",
+        {"": {}, "without waiting": {"wait": False}, "sum": {"options": SUM}},
+        "zero_model thrown_away zero_model thrown_away zero_model first step",
     ),
     *each(
-        "a batch is skipped by the model in place",
-        with_options({}, {"op": hvd.Sum}),
-        events=(
-            zero_model_in_place,
-            backward(0, 5.0),
-            zero_model_in_place,
-            backward(0, 7.0),
-            zero_model_in_place,
-            backward(),
-            step,
-        ),
+        "skipped, zeroed by the model in place",
+        with_options({}, SUM),
+        "zero_model_in_place thrown_away zero_model_in_place thrown_away zero_model_in_place first step",
     ),
-    Row(
-        "zero_grad in the middle of an accumulation",
-        (zero, backward(0), zero, backward(1), backward(2), step),
-        options={"backward_passes_per_step": 2},
-    ),
+    row("skipped amid an accumulation", "zero first zero second third step", options=TWO),
     *each(
         "backward fails half way",
         times(
-            {
-                word: {"events": (clear, failing_backward, clear, backward(), clip, step)}
-                for word, clear in (
-                    ("zeroed by the optimizer", zero),
-                    ("zeroed by the model", zero_model),
-                )
-            },
+            over(
+                "script",
+                "zero failing_backward zero first clip step",
+                "zero_model failing_backward zero_model first clip step",
+            ),
             {
                 "at once": {"patches": AT_ONCE},
                 "late": {"patches": LATE},
@@ -352,127 +268,71 @@ ROWS = [
         ),
     ),
     # ---- parameters that only some ranks use, or nobody
-    Row(
-        "clipping with branches of some ranks",
-        (zero, backward(), clip, step),
-        use=branch_of_a_rank,
-        **FORKED,
-    ),
+    row("clipping with branches of some ranks", CLIPPED, "branch of a rank", options=BARE),
+    row("zeroed instead of none", "zero_in_place first clip step", "branch of a rank"),
+    *each("used by some", EVERY_GROUPS, kind="branches in turn", options=BARE),
     *each(
+        "used by some in two passes",
+        EVERY_GROUPS,
+        "zero first second step",
         "branches in turn",
-        with_options({}, {"groups": 1}, {"groups": 2}, {"groups": 3}),
-        use=branches_in_turn,
-        steps=4,
-        **FORKED,
+        options={**BARE, **TWO},
     ),
-    *each(
-        "branches in turn, two passes",
-        with_options(
-            *(
-                {"backward_passes_per_step": 2, **g}
-                for g in ({}, {"groups": 1}, {"groups": 2}, {"groups": 3})
-            )
-        ),
-        events=(zero, backward(0), backward(1), step),
-        use=branches_in_turn,
-        steps=4,
-        **FORKED,
-    ),
-    Row(
-        "another collective while branches are unused",
-        (zero, backward(), other_collective, step),
-        use=lambda world, number, rank: {"left": rank == 0},
-        **{**FORKED, "options": {}},
-    ),
-    Row(
-        "zeroed instead of none",
-        (zero_in_place, backward(), clip, step),
-        use=branch_of_a_rank,
-        **{**FORKED, "options": {}},
-    ),
+    row("another collective amid a step", "zero first other_collective step", "branch of rank 0"),
     # ---- freezing, thawing, new groups
-    Row(
-        "thawed after wrapping",
-        (zero, at(2, freeze(0, thaw=True)), backward(), clip, step),
-        before=(freeze(0),),
-        steps=4,
-    ),
-    *each("frozen after wrapping", GROUPS, after=(freeze(3),)),
+    row("thawed after wrapping", "zero thaw_first_later first clip step", before="freeze_first"),
+    *each("frozen after wrapping", GROUPS, after="freeze_last"),
     *each(
         "a group added after wrapping",
         times(
             over("named", True, False),
-            {
-                to: {"events": (at(1, add_group(to)), zero, backward(), clip, step)}
-                for to in ("optimizer", "original")
-            },
+            over("script", *(f"{add} {CLIPPED}" for add in ("add_group", "add_group_to_original"))),
         ),
-        before=(freeze(3),),
-        params=lambda model: model[:2].parameters(),
-        steps=4,
+        kind="without the last layer",
+        before="freeze_last",
     ),
     # ---- loss scaling
     *each(
         "infinity on one rank",
         times(
-            makers(*SCALERS),
-            {
-                f"{word}, zeroed by the {whose}": {
-                    "events": (clear, scaled_backward(overflow_at_one_rank), *between, scaler_step)
-                }
-                for word, between in (("unscaled", (unscale, clip)), ("not unscaled", ()))
-                for whose, clear in (("optimizer", zero), ("model", zero_model))
-            },
+            {name: {"make": OPTIMIZERS[name]} for name in ("SGD", "AdamW", "AdamW_fused")}, SCALED
         ),
-        model=float32,
-        steps=4,
+        kind="float32",
         tolerance=1e-4,
     ),
-    Row(
-        "scaled and clipped",
-        (zero, scaled_backward(), unscale, clip, scaler_step),
-        model=float32,
-        steps=4,
-        tolerance=1e-5,
-    ),
-    Row(
+    row("scaled and clipped", "zero scaled unscale clip scaler_step", "float32", tolerance=1e-5),
+    row(
         "scaled as the MNIST example writes it",
-        (zero, scaled_backward(), synchronize, unscale, without_synchronizing(scaler_step)),
-        model=float32,
+        "zero scaled synchronize unscale only_scaler_step",
+        "float32",
         tolerance=1e-5,
     ),
-    # ---- sparse gradients: rank 0 alone looks into the second table
+    # ---- sparse gradients
     *each(
         "sparse embeddings",
         times(
-            with_options({"sparse_as_dense": False}, {"sparse_as_dense": True}),
-            {"": {"tolerance": 1e-12}, "fp16": {"options": FP16, "tolerance": 1e-2}},
+            times(
+                with_options({"sparse_as_dense": False}, {"sparse_as_dense": True}),
+                {"": {}, "fp16": {"options": FP16, "tolerance": 1e-2}},
+            ),
             with_options({}, {"groups": 1}),
         ),
-        events=(zero, backward(), table_is_sparse, step),
-        model=Words,
-        make=lambda params: torch.optim.SGD(params, lr=0.5),
-        batch=words,
-        loss=words_loss,
-        use=lambda world, number, rank: rank == 0,
-        options={"zero_missing_gradients": False},
+        "zero first table_is_sparse step",
+        "words of rank 0",
+        options=BARE,
     ),
-    Row(
-        "sparse gradients of several passes",
-        (zero, backward(0), backward(1, 2.0), step),
-        model=Words,
-        make=lambda params: torch.optim.SGD(params, lr=0.5),
-        batch=words,
-        loss=words_loss,
-        use=lambda world, number, rank: True,
-    ),
+    row("sparse gradients of several passes", "zero first twice_second step", "words"),
     # ---- without rank 0 where there are enough ranks; the others train on their own data
+    *each("a process set", GROUPS, CLIPPED, options={"process_set": range(1, SIZE)}),
+    # ---- local steps, of which Adasum combines the moves
     *each(
-        "a process set",
-        GROUPS,
-        events=(zero, backward(), clip, step),
-        options={"process_set": range(1, SIZE)},
+        "Adasum",
+        times(over("named", True, False), over("kind", "SGD", "Adam")),
+        options=ADASUM,
     ),
+    row("Adasum of half as many bytes", options={**ADASUM, **FP16}, tolerance=5e-3),
+    row("Adasum skips a batch", "thrown_away zero first second step zero", options=ADASUM),
+    row("Adasum accumulates", "zero first second step", options={**ADASUM, **TWO}),
 ]
 
 
@@ -482,26 +342,43 @@ def test_training_equals_that_of_one_process(row, monkeypatch):
         monkeypatch.setattr(target, value)
     with in_set(row.options) as (options, ranks):
         model = row.model()
-        oracle = World(row, copy.deepcopy(model), ranks, is_oracle=True)
+        is_adasum = options.get("op") == hvd.Adasum and SIZE > 1
+        parts = [[rank] for rank in ranks] if is_adasum else [ranks]
+        oracles = [World(row, copy.deepcopy(model), part, is_oracle=True) for part in parts]
         world = World(row, model, [RANK], is_oracle=False)
-        both = (world, oracle)
+        both = [world, *oracles]
         run(both, row.before)
         world.distribute(options)
         run(both, row.after)
-        for number in range(row.steps):
-            world.step = oracle.step = number
-            run(both, row.events)
-            assert_same_weights(model, oracle.model, row.tolerance)
-            assert world.scaler.get_scale() == oracle.scaler.get_scale()
+        for number in range(3):
+            for each_world in both:
+                each_world.step = number
+            before = copy.deepcopy(oracles[0].model)
+            run(both, row.script)
+            if is_adasum:
+                combine(oracles, before)
+            assert_same_weights(model, oracles[0].model, row.tolerance)
+            assert world.scaler.get_scale() == oracles[0].scaler.get_scale()
         agreeing = options.get("process_set", hvd.global_process_set)
         if agreeing.included():
             assert_ranks_agree(model, agreeing)
 
 
-def run(worlds, events):
+def run(worlds, script):
     for world in worlds:
-        for event in events:
-            event(world)
+        for word in script.split():
+            getattr(optimizer_events, word)(world)
+
+
+def combine(worlds, before):
+    """Each world has taken a local step: have all of them take the combined one."""
+    with torch.no_grad():
+        for start, *params in zip(
+            before.parameters(), *(w.model.parameters() for w in worlds), strict=True
+        ):
+            move = torch.from_numpy(combined([(param - start).numpy() for param in params]))
+            for param in params:
+                param.copy_(start + move)
 
 
 @contextlib.contextmanager
@@ -509,10 +386,7 @@ def in_set(options):
     """The options with a process set in place of its ranks, and the ranks that train with this one."""
     members = list(options.get("process_set", range(SIZE)))
     if len(members) == SIZE or not members:
-        yield (
-            {name: value for name, value in options.items() if name != "process_set"},
-            list(range(SIZE)),
-        )
+        yield {name: options[name] for name in options if name != "process_set"}, list(range(SIZE))
         return
     chosen = hvd.add_process_set(members)
     try:

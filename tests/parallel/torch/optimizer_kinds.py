@@ -1,8 +1,7 @@
-"""Optimizers and models of `test_optimizer_table.py`: their losses, and what a rank uses of them."""
+"""What `test_optimizer_table.py` trains: optimizers, models with their losses, and what a rank uses of them."""
 
 import torch
 from optimizer_support import Forked, mse, small_model
-from optimizer_worlds import by_ranks
 from torch.utils.checkpoint import checkpoint
 
 import horovod.torch as hvd
@@ -28,10 +27,6 @@ OPTIMIZERS = {
 }
 
 
-def makers(*names):
-    return {name: {"make": OPTIMIZERS[name]} for name in names or OPTIMIZERS}
-
-
 # Models of which a rank uses parts, and how.
 
 
@@ -46,13 +41,6 @@ def branches_in_turn(world, number, rank):
 def branch_of_a_rank(world, number, rank):
     """Nobody uses the idle one."""
     return {"left": rank % 2 == 0, "right": rank % 2 == 1}
-
-
-FORKED = {
-    "model": Forked,
-    "loss": forked_loss,
-    "options": {"zero_missing_gradients": False},
-}
 
 
 def four_layers():
@@ -99,33 +87,19 @@ def mean_square(model, x, y, use):
     return model(x).pow(2).mean()
 
 
-@by_ranks
-def gradients_are_channels_last(world):
-    assert world.model[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
-
-
 def autocast_loss(model, x, y, use):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return mse(model, x, y)
 
 
 def checkpointed(*bounds, reentrant=True):
-    """A loss whose model is cut into parts, each computed again in backward."""
+    """A loss whose model is cut into parts, all but the last of which are computed again in backward."""
 
     def loss(model, x, y, use):
         out = x.clone().requires_grad_()
-        for begin, end in zip(bounds, (*bounds[1:], None), strict=True):
-            part = model[begin:end]
-            out = checkpoint(part, out, use_reentrant=reentrant)
-        return (out - y).pow(2).mean()
-
-    return loss
-
-
-def half_checkpointed(reentrant):
-    def loss(model, x, y, use):
-        out = checkpoint(model[:2], x.clone().requires_grad_(), use_reentrant=reentrant)
-        return (model[2:](out) - y).pow(2).mean()
+        for begin, end in zip((0, *bounds), bounds, strict=False):
+            out = checkpoint(model[begin:end], out, use_reentrant=reentrant)
+        return (model[bounds[-1] :](out) - y).pow(2).mean()
 
     return loss
 
@@ -185,12 +159,50 @@ def words_loss(model, x, y, use):
     return model(x, spare=use).pow(2).mean()
 
 
-@by_ranks
-def table_is_sparse(world):
-    assert world.model.table.weight.grad.is_sparse
-
-
 def parts_of(model):
     """Each rank names its parameters in an order of its own."""
     params = list(model.parameters())
     return params[hvd.rank() :] + params[: hvd.rank()]
+
+
+def usual_sgd(params):
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+FORKED = {"model": Forked, "loss": forked_loss}
+WORDS = {
+    "model": Words,
+    "batch": words,
+    "loss": words_loss,
+    "make": lambda params: torch.optim.SGD(params, lr=0.5),
+}
+
+KINDS = {
+    "small": {},
+    "float32": {"model": float32},
+    "bfloat16": {"model": lambda: small_model(dtype=torch.bfloat16), "tolerance": 5e-2},
+    "float16": {"model": lambda: small_model(dtype=torch.float16), "tolerance": 5e-2},
+    "autocast": {"model": float32, "loss": autocast_loss, "tolerance": 5e-2},
+    "used twice": {"model": used_twice},
+    "two models": {
+        "model": two_models,
+        "loss": loss_of_one_model,
+        "use": lambda _, number, rank: number,
+    },
+    "channels last": {"model": convolutions, "batch": images, "loss": mean_square},
+    "checkpointed": {"loss": checkpointed(2, reentrant=False)},
+    "checkpointed, reentrant": {"loss": checkpointed(2)},
+    "checkpointed in parts": {"loss": checkpointed(1, 3, 4)},
+    "plain, then checkpointed": {"model": two_layers, "loss": plain_and_checkpointed(True)},
+    "checkpointed, then plain": {"model": two_layers, "loss": plain_and_checkpointed(False)},
+    "penalised": {"loss": penalised, "tolerance": 1e-10},
+    "layers in turn": {"model": four_layers, "loss": layers_loss, "use": layers_in_turn},
+    "branch of a rank": {**FORKED, "use": branch_of_a_rank},
+    "branch of rank 0": {**FORKED, "use": lambda world, number, rank: {"left": rank == 0}},
+    "branches in turn": {**FORKED, "use": branches_in_turn},
+    "words": {**WORDS, "use": lambda world, number, rank: True},
+    "words of rank 0": {**WORDS, "use": lambda world, number, rank: rank == 0},
+    "parameters in turn": {"params": parts_of},
+    "without the last layer": {"params": lambda model: model[:2].parameters()},
+    **{name: {"make": make, "tolerance": 1e-9} for name, make in OPTIMIZERS.items()},
+}
