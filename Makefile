@@ -176,6 +176,8 @@ install: $(STAMPS)/install ## Build the quick wheel and install it into .venv.
 # Tests and the demo use a wheel that builds in a third of the time of the published one: same code, less optimised when it
 # is linked. The published one is built and checked by `make wheel-check`, in CI and before a release.
 $(STAMPS)/install: $(STAMPS)/quick-wheel
+	@# Earlier builds had the files under another name: pip would remove them after it has installed the new ones.
+	$(BIN)/python -m pip uninstall --quiet --disable-pip-version-check --yes horovod horovod-rs
 	$(PIP) --quiet --no-deps --force-reinstall $(STAMPS)/quick-dist/*.whl
 	@touch $@
 
