@@ -1,10 +1,13 @@
 //! Ranks as real processes: killed ones are noticed, forked children keep nobody alive.
+//!
+//! In a binary of their own: a forked child also holds what other tests of its process have open, for as long as it lives.
 #![allow(
     clippy::unwrap_used,
     reason = "a test wants to fail at once, with the place"
 )]
 #![cfg(unix)]
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::{
