@@ -1,13 +1,13 @@
 //! Operations that do not end on GPUs: whose GPU holds up the others is told on every rank, and then ends the job, or not.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::gpu_double::ranks::{OnRank, finish, on_ranks};
-use crate::gpu_double::{Memory, with_double};
-use horovod::config::Config;
+use crate::gpu_double::{Memory, allocator, with_double};
+use horovod::config::{Config, GpuOperations};
 use horovod::gpu::Ready;
 use horovod::{DType, Error, Op, OpResult, ProcessSetId, ReduceOp, Scale, Submission};
 
@@ -181,6 +181,49 @@ fn without_a_timeout_it_is_told_and_goes_on_when_the_gpu_does() {
             assert!(text.contains(part), "{part}\nis not in\n{text}");
         }
         assert!(!text.contains("The job ends"), "{text}");
+    });
+}
+
+#[test]
+fn results_on_their_way_from_host_memory_are_aborted_with_the_generation() {
+    let test = "results_on_their_way_from_host_memory_are_aborted_with_the_generation";
+    with_double(test, "devices=2", |double| {
+        let config = |config: &mut Config| config.gpu.operations = GpuOperations::Host;
+        let ended = on_ranks(double, 2, config, |on| {
+            let (memory, device) = (ones(on), on.rank as i32);
+            // On rank 0 the result's memory is free only after a kernel of the script's: the copy to it waits.
+            let busy = on.double.stream(device);
+            let gate = (on.rank == 0).then(|| on.double.gate(busy));
+            let ready = Ready::record(device, on.stream).expect("records");
+            let tensor = memory.tensor(DType::F32, &[ELEMS], None, &ready);
+            let set = ProcessSetId::GLOBAL;
+            let submission =
+                Submission::new("test", Some("gather"), Op::Allgather, set, tensor.into());
+            let made = Arc::new(Mutex::new(Vec::new()));
+            let allocator = allocator(on.double, device, busy, made.clone());
+            // SAFETY: memory of the double, kept until the operation has ended.
+            let submission = unsafe { submission.allocating(allocator) };
+            let end = finish(on.engine, submission).expect("is launched").end;
+            let Some(gate) = gate else {
+                on.engine
+                    .wait_for_devices(Duration::MAX)
+                    .expect("ends here");
+                on.engine.shutdown();
+                return None;
+            };
+            let end = end.expect("is launched");
+            let deadline = Instant::now() + LIMIT;
+            // Asked only by an executor that was aborted.
+            while on.double.count("cuStreamQuery") == 0 {
+                assert!(Instant::now() < deadline, "it is not aborted");
+                std::thread::yield_now();
+            }
+            on.double.open(gate);
+            let waited = on.engine.wait_for_launch(&*end, LIMIT);
+            waited.expect_err("rank 1 has left");
+            end.ended_well()
+        });
+        assert_eq!(ended, [Some(false), None]);
     });
 }
 
