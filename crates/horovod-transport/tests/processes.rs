@@ -41,6 +41,7 @@ fn rank_process() {
     let at: SocketAddr = var("T_AT").parse().unwrap();
     let mut config = MeshConfig::new(Rank(rank), var("T_SIZE").parse().unwrap(), key, vec![at]);
     config.timeout = TIMEOUT;
+    config.heartbeat = None; // see `connect.rs`
     config.shm = var("T_SHM") == "1";
     let mut rig = Rig::new(connect(&config).unwrap());
     rig.exchange(300_000);

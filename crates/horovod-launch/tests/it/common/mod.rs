@@ -90,6 +90,8 @@ pub(crate) fn horovodrun<W: AsRef<OsStr>>(words: impl IntoIterator<Item = W>) ->
     let mut command = Command::new(env!("CARGO_BIN_EXE_horovodrun"));
     // Else there is a line about it.
     command.env("OMP_NUM_THREADS", "1");
+    // A loaded machine may take long to start what comes up at once elsewhere.
+    command.env("HOROVOD_START_TIMEOUT", LIMIT.as_secs().to_string());
     command.args(words);
     command
 }
