@@ -23,7 +23,7 @@ STAGE = python build_backend/stage.py
 LOGS := $(STAMPS)/logs
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-micro bench-tools wheel wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-micro bench-tools wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -153,8 +153,11 @@ bench-tools:
 		echo "not installed (and not root with apt): openmpi-bin; Open MPI will not be measured"; \
 	fi
 
-wheel: $(STAMPS)/wheel ## Build the wheel that is published, and those of the names `horovod` and `sparkdl`, into dist/.
+wheel: $(STAMPS)/wheel ## Build the wheel that is published, and the one of the name `horovod-rs`, into dist/.
 	@ls -l dist
+
+wheel-sparkdl: $(STAMPS)/tools ## Build the wheel of the name `sparkdl`, which requires PySpark, into dist/sparkdl/.
+	python build_backend/sparkdl_wheel.py dist/sparkdl
 
 wheel-check: $(STAMPS)/dev-packages $(STAMPS)/wheel ## Build and check the published wheels: size, glibc, libraries; train with them outside the repository.
 	python build_backend/check_wheel.py dist

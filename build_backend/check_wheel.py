@@ -5,6 +5,7 @@ Everything runs outside the repository, in a fresh environment whose PATH holds 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -31,9 +32,9 @@ TOOLS = ("sh", "env")
 
 def main(dist: Path) -> None:
     """Run all checks on a folder's two wheels; the first that fails ends the program with its reason."""
-    wheels, names = sorted(dist.glob("horovod_rs-*.whl")), sorted(dist.glob("horovod-*.whl"))
-    expect(len(wheels) == 1, f"expected one horovod_rs-*.whl in {dist}, found {wheels}")
-    expect(len(names) == 1, f"expected one horovod-*.whl in {dist}, found {names}")
+    wheels, names = sorted(dist.glob("horovod-*.whl")), sorted(dist.glob("horovod_rs-*.whl"))
+    expect(len(wheels) == 1, f"expected one horovod-*.whl in {dist}, found {wheels}")
+    expect(len(names) == 1, f"expected one horovod_rs-*.whl in {dist}, found {names}")
     wheel = wheels[0]
     size = wheel.stat().st_size
     say(f"{wheel.name}: {size / 1e6:.2f} MB")
@@ -113,27 +114,45 @@ def check_installed(wheel: Path, folder: Path) -> None:
 
 
 def check_both_distributions(dist: Path, folder: Path) -> None:
-    """Without a network: a package that requires `horovod` is content, and either distribution can go alone."""
+    """Without a network: a package that requires `horovod` is content, the original is replaced, either can go."""
     # Gigabytes and their needs: stand-ins of metadata alone will do.
     shelf = folder / "shelf"
     metadata_wheel.write_wheel(shelf, "torch", "2.9")
-    metadata_wheel.write_wheel(shelf, "cloudpickle", "3.0")
+    metadata_wheel.write_wheel(shelf, "cloudpickle", "3.0", files=files_of("cloudpickle"))
     client = [("Requires-Dist", "horovod[pytorch]>=0.27")]
     metadata_wheel.write_wheel(shelf, "client", "1.0", client)
+    files = {"horovod/__init__.py": "", "horovod/torch/__init__.py": ""}
+    scripts = {"horovod-0.28.1.data/scripts/horovodrun": "#!/bin/sh\n"}
+    original = metadata_wheel.write_wheel(
+        folder / "original", "horovod", "0.28.1", files={**files, **scripts}
+    )
     home = folder / "venv"
     venv.create(home, with_pip=True)
     pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--isolated"]
     offline = ["install", "--quiet", "--no-index", f"--find-links={dist}", f"--find-links={shelf}"]
     launcher, module = home / "bin" / "horovodrun", "lib/python*/site-packages/horovod/torch"
-    run([*pip, *offline, "client"])
+    imports = [str(home / "bin" / "python"), "-c", "import horovod._core"]
+    wheels = [str(wheel) for wheel in sorted(dist.glob("horovod*.whl"))]
+    run([*pip, *offline, str(original)])
+    run([*pip, *offline, *wheels, "client"])
     run([*pip, "check"])
-    expect(launcher.is_file(), "horovod brought no horovodrun")
-    run([*pip, "uninstall", "--quiet", "--yes", "horovod"])
-    expect(launcher.is_file() and any(home.glob(module)), "horovod took files of horovod-rs away")
-    run([*pip, *offline, "horovod"])
+    run([str(launcher), "--version"])
+    run(imports, cwd=folder)
     run([*pip, "uninstall", "--quiet", "--yes", "horovod-rs"])
-    expect(not launcher.exists() and not any(home.glob(module)), "horovod-rs left files behind")
-    expect("horovod" in output([*pip, "list"]).split(), "horovod-rs took horovod away")
+    run([str(launcher), "--version"])
+    run(imports, cwd=folder)
+    run([*pip, *offline, "horovod-rs"])
+    run([*pip, "uninstall", "--quiet", "--yes", "horovod"])
+    expect(not launcher.exists() and not any(home.glob(module)), "horovod left files behind")
+    expect("horovod-rs" in output([*pip, "list"]).split(), "horovod took horovod-rs away")
+
+
+def files_of(package: str) -> dict[str, str | bytes]:
+    """The files of a package that this interpreter has, by their paths in a wheel."""
+    spec = importlib.util.find_spec(package)
+    expect(spec is not None and bool(spec.origin), f"{package} is not installed")
+    folder = Path(str(spec.origin)).parent  # type: ignore[union-attr]
+    return {f"{package}/{file.name}": file.read_bytes() for file in folder.glob("*.py")}
 
 
 def run(command: list[str], limit_s: float = 120, **kwargs: object) -> None:

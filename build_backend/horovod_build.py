@@ -7,7 +7,7 @@ adapter into the package that uses it.
 As a program, `python build_backend/horovod_build.py published DIR` makes the wheel that is published: on Linux linked
 by zig (from PyPI) against an old glibc, so that it runs on every distribution of the last ten years. With `quick`
 instead it makes one for tests and the demo: linked by this machine's linker, with less optimisation. Both put the
-wheels without compiled files beside it.
+wheel of the name `horovod-rs` beside it.
 """
 
 from __future__ import annotations
@@ -168,12 +168,10 @@ def _maturin() -> Any:
 
 if __name__ == "__main__":
     import metadata_wheel
-    import sparkdl_wheel
 
     builders = {"published": build_portable_wheel, "quick": build_quick_wheel}
     if len(sys.argv) != 3 or sys.argv[1] not in builders:
         sys.exit(f"usage: horovod_build.py {'|'.join(builders)} DIR, not {sys.argv[1:]}")
     place = sys.argv[2]
     builders[sys.argv[1]](place)
-    for wheel in (metadata_wheel, sparkdl_wheel):
-        print(wheel.build(Path(place)))
+    print(metadata_wheel.build(Path(place)))

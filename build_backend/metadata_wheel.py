@@ -1,7 +1,8 @@
-"""A wheel of metadata alone: the distribution `horovod`, which requires `horovod-rs` and brings no file of its own.
+"""A wheel of metadata alone: the distribution `horovod-rs`, which requires `horovod` and brings no file of its own.
 
-Packages that require `horovod` would otherwise make pip install the original over this one. The distribution that owns
-the files keeps its own name, so that uninstalling either takes nothing from the other.
+The distribution `horovod` owns the files, as the original's does. pip uninstalls the installed distribution of a name
+before it installs another of that name, so it replaces an installed original file by file. Under any other name pip
+would write our files over the original's, and then remove the original's files, which by then are ours.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-NAME = "horovod"
+NAME = "horovod-rs"
 # The oldest date that a zip file can hold: equal sources make equal wheels.
 _DATE = (1980, 1, 1, 0, 0, 0)
-_FILE_MODE = 0o100644
+_FILE_MODE, _PROGRAM_MODE = 0o100644, 0o100755
 
 _ABOUT = """\
-# horovod
+# horovod-rs
 
-The name under which other packages require Horovod. It holds no files: `horovod-rs`, which it requires, has them.
+The project's own name. It holds no files: `horovod`, which it requires, has them.
 """
 
 
 def build(directory: Path) -> Path:
     """Write it into a directory; its path."""
     project = read_project()
-    rs, version = project["name"], version_of_workspace()
+    owner, version = project["name"], version_of_workspace()
     headers = [
-        ("Summary", "Requires horovod-rs, which is Horovod written in Rust"),
+        ("Summary", "Requires horovod of the same version, which is Horovod written in Rust"),
         ("License-Expression", project["license"]),
         ("Requires-Python", project["requires-python"]),
-        ("Requires-Dist", f"{rs}=={version}"),
+        ("Requires-Dist", f"{owner}=={version}"),
     ]
     for extra in project["optional-dependencies"]:
         headers.append(("Provides-Extra", extra))
-        headers.append(("Requires-Dist", f'{rs}[{extra}]=={version} ; extra == "{extra}"'))
+        headers.append(("Requires-Dist", f'{owner}[{extra}]=={version} ; extra == "{extra}"'))
     return write_wheel(directory, NAME, version, headers, text=_ABOUT)
 
 
@@ -60,7 +61,7 @@ def write_wheel(
     name: str,
     version: str,
     headers: Iterable[tuple[str, str]] = (),
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     text: str = "",
 ) -> Path:
     """Write a wheel for any Python and machine.
@@ -70,7 +71,7 @@ def write_wheel(
     headers
         Lines of its METADATA beyond name and version.
     files
-        What it installs: path and content.
+        What it installs: path and content. Those under `NAME-VERSION.data/scripts` become programs.
     text
         Its description, in Markdown.
     """
@@ -81,22 +82,23 @@ def write_wheel(
     tags = (
         "Wheel-Version: 1.0\nGenerator: horovod_build\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
-    content = {**(files or {}), f"{folder}/METADATA": metadata, f"{folder}/WHEEL": tags}
-    record = "".join(
-        f"{path},{_digest(text)},{len(text.encode())}\n" for path, text in content.items()
-    )
-    content[f"{folder}/RECORD"] = record + f"{folder}/RECORD,,\n"
+    texts = {**(files or {}), f"{folder}/METADATA": metadata, f"{folder}/WHEEL": tags}
+    content = {
+        path: text.encode() if isinstance(text, str) else text for path, text in texts.items()
+    }
+    record = "".join(f"{path},{_digest(data)},{len(data)}\n" for path, data in content.items())
+    content[f"{folder}/RECORD"] = (record + f"{folder}/RECORD,,\n").encode()
     directory.mkdir(parents=True, exist_ok=True)
     wheel = directory / f"{folder.removesuffix('.dist-info')}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in content.items():
+        for path, data in content.items():
             entry = zipfile.ZipInfo(path, _DATE)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = _FILE_MODE << 16
-            archive.writestr(entry, text)
+            entry.external_attr = (_PROGRAM_MODE if "/scripts/" in path else _FILE_MODE) << 16
+            archive.writestr(entry, data)
     return wheel
 
 
-def _digest(text: str) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())
+def _digest(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
     return f"sha256={digest.rstrip(b'=').decode()}"

@@ -1,4 +1,6 @@
-"""A wheel of `sparkdl`'s names for HorovodRunner: the distribution `horovod-rs-sparkdl`, which requires `horovod-rs`.
+"""A wheel of `sparkdl`'s names for HorovodRunner: the distribution `horovod-rs-sparkdl`, which needs `horovod[spark]`.
+
+It is built on request only, since it brings PySpark: `python build_backend/sparkdl_wheel.py DIR`.
 
 Its files lie in a folder of their own that a `.pth` file puts at the end of the module search path. So an installed
 `sparkdl` is neither overwritten nor hidden: it is found first.
@@ -6,6 +8,7 @@ Its files lie in a folder of their own that a `.pth` file puts at the end of the
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import metadata_wheel
@@ -36,3 +39,7 @@ def build(directory: Path) -> Path:
         place = file.relative_to(source.parent).as_posix()
         files[f"{_FOLDER}/{place}"] = file.read_text()
     return metadata_wheel.write_wheel(directory, NAME, version, headers, files, _ABOUT)
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1])))

@@ -20,6 +20,8 @@ EVERY_S = 10.0
 WIDTH = 100
 TAIL_LINES = 60
 NOISE = re.compile(r"\x1b\[[0-9;]*m")
+# A wheel's tags, which would hide its size.
+TAGS = re.compile(r"(?<=\d)-\S+\.whl")
 
 
 def main(name: str, log: Path, command: list[str]) -> int:
@@ -54,7 +56,7 @@ def _copy(stream: IO[bytes], file: IO[bytes], last: list[str]) -> None:
     for line in stream:
         file.write(line)
         if text := NOISE.sub("", line.decode(errors="replace")).strip():
-            last[0] = text
+            last[0] = TAGS.sub("", text)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import lanes
+import side_by_side
+
 HERE = Path(__file__).resolve().parent
+RANK_SITE = str(HERE / "rank_site")
+sys.path.append(RANK_SITE)
+
+import lean_imports  # noqa: E402, F401 - it acts when it is imported, before the test files import frameworks
+
 pytest_plugins = ["tiers"]
 
 
@@ -24,21 +33,54 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--max-np", type=int, default=3, help="largest number of ranks for tests/parallel"
     )
+    parser.addoption(
+        "--side-by-side",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run up to N groups of tests at once, each in a process of its own (tests/lanes.py)",
+    )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # A shell starts background jobs with SIGINT ignored, and so would be everything that the tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What the tests start imports large frameworks in less time, as the ranks of the harness's jobs do.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [RANK_SITE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    ).rstrip(os.pathsep)
+    if limit := config.getoption("--side-by-side"):
+        config.pluginmanager.register(side_by_side.SideBySide(limit))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not _is_rank():
+        lanes.assign(items)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`tests/parallel` runs inside ranks, started by test_parallel.py; or alone when it is named."""
     parallel = HERE / "parallel"
-    if "HOROVOD_RANK" in os.environ or not collection_path.is_relative_to(parallel):
+    if _is_rank() or not collection_path.is_relative_to(parallel):
         return None
     named = any(Path(arg.split("::")[0]).resolve().is_relative_to(parallel) for arg in config.args)
     return None if named else True
+
+
+def _is_rank() -> bool:
+    """Whether this is one of several ranks that run the same tests."""
+    return "HOROVOD_RANK" in os.environ
+
+
+@pytest.fixture(autouse=True)
+def keeps_to_its_lane(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test of the lane `waits` does not compute all the time."""
+    if _is_rank() or lanes.of(request.node) is lanes.Lane.COMPUTES:
+        yield
+    else:
+        yield from lanes.check_that_it_waits()
 
 
 @pytest.fixture

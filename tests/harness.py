@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -46,7 +46,7 @@ NOT_HANDED_DOWN = (
 
 # Only what hangs reaches these, on the slowest and most loaded machine: how long a job may take, and its processes to
 # disappear after the launcher has ended.
-LIMIT_S = 300.0
+LIMIT_S = 900.0
 REAP_LIMIT_S = 60.0
 
 # How the launcher reports the rank that failed first, and how it marks what a rank printed.
@@ -178,13 +178,9 @@ class Job:
 
     def wait_until_gone(self, limit_s: float = REAP_LIMIT_S) -> None:
         """Wait until no process of the job is alive."""
-        deadline = time.monotonic() + limit_s
-        while members := self._members_left():
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                left = "\n".join(_describe(pid) for pid in members)
-                raise AssertionError(f"processes left behind:\n{left}\n{self.report(stacks=True)}")
-            _wait_for_exit(members[0], remaining)
+        if members := wait_for_processes_to_end(self._members_left, limit_s):
+            left = "\n".join(_describe(pid) for pid in members)
+            raise AssertionError(f"processes left behind:\n{left}\n{self.report(stacks=True)}")
 
     def assert_nothing_left(self) -> None:
         """No process, no shared-memory file, no socket file."""
@@ -385,6 +381,34 @@ def _catches(pid: int, number: int) -> bool:
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
+
+
+def command_line(pid: int) -> list[bytes]:
+    """The words of a process's command; none if it has ended, or is just executing a program."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    return []
+
+
+def wait_for_processes_to_end(
+    present: Callable[[], Iterable[int]], limit_s: float = REAP_LIMIT_S
+) -> list[int]:
+    """Wait until none of these is there, which each look may tell anew; return those that stay."""
+    deadline = time.monotonic() + limit_s
+    while left := list(present()):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            break
+        _wait_for_exit(left[0], remaining)
+    return left
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The variables of a process; none if it has ended."""
+    with contextlib.suppress(OSError):
+        words = _environment_of(Path(f"/proc/{pid}")).decode(errors="replace").split("\0")
+        return dict(word.split("=", 1) for word in words if "=" in word)
+    return {}
 
 
 def _environment_of(process: Path) -> bytes:

@@ -126,7 +126,8 @@ def in_ci(table: dict[str, Any]) -> list[Part]:
     extra = [loom] if is_due and loom.name not in {part.name for part in second} else []
     # What a shard has too is run once.
     own = [p for p in rows.values() if p.name not in {part.name for part in second}]
-    return [*own[:1], *first_tier(table), *own[1:], *extra, *second]
+    install, *others = first_tier(table)
+    return [install, *own[:1], *others, *own[1:], *extra, *second]
 
 
 def only(parts: list[Part], beginnings: list[str] | None) -> list[Part]:

@@ -30,7 +30,7 @@ print(f"sc://127.0.0.1:{service.localPort()}", flush=True)
 sys.stdin.read()
 session.stop()
 """
-START_S = 240
+START_S = int(harness.LIMIT_S)
 
 
 @contextlib.contextmanager

@@ -57,8 +57,19 @@ def test_on_every_rank(np: int, run, tmp_path: Path) -> None:
     assert ranks == ranks[:1] * np, "ranks ran different tests"
 
 
-@pytest.mark.parametrize("np", [1, 2, 3])
-@pytest.mark.parametrize("example", ["mxnet_mnist.py", "mxnet_module_mnist.py"])
+# On other numbers of ranks the same lines run.
+REST = pytest.mark.thorough(also="tests/test_mxnet.py::test_examples_learn")
+
+
+@pytest.mark.parametrize(
+    ("example", "np"),
+    [
+        ("mxnet_mnist.py", 3),
+        ("mxnet_module_mnist.py", 2),
+        *[pytest.param("mxnet_mnist.py", np, marks=REST) for np in (1, 2)],
+        *[pytest.param("mxnet_module_mnist.py", np, marks=REST) for np in (1, 3)],
+    ],
+)
 def test_examples_learn(np: int, example: str, run) -> None:
     job = run(np, EXAMPLES / example, "--epochs", "3").succeed()
     accuracies = re.findall(r"validation accuracy: ([\d.]+)", job.stdout)

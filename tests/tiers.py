@@ -7,6 +7,7 @@ fails for the same fault. One that names none, or a test that is not there, is r
 from __future__ import annotations
 
 import functools
+import os
 import re
 import tomllib
 import zlib
@@ -19,12 +20,20 @@ import landings
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 TIERS = ("first", "second", "all")
+# Tells the ranks of tests/parallel which of their tests to run.
+VARIABLE = "TESTS_TIER"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--tier` and `--shard`."""
-    parser.addoption("--tier", choices=TIERS, default="first", help="which tests run")
+    default = os.environ.get(VARIABLE, "first")
+    parser.addoption("--tier", choices=TIERS, default=default, help="which tests run")
     parser.addoption("--shard", default="", metavar="K/N", help="this share of the second tier")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A test that starts ranks is of one tier, and those that they run may be of both."""
+    os.environ[VARIABLE] = "first" if config.getoption("--tier") == "first" else "all"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

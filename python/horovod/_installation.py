@@ -11,7 +11,7 @@ import warnings
 
 # Every version of the original has the first, most have the second; this package never has either.
 MARKERS = ("runner/js_run.py", "metadata.json")
-# The original's last version is 0.28.1; from this one on, a distribution `horovod` is of metadata alone.
+# The original's last version is 0.28.1; from this one on, the distribution `horovod` is this package's.
 _FIRST_OF_OURS = (0, 29)
 
 
@@ -32,23 +32,26 @@ def warn_if_mixed(folder: str) -> None:
 def findings() -> list[str]:
     """What is wrong with the installation that `import horovod` would take; each a sentence without its end."""
     found = []
-    for original in importlib.metadata.distributions(name="horovod"):
-        if _numbers(original.version) < _FIRST_OF_OURS:
+    ours = []
+    for installed in importlib.metadata.distributions(name="horovod"):
+        if _numbers(installed.version) < _FIRST_OF_OURS:
             found.append(
-                f"the original Horovod {original.version} is installed, too, in {original.locate_file('')}"
+                f"the original Horovod {installed.version} is installed, too, in {installed.locate_file('')}"
             )
+        else:
+            ours.append(installed)
     spec = importlib.util.find_spec("horovod")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         foreign = [name for name in MARKERS if os.path.exists(os.path.join(folder, name))]
         foreign += glob.glob("*/mpi_lib*.so", root_dir=folder)
         if foreign:
             found.append(f"{folder} holds files of the original Horovod: {', '.join(foreign)}")
-    for ours in importlib.metadata.distributions(name="horovod-rs"):
-        changed = [str(file) for file in ours.files or [] if _is_changed(file)]
+    for installed in ours:
+        changed = [str(file) for file in installed.files or [] if _is_changed(file)]
         if changed:
             found.append(
-                f"files of horovod-rs {ours.version} in {ours.locate_file('')} were replaced or removed after it was "
-                f"installed: {len(changed)}, such as {changed[0]}"
+                f"files of horovod {installed.version} in {installed.locate_file('')} were replaced or removed after "
+                f"it was installed: {len(changed)}, such as {changed[0]}"
             )
     return found
 

@@ -185,11 +185,7 @@ class Run:
         """The processes that run worker.py now."""
         found = []
         for pid in self.job.members():
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if os.fsencode(words[0]) == os.fsencode(sys.executable):
+            if harness.command_line(pid)[:1] == [os.fsencode(sys.executable)]:
                 found.append(pid)
         return found
 

@@ -48,9 +48,9 @@ class Ground:
     def assert_nothing_left(self) -> None:
         """No process on any host that was not there before, sshd's of the job included."""
         for host, before in zip(self.net.hosts, self._before, strict=True):
-            for pid in host.pids() - before:
-                harness._wait_for_exit(pid, harness.REAP_LIMIT_S)
-            left = host.pids() - before
+            left = harness.wait_for_processes_to_end(
+                lambda host=host, before=before: host.pids() - before
+            )
             assert not left, f"processes left on {host.name}: {left}"
 
     def close(self) -> None:

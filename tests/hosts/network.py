@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ SSH_PORT = 2222
 PREFIX = "hvdt"
 # A routing table of the namespaces that leads nowhere.
 MISROUTED = "77"
+# Only what hangs reaches it: how long a killed process may take to end.
+END_LIMIT_S = 60.0
 
 
 def why_not() -> str | None:
@@ -240,25 +243,21 @@ class Host:
 
     def pids(self) -> set[int]:
         """Processes on this host, its sshd left out."""
-        done = subprocess.run(
-            ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False
-        )
         server = {self.sshd.pid} if self.sshd else set()
-        return set(map(int, done.stdout.split())) - server
+        return _pids_of(self.namespace) - server
 
     def crash(self) -> None:
         """End all its processes at once, its sshd too."""
         assert self.sshd is not None
-        for pid in self.pids() | {self.sshd.pid}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.sshd.wait(10)
+        self.sshd.kill()
+        self.sshd.wait(END_LIMIT_S)
+        _end_all(self.namespace)
 
     def down(self) -> None:
         """End all its processes and remove it."""
         _remove_namespace(self.namespace)
         if self.sshd:
-            self.sshd.wait(10)
+            self.sshd.wait(END_LIMIT_S)
 
 
 def sweep() -> None:
@@ -280,15 +279,27 @@ def sweep() -> None:
 
 
 def _remove_namespace(name: str) -> None:
-    done = subprocess.run(
-        ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
-    )
-    for pid in done.stdout.split():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
+    _end_all(name)
     # With its namespace it would go as well, but later: the next network's link of the same name would meet it.
     subprocess.run(["ip", "link", "del", _outside(name)], capture_output=True, check=False)
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _pids_of(namespace: str) -> set[int]:
+    """The processes in a namespace."""
+    done = subprocess.run(
+        ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False
+    )
+    return set(map(int, done.stdout.split()))
+
+
+def _end_all(namespace: str) -> None:
+    """End all processes in a namespace, those too that others of them start meanwhile."""
+    deadline = time.monotonic() + END_LIMIT_S
+    while (pids := _pids_of(namespace)) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _outside(namespace: str) -> str:

@@ -39,10 +39,8 @@ def launch(net, jobs):
             job.kill()  # the test has failed already
         job.assert_nothing_left()
     for host in net.hosts:
-        left = host.pids() - before[host.name]
-        for pid in left:
-            harness._wait_for_exit(pid, harness.REAP_LIMIT_S)
-        assert not host.pids() - before[host.name], f"processes left on {host.name}"
+        left = harness.wait_for_processes_to_end(lambda host=host: host.pids() - before[host.name])
+        assert not left, f"processes left on {host.name}: {left}"
 
 
 TOPOLOGY = """
@@ -125,8 +123,9 @@ def test_job_key_is_on_no_command_line(launch, script) -> None:
     )
     job = launch([sys.executable, path])
     key = job.wait_for("key ", count=4)[0].split()[-1].encode()
-    lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in map(int, _processes())]
-    assert not any(key in line for line in lines)
+    words = [word for pid in _processes() for word in harness.command_line(pid)]
+    assert str(path).encode() in words
+    assert not any(key in word for word in words)
     job.process.send_signal(signal.SIGTERM)
     assert job.fail() == 143
 
@@ -326,8 +325,8 @@ def test_ssh_is_as_patient_as_the_ranks(seconds, launch, script) -> None:
         env={"HOROVOD_HEARTBEAT_TIMEOUT_SECONDS": seconds},
     )
     job.wait_for("reducing", count=4)
-    lines = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in job.members()]
-    [words] = [words for words in lines if Path(words[0]).name == "ssh"]
+    lines = [list(map(os.fsdecode, harness.command_line(pid))) for pid in job.members()]
+    [words] = [words for words in lines if words and Path(words[0]).name == "ssh"]
     # What ssh makes of it, whatever else it is configured with.
     asked = [words[0], "-G", *words[1 : words.index("--")], "host-b"]
     said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
@@ -397,9 +396,5 @@ def test_garbage_from_the_network_does_no_harm(
     assert job.stdout.count("all right") == 4
 
 
-def _processes() -> list[str]:
-    return [
-        entry
-        for entry in os.listdir("/proc")
-        if entry.isdigit() and os.path.exists(f"/proc/{entry}/cmdline")
-    ]
+def _processes() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]

@@ -297,7 +297,7 @@ def train(state):
 train(State(hvd.broadcast_object, hvd.rank, step=0))
 """
     )
-    job = jobs(harness.python(2, path, limit_s=30.0))
+    job = jobs(harness.python(2, path))
     job.fail()
     assert "HorovodInternalError: the state does not fit" in job.stderr
     assert "Elastic training gave up: this is the failure number 3 in a row" in job.stderr

@@ -12,11 +12,15 @@ import harness
 EXAMPLES = harness.ROOT / "examples"
 
 
-@pytest.mark.parametrize("np", [1, 3])
+ALONE = pytest.mark.thorough(also="tests/integration/test_examples.py::test_the_usual_script")
+
+
+# Alone it runs the same lines; that a job of one rank works is tested inside of ranks.
+@pytest.mark.parametrize("np", [pytest.param(1, marks=ALONE), 3])
 def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
     mnist = EXAMPLES / "pytorch" / "pytorch_mnist.py"
     job = jobs(
-        harness.python(np, mnist, "--epochs", "3", "--no-cuda", "--data-dir", str(tmp_path))
+        harness.python(np, mnist, "--epochs", "2", "--no-cuda", "--data-dir", str(tmp_path))
     ).succeed()
     accuracies = re.findall(r"[Aa]ccuracy:? *([\d.]+) *%", job.stdout)
     assert accuracies, job.report()
@@ -30,11 +34,18 @@ def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
         (
             2,
             [
-                *["pytorch/pytorch_mnist.py", "--epochs", "1", "--fp16-allreduce"],
+                *["pytorch/pytorch_mnist.py", "--epochs", "1", "--max-samples", "400"],
+                "--fp16-allreduce",
                 *["--gradient-predivide-factor", "2.0", "--use-mixed-precision"],
             ],
         ),
-        (2, ["pytorch/pytorch_mnist.py", "--epochs", "1", "--use-adasum"]),
+        (
+            2,
+            [
+                *["pytorch/pytorch_mnist.py", "--epochs", "1", "--use-adasum"],
+                *["--max-samples", "400"],
+            ],
+        ),
         (2, ["elastic/pytorch/pytorch_mnist_elastic.py", "--epochs", "1", "--use-adasum"]),
         (3, ["pytorch/pytorch_process_sets.py", "--steps", "20"]),
         (2, ["adasum/adasum_small_model.py", "--op", "Adasum", "--steps", "20"]),

@@ -37,7 +37,7 @@ with OnGpu():
 
 def test_a_rank_that_is_killed_while_operations_are_under_way_on_gpus(script, jobs) -> None:
     env = environment("devices=3,seed=3,never=2")
-    job = jobs(harness.python(3, script(program(DIES)), env=env, limit_s=120.0))
+    job = jobs(harness.python(3, script(program(DIES)), env=env))
     job.wait_for(": process ", count=3)
     os.kill(int(gpu_double.said(job, 1)[0].split()[-1]), signal.SIGKILL)
     job.fail()
@@ -128,7 +128,7 @@ def test_a_process_that_has_lost_its_gpu_is_replaced_in_elastic_jobs(
     env = environment("devices=2,seed=5", HOROVOD_ELASTIC_SLOT_FAILURES="100")
     command = [sys.executable, script(program(body))]
     options = ("--min-np", "2", "--max-np", "2", "-H", "localhost:2")
-    job = jobs(harness.horovodrun(2, command, *options, env=env, limit_s=60.0)).succeed()
+    job = jobs(harness.horovodrun(2, command, *options, env=env)).succeed()
     assert "cannot use the GPU any more" in job.stderr, job.report()
     assert "This process ends, for CUDA's context is lost (error 700): only another" in job.stderr
     for rank in range(2):
@@ -175,7 +175,7 @@ def test_a_process_whose_gpu_hangs_in_an_abort_is_replaced_in_elastic_jobs(
     env = environment("devices=3,seed=5", HOROVOD_ELASTIC_SLOT_FAILURES="100")
     command = [sys.executable, script(program(body))]
     options = ("--min-np", f"{ranks}", "--max-np", f"{ranks}", "-H", f"localhost:{ranks}")
-    job = jobs(harness.horovodrun(ranks, command, *options, env=env, limit_s=90.0)).succeed()
+    job = jobs(harness.horovodrun(ranks, command, *options, env=env)).succeed()
     told = f"This process ends, for GPU 1 has not come to rest {told}: only another one"
     assert re.search(told, job.stderr), job.report()
     assert job.stdout.count(f": trained by {ranks}") == ranks, job.report()

@@ -47,7 +47,7 @@ with OnGpu(), current_device(rank):
 
 def test_two_users_of_nccl_that_nobody_orders(script, jobs) -> None:
     env = environment("devices=2,seed=3", HOROVOD_GPU_TIMEOUT="1")
-    job = jobs(harness.python(2, script(program(BODY)), env=env, limit_s=120.0))
+    job = jobs(harness.python(2, script(program(BODY)), env=env))
     job.wait()
     for rank in range(2):
         together, apart, rest = gpu_double.said(job, rank)

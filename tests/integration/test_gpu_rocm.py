@@ -59,7 +59,7 @@ def test_the_same_tests_as_on_gpus_of_nvidia(operations, rocm, jobs) -> None:
     files = [str(FOLDER / file) for file in FILES[operations]]
     command = [sys.executable, *words, "--rootdir", str(harness.ROOT), *files]
     env = environment(rocm, HOROVOD_GPU_OPERATIONS=operations)
-    jobs(harness.horovodrun(2, command, limit_s=600.0, env=env, cwd=harness.ROOT)).succeed()
+    jobs(harness.horovodrun(2, command, env=env, cwd=harness.ROOT)).succeed()
 
 
 SUMS = """
@@ -81,7 +81,7 @@ if rank == 0:
 
 
 def run(jobs, script, env: dict[str, str], before: str = "", body: str = SUMS):
-    job = jobs(harness.python(2, script(gpu_double.program(body, before)), env=env, limit_s=120.0))
+    job = jobs(harness.python(2, script(gpu_double.program(body, before)), env=env))
     job.succeed()
     return [gpu_double.said(job, rank) for rank in range(2)], job.stderr
 

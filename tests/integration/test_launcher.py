@@ -132,8 +132,9 @@ pathlib.Path(sys.argv[1]).open().read()
     assert len(keys) == 1
     key = keys.pop()
     assert re.fullmatch("[0-9a-f]{64}", key)
-    for pid in job.members():
-        assert key.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    words = [word for pid in job.members() for word in harness.command_line(pid)]
+    assert str(path).encode() in words
+    assert not any(key.encode() in word for word in words)
     stop.write_text("go\n" * 2)
     job.kill()
 

@@ -24,7 +24,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 from horovod.ray import ElasticRayExecutor, RayExecutor  # noqa: E402
 from horovod.ray.runner import StaticAdapter  # noqa: E402
 
-LIMIT_S = 240
+LIMIT_S = int(harness.LIMIT_S)
 # Else Ray takes a minute to believe that a node has gone.
 SOON_DEAD = {
     "health_check_initial_delay_ms": 0,
@@ -45,7 +45,7 @@ def cluster() -> Iterator[Any]:
         del os.environ[name]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "180")
+        patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         head = {**NODE, "include_dashboard": False, "_system_config": SOON_DEAD}
         started = Cluster(initialize_head=True, head_node_args=head)

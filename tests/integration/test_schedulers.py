@@ -215,14 +215,20 @@ def test_another_key_does_not_get_in(script, jobs, port) -> None:
     env = {
         "HOROVOD_SIZE": "2",
         "HOROVOD_RANK0_ADDRESS": f"localhost:{port}",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "3",
     }
     path = script(INIT)
+    # Rank 0 must still be there when the other one has started.
+    seconds = ("20", "3")
     jobs_of_both = [
         jobs(
             harness.Job(
                 [sys.executable, path],
-                env={**env, "HOROVOD_RANK": str(rank), "HOROVOD_JOB_KEY": key * 32},
+                env={
+                    **env,
+                    "HOROVOD_RANK": str(rank),
+                    "HOROVOD_JOB_KEY": key * 32,
+                    "HOROVOD_GLOO_TIMEOUT_SECONDS": seconds[rank],
+                },
             )
         )
         for rank, key in enumerate(("ab", "cd"))
@@ -301,7 +307,7 @@ def test_a_signal_handler_may_give_up_the_init_that_it_interrupts(script, jobs) 
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600", "HOROVOD_RANK": "0"}
     job = jobs(harness.Job([sys.executable, script(HANDLES)], env=env))
     rendezvous_file = job.folder / "horovod-meeting-2"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + harness.REAP_LIMIT_S
     while not rendezvous_file.exists():
         assert time.monotonic() < deadline, job.report()
         time.sleep(0.01)
@@ -325,7 +331,7 @@ def test_init_can_be_interrupted(rank, script, jobs) -> None:
     job.wait_for("waits")
     if rank == "0":
         rendezvous_file = job.folder / "horovod-meeting-2"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + harness.REAP_LIMIT_S
         while not rendezvous_file.exists():
             assert time.monotonic() < deadline, job.report()
             time.sleep(0.01)

@@ -28,7 +28,7 @@ pytest.importorskip("pyspark")
 if shutil.which("java") is None:
     pytest.skip("there is no Java, which Spark needs", allow_module_level=True)
 
-START_S = 240
+START_S = int(harness.LIMIT_S)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -219,13 +219,13 @@ def test_a_driver_that_executors_cannot_reach(monkeypatch: pytest.MonkeyPatch) -
         lambda self, invitation: start(self, Invitation(("127.0.0.1:9",), invitation.key)),
     )
     with pytest.raises(RuntimeError, match=r"task \d on host \S+ cannot reach the") as raised:
-        horovod.spark.run(print, num_proc=2, start_timeout=20, stderr=io.StringIO())
+        horovod.spark.run(print, num_proc=2, start_timeout=START_S, stderr=io.StringIO())
     assert "127.0.0.1:9" in str(raised.value)
     assert "nics" in str(raised.value)
     # Spark starts the tasks of an elastic job again and again.
     with pytest.raises(TimeoutException, match=r"cannot reach the|not all have reached") as late:
-        horovod.spark.run_elastic(print, num_proc=2, start_timeout=8, stderr=io.StringIO())
-    assert "of 2 tasks run after 8 s" in str(late.value)
+        horovod.spark.run_elastic(print, num_proc=2, start_timeout=20, stderr=io.StringIO())
+    assert "of 2 tasks run after 20 s" in str(late.value)
     assert "127.0.0.1:9" in str(late.value)
 
 

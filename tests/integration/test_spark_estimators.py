@@ -154,7 +154,7 @@ def test_unwritable_store_is_an_error() -> None:
 
 def test_ranks_in_spark_tasks(frame: Any, tmp_path: Path) -> None:
     store = Store.create(str(tmp_path / "store"))
-    backend = SparkBackend(2, start_timeout=240, stdout=io.StringIO())
+    backend = SparkBackend(2, start_timeout=900, stdout=io.StringIO())
     model = _estimator(store, backend=backend, epochs=2).fit(frame)
     history = model.getHistory()
     assert len(history) == 2

@@ -16,8 +16,6 @@ pytest.importorskip("pyspark")
 if shutil.which("java") is None:
     pytest.skip("there is no Java, which Spark needs", allow_module_level=True)
 
-LIMIT_S = 240
-
 FIT = "test_fit_transform_save_load_and_resume"
 
 
@@ -27,7 +25,7 @@ def also(test: str) -> pytest.MarkDecorator:
 
 def run(script: str, words: list[str], jobs: Any, folder: Path) -> str:
     path = harness.ROOT / "examples" / "spark" / script
-    job = harness.Job([sys.executable, path, *words], limit_s=LIMIT_S, cwd=folder)
+    job = harness.Job([sys.executable, path, *words], cwd=folder)
     return str(jobs(job).succeed().stdout)
 
 

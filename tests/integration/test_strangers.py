@@ -93,8 +93,7 @@ def _finish(job: harness.Job, stop: Path) -> None:
 
 def _environment_of_a_rank(job: harness.Job) -> dict[str, str | None]:
     for pid in job.members():
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-        env = dict(word.split("=", 1) for word in words if "=" in word)
+        env = harness.environment_of(pid)
         if env.get("HOROVOD_RANK") == "1":
             return {name: value for name, value in env.items() if name.startswith("HOROVOD_")}
     raise AssertionError("rank 1 was not found")

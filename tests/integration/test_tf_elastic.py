@@ -78,7 +78,6 @@ def test_a_killed_rank_is_replaced_and_no_committed_step_is_lost(script, jobs, t
             "2",
             "-H",
             "localhost:3",
-            limit_s=300,
             env={"TF_CPP_MIN_LOG_LEVEL": "3"},
         )
     ).succeed()
@@ -151,6 +150,6 @@ def test_process_sets_inside_a_graph_follow_the_ranks(script, jobs, tmp_path) ->
     command = [sys.executable, script(SETS), str(tmp_path)]
     elastic = ["--min-np", "3", "-H", "localhost:4"]
     env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    job = jobs(harness.horovodrun(4, command, *elastic, limit_s=300, env=env)).succeed()
+    job = jobs(harness.horovodrun(4, command, *elastic, env=env)).succeed()
     assert "right with 3 ranks" in job.stdout
     assert len(re.findall(r"done: rank \d of 4", job.stdout)) == 4, job.report()

@@ -13,7 +13,15 @@ EXAMPLES = harness.ROOT / "examples"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-@pytest.mark.parametrize("np", [1, 2, 3])
+def rest(test: str) -> pytest.MarkDecorator:
+    """Numbers of ranks on which the same lines run as on those of the first tier."""
+    return pytest.mark.thorough(also=f"tests/integration/test_tf_examples.py::{test}")
+
+
+USUAL, OLD = rest("test_the_usual_script"), rest("test_the_script_of_tensorflow_1")
+
+
+@pytest.mark.parametrize("np", [pytest.param(1, marks=USUAL), pytest.param(2, marks=USUAL), 3])
 def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
     mnist = EXAMPLES / "tensorflow2" / "tensorflow2_mnist.py"
     job = jobs(harness.python(np, mnist, "--data-dir", str(tmp_path), env=QUIET)).succeed()
@@ -22,7 +30,7 @@ def test_the_usual_script(np: int, jobs, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()), "rank 0 wrote no checkpoint"
 
 
-@pytest.mark.parametrize("np", [1, 2, 3])
+@pytest.mark.parametrize("np", [pytest.param(1, marks=OLD), 2, pytest.param(3, marks=OLD)])
 def test_the_script_of_tensorflow_1(np: int, jobs, tmp_path: Path) -> None:
     mnist = EXAMPLES / "tensorflow" / "tensorflow_mnist.py"
     job = jobs(harness.python(np, mnist, "--data-dir", str(tmp_path), env=QUIET)).succeed()

@@ -5,50 +5,12 @@ The stacks go to a file of their own, so that they reach the test even when the 
 """
 
 import faulthandler
-import gc
-import importlib.machinery
 import os
 import signal
-import sys
+
+import lean_imports  # noqa: F401 - it acts when it is imported
 
 _folder = os.environ.get("HVD_TEST_STACKS")
 if _folder:
     _file = open(os.path.join(_folder, f"{os.getpid()}.txt"), "w")  # noqa: SIM115 - lives with the process
     faulthandler.register(signal.SIGUSR1, file=_file, all_threads=True, chain=False)
-
-
-# Modules, and whether what they make is spared.
-_SPARED = {"torch": True, "torch._dynamo": False, "tensorflow": True, "jax": True, "keras": False}
-
-
-class _WithoutCollections:
-    """Imports large modules without garbage collections, a quarter to a half of what each would cost.
-
-    What most of them make lives as long as the process, and later collections spare it too. Not that of PyTorch's
-    compiler: libraries below it complain at the exit when theirs is not collected.
-    """
-
-    def find_spec(self, name, path=None, target=None):
-        if name not in _SPARED:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            is_enabled = gc.isenabled()
-            gc.disable()
-            try:
-                execute(module)
-            finally:
-                if _SPARED[name]:
-                    gc.freeze()
-                if is_enabled:
-                    gc.enable()
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-sys.meta_path.insert(0, _WithoutCollections())

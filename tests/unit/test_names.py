@@ -57,7 +57,7 @@ def test_name_exists_and_so_does_its_test(name: str, where: str) -> None:
     if not name.startswith(ELSEWHERE):
         find(name)
     path, test = where.strip("`").split("::")
-    assert re.search(rf"^def {test}\(", (ROOT / path).read_text(), re.MULTILINE), where
+    assert re.search(rf"^ *def {test}\(", (ROOT / path).read_text(), re.MULTILINE), where
 
 
 def test_no_public_name_is_missing() -> None:

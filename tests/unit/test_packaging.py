@@ -1,4 +1,4 @@
-"""The distributions: `horovod`, of metadata alone, `horovod-rs`, which has the files, and one for `sparkdl`."""
+"""The distributions: `horovod`, which has the files, `horovod-rs`, of metadata alone, and one for `sparkdl`."""
 
 from __future__ import annotations
 
@@ -41,70 +41,21 @@ def test_the_version_goes_on_from_the_originals() -> None:
     assert horovod.__version__ == metadata_wheel.version_of_workspace()
 
 
-def test_horovod_is_metadata_alone_with_the_originals_extras(tmp_path: Path) -> None:
+def test_horovod_rs_is_metadata_alone_with_the_originals_extras(tmp_path: Path) -> None:
     wheel = metadata_wheel.build(tmp_path)
     version = metadata_wheel.version_of_workspace()
-    assert wheel.name == f"horovod-{version}-py3-none-any.whl"
+    assert wheel.name == f"horovod_rs-{version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        metadata = archive.read(f"horovod-{version}.dist-info/METADATA").decode().splitlines()
-    assert all(name.startswith(f"horovod-{version}.dist-info/") for name in names), names
-    assert f"Requires-Dist: horovod-rs=={version}" in metadata
+        metadata = archive.read(f"horovod_rs-{version}.dist-info/METADATA").decode().splitlines()
+    assert all(name.startswith(f"horovod_rs-{version}.dist-info/") for name in names), names
+    assert f"Requires-Dist: horovod=={version}" in metadata
     for extra in EXTRAS:
         assert f"Provides-Extra: {extra}" in metadata
-        assert f'Requires-Dist: horovod-rs[{extra}]=={version} ; extra == "{extra}"' in metadata
+        assert f'Requires-Dist: horovod[{extra}]=={version} ; extra == "{extra}"' in metadata
     assert set(metadata_wheel.read_project()["optional-dependencies"]) == EXTRAS
     again = metadata_wheel.build(tmp_path / "again")
     assert again.read_bytes() == wheel.read_bytes()
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> Path:
-    """A folder of wheels: `horovod`, a stand-in for the compiled `horovod-rs`, one for what it needs, a client."""
-    place = tmp_path / "dist"
-    version = metadata_wheel.version_of_workspace()
-    project = metadata_wheel.read_project()
-    metadata_wheel.build(place)
-    headers = [("Requires-Dist", need) for need in project["dependencies"]]
-    for extra, needs in project["optional-dependencies"].items():
-        headers.append(("Provides-Extra", extra))
-        headers += [("Requires-Dist", f'{need} ; extra == "{extra}"') for need in needs]
-    files = {"horovod/__init__.py": f"__version__ = {version!r}\n", "horovod/torch/__init__.py": ""}
-    metadata_wheel.write_wheel(place, "horovod-rs", version, headers, files)
-    metadata_wheel.write_wheel(place, "cloudpickle", "3.0")
-    metadata_wheel.write_wheel(place, "torch", "2.9")
-    metadata_wheel.write_wheel(place, "tensorflow", "2.21")
-    needs_horovod = [("Requires-Dist", "horovod[pytorch,tensorflow]>=0.27")]
-    metadata_wheel.write_wheel(place, "client", "1.0", needs_horovod)
-    return place
-
-
-def test_a_package_that_requires_horovod_is_satisfied_and_each_can_go_alone(
-    tmp_path: Path, shelf: Path
-) -> None:
-    home = tmp_path / "venv"
-    venv.create(home)
-    site = next((home / "lib").glob("python*/site-packages"))
-
-    def installed() -> set[str]:
-        return {line.split("==")[0] for line in pip(home, "freeze", "--all").split()}
-
-    pip(home, "install", "--no-index", f"--find-links={shelf}", "client")
-    assert {"client", "horovod", "horovod-rs", "torch", "cloudpickle"} <= installed()
-    assert "No broken requirements found" in pip(home, "check")
-
-    pip(home, "uninstall", "--yes", "horovod")
-    assert (site / "horovod" / "torch" / "__init__.py").is_file()
-    assert "horovod" not in installed()
-
-    pip(home, "install", "--no-index", f"--find-links={shelf}", "horovod")
-    pip(home, "uninstall", "--yes", "horovod-rs")
-    assert not (site / "horovod").exists()
-    assert list(site.glob("horovod-*.dist-info/RECORD"))
-    # The rest asks for what is missing and gets it.
-    pip(home, "install", "--no-index", f"--find-links={shelf}", "horovod")
-    assert (site / "horovod" / "__init__.py").is_file()
-    assert "No broken requirements found" in pip(home, "check")
 
 
 def test_sparkdl_is_found_where_no_other_is(tmp_path: Path) -> None:
@@ -194,17 +145,17 @@ def test_check_build_and_doctor_name_a_mixed_installation(copy: Path) -> None:
     said = outcome(copy, check)
     assert f"{home} holds files of the original Horovod: torch/mpi_lib_v2" in said
 
-    info = copy / f"horovod_rs-{version}.dist-info"
+    info = copy / f"horovod-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: horovod-rs\nVersion: {version}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: horovod\nVersion: {version}\n")
     size = (home / "__init__.py").stat().st_size
-    whole = f"horovod/__init__.py,sha256=x,{size}\nhorovod_rs.dist-info/RECORD,,\n"
+    whole = f"horovod/__init__.py,sha256=x,{size}\nhorovod.dist-info/RECORD,,\n"
     # As `pip install --target` leaves it, which moves programs.
     (info / "RECORD").write_text(whole + "../../bin/horovodrun,sha256=x,5\n")
     assert "replaced or removed" not in outcome(copy, check)
     (info / "RECORD").write_text(whole + f"horovod/torch/__init__.py,sha256=x,{size + 1}\n")
     said = outcome(copy, check)
-    assert f"files of horovod-rs {version} in {copy} were replaced or removed" in said
+    assert f"files of horovod {version} in {copy} were replaced or removed" in said
     assert "1, such as horovod/torch/__init__.py" in said
     done = subprocess.run(
         doctor,

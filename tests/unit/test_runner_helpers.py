@@ -143,9 +143,9 @@ def program(place: Path) -> Path:
 
 
 def record(site: Path, rows: str) -> None:
-    info = site / "horovod_rs-9.0.dist-info"
+    info = site / "horovod-9.0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: horovod-rs\nVersion: 9.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: horovod\nVersion: 9.0\n")
     (info / "RECORD").write_text(rows)
 
 

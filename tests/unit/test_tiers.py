@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,22 +15,24 @@ import landings
 import tiers
 
 TEST = """
-import pytest
+import os, pytest
 @pytest.mark.thorough({arguments})
 def test_rare(): pass
-def test_usual(): pass
+def test_usual(): print("ranks run", os.environ["TESTS_TIER"])
 """
 THIS = "tests/unit/test_tiers.py::test_a_run_holds_its_tier"
 
 
-def run(folder: Path, arguments: str, *options: str) -> tuple[int, str]:
+def run(folder: Path, arguments: str, *options: str, **variables: str) -> tuple[int, str]:
     """pytest on a file of two tests, one of them with the mark."""
+    env = {k: v for k, v in os.environ.items() if k != tiers.VARIABLE} | variables
     (folder / "test_two.py").write_text(TEST.format(arguments=arguments))
     # Without the tests' own conftest.
-    command = [sys.executable, "-m", "pytest", "-p", "tiers", "-p", "no:cacheprovider", "-vv"]
+    command = [sys.executable, "-m", "pytest", "-p", "tiers", "-p", "no:cacheprovider", "-rA"]
     done = subprocess.run(
         [*command, "--rootdir", str(folder), "-c", "/dev/null", *options, str(folder)],
         cwd=harness.TESTS,
+        env=env,
         capture_output=True,
         text=True,
         timeout=harness.LIMIT_S,
@@ -48,7 +52,19 @@ def run(folder: Path, arguments: str, *options: str) -> tuple[int, str]:
 def test_a_run_holds_its_tier(options: tuple[str, ...], expected: set[str], tmp_path: Path) -> None:
     code, text = run(tmp_path, f'also="{THIS}"', *options)
     assert code == 0, text
-    assert {name for name in ("rare", "usual") if f"test_{name} PASSED" in text} == expected
+    assert {
+        name for name in ("rare", "usual") if re.search(rf"^PASSED .*::test_{name}$", text, re.M)
+    } == expected
+
+
+def test_ranks_run_both_tiers_where_the_test_that_starts_them_is_not_of_the_first(
+    tmp_path: Path,
+) -> None:
+    assert "ranks run first" in run(tmp_path, f'also="{THIS}"')[1]
+    assert "ranks run all" in run(tmp_path, f'also="{THIS}"', "--tier", "all")[1]
+    code, text = run(tmp_path, f'also="{THIS}"', **{tiers.VARIABLE: "all"})
+    assert code == 0
+    assert "2 passed" in text
 
 
 def test_a_shard_holds_its_files_and_may_hold_none(tmp_path: Path) -> None:
@@ -57,7 +73,7 @@ def test_a_shard_holds_its_files_and_may_hold_none(tmp_path: Path) -> None:
         options = ("--tier", "second", "--shard", f"{shard}/{landings.SHARDS}")
         code, text = run(tmp_path, f'also="{THIS}"', *options)
         assert code == 0, text
-        ran += [shard] if "test_rare PASSED" in text else []
+        ran += [shard] if "1 passed" in text else []
     assert len(ran) == 1
 
 

@@ -15,6 +15,7 @@ use crate::frames::{
     Stream, ToAgent, Variables,
 };
 use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait};
+use crate::out_of_memory::MemoryKills;
 use crate::preflight;
 use crate::ranks::Ranks;
 use crate::signals::Signals;
@@ -27,8 +28,6 @@ pub(crate) const SUBCOMMAND: &str = "__agent";
 const OUTBOX_BYTES_MAX: usize = 1 << 20;
 /// From SIGINT to SIGTERM.
 pub(crate) const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
-/// From SIGTERM to SIGKILL.
-pub(crate) const TERMINATE_GRACE: Duration = Duration::from_secs(5);
 /// What ranks left running may take to end by itself after the last rank.
 pub(crate) const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
 /// After SIGKILL, until what still cannot die (a hanging disk) is given up.
@@ -79,6 +78,7 @@ fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString)
         done: false,
         threads: None,
         questions: Vec::new(),
+        memory_kills: MemoryKills::watch(),
         python,
     };
     agent.outbox.buffer().extend_from_slice(MAGIC);
@@ -125,6 +125,7 @@ struct Agent {
     threads: Option<Threads>,
     /// What the doctor wants to know; then there is no job.
     questions: Vec<Question>,
+    memory_kills: MemoryKills,
     /// What runs a command that names no program.
     python: OsString,
 }
@@ -261,7 +262,7 @@ impl Agent {
             ToAgent::Spawn(spec) => self.spawn(spec),
             ToAgent::End(rank) => {
                 self.ranks.signal_rank(rank, Stop::Terminate);
-                let kill_at = Instant::now() + TERMINATE_GRACE;
+                let kill_at = Instant::now() + self.terminate_timeout();
                 self.single_endings.push((rank, kill_at));
             }
             ToAgent::Look { rank, pid } => {
@@ -397,7 +398,7 @@ impl Agent {
         }
         let grace = match how {
             Stop::Interrupt => INTERRUPT_GRACE,
-            Stop::Terminate => TERMINATE_GRACE,
+            Stop::Terminate => self.terminate_timeout(),
             Stop::Kill => KILL_GRACE,
         };
         self.ending = Some(Ending {
@@ -419,6 +420,7 @@ impl Agent {
                 how: Stop::Terminate,
                 harder_at,
             }) if now >= harder_at => {
+                self.note_killed(&self.ranks.running());
                 self.stop(Stop::Kill, now);
             }
             // Again and again: a process may fork while its parent is being killed.
@@ -427,13 +429,49 @@ impl Agent {
             }) => self.ranks.signal(Stop::Kill),
             _ => {}
         }
-        for (rank, _) in self.single_endings.extract_if(.., |(_, at)| *at <= now) {
+        let is_due = |(_, at): &mut (u32, Instant)| *at <= now;
+        let due: Vec<u32> = self
+            .single_endings
+            .extract_if(.., is_due)
+            .map(|(rank, _)| rank)
+            .collect();
+        self.note_killed(&due);
+        for rank in due {
             self.ranks.signal_rank(rank, Stop::Kill);
         }
     }
 
+    fn terminate_timeout(&self) -> Duration {
+        let seconds = self.job.as_ref().map_or(0, |job| job.terminate_timeout_s);
+        Duration::from_secs(seconds.into())
+    }
+
+    /// Says which ranks did not end after SIGTERM, whatever they were about to do.
+    fn note_killed(&mut self, ranks: &[u32]) {
+        if ranks.is_empty() {
+            return;
+        }
+        let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
+        let (noun, were) = match ranks.len() {
+            1 => ("rank", "was"),
+            _ => ("ranks", "were"),
+        };
+        self.say(&FromAgent::Note(format!(
+            "{noun} {} had not ended {} s after SIGTERM and {were} killed (--terminate-timeout or \
+             HOROVOD_TERMINATE_TIMEOUT gives more time)",
+            names.join(", "),
+            self.terminate_timeout().as_secs()
+        )));
+    }
+
     fn reap(&mut self) {
         for (rank, status) in self.ranks.reap() {
+            // Those that it was told to kill have had their own end.
+            let was_killed = status == ExitStatus::Signal(libc::SIGKILL) && self.ending.is_none();
+            let status = match was_killed && self.memory_kills.is_any_new() {
+                true => ExitStatus::OutOfMemory,
+                false => status,
+            };
             // What it wrote before it ended, so that the launcher has the last lines first.
             let last = self.ranks.drain(rank);
             for (stream, bytes) in last {

@@ -15,6 +15,7 @@ use crate::environment;
 use crate::hosts::Host;
 pub use crate::options::ElasticOptions;
 use crate::options::{self, OptionSpec};
+use crate::stdin;
 
 /// What the command line asks for.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,6 +40,8 @@ pub struct Options {
     pub verbose: bool,
     /// Seconds until all hosts must have answered.
     pub start_timeout: Option<u32>,
+    /// Seconds from SIGTERM to SIGKILL.
+    pub terminate_timeout: Option<u32>,
     /// Only look at the hosts, and say so in this form.
     pub doctor: Option<DoctorForm>,
     /// Only report what this installation can do.
@@ -172,6 +175,13 @@ fn complete(mut options: Options) -> Result<Options, UsageError> {
     }
     if options.command.is_empty() {
         return refuse("no command given: what should each process run?");
+    }
+    let is_one = options.num_proc == Some(1) && !options.elastic.is_on();
+    if !is_one && stdin::gives_script(&options.command) {
+        return refuse(
+            "the command reads its script from the standard input, which only rank 0 gets: save the script in a file, \
+             or pass it with -c",
+        );
     }
     options
         .elastic

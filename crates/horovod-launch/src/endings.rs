@@ -3,9 +3,11 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::agent::{INTERRUPT_GRACE, LEFTOVER_GRACE, TERMINATE_GRACE};
+use crate::agent::{INTERRUPT_GRACE, LEFTOVER_GRACE};
+use crate::args::Options;
 use crate::frames::Stop;
 use crate::io::{Interest, wait};
+use crate::launch::terminate_timeout_of;
 use crate::link::HostLink;
 use crate::platform;
 use crate::signals::Signals;
@@ -52,11 +54,12 @@ pub(crate) fn let_go(
 }
 
 /// From a request until its agent must have said that all is over.
-pub(crate) fn agent_limit(how: Stop) -> Duration {
+pub(crate) fn agent_limit(how: Stop, options: &Options) -> Duration {
+    let terminate = Duration::from_secs(terminate_timeout_of(options).into());
     AGENT_GRACE
         + match how {
-            Stop::Interrupt => INTERRUPT_GRACE + TERMINATE_GRACE + LEFTOVER_GRACE,
-            Stop::Terminate => TERMINATE_GRACE + LEFTOVER_GRACE,
+            Stop::Interrupt => INTERRUPT_GRACE + terminate + LEFTOVER_GRACE,
+            Stop::Terminate => terminate + LEFTOVER_GRACE,
             Stop::Kill => Duration::ZERO,
         }
 }

@@ -73,17 +73,21 @@ const OF_THIS_HOST: &[&str] = &[
 const OF_THIS_HOST_PREFIXES: &[&str] = &["BASH_FUNC_", "SSH_", "XDG_", "VSCODE_"];
 
 /// Seconds from `HOROVOD_START_TIMEOUT`; 0 and nonsense count as not set.
+pub(crate) fn start_timeout() -> Option<u32> {
+    seconds("HOROVOD_START_TIMEOUT").filter(|seconds| *seconds > 0)
+}
+
+/// Seconds from `HOROVOD_TERMINATE_TIMEOUT`; nonsense counts as not set.
+pub(crate) fn terminate_timeout() -> Option<u32> {
+    seconds("HOROVOD_TERMINATE_TIMEOUT")
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "this is the launcher's environment module"
 )]
-pub(crate) fn start_timeout() -> Option<u32> {
-    std::env::var("HOROVOD_START_TIMEOUT")
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
-        .filter(|seconds| *seconds > 0)
+fn seconds(name: &str) -> Option<u32> {
+    std::env::var(name).ok()?.trim().parse().ok()
 }
 
 /// The heartbeat's time-out in whole seconds, rounded up, as the ranks understand it: the default if it is nonsense, which

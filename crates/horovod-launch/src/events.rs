@@ -126,11 +126,13 @@ impl Event {
 fn status_of(cause: &Cause) -> Option<(&'static str, Json)> {
     let status = match cause {
         Cause::Exit(status) | Cause::Silent(_, status) => status,
+        Cause::Absent => &ExitStatus::Code(0),
         Cause::HostLost(_) => return None,
     };
     Some(match status {
         ExitStatus::Code(code) => ("code", Json::Number(f64::from(*code))),
         ExitStatus::Signal(signal) => ("signal", Json::Number(f64::from(*signal))),
+        ExitStatus::OutOfMemory => ("signal", Json::Number(f64::from(libc::SIGKILL))),
     })
 }
 

@@ -63,6 +63,8 @@ pub enum ExitStatus {
     Code(i32),
     /// By this signal.
     Signal(i32),
+    /// By SIGKILL, from the kernel, because memory had run out.
+    OutOfMemory,
 }
 
 impl From<std::process::ExitStatus> for ExitStatus {
@@ -114,6 +116,8 @@ pub struct JobSpec {
     pub command: Vec<OsString>,
     /// End the ranks after this many seconds without a word from the launcher; 0 means never.
     pub silence_max_s: u32,
+    /// Seconds from SIGTERM to SIGKILL.
+    pub terminate_timeout_s: u32,
     /// The ranks of this host that start together.
     pub ranks: Vec<RankSpec>,
     /// More may be started one by one, and ended one by one: the host is done only when told so.
@@ -273,6 +277,7 @@ impl ToAgent {
                 w.varint(job.command.len() as u64);
                 job.command.iter().for_each(|item| put_word(w, item));
                 w.varint(u64::from(job.silence_max_s));
+                w.varint(u64::from(job.terminate_timeout_s));
                 w.varint(job.ranks.len() as u64);
                 job.ranks.iter().for_each(|rank| put_rank(w, rank));
                 w.u8(u8::from(job.is_open));
@@ -319,6 +324,7 @@ impl ToAgent {
                     .map(|_| word(r, "command"))
                     .collect::<Result<_, _>>()?;
                 let silence_max_s = r.varint_u32("silence_max_s")?;
+                let terminate_timeout_s = r.varint_u32("terminate_timeout_s")?;
                 let count = r.count(HOST_RANKS_MAX, 2, "ranks")?;
                 let ranks = (0..count).map(|_| rank(r)).collect::<Result<_, _>>()?;
                 let is_open = r.u8("is_open")? != 0;
@@ -330,6 +336,7 @@ impl ToAgent {
                     cwd,
                     command,
                     silence_max_s,
+                    terminate_timeout_s,
                     ranks,
                     is_open,
                 })
@@ -413,11 +420,12 @@ impl FromAgent {
                 w.u8(6);
                 w.varint(u64::from(*rank));
                 let (kind, number) = match status {
-                    ExitStatus::Code(code) => (0, code),
-                    ExitStatus::Signal(signal) => (1, signal),
+                    ExitStatus::Code(code) => (0, *code),
+                    ExitStatus::Signal(signal) => (1, *signal),
+                    ExitStatus::OutOfMemory => (2, 0),
                 };
                 w.u8(kind);
-                w.signed(i64::from(*number));
+                w.signed(i64::from(number));
             }
             Self::Done => w.u8(7),
             Self::Found(answer) => {
@@ -494,10 +502,10 @@ impl FromAgent {
                     what: "exit status",
                     value: 0,
                 })?;
-                let status = if kind == 0 {
-                    ExitStatus::Code(number)
-                } else {
-                    ExitStatus::Signal(number)
+                let status = match kind {
+                    0 => ExitStatus::Code(number),
+                    1 => ExitStatus::Signal(number),
+                    _ => ExitStatus::OutOfMemory,
                 };
                 Self::Exited { rank, status }
             }

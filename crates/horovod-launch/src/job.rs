@@ -204,7 +204,9 @@ impl Job<'_> {
             .failed_at
             .filter(|_| state.asked.is_none())
             .map(|at| at + self.grace());
-        let given_up = state.asked.map(|(how, at)| at + agent_limit(how));
+        let given_up = state
+            .asked
+            .map(|(how, at)| at + agent_limit(how, self.options));
         let ping = (self.links.iter().any(|link| !link.is_local)).then_some(state.ping_at);
         [errors, failure, given_up, ping]
             .into_iter()
@@ -241,7 +243,7 @@ impl Job<'_> {
             self.ask(Stop::Terminate);
         }
         if let Some((how, at)) = self.state.asked
-            && now >= at + agent_limit(how)
+            && now >= at + agent_limit(how, self.options)
         {
             for index in 0..self.links.len() {
                 if !self.links[index].is_over() {

@@ -19,6 +19,8 @@ use crate::signals::Signals;
 use crate::threads::Share;
 use crate::{agent, elastic, environment, parent_watch, platform, stdin};
 
+/// Seconds from SIGTERM to SIGKILL, unless told otherwise: a script may write its checkpoint.
+const TERMINATE_TIMEOUT_S: u32 = 30;
 /// Seconds until all hosts must have answered, unless told otherwise.
 const START_TIMEOUT_S: u32 = 30;
 
@@ -171,6 +173,14 @@ pub(crate) fn start_timeout_of(options: &Options) -> Duration {
         .or_else(environment::start_timeout)
         .unwrap_or(START_TIMEOUT_S);
     Duration::from_secs(seconds.into())
+}
+
+/// Seconds that ranks may take to end after SIGTERM.
+pub(crate) fn terminate_timeout_of(options: &Options) -> u32 {
+    options
+        .terminate_timeout
+        .or_else(environment::terminate_timeout)
+        .unwrap_or(TERMINATE_TIMEOUT_S)
 }
 
 /// How to reach other hosts; the key must be there.

@@ -44,6 +44,7 @@ mod launch;
 mod link;
 mod log;
 mod options;
+mod out_of_memory;
 mod output;
 mod parent_watch;
 mod platform;

@@ -109,6 +109,12 @@ impl Ranks {
         self.all.iter().all(|rank| rank.status.is_some())
     }
 
+    /// The ranks that have not ended.
+    pub(crate) fn running(&self) -> Vec<u32> {
+        let running = self.all.iter().filter(|rank| rank.status.is_none());
+        running.map(|rank| rank.rank).collect()
+    }
+
     /// Whether anything that the ranks started still runs, once they have ended.
     pub(crate) fn has_leftovers(&self) -> bool {
         if SEES_DESCENDANTS {

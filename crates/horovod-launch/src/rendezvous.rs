@@ -59,6 +59,8 @@ pub struct Rendezvous {
     rounds: u32,
     /// Ranks that do not answer, and who said so.
     silent: BTreeMap<u32, u32>,
+    /// Ranks whose processes have ended while others wait for them here.
+    absent: Vec<u32>,
 }
 
 /// Whether there is a way to the loopback address; nothing is sent.
@@ -111,6 +113,7 @@ impl Rendezvous {
             addresses,
             rounds: 0,
             silent: BTreeMap::new(),
+            absent: Vec::new(),
         })
     }
 
@@ -142,6 +145,11 @@ impl Rendezvous {
         self.server.report_death(Rank(rank), host, cause);
     }
 
+    /// A rank's process has ended in order: ranks that wait for it here need not.
+    pub fn report_end(&self, rank: u32, host: &str) {
+        self.server.report_end(Rank(rank), host);
+    }
+
     /// Takes note of what happened, so that the queries below know; in words, what a curious user may want to know.
     pub fn follow(&mut self) -> Vec<String> {
         let mut words = Vec::new();
@@ -154,6 +162,7 @@ impl Rendezvous {
                 ServerEvent::Silent { who, by } => {
                     self.silent.entry(who).or_insert(by);
                 }
+                ServerEvent::Absent(ranks) => self.absent = ranks.iter().map(|r| r.0).collect(),
                 ServerEvent::Failed(why) => words.push(format!("the ranks did not meet: {why}")),
                 _ => {}
             }
@@ -164,6 +173,11 @@ impl Rendezvous {
     /// Ranks that others have given up because they do not answer, and who said so.
     pub fn silent(&self) -> &BTreeMap<u32, u32> {
         &self.silent
+    }
+
+    /// Ranks that have ended in order without coming here, where others wait for them.
+    pub fn absent(&self) -> &[u32] {
+        &self.absent
     }
 
     /// Whether all ranks have ever met, so that they notice when one is lost.

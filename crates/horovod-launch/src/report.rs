@@ -12,6 +12,8 @@ pub enum Cause {
     HostLost(String),
     /// It did not answer this rank, and had to be ended.
     Silent(u32, ExitStatus),
+    /// Its process ended with code 0 while others waited for it in `hvd.init()`.
+    Absent,
 }
 
 /// The end of one rank.
@@ -37,7 +39,16 @@ impl Cause {
             Self::Exit(ExitStatus::Signal(signal)) => {
                 format!("killed by signal {signal} ({})", signal_name(*signal))
             }
+            Self::Exit(ExitStatus::OutOfMemory) => {
+                "killed by signal 9 (SIGKILL) from the kernel, because the memory of its host or container had run out"
+                    .to_owned()
+            }
             Self::HostLost(why) => format!("lost: {why}"),
+            Self::Absent => {
+                "exited with code 0 without calling hvd.init(), in which other ranks waited for it: every rank has to \
+                 call it"
+                    .to_owned()
+            }
             Self::Silent(by, status) => format!(
                 "did not answer rank {by} any more, as if it was stopped or cut off, and had to be ended ({})",
                 Self::Exit(*status).text()
@@ -55,7 +66,8 @@ impl Cause {
         match self {
             Self::Exit(ExitStatus::Code(code)) => (*code & 0xff) as u8,
             Self::Exit(ExitStatus::Signal(signal)) => (128 + (*signal & 0x7f)) as u8,
-            Self::HostLost(_) => 1,
+            Self::Exit(ExitStatus::OutOfMemory) => 128 + 9,
+            Self::HostLost(_) | Self::Absent => 1,
             Self::Silent(_, status) => Self::Exit(*status).code(),
         }
     }
@@ -87,8 +99,8 @@ pub(crate) fn describe(
     others: &[End],
 ) -> Vec<String> {
     let was = match culprit.cause {
-        Cause::Exit(ExitStatus::Code(_)) | Cause::Silent(..) => "",
-        Cause::Exit(ExitStatus::Signal(_)) | Cause::HostLost(_) => "was ",
+        Cause::Exit(ExitStatus::Code(_)) | Cause::Silent(..) | Cause::Absent => "",
+        Cause::Exit(ExitStatus::Signal(_) | ExitStatus::OutOfMemory) | Cause::HostLost(_) => "was ",
     };
     let mut text = format!(
         "rank {} on host {} {was}{}.",
@@ -238,6 +250,7 @@ mod tests {
         let code = |status| Cause::Exit(status).code();
         assert_eq!(code(ExitStatus::Code(3)), 3);
         assert_eq!(code(ExitStatus::Signal(9)), 137);
+        assert_eq!(code(ExitStatus::OutOfMemory), 137);
         assert_eq!(Cause::HostLost(String::new()).code(), 1);
     }
 

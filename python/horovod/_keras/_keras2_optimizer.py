@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import horovod.tensorflow as hvd
 from horovod._keras._reduction import Reduction
+from horovod.common._gradient_sums import SumsGradients
 from horovod.common.basics import basics
 from horovod.tensorflow._variables import key_of
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
@@ -18,7 +19,7 @@ from horovod.tensorflow.gradient_aggregation_eager import (
 )
 
 
-class DistributedKeras2:
+class DistributedKeras2(SumsGradients):
     """What is mixed into the class of a wrapped optimizer of Keras 2.
 
     Gradients that a script computes by itself, and hands to `apply_gradients`, are not reduced: it has
@@ -74,6 +75,12 @@ class DistributedKeras2:
         helper = self.__dict__["_hvd_helper"]
         if helper is not None:
             helper.register_local_var(var)
+
+    def _hvd_forget_gradients(self) -> None:
+        """Drop the sums; those of a graph are variables, which the elastic state clears in its session."""
+        helper = self.__dict__["_hvd_helper"]
+        if isinstance(helper, LocalGradientAggregationHelperEager):
+            helper.reset()
 
     # ---- where gradients are computed --------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from horovod._keras._callable_list import CallableList
 from horovod._keras._generation import keras3_backend, require_training
 from horovod._keras._reduction import Reduction
+from horovod.common._gradient_sums import SumsGradients
 
 # Takes the gradients that count, and makes the step.
 Update = Callable[[list[Any]], None]
@@ -65,7 +66,7 @@ def gradient_backend(reduction: Reduction) -> GradientBackend:
     return TensorFlowGradients(reduction)
 
 
-class DistributedKeras3:
+class DistributedKeras3(SumsGradients):
     """What is mixed into the class of a wrapped optimizer of Keras 3."""
 
     _hvd: Reduction
@@ -116,6 +117,10 @@ class DistributedKeras3:
     def register_local_var(self, var: Any) -> None:
         """Keep the gradients of a variable on this rank."""
         self._hvd.register_local(var)
+
+    def _hvd_forget_gradients(self) -> None:
+        """Drop the sums over several passes."""
+        self._hvd_gradients.reset()
 
     # ---- reduction ---------------------------------------------------------------------------------------------
 

@@ -51,8 +51,9 @@ class Reduction:
     def register_local(self, variable: Any) -> None:
         """Keep the gradients of a variable on this rank."""
         self.local.add(id(variable))
-        # With TensorFlow gradients may come for the variable of the framework that one of Keras holds.
-        held = getattr(variable, "_value", None)
+        # With TensorFlow gradients may come for the variable of the framework that one of Keras holds. Its public name
+        # gives a cast copy inside of a scope of mixed precision.
+        held = getattr(variable, "_value", getattr(variable, "value", None))
         if hasattr(held, "assign"):
             self.local.add(id(held))
 

@@ -10,6 +10,7 @@ import torch
 import horovod.torch as hvd
 from horovod._keras._reduction import Reduction
 from horovod.common._operations import wait_for_all
+from horovod.torch._memory_owners import Overlaps, is_alone
 
 _NOT_STATELESS = "The PyTorch backend keeps its state in variables: use apply."
 
@@ -24,7 +25,7 @@ class TorchGradients:
 
     @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce; what is the `.grad` of a variable is changed in place, as by `horovod.torch`."""
+        """Reduce; a `.grad` is changed in place if nothing else owns its memory, as by `horovod.torch`."""
         how = self._reduction
         result = list(gradients)
         if not how.is_active():
@@ -34,13 +35,14 @@ class TorchGradients:
             for i, variable in enumerate(variables):
                 if result[i] is not None and how.is_local(variable):
                     result[i] = result[i] / size
+        overlaps = Overlaps(result)
         handles: list[int] = []
         arrivals: list[tuple[int, torch.Tensor, Any, torch.Tensor | None]] = []
         for number, batch in enumerate(how.batches(result, variables)):
             sent = []
             for i in batch:
                 tensor, context = how.compression.compress(result[i])
-                if tensor is result[i] and not _is_grad(tensor, variables[i]):
+                if tensor is result[i] and not _is_own_grad(tensor, variables[i], overlaps):
                     tensor = tensor.clone()
                 is_taken = tensor.is_cpu or tensor.is_cuda
                 taken = tensor if is_taken else tensor.cpu()
@@ -108,6 +110,8 @@ class TorchGradients:
         self._count = 0
 
 
-def _is_grad(tensor: torch.Tensor, variable: Any) -> bool:
+def _is_own_grad(tensor: torch.Tensor, variable: Any, overlaps: Overlaps) -> bool:
     value = getattr(variable, "value", variable)
-    return getattr(value, "grad", None) is tensor
+    if getattr(value, "grad", None) is not tensor or overlaps.is_repeated(tensor):
+        return False
+    return is_alone(tensor)

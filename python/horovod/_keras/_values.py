@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import horovod.numpy as hvd
 from horovod._keras._variables import to_numpy
+from horovod.common import _narrowing
 from horovod.common._ops import Average, resolve_op
 
 # Makes a tensor of the caller's Keras of an array.
@@ -26,30 +29,58 @@ def allreduce(
     """Combine a value of every rank; `op` counts where both it and `average` are given."""
     # The older argument has a default in some packages, which is not worth its note.
     code = resolve_op(op, None if op is not None or average else average)
-    tensor, context = compression.compress(to_tensor(value))
-    reduced = hvd.allreduce(
-        to_numpy(tensor),
-        name=name,
-        op=code,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-    )
-    return compression.decompress(to_tensor(reduced), context)
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    if _is_integer(value):
+        # Keras makes 32 bits of it where it fits; the result may need more.
+        total = hvd.allreduce(value, name=name, op=code, **factors)
+        return _exactly(total, to_tensor, total.item() if type(value) is int else total)
+    tensor, context = compression.compress(_exactly(value, to_tensor, value))
+    reduced = hvd.allreduce(to_numpy(tensor), name=name, op=code, **factors)
+    return compression.decompress(_exactly(reduced, to_tensor, reduced), context)
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether it is an integer, or an array of such, that is no tensor yet."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "iu"
+    return type(value) is int
+
+
+def _exactly(array: Any, to_tensor: ToTensor, given: Any) -> Any:
+    """The tensor that Keras makes of what is given, which has the values of the array.
+
+    Raises
+    ------
+    OverflowError
+        It has not: the backend has no type for them.
+    """
+    tensor = to_tensor(given)
+    if isinstance(array, np.ndarray | np.generic | float | complex):
+        _narrowing.check_kept(
+            np.asarray(array),
+            to_numpy(tensor),
+            is_plain=_narrowing.is_plain_number(given),
+            cure="Keras makes tensors of no wider type of it; horovod.numpy has 64 bits.",
+        )
+    return tensor
 
 
 def allgather(value: Any, name: str | None, to_tensor: ToTensor) -> Any:
     """The values of all ranks one after the other along dimension 0, which may differ between ranks."""
-    return to_tensor(hvd.allgather(to_numpy(value), name=name))
+    result = hvd.allgather(to_numpy(value), name=name)
+    return _exactly(result, to_tensor, result)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None, to_tensor: ToTensor) -> Any:
     """The root's value on every rank."""
-    return to_tensor(hvd.broadcast(to_numpy(value), root_rank, name=name))
+    result = hvd.broadcast(to_numpy(value), root_rank, name=name)
+    return _exactly(result, to_tensor, result)
 
 
 def reducescatter(value: Any, name: str | None, op: int | str, to_tensor: ToTensor) -> Any:
     """Combine the values of all ranks and give each its part of the rows."""
-    return to_tensor(hvd.reducescatter(to_numpy(value), name=name, op=op))
+    result = hvd.reducescatter(to_numpy(value), name=name, op=op)
+    return _exactly(result, to_tensor, result)
 
 
 __all__ = ["Average", "allgather", "allreduce", "broadcast", "reducescatter"]

@@ -211,6 +211,11 @@ class LearningRateScheduleCallbackImpl(CallbackImpl):
         elif hasattr(inner, "_set_hyper"):
             self._restored_momentum = float(_variables.to_numpy(inner.momentum))
             inner.momentum = self._restored_momentum * ratio
+        elif getattr(inner, "built", False):
+            raise ValueError(
+                f"momentum_correction does not know where {type(inner).__name__} of {type(inner).__module__} keeps its "
+                "momentum. Pass momentum_correction=False, or use SGD of this version of Keras."
+            )
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Find out how many batches an epoch has, if that is needed."""

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from horovod._keras import _variables
 from horovod._keras._failures import as_horovod_error
 from horovod._keras.callbacks import CallbackImpl
+from horovod.common._gradient_sums import forget_gradients
 from horovod.common._snapshot import MayWait
 from horovod.common._state_handlers import HandledState, HandlerRegistry, SnapshotHandler
 from horovod.common.elastic import State
@@ -102,9 +103,7 @@ class OptimizerHandler(_VariablesHandler):
 
     def reset(self) -> None:
         """Forget sums of gradients: of ranks that are gone, or that newcomers do not have."""
-        gradients = getattr(self.value, "_hvd_gradients", None)
-        if gradients is not None:
-            gradients.reset()
+        forget_gradients(self.value)
 
 
 class _KerasHandlers(HandlerRegistry):

@@ -51,11 +51,14 @@ class GradientPresence:
         # For the other ranks to compare: steps taken, and reductions that zero_grad() dropped.
         self._steps = self._drops = 0
 
-    def set_names(self, names: Sequence[str]) -> None:
-        """Take the parameters' names, in the order of the rows' entries: the same on every rank."""
+    def set_names(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]] = ()) -> None:
+        """Take the parameters' names, and the shapes of some, in the order of the rows' entries.
+
+        They have to be the same on every rank.
+        """
         self._name = f"presence.{names[0]}" if names else "presence"
         # One byte that tells lists of parameters apart, with high probability.
-        self._digest = zlib.crc32("\n".join(names).encode()) & _LIMIT
+        self._digest = zlib.crc32("\n".join([*names, *map(str, shapes)]).encode()) & _LIMIT
         self._count = len(names)
 
     def count_step(self) -> None:
@@ -125,8 +128,10 @@ class GradientPresence:
         if not same[2]:
             raise RuntimeError(
                 "the ranks do not reduce the gradients of the same parameters: their optimizers hold different ones, "
+                'or parameters were put into group["params"] later, in another order or of other shapes on some rank, '
                 "or two distributed optimizers with names in common run backward in another order on some rank. Give "
-                'each its own names, such as named_parameters=model.named_parameters(prefix="generator").'
+                'each its own names, such as named_parameters=model.named_parameters(prefix="generator"); change '
+                "groups in the same way on all ranks."
             )
         steps, drops = self._steps, self._drops
         what = f"step() was called {steps} times" if not same[0] else f"zero_grad() dropped {drops}"

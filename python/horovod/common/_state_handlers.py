@@ -167,12 +167,13 @@ class HandledState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Give all ranks the root's live state."""
+        """Give all ranks the root's live state, which becomes the snapshot to go back to."""
         self._copier.finish()
         for name, handler in self._handlers.items():
             handler.root_rank = self._root_rank
             self._adopt(name, handler, handler.sync)
         super().sync()
+        self.save()
 
     def _adopt(self, name: str, handler: StateHandler, change: Callable[[], None]) -> None:
         """Have the value with which a handler has replaced its own; not every handler keeps one."""

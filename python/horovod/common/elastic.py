@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from horovod import _core
-from horovod.common import _consensus
+from horovod.common import _consensus, _rank_aware
 from horovod.common._news import HostMessages, HostUpdateResult, notification_manager
 from horovod.common.basics import basics
 from horovod.common.exceptions import (
@@ -149,6 +149,11 @@ class ObjectState(State):
     kwargs
         Names and initial values of the attributes. Only these are saved, restored and synced.
 
+    Raises
+    ------
+    ValueError
+        A value, or what it holds, belongs to one rank, such as a `DistributedSampler`; also raised by `sync`.
+
     Examples
     --------
     >>> state = ObjectState(hvd.broadcast_object, hvd.rank, epoch=0, losses=[])
@@ -158,6 +163,7 @@ class ObjectState(State):
         self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
     ) -> None:
         super().__init__(bcast_object, get_rank)
+        _rank_aware.refuse(kwargs)
         self._saved_state: dict[str, Any] = kwargs
         self._set_attributes(kwargs)
         self._saved_state = self._snapshot()
@@ -181,6 +187,7 @@ class ObjectState(State):
         if not self._saved_state:
             return
         live = {name: getattr(self, name) for name in self._saved_state}
+        _rank_aware.refuse(live)
         received = self._bcast_object(live, root_rank=self._root_rank)
         self._set_attributes(received)
         self._saved_state = copy.deepcopy(received)
@@ -292,6 +299,9 @@ class _Run:
         self._members_changed = True
         self._fruitless = 0
         self._size = 0
+        self._is_training = False
+        # The rank that was lost last, and how often in a row it was while training, with no commit in between.
+        self._lost_rank, self._losses = -1, 0
 
     def until_done(self, func: Callable[[], _T]) -> _T:
         _core.size()  # the well-known error before init
@@ -307,7 +317,9 @@ class _Run:
     def _generation(self, func: Callable[[], Any]) -> "_Done | str":
         """Take part until its end; the result, or the reason for the next generation."""
         try:
+            self._is_training = False
             self._agree_and_sync()
+            self._is_training = True
             result = func()
         except HorovodStalledError:
             raise  # the same calls would lead to the same place
@@ -355,13 +367,19 @@ class _Run:
     def _agree_and_sync(self) -> None:
         """Bring all ranks to one state, unless they have it: decided by those who are there now."""
         state = self._state
+        if (
+            state._commits != self._commits_at_start
+        ):  # in a generation that ended for a change of hosts
+            self._losses = 0
         mine = [self._number, self._held, state._commits, self._sync_wanted]
-        everyone = _consensus.everyones(mine, "elastic.agree")
+        everyone = _consensus.everyones([*mine, self._lost_rank, self._losses], "elastic.agree")
         self._raise_if_elsewhere([entry[0] for entry in everyone])
-        states = [(held, commits) for _, held, commits, _ in everyone]
+        # A rank that has just come takes part in the count: the next one to be lost may be an older one.
+        self._lost_rank, self._losses = max((entry[4:] for entry in everyone), key=lambda e: e[1])
+        states = [(held, commits) for _, held, commits, *_ in everyone]
         changed = len(everyone) != self._size or any(held == _Held.NOTHING for held, _ in states)
         self._members_changed, self._size = changed, len(everyone)
-        if any(wanted for *_, wanted in everyone) or set(states) != {(_Held.LIVE, state._commits)}:
+        if any(entry[3] for entry in everyone) or set(states) != {(_Held.LIVE, state._commits)}:
             # The newest commit wins, then what went on since; the first rank among equals.
             root = max(range(len(states)), key=lambda r: (states[r][0] > 0, *states[r][::-1], -r))
             state._root_rank = root
@@ -386,8 +404,13 @@ class _Run:
             )
 
     def _raise_if_fruitless(self, error: HorovodInternalError) -> None:
-        """Raise an error that comes again and again though no rank is lost: ranks disagree, for example."""
-        if self._members_changed or self._state._commits != self._commits_at_start:
+        """Raise an error that comes again and again without a commit in between: it would come for ever.
+
+        Either no rank is lost, as when ranks disagree, or always the same: its script fails at the same step each time.
+        """
+        has_committed = self._state._commits != self._commits_at_start
+        self._raise_if_lost_again(error, has_committed)
+        if self._members_changed or has_committed:
             self._fruitless = 0
             # Commits count once: the next round may fail before it comes to its own start.
             self._commits_at_start = self._state._commits
@@ -397,6 +420,20 @@ class _Run:
             error.add_note(
                 f"Elastic training gave up: this is the failure number {self._fruitless} in a row with the same "
                 "members and without a commit in between, so another attempt would not help."
+            )
+            raise error
+
+    def _raise_if_lost_again(self, error: HorovodInternalError, has_committed: bool) -> None:
+        if error.rank is None or not self._is_training:
+            return
+        if has_committed or error.rank != self._lost_rank:
+            self._losses = 0
+        self._lost_rank = error.rank
+        self._losses += 1
+        if self._losses >= _FRUITLESS_MAX:
+            error.add_note(
+                f"Elastic training gave up: rank {error.rank} was lost {self._losses} times in a row without a commit "
+                "in between, so another attempt would not help. Its own output says why it ended."
             )
             raise error
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from horovod import _core
+from horovod.common import _narrowing
 from horovod.common._collectives import Collectives
 from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
 from horovod.common._numpy_arrays import NumpyArrays
@@ -17,6 +18,11 @@ from horovod.common.process_sets import ProcessSet
 from horovod.jax import _foreign_calls, _names
 
 Arrays = tuple[Any, ...]
+
+_X64 = (
+    "JAX has no types of 64 bits here: jax.config.update('jax_enable_x64', True) at the beginning of the script turns "
+    "them on; horovod.numpy needs no such setting."
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,50 @@ def call(kind: Kind, options: Options, operands: Arrays) -> Arrays:
     """Carry it out. Each operand has a result; all are combined, or none."""
     if any(isinstance(operand, jax.core.Tracer) for operand in operands):
         return _traced(kind, options, operands)
-    return _at_once(kind, options, tuple(np.asarray(operand) for operand in operands))
+    results = _at_once(kind, options, tuple(_sent(operand) for operand in operands))
+    return tuple(as_jax(*pair) for pair in zip(results, operands, strict=True))
+
+
+def checked_constant(operand: Any) -> Any:
+    """An operand in a traced program, where JAX would make another number of a constant that needs 64 bits.
+
+    Raises
+    ------
+    OverflowError
+        It would.
+    """
+    if _narrowing.is_plain_number(operand):
+        as_jax(np.asarray(operand), operand)
+        return operand  # without a type of its own
+    return as_jax(operand, operand) if isinstance(operand, np.ndarray | np.generic) else operand
+
+
+def as_jax(value: Any, operand: Any) -> Any:
+    """An array of NumPy as one of JAX, which has 32 bits unless `jax_enable_x64` is set.
+
+    Raises
+    ------
+    OverflowError
+        A number needs more bits.
+    """
+    return jnp.asarray(_narrowed(np.asarray(value), operand))
+
+
+def _sent(operand: Any) -> Any:
+    """The array that travels. Integers keep their bits, for their sum may need them; floats overflow visibly."""
+    array = np.asarray(operand)
+    return array if array.dtype.kind in "iu" else _narrowed(array, operand)
+
+
+def _narrowed(array: Any, operand: Any) -> Any:
+    narrow = jax.dtypes.canonicalize_dtype(array.dtype)
+    if narrow == array.dtype:
+        return array
+    with np.errstate(over="ignore"):
+        kept = array.astype(narrow)
+    is_plain = _narrowing.is_plain_number(operand)
+    _narrowing.check_kept(array, kept, is_plain=is_plain, cure=_X64)
+    return kept
 
 
 def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
@@ -146,7 +195,7 @@ def _at_once(kind: Kind, options: Options, operands: Arrays) -> Arrays:
         results = tuple(alltoall_rows(operand, name, members) for operand in operands)
     else:
         results = broadcast_at_once(operands, options)
-    return tuple(jnp.asarray(result) for result in results)
+    return tuple(results)
 
 
 def alltoall_rows(operand: Any, name: str | None, process_set: ProcessSet) -> Any:
@@ -158,10 +207,8 @@ def alltoall_at_once(
     operand: Any, splits: Any, name: str | None, process_set: ProcessSet
 ) -> tuple[Any, Any]:
     """Alltoall with rows for each rank; the rows received, and how many came from each."""
-    output, received = _collectives.alltoall(
-        np.asarray(operand), np.asarray(splits), name, process_set
-    )
-    return jnp.asarray(output), jnp.asarray(received)
+    output, received = _collectives.alltoall(_sent(operand), np.asarray(splits), name, process_set)
+    return as_jax(output, operand), jnp.asarray(received)
 
 
 def broadcast_at_once(operands: Arrays, options: Options) -> Arrays:

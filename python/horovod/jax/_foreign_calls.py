@@ -18,7 +18,7 @@ one machine), so other calls have none. On CPUs it must be asked for: there equa
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -168,11 +168,16 @@ def _lower(
 
 def _local_devices(axes: Any) -> int:
     """On how many devices of this process the program that is being lowered runs."""
+    known: Iterable[Any] | None
     if hasattr(axes, "mesh"):
-        known, count = getattr(axes.mesh, "_flat_devices_tuple", None), axes.mesh.size
+        # An abstract mesh has no devices.
+        known = axes.mesh.devices.flat if isinstance(axes.mesh, jax.sharding.Mesh) else None
+        count = axes.mesh.size
+    elif hasattr(axes, "axis_env"):  # of older versions
+        known, count = None, axes.axis_env.nreps
     else:
-        known, count = getattr(axes, "device_assignment", None), getattr(axes, "num_devices", 1)
-    if known:
+        known, count = axes.device_assignment, axes.num_devices
+    if known is not None:
         return sum(device.process_index == jax.process_index() for device in known)
     return int(count)
 

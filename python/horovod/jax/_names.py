@@ -6,6 +6,7 @@ then on. A name is made of the place of the call in the user's source instead, a
 in this trace.
 """
 
+import functools
 import os
 import sys
 import weakref
@@ -49,6 +50,11 @@ def numbered(label: str, operands: tuple[Any, ...]) -> str:
 def is_traced(operands: tuple[Any, ...]) -> bool:
     """Whether one of them is not a value, but stands for one in a function that is being transformed."""
     return any(isinstance(operand, jax.core.Tracer) for operand in operands)
+
+
+def is_inside() -> bool:
+    """Whether what is called now becomes part of a program, also with operands that are values."""
+    return bool(_recording(_current_trace.bind()))  # type: ignore[no-untyped-call]
 
 
 def is_recomputed() -> bool:
@@ -100,5 +106,30 @@ def _program(operands: tuple[Any, ...]) -> Any:
     """The outermost trace of a program to which an operand belongs; None for values, and outside of `jit`."""
     for operand in operands:
         if isinstance(operand, jax.core.Tracer):
+            _check_jax()
             return next(reversed(_recording(operand._trace)), None)
     return None
+
+
+@functools.cache
+def _check_jax() -> None:
+    """Try the private names of JAX on which names of calls depend: without them two calls would have one name.
+
+    Raises
+    ------
+    ImportError
+        This version of JAX has other ones.
+    """
+    recording: list[int] = []
+
+    def function(x: Any) -> Any:
+        recording.append(len(_recording(x._trace)))
+        return x * x
+
+    jax.make_jaxpr(jax.grad(function))(1.0)
+    # More where this runs inside of another program, whose trace is the outermost.
+    if len(recording) != 1 or recording[0] < 1:
+        raise ImportError(
+            f"horovod.jax does not know how JAX {jax.__version__} traces programs, so it cannot name the operations in "
+            "them. Use a version that docs/jax.md names."
+        )

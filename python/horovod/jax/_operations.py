@@ -1,5 +1,6 @@
 """The collectives on arrays and pytrees, differentiable, inside and outside of traced programs."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -260,7 +261,14 @@ def _differentiable(kind: _calls.Kind, gradient: _Gradient) -> _Collective:
         return (tuple(by_position.get(i) for i in range(len(gradients))),)
 
     collective.defvjp(forward, backward)
-    return collective
+
+    def exact(options: Options, operands: Arrays) -> Arrays:
+        if _names.is_traced(operands) or _names.is_inside():
+            return collective(options, tuple(map(_calls.checked_constant, operands)))
+        # JAX would make 32 bits of other numbers before they are combined.
+        return _calls.call(kind, options, operands)
+
+    return exact
 
 
 def _gradient_of_allreduce(options: Options, _: _Rows, gradients: Arrays) -> Arrays:
@@ -341,6 +349,8 @@ def _named(options: Options, operands: Arrays) -> Options:
 
 
 def _on_tree(collective: _Collective, options: Options, tree: Any) -> Any:
+    if options.op is not None:
+        _refuse_sparse(tree)
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
@@ -351,7 +361,22 @@ def _on_tree(collective: _Collective, options: Options, tree: Any) -> Any:
 def _on_list(collective: _Collective, options: Options, tensors: Sequence[Any]) -> list[Any]:
     tensors = tuple(tensors)
     require_members(tensors)
+    if options.op is not None:
+        _refuse_sparse(tensors)
     return list(collective(_named(options, tensors), tensors))
+
+
+def _refuse_sparse(tree: Any) -> None:
+    """Raise if a sparse array is in a tree: it is a pytree, whose indices would be combined as if they were values."""
+    sparse = sys.modules.get("jax.experimental.sparse")
+    if sparse is None:
+        return
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, sparse.JAXSparse)):
+        if isinstance(leaf, sparse.JAXSparse):
+            raise ValueError(
+                f"horovod.jax cannot combine sparse arrays ({type(leaf).__name__}): their indices would be combined, "
+                "too. Pass x.todense()."
+            )
 
 
 def _scattering(op: int | str) -> int:

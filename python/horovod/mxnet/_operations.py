@@ -211,6 +211,11 @@ def broadcast_(
 
     Shape and dtype are the same on every rank; `name`, `priority`, `process_set` and errors as in `allreduce`.
     """
+    if root_rank < 0:
+        raise ValueError(
+            f"broadcast received invalid root rank {root_rank} for provided process set: it is the rank in the whole "
+            "job, from 0."
+        )
     host = tensor.copyto(mx.cpu()) if on_gpu(checked(tensor)) else tensor
     prefix, name = "horovod_broadcast", _named(name, process_set)
     push(_core.BROADCAST, prefix, name, [host], None, process_set, priority, root_rank=root_rank)
@@ -276,7 +281,7 @@ def alltoall(
 
 def reducescatter(
     tensor: NDArray,
-    op: int = Average,
+    op: int | str = Average,
     name: str | None = None,
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
@@ -296,7 +301,7 @@ def reducescatter(
 
 def grouped_reducescatter(
     tensors: Sequence[NDArray],
-    op: int = Average,
+    op: int | str = Average,
     name: str | None = None,
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
@@ -317,8 +322,8 @@ def grouped_reducescatter(
         )
 
 
-def _check_scattering(tensors: Sequence[NDArray], op: int, what: str) -> None:
-    if op not in (Average, Sum):
+def _check_scattering(tensors: Sequence[NDArray], op: int | str, what: str) -> None:
+    if resolve_op(op, None) not in (Average, Sum):
         raise AssertionError(f"{what} supports op Average and Sum only, not {op!r}.")
     if any(checked(tensor).shape == () for tensor in tensors):
         raise ValueError(f"{what} does not support scalar inputs")

@@ -22,8 +22,7 @@ from horovod.runner._events import FD, Events
 from horovod.runner._progress_bar import ProgressBar
 from horovod.runner._worker_error import also_runtime_error
 
-# After Ctrl-C: ranks get SIGINT, after 3 s SIGTERM, after 5 s more SIGKILL.
-_INTERRUPT_LIMIT_S = 15.0
+# After a second Ctrl-C, at which the launcher kills the ranks.
 _KILL_LIMIT_S = 10.0
 _LOOK_EVERY_S = 0.5
 _PARENT_WATCH = "HOROVODRUN_LEASH_FD"
@@ -191,7 +190,8 @@ def _follow(
     except BaseException:
         process.send_signal(signal.SIGINT)
         try:
-            console.show(_INTERRUPT_LIMIT_S)
+            # It ends by itself once the ranks have had their time, see --terminate-timeout.
+            console.show()
         except BaseException:
             # A second Ctrl-C: the launcher kills.
             process.send_signal(signal.SIGINT)

@@ -32,8 +32,8 @@ _PYTHON = "HOROVODRUN_AGENTS_PYTHON"
 _ON_TOP = "HOROVODRUN_SET_"
 # How long an agent tries to reach the launcher.
 _DIAL_LIMIT_S = 30
-# An agent that has lost its parent ends its ranks: SIGTERM, after 5 s SIGKILL.
-_END_LIMIT_S = 15.0
+# An agent that has lost its parent ends its ranks: SIGTERM, after 30 s SIGKILL.
+_END_LIMIT_S = 45.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def find_horovodrun() -> str:
 def _recorded() -> list[Path]:
     """Where the distribution that this package was installed with has put its scripts."""
     places = []
-    for distribution in importlib.metadata.distributions(name="horovod-rs"):
+    for distribution in importlib.metadata.distributions(name="horovod"):
         if not _is_same(Path(str(distribution.locate_file("horovod"))), _PACKAGE):
             continue
         for file in distribution.files or []:

@@ -43,12 +43,22 @@ def set_size(process_set: ProcessSet) -> Any:
 
 
 def divided_by_size(tensor: Any, process_set: ProcessSet) -> Any:
-    """A tensor, or the values of slices, divided by the number of members."""
+    """A tensor, or the values of slices, divided by the number of members; integers toward zero."""
     if isinstance(tensor, tf.IndexedSlices):
+        if tensor.dtype.is_integer:
+            # As of dense tensors: the sum of equal rows is rounded, not each of them.
+            tensor = _summed_rows(tensor)
         values = divided_by_size(tensor.values, process_set)
         return tf.IndexedSlices(values, tensor.indices, tensor.dense_shape)
     size = tf.cast(set_size(process_set), tensor.dtype)
     return tf.truncatediv(tensor, size) if tensor.dtype.is_integer else tensor / size
+
+
+def _summed_rows(slices: Any) -> Any:
+    """The same slices with each index once."""
+    indices, places = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def check_reduction(

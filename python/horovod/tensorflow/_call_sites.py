@@ -89,9 +89,12 @@ def _caller_of(function: Any, spec: Any) -> Callable[[], list[Any]]:
         while calls is None:
             site += factor * (1 + sum(op.type in _NODES for op in graph.get_operations()))
             factor *= _BASE
-            if graph is function_of(graph):
+            if not isinstance(graph, _func_graph.FuncGraph):
+                # A graph that a session runs: the program begins at this place in it.
+                calls = tf.constant(0, tf.int64)
+            elif graph is function_of(graph):
                 calls = _of(graph)
-            graph = graph.outer_graph
+            graph = getattr(graph, "outer_graph", None)
         result = calls * _wrapped(factor) + _wrapped(site)
         before = _call_order.before()
         # The function's first call, which takes the number, comes after those before the function then.

@@ -99,7 +99,8 @@ def _make_allreduce_grads_fn(
             # process has made, and a rank may have made others.
             name = f"grad_{number if places is None else places[number]}"
             if not generic:
-                name = f"Horovod{'' if alone else 'Grouped'}Allreduce_{name}"
+                kind = "HorovodGroupedAllreduce_grads"
+                name = f"HorovodAllreduce_{name}" if alone else f"{kind}_{number}"
             reduced = reduce_unit([grads[i] for i in unit], name, alone, generic)
             for i, grad in zip(unit, reduced, strict=True):
                 results[i] = grad

@@ -5,17 +5,20 @@ eager execution an operation's name is its type, whatever `name` says, and a cal
 the node's name pairs it across ranks, and operations run side by side.
 """
 
+import operator
 import re
 import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import tensorflow as tf
 
 from horovod.common._ops import Sum, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import _xla
 from horovod.tensorflow._library import LIBRARY
+from horovod.tensorflow._parallel_loops import refuse_inside
 
 MPI_LIB: Final = LIBRARY
 
@@ -160,7 +163,7 @@ def broadcast(
     return _library().horovod_broadcast(
         tensor,
         name=_graph_name("HorovodBroadcast", name, tensor),
-        root_rank=root_rank,
+        root_rank=operator.index(root_rank),  # TensorFlow would cut a fraction off
         ignore_name_scope=ignore_name_scope,
         process_set_id=_set_id(process_set),
     )
@@ -232,11 +235,7 @@ def alltoall(
     -------
     The rows received; with `splits` also how many came from each member, int32.
     """
-    rows = (
-        splits
-        if tf.is_tensor(splits)
-        else tf.convert_to_tensor([] if splits is None else splits, dtype=tf.int32)
-    )
+    rows = splits if tf.is_tensor(splits) else tf.convert_to_tensor(_counts(splits), dtype=tf.int32)
     output, received_splits = _library().horovod_alltoall(
         tensor,
         splits=rows,
@@ -245,6 +244,20 @@ def alltoall(
         process_set_id=_set_id(process_set),
     )
     return output if splits is None else (output, received_splits)
+
+
+def _counts(splits: Any) -> Any:
+    """Rows for each rank as TensorFlow converts them: it would cut off fractions and bits of NumPy's numbers."""
+    if splits is None:
+        return []
+    if not isinstance(splits, np.ndarray) and any(map(tf.is_tensor, splits)):
+        return splits
+    counts = np.asarray(splits)
+    if counts.size and (counts.dtype.kind not in "iu" or counts.max() > np.iinfo(np.int32).max):
+        raise ValueError(
+            f"alltoall expects a 1D list of 32-bit integers as splits, not {splits!r:.200}."
+        )
+    return counts
 
 
 def _reducescatter(
@@ -344,7 +357,14 @@ def _library() -> Any:
 
 
 def _graph_name(kind: str, name: str | None, *tensors: Any) -> str | None:
-    """The name of an operation's node; without one it follows from the names of the first and the last tensor."""
+    """The name of an operation's node; without one it follows from the names of the first and the last tensor.
+
+    Raises
+    ------
+    NotImplementedError
+        The operation would be part of a parallel loop.
+    """
+    refuse_inside(kind)
     if name is not None or tf.executing_eagerly():
         return name
     names = [getattr(tensor, "name", None) for tensor in tensors]
@@ -384,4 +404,4 @@ def _set_id(process_set: ProcessSet) -> int:
 
 def _is_resource(variable: Any) -> bool:
     dtype = getattr(variable, "dtype", None)
-    return not getattr(dtype, "_is_ref_dtype", False)
+    return not isinstance(dtype, tf.DType) or dtype == dtype.base_dtype

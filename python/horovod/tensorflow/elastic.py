@@ -6,10 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from horovod.common import _consensus
 from horovod.common import elastic as _loop
+from horovod.common._gradient_sums import forget_gradients
 from horovod.common._snapshot import MayWait
 from horovod.common._state_handlers import (
     HandledState,
@@ -28,6 +30,7 @@ from horovod.tensorflow._variable_values import (
     write_values,
 )
 from horovod.tensorflow._variables import is_keras_layer, is_keras_optimizer
+from horovod.tensorflow.gradient_aggregation import AGGREGATING_COLLECTION
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -91,9 +94,19 @@ class VariablesHandler(SnapshotHandler):
         return read_values(self.variables(), self._session())
 
     def load(self, state: Any) -> None:
-        """Assign the values; variables that did not exist when they were saved keep theirs."""
+        """Assign the values; variables that did not exist when they were saved keep theirs. Sums of gradients end."""
         variables = self.variables()[: len(state)]
         write_values(variables, state, self._session())
+        self.reset()
+
+    def reset(self) -> None:
+        """Clear the sums of gradients that a graph holds, which may be of ranks that are gone."""
+        session = self._session()
+        if session is None:
+            return
+        sums = session.graph.get_collection(AGGREGATING_COLLECTION)
+        zeros = [np.zeros(total.shape.as_list(), total.dtype.as_numpy_dtype) for total in sums]
+        write_values(sums, zeros, session)
 
     def sync(self) -> None:
         """Give all ranks the root's values."""
@@ -108,6 +121,7 @@ class VariablesHandler(SnapshotHandler):
         broadcast_variable_values(
             shared, self.root_rank, "elastic.variables", session=self._session()
         )
+        self.reset()
 
 
 class ModelStateHandler(VariablesHandler):
@@ -132,9 +146,8 @@ class OptimizerStateHandler(VariablesHandler):
 
     def reset(self) -> None:
         """Forget gradients that were summed up, which may be of ranks that are gone."""
-        helper: Any = getattr(self.value, "_agg_helper", None)
-        if hasattr(helper, "reset"):
-            helper.reset()
+        super().reset()
+        forget_gradients(self.value)
 
     def build(self, model: Any) -> None:
         """Have it create the variables that it keeps for the model's, unless it has."""

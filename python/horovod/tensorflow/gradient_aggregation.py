@@ -14,6 +14,9 @@ from horovod.tensorflow.gradient_aggregation_eager import checked_passes, dense,
 
 __all__ = ["LocalGradientAggregationHelper"]
 
+# The collection of a graph that holds the sums and the counters of all optimizers in it.
+AGGREGATING_COLLECTION = "aggregating_collection"
+
 
 class LocalGradientAggregationHelper:
     """Sums gradients in local variables, and reduces them in every N-th run of the graph.
@@ -138,7 +141,7 @@ class LocalGradientAggregationHelper:
     def _make_variables(self, grads: Sequence[Any], vars: Sequence[Any]) -> None:
         if self.counter is not None:
             return
-        collections = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES, "aggregating_collection"]
+        collections = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES, AGGREGATING_COLLECTION]
         options: dict[str, Any] = {
             "trainable": False,
             "collections": collections,

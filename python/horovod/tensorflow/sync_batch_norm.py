@@ -79,6 +79,11 @@ def layer_class(base: Any) -> Any:
         Keras 3 runs on another backend than TensorFlow.
     """
     is_keras_2 = hasattr(base, "_calculate_mean_and_var")
+    if not hasattr(base, "_moments"):
+        raise ImportError(
+            f"SyncBatchNormalization replaces _moments of {base.__module__}.BatchNormalization, which this version "
+            "does not have: each rank would normalise alone. Use a version of Keras that docs/keras.md names."
+        )
 
     class SyncBatchNormalization(base):
         """Batch normalisation whose mean and variance are those of all ranks' batches together.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +27,8 @@ class _DistributedGradientTape:
     _local_sources: set[Any]
     _process_set: ProcessSet
     scale_local_gradients: bool
+    # A Jacobian is under way, whose rows TensorFlow computes in a parallel loop by `gradient`.
+    _is_in_jacobian = False
 
     def register_local_source(self, source: Any) -> None:
         """Leave the gradient of this source to the rank: it is not reduced."""
@@ -60,12 +63,38 @@ class _DistributedGradientTape:
         A list if `sources` is a flat list or tuple, otherwise the structure of `sources`.
         """
         computed = super().gradient(target, sources, output_gradients, **kwargs)  # type: ignore[misc]
+        if self._is_in_jacobian:
+            return computed
         flat_sources = tf.nest.flatten(sources)
         gradients = tf.nest.flatten(computed)
         results = self._reduced(gradients, flat_sources, use_generic_names)
         if isinstance(sources, (list, tuple)) and len(sources) == len(flat_sources):
             return results
         return tf.nest.pack_sequence_as(sources, results)
+
+    @unconverted
+    def jacobian(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        """As of `tf.GradientTape`; the finished Jacobians are reduced as gradients are."""
+        with self._of_jacobian():
+            computed = super().jacobian(target, sources, *args, **kwargs)  # type: ignore[misc]
+        flat_sources = tf.nest.flatten(sources)
+        results = self._reduced(tf.nest.flatten(computed), flat_sources, False)
+        return tf.nest.pack_sequence_as(sources, results)
+
+    @unconverted
+    def batch_jacobian(self, target: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """As of `tf.GradientTape`; the finished Jacobian is reduced as a gradient is."""
+        with self._of_jacobian():
+            computed = super().batch_jacobian(target, source, *args, **kwargs)  # type: ignore[misc]
+        return self._reduced([computed], [source], False)[0]
+
+    @contextlib.contextmanager
+    def _of_jacobian(self) -> Iterator[None]:
+        self._is_in_jacobian = True
+        try:
+            yield
+        finally:
+            self._is_in_jacobian = False
 
     @unconverted
     def get_local_and_global_gradients(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +13,7 @@ from horovod.common._optimizer_settings import active
 from horovod.common.consistency import Watch
 from horovod.common.process_sets import global_process_set
 from horovod.torch._consistency import watch_step
+from horovod.torch._group_changes import Changes
 from horovod.torch._optimizer_wrapping import Wrapped
 from horovod.torch.mpi_ops import Adasum, Max, allreduce_async_, synchronize
 
@@ -62,7 +62,7 @@ class _DistributedAdasumOptimizer(Wrapped):
         super().add_param_group(param_group)
         self._hvd_adopt_groups()
 
-    def _hvd_track(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
+    def _hvd_retrack(self, changes: Changes) -> None:
         """Nothing to do: a step looks at all parameters."""
 
     @property

@@ -28,6 +28,15 @@ class GradientEntry(Watched):
         self.parts: list[torch.Tensor] = []
         self.sparse = False  # whether its last gradient was
 
+    def replace(self, param: torch.Tensor, passes: int) -> None:
+        """Stand for another parameter from now on, of which no gradient was sent."""
+        self.param = param
+        self.nbytes = param.nbytes
+        self.passes_left = passes
+        self.state = IDLE
+        self.settled = self.is_fresh = self.sparse = False
+        self.parts = []
+
     @property
     def wire_name(self) -> str:
         """The name under which the gradient travels that was marked as sent last."""

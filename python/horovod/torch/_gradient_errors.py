@@ -15,6 +15,12 @@ NOT_LINEAR = (
 )
 
 
+COMPILED_BACKWARD = (
+    "this backward pass runs under compiled autograd, where PyTorch calls no hooks when a gradient is there: it would "
+    "be reduced in step() only, and clipping or logging before would see this rank's own. Leave "
+    "torch._dynamo.config.compiled_autograd off; torch.compile(model) compiles the backward pass without it, too."
+)
+
 DUPLICATE_NAME = (
     "Distributed optimizers whose gradients come from one backward pass need different parameter names: "
     'give each its own named_parameters, such as model.named_parameters(prefix="generator").'

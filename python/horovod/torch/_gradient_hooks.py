@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from horovod.torch._gradient_errors import COMPILED_BACKWARD
+
 # The node that this thread's backward pass runs. Without it (torch before 2.1) the hook is one of the tensor.
 _current_node: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
 
@@ -30,11 +32,13 @@ class Watched:
     While `settled` is set, the gradient must not be touched, and `reopen` is called before another is accumulated.
     """
 
-    __slots__ = ("_after", "_handles", "_node", "_reopen", "param", "settled")
+    __slots__ = ("_after", "_handles", "_node", "_reopen", "is_fresh", "param", "settled")
 
     def __init__(self, param: torch.Tensor) -> None:
         self.param = param
         self.settled = False
+        # Whether the parameter had no gradient before the last accumulation: PyTorch has chosen its memory.
+        self.is_fresh = False
         self._handles: list[Any] = []
         self._node: Any = None
 
@@ -64,6 +68,7 @@ class Watched:
             node = current_node()
             if node is not self._node:
                 self._follow(node)
+            self.is_fresh = self.param.grad is None
             if self.settled and len(self._handles) == 2:
                 # Registered now it still runs before this accumulation, and only if there is one.
                 self._handles.append(node.register_prehook(self._guard))
@@ -74,8 +79,8 @@ class Watched:
 
     def _follow(self, node: Any) -> None:
         """Hook the node that accumulates from now on, and no other."""
-        if node is None:  # a pass that torch has compiled as a whole
-            return
+        if node is None:
+            raise RuntimeError(COMPILED_BACKWARD)
         for handle in self._handles[1:]:
             handle.remove()
         # Kept: torch makes another one when nobody holds it.
@@ -85,6 +90,13 @@ class Watched:
     def _guard(self, _: Any) -> None:
         if self.settled:
             self._reopen()
+            self.is_fresh = True
+
+
+def passing(seen: tuple[Any, ...]) -> torch.Tensor | None:
+    """What is being accumulated, which the node still holds, from what `after` is called with."""
+    tensor: torch.Tensor | None = seen[1][0] if len(seen) == 2 else None
+    return tensor
 
 
 def can_be_watched(param: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -41,8 +42,9 @@ from horovod.torch._gradient_entries import (
     zeros_for,
 )
 from horovod.torch._gradient_errors import EXTRA_BACKWARD, NOT_LINEAR, not_reduced
-from horovod.torch._gradient_hooks import can_be_watched, queue_callback
+from horovod.torch._gradient_hooks import can_be_watched, passing, queue_callback
 from horovod.torch._gradient_sending import Sender
+from horovod.torch._group_changes import Changes
 from horovod.torch.mpi_ops import Average, Sum
 
 # Those whose hooks are in place.
@@ -73,8 +75,8 @@ class GradientReducer:
         # Whether a GradScaler has decided on this cycle's step, maybe not to take it.
         self.step_skipped = False
         self._options = options
-        self._sender = Sender(options)
         self._entries: list[GradientEntry] = []  # sorted by name: the same order on every rank
+        self._sender = Sender(options, self._entries)
         self._by_param: dict[torch.Tensor, GradientEntry] = {}
         self._presence = GradientPresence(watch, options.process_set)
         self._soft_wait = SoftWait()
@@ -90,6 +92,9 @@ class GradientReducer:
         self._holding = 0
         # The callback of the backward pass that runs; it is gone if that failed.
         self._end: weakref.ref[_EndOfPass] | None = None
+        self._late: set[str] = (
+            set()
+        )  # names of parameters that came after the optimizer was wrapped
         self._me = weakref.ref(self)
         self._exclusive = False  # whether it was looked for others that reduce these gradients
         _reducers.add(self)
@@ -99,6 +104,7 @@ class GradientReducer:
 
     def track(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Take parameters under their names on the wire and hook them, frozen ones too: they may thaw."""
+        known = dict(zip(self._entries, self._known or bytes(len(self._entries)), strict=True))
         for name, param in named:
             entry = GradientEntry(param, name, self.passes)
             self._entries.append(entry)
@@ -107,8 +113,47 @@ class GradientReducer:
                 self._watch(entry)
         self._entries.sort(key=lambda entry: entry.name)
         self._open += len(named)
-        self._presence.set_names([entry.name for entry in self._entries])
+        self._known = [known.get(entry, 0) for entry in self._entries]
+        self._name_entries()
         self._exclusive = False
+
+    def _name_entries(self) -> None:
+        # Shapes of those that came later: ranks that have put them in another order are told so.
+        late = [tuple(e.param.shape) for e in self._entries if e.name in self._late]
+        self._presence.set_names([entry.name for entry in self._entries], late)
+
+    def retrack(self, changes: Changes) -> None:
+        """Follow changes of the optimizer's groups; gradients that exist already are reduced by `finish`."""
+        for old, new in changes.replaced:
+            entry = self._by_param.pop(old)
+            self._let_go(entry)
+            if entry.state == STARTED:
+                self._open += 1
+            entry.replace(new, self.passes)
+            self._by_param[new] = entry
+            if can_be_watched(new):
+                self._watch(entry)
+        for param in changes.removed:
+            entry = self._by_param.pop(param)
+            self._let_go(entry)
+            if entry.state != STARTED:
+                self._open -= 1
+            if entry.group is not None:
+                entry.group.members.remove(entry)
+            index = self._entries.index(entry)
+            del self._entries[index]
+            self._known = [*self._known[:index], *self._known[index + 1 :]]
+        self._agreed = False
+        self._late.update(name for name, _ in changes.added)
+        self._late.update(self._by_param[new].name for _, new in changes.replaced)
+        self.track(changes.added)
+
+    def _let_go(self, entry: GradientEntry) -> None:
+        entry.unwatch()
+        if entry.group is not None:
+            entry.group.arrived.discard(entry)
+        if entry in self._in_parts:
+            self._in_parts.remove(entry)
 
     def set_groups(self, groups: Sequence[Sequence[torch.Tensor]]) -> None:
         """Let the gradients of each list travel as one operation."""
@@ -132,10 +177,10 @@ class GradientReducer:
             if reducer is not None:
                 reducer._reopen(entry)
 
-        def after(*_: object) -> None:
+        def after(*seen: Any) -> None:
             reducer = me()
             if reducer is not None:
-                reducer._on_gradient(entry)
+                reducer._on_gradient(entry, seen)
 
         entry.watch(reopen, after)
 
@@ -168,7 +213,7 @@ class GradientReducer:
         passes = self.passes
         for entry in self._entries:
             entry.state = entry.sent = IDLE
-            entry.settled = False
+            entry.settled = entry.is_fresh = False
             entry.passes_left = passes
             if entry.parts:
                 entry.parts = []
@@ -197,6 +242,8 @@ class GradientReducer:
     def forget_job(self) -> None:
         """Begin anew with ranks that may have just started."""
         self.reset()
+        self._late.clear()  # ranks that start now have had those parameters all the time
+        self._name_entries()
         self._presence.forget_job()
 
     def note_join(self) -> None:
@@ -220,6 +267,7 @@ class GradientReducer:
         if not self._exclusive:  # no backward pass that our hooks have seen
             self._check_exclusive()
         if self._open:
+            self._sender.look_again()
             for entry in self._entries:
                 if entry.state == IDLE and entry.param.grad is not None:
                     self._ready(entry)
@@ -245,21 +293,24 @@ class GradientReducer:
             self.reset()
             raise
 
-    def _on_gradient(self, entry: GradientEntry) -> None:
+    def _on_gradient(self, entry: GradientEntry, seen: tuple[Any, ...]) -> None:
         if self.step_skipped:  # and nobody called zero_grad() of this optimizer since
             self.wait()
             self.reset()
         self._touched = True
         if self._holding:
+            self._keep_apart(entry, seen)
             return
         if queue_callback is not None and (self._end is None or self._end() is None):
             self._begin_pass(entry, queue_callback)
         self._agreed = False
         entry.passes_left -= 1
         if entry.passes_left == 0:
-            self._ready(entry)
+            self._ready(entry, seen)
         elif entry.settled:  # torch is too old to tell before the gradient is added
             raise AssertionError(EXTRA_BACKWARD)
+        else:
+            self._keep_apart(entry, seen)
         if queue_callback is None and self._unannounced and self._all_sent():
             self._end_of_backward()
 
@@ -321,7 +372,13 @@ class GradientReducer:
 
     # ---- sending -----------------------------------------------------------------------------------------------
 
-    def _ready(self, entry: GradientEntry) -> None:
+    def _keep_apart(self, entry: GradientEntry, seen: tuple[Any, ...] = ()) -> None:
+        """Let a gradient that is not sent yet have memory of its own: the next pass adds to it in place."""
+        grad = entry.param.grad
+        if grad is not None and entry.is_fresh:
+            self._sender.own(entry, grad, passing(seen))
+
+    def _ready(self, entry: GradientEntry, seen: tuple[Any, ...] = ()) -> None:
         grad = entry.param.grad
         if grad is None:
             raise RuntimeError(
@@ -335,7 +392,7 @@ class GradientReducer:
             )
         group = entry.group
         if group is None:
-            self._send(entry, grad)
+            self._send(entry, grad, seen)
             return
         group.arrived.add(entry)
         if grad.is_sparse and not self._options.sparse_as_dense:
@@ -345,20 +402,22 @@ class GradientReducer:
             self._unannounced = True
         if len(group.arrived) == len(group.members):
             group.arrived.clear()
-            self._send_group([member for member in group.members if member.state == READY])
+            self._send_group([member for member in group.members if member.state == READY], seen)
+        else:
+            self._keep_apart(entry, seen)
 
-    def _send(self, entry: GradientEntry, grad: torch.Tensor) -> None:
+    def _send(self, entry: GradientEntry, grad: torch.Tensor, seen: tuple[Any, ...] = ()) -> None:
         self._mark_started(entry)
         # The last ones go with the announcement that follows them.
         if self._sender.hold(entry, grad) and (self._open or self._end is None):
-            self._sender.hand_over()
+            self._sender.hand_over(passing(seen))
 
-    def _send_group(self, entries: list[GradientEntry]) -> None:
+    def _send_group(self, entries: list[GradientEntry], seen: tuple[Any, ...] = ()) -> None:
         if not entries:
             return
         for entry in entries:
             self._mark_started(entry)
-        self._sender.send_group(entries)
+        self._sender.send_group(entries, passing(seen))
 
     def _mark_started(self, entry: GradientEntry) -> None:
         entry.state = STARTED

@@ -16,6 +16,7 @@ from horovod.common.process_sets import ProcessSet
 from horovod.torch import _sparse
 from horovod.torch._gradient_entries import GradientEntry
 from horovod.torch._gradient_errors import DUPLICATE_NAME
+from horovod.torch._memory_owners import Overlaps, are_alone, is_alone
 from horovod.torch._tensors import allreduce_plain_together
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
@@ -33,13 +34,17 @@ _NEXT_GPU_BYTES = 25 * 1024 * 1024
 class Sender:
     """The reductions of one optimizer's gradients from when they are ready until their results are in place."""
 
-    def __init__(self, options: ReduceOptions) -> None:
+    def __init__(self, options: ReduceOptions, entries: Sequence[GradientEntry]) -> None:
         self._options = options
+        self._entries = entries
         self._prescale, self._postscale = options.factors()
         self._uncompressed = options.compression is Compression.none
         self._held: list[tuple[GradientEntry, torch.Tensor]] = []
         self._held_bytes = 0
         self._in_flight: list[Callable[[], object]] = []
+        # Copies that are reduced in place of memory that others own, too, which gets the results in the end.
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._overlaps: Overlaps | None = None
         self.awaited: list[int] = []  # the handles behind it
         self.handed_over = False  # whether the engine got something that was not agreed upon yet
         self.sparse = False  # whether a gradient of this cycle was
@@ -49,8 +54,14 @@ class Sender:
         self._held.clear()
         self._held_bytes = 0
         self._in_flight.clear()
+        self._copies.clear()
         self.awaited.clear()
         self.handed_over = self.sparse = False
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Find out anew which gradients overlap: the script may have assigned some."""
+        self._overlaps = None
 
     def hold(self, entry: GradientEntry, grad: torch.Tensor) -> bool:
         """Take one gradient, which is marked as sent; whether enough are held to hand them over.
@@ -68,12 +79,17 @@ class Sender:
             return self._held_bytes >= _HAND_OVER_BYTES
         return self._held_bytes >= (_NEXT_GPU_BYTES if self.handed_over else _FIRST_GPU_BYTES)
 
-    def hand_over(self) -> None:
-        """Start to reduce the gradients that are held, all at once where that is possible."""
+    def hand_over(self, passing: torch.Tensor | None = None) -> None:
+        """Start to reduce the gradients that are held, all at once where that is possible.
+
+        `passing` is what is being accumulated right now.
+        """
         held, self._held, self._held_bytes = self._held, [], 0
         if not held:
             return
         self.handed_over = True
+        if not self._all_alone(held, passing):
+            held = [(entry, self.own(entry, grad, passing)) for entry, grad in held]
         if self._uncompressed:
             handles = allreduce_together_(
                 [grad for _, grad in held],
@@ -90,11 +106,49 @@ class Sender:
         for entry, grad in held:
             self._send(entry, grad)
 
-    def send_group(self, entries: Sequence[GradientEntry]) -> None:
+    @staticmethod
+    def _all_alone(
+        held: Sequence[tuple[GradientEntry, torch.Tensor]], passing: torch.Tensor | None
+    ) -> bool:
+        # The same tensor may be two parameters' gradient only if the script assigned it.
+        fresh = [entry.is_fresh for entry, _ in held]
+        return False not in fresh and are_alone([grad for _, grad in held], passing)
+
+    def own(
+        self, entry: GradientEntry, grad: torch.Tensor, passing: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The gradient as memory that nobody else owns: itself, or a copy.
+
+        The copy becomes the parameter's gradient if PyTorch has chosen the memory or another gradient overlaps it. Else
+        the script has put its own memory there, such as a part of one tensor for all gradients, and gets the result in
+        it.
+        """
+        if entry.is_fresh:
+            if is_alone(grad, passing):
+                return grad
+        else:
+            if self._overlaps is None:
+                self._overlaps = Overlaps(entry.param.grad for entry in self._entries)
+            if not self._overlaps.is_repeated(grad) and is_alone(grad, passing):
+                return grad
+        copy = grad.detach().clone()
+        if entry.is_fresh or self._overlaps is None or self._overlaps.has(grad):
+            if entry.param.grad is grad:
+                entry.param.grad = copy
+        else:
+            self._copies.append((grad, copy))
+        return copy
+
+    def send_group(
+        self, entries: Sequence[GradientEntry], passing: torch.Tensor | None = None
+    ) -> None:
         """Start to reduce these gradients, which are marked as sent, as one operation."""
         options = self._options
         self.handed_over = True
-        grads = [grad for entry in entries if (grad := entry.param.grad) is not None]
+        held = [(entry, grad) for entry in entries if (grad := entry.param.grad) is not None]
+        if not self._all_alone(held, passing):
+            held = [(entry, self.own(entry, grad, passing)) for entry, grad in held]
+        grads = [grad for _, grad in held]
         packed = [
             options.compression.compress(grad.to_dense() if grad.is_sparse else grad)
             for grad in grads
@@ -125,7 +179,12 @@ class Sender:
         """Hand over what is held, wait for everything and put the results in place; raise what failed first."""
         self.hand_over()
         pending, self._in_flight, self.awaited = self._in_flight, [], []
+        copies, self._copies = self._copies, []
         complete_all(pending)
+        with torch.no_grad():
+            for grad, copy in copies:
+                grad.copy_(copy)
+        self.look_again()
 
     def _send_sparse(self, entry: GradientEntry, grad: torch.Tensor) -> None:
         self.handed_over = True

@@ -7,12 +7,14 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import is_
 from typing import Any, TypeVar
 
 import torch
 
-from horovod.common._optimizer_settings import Settings, default_names, find_duplicates
+from horovod.common._optimizer_settings import Settings, find_duplicates
 from horovod.common.process_sets import ProcessSet
+from horovod.torch._group_changes import Changes, changed_parameters, parameters_of
 from horovod.torch._original_attributes import OriginalAttributes
 
 PUBLIC_MODULE = "horovod.torch.optimizer"
@@ -24,6 +26,8 @@ class Wrapped(OriginalAttributes, torch.optim.Optimizer):
     _hvd_settings: Settings
     _hvd_original: Callable[[], torch.optim.Optimizer | None] | None = None
     _hvd_attached = False
+    # The parameters of each group that `_hvd_settings` names.
+    _hvd_tracked: Sequence[Sequence[torch.Tensor]] = ()
 
     backward_passes_per_step: int
     process_set: ProcessSet
@@ -33,21 +37,28 @@ class Wrapped(OriginalAttributes, torch.optim.Optimizer):
         """Install hooks for the current parameters; called once, when `param_groups` are there."""
         raise TypeError(f"{type(self).__name__} does not say how it is attached")
 
-    def _hvd_track(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
-        """Take parameters that were added later."""
+    def _hvd_retrack(self, changes: Changes) -> None:
+        """Take parameters that were added later, and let go of those that are gone."""
         raise TypeError(f"{type(self).__name__} does not say how parameters are added")
 
     def _hvd_adopt_groups(self, given: Mapping[torch.Tensor, str] | None = None) -> None:
-        """Take groups that were added since: to this optimizer, or to the original, which shares them."""
-        for index in range(len(self._hvd_settings.names), len(self.param_groups)):
-            params = self.param_groups[index]["params"]
-            defaults = default_names(index, len(params))
-            pairs = zip(params, defaults, strict=True)
-            names = [given.get(param, name) if given else name for param, name in pairs]
-            self._hvd_settings = replace(
-                self._hvd_settings, names=(*self._hvd_settings.names, tuple(names))
-            )
-            self._hvd_track(names, params)
+        """Take what was changed since in the groups of this optimizer, or of the original, which shares them.
+
+        Groups are added, and parameters within groups are added, replaced and removed.
+        """
+        tracked, groups = self._hvd_tracked, self.param_groups
+        if len(tracked) == len(groups):
+            for known, group in zip(tracked, groups, strict=True):
+                params = group["params"]
+                if len(params) != len(known) or not all(map(is_, params, known)):
+                    break
+            else:
+                return
+        current = [parameters_of(index, group) for index, group in enumerate(groups)]
+        changes = changed_parameters(tracked, self._hvd_settings.names, current, given or {})
+        self._hvd_settings = replace(self._hvd_settings, names=changes.names)
+        self._hvd_tracked = current
+        self._hvd_retrack(changes)
 
     def _hvd_named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for group, names in zip(self.param_groups, self._hvd_settings.names, strict=True):
@@ -64,6 +75,7 @@ class Wrapped(OriginalAttributes, torch.optim.Optimizer):
         super().__setstate__(state)
         if not self._hvd_attached:
             self._hvd_attached = True
+            self._hvd_tracked = [list(group["params"]) for group in self.param_groups]
             self._hvd_attach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped:
@@ -76,6 +88,7 @@ class Wrapped(OriginalAttributes, torch.optim.Optimizer):
         return _blank, self._hvd_recipe(), self.__getstate__()
 
     def _hvd_recipe(self) -> tuple[type[Wrapped], type[torch.optim.Optimizer], Settings]:
+        self._hvd_adopt_groups()
         kind, base = type(self).__bases__
         return kind, base, self._hvd_settings
 
@@ -123,6 +136,7 @@ def wrap(optimizer: torch.optim.Optimizer, kind: type[W], settings: Settings) ->
     result.__dict__.update(own, **_public(settings))
     result._hvd_original = weakref.ref(optimizer)
     result._hvd_attached = True
+    result._hvd_tracked = [list(group["params"]) for group in result.param_groups]
     result._hvd_attach()
     return result
 

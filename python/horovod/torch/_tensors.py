@@ -152,6 +152,12 @@ def check_reducible(tensor: torch.Tensor, op: int) -> None:
         raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {OP_NAMES[op]}.")
 
 
+def check_summable(tensor: torch.Tensor, op: int) -> None:
+    """Raise unless the elements of a tensor of any layout can be summed, or averaged."""
+    if (op, tensor.dtype) not in _REDUCIBLE:
+        raise ValueError(f"Tensor type {type_name(tensor)} is not supported for op {OP_NAMES[op]}.")
+
+
 def check_movable(tensor: torch.Tensor) -> None:
     """Raise unless tensors of this kind can be gathered, broadcast and exchanged."""
     check_memory(tensor)
@@ -227,7 +233,7 @@ class TorchArrays:
         for dim, stride in enumerate(target.stride()):
             if stride == 0 and target.shape[dim] > 1:
                 target, kept = target.narrow(dim, 0, 1), kept.narrow(dim, 0, 1)
-        if kept.shape != result.shape and not _same(kept.expand_as(result), result):
+        if kept.shape != result.shape and not same_bits(kept.expand_as(result), result):
             raise ValueError(
                 "The result differs between elements of an expanded tensor that share memory; "
                 "pass a clone() of the tensor."
@@ -252,19 +258,16 @@ class TorchArrays:
         if splits is None:
             return None
         if isinstance(splits, torch.Tensor):
-            tensor = splits
-        else:
-            tensor = torch.tensor(splits, dtype=torch.int64, device="cpu")
-        if tensor.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                "alltoall expects splits to contain 32-bit integer elements (or 64-bit ones), "
-                f"not {tensor.dtype}."
-            )
-        if tensor.dim() != 1:
-            raise ValueError(
-                f"alltoall expects a 1D splits tensor, not one of shape {tuple(tensor.shape)}."
-            )
-        return checked_splits(tensor.tolist())
+            if splits.dtype not in (torch.int32, torch.int64):
+                raise ValueError(
+                    "alltoall expects splits to contain 32-bit integer elements (or 64-bit ones), "
+                    f"not {splits.dtype}."
+                )
+            if splits.dim() != 1:
+                raise ValueError(
+                    f"alltoall expects a 1D splits tensor, not one of shape {tuple(splits.shape)}."
+                )
+        return checked_splits(splits)
 
     def counts(self, numbers: list[int], splits: Splits) -> torch.Tensor:
         device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
@@ -274,5 +277,11 @@ class TorchArrays:
 collectives: Collectives[torch.Tensor] = Collectives(TorchArrays())
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)))
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits."""
+    a, b = a.detach().resolve_conj().resolve_neg(), b.detach().resolve_conj().resolve_neg()
+    return bool(
+        torch.equal(
+            a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)
+        )
+    )

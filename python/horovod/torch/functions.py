@@ -9,7 +9,9 @@ from horovod.common._operations import wait_for_all
 from horovod.common._parameters import named_values
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._broadcast import broadcast_async_
+from horovod.torch._memory_owners import Overlaps
 from horovod.torch._optimizer_state import broadcast_optimizer_state
+from horovod.torch._tensors import same_bits
 
 __all__ = [
     "allgather_object",
@@ -39,7 +41,7 @@ def broadcast_parameters(
     Raises
     ------
     ValueError
-        `params` is none of the above.
+        `params` is none of the above; or entries share memory on this rank, and the root's values for them differ.
     HorovodInternalError
         Shapes or dtypes differ between ranks, or a rank was lost.
 
@@ -48,9 +50,25 @@ def broadcast_parameters(
     >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     tensors, objects = named_values(params, torch.Tensor, torch.nn.Module)
-    handles = [broadcast_async_(p, root_rank, name, process_set) for name, p in tensors]
+    overlaps = Overlaps(tensor for _, tensor in tensors)
+    # What others write to, too, arrives apart: only the root's values tell whether that may be.
+    arriving = [
+        (name, tensor, tensor.detach().clone() if overlaps.has(tensor) else tensor)
+        for name, tensor in tensors
+    ]
+    handles = [broadcast_async_(into, root_rank, name, process_set) for name, _, into in arriving]
     if objects:
         params.update(
             broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)
         )
     wait_for_all(handles)
+    apart = [(name, tensor, into) for name, tensor, into in arriving if into is not tensor]
+    with torch.no_grad():
+        for _, tensor, into in apart:
+            tensor.data.copy_(into)
+    for name, tensor, into in apart:
+        if not same_bits(tensor, into):
+            raise ValueError(
+                f"broadcast_parameters: {name or 'a tensor'!r} shares memory with another entry on this rank, and "
+                f"rank {root_rank} has different values for the two. Share (tie) the same parameters on all ranks."
+            )

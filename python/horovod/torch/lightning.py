@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import horovod.torch as hvd
+from horovod.torch.optimizer import _DistributedOptimizer
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins import ClusterEnvironment as _Environment
@@ -285,9 +286,8 @@ class _HorovodStrategy(_Strategy):  # type: ignore[misc]
     def teardown(self) -> None:
         """Give the parameters back: another Trainer may reduce their gradients next."""
         for optimizer in self.optimizers:
-            reducer = getattr(optimizer, "_hvd_reducer", None)
-            if reducer is not None:
-                reducer.detach()
+            if isinstance(optimizer, _DistributedOptimizer) and optimizer._hvd_reducer is not None:
+                optimizer._hvd_reducer.detach()
         super().teardown()
 
 

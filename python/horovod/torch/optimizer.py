@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from horovod.torch._adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.torch._consistency import watch_step
 from horovod.torch._exclusive_parameters import refuse_foreign
 from horovod.torch._gradient_reducer import GradientReducer
+from horovod.torch._group_changes import Changes
 from horovod.torch._optimizer_wrapping import Wrapped, wrap
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import (
@@ -40,6 +41,7 @@ from horovod.torch.mpi_ops import (
     size,
     synchronize,
 )
+from horovod.torch.sync_batch_norm import warn_of_lonely
 
 if TYPE_CHECKING:
     from horovod.torch._types import Distributed, OptimizerT
@@ -106,6 +108,7 @@ class _DistributedOptimizer(Wrapped):
         Needed only to step early (before `backward_passes_per_step` passes) with clipping or a GradScaler:
         otherwise `backward()` returns with reduced gradients. Take the step under `skip_synchronize()` then.
         """
+        self._hvd_adopt_groups(self._hvd_given)
         if self._hvd_reducer is not None:
             self._hvd_reducer.finish()
         self._hvd_synchronized = True
@@ -207,9 +210,9 @@ class _DistributedOptimizer(Wrapped):
         super().add_param_group(param_group)
         self._hvd_adopt_groups(self._hvd_given)
 
-    def _hvd_track(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
+    def _hvd_retrack(self, changes: Changes) -> None:
         if self._hvd_reducer is not None:
-            self._hvd_reducer.track(list(zip(names, params, strict=True)))
+            self._hvd_reducer.retrack(changes)
 
     # ---- what others look at -----------------------------------------------------------------------------------
 
@@ -356,6 +359,8 @@ def DistributedOptimizer(
     names, given = names_on_the_wire(params, named_parameters)
     named = list(zip(chain.from_iterable(names), chain.from_iterable(params), strict=True))
     refuse_foreign(named)
+    if ranks > 1:
+        warn_of_lonely(named)
     options = ReduceOptions(
         compression,
         op,

@@ -1,5 +1,8 @@
 """Batch normalisation with the statistics of all ranks' batches together."""
 
+import gc
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,6 +18,14 @@ from horovod.torch._allreduce import allreduce_async_
 from horovod.torch._handles import eagerly, synchronize
 
 __all__ = ["SyncBatchNorm"]
+
+# Classes whose objects are nothing but a batch normalisation.
+_CONVERTIBLE = (
+    torch.nn.BatchNorm1d,
+    torch.nn.BatchNorm2d,
+    torch.nn.BatchNorm3d,
+    torch.nn.SyncBatchNorm,
+)
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -72,10 +83,34 @@ class SyncBatchNorm(_BatchNorm):
         """Replace the batch normalisations inside a module by synchronised ones, and return the module.
 
         Parameters and buffers are taken over, not copied. A module that is itself a batch normalisation cannot
-        be changed in place: its replacement is returned.
+        be changed in place: its replacement is returned. A module with several names is replaced under all of them.
+
+        Raises
+        ------
+        TypeError
+            A batch normalisation is of a class of its own, or lazy; nothing was converted.
         """
+        for name, child in module.named_modules():
+            if _is_other(child, cls) and type(child) not in _CONVERTIBLE:
+                raise TypeError(
+                    f"{name or 'the module'} is a {type(child).__name__}, which may do more than a batch normalisation "
+                    "of PyTorch: a SyncBatchNorm in its place would lose that. Nothing was converted. Put an "
+                    "hvd.SyncBatchNorm there yourself, or derive your class from it."
+                )
+        return cls._converted(module, process_set, {})
+
+    @classmethod
+    def _converted(
+        cls,
+        module: torch.nn.Module,
+        process_set: ProcessSet,
+        done: dict[torch.nn.Module, torch.nn.Module],
+    ) -> torch.nn.Module:
+        """Convert a module once, however many names it has."""
+        if module in done:
+            return done[module]
         result = module
-        if isinstance(module, _BatchNorm) and not isinstance(module, cls):
+        if isinstance(module, _BatchNorm) and _is_other(module, cls):
             result = cls(
                 module.num_features,
                 module.eps,
@@ -89,8 +124,9 @@ class SyncBatchNorm(_BatchNorm):
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(result, name, buffer)
             result.training = module.training
-        for name, child in module.named_children():
-            replaced = cls.convert_sync_batchnorm(child, process_set)
+        done[module] = result
+        for name, child in list(module._modules.items()):
+            replaced = None if child is None else cls._converted(child, process_set, done)
             if replaced is not child:
                 setattr(result, name, replaced)
         return result
@@ -147,6 +183,32 @@ class SyncBatchNorm(_BatchNorm):
         if self.momentum is None:
             return 1.0 / float(self.num_batches_tracked)
         return self.momentum
+
+
+def _is_other(module: torch.nn.Module, than: type[torch.nn.Module]) -> bool:
+    return isinstance(module, _BatchNorm) and not isinstance(module, than)
+
+
+def warn_of_lonely(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Warn if a parameter belongs to a `torch.nn.SyncBatchNorm` that has nobody to synchronise with."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return
+    names = {id(param): name for name, param in named}
+    found: set[str] = set()
+    for module in gc.get_objects():
+        # Not isinstance, which asks proxies of other libraries for their class.
+        if issubclass(type(module), torch.nn.SyncBatchNorm):
+            weight = names.get(id(module._parameters.get("weight")))
+            found.update(() if weight is None else (weight.removesuffix(".weight"),))
+    if found:
+        listed = ", ".join(sorted(found))
+        warnings.warn(
+            f"torch.nn.SyncBatchNorm ({listed}) synchronises through torch.distributed only, and there is no process "
+            "group: each rank normalises its batch alone. Convert the model before building the optimizer: "
+            "model = hvd.SyncBatchNorm.convert_sync_batchnorm(model).",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _values_per_channel(input: torch.Tensor) -> int:

@@ -8,6 +8,8 @@ import tf_keras as keras
 import horovod.tensorflow.keras as hvd
 from horovod.tensorflow import _gradient_reduction
 
+hvd.init()
+
 
 def _model():
     return keras.Sequential(

@@ -6,30 +6,7 @@ import torch
 
 import horovod.torch as hvd
 
-INTEGERS = [
-    torch.uint8,
-    torch.int8,
-    torch.uint16,
-    torch.int16,
-    torch.uint32,
-    torch.int32,
-    torch.uint64,
-    torch.int64,
-]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-COMPLEX = [torch.complex64, torch.complex128]
-NATIVE = [*INTEGERS, *FLOATS, torch.bool]
-FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-MOVABLE = [*NATIVE, *COMPLEX, *FLOAT8]
-SHAPES = [(), (1,), (0,), (0, 3), (3,), (17,), (4, 5), (2, 3, 4), (1, 0, 2), (2, 1, 2, 1, 2)]
-
-OPS = {
-    "Sum": hvd.Sum,
-    "Average": hvd.Average,
-    "Min": hvd.Min,
-    "Max": hvd.Max,
-    "Product": hvd.Product,
-}
 
 
 def sample(rank, shape, dtype, salt=""):
@@ -82,7 +59,7 @@ def comparable(tensor):
     """The same values in a dtype that every comparison supports."""
     if tensor.dtype.is_complex or tensor.dtype == torch.bool:
         return tensor
-    if tensor.dtype.is_floating_point or tensor.dtype in FLOAT8:
+    if tensor.dtype.is_floating_point:
         return tensor.double()
     return tensor.to(torch.int64)
 
@@ -99,11 +76,3 @@ def still_works(process_set=hvd.global_process_set):
     """The job can be used: after errors that concerned one operation."""
     total = hvd.allreduce(torch.ones(3), op=hvd.Sum, process_set=process_set)
     assert total.eq(process_set.size()).all()
-
-
-def same_everywhere(tensor, process_set=hvd.global_process_set):
-    """All ranks hold the same bits."""
-    bits = tensor.contiguous().flatten().view(torch.uint8)
-    rows = hvd.allgather(bits.unsqueeze(0), process_set=process_set)
-    for row in rows:
-        assert torch.equal(row, bits)

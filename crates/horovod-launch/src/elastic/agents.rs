@@ -200,7 +200,9 @@ impl Agents<'_> {
     pub(super) fn deadlines(&self) -> [Option<Instant>; 3] {
         let opening = self.links.iter().filter(|l| l.link.stage < Stage::Ready);
         let opening = opening.map(|l| l.open_by).min();
-        let given_up = self.asked.map(|(how, at)| at + agent_limit(how));
+        let given_up = self
+            .asked
+            .map(|(how, at)| at + agent_limit(how, self.options));
         let has_remote = self.links.iter().any(|l| !l.link.is_local);
         [opening, given_up, has_remote.then_some(self.ping_at)]
     }
@@ -208,7 +210,7 @@ impl Agents<'_> {
     /// Kills the agents that have not said in time that all is over, and tells the others that the launcher lives.
     pub(super) fn on_time(&mut self, now: Instant) {
         if let Some((how, at)) = self.asked
-            && now >= at + agent_limit(how)
+            && now >= at + agent_limit(how, self.options)
         {
             for link in &mut self.links {
                 if !link.link.is_over() {

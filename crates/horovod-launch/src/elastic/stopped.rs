@@ -17,12 +17,14 @@ impl Driver {
 
     /// Asks from time to time about those that are waited for.
     pub(super) fn look_at_members(&mut self, now: Time) {
-        let is_waiting = self.rounds > 0 && (self.waiting_since.is_some() || !self.is_up);
         let inside = self.workers.iter().filter(|(_, w)| is_inside(w));
         let inside: Vec<WorkerId> = inside.map(|(id, _)| *id).collect();
+        // One that is alone has no neighbours either, and a newcomer waits for members to let it in.
+        let has_newcomer = self.workers.values().any(|w| w.phase == Phase::Waiting);
+        let is_watched = self.rounds > 0 && (inside.len() == 1 || has_newcomer);
         let Some(limit) = self
             .silence_max
-            .filter(|_| is_waiting && !inside.is_empty())
+            .filter(|_| (self.is_round_wanted() || is_watched) && !inside.is_empty())
         else {
             self.look_at = None;
             self.workers.values_mut().for_each(|w| w.seen_stopped = 0);
@@ -38,6 +40,11 @@ impl Driver {
         }
     }
 
+    /// Whether members are waited for, to form a round.
+    fn is_round_wanted(&self) -> bool {
+        self.rounds > 0 && (self.waiting_since.is_some() || !self.is_up)
+    }
+
     /// The answer. Time alone condemns nobody: after the launcher was stopped as well, all may go on together.
     pub(super) fn on_looked(&mut self, worker: WorkerId, is_stopped: bool) {
         let is_safe = self.is_state_elsewhere(worker);
@@ -46,10 +53,20 @@ impl Driver {
             return;
         };
         w.seen_stopped = if is_stopped { w.seen_stopped + 1 } else { 0 };
-        if w.seen_stopped <= LOOKS || !is_safe {
+        let (seen, host) = (w.seen_stopped, w.host.clone());
+        if seen == LOOKS && !is_safe {
+            self.say(format!(
+                "{name} has been stopped by a signal (its process is in state T) and alone holds the training state, so \
+                 the job waits for it: `kill -CONT` with its process number on host {host} lets it go on, Ctrl-C here \
+                 ends the job without that state"
+            ));
+        }
+        if seen <= LOOKS || !is_safe || !self.is_round_wanted() {
             return;
         }
-        w.is_condemned = true;
+        if let Some(w) = self.workers.get_mut(&worker) {
+            w.is_condemned = true;
+        }
         let limit = self.silence_max.unwrap_or_default();
         self.say(format!(
             "{name} is wanted in a new round and has been stopped by a signal for {limit:?}; ending it"
@@ -76,6 +93,8 @@ mod tests {
     use super::super::driver::tests::round_of_three;
     use super::super::events::Event;
     use super::*;
+    use crate::frames::ExitStatus;
+    use crate::report::Cause;
 
     const LIMIT: Duration = Duration::from_secs(40);
 
@@ -157,6 +176,51 @@ mod tests {
         join(&mut driver, at(1300), 2);
         let (ended, _) = pass(&mut driver, 1300..1400, |worker| worker == 1);
         assert_eq!(ended, [1]);
+    }
+
+    #[test]
+    fn the_user_is_told_that_the_last_that_holds_the_state_is_stopped() {
+        let told = |others: &[Event]| {
+            let mut driver = round_of_three();
+            driver.expect_life_within(Some(LIMIT));
+            for event in others {
+                driver.handle(at(1000), event.clone());
+            }
+            let mut said = Vec::new();
+            let mut now = at(1000);
+            while now < at(1000) + LIMIT + LIMIT {
+                while let Some(action) = driver.poll_action() {
+                    match action {
+                        Action::Say(text) if text.contains("stopped by a signal") => {
+                            said.push((now, text));
+                        }
+                        Action::Look(worker) => {
+                            let is_stopped = true;
+                            driver.handle(now, Event::Looked { worker, is_stopped });
+                        }
+                        Action::Stop(worker) => panic!("{worker} was ended"),
+                        _ => {}
+                    }
+                }
+                now += Duration::from_secs(1);
+                driver.handle_timeout(now);
+            }
+            said
+        };
+        // Two wait without it; or it is alone.
+        let new = |worker| Event::Joined { worker, held: 0 };
+        let signal = || Cause::Exit(ExitStatus::Signal(9));
+        let exited = |worker| Event::Exited {
+            worker,
+            cause: signal(),
+        };
+        for others in [[new(0), new(1)], [exited(0), exited(1)]] {
+            let said = told(&others);
+            assert_eq!(said.len(), 1, "{said:?}");
+            let (when, text) = &said[0];
+            assert!(*when <= at(1000) + LIMIT, "{when:?}");
+            assert!(text.contains("alone holds the training state"), "{text}");
+        }
     }
 
     #[test]

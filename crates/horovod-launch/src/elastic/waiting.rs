@@ -179,7 +179,11 @@ impl Driver {
         if starting > 0 {
             text.push_str(&format!(", {starting} started but have not called init"));
         }
-        let inside: Vec<String> = of(Phase::Member).map(|(id, _)| self.name(*id)).collect();
+        let named = |(id, w): (&WorkerId, &WorkerProcess)| match w.seen_stopped {
+            0 => self.name(*id),
+            _ => format!("{} (stopped by a signal)", self.name(*id)),
+        };
+        let inside: Vec<String> = of(Phase::Member).map(named).collect();
         if !inside.is_empty() {
             let names = inside.join(", ");
             text.push_str(&format!(", not out of the last round: {names}"));

@@ -16,6 +16,7 @@ fn messages_survive_one_byte_at_a_time() {
         cwd: "/tmp/a b".into(),
         command: vec!["python".into(), OsString::from_vec(b"\xfe".to_vec())],
         silence_max_s: 60,
+        terminate_timeout_s: 30,
         ranks: vec![RankSpec {
             rank: 3,
             env: vec![pair("HOROVOD_RANK", b"3")],
@@ -87,6 +88,10 @@ fn answers_survive() {
         FromAgent::Exited {
             rank: 2,
             status: ExitStatus::Signal(9),
+        },
+        FromAgent::Exited {
+            rank: 2,
+            status: ExitStatus::OutOfMemory,
         },
         FromAgent::Looked {
             rank: 2,

@@ -7,6 +7,7 @@ use super::{Job, has_rank};
 use crate::args::Options;
 use crate::events::Event;
 use crate::frames::{FromAgent, JobSpec, RankSpec, Stop, ToAgent, Variables};
+use crate::launch::terminate_timeout_of;
 use crate::link::Stage;
 use crate::rendezvous::Rendezvous;
 use crate::report::Cause;
@@ -41,6 +42,7 @@ pub(crate) fn spec(
         cwd: cwd.to_owned(),
         command: options.command.clone(),
         silence_max_s: remote::silence_max(is_local, environment::heartbeat_s()),
+        terminate_timeout_s: terminate_timeout_of(options),
         ranks: Vec::new(),
         is_open: false,
     }

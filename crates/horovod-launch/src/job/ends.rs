@@ -21,6 +21,8 @@ impl Job<'_> {
         if cause.is_failure() {
             self.rendezvous.report_death(rank, &host, &cause.text());
             self.state.failed_at.get_or_insert_with(Instant::now);
+        } else {
+            self.rendezvous.report_end(rank, &host);
         }
         if self.options.verbose {
             self.output
@@ -70,12 +72,18 @@ impl Job<'_> {
     fn judge(&self) -> (u8, Outcome, Vec<String>) {
         let errors = &self.state.start_errors;
         let mut paragraphs: Vec<String> = errors.iter().map(|(_, text)| text.clone()).collect();
-        let culprit = culprit(&self.state.ends).filter(|end| !end.was_asked);
+        let mut ends = self.state.ends.clone();
+        for end in &mut ends {
+            if self.rendezvous.absent().contains(&end.rank) && !end.cause.is_failure() {
+                end.cause = Cause::Absent;
+            }
+        }
+        let culprit = culprit(&ends).filter(|end| !end.was_asked);
         if paragraphs.is_empty()
             && let Some(culprit) = culprit
         {
             let tail = self.output.tail(culprit.rank);
-            paragraphs = describe(culprit, tail, &self.state.ends);
+            paragraphs = describe(culprit, tail, &ends);
         }
         if let Some(signal) = self.state.interrupted_by {
             paragraphs.push(ended_by(signal));

@@ -78,6 +78,15 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
     ),
     option(
         GENERAL,
+        &["--terminate-timeout"],
+        Action::Value("SECONDS", |o, v| {
+            o.terminate_timeout = Some(u32::try_from(at_least_zero(v)?).map_err(|_| too_large(v))?);
+            Ok(())
+        }),
+        "from SIGTERM to SIGKILL for ranks that shall end (HOROVOD_TERMINATE_TIMEOUT, else 30)",
+    ),
+    option(
+        GENERAL,
         &["--verbose"],
         Action::Flag(|o| o.verbose = true),
         "say what is done",

@@ -63,6 +63,9 @@ pub enum ServerEvent {
     Failed(String),
     /// A registered rank closed its connection.
     Left(Rank),
+    /// Ranks wait at the rendezvous for these, whose processes have ended in order without coming there. The ranks that
+    /// wait know.
+    Absent(Vec<Rank>),
     /// A worker of an elastic job waits for the next round; what it holds of the training state.
     Joined {
         /// The worker.

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
+use horovod_protocol::Rank;
+
 use super::{
     config::ServerEvent,
     messages::{Common, MemberEntry, Registration, ToClient, Where},
@@ -45,6 +47,8 @@ pub(crate) struct FixedRounds {
     gathering: BTreeMap<u32, Registered>,
     building: Option<Building>,
     generations: u64,
+    /// Ranks whose processes have ended in order, and their hosts: they will not come any more.
+    ended: BTreeMap<u32, String>,
 }
 
 impl FixedRounds {
@@ -54,6 +58,7 @@ impl FixedRounds {
             gathering: BTreeMap::new(),
             building: None,
             generations: 0,
+            ended: BTreeMap::new(),
         }
     }
 
@@ -90,7 +95,43 @@ impl FixedRounds {
                 answer_by,
             },
         );
-        self.start_if_complete()
+        let mut todo = self.start_if_complete();
+        todo.extend(self.dismiss_if_in_vain());
+        todo
+    }
+
+    /// The process of a rank has ended in order.
+    pub(crate) fn ended(&mut self, rank: u32, host: String) -> Vec<Do> {
+        self.ended.insert(rank, host);
+        self.dismiss_if_in_vain()
+    }
+
+    /// Sends the ranks away that wait for one whose process has ended.
+    fn dismiss_if_in_vain(&mut self) -> Vec<Do> {
+        if self.gathering.is_empty() || self.ended.is_empty() {
+            return Vec::new();
+        }
+        let again = if self.generations > 0 { " again" } else { "" };
+        let absent: Vec<String> = self
+            .ended
+            .iter()
+            .map(|(rank, host)| format!("rank {rank} on {host}"))
+            .collect();
+        let text = format!(
+            "{} exited with code 0 without calling hvd.init(){again}",
+            absent.join(", ")
+        );
+        let ranks = self.ended.keys().copied().map(Rank).collect();
+        let mut todo = vec![
+            Do::Failed(text.clone()),
+            Do::Report(ServerEvent::Absent(ranks)),
+        ];
+        todo.extend(
+            std::mem::take(&mut self.gathering)
+                .into_values()
+                .map(|r| Do::Dismiss(r.client, ToClient::Aborted { text: text.clone() })),
+        );
+        todo
     }
 
     fn start_if_complete(&mut self) -> Vec<Do> {
@@ -340,6 +381,33 @@ mod tests {
         // The next round can start from scratch.
         assert_eq!(m.hello(3, 0, 2, registration(1), by), []);
         assert_eq!(m.hello(4, 1, 2, registration(2), by).len(), 2);
+    }
+
+    #[test]
+    fn ranks_do_not_wait_for_one_whose_process_has_ended() {
+        let (mut m, by) = rounds(3);
+        let vain = |client, text: &str| {
+            let text = text.to_owned();
+            [
+                Do::Failed(text.clone()),
+                Do::Report(ServerEvent::Absent(vec![Rank(1)])),
+                Do::Dismiss(client, ToClient::Aborted { text }),
+            ]
+        };
+        let text = "rank 1 on h1 exited with code 0 without calling hvd.init()";
+        m.hello(1, 0, 3, registration(1), by);
+        assert_eq!(m.ended(1, "h1".to_owned()), vain(1, text));
+        // Also if they come later.
+        assert_eq!(m.hello(2, 2, 3, registration(2), by), vain(2, text));
+        // After a round others wait only if they begin again.
+        let (mut m, by) = rounds(2);
+        m.hello(1, 0, 2, registration(1), by);
+        m.hello(2, 1, 2, registration(2), by);
+        m.ready(1, Where::default());
+        m.ready(2, Where::default());
+        assert_eq!(m.ended(1, "h1".to_owned()), []);
+        let again = format!("{text} again");
+        assert_eq!(m.hello(3, 0, 2, registration(3), by), vain(3, &again));
     }
 
     #[test]

@@ -34,6 +34,7 @@ const CLIENTS_PER_RANK: usize = 4;
 /// What the launcher wants done.
 enum Order {
     Died(u32, String, String),
+    Ended(u32, String),
     Form(Vec<(u32, RankAssignment)>),
     Announce(u8),
     Dismiss(u32, String),
@@ -102,6 +103,11 @@ impl Server {
     /// Tells all ranks that one of them died; in an elastic job, all of its round that this worker died.
     pub fn report_death(&self, rank: Rank, host: &str, cause: &str) {
         self.order(Order::Died(rank.0, host.to_owned(), cause.to_owned()));
+    }
+
+    /// Fixed members: the process of a rank has ended in order. Ranks that wait for it at the rendezvous need not.
+    pub fn report_end(&self, rank: Rank, host: &str) {
+        self.order(Order::Ended(rank.0, host.to_owned()));
     }
 
     /// Elastic: these workers, which wait, form the next round with these places, in the order of their ranks.
@@ -340,6 +346,8 @@ impl ServerThread {
             (Order::Died(rank, host, cause), Sessions::Fixed(_)) => {
                 return self.tell_death(Rank(rank), &host, &cause);
             }
+            (Order::Ended(rank, host), Sessions::Fixed(rounds)) => rounds.ended(rank, host),
+            (Order::Ended(..), Sessions::Elastic(_)) => return,
             (Order::Form(assignments), Sessions::Elastic(rounds)) => rounds.form(&assignments, now),
             (Order::Announce(kind), Sessions::Elastic(rounds)) => rounds.announce(kind),
             (Order::Dismiss(worker, why), Sessions::Elastic(rounds)) => {

@@ -82,7 +82,8 @@ class PlainOptimizer:
 
 def plain_optimizer(optimizer: Any, custom_objects: dict[str, Any]) -> PlainOptimizer:
     """Read an optimizer; of one that has made no step for a model only the configuration."""
-    weights = getattr(optimizer, "_trainable_variables", None) or []
+    # No public name says for which weights an optimizer was built; a Keras without this one has to raise.
+    weights = optimizer._trainable_variables if optimizer.built else []
     values = [_variables.value_of(v) for v in _variables.variables_of(optimizer)] if weights else []
     config = keras.optimizers.serialize(optimizer)
     return PlainOptimizer(config, values, [tuple(w.shape) for w in weights], dict(custom_objects))

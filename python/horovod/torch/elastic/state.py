@@ -44,12 +44,18 @@ class _StateDictHandler(SnapshotHandler):
 class ModelStateHandler(_StateDictHandler):
     """Of `torch.nn.Module`."""
 
+    def load(self, state: Any) -> None:
+        """Load parameters and buffers; gradients were of other ones."""
+        super().load(state)
+        self.reset()
+
     def sync(self) -> None:
         """Give all ranks the root's parameters and buffers."""
         state = self.value.state_dict()
         broadcast_parameters(state, self.root_rank)
         if not all(isinstance(entry, torch.Tensor) for entry in state.values()):
             self.value.load_state_dict(state)
+        self.reset()
 
     def reset(self) -> None:
         """Drop gradients: they may be half reduced, or of ranks that are gone."""
@@ -60,9 +66,15 @@ class ModelStateHandler(_StateDictHandler):
 class OptimizerStateHandler(_StateDictHandler):
     """Of `torch.optim.Optimizer`, wrapped or not."""
 
+    def load(self, state: Any) -> None:
+        """Load state and options, and begin a new cycle of passes: what was added up since is dropped."""
+        super().load(state)
+        self.reset()
+
     def sync(self) -> None:
-        """Give all ranks the root's state and options."""
+        """Give all ranks the root's state and options; all begin a new cycle of passes."""
         broadcast_optimizer_state(self.value, self.root_rank)
+        self.reset()
 
     def params(self) -> list[torch.Tensor]:
         """The parameters that it moves."""

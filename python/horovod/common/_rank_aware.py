@@ -1,0 +1,67 @@
+"""Objects that know which rank they belong to: a state that sends rank 0's to all would give them the wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# How libraries call a rank, or a shard, and the number of them.
+_PAIRS = (
+    ("rank", "num_replicas"),  # torch.utils.data.DistributedSampler and what derives from it
+    ("rank", "world_size"),
+    ("process_index", "num_processes"),
+    ("shard_id", "num_shards"),
+    ("shard_index", "num_shards"),
+    ("cur_shard", "shard_count"),
+)
+_PLAIN = (int, float, bool, str, bytes, type(None))
+# As deep as a data loader that holds a sampler of batches, which holds a sampler.
+_DEPTH_MAX = 4
+
+
+def refuse(values: Mapping[str, Any]) -> None:
+    """Raise if a value of a state, or what it holds, belongs to one rank.
+
+    Raises
+    ------
+    ValueError
+        It does; the text names it.
+    """
+    for name, value in values.items():
+        for path, found, pair in _belonging(value, name, _DEPTH_MAX, set()):
+            rank, count = (_entries(found)[key] for key in pair)
+            kind = f"{type(found).__module__}.{type(found).__qualname__}"
+            raise ValueError(
+                f"The elastic state's {path}, a {kind}, belongs to one rank ({pair[0]}={rank}, {pair[1]}={count}): "
+                "sync would give rank 0's to all ranks, and all would read the same share. Keep it out of the state "
+                "and make it anew in the function that elastic.run decorates; samplers of PyTorch: "
+                "horovod.torch.elastic.ElasticSampler in a TorchState keeps its rank."
+            )
+
+
+def _belonging(
+    value: Any, path: str, depth: int, seen: set[int]
+) -> Iterator[tuple[str, Any, tuple[str, str]]]:
+    if type(value) in _PLAIN or id(value) in seen or isinstance(value, type):
+        return
+    seen.add(id(value))
+    entries = _entries(value)
+    for pair in _PAIRS:
+        if all(type(entries.get(key)) is int for key in pair):
+            yield path, value, pair
+    if depth == 0:
+        return
+    inner = value if isinstance(value, (list, tuple)) else ()
+    for i, entry in enumerate(inner):
+        yield from _belonging(entry, f"{path}[{i}]", depth - 1, seen)
+    for key, entry in entries.items():
+        at = f"{path}[{key!r}]" if isinstance(value, Mapping) else f"{path}.{key}"
+        yield from _belonging(entry, at, depth - 1, seen)
+
+
+def _entries(value: Any) -> Mapping[Any, Any]:
+    """What an object or a mapping holds by names; asks no properties, which may compute."""
+    if isinstance(value, Mapping):
+        return value
+    held = getattr(value, "__dict__", None)
+    return held if isinstance(held, dict) else {}

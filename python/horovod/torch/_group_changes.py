@@ -1,0 +1,75 @@
+"""What a script has changed in an optimizer's parameter groups after it was wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import Any
+
+import torch
+
+from horovod.common._optimizer_settings import Names, default_names
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The names of all parameters by group as they are now, and what differs from before."""
+
+    names: Names
+    added: Sequence[tuple[str, torch.Tensor]]
+    replaced: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    """Pairs of old and new, which has taken the old one's place and name."""
+    removed: Sequence[torch.Tensor]
+
+
+def parameters_of(index: int, group: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The parameters of a group, in an order that can be the same on all ranks."""
+    params = group["params"]
+    if not isinstance(params, (list, tuple)):
+        raise TypeError(
+            f"the parameters of group {index} are in a {type(params).__name__}. Their order pairs them with those of "
+            'other ranks, and cannot be told to be equal there: put a list into group["params"].'
+        )
+    return list(params)
+
+
+def changed_parameters(
+    before: Sequence[Sequence[torch.Tensor]],
+    names: Names,
+    now: Sequence[Sequence[torch.Tensor]],
+    given: Mapping[torch.Tensor, str],
+) -> Changes:
+    """Find out what was changed, and name what is new.
+
+    A parameter keeps its name. A new one has the name that `given` has for it, else that of the parameter whose place
+    it took, else one of its place.
+    """
+    old = dict(zip(chain.from_iterable(before), chain.from_iterable(names), strict=True))
+    present = set(chain.from_iterable(now))
+    removed = {param: name for param, name in old.items() if param not in present}
+    taken = {name for param, name in old.items() if param in present}
+    added: list[tuple[str, torch.Tensor]] = []
+    replaced: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def named(param: torch.Tensor, index: int, position: int) -> str:
+        if param in old:
+            return old[param]
+        places = before[index] if index < len(before) else ()
+        former = places[position] if position < len(places) else None
+        wanted = given.get(param)
+        if wanted is None and former is not None and former in removed:
+            replaced.append((former, param))
+            return removed.pop(former)
+        wanted = wanted or default_names(index, position + 1)[-1]
+        others = (f"{wanted}.{number}" for number in count(1))
+        name = next(n for n in chain([wanted], others) if n not in taken)
+        taken.add(name)
+        added.append((name, param))
+        return name
+
+    new_names = tuple(
+        tuple(named(param, index, position) for position, param in enumerate(params))
+        for index, params in enumerate(now)
+    )
+    return Changes(new_names, added, replaced, list(removed))

@@ -1,0 +1,122 @@
+"""Tells whether a tensor is the only one on its memory, so that an operation may write to it.
+
+PyTorch hands views of one tensor to several parameters, and reads a gradient for others after it was accumulated. A
+reduction in place would then change what others are about to read. So only what nobody else owns is reduced in place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+
+import torch
+
+_storage_of: Callable[[torch.Tensor], torch.UntypedStorage] = torch.Tensor.untyped_storage
+_address_of: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+
+
+def _usable_count() -> Callable[[int], int] | None:
+    """PyTorch's count of a storage's owners, by its address, if it counts as expected; the query is private."""
+    count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+    try:
+        if count is None:
+            return None
+        tensor = torch.empty(2, device="cpu")
+        storage = _storage_of(tensor)
+        counts = [count(_address_of(storage)), count(_address_of(_storage_of(tensor)))]
+        view = tensor[1:]
+        counts.append(count(_address_of(storage)))
+        del view
+        counts.append(count(_address_of(storage)))
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    return count if counts == [_ALONE, _ALONE, _ALONE + 1, _ALONE] else None
+
+
+# The tensor, and the object in Python that stands for its storage while we look.
+_ALONE = 2
+
+# None: every tensor counts as shared, and what would be done in place is done on a copy.
+_count = _usable_count()
+
+
+def are_alone(tensors: Sequence[torch.Tensor], passing: torch.Tensor | None = None) -> bool:
+    """Whether `is_alone` is true of each of these, where only the last is also `passing`; False if it cannot be told.
+
+    The same tensor twice is not noticed, nor memory that PyTorch shares with other libraries.
+    """
+    if _count is None:
+        return False
+    try:
+        storages = list(map(_storage_of, tensors))
+    except (NotImplementedError, RuntimeError):  # sparse
+        return False
+    counts = list(map(_count, map(_address_of, storages)))
+    alone = counts.count(_ALONE)
+    if alone == len(counts) - 1 and counts[-1] != _ALONE:
+        return is_alone(tensors[-1], passing)
+    return alone == len(counts)
+
+
+def is_alone(tensor: torch.Tensor, passing: torch.Tensor | None = None) -> bool:
+    """Whether no other tensor is on this one's memory but `passing`, whose last reader has run.
+
+    What has no storage of its own, such as a sparse tensor, is taken to be alone.
+    """
+    try:
+        storage = _storage_of(tensor)
+    except (NotImplementedError, RuntimeError):
+        return True
+    if _count is None:
+        return False
+    owners = _count(_address_of(storage))
+    if owners == _ALONE + 1 and passing is not None and passing is not tensor:
+        return _address_of(_storage_of(passing)) == _address_of(storage)
+    return owners == _ALONE
+
+
+class Overlaps:
+    """Which of some tensors have a byte in common with another one of them, or are the same object."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor | None]) -> None:
+        self._tensors = [tensor for tensor in tensors if tensor is not None]
+        self._repeated = {
+            key for key, number in Counter(map(id, self._tensors)).items() if number > 1
+        }
+        self._overlapping: set[int] | None = None
+
+    def is_repeated(self, tensor: torch.Tensor) -> bool:
+        """Whether the very same tensor is there twice."""
+        return id(tensor) in self._repeated
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor has a byte in common with another one, or is there twice."""
+        if self._overlapping is None:
+            self._overlapping = _overlapping(self._tensors) | self._repeated
+        return id(tensor) in self._overlapping
+
+
+def _overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
+    spans = sorted(_span(tensor) for tensor in tensors if _has_memory(tensor))
+    found: set[int] = set()
+    furthest = ("", 0, 0, 0)  # what reaches furthest of those before
+    for span in spans:
+        device, start, end, key = span
+        if device == furthest[0] and start < furthest[2]:
+            found.update((furthest[3], key))
+        if device != furthest[0] or end > furthest[2]:
+            furthest = span
+    return found
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() > 0
+
+
+def _span(tensor: torch.Tensor) -> tuple[str, int, int, int]:
+    """Device, begin and end of a tensor's memory, and what the tensor is known by."""
+    start = tensor.data_ptr()
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((length - 1) * stride for length, stride in steps)
+    return str(tensor.device), start, start + (last + 1) * tensor.element_size(), id(tensor)

@@ -1,0 +1,60 @@
+"""A rank whose script ends without `hvd.init()`: the others are told at once, and it is blamed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import harness
+
+SCRIPT = """
+import os, sys, time
+if os.environ["HOROVOD_RANK"] == "{absent}":
+    print("nothing to do here")
+    sys.exit()
+{wait}
+import horovod.numpy as hvd
+try:
+    hvd.init()
+except Exception as error:
+    print("told:", error)
+    raise
+"""
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_the_rank_that_skips_init_is_blamed_at_once(jobs, tmp_path: Path, absent: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(absent=absent, wait=""))
+    started = time.monotonic()
+    job = jobs(harness.horovodrun(2, [sys.executable, script]))
+    assert job.fail() == 1
+    assert time.monotonic() - started < 20, (
+        job.report()
+    )  # the others wait 28 s for a rank that may come
+    blamed = f"rank {absent} on host localhost exited with code 0 without calling hvd.init()"
+    assert f"horovodrun: {blamed}" in job.stderr, job.report()
+    assert "nothing to do here" in job.stderr
+    told = f"rank {absent} on localhost exited with code 0 without calling hvd.init()"
+    assert "told: " in job.stdout, job.report()
+    assert f"the job could not be set up: {told}" in job.stdout, job.report()
+
+
+def test_ranks_that_all_end_without_init_are_no_failure(jobs, tmp_path: Path) -> None:
+    job = jobs(harness.horovodrun(2, [sys.executable, "-c", "print(1)"]))
+    job.succeed()
+
+
+def test_a_script_from_the_standard_input_is_refused() -> None:
+    command = [harness.HOROVODRUN, "-np", "2", sys.executable, "-"]
+    done = subprocess.run(command, input="print(1)", capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "standard input, which only rank 0 gets: save the script in a file" in done.stderr
+    command[2] = "1"
+    done = subprocess.run(command, input="print(1)", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "1" in done.stdout

@@ -1,0 +1,121 @@
+"""Which tests may run at the same time.
+
+Those in the lane `waits` mostly wait for their processes: any number of them may run. Those in `computes` keep the
+processors busy: as many run as there are processors for their ranks. Each folder or file is in a lane by `LANES`, a
+single test by a mark of that name. `pytest -m waits` and `pytest -m computes` select a lane.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import resource
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+
+
+class Lane(enum.Enum):
+    """What a test mostly does."""
+
+    WAITS = "waits"
+    COMPUTES = "computes"
+
+
+# Many short tests, most of them without any process: a file of them runs as a whole.
+QUICK = ("compat", "unit")
+WAITING = (
+    *("chaos", "compat", "hosts", "seeded_faults", "unit"),
+    *("altered_data", "bad_input", "dialed_agents", "doctor", "elastic", "elastic_launcher"),
+    *("elastic_repeated_failures", "executor", "failures", "gpu_bad_input", "gpu_doctor"),
+    *("gpu_failures", "gpu_interrupt", "gpu_other_users", "gpu_stall", "gpu_xla_failures"),
+    *("jax_failures", "launcher", "launcher_events", "liveness", "loopback", "ray"),
+    *("ray_autoscaler", "resources", "run_elastic", "run_failures", "run_function"),
+    *("schedulers", "security", "soft_wait", "spark", "spark_cluster", "spark_connect"),
+    *("stall_report", "strangers", "tf_data_service", "tf_elastic", "threads", "timeline"),
+    *("tree",),
+)
+COMPUTING = (
+    *("mxnet", "oldest_tensorflow", "parallel"),
+    *("algorithms", "autotune", "bench_command", "bench_ends", "examples", "gpu_adasum"),
+    *("gpu_examples", "gpu_rocm", "inference", "keras", "lightning_strategy", "real_gpus"),
+    *("spark_estimators", "spark_examples", "spark_keras_estimator"),
+    *("spark_lightning_estimator", "tensorflow_ops", "tf_examples", "tf_v1_behavior"),
+)
+LANES = dict.fromkeys(WAITING, Lane.WAITS) | dict.fromkeys(COMPUTING, Lane.COMPUTES)
+
+# A test in `waits` that used more processor time than this, and more than this many processors all the while, computes.
+# On a loaded machine it gets fewer processors, never more: load fails no test.
+COMPUTES_S = 240.0
+COMPUTES_PROCESSORS = 1.2
+
+
+def assign(items: Iterable[pytest.Item]) -> None:
+    """Mark each test with its lane; a test without a lane is an error."""
+    without = set()
+    for item in items:
+        if any(item.get_closest_marker(lane.value) for lane in Lane):
+            continue
+        lane = next((LANES[name] for name in _names(item) if name in LANES), None)
+        if lane is None:
+            without.add(str(item.path))
+        else:
+            item.add_marker(lane.value)
+    if without:
+        raise pytest.UsageError(
+            f"in no lane: {', '.join(sorted(without))}; say in {Path(__file__).name} whether these tests mostly wait "
+            "or compute"
+        )
+
+
+def of(item: pytest.Item) -> Lane:
+    """The lane of a test."""
+    return next(lane for lane in Lane if item.get_closest_marker(lane.value))
+
+
+def processors(item: pytest.Item) -> int:
+    """How many processors a test keeps busy: none where it waits, else one for each rank, as far as that is known."""
+    if of(item) is Lane.WAITS:
+        return 0
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    ranks = getattr(params.get("ran"), "np", params.get("np", 2))
+    return min(ranks, os.cpu_count() or 1)
+
+
+def may_start(wanted: int, busy: int) -> bool:
+    """Whether a test that wants so many processors may start where so many are busy."""
+    return wanted == 0 or busy == 0 or wanted + busy <= (os.cpu_count() or 1)
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Whether the test is in a file of many short ones."""
+    return any(name in QUICK for name in _names(item))
+
+
+def check_that_it_waits() -> Iterator[None]:
+    """While a test of the lane `waits` runs: its processes must not compute all the time."""
+    begun, used = time.monotonic(), _processor_s()
+    yield
+    lasted_s, used_s = time.monotonic() - begun, _processor_s() - used
+    processors = used_s / lasted_s
+    if (os.cpu_count() or 1) > 1 and used_s > COMPUTES_S and processors > COMPUTES_PROCESSORS:
+        pytest.fail(
+            f"its processes have computed {used_s:.0f} s in {lasted_s:.0f} s: it belongs into the lane `computes`"
+        )
+
+
+def _processor_s() -> float:
+    """Processor time of all processes that this one has started and whose ends were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _names(item: pytest.Item) -> Iterator[str]:
+    """What `LANES` may call the test's file: its name, or a folder's that it is in."""
+    yield item.path.stem.removeprefix("test_")
+    if item.path.is_relative_to(TESTS):
+        yield from item.path.relative_to(TESTS).parts[:-1]

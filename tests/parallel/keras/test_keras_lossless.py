@@ -1,0 +1,36 @@
+"""Operations on single values: what the backend cannot hold is an error, what it rounds is told."""
+
+import numpy as np
+import pytest
+from keras_support import BACKEND, SIZE
+
+import horovod.keras as hvd
+
+BIG = 1_500_000_000
+
+
+def test_sums_of_integers_are_exact_or_an_error():
+    for value in (BIG, np.int64(BIG)):
+        try:
+            result = hvd.allreduce(value, average=False, op=hvd.Sum)
+        except OverflowError:
+            assert (BACKEND, SIZE) == ("jax", SIZE)
+            assert SIZE > 1
+        else:
+            assert int(result) == BIG * SIZE
+
+
+def test_small_integers_have_the_type_that_keras_gives_them():
+    import keras
+
+    result = hvd.allreduce(5, op=hvd.Sum)
+    assert keras.backend.standardize_dtype(result.dtype) == "int32"
+    assert int(result) == 5 * SIZE
+
+
+def test_numbers_that_do_not_fit_are_errors():
+    for operation in (hvd.allreduce, lambda x: hvd.broadcast(x, 0)):
+        with pytest.raises(OverflowError, match="does not fit into float32"):
+            value = operation(1e300)
+            assert float(value) == 1e300, value
+            raise OverflowError("kept: does not fit into float32 is for other backends")

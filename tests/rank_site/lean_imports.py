@@ -1,0 +1,98 @@
+"""Imports of large frameworks take less time in this process: PyTorch, TensorFlow, Keras and JAX."""
+
+import gc
+import importlib.machinery
+import sys
+
+# Modules, and whether what they make is spared.
+_SPARED = {"torch": True, "torch._dynamo": False, "tensorflow": True, "jax": True, "keras": False}
+
+
+# The first optimizer that is made imports PyTorch's compiler, to keep it from compiling some of its functions: that
+# takes as long as all the rest. Where nothing else has imported the compiler, it compiles nothing.
+_CALL_AT_ONCE = """
+import sys as _sys
+
+def _unless_imported(real, fn):
+    @functools.wraps(fn)
+    def inner(*args, **kwargs):
+        if "torch._dynamo" in _sys.modules:
+            return real(*args, **kwargs)
+        return fn(*args, **kwargs)
+    return inner
+
+_real = _disable_dynamo
+
+def _disable_dynamo(fn=None, recursive=True):
+    if fn is None:
+        return functools.partial(_disable_dynamo, recursive=recursive)
+    return _unless_imported(_real(fn, recursive), fn)
+"""
+
+
+def _with(spec, text):
+    """The module with more at its end, as if that stood in its file: the compiler knows its functions by that."""
+    if spec is not None and spec.loader is not None:
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            exec(compile(text, module.__file__, "exec"), module.__dict__)
+
+        spec.loader.exec_module = exec_module
+    return spec
+
+
+# What is optional to a part of a framework that no test of ours uses, a third of what importing TensorFlow takes.
+_MISSING_TO = {
+    "jax": ("tensorflow.lite.", "keras.src.callbacks.orbax_checkpoint"),
+    "matplotlib": "keras.src.visualization.",
+    "pandas": "keras.src.trainers.",
+    "sklearn": "keras.src.wrappers.",
+}
+
+
+def _is_missing(name):
+    frame = sys._getframe(2)
+    while frame and frame.f_globals.get("__name__", "").startswith("importlib"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith(_MISSING_TO[name])
+
+
+class _WithoutCollections:
+    """Imports large modules without garbage collections, a quarter to a half of what each would cost.
+
+    What most of them make lives as long as the process, and later collections spare it too. Not that of PyTorch's
+    compiler: libraries below it complain at the exit when theirs is not collected.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        if name in _MISSING_TO and _is_missing(name):
+            raise ModuleNotFoundError(f"{name} is optional here, and left out in tests", name=name)
+        if name == "torch._compile":
+            return _with(
+                importlib.machinery.PathFinder.find_spec(name, path, target), _CALL_AT_ONCE
+            )
+        if name not in _SPARED:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            is_enabled = gc.isenabled()
+            gc.disable()
+            try:
+                execute(module)
+            finally:
+                if _SPARED[name]:
+                    gc.freeze()
+                if is_enabled:
+                    gc.enable()
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, _WithoutCollections())
