@@ -65,9 +65,9 @@ environments:
 gpu-double: $(GPU_DOUBLE_LIBRARY) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
 
 $(GPU_DOUBLE_LIBRARY): $(shell find crates/horovod-gpu-double crates/horovod-kernels crates/horovod-protocol -name '*.rs')
-	cargo build --locked --package horovod-gpu-double
+	cargo test --locked --workspace --no-run --quiet --test gpu_double
 	@mkdir -p $(@D)
-	cp "$${CARGO_TARGET_DIR:-target}/debug/libhorovod_gpu_double.so" $@
+	cp "$${CARGO_TARGET_DIR:-target}/debug/deps/libhorovod_gpu_double.so" $@
 
 test-portable: ## Run the Rust tests with the ways that need no Linux (docs/portability.md).
 	RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/portable" cargo nextest run --locked --no-fail-fast \

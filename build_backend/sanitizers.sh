@@ -44,8 +44,9 @@ miri() {
     copy both_destinations averages_of_integers_whose a_nan_on bool_is the_identity scaling_may
   MIRIFLAGS=$open cargo +nightly miri test --locked --package horovod-transport --lib "${run[@]}" -- shm
   # With it: Miri's own clock, so that no wait is too long on a slow machine. One test asks for sockets.
-  cargo +nightly miri test --locked --package horovod-collectives --lib --test small --test early "${run[@]}" -- \
-    --skip what_is_too_long
+  local collectives=(cargo +nightly miri test --locked --package horovod-collectives)
+  "${collectives[@]}" --lib "${run[@]}"
+  "${collectives[@]}" --test it "${run[@]}" -- small:: prestaged:: --skip what_is_too_long
 }
 
 [ $# -gt 0 ] || set -- address thread miri

@@ -2,6 +2,7 @@
 //!
 //! All threads of this binary are counted, so it holds one test only.
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};

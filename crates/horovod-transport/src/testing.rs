@@ -1,24 +1,4 @@
-//! Clusters inside one process, for tests: real links, arenas and waiters, no rendezvous.
-//!
-//! ```
-//! use horovod_protocol::Rank;
-//! let meshes = horovod_transport::testing::cluster(2);
-//! std::thread::scope(|s| {
-//!     for mut mesh in meshes {
-//!         s.spawn(move || {
-//!             if mesh.topology.rank == Rank(1) {
-//!                 mesh.control.send(Rank(0), b"hello").unwrap();
-//!             } else {
-//!                 let mut n = 0;
-//!                 while mesh.control.poll().is_none() {
-//!                     mesh.waiter.idle(n, Some(std::time::Duration::from_secs(5)));
-//!                     n += 1;
-//!                 }
-//!             }
-//!         });
-//!     }
-//! });
-//! ```
+//! Clusters inside one process, for tests: real links, arenas and waiters, no rendezvous. `tests/it/cluster.rs` shows how ranks use one.
 #![expect(
     clippy::expect_used,
     reason = "tests want to fail at once, with the place"

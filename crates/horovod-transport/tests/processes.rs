@@ -1,10 +1,13 @@
 //! Ranks as real processes: killed ones are noticed, forked children keep nobody alive.
+//!
+//! In a binary of their own: a forked child also holds what other tests of its process have open, for as long as it lives.
 #![allow(
     clippy::unwrap_used,
     reason = "a test wants to fail at once, with the place"
 )]
 #![cfg(unix)]
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::{
@@ -38,6 +41,7 @@ fn rank_process() {
     let at: SocketAddr = var("T_AT").parse().unwrap();
     let mut config = MeshConfig::new(Rank(rank), var("T_SIZE").parse().unwrap(), key, vec![at]);
     config.timeout = TIMEOUT;
+    config.heartbeat = None; // see `connect.rs`
     config.shm = var("T_SHM") == "1";
     let mut rig = Rig::new(connect(&config).unwrap());
     rig.exchange(300_000);

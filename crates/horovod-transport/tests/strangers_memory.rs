@@ -4,6 +4,7 @@
     reason = "a test wants to fail at once, with the place"
 )]
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::{

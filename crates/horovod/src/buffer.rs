@@ -193,6 +193,32 @@ mod tests {
     }
 
     #[test]
+    fn slightly_different_large_sizes_share_a_block_and_small_ones_do_not() {
+        let pool = Arc::new(BufferPool::default());
+        for (first, second, share) in [(65_537, 69_632, true), (1000, 2000, false)] {
+            let buffer = pool.take(first).unwrap();
+            let at = buffer.as_mut_ptr();
+            drop(buffer);
+            // A block that is not shared stays in the pool, so the second one lies elsewhere.
+            let is_shared = pool.take(second).unwrap().as_mut_ptr() == at;
+            assert_eq!(is_shared, share, "{first} and {second} bytes");
+        }
+        // At 65,536 itself both ways to round give the same.
+    }
+
+    #[test]
+    fn what_is_taken_out_counts_no_longer() {
+        let pool = Arc::new(BufferPool::default());
+        let bytes = || pool.free.lock().unwrap().bytes;
+        drop([pool.take(640).unwrap(), pool.take(1280).unwrap()]);
+        assert_eq!(bytes(), 640 + 1280);
+        let taken = pool.take(1280).unwrap();
+        assert_eq!(bytes(), 640);
+        drop(taken);
+        assert_eq!(bytes(), 640 + 1280);
+    }
+
+    #[test]
     fn the_pool_is_bounded_in_bytes_and_blocks() {
         let pool = Arc::new(BufferPool::default());
         let many: Vec<_> = (0..POOL_BLOCKS_MAX + 10)

@@ -163,3 +163,56 @@ pub(super) fn wait_for<'a>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use horovod_protocol::Rank;
+
+    use super::*;
+    use crate::JobKey;
+    use crate::rendezvous::{Common, MemberEntry, Server, ServerConfig, ToClient, ToServer};
+
+    #[test]
+    fn a_rank_that_is_sent_away_is_hung_up_on_without_a_word_of_its_own() {
+        let key = JobKey::random().unwrap();
+        let here = vec![std::net::Ipv4Addr::LOCALHOST.into()];
+        let server = Server::start(ServerConfig::new(here, key.clone(), 2)).unwrap();
+        let mut config = MeshConfig::new(Rank(0), 2, key, server.addrs().to_vec());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut client = register(&mut config, deadline).unwrap();
+        let hello = ToServer::Hello {
+            rank: 0,
+            size: 2,
+            wait_timeout_ms: 1,
+            member: MemberEntry {
+                identity: "machine".into(),
+                hostname: "host".into(),
+                pid: 1,
+                shm: false,
+            },
+            common: Common {
+                connections: 1,
+                fan_out: 8,
+                heartbeat: None,
+                checksums: true,
+                settings: Vec::new(),
+            },
+        };
+        client.send(&hello).unwrap();
+        let mut told = None;
+        // An error is the end of the connection.
+        while let Ok(message) = client.next() {
+            assert!(Instant::now() < deadline, "still open after {told:?}");
+            match message {
+                Some(message) => told = Some(message),
+                None => wait_for(
+                    &config,
+                    [(&**client.fd(), false)].into_iter(),
+                    Some(deadline),
+                )
+                .unwrap(),
+            }
+        }
+        assert_eq!(told, Some(ToClient::Missing { ranks: vec![1] }));
+    }
+}

@@ -373,6 +373,25 @@ mod tests {
         );
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_system_asks_three_times_within_the_silence_that_is_allowed() {
+        use rustix::net::sockopt;
+        let fd = socket(AddressFamily::INET).unwrap();
+        for (asked, silence, answer) in [
+            (Some(Duration::from_secs(100)), 100, 100_000),
+            (None, SILENCE_MAX_OF_SYSTEM.as_secs(), 0),
+        ] {
+            set_silence_max(&fd, asked).unwrap();
+            let fd = fd.get().unwrap();
+            let pause = sockopt::tcp_keepidle(fd).unwrap().as_secs();
+            let between = sockopt::tcp_keepintvl(fd).unwrap().as_secs();
+            assert_eq!((pause, between), (silence * 2 / 5, silence / 5));
+            assert_eq!(sockopt::tcp_keepcnt(fd).unwrap(), 3);
+            assert_eq!(sockopt::tcp_user_timeout(fd).unwrap(), answer);
+        }
+    }
+
     #[test]
     fn an_unknown_interface_is_named_together_with_the_known_ones() {
         let error = resolve_interfaces(&["nope0".into()])

@@ -156,6 +156,8 @@ mod tests {
             let mut parts = vec![(0, 64)];
             for a in 0..ranks {
                 parts.push((l.sleeping(a), LINE));
+                // The two words of a rank share a line.
+                assert!((l.sleeping(a) + 4..l.sleeping(a) + LINE).contains(&l.core(a)));
                 parts.extend((0..Arena::FLAGS).map(|f| (l.flag(a, f), LINE)));
                 parts.push((l.control(a, true), RING_HEADER + l.control_ring));
                 parts.push((l.control(a, false), RING_HEADER + l.control_ring));

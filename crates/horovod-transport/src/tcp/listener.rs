@@ -294,6 +294,26 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_accepted_before_the_rest_after_a_failure_is_over() {
+        let listeners = listen_all(&[std::net::Ipv4Addr::LOCALHOST.into()], 0).unwrap();
+        let (listener, at) = listeners[0].clone();
+        let mut gate = Gate::default();
+        gate.add(listener);
+        let now = Instant::now();
+        gate.rest = Some(now + REST);
+        let _waits = std::net::TcpStream::connect(at).unwrap();
+        let key = JobKey::random().unwrap();
+        let pending = |gate: &mut Gate, now| {
+            gate.step(now, &key, &|_| true);
+            gate.pending.len()
+        };
+        assert_eq!(pending(&mut gate, now), 0);
+        assert_eq!(gate.deadline(), Some(now + REST), "somebody looks again");
+        assert_eq!(pending(&mut gate, now + REST), 1);
+        assert_eq!(gate.rest, None);
+    }
+
+    #[test]
     fn after_hours_of_silence_a_stranger_is_news_again() {
         let mut reports = Reports::default();
         let mut now = Instant::now();

@@ -564,6 +564,18 @@ mod tests {
     }
 
     #[test]
+    fn a_waiting_thread_is_woken_when_the_driver_lock_is_free() {
+        let (h, hour) = (std::sync::Arc::new(Handles::default()), 3600);
+        let (waits, deadline) = (h.clone(), Instant::now() + Duration::from_secs(hour));
+        let waiter = std::thread::spawn(move || waits.sleep(waits.lock(), deadline));
+        while h.lock().waiters == 0 {
+            std::thread::yield_now();
+        }
+        h.driver_is_free();
+        waiter.join().unwrap(); // without the wake-up the test runner's limit ends it
+    }
+
+    #[test]
     fn a_waiting_thread_is_woken_by_the_completion() {
         let h = std::sync::Arc::new(Handles::default());
         let a = h.create(Delivery::ToWaiter(None));

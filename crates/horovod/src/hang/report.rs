@@ -351,6 +351,24 @@ mod tests {
     }
 
     #[test]
+    fn a_number_of_more_is_told_only_if_there_are_more() {
+        let key = |i: usize| -> Key { (0, Arc::from(format!("t{i}"))) };
+        let keys = |n: usize| names_of(&(0..n).map(key).collect::<Vec<_>>());
+        assert!(keys(SHOWN_MAX).ends_with(", t7"), "{}", keys(SHOWN_MAX));
+        assert!(keys(SHOWN_MAX + 1).ends_with(", t7, and 1 more"));
+        let ranks = |n: usize| ranks_of(&(0..n as u32).map(Rank).collect::<Vec<_>>());
+        assert!(ranks(RANKS_SHOWN_MAX).ends_with(", 11"));
+        assert!(ranks(RANKS_SHOWN_MAX + 1).ends_with(", 11, ... (13 in all)"));
+        let more = |all: usize| {
+            let mut text = String::new();
+            more(&mut text, all, "such ranks");
+            text
+        };
+        assert_eq!(more(SHOWN_MAX), "");
+        assert_eq!(more(SHOWN_MAX + 1), "  ... 1 more such ranks\n");
+    }
+
+    #[test]
     fn a_summary_is_one_line_that_names_who_does_not_come() {
         let d = diagnosis(Kind::Diverged);
         let tree = Tree::star(20);
@@ -370,7 +388,7 @@ mod tests {
     fn what_a_gpu_has_been_at_for_long_is_told() {
         let mut d = diagnosis(Kind::Elsewhere);
         let says = |d: &Diagnosis| rendered(d, &Tree::star(20), None).contains("its GPU has been");
-        for (ms, is_told) in [(999, false), (61_000, true)] {
+        for (ms, is_told) in [(999, false), (1000, true), (61_000, true)] {
             let at = OnDevice {
                 seq: 3,
                 key: (0, "grad.7".into()),

@@ -255,3 +255,34 @@ fn push_shape(out: &mut String, dims: &[u64]) {
     }
     out.push(']');
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_size_of_an_execution_is_the_sum_of_its_parts() {
+        let mut executed = Executed {
+            session: 1,
+            seq: 1,
+            set: ProcessSetId::GLOBAL,
+            members: Arc::from([Rank(0)]),
+            op: "ALLREDUCE",
+            items: Items::with_capacity(3),
+            output_shapes: Vec::new(),
+            thread: 1,
+            scheduled: 0,
+            begin: 0,
+            end: 0,
+            stages: Vec::new(),
+        };
+        let empty = size_of::<Executed>() + executed.items.size();
+        assert_eq!(executed.size(), empty);
+        executed.stages = Vec::with_capacity(2);
+        let stages = 2 * size_of::<Stage>();
+        assert_eq!(executed.size(), empty + stages);
+        executed.output_shapes = vec![Vec::with_capacity(5)];
+        let shapes = size_of::<Vec<Shape>>() + 5 * size_of::<Shape>();
+        assert_eq!(executed.size(), empty + stages + shapes);
+    }
+}

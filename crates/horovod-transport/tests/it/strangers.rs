@@ -1,0 +1,126 @@
+//! What strangers get from a rendezvous who play recordings or reflect what they hear.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test wants to fail at once, with the place"
+)]
+
+use std::{
+    io::{Read, Write},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    thread::JoinHandle,
+};
+
+use crate::common::TIMEOUT;
+use horovod_protocol::{Generation, Rank};
+use horovod_transport::{
+    JobKey, MeshConfig, connect,
+    rendezvous::{Server, ServerConfig, ServerEvent},
+};
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn server(key: &JobKey) -> Server {
+    Server::start(ServerConfig::new(vec![LOOPBACK], key.clone(), 1)).unwrap()
+}
+
+fn dial(at: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(at).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream
+}
+
+/// Everything that comes until the other side hangs up.
+fn hear_out(mut stream: TcpStream) -> Vec<u8> {
+    let mut heard = Vec::new();
+    // A reset is a way to hang up, too.
+    let _ = stream.read_to_end(&mut heard);
+    heard
+}
+
+/// Passes everything on; what it was, and how much of it came first.
+fn copy(mut from: TcpStream, mut to: TcpStream) -> JoinHandle<Said> {
+    std::thread::spawn(move || {
+        let (mut copied, mut first) = (Vec::new(), 0);
+        let mut buf = [0; 4096];
+        while let Ok(n @ 1..) = from.read(&mut buf) {
+            copied.extend_from_slice(&buf[..n]);
+            if first == 0 {
+                first = n;
+            }
+            to.write_all(&buf[..n]).unwrap();
+        }
+        let _ = to.shutdown(std::net::Shutdown::Write);
+        (copied, first)
+    })
+}
+
+/// What one side said, and how long its first message is: after it, it waits for an answer.
+type Said = (Vec<u8>, usize);
+
+/// A whole registration, as somebody on the way hears it: what the rank said, and what the server said.
+fn record(server: &Server, key: &JobKey) -> (Said, Said) {
+    let tap = TcpListener::bind((LOOPBACK, 0)).unwrap();
+    let mut config = MeshConfig::new(Rank(0), 1, key.clone(), vec![tap.local_addr().unwrap()]);
+    config.timeout = TIMEOUT;
+    let rank = std::thread::spawn(move || drop(connect(&config).unwrap()));
+    let (left, _) = tap.accept().unwrap();
+    let right = TcpStream::connect(server.addrs()[0]).unwrap();
+    let said = copy(left.try_clone().unwrap(), right.try_clone().unwrap());
+    let answered = copy(right, left);
+    rank.join().unwrap();
+    (said.join().unwrap(), answered.join().unwrap())
+}
+
+fn registrations(server: &Server) -> usize {
+    let mut count = 0;
+    while let Some(event) = server.poll_event() {
+        count += usize::from(matches!(event, ServerEvent::Registered { .. }));
+    }
+    count
+}
+
+/// A true rank still gets in, and is the only one that did.
+fn still_works(server: &Server, key: &JobKey, generation: u64) {
+    let mut config = MeshConfig::new(Rank(0), 1, key.clone(), server.addrs().to_vec());
+    config.timeout = TIMEOUT;
+    let mesh = connect(&config).unwrap();
+    assert_eq!(mesh.topology.generation, Generation(generation));
+    assert_eq!(registrations(server), 1);
+}
+
+#[test]
+fn a_recorded_registration_played_again_registers_nobody() {
+    let key = JobKey::random().unwrap();
+    let server = server(&key);
+    let ((said, hello), (answered, reply)) = record(&server, &key);
+    assert_eq!(registrations(&server), 1);
+    assert!(said.starts_with(b"horovod") && said.len() > hello + 16 && answered.len() > reply);
+
+    // All at once, and each message after the answer to the one before.
+    for pieces in [vec![&said[..]], vec![&said[..hello], &said[hello..]]] {
+        let mut player = dial(server.addrs()[0]);
+        let mut heard = Vec::new();
+        for piece in pieces {
+            player.write_all(piece).unwrap();
+            if piece.len() == hello {
+                heard = vec![0; reply];
+                player.read_exact(&mut heard).unwrap();
+            }
+        }
+        heard.extend(hear_out(player));
+        assert!(heard.len() <= reply, "more than the handshake came");
+        assert!(heard.is_empty() || heard != answered[..heard.len()]);
+    }
+    // What the server said then, said to it; and its own new answer, reflected.
+    let mut player = dial(server.addrs()[0]);
+    player.write_all(&answered).unwrap();
+    assert!(hear_out(player).len() <= reply);
+    let mut player = dial(server.addrs()[0]);
+    player.write_all(&said[..hello]).unwrap();
+    let mut new = vec![0; reply];
+    player.read_exact(&mut new).unwrap();
+    player.write_all(&new).unwrap();
+    assert_eq!(hear_out(player), []);
+
+    still_works(&server, &key, 2);
+}
