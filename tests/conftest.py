@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -52,6 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
     ).rstrip(os.pathsep)
     if limit := config.getoption("--side-by-side"):
         config.pluginmanager.register(side_by_side.SideBySide(limit))
+
+
+def pytest_unconfigure() -> None:
+    # Libraries complain at the exit of what was spared from collection and is left.
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)
