@@ -47,9 +47,9 @@ pub(crate) fn gives_script(command: &[OsString]) -> bool {
             // Of these Python prints something and ends.
             b"-V" | b"-VV" | b"-h" | b"-?" => return false,
             [b'-', b'-', ..] => return false,
-            // One letter or several: with these the rest is a script or names one.
-            [b'-', letters @ ..] => {
-                if letters.contains(&b'c') || letters.contains(&b'm') {
+            // One option or several: with these the rest is a script or names one.
+            [b'-', options @ ..] => {
+                if options.contains(&b'c') || options.contains(&b'm') {
                     return false;
                 }
             }

@@ -6,7 +6,6 @@ those that give handles. (PyTorch's passes a tensor that needs no preparation to
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import index
 from typing import Any, Generic, Protocol, TypeVar
 
 from horovod import _core
@@ -591,19 +590,3 @@ def require_members(arrays: Sequence[Any]) -> None:
     """Raise unless a group has a tensor."""
     if not arrays:
         raise ValueError("A grouped operation needs at least one tensor.")
-
-
-def checked_splits(splits: Any) -> list[int] | None:
-    """Alltoall's rows for each rank, from any sequence of integers or one that `tolist` makes; None where it is empty.
-
-    ValueError unless they can be that.
-    """
-    try:
-        rows = [index(n) for n in (splits.tolist() if hasattr(splits, "tolist") else splits)]
-    except TypeError:
-        raise ValueError(
-            f"alltoall expects a 1D list of integers as splits, not {splits!r:.200}."
-        ) from None
-    if any(n < 0 for n in rows):
-        raise ValueError(f"alltoall expects splits that are not negative, not {rows}.")
-    return rows or None

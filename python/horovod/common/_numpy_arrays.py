@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common._collectives import Memory, checked_splits
+from horovod.common._collectives import Memory
 from horovod.common._dtypes import CODES, OP_NAMES, REAL_OF, can_be_reduced
 from horovod.common._operations import Allocation, Output
+from horovod.common._splits import checked_splits
 
 Array = np.ndarray[Any, Any]
 

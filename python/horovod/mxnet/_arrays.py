@@ -9,9 +9,10 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
-from horovod.common._collectives import Memory, checked_splits
+from horovod.common._collectives import Memory
 from horovod.common._dtypes import CODES
 from horovod.common._operations import Output
+from horovod.common._splits import checked_splits
 
 NDArray = Any  # MXNet has no types
 

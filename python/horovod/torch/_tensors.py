@@ -7,9 +7,10 @@ import torch
 
 from horovod import _core
 from horovod.common import _dtypes
-from horovod.common._collectives import Collectives, Memory, checked_splits
+from horovod.common._collectives import Collectives, Memory
 from horovod.common._dtypes import OP_NAMES, can_be_reduced
 from horovod.common._operations import Allocate, Allocation, Gpu, Output
+from horovod.common._splits import checked_splits
 from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 
 # Queues an allreduce in place on one tensor that needs no preparation: dense memory of the host, in any order of
