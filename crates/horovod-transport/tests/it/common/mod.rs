@@ -1,5 +1,9 @@
 //! What the integration tests share: a rank with bounded waits.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test binary uses its part; a test wants to fail at once, with the place"
+)]
 
 use std::time::{Duration, Instant};
 
