@@ -1,4 +1,4 @@
-"""Collectives inside of loops whose iterations TensorFlow runs side by side, or ahead of the script: refused."""
+"""Refuses collectives in loops whose iterations TensorFlow runs concurrently or ahead of the script."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import tensorflow as tf
 
 _VECTORIZED: Final = os.path.join("parallel_for", "control_flow_ops.py")
 _OF_DATASETS: Final = os.path.join("data", "ops", "structured_function.py")
+# Where AutoGraph turns `for batch in dataset` of a `tf.function` into a scan of the dataset.
+_AUTOGRAPH_LOOP: Final = os.path.join("data", "ops", "dataset_autograph.py")
 _PLACES: Final = {
     _VECTORIZED: "tf.vectorized_map, a Jacobian of a tape, or another parallel loop",
     _OF_DATASETS: "a function of a tf.data.Dataset, as of its map",
@@ -18,22 +20,30 @@ _PLACES: Final = {
 
 
 def refuse_inside(operation: str) -> None:
-    """Raise if the operation that is about to be made would be part of such a loop.
+    """Raise if the operation that is about to be added to a graph would be part of such a loop.
 
-    Every iteration has the same operation under the same name, in an order that is another one on each rank: one rank
-    would have two of a name at a time, which is an error, and the others would wait for it.
+    All iterations run one operation under one name, in an order that differs between ranks. One rank would start it
+    twice at a time, which is an error, and the other ranks would wait.
+
+    A loop over a dataset in a `tf.function` is allowed: its iterations run one after the other.
 
     Raises
     ------
     NotImplementedError
-        It would be. Nothing was sent.
+        The operation would be part of such a loop. Nothing was sent.
     """
     if tf.executing_eagerly():
         return
     frame: FrameType | None = sys._getframe(1)
+    is_sequential = False  # whether the next function of a dataset, going outwards, is the body of AutoGraph's loop
     while frame is not None:
+        code = frame.f_code
+        if code.co_filename.endswith(_AUTOGRAPH_LOOP):
+            is_sequential = code.co_name in ("scan_body", "main_path")
         for end, place in _PLACES.items():
-            if frame.f_code.co_filename.endswith(end):
+            if is_sequential and end == _OF_DATASETS:
+                continue
+            if code.co_filename.endswith(end):
                 raise NotImplementedError(
                     f"{operation} inside of {place}: its calls run in no order that the ranks share. Call it outside, "
                     "on the finished result."

@@ -61,3 +61,16 @@ def test_a_collective_in_a_dataset_is_refused():
         NotImplementedError, match=r"HorovodAllreduce inside of a function of a tf.data"
     ):
         data.map(lambda x: hvd.allreduce(x, name="in_data"))
+
+
+def test_a_loop_over_a_dataset_in_a_function_runs_in_order():
+    data = tf.data.Dataset.from_tensor_slices(tf.constant([1.0, 2.0]))
+
+    @tf.function
+    def total(data):
+        found = tf.constant(0.0)
+        for x in data:
+            found += hvd.allreduce(x * float(RANK + 1), name="in_loop")
+        return found
+
+    tf.debugging.assert_near(total(data), 3.0 * MEAN)
