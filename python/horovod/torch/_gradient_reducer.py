@@ -124,6 +124,8 @@ class GradientReducer:
 
     def retrack(self, changes: Changes) -> None:
         """Follow changes of the optimizer's groups; gradients that exist already are reduced by `finish`."""
+        if self._announced is not None:
+            self._bring_to_an_end()  # its rows are those of the entries before the change
         for old, new in changes.replaced:
             entry = self._by_param.pop(old)
             self._let_go(entry)

@@ -1,4 +1,4 @@
-"""What a script has changed in an optimizer's parameter groups after it was wrapped."""
+"""Finds changes that a script made in an optimizer's parameter groups after the optimizer was wrapped."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from horovod.common._optimizer_settings import Names, default_names
 
 @dataclass(frozen=True)
 class Changes:
-    """The names of all parameters by group as they are now, and what differs from before."""
+    """The current names of all parameters by group, and the differences from the last look."""
 
     names: Names
     added: Sequence[tuple[str, torch.Tensor]]
     replaced: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    """Pairs of old and new, which has taken the old one's place and name."""
+    """Pairs of an old and a new parameter: the new one has the old one's place and name."""
     removed: Sequence[torch.Tensor]
 
 
@@ -29,7 +29,7 @@ def parameters_of(index: int, group: Mapping[str, Any]) -> list[torch.Tensor]:
     if not isinstance(params, (list, tuple)):
         raise TypeError(
             f"the parameters of group {index} are in a {type(params).__name__}. Their order pairs them with those of "
-            'other ranks, and cannot be told to be equal there: put a list into group["params"].'
+            'other ranks, and this type does not keep an order: put a list into group["params"].'
         )
     return list(params)
 
@@ -40,10 +40,10 @@ def changed_parameters(
     now: Sequence[Sequence[torch.Tensor]],
     given: Mapping[torch.Tensor, str],
 ) -> Changes:
-    """Find out what was changed, and name what is new.
+    """Find the changes, and name the new parameters.
 
-    A parameter keeps its name. A new one has the name that `given` has for it, else that of the parameter whose place
-    it took, else one of its place.
+    A parameter keeps its name. A new one is named by `given`, else like the removed parameter whose place it took, else
+    by the default for its place. A number is added to a name that is in use.
     """
     old = dict(zip(chain.from_iterable(before), chain.from_iterable(names), strict=True))
     present = set(chain.from_iterable(now))
@@ -58,9 +58,11 @@ def changed_parameters(
         places = before[index] if index < len(before) else ()
         former = places[position] if position < len(places) else None
         wanted = given.get(param)
-        if wanted is None and former is not None and former in removed:
+        freed = removed.get(former) if wanted is None and former is not None else None
+        if former is not None and freed is not None and freed not in taken:
             replaced.append((former, param))
-            return removed.pop(former)
+            taken.add(removed.pop(former))
+            return freed
         wanted = wanted or default_names(index, position + 1)[-1]
         others = (f"{wanted}.{number}" for number in count(1))
         name = next(n for n in chain([wanted], others) if n not in taken)

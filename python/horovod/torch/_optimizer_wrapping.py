@@ -56,9 +56,9 @@ class Wrapped(OriginalAttributes, torch.optim.Optimizer):
                 return
         current = [parameters_of(index, group) for index, group in enumerate(groups)]
         changes = changed_parameters(tracked, self._hvd_settings.names, current, given or {})
+        self._hvd_retrack(changes)
         self._hvd_settings = replace(self._hvd_settings, names=changes.names)
         self._hvd_tracked = current
-        self._hvd_retrack(changes)
 
     def _hvd_named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         for group, names in zip(self.param_groups, self._hvd_settings.names, strict=True):

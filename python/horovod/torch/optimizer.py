@@ -210,6 +210,11 @@ class _DistributedOptimizer(Wrapped):
         super().add_param_group(param_group)
         self._hvd_adopt_groups(self._hvd_given)
 
+    def _hvd_recipe(self) -> tuple[type[Wrapped], type[torch.optim.Optimizer], Settings]:
+        # The base class would adopt new parameters without their given names, which the other ranks use.
+        self._hvd_adopt_groups(self._hvd_given)
+        return super()._hvd_recipe()
+
     def _hvd_retrack(self, changes: Changes) -> None:
         if self._hvd_reducer is not None:
             self._hvd_reducer.retrack(changes)

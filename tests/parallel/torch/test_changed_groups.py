@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import horovod.torch as hvd
+from horovod.torch._group_changes import changed_parameters
 
 hvd.init()
 SIZE, RANK = hvd.size(), hvd.rank()
@@ -169,3 +170,10 @@ def test_another_order_on_some_rank_is_an_error():
     params += new
     with pytest.raises((RuntimeError, hvd.HorovodInternalError)):
         step(optimizer, params)
+
+
+def test_names_stay_different_after_parameters_have_moved():
+    a, b, c, new, newer = (parameter(1.0) for _ in range(5))
+    names = tuple(f"allreduce.noname.0.{number}" for number in (0, 2, 1))
+    changes = changed_parameters([[a, c, b]], (names,), [[c, new, newer]], {})
+    assert len(set(changes.names[0])) == 3
