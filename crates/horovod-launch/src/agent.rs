@@ -446,7 +446,7 @@ impl Agent {
         Duration::from_secs(seconds.into())
     }
 
-    /// Says which ranks did not end after SIGTERM, whatever they were about to do.
+    /// Reports the ranks that did not end after SIGTERM.
     fn note_killed(&mut self, ranks: &[u32]) {
         if ranks.is_empty() {
             return;
@@ -466,7 +466,7 @@ impl Agent {
 
     fn reap(&mut self) {
         for (rank, status) in self.ranks.reap() {
-            // Those that it was told to kill have had their own end.
+            // Once the job is being ended, SIGKILL comes from this agent.
             let was_killed = status == ExitStatus::Signal(libc::SIGKILL) && self.ending.is_none();
             let status = match was_killed && self.memory_kills.is_any_new() {
                 true => ExitStatus::OutOfMemory,

@@ -145,7 +145,7 @@ impl Rendezvous {
         self.server.report_death(Rank(rank), host, cause);
     }
 
-    /// A rank's process has ended in order: ranks that wait for it here need not.
+    /// A rank's process has exited with code 0: ranks that wait for it here get an error.
     pub fn report_end(&self, rank: u32, host: &str) {
         self.server.report_end(Rank(rank), host);
     }
@@ -175,7 +175,7 @@ impl Rendezvous {
         &self.silent
     }
 
-    /// Ranks that have ended in order without coming here, where others wait for them.
+    /// Ranks that have exited with code 0 while others waited for them here.
     pub fn absent(&self) -> &[u32] {
         &self.absent
     }

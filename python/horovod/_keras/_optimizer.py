@@ -74,7 +74,7 @@ def create_distributed_optimizer(
     if hasattr(kind, "_hvd"):
         raise ValueError("The optimizer is distributed already; gradients would be reduced twice.")
     reduction = Reduction(
-        # Not of the class: a loss-scaling optimizer may be wrapped on one rank, and the one inside it on another.
+        # Without the class: one rank may wrap a loss-scaling optimizer, and another rank the optimizer inside it.
         name=name or DEFAULT_NAME,
         compression=compression,
         op=op,

@@ -11,7 +11,7 @@ from horovod.common._ops import Average, Sum
 from horovod.common.process_sets import ProcessSet
 from horovod.common.util import split_list
 
-# Of the operations of an optimizer to which the script gave no name.
+# The name of an optimizer's operations if the script gave none.
 DEFAULT_NAME: Final = "DistributedOptimizer"
 
 _GROUPS = "groups should be a non-negative integer or a list of list of tf.Variable."
@@ -51,8 +51,8 @@ class Reduction:
     def register_local(self, variable: Any) -> None:
         """Keep the gradients of a variable on this rank."""
         self.local.add(id(variable))
-        # With TensorFlow gradients may come for the variable of the framework that one of Keras holds. Its public name
-        # gives a cast copy inside of a scope of mixed precision.
+        # With TensorFlow a gradient may come for the framework's variable inside of Keras's. In a scope of mixed
+        # precision the public `value` is a cast copy of that variable.
         held = getattr(variable, "_value", getattr(variable, "value", None))
         if hasattr(held, "assign"):
             self.local.add(id(held))

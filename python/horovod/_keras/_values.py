@@ -31,7 +31,7 @@ def allreduce(
     code = resolve_op(op, None if op is not None or average else average)
     factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     if _is_integer(value):
-        # Keras makes 32 bits of it where it fits; the result may need more.
+        # Keras would convert the value to 32 bits, and the result may need more.
         total = hvd.allreduce(value, name=name, op=code, **factors)
         return _exactly(total, to_tensor, total.item() if type(value) is int else total)
     tensor, context = compression.compress(_exactly(value, to_tensor, value))
@@ -40,19 +40,19 @@ def allreduce(
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether it is an integer, or an array of such, that is no tensor yet."""
+    """Whether the value is an integer, or an array of NumPy of integers; not of tensors."""
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "iu"
     return type(value) is int
 
 
 def _exactly(array: Any, to_tensor: ToTensor, given: Any) -> Any:
-    """The tensor that Keras makes of what is given, which has the values of the array.
+    """Return the tensor that Keras makes of `given`, checked to have the values of `array`.
 
     Raises
     ------
     OverflowError
-        It has not: the backend has no type for them.
+        The backend has no type for the values.
     """
     tensor = to_tensor(given)
     if isinstance(array, np.ndarray | np.generic | float | complex):

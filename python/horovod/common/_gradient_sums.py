@@ -1,4 +1,4 @@
-"""Optimizers that add gradients up over several backward passes, and how an elastic state has them begin anew."""
+"""Lets an elastic state drop gradients that an optimizer has summed over several backward passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SumsGradients:
 def forget_gradients(optimizer: Any) -> None:
     """Drop what an optimizer, or one that it wraps, has added up since its last step.
 
-    The sums are of weights, and perhaps of ranks, that are gone.
+    The sums were computed with weights, and perhaps on ranks, that no longer exist.
     """
     while optimizer is not None:
         if isinstance(optimizer, SumsGradients):

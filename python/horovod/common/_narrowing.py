@@ -1,4 +1,4 @@
-"""Operands and results that a framework can only hold in a narrower type: never another value without a word."""
+"""Checks values that a framework converts to a narrower type: a changed value raises or warns."""
 
 import warnings
 from typing import Any
@@ -13,12 +13,12 @@ class PrecisionWarning(UserWarning):
 
 
 def is_plain_number(value: Any) -> bool:
-    """Whether it is a number of Python, which has no type of its own in a framework."""
+    """Whether the value is a number of Python, to which a framework gives its default type."""
     return type(value) in (bool, int, float, complex)
 
 
 def check_kept(wide: Array, kept: Array, *, is_plain: bool, cure: str) -> None:
-    """Compare values with what became of them in a framework's type.
+    """Compare values with their conversion to a framework's type.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def check_kept(wide: Array, kept: Array, *, is_plain: bool, cure: str) -> None:
     Raises
     ------
     OverflowError
-        A number does not fit: an integer has become another one, a finite one infinite.
+        A number does not fit: an integer has changed, or a finite number has become infinite.
     """
     if wide.dtype == kept.dtype or wide.dtype.kind not in "iufc":
         return

@@ -1,4 +1,4 @@
-"""Objects that know which rank they belong to: a state that sends rank 0's to all would give them the wrong one."""
+"""Refuses objects in an elastic state that store their rank: a sync would copy rank 0's object to all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAIRS = (
     ("cur_shard", "shard_count"),
 )
 _PLAIN = (int, float, bool, str, bytes, type(None))
-# As deep as a data loader that holds a sampler of batches, which holds a sampler.
+# Reaches the sampler in a sampler of batches in a data loader.
 _DEPTH_MAX = 4
 
 
@@ -25,7 +25,7 @@ def refuse(values: Mapping[str, Any]) -> None:
     Raises
     ------
     ValueError
-        It does; the text names it.
+        A value does; the text names it.
     """
     for name, value in values.items():
         for path, found, pair in _belonging(value, name, _DEPTH_MAX, set()):
@@ -33,9 +33,9 @@ def refuse(values: Mapping[str, Any]) -> None:
             kind = f"{type(found).__module__}.{type(found).__qualname__}"
             raise ValueError(
                 f"The elastic state's {path}, a {kind}, belongs to one rank ({pair[0]}={rank}, {pair[1]}={count}): "
-                "sync would give rank 0's to all ranks, and all would read the same share. Keep it out of the state "
-                "and make it anew in the function that elastic.run decorates; samplers of PyTorch: "
-                "horovod.torch.elastic.ElasticSampler in a TorchState keeps its rank."
+                "sync would copy rank 0's to all ranks, and all would read the same share. Keep it out of the state, "
+                "and create it in the function that elastic.run decorates. Instead of a sampler of PyTorch put a "
+                "horovod.torch.elastic.ElasticSampler into a TorchState."
             )
 
 
@@ -60,7 +60,7 @@ def _belonging(
 
 
 def _entries(value: Any) -> Mapping[Any, Any]:
-    """What an object or a mapping holds by names; asks no properties, which may compute."""
+    """The attributes of an object, or the entries of a mapping. Properties are not read: they may compute."""
     if isinstance(value, Mapping):
         return value
     held = getattr(value, "__dict__", None)

@@ -1,13 +1,18 @@
-"""How many rows of a tensor alltoall sends to each rank, as a script gives them."""
+"""Checks the splits of alltoall: how many rows of a tensor go to each rank."""
 
 from operator import index
 from typing import Any
 
 
 def checked_splits(splits: Any) -> list[int] | None:
-    """Alltoall's rows for each rank, from any sequence of integers or one that `tolist` makes; None where it is empty.
+    """Return alltoall's rows for each rank, or None if there are none.
 
-    ValueError unless they can be that.
+    `splits` is a sequence of integers, or has a method `tolist` that returns one.
+
+    Raises
+    ------
+    ValueError
+        `splits` is something else, or has a negative number.
     """
     try:
         rows = [index(n) for n in (splits.tolist() if hasattr(splits, "tolist") else splits)]

@@ -75,9 +75,9 @@ _function_failed = False
 
 @contextlib.contextmanager
 def called_for_script() -> Iterator[None]:
-    """A function in the place of a script: if it fails, the process leaves the job as after a failed script.
+    """Run a function in place of a script: if the function fails, the process leaves the job as after a failed script.
 
-    The interpreter cannot know: the caller handles the exception, to bring it to the process that waits for it.
+    `sys.last_value` does not show this failure: the caller catches the exception, to send it to another process.
     """
     global _function_failed
     _function_failed = True

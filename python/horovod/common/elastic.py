@@ -300,7 +300,7 @@ class _Run:
         self._fruitless = 0
         self._size = 0
         self._is_training = False
-        # The rank that was lost last, and how often in a row it was while training, with no commit in between.
+        # The rank that was lost last while training, and how often in a row without a commit in between.
         self._lost_rank, self._losses = -1, 0
 
     def until_done(self, func: Callable[[], _T]) -> _T:
@@ -367,14 +367,13 @@ class _Run:
     def _agree_and_sync(self) -> None:
         """Bring all ranks to one state, unless they have it: decided by those who are there now."""
         state = self._state
-        if (
-            state._commits != self._commits_at_start
-        ):  # in a generation that ended for a change of hosts
+        # The last generation may have committed, and ended for a change of hosts.
+        if state._commits != self._commits_at_start:
             self._losses = 0
         mine = [self._number, self._held, state._commits, self._sync_wanted]
         everyone = _consensus.everyones([*mine, self._lost_rank, self._losses], "elastic.agree")
         self._raise_if_elsewhere([entry[0] for entry in everyone])
-        # A rank that has just come takes part in the count: the next one to be lost may be an older one.
+        # New ranks take over the count: the ranks that have it may be lost next.
         self._lost_rank, self._losses = max((entry[4:] for entry in everyone), key=lambda e: e[1])
         states = [(held, commits) for _, held, commits, *_ in everyone]
         changed = len(everyone) != self._size or any(held == _Held.NOTHING for held, _ in states)
@@ -404,9 +403,9 @@ class _Run:
             )
 
     def _raise_if_fruitless(self, error: HorovodInternalError) -> None:
-        """Raise an error that comes again and again without a commit in between: it would come for ever.
+        """Raise an error that repeats without a commit in between: another attempt would not help.
 
-        Either no rank is lost, as when ranks disagree, or always the same: its script fails at the same step each time.
+        Either no rank is lost, as when ranks disagree, or the same rank is lost each time: its script fails.
         """
         has_committed = self._state._commits != self._commits_at_start
         self._raise_if_lost_again(error, has_committed)

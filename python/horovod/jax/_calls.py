@@ -85,12 +85,12 @@ def call(kind: Kind, options: Options, operands: Arrays) -> Arrays:
 
 
 def checked_constant(operand: Any) -> Any:
-    """An operand in a traced program, where JAX would make another number of a constant that needs 64 bits.
+    """Return an operand of a traced program, where JAX would change a constant that needs 64 bits.
 
     Raises
     ------
     OverflowError
-        It would.
+        The operand is such a constant.
     """
     if _narrowing.is_plain_number(operand):
         as_jax(np.asarray(operand), operand)
@@ -99,7 +99,7 @@ def checked_constant(operand: Any) -> Any:
 
 
 def as_jax(value: Any, operand: Any) -> Any:
-    """An array of NumPy as one of JAX, which has 32 bits unless `jax_enable_x64` is set.
+    """Return an array of NumPy as one of JAX, which has at most 32 bits unless `jax_enable_x64` is set.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def as_jax(value: Any, operand: Any) -> Any:
 
 
 def _sent(operand: Any) -> Any:
-    """The array that travels. Integers keep their bits, for their sum may need them; floats overflow visibly."""
+    """The array to send. Integers keep 64 bits, which their sum may need. A sum of floats overflows to infinity."""
     array = np.asarray(operand)
     return array if array.dtype.kind in "iu" else _narrowed(array, operand)
 

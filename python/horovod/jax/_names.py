@@ -53,7 +53,7 @@ def is_traced(operands: tuple[Any, ...]) -> bool:
 
 
 def is_inside() -> bool:
-    """Whether what is called now becomes part of a program, also with operands that are values."""
+    """Whether a call made now becomes part of a program, even if its operands are values."""
     return bool(_recording(_current_trace.bind()))  # type: ignore[no-untyped-call]
 
 
@@ -113,12 +113,12 @@ def _program(operands: tuple[Any, ...]) -> Any:
 
 @functools.cache
 def _check_jax() -> None:
-    """Try the private names of JAX on which names of calls depend: without them two calls would have one name.
+    """Test the private attributes of JAX that names of calls depend on: without them two calls would have one name.
 
     Raises
     ------
     ImportError
-        This version of JAX has other ones.
+        This version of JAX does not have them.
     """
     recording: list[int] = []
 
@@ -127,7 +127,7 @@ def _check_jax() -> None:
         return x * x
 
     jax.make_jaxpr(jax.grad(function))(1.0)
-    # More where this runs inside of another program, whose trace is the outermost.
+    # More than one if this runs inside of another program, whose trace is then the outermost.
     if len(recording) != 1 or recording[0] < 1:
         raise ImportError(
             f"horovod.jax does not know how JAX {jax.__version__} traces programs, so it cannot name the operations in "

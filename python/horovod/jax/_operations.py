@@ -265,7 +265,7 @@ def _differentiable(kind: _calls.Kind, gradient: _Gradient) -> _Collective:
     def exact(options: Options, operands: Arrays) -> Arrays:
         if _names.is_traced(operands) or _names.is_inside():
             return collective(options, tuple(map(_calls.checked_constant, operands)))
-        # JAX would make 32 bits of other numbers before they are combined.
+        # `collective` would convert the operands to 32 bits before they are combined.
         return _calls.call(kind, options, operands)
 
     return exact
@@ -367,7 +367,7 @@ def _on_list(collective: _Collective, options: Options, tensors: Sequence[Any]) 
 
 
 def _refuse_sparse(tree: Any) -> None:
-    """Raise if a sparse array is in a tree: it is a pytree, whose indices would be combined as if they were values."""
+    """Raise if a tree has a sparse array: that is a pytree itself, and its indices would be combined like values."""
     sparse = sys.modules.get("jax.experimental.sparse")
     if sparse is None:
         return

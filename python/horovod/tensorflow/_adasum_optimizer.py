@@ -40,7 +40,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
         super().__init__(
             name=name or f"DistributedDelta{type(optimizer).__name__}", use_locking=use_locking
         )
-        # Of operations, which ranks pair by it: not of the class, which may be another one on another rank.
+        # The scope that pairs operations across ranks: without the class, which may differ between ranks.
         self._scope = f"{name or 'DistributedDeltaOptimizer'}_Allreduce"
         self._optimizer = optimizer
         self._device_dense = device_dense

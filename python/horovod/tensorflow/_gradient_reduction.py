@@ -95,8 +95,8 @@ def _make_allreduce_grads_fn(
         """`places`: of gradients that go one by one, their places among all, also those that are None."""
         results, alone = list(grads), places is not None
         for number, unit in enumerate(units):
-            # Numbers, not the gradients' names: those come from the layers' names, which count all layers that a
-            # process has made, and a rank may have made others.
+            # Numbers, not the gradients' names: those contain names of layers, which count all layers of the process,
+            # and ranks may have made different layers.
             name = f"grad_{number if places is None else places[number]}"
             if not generic:
                 kind = "HorovodGroupedAllreduce_grads"

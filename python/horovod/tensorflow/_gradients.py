@@ -82,8 +82,8 @@ def _scaled(op: Any, grad: Any) -> Any:
 def _scope_of(op: Any) -> dict[str, Any]:
     """The arguments that say who takes part, and how the operation is named.
 
-    By the operation that is differentiated, not by the gradient's tensor: that is named after the layers it comes from,
-    which count all layers of a process.
+    The name is that of the differentiated operation, not of the gradient's tensor: a tensor's name contains names of
+    layers, which count all layers of a process.
     """
     node = None if tf.executing_eagerly() else op.outputs[0].op.name.rpartition("/")[2]
     return {

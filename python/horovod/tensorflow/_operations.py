@@ -199,7 +199,7 @@ def broadcast_(
     prefix = name or "HorovodBroadcast"
     assigned = []
     for place, variable in enumerate(variables):
-        # Not the variable's name, which counts all layers of the process.
+        # Not the variable's name, which contains names of layers, which count all layers of the process.
         value = broadcast(variable, root_rank, name=f"{prefix}_{place}", process_set=process_set)
         update = variable.assign(value)
         if tf.executing_eagerly():
@@ -247,7 +247,7 @@ def alltoall(
 
 
 def _counts(splits: Any) -> Any:
-    """Rows for each rank as TensorFlow converts them: it would cut off fractions and bits of NumPy's numbers."""
+    """Rows for each rank, checked: TensorFlow would cut off fractions, and bits of NumPy's numbers."""
     if splits is None:
         return []
     if not isinstance(splits, np.ndarray) and any(map(tf.is_tensor, splits)):

@@ -52,7 +52,7 @@ class _DistributedOptimizer(_LegacyOptimizer):
         super().__init__(
             name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking
         )
-        # Of operations, which ranks pair by it: not of the class, which may be another one on another rank.
+        # The name that pairs operations across ranks: without the class, which may differ between ranks.
         name = name or "DistributedOptimizer"
         self._optimizer = optimizer
         self._process_set = process_set

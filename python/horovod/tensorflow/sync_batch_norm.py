@@ -58,7 +58,7 @@ def global_moments(
     )
     condition = takes_part(global_process_set)
     if condition is not False:
-        # Outside of the scopes around it: a layer's name counts all layers of the process. A graph numbers the calls.
+        # Outside of the layer's scope, whose name counts all layers of the process. The graph numbers the calls.
         with tf.name_scope("SyncBatchNormalization/"):
             sums = allreduce(sums, op=Sum, name="sync_batch_norm")
     count, total, squares = tf.unstack(sums)

@@ -27,7 +27,7 @@ class _DistributedGradientTape:
     _local_sources: set[Any]
     _process_set: ProcessSet
     scale_local_gradients: bool
-    # A Jacobian is under way, whose rows TensorFlow computes in a parallel loop by `gradient`.
+    # Whether a Jacobian is being computed: TensorFlow then calls `gradient` in a parallel loop over the rows.
     _is_in_jacobian = False
 
     def register_local_source(self, source: Any) -> None:

@@ -29,7 +29,7 @@ class GradientEntry(Watched):
         self.sparse = False  # whether its last gradient was
 
     def replace(self, param: torch.Tensor, passes: int) -> None:
-        """Stand for another parameter from now on, of which no gradient was sent."""
+        """Take another parameter in place of this one; no gradient of it was sent."""
         self.param = param
         self.nbytes = param.nbytes
         self.passes_left = passes

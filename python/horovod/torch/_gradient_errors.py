@@ -16,9 +16,9 @@ NOT_LINEAR = (
 
 
 COMPILED_BACKWARD = (
-    "this backward pass runs under compiled autograd, where PyTorch calls no hooks when a gradient is there: it would "
-    "be reduced in step() only, and clipping or logging before would see this rank's own. Leave "
-    "torch._dynamo.config.compiled_autograd off; torch.compile(model) compiles the backward pass without it, too."
+    "this backward pass runs under compiled autograd, which does not call the hooks of gradients. They would be "
+    "reduced in step() only, and clipping or logging before step() would use this rank's own gradients. Leave "
+    "torch._dynamo.config.compiled_autograd off: torch.compile(model) also compiles the backward pass without it."
 )
 
 DUPLICATE_NAME = (

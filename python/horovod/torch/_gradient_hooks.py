@@ -37,13 +37,13 @@ class Watched:
     def __init__(self, param: torch.Tensor) -> None:
         self.param = param
         self.settled = False
-        # Whether the parameter had no gradient before the last accumulation: PyTorch has chosen its memory.
+        # Whether the parameter had no gradient before the last accumulation. Then PyTorch chose the gradient's memory.
         self.is_fresh = False
         self._handles: list[Any] = []
         self._node: Any = None
 
     def watch(self, reopen: Callable[[], None], after: Callable[..., None]) -> None:
-        """Have `after` called with anything after each accumulation, `reopen` before one if `settled` is set."""
+        """Call `after` with a hook's arguments after each accumulation, `reopen` before one if `settled` is set."""
         self._reopen, self._after = reopen, after
         with _requiring_grad(self.param):
             if _current_node is None:
@@ -94,7 +94,7 @@ class Watched:
 
 
 def passing(seen: tuple[Any, ...]) -> torch.Tensor | None:
-    """What is being accumulated, which the node still holds, from what `after` is called with."""
+    """Return the tensor that is being accumulated, which the node still owns, from the arguments of `after`."""
     tensor: torch.Tensor | None = seen[1][0] if len(seen) == 2 else None
     return tensor
 

@@ -92,9 +92,8 @@ class GradientReducer:
         self._holding = 0
         # The callback of the backward pass that runs; it is gone if that failed.
         self._end: weakref.ref[_EndOfPass] | None = None
-        self._late: set[str] = (
-            set()
-        )  # names of parameters that came after the optimizer was wrapped
+        # Names of parameters that came after the optimizer was wrapped.
+        self._late: set[str] = set()
         self._me = weakref.ref(self)
         self._exclusive = False  # whether it was looked for others that reduce these gradients
         _reducers.add(self)
@@ -118,7 +117,7 @@ class GradientReducer:
         self._exclusive = False
 
     def _name_entries(self) -> None:
-        # Shapes of those that came later: ranks that have put them in another order are told so.
+        # With the shapes of parameters that came later: another order of these on some rank is then an error.
         late = [tuple(e.param.shape) for e in self._entries if e.name in self._late]
         self._presence.set_names([entry.name for entry in self._entries], late)
 
@@ -244,7 +243,7 @@ class GradientReducer:
     def forget_job(self) -> None:
         """Begin anew with ranks that may have just started."""
         self.reset()
-        self._late.clear()  # ranks that start now have had those parameters all the time
+        self._late.clear()  # new ranks had these parameters when they wrapped the optimizer
         self._name_entries()
         self._presence.forget_job()
 
@@ -375,7 +374,7 @@ class GradientReducer:
     # ---- sending -----------------------------------------------------------------------------------------------
 
     def _keep_apart(self, entry: GradientEntry, seen: tuple[Any, ...] = ()) -> None:
-        """Let a gradient that is not sent yet have memory of its own: the next pass adds to it in place."""
+        """Give a gradient that is not sent yet memory of its own: the next pass adds to it in place."""
         grad = entry.param.grad
         if grad is not None and entry.is_fresh:
             self._sender.own(entry, grad, passing(seen))

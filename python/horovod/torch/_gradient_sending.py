@@ -42,7 +42,7 @@ class Sender:
         self._held: list[tuple[GradientEntry, torch.Tensor]] = []
         self._held_bytes = 0
         self._in_flight: list[Callable[[], object]] = []
-        # Copies that are reduced in place of memory that others own, too, which gets the results in the end.
+        # Pairs: a gradient whose memory has other owners, and the copy that is reduced. `wait` copies the result back.
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._overlaps: Overlaps | None = None
         self.awaited: list[int] = []  # the handles behind it
@@ -82,7 +82,7 @@ class Sender:
     def hand_over(self, passing: torch.Tensor | None = None) -> None:
         """Start to reduce the gradients that are held, all at once where that is possible.
 
-        `passing` is what is being accumulated right now.
+        `passing` is the tensor that is being accumulated right now.
         """
         held, self._held, self._held_bytes = self._held, [], 0
         if not held:
@@ -117,11 +117,11 @@ class Sender:
     def own(
         self, entry: GradientEntry, grad: torch.Tensor, passing: torch.Tensor | None
     ) -> torch.Tensor:
-        """The gradient as memory that nobody else owns: itself, or a copy.
+        """Return the gradient in memory that nothing else owns: itself, or a copy.
 
-        The copy becomes the parameter's gradient if PyTorch has chosen the memory or another gradient overlaps it. Else
-        the script has put its own memory there, such as a part of one tensor for all gradients, and gets the result in
-        it.
+        The copy becomes the parameter's gradient if PyTorch chose the memory, or if another gradient overlaps it. Else
+        the script put its own memory there, such as a part of one tensor for all gradients: `wait` copies the result
+        back into that memory.
         """
         if entry.is_fresh:
             if is_alone(grad, passing):

@@ -1,7 +1,7 @@
-"""Tells whether a tensor is the only one on its memory, so that an operation may write to it.
+"""Finds out whether a tensor is the only owner of its memory, so that an operation may write to it.
 
-PyTorch hands views of one tensor to several parameters, and reads a gradient for others after it was accumulated. A
-reduction in place would then change what others are about to read. So only what nobody else owns is reduced in place.
+PyTorch gives views of one tensor to several parameters, and may read a gradient again after it was accumulated. A
+reduction in place would change those values. So a gradient is reduced in place only if nothing else owns its memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _address_of: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 
 
 def _usable_count() -> Callable[[int], int] | None:
-    """PyTorch's count of a storage's owners, by its address, if it counts as expected; the query is private."""
+    """PyTorch's private query for the number of a storage's owners, by address, if it counts as expected."""
     count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
     try:
         if count is None:
@@ -34,15 +34,15 @@ def _usable_count() -> Callable[[int], int] | None:
     return count if counts == [_ALONE, _ALONE, _ALONE + 1, _ALONE] else None
 
 
-# The tensor, and the object in Python that stands for its storage while we look.
+# Owners of a storage that has one tensor: the tensor, and the storage's Python object during the query.
 _ALONE = 2
 
-# None: every tensor counts as shared, and what would be done in place is done on a copy.
+# None: every tensor counts as shared, so copies are reduced.
 _count = _usable_count()
 
 
 def are_alone(tensors: Sequence[torch.Tensor], passing: torch.Tensor | None = None) -> bool:
-    """Whether `is_alone` is true of each of these, where only the last is also `passing`; False if it cannot be told.
+    """Whether `is_alone` is true of each tensor, with `passing` for the last one only; False if that is unknown.
 
     The same tensor twice is not noticed, nor memory that PyTorch shares with other libraries.
     """
@@ -62,7 +62,7 @@ def are_alone(tensors: Sequence[torch.Tensor], passing: torch.Tensor | None = No
 def is_alone(tensor: torch.Tensor, passing: torch.Tensor | None = None) -> bool:
     """Whether no other tensor is on this one's memory but `passing`, whose last reader has run.
 
-    What has no storage of its own, such as a sparse tensor, is taken to be alone.
+    A tensor without a storage of its own, such as a sparse one, counts as alone.
     """
     try:
         storage = _storage_of(tensor)
@@ -100,7 +100,7 @@ class Overlaps:
 def _overlapping(tensors: Iterable[torch.Tensor]) -> set[int]:
     spans = sorted(_span(tensor) for tensor in tensors if _has_memory(tensor))
     found: set[int] = set()
-    furthest = ("", 0, 0, 0)  # what reaches furthest of those before
+    furthest = ("", 0, 0, 0)  # the earlier span with the largest end
     for span in spans:
         device, start, end, key = span
         if device == furthest[0] and start < furthest[2]:
@@ -115,7 +115,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> tuple[str, int, int, int]:
-    """Device, begin and end of a tensor's memory, and what the tensor is known by."""
+    """Device, begin and end of a tensor's memory, and the tensor's id."""
     start = tensor.data_ptr()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((length - 1) * stride for length, stride in steps)

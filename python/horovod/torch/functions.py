@@ -51,7 +51,7 @@ def broadcast_parameters(
     """
     tensors, objects = named_values(params, torch.Tensor, torch.nn.Module)
     overlaps = Overlaps(tensor for _, tensor in tensors)
-    # What others write to, too, arrives apart: only the root's values tell whether that may be.
+    # Entries that share memory are received into copies, to compare the root's values for them.
     arriving = [
         (name, tensor, tensor.detach().clone() if overlaps.has(tensor) else tensor)
         for name, tensor in tensors

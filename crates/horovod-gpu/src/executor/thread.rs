@@ -382,8 +382,8 @@ impl GpuThread {
 
     /// Abort the communicators, let the device come to rest, and end all work with this. `false`: it does not.
     fn end_all(&mut self, why: WorkError) -> bool {
-        // Work that ended before the abort did not fail; after the abort an event may pass without a result. A device that
-        // cannot be asked has nothing to add to `why`.
+        // Work that ended before the abort did not fail; after the abort an event may pass without a result. An error
+        // of this query does not replace `why`.
         let _ = self.complete_ended();
         self.over = Some(why.clone());
         if !matches!(why, WorkError::Aborted(_)) {

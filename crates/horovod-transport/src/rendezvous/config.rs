@@ -63,8 +63,8 @@ pub enum ServerEvent {
     Failed(String),
     /// A registered rank closed its connection.
     Left(Rank),
-    /// Ranks wait at the rendezvous for these, whose processes have ended in order without coming there. The ranks that
-    /// wait know.
+    /// The processes of these ranks have exited with code 0 while other ranks waited for them at the rendezvous. The
+    /// ranks that waited got an error.
     Absent(Vec<Rank>),
     /// A worker of an elastic job waits for the next round; what it holds of the training state.
     Joined {

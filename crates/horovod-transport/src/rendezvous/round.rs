@@ -47,7 +47,7 @@ pub(crate) struct FixedRounds {
     gathering: BTreeMap<u32, Registered>,
     building: Option<Building>,
     generations: u64,
-    /// Ranks whose processes have ended in order, and their hosts: they will not come any more.
+    /// Ranks whose processes have exited with code 0, and their hosts: they will not register again.
     ended: BTreeMap<u32, String>,
 }
 
@@ -100,13 +100,13 @@ impl FixedRounds {
         todo
     }
 
-    /// The process of a rank has ended in order.
+    /// The process of a rank has exited with code 0.
     pub(crate) fn ended(&mut self, rank: u32, host: String) -> Vec<Do> {
         self.ended.insert(rank, host);
         self.dismiss_if_in_vain()
     }
 
-    /// Sends the ranks away that wait for one whose process has ended.
+    /// Sends an error to the ranks that wait for a rank whose process has ended.
     fn dismiss_if_in_vain(&mut self) -> Vec<Do> {
         if self.gathering.is_empty() || self.ended.is_empty() {
             return Vec::new();

@@ -105,7 +105,8 @@ impl Server {
         self.order(Order::Died(rank.0, host.to_owned(), cause.to_owned()));
     }
 
-    /// Fixed members: the process of a rank has ended in order. Ranks that wait for it at the rendezvous need not.
+    /// Fixed members: the process of a rank has exited with code 0. Ranks that wait for it at the rendezvous get an
+    /// error.
     pub fn report_end(&self, rank: Rank, host: &str) {
         self.order(Order::Ended(rank.0, host.to_owned()));
     }

@@ -45,7 +45,7 @@ class ModelStateHandler(_StateDictHandler):
     """Of `torch.nn.Module`."""
 
     def load(self, state: Any) -> None:
-        """Load parameters and buffers; gradients were of other ones."""
+        """Load parameters and buffers; drop gradients, which were computed with other ones."""
         super().load(state)
         self.reset()
 
