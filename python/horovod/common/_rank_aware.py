@@ -53,6 +53,8 @@ def _belonging(
         return
     inner = value if isinstance(value, (list, tuple)) else ()
     for i, entry in enumerate(inner):
+        if type(entry) in _PLAIN:  # a list of losses may be long
+            continue
         yield from _belonging(entry, f"{path}[{i}]", depth - 1, seen)
     for key, entry in entries.items():
         at = f"{path}[{key!r}]" if isinstance(value, Mapping) else f"{path}.{key}"
