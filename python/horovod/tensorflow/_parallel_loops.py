@@ -35,7 +35,8 @@ def refuse_inside(operation: str) -> None:
     if tf.executing_eagerly():
         return
     frame: FrameType | None = sys._getframe(1)
-    is_sequential = False  # whether the next function of a dataset, going outwards, is the body of AutoGraph's loop
+    # Whether the next function of a dataset, going outwards, is the body of AutoGraph's loop.
+    is_sequential = False
     while frame is not None:
         code = frame.f_code
         if code.co_filename.endswith(_AUTOGRAPH_LOOP):
