@@ -167,7 +167,7 @@ def make_environment() -> None:
         run([sys.executable, "-m", "venv", "--without-pip", VENV], BUILD_LIMIT_S)
         (SITE / "everything-else.pth").write_text(sysconfig.get_path("purelib") + "\n")
     shutil.rmtree(SITE / "horovod", ignore_errors=True)
-    for path in importlib.metadata.files("horovod-rs") or ():
+    for path in importlib.metadata.files("horovod") or ():
         source = Path(path.locate())
         if source.suffix != ".pyc":
             target = SITE / path
@@ -208,8 +208,9 @@ def catch(fault: Fault, with_all: bool) -> str:
 
 def install_wheel() -> None:
     """Build the copy's wheel and install it in its environment."""
-    run([sys.executable, "build_backend/horovod_build.py", "dist"], BUILD_LIMIT_S, check=True)
-    [wheel] = (TREE / "dist").glob("horovod_rs-*.whl")
+    build = [sys.executable, "build_backend/horovod_build.py", "quick", "dist"]
+    run(build, BUILD_LIMIT_S, check=True)
+    [wheel] = (TREE / "dist").glob("horovod-*.whl")
     words = [sys.executable, "-m", "pip", "--python", PYTHON, "install", "--quiet", "--no-deps"]
     run([*words, "--ignore-installed", wheel], BUILD_LIMIT_S, check=True)
 
