@@ -37,7 +37,7 @@ STAMPS = ROOT / ".stamps"
 # Only a part that hangs reaches these: how long it may take, and how long its processes to end after SIGINT.
 LIMIT_S = 2 * 3600.0
 STOP_LIMIT_S = 60.0
-# Set by SIGINT and SIGTERM.
+# Set by SIGINT, SIGTERM and SIGHUP.
 stopped = threading.Event()
 
 COUNTED = ("passed", "failed", "skipped")
@@ -84,14 +84,14 @@ def main() -> int:
     slowest.add_argument("count", nargs="?", type=int, default=20)
     args = parser.parse_args()
     table = tomllib.loads(PARTS.read_text())
-    match args.kind:
-        case "first":
-            return run(only(first_tier(table), args.only))
-        case "second":
-            shards = shards_of(args.shard, landings.SHARDS)
-            return run([first_tier(table)[0], *second_tier(table, shards)])
-        case "ci":
-            return run(in_ci(table))
+    # No `match`: an old Python would refuse the file before it can print which one is needed.
+    if args.kind == "first":
+        return run(only(first_tier(table), args.only))
+    if args.kind == "second":
+        shards = shards_of(args.shard, landings.SHARDS)
+        return run([first_tier(table)[0], *second_tier(table, shards)])
+    if args.kind == "ci":
+        return run(in_ci(table))
     print("\n".join(slowest_tests(STAMPS / "test-logs", args.count)))
     return 0
 
@@ -158,8 +158,10 @@ def run(parts: list[Part]) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     for old in logs.iterdir():
         old.unlink()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # nohup ignores SIGHUP, and that stays.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stopped.set())
     for part in parts:
         if not stopped.is_set():
             print(f"\n=== {part.name}: {part.command.strip()}", flush=True)
@@ -285,9 +287,12 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> str:
 def _copy(stream: Any, log: Path, lines: list[str]) -> None:
     with log.open("wb") as file:
         for line in stream:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
             file.write(line)
+            # After `make test | head`, or without its terminal, nobody reads this. The part would block on a full pipe if
+            # this thread ended.
+            with contextlib.suppress(OSError):
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
             lines.append(COLOURS.sub("", line.decode(errors="replace").rstrip("\n")))
 
 
