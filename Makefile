@@ -13,6 +13,11 @@ export PATH := $(BIN):$(PATH)
 SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*' ! -path 'crates/horovod-fuzz/corpus/*') \
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
+# If .venv was removed, its stamps are stale.
+ifeq ($(wildcard $(BIN)/python),)
+$(shell rm -f $(STAMPS)/{tools,demo-packages,dev-packages,quick-wheel,install})
+endif
+
 # Named by tests/parallel/gpu/environments.json.
 GPU_DOUBLE_LIBRARY := $(STAMPS)/gpu-double/libhorovod_gpu_double.so
 
@@ -64,7 +69,8 @@ environments:
 
 gpu-double: $(GPU_DOUBLE_LIBRARY) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
 
-$(GPU_DOUBLE_LIBRARY): $(shell find crates/horovod-gpu-double crates/horovod-kernels crates/horovod-protocol -name '*.rs')
+$(GPU_DOUBLE_LIBRARY): $(shell find crates/horovod-gpu-double crates/horovod-kernels crates/horovod-protocol -name '*.rs' -o -name Cargo.toml) \
+		Cargo.toml Cargo.lock
 	cargo test --locked --workspace --no-run --quiet --test gpu_double
 	@mkdir -p $(@D)
 	cp "$${CARGO_TARGET_DIR:-target}/debug/deps/libhorovod_gpu_double.so" $@
@@ -217,13 +223,14 @@ $(STAMPS)/dev-packages: requirements-dev.txt requirements-demo.txt $(STAMPS)/too
 # MXNet and the oldest TensorFlow need an older NumPy than everything else, and have no release for every machine.
 $(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest: $(STAMPS)/%: requirements-%.txt $(STAMPS)/tools
 	@python -m venv --clear --without-pip .venv-$*
-	@$(STAGE) "installing into .venv-$*" $(LOGS)/$*.log \
-		python -m pip --python .venv-$*/bin/python install --disable-pip-version-check --progress-bar off -r requirements-$*.txt || \
-		{ rm -rf .venv-$*; echo "could not install requirements-$*.txt: its tests will not run"; }
-	@touch $@
+	@# A failure leaves no stamp, so the next make tries again: the network may be back.
+	@if $(STAGE) "installing into .venv-$*" $(LOGS)/$*.log \
+		python -m pip --python .venv-$*/bin/python install --disable-pip-version-check --progress-bar off -r requirements-$*.txt; \
+	then touch $@; \
+	else rm -rf .venv-$* $@; echo "could not install requirements-$*.txt: its tests will not run"; fi
 
 # The newest PySpark and an old one cannot be in one environment; all else comes from .venv.
-$(STAMPS)/spark35: requirements-spark35.txt $(DEV) host-tools
+$(STAMPS)/spark35: requirements-spark35.txt $(DEV) | host-tools
 	@echo "installing Spark 3.5 into .venv-spark35"
 	python -m venv --clear --without-pip .venv-spark35
 	python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >other.pth
