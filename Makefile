@@ -215,8 +215,8 @@ $(STAMPS)/demo-packages: requirements-demo.txt $(STAMPS)/tools
 	@$(STAGE) "installing PyTorch (several GB)" $(LOGS)/demo-packages.log $(PIP) --no-compile -r requirements-demo.txt
 	@touch $@
 
-# The tests' processes write no .pyc files, so all modules are compiled here. A few files are for other versions of Python
-# and do not compile, which is no failure.
+# The tests' processes write no .pyc files, so all modules are compiled here. A few files are for other versions of
+# Python and do not compile, which is no failure.
 $(STAMPS)/dev-packages: requirements-dev.txt requirements-demo.txt $(STAMPS)/tools
 	@$(STAGE) "installing all frameworks (several GB)" $(LOGS)/dev-packages.log $(PIP) --no-compile -r requirements-dev.txt
 	@$(STAGE) "compiling their modules" $(LOGS)/compileall.log sh -c 'python -m compileall -q -j 0 $(VENV)/lib || true'
