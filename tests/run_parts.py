@@ -1,8 +1,8 @@
 """Runs what `tests/parts.toml` lists, part by part: `make test`, `make test-all` and `make ci`.
 
 Every part runs, also after a failure. The table of seconds, started jobs and outcomes is printed at the end and written
-to `.stamps/test-parts.txt`; each part's output is in `.stamps/test-logs`. Needs only Python's own library: the first part
-makes `.venv`.
+to `.stamps/test-parts.txt`; each part's output is in `.stamps/test-logs`. The program needs only Python's own library,
+because the first part makes `.venv`.
 """
 
 from __future__ import annotations
@@ -289,8 +289,8 @@ def _copy(stream: Any, log: Path, lines: list[str]) -> None:
     with log.open("wb") as file:
         for line in stream:
             file.write(line)
-            # After `make test | head`, or without a terminal, nobody reads this. If this thread ended, the part would block
-            # on a full pipe.
+            # After `make test | head`, or without a terminal, nobody reads this. If this thread ended, the part would
+            # block on a full pipe.
             with contextlib.suppress(OSError):
                 sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()
