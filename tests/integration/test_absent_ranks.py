@@ -1,4 +1,4 @@
-"""A rank whose script ends without `hvd.init()`: the others are told at once, and it is blamed."""
+"""If the script of a rank ends without `hvd.init()`, the others fail at once with an error that names this rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts faults into a copy of the product, one by one, and says which test notices each (`table.py` holds them).
+"""Puts faults into a copy of the product, one by one, and prints which test notices each (`table.py` lists them).
 
     python tests/seeded_faults/run.py                    # all, with the tests that are expected to fail
     python tests/seeded_faults/run.py --only wrong-root  # one

@@ -48,7 +48,7 @@ Event = Callable[[World], object]
 
 
 def backward(number=0, factor=1.0, times=lambda rank: 1):
-    """A backward pass over the batch of this number, or as many as `times` says."""
+    """Backward passes over the batch of this number; `times` returns how many a rank runs."""
 
     def event(world):
         for rank in world.ranks:
