@@ -76,8 +76,13 @@ $(GPU_DOUBLE_LIBRARY): $(shell find crates/horovod-gpu-double crates/horovod-ker
 	cp "$${CARGO_TARGET_DIR:-target}/debug/deps/libhorovod_gpu_double.so" $@
 
 test-portable: ## Run the Rust tests with the code paths that need no Linux (docs/portability.md).
-	RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/portable" cargo nextest run --locked --no-fail-fast \
-		--package horovod-transport --package horovod-collectives --package horovod --package horovod-launch
+	export RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/portable"; \
+	packages="--package horovod-transport --package horovod-collectives --package horovod --package horovod-launch"; \
+	if cargo nextest --version >/dev/null 2>&1; then \
+		cargo nextest run --locked --no-fail-fast $$packages; \
+	else \
+		timeout --kill-after=10 6000 cargo test --locked --lib --bins --tests --no-fail-fast $$packages; \
+	fi
 
 test-loom: ## Try every order of events in the lock-free parts and in the engine's driver lock (loom).
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/loom" cargo test --locked --profile loom --lib \
@@ -98,6 +103,7 @@ chaos: $(DEV) ## Every fault in every phase of real jobs (ARGS="--fault reset --
 	python tests/chaos/matrix.py --json chaos.json $(ARGS)
 
 seeded-faults: $(DEV) $(STAMPS)/mxnet $(GPU_DOUBLE_LIBRARY) ## Put faults into a copy of the product, one by one: some test must notice each (ARGS="--only wrong-root"); an hour.
+	@cargo nextest --version >/dev/null 2>&1 || { echo "needs cargo-nextest: cargo install --locked cargo-nextest"; exit 1; }
 	python tests/seeded_faults/run.py $(ARGS)
 
 soak: $(DEV) ## Half an hour of random faults between two hosts (ARGS="--minutes 5 --where local"), into soak.json.
