@@ -13,12 +13,17 @@ export PATH := $(BIN):$(PATH)
 SOURCES := $(shell find crates python build_backend -type f ! -name '*.so' ! -path '*__pycache__*' ! -path 'crates/horovod-fuzz/corpus/*') \
 	Cargo.toml Cargo.lock pyproject.toml README.md LICENSE
 
+# If .venv was removed, its stamps are stale.
+ifeq ($(wildcard $(BIN)/python),)
+$(shell rm -f $(STAMPS)/{tools,demo-packages,dev-packages,quick-wheel,install})
+endif
+
 # Named by tests/parallel/gpu/environments.json.
 GPU_DOUBLE_LIBRARY := $(STAMPS)/gpu-double/libhorovod_gpu_double.so
 
-# What a developer's environment is, beyond the wheel of the tests.
+# A developer's environment: the packages, and the tests' wheel installed.
 DEV := $(STAMPS)/dev-packages $(STAMPS)/install
-# A slow stage: says what it is, and that it goes on.
+# Runs a slow command and prints its progress.
 STAGE = python build_backend/stage.py
 LOGS := $(STAMPS)/logs
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
@@ -37,8 +42,8 @@ demo: ## Build, install into .venv and train the main example on 1 and 2 process
 	@$(MAKE) --no-print-directory --silent $(STAMPS)/install
 	python examples/demo/run.py
 
-# tests/parts.toml says what each of these holds; system Python, because .venv is what the first part makes.
-test: ## Run the first tier, what protects every change: Rust and Python, part by part.
+# tests/parts.toml lists the parts of each target. The system's Python runs them, because the first part makes .venv.
+test: ## Run the first tier, which protects every change: Rust and Python, part by part.
 	@$(PYTHON) tests/run_parts.py first
 
 test-rust: ## Run the Rust tests of the first tier (with cargo-nextest where it is installed).
@@ -47,7 +52,7 @@ test-rust: ## Run the Rust tests of the first tier (with cargo-nextest where it 
 test-python: ## Run the Python tests of the first tier: one process, real ranks, hosts, failures.
 	@$(PYTHON) tests/run_parts.py first --only install python
 
-test-all: ## Run the second tier, all that the first leaves out, in 8 shards (SHARD=3/8: one): faults, seeds, four ranks, old Spark.
+test-all: ## Run the second tier in 8 shards (SHARD=3/8: one of them): faults, seeds, four ranks, old Spark.
 	@$(PYTHON) tests/run_parts.py second $(if $(SHARD),--shard $(SHARD))
 
 test-slowest: ## Show the slowest twenty tests of the last run.
@@ -56,7 +61,7 @@ test-slowest: ## Show the slowest twenty tests of the last run.
 next-landing: ## Count a landing: the next CI runs the next shard. Commits .ci/landing alone.
 	@$(PYTHON) tests/landings.py next
 
-# Everything that the tests need, the installs side by side with the builds.
+# Prepares everything that the tests need. Installs and builds run in parallel.
 environments:
 	@$(MAKE) --no-print-directory --silent $(STAMPS)/tools
 	@$(MAKE) --no-print-directory --silent -j2 $(STAMPS)/dev-packages $(STAMPS)/quick-wheel $(GPU_DOUBLE_LIBRARY)
@@ -64,23 +69,29 @@ environments:
 
 gpu-double: $(GPU_DOUBLE_LIBRARY) ## Build the double of CUDA and NCCL that stands in for a GPU in the Python tests.
 
-$(GPU_DOUBLE_LIBRARY): $(shell find crates/horovod-gpu-double crates/horovod-kernels crates/horovod-protocol -name '*.rs')
+$(GPU_DOUBLE_LIBRARY): $(shell find crates/horovod-gpu-double crates/horovod-kernels crates/horovod-protocol -name '*.rs' -o -name Cargo.toml) \
+		Cargo.toml Cargo.lock
 	cargo test --locked --workspace --no-run --quiet --test gpu_double
 	@mkdir -p $(@D)
 	cp "$${CARGO_TARGET_DIR:-target}/debug/deps/libhorovod_gpu_double.so" $@
 
-test-portable: ## Run the Rust tests with the ways that need no Linux (docs/portability.md).
-	RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/portable" cargo nextest run --locked --no-fail-fast \
-		--package horovod-transport --package horovod-collectives --package horovod --package horovod-launch
+test-portable: ## Run the Rust tests with the code paths that need no Linux (docs/portability.md).
+	export RUSTFLAGS="--cfg horovod_portable" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/portable"; \
+	packages="--package horovod-transport --package horovod-collectives --package horovod --package horovod-launch"; \
+	if cargo nextest --version >/dev/null 2>&1; then \
+		cargo nextest run --locked --no-fail-fast $$packages; \
+	else \
+		timeout --kill-after=10 6000 cargo test --locked --lib --bins --tests --no-fail-fast $$packages; \
+	fi
 
-test-loom: ## Try every order of events in the lock-free parts and in who drives the engine (loom).
+test-loom: ## Try every order of events in the lock-free parts and in the engine's driver lock (loom).
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-target}/loom" cargo test --locked --profile loom --lib \
 		--package horovod-transport --package horovod
 
 test-aarch64: $(STAMPS)/aarch64 ## Build and run the Rust tests for Linux on 64-bit Arm, under qemu.
 	build_backend/test-aarch64.sh
 
-sanitizers: ## Run the tests of what holds unsafe code under AddressSanitizer, ThreadSanitizer and Miri (nightly).
+sanitizers: ## Run the tests of crates with unsafe code under AddressSanitizer, ThreadSanitizer and Miri (nightly).
 	build_backend/sanitizers.sh
 
 fuzz: ## Fuzz every parser of bytes from outside, FUZZ_SECONDS (600) each (needs a nightly toolchain).
@@ -92,12 +103,14 @@ chaos: $(DEV) ## Every fault in every phase of real jobs (ARGS="--fault reset --
 	python tests/chaos/matrix.py --json chaos.json $(ARGS)
 
 seeded-faults: $(DEV) $(STAMPS)/mxnet $(GPU_DOUBLE_LIBRARY) ## Put faults into a copy of the product, one by one: some test must notice each (ARGS="--only wrong-root"); an hour.
+	@cargo nextest --version >/dev/null 2>&1 || { echo "needs cargo-nextest: cargo install --locked cargo-nextest"; exit 1; }
 	python tests/seeded_faults/run.py $(ARGS)
 
 soak: $(DEV) ## Half an hour of random faults between two hosts (ARGS="--minutes 5 --where local"), into soak.json.
 	python tests/chaos/soak.py --where hosts --json soak.json $(ARGS)
 
-# Tests across hosts run real sshd in network namespaces, those of other launchers real ones. Without these tools they say so and are not run.
+# Tests across hosts run sshd in network namespaces; tests of other launchers run those launchers. Without
+# the tools pytest skips these tests and prints the reason.
 host-tools:
 	@missing=; for tool in /usr/sbin/sshd:openssh-server ssh:openssh-client ip:iproute2 unshare:util-linux strace:strace \
 			mpirun:openmpi-bin mpiexec.hydra:hydra java:default-jre-headless; do \
@@ -133,7 +146,7 @@ fmt: $(STAMPS)/dev-packages ## Format all code.
 	ruff check --fix .
 	ruff format .
 
-# What is measured is what is published; the next test installs its own wheel again.
+# Measures the published wheel. The next `make test` installs the tests' wheel again.
 bench: $(STAMPS)/dev-packages $(STAMPS)/wheel bench-tools ## Measure against Gloo, Open MPI and the floor; write docs/performance.md (ARGS=--quick: neither).
 	rm -f $(STAMPS)/install
 	$(PIP) --quiet --no-deps --force-reinstall dist/*.whl
@@ -142,7 +155,7 @@ bench: $(STAMPS)/dev-packages $(STAMPS)/wheel bench-tools ## Measure against Glo
 bench-micro: ## Measure kernels, collectives inside a host, negotiation and the queue in Rust alone.
 	cargo bench --locked -p horovod-kernels -p horovod-collectives -p horovod-protocol -p horovod
 
-# Peers that are not there are left out of the benchmark, which says so.
+# The benchmark leaves out peers that are not installed, and prints which.
 bench-tools:
 	@if command -v mpirun >/dev/null; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -162,7 +175,7 @@ wheel-sparkdl: $(STAMPS)/tools ## Build the wheel of the name `sparkdl`, which r
 wheel-check: $(STAMPS)/dev-packages $(STAMPS)/wheel ## Build and check the published wheels: size, glibc, libraries; train with them outside the repository.
 	python build_backend/check_wheel.py dist
 
-ci: ## What CI runs: lint, the first tier, the wheel check, a shard of the second tier that the commit chooses.
+ci: ## Run what CI runs: lint, the first tier, the wheel check, a shard of the second tier that the commit chooses.
 	@$(PYTHON) tests/run_parts.py ci
 
 clean: ## Remove what was built; keep .venv.
@@ -176,7 +189,7 @@ install: $(STAMPS)/install ## Build the quick wheel and install it into .venv.
 # Tests and the demo use a wheel that builds in a third of the time of the published one: same code, less optimised when it
 # is linked. The published one is built and checked by `make wheel-check`, in CI and before a release.
 $(STAMPS)/install: $(STAMPS)/quick-wheel
-	@# Earlier builds had the files under another name: pip would remove them after it has installed the new ones.
+	@# Earlier builds installed these files as horovod-rs. pip would remove them after it has installed those of horovod.
 	$(BIN)/python -m pip uninstall --quiet --disable-pip-version-check --yes horovod horovod-rs
 	$(PIP) --quiet --no-deps --force-reinstall $(STAMPS)/quick-dist/*.whl
 	@touch $@
@@ -203,27 +216,29 @@ $(STAMPS)/tools: requirements-demo.txt
 	@$(STAGE) "installing maturin" $(LOGS)/tools.log $(PIP) -c requirements-demo.txt maturin
 	@touch $@
 
-# Their modules are compiled when they are first imported.
+# Python compiles their modules at the first import.
 $(STAMPS)/demo-packages: requirements-demo.txt $(STAMPS)/tools
 	@$(STAGE) "installing PyTorch (several GB)" $(LOGS)/demo-packages.log $(PIP) --no-compile -r requirements-demo.txt
 	@touch $@
 
-# The tests' processes write no compiled modules, so all are there before; a few files are for other versions of Python.
+# The tests' processes write no .pyc files, so all modules are compiled here. A few files are for other versions of
+# Python and do not compile, which is no failure.
 $(STAMPS)/dev-packages: requirements-dev.txt requirements-demo.txt $(STAMPS)/tools
 	@$(STAGE) "installing all frameworks (several GB)" $(LOGS)/dev-packages.log $(PIP) --no-compile -r requirements-dev.txt
 	@$(STAGE) "compiling their modules" $(LOGS)/compileall.log sh -c 'python -m compileall -q -j 0 $(VENV)/lib || true'
 	@touch $@ $(STAMPS)/demo-packages
 
 # MXNet and the oldest TensorFlow need an older NumPy than everything else, and have no release for every machine.
-$(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest: $(STAMPS)/%: requirements-%.txt $(STAMPS)/tools
+$(STAMPS)/mxnet $(STAMPS)/tensorflow-oldest: $(STAMPS)/%: requirements-%.txt | $(STAMPS)/tools
 	@python -m venv --clear --without-pip .venv-$*
-	@$(STAGE) "installing into .venv-$*" $(LOGS)/$*.log \
-		python -m pip --python .venv-$*/bin/python install --disable-pip-version-check --progress-bar off -r requirements-$*.txt || \
-		{ rm -rf .venv-$*; echo "could not install requirements-$*.txt: its tests will not run"; }
-	@touch $@
+	@# A failure leaves no stamp, so the next make tries again: the network may be back.
+	@if $(STAGE) "installing into .venv-$*" $(LOGS)/$*.log \
+		python -m pip --python .venv-$*/bin/python install --disable-pip-version-check --progress-bar off -r requirements-$*.txt; \
+	then touch $@; \
+	else rm -rf .venv-$* $@; echo "could not install requirements-$*.txt: its tests will not run"; fi
 
 # The newest PySpark and an old one cannot be in one environment; all else comes from .venv.
-$(STAMPS)/spark35: requirements-spark35.txt $(DEV) host-tools
+$(STAMPS)/spark35: requirements-spark35.txt $(DEV) | host-tools
 	@echo "installing Spark 3.5 into .venv-spark35"
 	python -m venv --clear --without-pip .venv-spark35
 	python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >other.pth

@@ -71,7 +71,7 @@ def write_wheel(
     headers
         Lines of its METADATA beyond name and version.
     files
-        What it installs: path and content. Those under `NAME-VERSION.data/scripts` become programs.
+        The files that it installs: path and content. Files under `NAME-VERSION.data/scripts` become programs.
     text
         Its description, in Markdown.
     """

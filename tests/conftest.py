@@ -44,10 +44,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts background jobs with SIGINT ignored, and so would be everything that the tests start.
+    # A shell starts background jobs with SIGINT ignored. Every process that the tests start would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # What the tests start imports large frameworks in less time, as the ranks of the harness's jobs do.
+    # Every process that the tests start imports large frameworks faster, as the ranks of the harness do.
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [RANK_SITE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     ).rstrip(os.pathsep)
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    # Libraries complain at the exit of what was spared from collection and is left.
+    # Some libraries print warnings at exit about objects that were exempt from garbage collection.
     gc.unfreeze()
 
 

@@ -53,7 +53,7 @@ REAP_LIMIT_S = 60.0
 FIRST_FAILURE = re.compile(
     r"horovodrun: (rank (\d+) on host \S+ (?:exited with|was killed|was lost|did not answer).*)"
 )
-# So many of its lines come first in a report.
+# The maximum number of its lines at the top of a report.
 LINES_OF_FIRST_FAILURE = 80
 
 
@@ -173,7 +173,7 @@ class Job:
         return found
 
     def _members_left(self) -> list[int]:
-        """As `members`; a process that ended during the first look may have started another one: none is none twice."""
+        """As `members`, but empty only if two scans are: a process that ended meanwhile may have started another."""
         return self.members() or self.members()
 
     def wait_until_gone(self, limit_s: float = REAP_LIMIT_S) -> None:
@@ -189,7 +189,7 @@ class Job:
         assert not files, f"files left behind: {files}\n{self.report()}"
 
     def kill(self) -> None:
-        """End every process of the job at once, those too that others start meanwhile."""
+        """Kill every process of the job, also those that others start meanwhile."""
         deadline = time.monotonic() + REAP_LIMIT_S
         while (members := self._members_left()) and time.monotonic() < deadline:
             for pid in members:
@@ -393,7 +393,7 @@ def command_line(pid: int) -> list[bytes]:
 def wait_for_processes_to_end(
     present: Callable[[], Iterable[int]], limit_s: float = REAP_LIMIT_S
 ) -> list[int]:
-    """Wait until none of these is there, which each look may tell anew; return those that stay."""
+    """Wait until `present` returns no process; call it again after each exit. Return the processes that stay."""
     deadline = time.monotonic() + limit_s
     while left := list(present()):
         remaining = deadline - time.monotonic()
@@ -412,12 +412,12 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def _environment_of(process: Path) -> bytes:
-    """The environment of a process, given its folder in `/proc`: the new one where it is just executing a program.
+    """The environment of a process, given its folder in `/proc`: the new one during `execve`.
 
-    In the middle of `execve` a process shows none, and its memory may be replaced between opening and reading: an
-    empty answer counts only where the environment has an end and that is its beginning, or where nothing runs.
+    During `execve` the file is empty, also if the memory is replaced between open and read. So an empty environment
+    counts only if its end is known and equals its beginning, or if the process is a zombie or a kernel thread.
     """
-    # Only a process that cannot end, as it waits for a device, reaches this.
+    # Only a process that a device blocks reaches this.
     deadline = time.monotonic() + 10.0
     while True:
         variables = (process / "environ").read_bytes()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 SHARDS = 8
 FILE = ".ci/landing"
-# What loom searches: a change of these is searched at once, any other one in loom's shard.
+# The code that loom explores. After a change here CI runs loom at once, else only in loom's shard.
 SEARCHED = re.compile(r"(^|/)(driver_lock|shm|sync)(\.rs$|/)")
 
 
@@ -36,7 +36,7 @@ class Choice:
     last: dict[int, Landing] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """What CI prints."""
+        """The lines that CI prints."""
         lines = [f"shard {self.shard} of {SHARDS} runs: {self.reason}"]
         for shard in range(1, SHARDS + 1):
             if shard == self.shard:
@@ -65,7 +65,7 @@ def choose(root: Path) -> Choice:
 
 
 def loom_is_due(root: Path) -> tuple[bool, str]:
-    """Whether what loom searches has changed since the last landing before this commit, and why."""
+    """Whether the code that loom explores has changed since the landing before this commit, and the reason to print."""
     head = _git(root, "rev-parse", "HEAD")
     before = [landing for landing in history(root) if landing.commit != head]
     if not before or not head:
@@ -79,7 +79,7 @@ def loom_is_due(root: Path) -> tuple[bool, str]:
 
 
 def read_number(root: Path) -> int:
-    """What the file says."""
+    """The number in the file."""
     text = (root / FILE).read_text().strip()
     if not text.isdigit():
         raise SystemExit(f"{FILE} says {text!r}: expected the number of landings; see CONTRIBUTING")
@@ -87,12 +87,12 @@ def read_number(root: Path) -> int:
 
 
 def history(root: Path) -> list[Landing]:
-    """The commits that changed the number, newest first; those of a clone that is cut off, as far as it goes."""
+    """The commits that changed the number, newest first; in a shallow clone only those that it has."""
     shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
     found = []
     for line in _git(root, "log", "--format=%H %cs %P", "--", FILE).splitlines():
         commit, date, *parents = line.split()
-        # Where a clone is cut off, a commit seems to have made every file.
+        # The oldest commit of a shallow clone seems to have created every file.
         if shallow and not parents:
             continue
         text = _git(root, "show", f"{commit}:{FILE}").strip()
@@ -111,7 +111,7 @@ def next_landing(root: Path) -> None:
 
 
 def _git(root: Path, *words: str) -> str:
-    """What git says; nothing where there is no git, no repository, or not what is asked for."""
+    """The output of git; empty if git, the repository or the requested object is missing."""
     try:
         done = subprocess.run(
             ["git", *words], cwd=root, capture_output=True, text=True, timeout=60, check=False

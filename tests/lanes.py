@@ -20,7 +20,7 @@ TESTS = Path(__file__).resolve().parent
 
 
 class Lane(enum.Enum):
-    """What a test mostly does."""
+    """The two kinds of tests."""
 
     WAITS = "waits"
     COMPUTES = "computes"
@@ -56,8 +56,8 @@ COMPUTING = (
 )
 LANES = dict.fromkeys(WAITING, Lane.WAITS) | dict.fromkeys(COMPUTING, Lane.COMPUTES)
 
-# A test in `waits` that used more processor time than this, and more than this many processors all the while, computes.
-# On a loaded machine it gets fewer processors, never more: load fails no test.
+# A test in `waits` fails if it exceeds both: this processor time, and this number of processors on average. On a loaded
+# machine a test gets fewer processors, never more, so load fails no test.
 COMPUTES_S = 240.0
 COMPUTES_PROCESSORS = 1.2
 
@@ -123,7 +123,7 @@ def _processor_s() -> float:
 
 
 def _names(item: pytest.Item) -> Iterator[str]:
-    """What `LANES` may call the test's file: its name, or a folder's that it is in."""
+    """The names under which `LANES` may list the test's file: its own, and those of the folders around it."""
     yield item.path.stem.removeprefix("test_")
     if item.path.is_relative_to(TESTS):
         yield from item.path.relative_to(TESTS).parts[:-1]

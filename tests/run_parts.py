@@ -1,7 +1,8 @@
 """Runs what `tests/parts.toml` lists, part by part: `make test`, `make test-all` and `make ci`.
 
-Every part runs, also after one that failed. A table of seconds, started jobs and outcomes comes at the end and lies in
-`.stamps/test-parts.txt`, each part's output beside it. Needs nothing but Python: the first part makes `.venv`.
+Every part runs, also after a failure. The table of seconds, started jobs and outcomes is printed at the end and written
+to `.stamps/test-parts.txt`; each part's output is in `.stamps/test-logs`. The program needs only Python's own library,
+because the first part makes `.venv`.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ import landings
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ROOT / "tests" / "parts.toml"
 STAMPS = ROOT / ".stamps"
-# Only a part that hangs reaches these: how long it may take, and how long its processes to end after SIGINT.
-LIMIT_S = 2 * 3600.0
-STOP_LIMIT_S = 60.0
-# Set by SIGINT and SIGTERM.
+# Only a part that hangs reaches these: the limit of a part, and the limit of its processes to end after SIGINT.
+LIMIT_S = 4 * 3600.0
+# After SIGINT each test may wait twice as long as harness.REAP_LIMIT_S for the processes of its jobs.
+STOP_LIMIT_S = 180.0
+# Set by SIGINT, SIGTERM and SIGHUP.
 stopped = threading.Event()
 
 COUNTED = ("passed", "failed", "skipped")
@@ -57,7 +59,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Part:
-    """A name, a shell command, and what became of it."""
+    """A name, a shell command, and its outcome."""
 
     name: str
     command: str
@@ -84,20 +86,20 @@ def main() -> int:
     slowest.add_argument("count", nargs="?", type=int, default=20)
     args = parser.parse_args()
     table = tomllib.loads(PARTS.read_text())
-    match args.kind:
-        case "first":
-            return run(only(first_tier(table), args.only))
-        case "second":
-            shards = shards_of(args.shard, landings.SHARDS)
-            return run([first_tier(table)[0], *second_tier(table, shards)])
-        case "ci":
-            return run(in_ci(table))
+    # No `match`: an old Python would refuse the file before it can print which one is needed.
+    if args.kind == "first":
+        return run(only(first_tier(table), args.only))
+    if args.kind == "second":
+        shards = shards_of(args.shard, landings.SHARDS)
+        return run([first_tier(table)[0], *second_tier(table, shards)])
+    if args.kind == "ci":
+        return run(in_ci(table))
     print("\n".join(slowest_tests(STAMPS / "test-logs", args.count)))
     return 0
 
 
 def first_tier(table: dict[str, Any]) -> list[Part]:
-    """What every change has to pass."""
+    """The parts that every change has to pass."""
     return [Part(row["name"], row["command"]) for row in table["first"]]
 
 
@@ -115,7 +117,7 @@ def second_tier(table: dict[str, Any], shards: Iterable[int]) -> list[Part]:
 
 
 def in_ci(table: dict[str, Any]) -> list[Part]:
-    """What CI runs for this commit; says which shard, and what was due when."""
+    """The parts that CI runs for this commit. Prints the shard, and when each other one was due."""
     chosen = landings.choose(ROOT)
     print("\n".join(chosen.lines()), flush=True)
     second = second_tier(table, [chosen.shard])
@@ -124,14 +126,14 @@ def in_ci(table: dict[str, Any]) -> list[Part]:
     is_due, why = landings.loom_is_due(ROOT)
     print(f"loom: {why}", flush=True)
     extra = [loom] if is_due and loom.name not in {part.name for part in second} else []
-    # What a shard has too is run once.
+    # A part that the shard has as well runs once.
     own = [p for p in rows.values() if p.name not in {part.name for part in second}]
     install, *others = first_tier(table)
     return [install, *own[:1], *others, *own[1:], *extra, *second]
 
 
 def only(parts: list[Part], beginnings: list[str] | None) -> list[Part]:
-    """Those whose names begin with one of some words."""
+    """The parts whose names begin with one of these words."""
     if not beginnings:
         return parts
     found = [part for part in parts if part.name.startswith(tuple(beginnings))]
@@ -158,8 +160,10 @@ def run(parts: list[Part]) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     for old in logs.iterdir():
         old.unlink()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # nohup ignores SIGHUP, and that stays.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stopped.set())
     for part in parts:
         if not stopped.is_set():
             print(f"\n=== {part.name}: {part.command.strip()}", flush=True)
@@ -195,13 +199,13 @@ def closing_line(parts: list[Part]) -> str:
 
 
 def count_tests(lines: Iterable[str]) -> dict[str, int]:
-    """What the last lines of the test programs add up to; nothing where there are none."""
+    """The sums of the last lines of the test programs; empty if there are none."""
     found: dict[str, list[str]] = {"pytest": [], "nextest": [], "libtest": []}
     for line in lines:
         for name, pattern in (("pytest", PYTEST), ("nextest", NEXTEST), ("libtest", LIBTEST)):
             if match := pattern.match(line):
                 found[name].append(match["counts"])
-    # nextest shows the output of what failed, with such a line of its own.
+    # nextest prints the output of failed tests, which has such lines of libtest.
     if found["nextest"]:
         found["libtest"] = []
     sums: dict[str, int] = {}
@@ -240,13 +244,13 @@ def _run_part(part: Part, logs: Path) -> None:
         "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ.get('PATH', '')}",
         "HVD_TEST_JOBS": str(jobs),
     }
-    # Some parts run it more than once.
+    # A part may run pytest more than once, each time with its own report.
     number = itertools.count(1)
     pytest = lambda _: f"python -m pytest --junitxml={logs}/{name}-{next(number)}.xml"  # noqa: E731
     command = re.sub(r"\bpytest:", pytest, part.command)
     lines: list[str] = []
     begin = time.monotonic()
-    # A session of its own: one signal reaches all that it starts, and what survives it can be ended.
+    # A session of its own: a signal to its group reaches the shell and all programs that the shell starts.
     process = subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=ROOT,
@@ -261,7 +265,7 @@ def _run_part(part: Part, logs: Path) -> None:
     )
     reader.start()
     part.outcome = _wait(process, begin + LIMIT_S)
-    # What a part leaves behind may hold its output open.
+    # A process that the part has left behind may hold its output open.
     reader.join(10.0)
     part.seconds = time.monotonic() - begin
     part.jobs = len(jobs.read_text().splitlines()) if jobs.exists() else 0
@@ -285,14 +289,17 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> str:
 def _copy(stream: Any, log: Path, lines: list[str]) -> None:
     with log.open("wb") as file:
         for line in stream:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
             file.write(line)
+            # After `make test | head`, or without a terminal, nobody reads this. If this thread ended, the part would
+            # block on a full pipe.
+            with contextlib.suppress(OSError):
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
             lines.append(COLOURS.sub("", line.decode(errors="replace").rstrip("\n")))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGINT to all processes of a part, SIGKILL to those that do not follow."""
+    """Send SIGINT to all processes of a part, and SIGKILL to those that do not end."""
     for number in (signal.SIGINT, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

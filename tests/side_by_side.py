@@ -27,7 +27,7 @@ import pytest
 
 import lanes
 
-# Before each message of a process that runs a group.
+# The length that precedes each message of a group's process.
 LENGTH = struct.Struct("<Q")
 
 
@@ -52,7 +52,7 @@ class Running:
     received: bytes = b""
 
     def add(self, chunk: bytes) -> Iterator[dict[str, Any]]:
-        """The messages that are complete with what has just come."""
+        """The messages that this chunk completes."""
         self.received += chunk
         while len(self.received) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self.received)[0]
@@ -63,7 +63,7 @@ class Running:
 
 
 def groups(items: list[pytest.Item]) -> list[Group]:
-    """The tests by what they share: what computes before what can run beside it, large groups before small ones."""
+    """The tests, grouped by what they share. Groups that compute come first, then large ones before small ones."""
     found: dict[str, Group] = {}
     for item in items:
         name = "+".join([*_shared(item)]) or item.nodeid
@@ -72,7 +72,7 @@ def groups(items: list[pytest.Item]) -> list[Group]:
 
 
 def _shared(item: pytest.Item) -> Iterator[str]:
-    """What this test has in common with others: a name for each fixture of our own with a wider scope than a test."""
+    """Names of what this test shares with others: each fixture of ours whose scope is wider than one test."""
     if lanes.is_quick(item):
         yield str(item.path)
     params = item.callspec.params if hasattr(item, "callspec") else {}
@@ -96,10 +96,10 @@ class SideBySide:
         if session.config.option.collectonly or session.testsfailed:
             return None
         if reporter := session.config.pluginmanager.getplugin("terminalreporter"):
-            # It would begin a line whenever a result is of another file than the one before.
+            # Else it begins a new line at each result of another file.
             reporter.showfspath = False
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-        # Its objects are in all processes: they are not looked through, which would copy them.
+        # Forked processes share these objects. A garbage collection would write to them and so copy their pages.
         gc.collect()
         gc.freeze()
         waiting = groups(session.items)
@@ -229,7 +229,7 @@ def _run_and_exit(group: Group, session: pytest.Session, pipe: int) -> None:
     finally:
         with contextlib.suppress(BaseException):
             session._setupstate.teardown_exact(None)
-        # What frameworks leave to the end of the interpreter, such as a cluster of Ray.
+        # Some frameworks clean up at the end of the interpreter: Ray ends its cluster.
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -240,7 +240,7 @@ def _run_and_exit(group: Group, session: pytest.Session, pipe: int) -> None:
 def _become_a_process_of_its_own(group: Group, session: pytest.Session, sender: Sender) -> None:
     plugins = session.config.pluginmanager
     plugins.unregister(name="terminalreporter")
-    # Files that hold what is printed have one position for all processes: new ones.
+    # Forked processes share the positions of the capture files, so this one opens new files.
     capture = plugins.getplugin("capturemanager")
     capture.stop_global_capturing()
     capture.start_global_capturing()

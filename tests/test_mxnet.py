@@ -1,6 +1,6 @@
 """`horovod.mxnet` in an environment of its own: MXNet needs an older NumPy than everything else.
 
-`make .venv-mxnet` makes it from requirements-mxnet.txt; `HVD_MXNET_PYTHON` names another interpreter. Ranks import
+`make .stamps/mxnet` makes it from requirements-mxnet.txt; `HVD_MXNET_PYTHON` names another interpreter. Ranks import
 the same `horovod` as all other tests, through a folder that holds nothing else.
 """
 

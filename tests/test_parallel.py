@@ -58,7 +58,7 @@ PARTS = [
 
 @dataclass
 class Ran:
-    """What became of one job: per rank, the outcome of each test by file; and what to show when it went wrong."""
+    """The outcome of a job: for each rank the outcome of each test by file, and the report to show after a failure."""
 
     code: int
     ranks: list[dict[str, list[tuple[str, str]]]]
@@ -67,7 +67,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class JobOf:
-    """What runs in one job: all files of an environment that are asked for, on so many ranks."""
+    """The key of a job, which runs all requested files of an environment on this number of ranks."""
 
     np: int
     environment: str
@@ -97,7 +97,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """What became of this job."""
+    """Run the job; its outcome."""
     of: JobOf = request.param
     asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     parts = [p["part"] for p in asked if p.get("ran") == of and "part" in p]

@@ -1,7 +1,7 @@
-"""Which tests a run of pytest holds: the first tier, or the second, which is marked `thorough`, or a shard of that.
+"""Selects the tests of a pytest run: the first tier, the second (marked `thorough`), or a shard of the second.
 
-`@pytest.mark.thorough(also="tests/integration/test_x.py::test_y")` needs its argument: the test of the first tier that
-fails for the same fault. One that names none, or a test that is not there, is refused.
+`@pytest.mark.thorough(also="tests/integration/test_x.py::test_y")` names the test of the first tier that fails for
+the same fault. A mark without `also`, or with a test that does not exist, is a usage error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import landings
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 TIERS = ("first", "second", "all")
-# Tells the ranks of tests/parallel which of their tests to run.
+# The variable that passes the tier to the ranks of tests/parallel.
 VARIABLE = "TESTS_TIER"
 
 
@@ -32,12 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A test that starts ranks is of one tier, and those that they run may be of both."""
+    """Pass the tier to ranks: a test of the second tier has its ranks run the tests of both."""
     os.environ[VARIABLE] = "first" if config.getoption("--tier") == "first" else "all"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what belongs to another tier or another shard; refuse a mark without its reason."""
+    """Deselect the tests of other tiers and shards; refuse a mark that names no test."""
     tier, shard = config.getoption("--tier"), _shard(config.getoption("--shard"))
     chosen, others = [], []
     for item in items:
@@ -55,14 +55,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A shard may hold none of the files that were asked for."""
+    """A shard without any of the requested files succeeds."""
     is_empty = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
     if is_empty and session.config.getoption("--shard"):
         session.exitstatus = pytest.ExitCode.OK
 
 
 def fault_of(mark: pytest.Mark) -> str:
-    """What is wrong with a mark `thorough`; nothing if it names a test that exists."""
+    """The error in a mark `thorough`; empty if the mark names a test that exists."""
     also = mark.kwargs.get("also")
     if mark.args or set(mark.kwargs) != {"also"} or not isinstance(also, str):
         return (
@@ -77,7 +77,7 @@ def fault_of(mark: pytest.Mark) -> str:
 
 
 def shard_of(path: str) -> int:
-    """The shard of a file's thorough tests: what parts.toml says, else a number that follows from its name."""
+    """The shard of a file's thorough tests: from parts.toml, else from a hash of the file's name."""
     return int(_named().get(path, zlib.crc32(path.encode()) % landings.SHARDS + 1))
 
 

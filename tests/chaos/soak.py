@@ -1,6 +1,6 @@
 """An elastic job under random faults for a long time, checked against a run in which nothing went wrong: `make soak`.
 
-    python tests/chaos/soak.py [--minutes 30] [--every 5] [--np 4] [--seed N] [--where local|hosts] [--only KIND]
+    python tests/chaos/soak.py [--minutes 30] [--every 5] [--np 4] [--seed N] [--where local|hosts|any] [--only KIND]
         [--torch] [--json FILE]
 
 Every so many seconds something happens to one of the ranks, or to the link between hosts: which fault, to whom and for
@@ -268,7 +268,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--every", type=float, default=5, help="seconds from one fault to the next")
     made.add_argument("--np", type=int, default=4)
     made.add_argument("--seed", type=int, default=1)
-    made.add_argument("--where", choices=("local", "hosts"), default="local")
+    made.add_argument("--where", choices=("local", "hosts", "any"), default="local")
     made.add_argument("--only", choices=sorted({**LOCAL, **BETWEEN_HOSTS}))
     made.add_argument(
         "--pause", type=float, default=0.02, help="seconds that a step takes at least"
@@ -291,6 +291,10 @@ def soak(args: argparse.Namespace, folder: Path) -> dict[str, object]:
 
 def main() -> int:
     args = parser().parse_args()
+    if args.where == "any":
+        reason = ground.why_not()
+        print(f"on this machine alone: {reason}" if reason else "between two hosts", flush=True)
+        args.where = "local" if reason else "hosts"
     with tempfile.TemporaryDirectory(prefix="hvd-soak-") as folder:
         figures = soak(args, Path(folder))
     text = json.dumps(figures, indent=1)

@@ -1,7 +1,8 @@
-"""What every adapter has to do, as one table of cases with one oracle in NumPy.
+"""Tables of cases and mistakes that every adapter has to pass, with one oracle in NumPy.
 
-`cases.py` and `mistakes.py` are the tables, `oracle.py` says what is right, `adapter.py` is all that an adapter has to
-tell, `suite.py` runs the tables on it. Each folder of tests/parallel has a file that does so for its framework.
+`cases.py` and `mistakes.py` hold the tables, `oracle.py` computes the expected results, `adapter.py` is the interface
+that each framework implements, `suite.py` runs the tables. Each framework's folder in tests/parallel has a file that
+implements the interface.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""What the suite asks of a framework: how to make a tensor, to read one, and to run a program of operations."""
+"""The interface of the suite to a framework: makes a tensor, reads one, runs a program of operations."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ MOVABLE = (*NATIVE, *COMPLEX, *FLOAT8)
 
 
 class Form(Enum):
-    """How an operation is asked for: what stands before and after its name."""
+    """The form of a call: prefix and suffix of the function's name."""
 
     NEW = ("", "")
     IN_PLACE = ("", "_")
@@ -40,7 +40,7 @@ class Form(Enum):
 
 
 class Fault(Enum):
-    """What an adapter has a class of exceptions for."""
+    """The kinds of errors. Each adapter maps them to classes of exceptions."""
 
     DISAGREEMENT = "ranks ask for different things"
     ARGUMENT = "an argument that cannot be"
@@ -53,7 +53,7 @@ class Fault(Enum):
 
 
 class Packing(Enum):
-    """How many cases become one program: where programs are compiled, which costs more than a case, as many as can."""
+    """How many cases are one program: as many as possible where compiling a program costs more than a case."""
 
     ONE_CASE = "one case"
     ONE_ELEMENT_TYPE = "all cases of an element type"
@@ -74,14 +74,14 @@ class Adapter:
     hvd = None
     """The module."""
     operations = None
-    """What has the operations, if not the module."""
+    """The object that has the operations, if the module has not."""
     dtypes = MOVABLE
     """Element types that can be moved. Complex numbers and those of 8 bits are not combined by every operator."""
     forms = tuple(Form)
     packing = Packing.ONE_CASE
     extent = Extent.EVERYTHING
     lacks = frozenset()
-    """What the framework does not have: operations, operators, names of rows, `row/operation`, `row/operator`,
+    """Features that the framework lacks: operations, operators, names of rows, `row/operation`, `row/operator`,
     `operator/element type`, and ids of mistakes."""
     faults: Mapping = MappingProxyType({})
     splits = (list,)
@@ -89,9 +89,9 @@ class Adapter:
     layouts: Mapping = MappingProxyType({})
     """By name: makers of the same tensor, laid out differently in memory."""
     counts_mistakes = False
-    """Whether calls without a name that are refused are counted: then all ranks have to make them."""
+    """Whether a refused call advances the numbers of unnamed calls: then all ranks have to make it."""
     no_tensors: Mapping = MappingProxyType({})
-    """By name: a maker of what is refused in a tensor's place, the fault, a regular expression of its text."""
+    """By name: a maker of an object that is refused as a tensor, the fault, a regular expression of its text."""
 
     def make(self, values, dtype):
         """A tensor with these values."""
@@ -110,7 +110,7 @@ class Adapter:
         return self.hvd.synchronize(handle)
 
     def place(self, tensor):
-        """Where a tensor's memory is and how it is laid out: the same after an operation in place."""
+        """A tensor's address and layout, which operations in place must not change. None is not compared."""
         return None
 
     def run(self, program, tensors):
@@ -118,7 +118,7 @@ class Adapter:
         return program(tensors)
 
     def has(self, *names):
-        """Whether the framework has what is named so."""
+        """Whether the framework has all features of these names."""
         return not any(name in self.lacks for name in names)
 
     def function(self, form, operation):
@@ -130,7 +130,7 @@ class Adapter:
         return function
 
     def beside(self, tensor):
-        """Another member of the group of a wrong tensor: a right one, whose rows 1 to 4 ranks can share evenly."""
+        """A valid tensor for the group of an invalid one. 1 to 4 ranks can share its rows evenly."""
         return self.make(np.ones(12, "float32"), "float32")
 
     def around(self):
@@ -151,6 +151,6 @@ class Adapter:
 
 
 def of_numpy(array):
-    """What `read` gives for an array of NumPy's, or of `ml_dtypes`."""
+    """`read` for arrays of NumPy and of `ml_dtypes`."""
     array = np.asarray(array)
     return array.astype(oracle.storage(array.dtype.name), copy=False), array.dtype.name

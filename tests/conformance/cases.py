@@ -3,8 +3,8 @@
 A row becomes one case for each element type that a framework has. A case runs in every form that the framework has
 (new, in place, asynchronous, grouped ...) on all of the row's shapes.
 
-Where programs are traced or compiled a case costs more, and there are less: every operation,
-operator and element type, every kind of shape once, and no row that is about the core.
+Traced and compiled programs run fewer cases, because each case costs more there: every operation, operator and element
+type, every kind of shape once, and no row about the core.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ NUMBERS = tuple(dtype for dtype in NATIVE if dtype != "bool")
 
 
 class Members(Enum):
-    """Whose operation it is."""
+    """The ranks that take part."""
 
     ALL = "all ranks"
     HALF = "the even ranks and the odd ones, each in their process set"
 
 
 class About(Enum):
-    """What can be wrong."""
+    """The component that a row tests."""
 
     ADAPTER = "what an adapter makes of the call"
     CORE = "what the core computes: tried in one mode of each adapter"
@@ -60,7 +60,7 @@ class Row:
     layout: str = ""
     about: About = About.ADAPTER
     ranks: tuple[int, int] = (1, 1000)
-    """With how few and how many ranks it has a meaning."""
+    """The smallest and the largest number of ranks for which the row makes sense."""
 
     def id(self, dtype):
         """Names a case of it."""
@@ -94,7 +94,7 @@ class Case:
 
 
 def even(rows, *tail):
-    """As many rows for each member."""
+    """The same number of rows for each member."""
 
     def shape(rank, members):
         return (rows * members, *tail)
@@ -103,7 +103,7 @@ def even(rows, *tail):
 
 
 def ragged(counts, *tail):
-    """Rank by rank another number of rows."""
+    """Numbers of rows that differ between ranks."""
 
     def shape(rank, members):
         return (counts[rank % len(counts)], *tail)
@@ -117,7 +117,7 @@ def uneven_splits(rank, members):
 
 
 def sent(splits, surplus=0, *tail):
-    """The rows that splits need, and some that stay."""
+    """The rows that the splits send, and `surplus` rows that are not sent."""
 
     def shape(rank, members):
         return (sum(splits(rank, members)) + surplus, *tail)
@@ -126,7 +126,7 @@ def sent(splits, surplus=0, *tail):
 
 
 SHAPES = ((), (1,), (0,), (0, 3), (3,), (17,), (4, 5), (2, 3, 4), (1, 0, 2), (2, 1, 2, 1, 2))
-# Where a case costs more: every kind of them.
+# One of every kind, where a case costs more.
 FEW_SHAPES = ((), (1,), (0, 3), (17,), (2, 3, 4))
 SPLIT = (uneven_splits, lambda r, n: [0] * n, lambda r, n: [2] + [0] * (n - 1))
 SPLIT_NAMES = ("uneven", "of nothing", "all to one")
@@ -232,7 +232,7 @@ OPERATIONS = {
 
 
 def everywhere():
-    """What is tried with every operation: process sets, names, layouts."""
+    """Rows for every operation: in process sets, with names."""
     for operation, options in OPERATIONS.items():
         in_set = {"members": Members.HALF, **options}
         yield Row("in a set", operation, ("float32", "int32"), ranks=(2, 1000), **in_set)

@@ -1,7 +1,7 @@
-"""The table of mistakes: what ranks disagree about, and what none of them may ask for.
+"""The table of mistakes: disagreements between ranks, and requests that are invalid on any rank.
 
-A mistake is made in every form of its operation that the framework has. What is raised has the fault's class and says
-the texts; operands stay as they were, and the next operation works on all ranks.
+Each mistake is made in every form of its operation that the framework has. The error has the fault's class and matches
+the texts. Operands are unchanged, and the next operation works on all ranks.
 """
 
 import re
@@ -18,7 +18,7 @@ from horovod.common import api as job
 
 
 class By(Enum):
-    """Which ranks make it."""
+    """The ranks that make a mistake."""
 
     ALL = "all ranks, and all of them hear of it"
     FIRST = "rank 0 alone: it is found at the call, and nothing was sent"
@@ -40,12 +40,12 @@ class Mistake:
     last: dict = field(default_factory=dict)
     by: By = By.ALL
     ranks: int = 1
-    """How few ranks can make it."""
+    """The smallest number of ranks that can make it."""
     forms: tuple[Form, ...] = tuple(Form)
     group: int = 2
     """How many tensors a group has; the last one is the wrong one."""
     tensor: Callable | None = None
-    """What stands where the tensor should be."""
+    """Makes the object that is passed instead of a tensor."""
 
     @property
     def id(self):
@@ -62,7 +62,7 @@ class Mistake:
         return [shape(0, size) if callable(shape) else shape for shape in shapes]
 
     def texts(self, name):
-        """What the error has to say."""
+        """The regular expressions that the error has to match."""
         return [text.replace("{name}", re.escape(name)) for text in self.text]
 
     def program(self, adapter, form, name, sets):
@@ -109,7 +109,7 @@ SINGLE = tuple(form for form in Form if not form.is_group)
 
 
 def disagreements():
-    """Between two ranks or more; every rank is told, with the name of the tensor and both values."""
+    """Between two ranks or more. Every rank gets the error, with the tensor's name and both values."""
     two = {"fault": Fault.DISAGREEMENT, "ranks": 2}
     for operation in OPERATIONS:
         dtypes = {"shape": even(2), "last": {"dtype": "int32"}}
@@ -157,7 +157,7 @@ def disagreements():
 
 
 def of_results():
-    """What every rank may ask for and the core refuses on all."""
+    """Requests that the core refuses on every rank."""
     refused = {
         "fault": Fault.RESULT,
         "text": ("only supports AVERAGE and SUM|op Average and Sum only",),
@@ -193,7 +193,7 @@ SPLITS = (
 
 
 def of_arguments():
-    """Found at the call of one rank: the others never hear of it."""
+    """Found at the call of one rank: nothing is sent to the others."""
     argument = {"fault": Fault.ARGUMENT, "by": By.FIRST}
     for root in (-1, 100):
         text = (f"invalid root rank {root}",)
@@ -272,7 +272,7 @@ def of_dtypes():
 
 
 def of_no_tensors(adapter):
-    """What a framework does not take for a tensor."""
+    """Objects that a framework refuses as tensors."""
     for operation in OPERATIONS:
         for name, (make, fault, text) in adapter.no_tensors.items():
             row = {"tensor": make, "by": By.FIRST, "text": (text,)}

@@ -1,6 +1,6 @@
 """Operands that every rank can compute for every other, and the results of every operation, in NumPy.
 
-Elements are held in NumPy's own type of the same name, those that NumPy lacks in a wider one that holds them exactly.
+Elements have NumPy's type of the same name. Values of types that NumPy lacks are held exactly in a wider one.
 """
 
 import functools
@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 
 WIDER = {"bfloat16": "float32", "float8_e4m3fn": "float32", "float8_e5m2": "float32"}
-# Of the bits of a mantissa: how far a result may be off that is rounded on the way.
+# Tolerances of results with intermediate rounding; they follow from the bits of the mantissa.
 PRECISION = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 1e-5, "complex64": 1e-5}
 
 
@@ -98,7 +98,7 @@ def _whole_quotient(number, divisor):
 
 
 def _scaled(values, factor, dtype):
-    """Integers are cut toward zero."""
+    """Integers are truncated toward zero."""
     if factor == 1.0:
         return values
     return np.trunc(values.astype(np.float64) * factor) if kind(dtype) in "iu" else values * factor

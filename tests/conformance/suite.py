@@ -37,7 +37,7 @@ def operator(hvd, op):
 
 
 class Facts:
-    """What the ranks of this job contribute to a case, and what has to come out on this rank."""
+    """The contributions of all ranks to a case, and the expected result on this rank."""
 
     def __init__(self, case: Case, sets: Sets) -> None:
         self.case, self.row = case, case.row
@@ -45,14 +45,14 @@ class Facts:
         self.members = list(sets.mine.ranks) if in_set else list(range(SIZE))
         self.me = self.members.index(RANK)
         self.options = {"process_set": sets.mine} if in_set else {}
-        # Of a broadcast every operand is sent by every root.
+        # Every root sends every operand of a broadcast.
         roots = self.members if self.row.operation == "broadcast" else [None]
         self.operands = [(i, root) for root in roots for i in case.operands]
         self.array = functools.cache(self._array)
         self.want = functools.cache(self._want)
 
     def _array(self, operand, rank):
-        """What a rank contributes."""
+        """A rank's contribution."""
         shape = self.row.shapes[operand]
         if callable(shape):
             shape = shape(self.members.index(rank), len(self.members))
@@ -94,7 +94,7 @@ class Run:
         return tensors
 
     def call(self, tensors):
-        """The results, for every way in which splits can be given a list."""
+        """A list of results for each type in which splits can be passed."""
         if self.row.splits is None:
             return [self._call(tensors, None)]
         splits = self.row.splits(self.facts.me, len(self.facts.members))
@@ -248,7 +248,7 @@ class Conformance:
 def _packed(adapter, cases):
     if adapter.packing is Packing.ONE_CASE:
         return [(case.id, [case]) for case in cases]
-    # In a program operations without a name have one by their place, so it is the same program on all members.
+    # A program names operations without a name by their place, so all members have to run the same program.
     programs = {}
     for case in cases:
         suffix = "" if case.row.members is Members.ALL else "-in_a_set"
@@ -257,7 +257,7 @@ def _packed(adapter, cases):
 
 
 def _check_mistake(adapter, mistake, form, sets):
-    """Whatever a rank finds, it goes on as the others do."""
+    """Return the failures instead of raising them: this rank has to run the same operations as the others."""
     failures = []
     if mistake.concerns(RANK) or adapter.counts_mistakes:
         try:
@@ -298,7 +298,7 @@ def _check_uninitialized(adapter, form, operation):
 
 
 def _read_all(adapter, results):
-    """Where results come later, so do errors."""
+    """Read all results: where results come later, errors are raised here."""
     for result in results if isinstance(results, (list, tuple)) else [results]:
         if isinstance(result, (list, tuple)):
             _read_all(adapter, result)
@@ -307,7 +307,7 @@ def _read_all(adapter, results):
 
 
 def still_works(adapter):
-    """The next operation, which has no name: the ranks still count these alike."""
+    """An operation without a name works: the ranks still number such operations alike."""
     ones = np.ones(3, "float32")
     total = adapter.function(Form.NEW, "allreduce")(
         adapter.make(ones, "float32"), op=adapter.hvd.Sum

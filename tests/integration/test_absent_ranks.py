@@ -1,4 +1,4 @@
-"""A rank whose script ends without `hvd.init()`: the others are told at once, and it is blamed."""
+"""If the script of a rank ends without `hvd.init()`, the others fail at once with an error that names this rank."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def test_the_rank_that_skips_init_is_blamed_at_once(jobs, tmp_path: Path, absent
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(absent=absent, wait=""))
     started = time.monotonic()
-    job = jobs(harness.horovodrun(2, [sys.executable, script]))
+    # Only a rank that waits for the absent one takes so long.
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "600"}
+    job = jobs(harness.horovodrun(2, [sys.executable, script], env=env))
     assert job.fail() == 1
-    assert time.monotonic() - started < 20, (
-        job.report()
-    )  # the others wait 28 s for a rank that may come
+    assert time.monotonic() - started < 300, job.report()
     blamed = f"rank {absent} on host localhost exited with code 0 without calling hvd.init()"
     assert f"horovodrun: {blamed}" in job.stderr, job.report()
     assert "nothing to do here" in job.stderr
@@ -51,10 +51,14 @@ def test_ranks_that_all_end_without_init_are_no_failure(jobs, tmp_path: Path) ->
 
 def test_a_script_from_the_standard_input_is_refused() -> None:
     command = [harness.HOROVODRUN, "-np", "2", sys.executable, "-"]
-    done = subprocess.run(command, input="print(1)", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, input="print(1)", capture_output=True, text=True, timeout=harness.LIMIT_S
+    )
     assert done.returncode != 0
     assert "standard input, which only rank 0 gets: save the script in a file" in done.stderr
     command[2] = "1"
-    done = subprocess.run(command, input="print(1)", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, input="print(1)", capture_output=True, text=True, timeout=harness.LIMIT_S
+    )
     assert done.returncode == 0
     assert "1" in done.stdout

@@ -34,7 +34,7 @@ print("done")
 def test_an_exception_that_repeats_on_the_same_rank_ends_the_job(script, jobs, bad) -> None:
     """Also of rank 0: then each rank that is left becomes rank 0, and a new one takes the last place."""
     path = script(SCRIPT.format(steps=1000, bad=bad, commits="state.step < 3"))
-    job = jobs(harness.python(2, path, options=["--min-np", "2"], env=PATIENT, limit_s=60.0))
+    job = jobs(harness.python(2, path, options=["--min-np", "2"], env=PATIENT))
     assert job.fail() == 1
     assert f"rank {bad} was lost 3 times in a row without a commit" in job.stderr, job.report()
     assert job.stderr.count("KeyError: 'no such sample'") >= 3

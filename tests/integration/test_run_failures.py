@@ -1,4 +1,4 @@
-"""What the other ranks are told when a function that is called on ranks fails: as after a script that fails."""
+"""If a function fails on one rank, the other ranks get the same error as after a failed script."""
 
 from __future__ import annotations
 

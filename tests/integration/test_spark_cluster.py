@@ -133,7 +133,7 @@ def test_each_rank_has_the_gpus_of_its_task() -> None:
 
 
 @pytest.mark.thorough(
-    also="tests/integration/test_spark_cluster.py::test_ranks_of_two_executors_of_one_machine_share_it"
+    also="tests/integration/test_spark_cluster.py::test_two_jobs_at_once_of_one_application"
 )
 def test_two_applications_at_once(spark: Any) -> None:
     def work(socket_path: str) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""What ranks may still do after SIGTERM, and what is said of one that does not end."""
+"""After SIGTERM ranks have time to finish, and the launcher names a rank that does not end."""
 
 from __future__ import annotations
 

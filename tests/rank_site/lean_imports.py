@@ -4,12 +4,12 @@ import gc
 import importlib.machinery
 import sys
 
-# Modules, and whether what they make is spared.
+# Modules, and whether later garbage collections skip their objects.
 _SPARED = {"torch": True, "torch._dynamo": False, "tensorflow": True, "jax": True, "keras": False}
 
 
-# The first optimizer that is made imports PyTorch's compiler, to keep it from compiling some of its functions: that
-# takes as long as all the rest. Where nothing else has imported the compiler, it compiles nothing.
+# The first optimizer imports PyTorch's compiler, only to exempt some functions from compilation. This import takes as
+# long as all others together. Until something else imports the compiler, no function needs the exemption.
 _CALL_AT_ONCE = """
 import sys as _sys
 
@@ -31,7 +31,7 @@ def _disable_dynamo(fn=None, recursive=True):
 
 
 def _with(spec, text):
-    """The module with more at its end, as if that stood in its file: the compiler knows its functions by that."""
+    """The module with `text` at its end, under its file's name: by that the compiler recognises the functions."""
     if spec is not None and spec.loader is not None:
         execute = spec.loader.exec_module
 
@@ -43,7 +43,7 @@ def _with(spec, text):
     return spec
 
 
-# What is optional to a part of a framework that no test of ours uses, a third of what importing TensorFlow takes.
+# Optional imports of framework modules that no test uses. They take a third of the time that TensorFlow's import takes.
 _MISSING_TO = {
     "jax": ("tensorflow.lite.", "keras.src.callbacks.orbax_checkpoint"),
     "matplotlib": "keras.src.visualization.",
@@ -60,10 +60,10 @@ def _is_missing(name):
 
 
 class _WithoutCollections:
-    """Imports large modules without garbage collections, a quarter to a half of what each would cost.
+    """Imports large modules without garbage collections, which saves a quarter to a half of the time.
 
-    What most of them make lives as long as the process, and later collections spare it too. Not that of PyTorch's
-    compiler: libraries below it complain at the exit when theirs is not collected.
+    Most of their objects live as long as the process, so later collections skip them too. Objects of PyTorch's compiler
+    are collected: otherwise libraries below it print warnings at exit.
     """
 
     def find_spec(self, name, path=None, target=None):

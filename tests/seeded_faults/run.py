@@ -1,4 +1,4 @@
-"""Puts faults into a copy of the product, one by one, and says which test notices each (`table.py` holds them).
+"""Puts faults into a copy of the product, one by one, and prints which test notices each (`table.py` lists them).
 
     python tests/seeded_faults/run.py                    # all, with the tests that are expected to fail
     python tests/seeded_faults/run.py --only wrong-root  # one
@@ -40,7 +40,7 @@ SITE = VENV / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
 # Environments beside this one are not in the copy.
 MXNET = {"HVD_MXNET_PYTHON": os.environ.get("HVD_MXNET_PYTHON", f"{ROOT}/.venv-mxnet/bin/python")}
 
-# What only a fault reaches that lets tests hang: those have limits of their own.
+# Only a fault that makes tests hang reaches these; tests have limits of their own.
 TESTS_LIMIT_S = 900.0
 BUILD_LIMIT_S = 3600.0
 ALL_LIMIT_S = 7200.0
@@ -58,12 +58,12 @@ FAILED = re.compile(r"(\[\d+\]<stdout>:)?FAILED |\s+(FAIL|TIMEOUT|SIG\w+) \[")
 
 
 class Unusable(Exception):
-    """Nothing can be said about a fault: it does not build, or its tests cannot be run."""
+    """A fault without a verdict: the copy does not build, or its tests cannot be run."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one fault."""
+    """The outcome of one fault."""
 
     fault: Fault
     caught_by: str
@@ -167,7 +167,7 @@ def make_environment() -> None:
         run([sys.executable, "-m", "venv", "--without-pip", VENV], BUILD_LIMIT_S)
         (SITE / "everything-else.pth").write_text(sysconfig.get_path("purelib") + "\n")
     shutil.rmtree(SITE / "horovod", ignore_errors=True)
-    for path in importlib.metadata.files("horovod-rs") or ():
+    for path in importlib.metadata.files("horovod") or ():
         source = Path(path.locate())
         if source.suffix != ".pyc":
             target = SITE / path
@@ -208,8 +208,9 @@ def catch(fault: Fault, with_all: bool) -> str:
 
 def install_wheel() -> None:
     """Build the copy's wheel and install it in its environment."""
-    run([sys.executable, "build_backend/horovod_build.py", "dist"], BUILD_LIMIT_S, check=True)
-    [wheel] = (TREE / "dist").glob("horovod_rs-*.whl")
+    build = [sys.executable, "build_backend/horovod_build.py", "quick", "dist"]
+    run(build, BUILD_LIMIT_S, check=True)
+    [wheel] = (TREE / "dist").glob("horovod-*.whl")
     words = [sys.executable, "-m", "pip", "--python", PYTHON, "install", "--quiet", "--no-deps"]
     run([*words, "--ignore-installed", wheel], BUILD_LIMIT_S, check=True)
 
@@ -253,7 +254,7 @@ def are_unit_tests(tests: Rust) -> bool:
 
 
 def variables_of(tests: Ranks) -> Mapping[str, str]:
-    """What the folder's environment sets."""
+    """The variables of the folder's environment."""
     if not tests.environment:
         return {}
     described = (TREE / "tests" / tests.nodes[0]).parent / "environments.json"
@@ -308,7 +309,7 @@ def run(
         **os.environ,
         "PATH": f"{VENV / 'bin'}:{os.environ.get('PATH', '')}",
         "PYTHONPATH": os.fspath(TREE / "tests" / "rank_site"),
-        # Compiled files are known by size and second, which a fault may leave as they are.
+        # Python compares .pyc files by size and second of the source, which a fault may leave as they are.
         "PYTHONDONTWRITEBYTECODE": "1",
         "CARGO_TARGET_DIR": os.fspath(PLACE / "cargo"),
         **(variables or {}),
@@ -342,7 +343,7 @@ def tail_of(lines: Sequence[str]) -> str:
 
 
 def output(*command: str, cwd: Path = ROOT) -> str:
-    """What a short command prints."""
+    """The output of a short command."""
     done = subprocess.run(command, cwd=cwd, check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout.strip()
 

@@ -52,7 +52,10 @@ def test_finds_a_process_that_outlives_its_parent(script, jobs) -> None:
 def test_sees_a_process_that_is_just_executing_its_program(jobs) -> None:
     """It shows no environment meanwhile, and would be taken for one of somebody else."""
     again = 'i=$1; [ "$i" = 0 ] || exec sh -c "$0" "$0" $((i - 1)); echo ready; read -r line <"$TMPDIR/wait"'
-    job = jobs(harness.Job(["sh", "-c", 'mkfifo "$TMPDIR/wait"; exec sh -c "$0" "$0" 1000', again]))
+    begin = 'mkfifo "$TMPDIR/wait"; echo begins; exec sh -c "$0" "$0" 1000'
+    job = jobs(harness.Job(["sh", "-c", begin, again]))
+    # mkfifo is a process of the job, too.
+    job.wait_for("begins")
     looks = 0
     while "ready" not in job.stdout:
         assert job.members() == [job.process.pid], job.report()

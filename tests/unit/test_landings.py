@@ -12,7 +12,7 @@ import landings
 
 
 class Repository:
-    """A repository whose commits change what they are told to."""
+    """A repository in which tests make commits and landings."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""`make test`'s program: it runs all parts, adds up what they say, and ends all when it is interrupted."""
+"""The program of `make test` runs all parts, sums their counts of tests, and ends all processes after an interrupt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slow stage of `make demo` shows while it runs, and when it fails."""
+"""The lines that `stage.py` prints while a slow stage runs, and when the stage fails."""
 
 from __future__ import annotations
 

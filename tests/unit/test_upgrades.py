@@ -152,7 +152,7 @@ def fresh(tmp_path: Path, shelf: Path) -> Environment:
 
 
 def published(shelf: Path) -> list[Path]:
-    """What `pip install dist/*.whl` names."""
+    """The wheels that `pip install dist/*.whl` names."""
     return sorted(shelf.glob("horovod*.whl"))
 
 
@@ -214,7 +214,7 @@ def test_either_distribution_can_be_uninstalled(fresh: Environment, shelf: Path)
     fresh.check_none()
     assert "horovod-rs" in fresh.versions()
     assert fresh.run_pip("check").returncode == 1
-    # What is left asks for what is missing, and gets it.
+    # horovod-rs requires horovod, so pip installs it again.
     fresh.install("horovod-rs")
     fresh.check_ours()
     fresh.pip("uninstall", "--yes", "horovod", "horovod-rs")

@@ -1,6 +1,6 @@
 //! Ranks as real processes: killed ones are noticed, forked children keep nobody alive.
 //!
-//! In a binary of their own: a forked child also holds what other tests of its process have open, for as long as it lives.
+//! These tests have a binary of their own, because a forked child keeps open the descriptors of all tests in its process.
 #![allow(
     clippy::unwrap_used,
     reason = "a test wants to fail at once, with the place"

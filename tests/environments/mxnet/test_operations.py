@@ -165,6 +165,13 @@ def test_arrays_of_numpy_s_kind():
     same(hvd.allgather(mx.np.array([float(RANK)])), range(SIZE))
 
 
+def test_a_name_may_be_a_number_and_a_group_empty():
+    mine = of(RANK, (2, 3))
+    assert hvd.broadcast_(mine, 0, name=3) is mine
+    same(mine, of(0, (2, 3)).asnumpy())
+    assert hvd.grouped_allgather([]) == []
+
+
 @several
 def test_what_follows_from_a_failure_raises_it_too():
     later = hvd.allreduce(mx.nd.ones((2 + RANK % 2,)), name="shapes") + 1

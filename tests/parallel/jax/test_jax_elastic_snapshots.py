@@ -1,4 +1,4 @@
-"""What a state's own methods do, without `elastic.run`: a sync renews the snapshot."""
+"""A state's own methods without `elastic.run`: a sync renews the snapshot."""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""Operations on single values: what the backend cannot hold is an error, what it rounds is told."""
+"""Operations on single values: a value that the backend cannot hold is an error."""
 
 import numpy as np
 import pytest

@@ -72,6 +72,12 @@ def test_any_type_of_fixed_size_can_be_moved(dtype):
             hvd.allreduce(value, op=hvd.Sum)
 
 
+def test_a_gathered_array_may_be_written():
+    got = hvd.allgather(np.full((RANK + 1, 2), RANK))
+    got[...] = 7
+    assert bool((got == 7).all())
+
+
 def test_a_handle_gives_its_result_once():
     handle = hvd.allreduce_async(np.array([RANK]), op=hvd.Sum)
     assert hvd.synchronize(handle).tolist() == [SIZE * (SIZE - 1) // 2]

@@ -1,4 +1,4 @@
-"""What a state's own methods do, without `elastic.run`: a sync renews the snapshot, and half-made sums end."""
+"""A state's own methods without `elastic.run`: a sync renews the snapshot, and half-made sums end."""
 
 import keras
 import numpy as np

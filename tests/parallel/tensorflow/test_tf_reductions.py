@@ -38,6 +38,14 @@ def test_compression_sends_half_and_gives_the_dtype_back(mode):
     assert half[0] != np.float32(0.1) * hvd.size(), "nothing was rounded to half"
 
 
+def test_compression_sends_half_of_shares_too():
+    own = tf.fill((hvd.size(), 2), 0.1)
+    half = hvd.reducescatter(own, op=hvd.Sum, compression=hvd.Compression.fp16).numpy()
+    assert half.dtype == np.float32
+    np.testing.assert_allclose(half, np.full((1, 2), 0.1 * hvd.size()), rtol=1e-2)
+    assert half[0, 0] != np.float32(0.1) * hvd.size(), "nothing was rounded to half"
+
+
 def test_a_compressor_of_ones_own():
     class Halved(hvd.Compression.none):
         @staticmethod

@@ -1,4 +1,4 @@
-"""What scripts do between two steps, by the words of `test_optimizer_table.py`; each acts in one of two trainings."""
+"""The events of a script between two steps, named by `test_optimizer_table.py`. Each acts on one of two trainings."""
 
 import contextlib
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class World:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
         self.step = 0
         self.kept: Any = None
-        """What an event leaves for a later one."""
+        """A value that one event passes to a later one."""
 
     def distribute(self, options):
         """Wrap the optimizer."""
@@ -44,11 +44,11 @@ class World:
 Event = Callable[[World], object]
 
 
-# ---- what a script does --------------------------------------------------------------------------------------------
+# ---- the events -----------------------------------------------------------------------------------------------------
 
 
 def backward(number=0, factor=1.0, times=lambda rank: 1):
-    """A backward pass over the batch of this number, or as many as `times` says."""
+    """Backward passes over the batch of this number; `times` returns how many a rank runs."""
 
     def event(world):
         for rank in world.ranks:
@@ -97,7 +97,7 @@ def clip(world):
 
 
 def by_ranks(act):
-    """Something that the oracle does not need."""
+    """An event of the distributed training alone."""
     return lambda world: None if world.is_oracle else act(world)
 
 
@@ -107,7 +107,7 @@ def synchronize(world):
 
 
 def inside(method, event):
-    """Something that is done in a block of the distributed optimizer's."""
+    """An event inside a context manager of the distributed optimizer."""
 
     def act(world):
         with contextlib.nullcontext() if world.is_oracle else getattr(world.optimizer, method)():
@@ -190,7 +190,7 @@ def other_collective(world):
 
 @by_ranks
 def autograd_grad(world):
-    """Does not touch gradients that are there."""
+    """`torch.autograd.grad` does not change the gradients of the parameters."""
     before = [p.grad.clone() for p in world.model.parameters()]
     torch.autograd.grad(world.loss(hvd.rank()), list(world.model.parameters()))
     for p, grad in zip(world.model.parameters(), before, strict=True):
@@ -198,7 +198,7 @@ def autograd_grad(world):
 
 
 class Breaks(torch.autograd.Function):
-    """Where memory runs out."""
+    """Raises in backward, as when memory runs out."""
 
     @staticmethod
     def forward(ctx, x):

@@ -1,4 +1,4 @@
-"""What `test_optimizer_table.py` trains: optimizers, models with their losses, and what a rank uses of them."""
+"""The optimizers and models of `test_optimizer_table.py`, their losses, and the parts of a model that a rank uses."""
 
 import torch
 from optimizer_support import Forked, mse, small_model
@@ -27,7 +27,7 @@ OPTIMIZERS = {
 }
 
 
-# Models of which a rank uses parts, and how.
+# Models of which each rank uses some parts, and the choice of these parts.
 
 
 def forked_loss(model, x, y, use):

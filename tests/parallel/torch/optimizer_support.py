@@ -99,7 +99,7 @@ def adasum(a, b):
 
 
 def combined(moves):
-    """What Adasum makes of all ranks' moves: neighbours, then pairs of pairs; other numbers as `allreduce` does it."""
+    """The Adasum of all moves: of neighbours, then of pairs; by `allreduce` if their number is no power of two."""
     if len(moves) & (len(moves) - 1):
         own = torch.from_numpy(moves[hvd.rank()].copy())
         return hvd.allreduce(own, op=hvd.Adasum, name="reference").numpy()

@@ -33,14 +33,14 @@ SIZE, RANK = hvd.size(), hvd.rank()
 FP16 = {"compression": hvd.Compression.fp16}
 BARE = {"zero_missing_gradients": False}
 TWO, THREE = {"backward_passes_per_step": 2}, {"backward_passes_per_step": 3}
-# Each gradient leaves at once, or all together.
+# Each gradient is sent at once, or all together.
 AT_ONCE = (("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1),)
 LATE = (("horovod.torch._gradient_sending._HAND_OVER_BYTES", 1 << 20),)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _dynamic_sets(_job):
-    """The other files of this job began it without."""
+    """The other files of this job run without dynamic process sets."""
     hvd.shutdown()
     hvd.init(process_sets="dynamic")
     yield
@@ -54,7 +54,7 @@ def usual_batch(model, seed):
 
 @dataclass(frozen=True)
 class Row:
-    """What both trainings do, and how near they have to be to each other."""
+    """The settings of both trainings, and the tolerance of their comparison."""
 
     name: str
     script: str = "zero first step"
@@ -67,12 +67,12 @@ class Row:
     batch: Callable[[torch.nn.Module, int], tuple[torch.Tensor, torch.Tensor]] = usual_batch
     loss: Callable[..., torch.Tensor] = lambda model, x, y, use: mse(model, x, y)
     use: Callable[[World, int, int], Any] = lambda world, number, rank: None
-    """What a rank uses of the model in a pass."""
+    """The part of the model that a rank uses in a pass."""
     before: str = ""
     """Events before the optimizer is wrapped, and after."""
     after: str = ""
     hooks: int = 0
-    """So many hooks multiply the gradients of rank r with r + 1."""
+    """The number of hooks that multiply the gradients of rank r by r + 1."""
     named: bool = True
     wait: bool = True
     wrapping: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
@@ -152,8 +152,9 @@ ROWS = [
     *each("half as many bytes", GROUPS, options=FP16, tolerance=5e-3),
     *each(
         "models",
-        over("kind", "used twice", "bfloat16", "float16", "autocast", "parameters in turn"),
+        over("kind", "used twice", "bfloat16", "float16", "autocast"),
     ),
+    *each("each rank has its own order of parameters", GROUPS, kind="parameters in turn"),
     *each(
         "computed again", over("kind", *(kind for kind in KINDS if kind.startswith("checkpointed")))
     ),

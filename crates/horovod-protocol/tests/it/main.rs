@@ -1,5 +1,5 @@
 //! The integration tests of this crate, in one binary: most of what a binary costs is linking it.
 
-// Its allocator counts for each thread by itself, and disturbs nobody.
+// Its allocator counts per thread, so these tests and the others do not disturb each other.
 mod allocations;
 mod messages;

@@ -37,8 +37,8 @@ impl Job {
         let rendezvous = self.server.addrs().to_vec();
         let mut config = MeshConfig::new(Rank(rank), self.size, self.key.clone(), rendezvous);
         config.timeout = TIMEOUT;
-        // Without it there is no TCP_USER_TIMEOUT, which also counts the time in which a full receiver does not read: on a
-        // loaded machine a rank here may compute for longer.
+        // A heartbeat sets TCP_USER_TIMEOUT, which also counts the time in which the receiver's buffer is full. On a loaded
+        // machine a rank may not read for that long.
         config.heartbeat = None;
         config.staging = 1 << 16;
         config

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// No test may take longer.
 const LIMIT: Duration = Duration::from_secs(240);
-/// How long a process without arguments is taken for one amid `execve`; somebody else's may have none for ever.
+/// For this long a process without arguments counts as being in `execve`. Processes of others may have none for ever.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(2);
 /// In the environment of every process of one run, so that all of them can be found.
 const MARK: &str = "LAUNCH_TEST_RUN";

@@ -1,8 +1,8 @@
-//! How much is tried.
+//! The numbers of seeds.
 
 use std::ops::Range;
 
-/// The seeds of a test: so many by default, one for each `divisor` where each takes longer.
+/// The seeds of a test: `default` of them, divided by `divisor` in tests whose seeds take longer.
 ///
 /// `HOROVOD_SIM_SEEDS=20000` asks for more, `HOROVOD_SIM_PART=3/8` for the third eighth of those, as `make test-all` does.
 pub(crate) fn seeds(default: u64, divisor: u64) -> Range<u64> {
