@@ -282,11 +282,10 @@ fn a_communicator_is_not_destroyed_while_the_device_is_at_what_only_an_abort_end
 fn work_that_ended_before_the_abort_has_not_failed() {
     alone(&[], || {
         let double = Double::start("");
-        let (device, _, memory, _) = operand(&double, 0);
+        let (device, theirs, memory, _) = operand(&double, 0);
         let behind_a_gate = || {
-            let stream = double.stream(0);
-            let gate = double.gate(stream);
-            (gate, Arc::new(device.record(stream).expect("an event")))
+            let gate = double.gate(theirs);
+            (gate, Arc::new(device.record(theirs).expect("an event")))
         };
         let ((first_gate, first_ready), (gate, ready)) = (behind_a_gate(), behind_a_gate());
         // The executor's thread stays in the notification of the first one's end: it does not see the second one's.
