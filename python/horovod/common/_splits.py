@@ -15,7 +15,7 @@ def checked_splits(splits: Any) -> list[int] | None:
         `splits` is something else, or has a negative number.
     """
     try:
-        rows = [index(n) for n in (splits.tolist() if hasattr(splits, "tolist") else splits)]
+        rows = [_count(n) for n in (splits.tolist() if hasattr(splits, "tolist") else splits)]
     except TypeError:
         raise ValueError(
             f"alltoall expects a 1D list of integers as splits, not {splits!r:.200}."
@@ -23,3 +23,9 @@ def checked_splits(splits: Any) -> list[int] | None:
     if any(n < 0 for n in rows):
         raise ValueError(f"alltoall expects splits that are not negative, not {rows}.")
     return rows or None
+
+
+def _count(number: Any) -> int:
+    if isinstance(number, bool):
+        raise TypeError("a truth value is no number of rows")
+    return index(number)

@@ -4,10 +4,10 @@ import ctypes
 from array import array
 
 from horovod.common._collectives import Collectives, Memory
-from horovod.common._splits import checked_splits
 from horovod.common._dtypes import CODES, OP_NAMES, can_be_reduced
 from horovod.common._sampler import SampleDealer  # noqa: F401
 from horovod.common._snapshot import never
+from horovod.common._splits import checked_splits
 from horovod.common._state_handlers import (
     HandledState,
     HandlerRegistry,

@@ -3,7 +3,6 @@
 Where functions are traced or compiled, all cases of an element type are one program.
 """
 
-import numpy as np
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
@@ -62,11 +61,11 @@ class Session(Function):
     mode = "session"
 
     def run(self, program, tensors):
-        flat = tf.nest.flatten(tensors)
+        flat = [tensor.numpy() for tensor in tf.nest.flatten(tensors)]
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             inputs = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in flat]
             outputs = program(tf.nest.pack_sequence_as(tensors, inputs))
-            return session.run(outputs, dict(zip(inputs, map(np.asarray, flat), strict=True)))
+            return session.run(outputs, dict(zip(inputs, flat, strict=True)))
 
 
 class Compiled(Function):
