@@ -53,7 +53,9 @@ def choose(root: Path) -> Choice:
     """The shard of the commit that is checked out."""
     number = read_number(root)
     known = history(root)
-    after = _git(root, "rev-list", "--count", f"{known[0].commit}..HEAD") if known else ""
+    # Commits of merged branches do not count: the shards follow the commits that main had.
+    count = ["rev-list", "--count", "--first-parent"]
+    after = _git(root, *count, f"{known[0].commit}..HEAD") if known else ""
     commits = int(after) if after else 0
     reason = f"landing {number} and {commits} commits since"
     if not known:
