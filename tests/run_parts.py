@@ -42,6 +42,9 @@ STOP_LIMIT_S = 180.0
 # Set by SIGINT, SIGTERM and SIGHUP.
 stopped = threading.Event()
 
+# The outcome of a part that was due too late.
+LEFT_OUT = "LEFT OUT (the machine is too slow)"
+
 COUNTED = ("passed", "failed", "skipped")
 # The last line of a pytest that is not quiet, of nextest, and of each program of `cargo test`.
 PYTEST = re.compile(r"=+ (?P<counts>(?:\d+ [a-z]+(?:, )?)+) in [\d.]+s.*=+$")
@@ -67,10 +70,16 @@ class Part:
     seconds: float = 0.0
     jobs: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    begins_within_s: float | None = None
+    """Left out if the run has lasted longer when this part is due."""
 
     def has_failed(self) -> bool:
-        """Whether it ran and failed, or did not run at all."""
-        return self.outcome != "passed"
+        """Whether it ran and failed, or was due and did not run."""
+        return self.outcome not in ("passed", LEFT_OUT)
+
+    def is_late(self, elapsed_s: float) -> bool:
+        """Whether the part is left out, as the run has lasted this long."""
+        return self.begins_within_s is not None and elapsed_s > self.begins_within_s
 
 
 def main() -> int:
@@ -121,6 +130,8 @@ def in_ci(table: dict[str, Any]) -> list[Part]:
     chosen = landings.choose(ROOT)
     print("\n".join(chosen.lines()), flush=True)
     second = second_tier(table, [chosen.shard])
+    for part in second:
+        part.begins_within_s = table["ci_shard_begins_within_s"]
     rows = {row["name"]: Part(row["name"], row["command"]) for row in table["ci"]}
     loom = next(Part(r["name"], r["command"]) for r in table["second"] if r["name"] == "loom")
     is_due, why = landings.loom_is_due(ROOT)
@@ -164,8 +175,11 @@ def run(parts: list[Part]) -> int:
         # nohup ignores SIGHUP, and that stays.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: stopped.set())
+    begin = time.monotonic()
     for part in parts:
-        if not stopped.is_set():
+        if part.is_late(time.monotonic() - begin):
+            part.outcome = LEFT_OUT
+        elif not stopped.is_set():
             print(f"\n=== {part.name}: {part.command.strip()}", flush=True)
             _run_part(part, logs)
             write_table(parts)

@@ -151,3 +151,15 @@ def test_the_shards_hold_every_part_once() -> None:
 def test_a_shard_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(SystemExit, match=rf"SHARD={text}: expected K/8 with K from 1 to 8"):
         run_parts.shards_of(text, 8)
+
+
+def test_a_part_that_is_due_too_late_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_parts, "STAMPS", tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own handlers
+    late = run_parts.Part("late", "exit 1", begins_within_s=-1.0)
+    in_time = run_parts.Part("in time", "true", begins_within_s=harness.LIMIT_S)
+    assert run_parts.run([late, in_time]) == 0
+    assert (late.outcome, in_time.outcome) == (run_parts.LEFT_OUT, "passed")
+    assert "LEFT OUT" in capsys.readouterr().out
