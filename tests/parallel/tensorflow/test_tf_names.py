@@ -79,7 +79,7 @@ SIGNATURES = {
     "reducescatter": "tensor, device_dense='', compression=C, op=0, name=None, process_set=P, ignore_name_scope=False, "
     "prescale_factor=1.0, postscale_factor=1.0",
     "grouped_reducescatter": "tensors, device_dense='', compression=C, op=0, process_set=P, prescale_factor=1.0, "
-    "postscale_factor=1.0",
+    "postscale_factor=1.0, name=None",
     "allgather": "tensor, name=None, ignore_name_scope=False, process_set=P",
     "grouped_allgather": "tensors, name=None, ignore_name_scope=False, process_set=P",
     "broadcast": "tensor, root_rank, name=None, ignore_name_scope=False, process_set=P",
