@@ -75,8 +75,10 @@ def test_two_parameters_get_views_of_one_gradient(graph, op, groups):
             assert torch.equal(param.detach().reshape(-1).sort()[0], want.reshape(-1).sort()[0])
 
 
+@several
 def test_backward_passes_that_are_accumulated_before_the_step():
-    """PyTorch adds the second pass in place, to memory that the first has given to both."""
+    """PyTorch adds the second pass in place, to memory that the first has given to both. One rank sends nothing, so there
+    both parameters have what PyTorch alone makes of this: the second pass twice."""
     for options, how in (
         ({"backward_passes_per_step": 2}, "passes"),
         ({}, "no_sync"),
