@@ -77,7 +77,7 @@ def test_two_parameters_get_views_of_one_gradient(graph, op, groups):
 
 @several
 def test_backward_passes_that_are_accumulated_before_the_step():
-    """PyTorch adds the second pass in place, to memory that the first has given to both. One rank sends nothing, so there
+    """PyTorch adds the second pass in place, to memory that the first has given to both. One rank sends nothing: there
     both parameters have what PyTorch alone makes of this: the second pass twice."""
     for options, how in (
         ({"backward_passes_per_step": 2}, "passes"),
