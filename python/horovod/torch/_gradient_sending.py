@@ -123,6 +123,8 @@ class Sender:
         the script put its own memory there, such as a part of one tensor for all gradients: `wait` copies the result
         back into that memory.
         """
+        if grad.layout is not torch.strided:  # gathered, never changed in place
+            return grad
         if entry.is_fresh:
             if is_alone(grad, passing):
                 return grad

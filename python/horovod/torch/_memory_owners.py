@@ -72,7 +72,8 @@ def is_alone(tensor: torch.Tensor, passing: torch.Tensor | None = None) -> bool:
         return False
     owners = _count(_address_of(storage))
     if owners == _ALONE + 1 and passing is not None and passing is not tensor:
-        return _address_of(_storage_of(passing)) == _address_of(storage)
+        is_dense = passing.layout is torch.strided  # a sparse tensor has no storage
+        return is_dense and _address_of(_storage_of(passing)) == _address_of(storage)
     return owners == _ALONE
 
 

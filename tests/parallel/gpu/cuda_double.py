@@ -356,8 +356,11 @@ def _converted(value: Any, device: int) -> Any:
 
 
 def _gradient(param: torch.Tensor, grad: torch.Tensor | None, device: int) -> torch.Tensor | None:
-    """The gradient that autograd has computed on the CPU goes to the device with the first look at it."""
-    if grad is None or isinstance(grad, GpuTensor):
+    """The gradient that autograd has computed on the CPU goes to the device with the first look at it.
+
+    A second pass puts what it adds to a sparse one into new memory.
+    """
+    if grad is None or (isinstance(grad, GpuTensor) and _device_of(grad) is not None):
         return grad
     moved = _sparse(grad, device) if grad.is_sparse else _move(grad, device)
     with torch._C.DisableTorchFunctionSubclass():
