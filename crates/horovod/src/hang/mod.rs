@@ -82,7 +82,7 @@ pub(crate) struct Standing {
     pub(crate) pid: u32,
     /// Operations submitted since the start.
     pub(crate) submitted: u64,
-    /// Processor time used, in milliseconds.
+    /// Processor time used or waited for, in milliseconds.
     pub(crate) cpu_ms: u64,
     /// A collective is on its way.
     pub(crate) executes: bool,

@@ -1,17 +1,65 @@
 //! The diagnosis' needs of the system: processor time, and a file for the report.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 /// Names tried for a report's file.
 const NAMES_TRIED_MAX: u32 = 100;
 
-/// Processor time that this process has used, in milliseconds.
+/// Processor time that this process has used, or has waited for, in milliseconds; what threads of this library waited for
+/// is left out.
+///
+/// On a host with more threads than cores one that computes may get a small part of a core only. Its time in the queue
+/// tells it from one that sleeps.
 pub(crate) fn cpu_ms() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     let ms = t.tv_sec.saturating_mul(1000) + t.tv_nsec / 1_000_000;
-    u64::try_from(ms).unwrap_or(0)
+    let mut queued = QUEUED.lock().unwrap_or_else(PoisonError::into_inner);
+    queued.add(in_queue());
+    u64::try_from(ms).unwrap_or(0) + queued.sum_ns / 1_000_000
+}
+
+static QUEUED: Mutex<Queued> = Mutex::new(Queued {
+    threads: BTreeMap::new(),
+    sum_ns: 0,
+});
+
+/// How long threads have waited for a core, also those that have ended since.
+#[derive(Debug, Default)]
+struct Queued {
+    threads: BTreeMap<String, u64>,
+    sum_ns: u64,
+}
+
+impl Queued {
+    fn add(&mut self, threads: BTreeMap<String, u64>) {
+        for (thread, ns) in &threads {
+            let before = self.threads.get(thread).copied().unwrap_or(0);
+            self.sum_ns += ns.saturating_sub(before);
+        }
+        self.threads = threads;
+    }
+}
+
+/// How long each thread of this process has waited for a core, in nanoseconds, where the system tells.
+fn in_queue() -> BTreeMap<String, u64> {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
+        return BTreeMap::new();
+    };
+    let of_thread = |thread: std::fs::DirEntry| {
+        let name = std::fs::read_to_string(thread.path().join("comm")).ok()?;
+        if name.starts_with("hvd-") || name.starts_with("horovod") {
+            return None;
+        }
+        // Time on a core, time in the queue, number of time slices.
+        let times = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        let queued = times.split_ascii_whitespace().nth(1)?.parse().ok()?;
+        Some((thread.file_name().to_string_lossy().into_owned(), queued))
+    };
+    threads.flatten().filter_map(of_thread).collect()
 }
 
 /// The file into which reports go, made with the first one.
@@ -82,6 +130,24 @@ mod tests {
     fn a_file_that_cannot_be_made_is_an_error() {
         let mut file = ReportFile::new(Some("/nonexistent/report.txt".into()));
         assert!(file.write("x").is_err());
+    }
+
+    #[test]
+    fn time_in_the_queue_only_grows_when_threads_end_and_others_begin() {
+        let of = |threads: &[(&str, u64)]| {
+            let named = |(name, ns): &(&str, u64)| ((*name).to_owned(), *ns);
+            threads.iter().map(named).collect::<BTreeMap<_, _>>()
+        };
+        let mut queued = Queued::default();
+        for (threads, sum) in [
+            (of(&[("1", 5), ("2", 7)]), 12),
+            (of(&[("1", 6)]), 13),
+            (of(&[("1", 6), ("3", 2)]), 15),
+            (of(&[]), 15),
+        ] {
+            queued.add(threads);
+            assert_eq!(queued.sum_ns, sum);
+        }
     }
 
     #[test]
