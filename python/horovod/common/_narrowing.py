@@ -27,7 +27,7 @@ def check_kept(wide: Array, kept: Array, *, is_plain: bool, cure: str) -> None:
     is_plain
         Whether the operand was a plain number, which everybody expects to be rounded to the framework's type.
     cure
-        What to do about it, a sentence.
+        The end of the message: a sentence that tells the user how to keep the values.
 
     Raises
     ------
