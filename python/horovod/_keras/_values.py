@@ -60,7 +60,7 @@ def _exactly(array: Any, to_tensor: ToTensor, given: Any) -> Any:
             np.asarray(array),
             to_numpy(tensor),
             is_plain=_narrowing.is_plain_number(given),
-            cure="Keras makes tensors of no wider type of it; horovod.numpy has 64 bits.",
+            cure="The tensors of this backend of Keras have no wider type for it; horovod.numpy has 64 bits.",
         )
     return tensor
 

@@ -558,7 +558,7 @@ fn standing(shared: &EngineState, executes: bool) -> Standing {
     Standing {
         pid: std::process::id(),
         submitted: shared.callers.submitted(),
-        cpu_ms: hang::cpu_ms(),
+        runnable_ms: hang::runnable_ms(),
         executes,
         // What has been agreed on, or has ended, is not stuck.
         blocked: waits.all && waits_for.len() == waits.handles.len(),

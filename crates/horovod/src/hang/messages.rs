@@ -192,7 +192,7 @@ fn get_brief(r: &mut Reader<'_>) -> Result<Brief, DecodeError> {
 fn put(w: &mut Writer<'_>, standing: &Standing) {
     w.varint(u64::from(standing.pid));
     w.varint(standing.submitted);
-    w.varint(standing.cpu_ms);
+    w.varint(standing.runnable_ms);
     w.u8(u8::from(standing.executes));
     w.u8(u8::from(standing.blocked));
     let names = &standing.waits_for[..standing.waits_for.len().min(NAMES_MAX)];
@@ -261,7 +261,7 @@ fn get(r: &mut Reader<'_>) -> Result<Standing, DecodeError> {
     let mut standing = Standing {
         pid: r.varint_u32("process id")?,
         submitted: r.varint("operations submitted")?,
-        cpu_ms: r.varint("processor time")?,
+        runnable_ms: r.varint("runnable time")?,
         executes: r.u8("whether a collective runs")? != 0,
         blocked: r.u8("whether all threads wait")? != 0,
         ..Standing::default()
@@ -313,7 +313,7 @@ mod tests {
         )
             .prop_map(
                 |(
-                    (pid, submitted, cpu_ms),
+                    (pid, submitted, runnable_ms),
                     (executes, blocked, device),
                     waits_for,
                     note,
@@ -322,7 +322,7 @@ mod tests {
                     Standing {
                         pid,
                         submitted,
-                        cpu_ms,
+                        runnable_ms,
                         executes,
                         blocked,
                         waits_for,

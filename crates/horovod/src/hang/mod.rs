@@ -1,7 +1,7 @@
 //! The diagnosis of stalled jobs: each rank describes itself twice, rank 0 concludes who holds up whom.
 //!
 //! A rank is asked only while some tensor waits for it. What it answers is cheap to find out, and never needs the
-//! threads that may be stuck: names from the engine, processor time from the system, and stacks from whoever
+//! threads that may be stuck: names from the engine, runnable time from the system, and stacks from whoever
 //! registered a [`Stacks`].
 
 mod device;
@@ -24,7 +24,7 @@ pub(crate) use device::{
 pub(crate) use device_report::{render_device, summary_device};
 pub(crate) use leader::{Leader, Step};
 pub(crate) use messages::{Message, is_message};
-pub(crate) use place::{ReportFile, cpu_ms};
+pub(crate) use place::{ReportFile, runnable_ms};
 pub(crate) use report::{JobView, render, summary};
 pub(crate) use soft::{LetGo, Requests, SoftStep, SoftWatch};
 pub(crate) use verdict::{Diagnosis, Late};
@@ -82,8 +82,8 @@ pub(crate) struct Standing {
     pub(crate) pid: u32,
     /// Operations submitted since the start.
     pub(crate) submitted: u64,
-    /// Processor time used or waited for, in milliseconds.
-    pub(crate) cpu_ms: u64,
+    /// How long threads of the process were runnable, in milliseconds.
+    pub(crate) runnable_ms: u64,
     /// A collective is on its way.
     pub(crate) executes: bool,
     /// Every thread that has ever called an operation now waits for one.

@@ -1,4 +1,4 @@
-//! The diagnosis' needs of the system: processor time, and a file for the report.
+//! The diagnosis' needs of the system: time in which threads were runnable, and a file for the report.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -9,12 +9,12 @@ use std::sync::{Mutex, PoisonError};
 /// Names tried for a report's file.
 const NAMES_TRIED_MAX: u32 = 100;
 
-/// Processor time that this process has used, or has waited for, in milliseconds; what threads of this library waited for
-/// is left out.
+/// How long threads of this process were runnable, in milliseconds: they ran on a core, or waited in the run queue for one.
+/// The time in the queue of this library's own threads does not count.
 ///
-/// On a host with more threads than cores one that computes may get a small part of a core only. Its time in the queue
-/// tells it from one that sleeps.
-pub(crate) fn cpu_ms() -> u64 {
+/// On a loaded host a thread that computes may run on a core for a small part of the time. Its time in the queue tells
+/// this thread from one that sleeps.
+pub(crate) fn runnable_ms() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     let ms = t.tv_sec.saturating_mul(1000) + t.tv_nsec / 1_000_000;
     let mut queued = QUEUED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,12 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_grows_with_work() {
-        let before = cpu_ms();
+    fn runnable_time_grows_with_work() {
+        let before = runnable_ms();
         let mut n = 0u64;
-        while cpu_ms() == before {
+        while runnable_ms() == before {
             n = std::hint::black_box(n + 1);
         }
-        assert!(cpu_ms() > before);
+        assert!(runnable_ms() > before);
     }
 }

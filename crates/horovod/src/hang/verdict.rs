@@ -134,12 +134,12 @@ fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) ->
     let Some(before) = first else {
         return Kind::Busy;
     };
-    let cpu_ms = now.cpu_ms.saturating_sub(before.cpu_ms);
+    let runnable_ms = now.runnable_ms.saturating_sub(before.runnable_ms);
     if now.submitted != before.submitted || now.executes || before.executes {
         Kind::Busy
     } else if now.blocked && before.blocked && now.waits_for == before.waits_for {
         Kind::Diverged
-    } else if cpu_ms.saturating_mul(BUSY_PART) >= elapsed_ms {
+    } else if runnable_ms.saturating_mul(BUSY_PART) >= elapsed_ms {
         Kind::Busy
     } else {
         Kind::Elsewhere
@@ -212,9 +212,9 @@ mod tests {
         })
     }
 
-    fn computes(cpu_ms: u64) -> Option<Standing> {
+    fn computes(runnable_ms: u64) -> Option<Standing> {
         Some(Standing {
-            cpu_ms,
+            runnable_ms,
             ..Standing::default()
         })
     }
