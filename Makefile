@@ -27,6 +27,8 @@ DEV := $(STAMPS)/dev-packages $(STAMPS)/install
 STAGE = python build_backend/stage.py
 LOGS := $(STAMPS)/logs
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
+# uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
+PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
 .PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-micro bench-tools wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
@@ -213,18 +215,18 @@ $(STAMPS)/tools: requirements-demo.txt
 	@# Debian splits ensurepip off; any pip can then fill an environment made without it.
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
 		{ $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
-	@$(STAGE) "installing maturin" $(LOGS)/tools.log $(PIP) -c requirements-demo.txt maturin
+	@$(STAGE) "installing maturin and uv" $(LOGS)/tools.log $(PIP) -c requirements-demo.txt maturin uv
 	@touch $@
 
 # Python compiles their modules at the first import.
 $(STAMPS)/demo-packages: requirements-demo.txt $(STAMPS)/tools
-	@$(STAGE) "installing PyTorch (several GB)" $(LOGS)/demo-packages.log $(PIP) --no-compile -r requirements-demo.txt
+	@$(STAGE) "installing PyTorch (several GB)" $(LOGS)/demo-packages.log $(PACKAGES) -r requirements-demo.txt
 	@touch $@
 
 # The tests' processes write no .pyc files, so all modules are compiled here. A few files are for other versions of
 # Python and do not compile, which is no failure.
 $(STAMPS)/dev-packages: requirements-dev.txt requirements-demo.txt $(STAMPS)/tools
-	@$(STAGE) "installing all frameworks (several GB)" $(LOGS)/dev-packages.log $(PIP) --no-compile -r requirements-dev.txt
+	@$(STAGE) "installing all frameworks (several GB)" $(LOGS)/dev-packages.log $(PACKAGES) -r requirements-dev.txt
 	@$(STAGE) "compiling their modules" $(LOGS)/compileall.log sh -c 'python -m compileall -q -j 0 $(VENV)/lib || true'
 	@touch $@ $(STAMPS)/demo-packages
 
