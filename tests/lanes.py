@@ -28,33 +28,23 @@ class Lane(enum.Enum):
 
 # Many short tests, most of them without any process: a file of them runs as a whole.
 QUICK = ("compat", "unit")
-WAITING = (
-    *("chaos", "compat", "hosts", "seeded_faults", "unit"),
-    *(
-        "absent_ranks",
-        "altered_data",
-        "bad_input",
-        "dialed_agents",
-        "doctor",
-        "elastic",
-        "elastic_launcher",
-    ),
-    *("elastic_repeated_failures", "executor", "failures", "gpu_bad_input", "gpu_doctor"),
-    *("gpu_failures", "gpu_interrupt", "gpu_other_users", "gpu_stall", "gpu_xla_failures"),
-    *("jax_failures", "launcher", "launcher_events", "liveness", "loopback", "ray"),
-    *("ray_autoscaler", "resources", "run_elastic", "run_failures", "run_function"),
-    *("schedulers", "security", "soft_wait", "spark", "spark_cluster", "spark_connect"),
-    *("stall_report", "strangers", "tf_data_service", "tf_elastic", "threads", "timeline"),
-    *("termination", "tree"),
+_WAITING = """
+chaos compat hosts seeded_faults unit absent_ranks altered_data bad_input dialed_agents doctor
+elastic elastic_launcher elastic_repeated_failures executor failures gpu_bad_input gpu_doctor
+gpu_failures gpu_interrupt gpu_other_users gpu_stall gpu_xla_failures jax_failures launcher
+launcher_events liveness loopback ray ray_autoscaler resources run_elastic run_failures
+run_function schedulers security soft_wait spark spark_cluster spark_connect stall_report
+strangers tf_data_service tf_elastic threads timeline termination tree
+"""
+_COMPUTING = """
+mxnet oldest_tensorflow parallel algorithms autotune bench_command bench_ends examples
+gpu_adasum gpu_examples gpu_rocm inference keras lightning_strategy real_gpus spark_estimators
+spark_examples spark_keras_estimator spark_lightning_estimator tensorflow_ops tf_examples
+tf_v1_behavior
+"""
+LANES = dict.fromkeys(_WAITING.split(), Lane.WAITS) | dict.fromkeys(
+    _COMPUTING.split(), Lane.COMPUTES
 )
-COMPUTING = (
-    *("mxnet", "oldest_tensorflow", "parallel"),
-    *("algorithms", "autotune", "bench_command", "bench_ends", "examples", "gpu_adasum"),
-    *("gpu_examples", "gpu_rocm", "inference", "keras", "lightning_strategy", "real_gpus"),
-    *("spark_estimators", "spark_examples", "spark_keras_estimator"),
-    *("spark_lightning_estimator", "tensorflow_ops", "tf_examples", "tf_v1_behavior"),
-)
-LANES = dict.fromkeys(WAITING, Lane.WAITS) | dict.fromkeys(COMPUTING, Lane.COMPUTES)
 
 # A test in `waits` fails if it exceeds both: this processor time, and this number of processors on average. On a loaded
 # machine a test gets fewer processors, never more, so load fails no test.

@@ -1,5 +1,6 @@
 """Handing operations to the core: the one caller of `_core.enqueue`."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +52,20 @@ def later_sharers(spans: Sequence[tuple[int, int]]) -> list[int]:
         if any(max(start, span[0]) < min(end, span[1]) for span in spans[:i]):
             later.append(i)
     return later
+
+
+def checked_root(root_rank: Any) -> int:
+    """The root rank of a broadcast as an integer from 0; `ValueError` where the argument is none."""
+    try:
+        root = operator.index(root_rank)
+    except TypeError:
+        root = -1
+    if root < 0:
+        raise ValueError(
+            f"broadcast received invalid root rank {root_rank!r} for provided process set: it is the rank in the whole "
+            "job, a Python integer from 0"
+        )
+    return root
 
 
 def start(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from horovod.common._collectives import require_members
+from horovod.common._operations import checked_root
 from horovod.common._ops import Average, Sum, resolve_op
 from horovod.common.basics import basics
 from horovod.common.exceptions import HorovodInternalError
@@ -112,12 +113,7 @@ def broadcast(
     name, process_set
         As in `allreduce`, which also tells the errors.
     """
-    if not isinstance(root_rank, int | np.integer) or root_rank < 0:
-        raise ValueError(
-            f"broadcast received invalid root rank {root_rank!r} for provided process set: it is the rank in the whole "
-            "job, a Python integer from 0"
-        )
-    return _on_tree(_broadcast, _options(process_set, name, root=int(root_rank)), tensor)
+    return _on_tree(_broadcast, _options(process_set, name, root=checked_root(root_rank)), tensor)
 
 
 def allgather(

@@ -17,6 +17,7 @@ from mxnet.base import MXNetError
 from horovod import _core
 from horovod.common import _waiting
 from horovod.common._collectives import RowCollectives
+from horovod.common._operations import checked_root
 from horovod.common._ops import Adasum, Average, Sum, resolve_op
 from horovod.common.basics import basics
 from horovod.common.exceptions import HorovodInternalError
@@ -211,11 +212,7 @@ def broadcast_(
 
     Shape and dtype are the same on every rank; `name`, `priority`, `process_set` and errors as in `allreduce`.
     """
-    if root_rank < 0:
-        raise ValueError(
-            f"broadcast received invalid root rank {root_rank} for provided process set: it is the rank in the whole "
-            "job, from 0."
-        )
+    root_rank = checked_root(root_rank)
     host = tensor.copyto(mx.cpu()) if on_gpu(checked(tensor)) else tensor
     prefix, name = "horovod_broadcast", _named(name, process_set)
     push(_core.BROADCAST, prefix, name, [host], None, process_set, priority, root_rank=root_rank)

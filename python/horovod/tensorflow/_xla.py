@@ -21,6 +21,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops as _ops
 
 from horovod import _core
+from horovod.common._operations import checked_root
 from horovod.common._ops import Average, Sum
 from horovod.tensorflow import _call_order, _call_sites, _graphs
 
@@ -386,11 +387,7 @@ def _allgather(tensors: Sequence[Any], name: _Name, process_set_id: int) -> list
 def _broadcast(
     tensor: Any, root_rank: int, name: str | None, ignore_name_scope: bool, process_set_id: int
 ) -> Any:
-    if root_rank < 0:
-        raise ValueError(
-            f"broadcast received invalid root rank {root_rank} for provided process set: it is the rank in the whole "
-            "job, from 0."
-        )
+    root_rank = checked_root(root_rank)
     full_name = _Name.of_call("HorovodBroadcast", name, ignore_name_scope)
 
     def of_root(gradients: list[Any]) -> list[Any]:
