@@ -18,9 +18,11 @@ import selectors
 import signal
 import struct
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
@@ -247,9 +249,7 @@ def _become_a_process_of_its_own(group: Group, session: pytest.Session, sender: 
     capture.suspend_global_capture()
     plugins.register(sender)
     factory = session.config._tmp_path_factory  # type: ignore[attr-defined]
-    folder = factory.getbasetemp() / str(os.getpid())
-    folder.mkdir(mode=0o700)
-    factory._basetemp = folder
+    factory._basetemp = Path(tempfile.mkdtemp(dir=factory.getbasetemp(), prefix=""))
 
 
 def _run(items: list[pytest.Item], session: pytest.Session, sender: Sender) -> None:

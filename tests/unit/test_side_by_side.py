@@ -136,6 +136,22 @@ def test_last():
     assert "11 passed" in out
 
 
+def test_the_number_of_an_ended_process_may_come_again(run) -> None:
+    text = """
+pytestmark = pytest.mark.waits
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_has_a_folder_of_its_own(tmp_path_factory, number):
+    mine = tmp_path_factory.getbasetemp()
+    for later in range(os.getpid() + 1, os.getpid() + 1000):
+        (mine.parent / str(later)).mkdir(exist_ok=True)
+    assert not list(mine.iterdir())
+"""
+    code, out = run(text, "--side-by-side", "1")
+    assert code == 0, out
+    assert "2 passed" in out
+
+
 def test_failures_and_what_was_printed_are_reported(run) -> None:
     text = """
 pytestmark = pytest.mark.waits

@@ -206,7 +206,9 @@ fn a_rank_that_does_not_listen_is_killed_after_the_grace() {
          trap '' TERM; touch {0}; while :; do sleep 0.1; done",
         deaf.display()
     );
-    let ended = run(shell(2, &script));
+    let mut command = shell(2, &script);
+    command.env("HOROVOD_TERMINATE_TIMEOUT", "1");
+    let ended = run(command);
     assert_eq!(ended.code, 6);
     assert!(
         ended

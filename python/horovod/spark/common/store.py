@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -175,7 +176,7 @@ class AbstractFilesystemStore(Store):
         place = self.get_localized_path(path)
         self._fs.makedirs(posixpath.dirname(place), exist_ok=True)
         if isinstance(self._fs, fsspec.get_filesystem_class("file")):
-            part = f"{place}.{os.getpid()}.part"
+            part = f"{place}.{secrets.token_hex(8)}.part"
             self._fs.pipe_file(part, content)
             os.replace(part, place)
         else:
@@ -216,7 +217,7 @@ class AbstractFilesystemStore(Store):
         place = self.prefix_path or (self._runs_path if self._save_runs else None)
         if place is None:
             return
-        probe = posixpath.join(place, f".horovod-{os.getpid()}")
+        probe = posixpath.join(place, f".horovod-{secrets.token_hex(8)}")
         try:
             self.write_bytes(probe, b"")
             self._fs.rm_file(self.get_localized_path(probe))
