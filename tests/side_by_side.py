@@ -66,10 +66,23 @@ class Running:
 
 def groups(items: list[pytest.Item]) -> list[Group]:
     """The tests, grouped by what they share. Groups that compute come first, then large ones before small ones."""
+    shared = [[*_shared(item)] or [item.nodeid] for item in items]
+    leaders = {name: name for names in shared for name in names}
+
+    def leader(name: str) -> str:
+        while leaders[name] != name:
+            name = leaders[name]
+        return name
+
+    for first, *others in shared:
+        for other in others:
+            leaders[leader(other)] = leader(first)
     found: dict[str, Group] = {}
-    for item in items:
-        name = "+".join([*_shared(item)]) or item.nodeid
-        found.setdefault(name, Group(name, lanes.processors(item))).items.append(item)
+    for item, names in zip(items, shared, strict=True):
+        name = leader(names[0])
+        group = found.setdefault(name, Group(name, 0))
+        group.items.append(item)
+        group.processors = max(group.processors, lanes.processors(item))
     return sorted(found.values(), key=lambda group: (group.processors == 0, -len(group.items)))
 
 
