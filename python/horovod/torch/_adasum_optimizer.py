@@ -14,7 +14,7 @@ from horovod.common.consistency import Watch
 from horovod.common.process_sets import global_process_set
 from horovod.torch._consistency import watch_step
 from horovod.torch._group_changes import Changes
-from horovod.torch._optimizer_wrapping import Wrapped
+from horovod.torch._optimizer_wrapping import Wrapped, of_itself
 from horovod.torch.mpi_ops import Adasum, Max, allreduce_async_, synchronize
 
 
@@ -44,6 +44,7 @@ class _DistributedAdasumOptimizer(Wrapped):
         if self._hvd_watch is not None:
             self._hvd_watch.note_join()
 
+    @of_itself
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Note the number of backward passes; every step takes what was accumulated since the last one."""
         self.backward_passes_per_step = passes
@@ -57,6 +58,7 @@ class _DistributedAdasumOptimizer(Wrapped):
             "Skipping synchronization is not supported when using Adasum optimizer."
         )
 
+    @of_itself
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the optimizer and include them in the reduction."""
         super().add_param_group(param_group)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import is_
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -19,10 +19,28 @@ from horovod.torch._original_attributes import OriginalAttributes
 
 PUBLIC_MODULE = "horovod.torch.optimizer"
 
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def of_itself(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """Have a method run on the optimizer also where a wrapper calls it that has a subclass of the optimizer's class.
+
+    Lightning's wrapper is such an object. It has none of the optimizer's attributes, and asks the optimizer for each.
+    """
+
+    @functools.wraps(method)
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(self._hvd_itself(), *args, **kwargs)  # type: ignore[attr-defined]
+
+    return run
+
 
 class Wrapped(OriginalAttributes, torch.optim.Optimizer):
     """Base of the classes that `wrap` mixes into the class of the user's optimizer."""
 
+    _hvd_itself: Callable[[], Any]
     _hvd_settings: Settings
     _hvd_original: Callable[[], torch.optim.Optimizer | None] | None = None
     _hvd_attached = False
@@ -92,6 +110,7 @@ class Wrapped(OriginalAttributes, torch.optim.Optimizer):
         kind, base = type(self).__bases__
         return kind, base, self._hvd_settings
 
+    @of_itself
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state; reductions in flight are dropped and a new cycle begins.
 
@@ -164,6 +183,7 @@ def _blank(kind: type[W], base: type[torch.optim.Optimizer], settings: Settings)
     namespace = {"__module__": PUBLIC_MODULE, "__doc__": base.__doc__, "step": step}
     cls: Any = type(base.__name__, (kind, base), namespace)
     result: W = cls.__new__(cls)
+    result._hvd_itself = weakref.ref(result)
     result._hvd_settings = settings
     result.__dict__.update(_public(settings))
     return result

@@ -29,7 +29,7 @@ from horovod.torch._consistency import watch_step
 from horovod.torch._exclusive_parameters import refuse_foreign
 from horovod.torch._gradient_reducer import GradientReducer
 from horovod.torch._group_changes import Changes
-from horovod.torch._optimizer_wrapping import Wrapped, wrap
+from horovod.torch._optimizer_wrapping import Wrapped, of_itself, wrap
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import (
     Adasum,
@@ -80,6 +80,7 @@ class _DistributedOptimizer(Wrapped):
 
     # ---- what a training script calls --------------------------------------------------------------------------
 
+    @of_itself
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set how many backward passes are accumulated locally before a gradient is reduced."""
         self.backward_passes_per_step = passes
@@ -88,6 +89,7 @@ class _DistributedOptimizer(Wrapped):
             self._hvd_reducer.reset()
 
     @property
+    @of_itself
     def wait_in_backward(self) -> bool:
         """Whether `backward()` returns with reduced gradients (the default).
 
@@ -98,10 +100,12 @@ class _DistributedOptimizer(Wrapped):
         return self._hvd_reducer is None or self._hvd_reducer.wait_in_backward
 
     @wait_in_backward.setter
+    @of_itself
     def wait_in_backward(self, value: bool) -> None:
         if self._hvd_reducer is not None:
             self._hvd_reducer.wait_in_backward = value
 
+    @of_itself
     def synchronize(self) -> None:
         """Reduce all gradients that were not reduced yet, and wait for them.
 
@@ -113,6 +117,7 @@ class _DistributedOptimizer(Wrapped):
             self._hvd_reducer.finish()
         self._hvd_synchronized = True
 
+    @of_itself
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Take steps without reducing gradients first; to be used after `synchronize()`."""
@@ -123,6 +128,7 @@ class _DistributedOptimizer(Wrapped):
         finally:
             self._hvd_should_synchronize = before
 
+    @of_itself
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients locally in the block; the first backward pass after it reduces the sum.
@@ -173,6 +179,7 @@ class _DistributedOptimizer(Wrapped):
             watch_step(reducer.watch, self._hvd_named_parameters())
         return result
 
+    @of_itself
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Reset the gradients as the wrapped optimizer does.
 
@@ -185,6 +192,7 @@ class _DistributedOptimizer(Wrapped):
             self._hvd_reducer.drop()
         super().zero_grad(*args, **kwargs)
 
+    @of_itself
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the optimizer's state; reductions in flight are dropped and a new cycle begins."""
         self._hvd_should_synchronize = True
@@ -202,6 +210,7 @@ class _DistributedOptimizer(Wrapped):
         if self._hvd_reducer is not None:
             self._hvd_reducer.note_join()
 
+    @of_itself
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to the optimizer; they are reduced like the others, outside any group.
 

@@ -1,5 +1,6 @@
 """Private attributes of the original's optimizer that trainers of others read."""
 
+import pytest
 import torch
 
 import horovod.torch as hvd
@@ -50,3 +51,34 @@ def test_the_adasum_optimizer_has_them_too():
     assert set(optimizer._parameter_names) == set(model.parameters())
     assert optimizer._handles == {}
     assert not optimizer._synchronized
+
+
+def imitated(optimizer):
+    """A wrapper whose class is a subclass of the optimizer's, and which has no attributes, as Lightning makes it."""
+
+    class Imitator:
+        def __getattr__(self, name):
+            return getattr(optimizer, name)
+
+    wrapper = Imitator()
+    wrapper.__class__ = type("Imitator", (Imitator, type(optimizer)), {})
+    return wrapper
+
+
+@pytest.mark.parametrize("op", [hvd.Average, hvd.Adasum])
+def test_a_wrapper_that_imitates_the_class_acts_on_the_optimizer(op):
+    model, optimizer = trained(op=op)
+    wrapper = imitated(optimizer)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        wrapper.zero_grad()  # skips the batch
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        wrapper.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    wrapper.set_backward_passes_per_step(2)
+    assert optimizer.backward_passes_per_step == 2
+    if op == hvd.Average:
+        wrapper.wait_in_backward = False
+        assert optimizer.wait_in_backward == (hvd.size() == 1)
+        wrapper.synchronize()
+        assert optimizer._synchronized
