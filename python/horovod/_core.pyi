@@ -25,6 +25,7 @@ __all__ = [
     "add_process_set",
     "assign_ranks",
     "barrier",
+    "checks_replicas",
     "checksums",
     "consistency",
     "cross_rank",
@@ -59,6 +60,7 @@ __all__ = [
     "process_set_ranks",
     "rank",
     "remove_process_set",
+    "report_replica",
     "scattered_rows",
     "shutdown",
     "size",
@@ -352,6 +354,17 @@ def needs_sync() -> bool:
 # Process sets. Adding and removing are collective calls that block.
 def checksums(regions: Sequence[tuple[int, int]]) -> list[int]:
     """A signed 64-bit checksum of each piece of memory, given as address and bytes, without the interpreter lock."""
+
+def checks_replicas(process_set: int | None) -> bool:
+    """Whether an optimizer on this set is to report its parameters before its first update; False outside of a job."""
+
+def report_replica(
+    process_set: int, key: int, names: Sequence[str], sums: Sequence[int], advice: str
+) -> None:
+    """Send checksums of parameters to rank 0, which compares them with those of the other members; returns at once.
+
+    Reports of one set and one 64-bit `key`, a digest of the names, are compared: the first of each rank, then the next.
+    """
 
 def consistency() -> tuple[int, bool]:
     """Steps between two comparisons of the replicas (0: none), and whether a difference is an error, as set here."""

@@ -111,6 +111,11 @@ pub enum StopReason {
         /// Who waits for what, for the user.
         report: String,
     },
+    /// The ranks began to train with different parameters, and the user wants that to be an error.
+    ReplicasDiffer {
+        /// What differs, for the user.
+        report: String,
+    },
 }
 
 impl StopReason {
@@ -122,7 +127,7 @@ impl StopReason {
                 "{SHUTDOWN_TEXT}: {by} was stalled: {} waited for it too long.",
                 printable_name(tensor)
             ),
-            Self::Deadlock { report } => report.clone(),
+            Self::Deadlock { report } | Self::ReplicasDiffer { report } => report.clone(),
         }
     }
 
@@ -130,7 +135,25 @@ impl StopReason {
     pub(crate) fn wire_bytes(&self) -> usize {
         match self {
             Self::Left(_) => 0,
-            Self::Stalled { tensor: text } | Self::Deadlock { report: text } => text.len(),
+            Self::Stalled { tensor: text }
+            | Self::Deadlock { report: text }
+            | Self::ReplicasDiffer { report: text } => text.len(),
+        }
+    }
+
+    /// Cuts its text to the bound of messages.
+    pub(crate) fn clipped(self) -> Self {
+        match self {
+            Self::Left(_) => self,
+            Self::Stalled { tensor } => Self::Stalled {
+                tensor: clip(tensor),
+            },
+            Self::Deadlock { report } => Self::Deadlock {
+                report: clip(report),
+            },
+            Self::ReplicasDiffer { report } => Self::ReplicasDiffer {
+                report: clip(report),
+            },
         }
     }
 }

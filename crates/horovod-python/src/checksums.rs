@@ -1,6 +1,9 @@
-//! Checksums of memory that a caller describes, computed without the interpreter lock.
+//! Checksums of memory that a caller describes, computed without the interpreter lock, and reports made of them.
 
+use horovod::{ProcessSetId, Replica};
 use pyo3::prelude::*;
+
+use crate::exit::detached;
 
 /// Checksum of each region, given as address and length in bytes, which the caller keeps alive and unchanged.
 #[pyfunction]
@@ -15,4 +18,36 @@ pub(crate) fn checksums(py: Python<'_>, regions: Vec<(usize, usize)>) -> Vec<i64
             })
             .collect()
     })
+}
+
+/// Whether parameters of an optimizer on this set are to be reported before its first update.
+#[pyfunction]
+pub(crate) fn checks_replicas(process_set: Option<u32>) -> bool {
+    let set = process_set.map(ProcessSetId);
+    set.is_some_and(|set| horovod::engine().is_ok_and(|engine| engine.checks_replicas(set)))
+}
+
+/// Report parameters, whose names have this digest, to rank 0, which compares them with those of the other members. Does
+/// not wait for any; does nothing without a job.
+#[pyfunction]
+pub(crate) fn report_replica(
+    py: Python<'_>,
+    process_set: u32,
+    key: u64,
+    names: Vec<String>,
+    sums: Vec<i64>,
+    advice: String,
+) {
+    let Ok(engine) = horovod::engine() else {
+        return;
+    };
+    let replica = Replica {
+        key,
+        names,
+        sums: sums.into_iter().map(i64::cast_unsigned).collect(),
+        advice,
+    };
+    detached(py, || {
+        engine.report_replica(ProcessSetId(process_set), replica);
+    });
 }

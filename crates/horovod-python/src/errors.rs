@@ -9,6 +9,7 @@ use pyo3::types::PyType;
 use crate::memory::is_forked;
 
 static INTERNAL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+static REPLICAS_DIFFER: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static STALLED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static NOT_INITIALIZED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static REMOVED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -41,6 +42,10 @@ pub(crate) fn operation_error(py: Python<'_>, e: Error) -> PyErr {
             why: StopReason::Deadlock { .. },
             ..
         } => raise(py, &STALLED, "HorovodStalledError", text),
+        Error::Stopped {
+            why: StopReason::ReplicasDiffer { .. },
+            ..
+        } => raise(py, &REPLICAS_DIFFER, "ReplicasDifferError", text),
         other if other.is_invalid() => mistake(&text),
         _ => raise(py, &INTERNAL, "HorovodInternalError", text),
     };

@@ -27,7 +27,7 @@ mod _core {
     #[pymodule_export]
     use crate::buffer::Buffer;
     #[pymodule_export]
-    use crate::checksums::checksums;
+    use crate::checksums::{checks_replicas, checksums, report_replica};
     #[pymodule_export]
     use crate::exit::{end_within, staying_threads};
     #[pymodule_export]

@@ -17,6 +17,17 @@ pub enum ConsistencyAction {
     Error,
 }
 
+/// What happens if the ranks begin to train with different parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckReplicas {
+    /// They are not compared.
+    Off,
+    /// Rank 0 logs a warning.
+    Warn,
+    /// The job ends with an error.
+    Error,
+}
+
 /// By what `Average` divides while ranks have joined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JoinAverage {
@@ -154,6 +165,17 @@ table! {
     DEADLOCK_ERROR: Flag = "HOROVOD_DEADLOCK_ERROR", Flag(true), Each;
     /// every so many steps of a distributed optimizer the ranks compare checksums of its parameters; 0 means never
     CHECK_CONSISTENCY: Whole<u32> = "HOROVOD_CHECK_CONSISTENCY", Whole::any(0), Rank0;
+    /// what happens if the ranks begin to train with different parameters, as without `broadcast_parameters`: rank 0 logs
+    /// a warning (`warn`), the job ends with an error on every rank (`error`), or they are not compared (`off`); the same
+    /// on all ranks
+    CHECK_REPLICAS: Words<CheckReplicas> = "HOROVOD_CHECK_REPLICAS", Words {
+        default: CheckReplicas::Warn,
+        words: &[
+            ("warn", CheckReplicas::Warn),
+            ("error", CheckReplicas::Error),
+            ("off", CheckReplicas::Off),
+        ],
+    }, Rank0;
     /// what carries out operations on GPU tensors: NCCL where all ranks have the same version of it, else host memory
     /// (`AUTO`), NCCL or an error (`NCCL`), or host memory (`HOST`, also as `MPI`); the same on all ranks
     GPU_OPERATIONS: Words<GpuOperations> = "HOROVOD_GPU_OPERATIONS", Words {

@@ -14,6 +14,7 @@ pub(crate) const OK: i32 = 0;
 pub(crate) const INVALID: i32 = 1;
 pub(crate) const NOT_INITIALIZED: i32 = 3;
 pub(crate) const STALLED: i32 = 4;
+pub(crate) const REPLICAS_DIFFER: i32 = 5;
 
 /// How an operation has ended; only the core knows more.
 #[repr(C)]

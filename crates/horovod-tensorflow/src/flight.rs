@@ -173,13 +173,16 @@ impl Flight {
     }
 }
 
-/// TensorFlow's code for a status of the core. What a lost rank has ended is `Unknown`, and standstills are `Aborted`;
-/// these say the operation's type, by which elastic training recognises them also in graphs.
+/// TensorFlow's code for a status of the core. What a lost rank has ended is `Unknown`, standstills are `Aborted`, replicas
+/// that differ are `DataLoss`; these say the operation's type, by which elastic training recognises them also in graphs.
 fn failure_of(operation: &str, status: i32, text: String, refused: bool) -> Failure {
     match status {
         core_functions::INVALID => Failure::new(Code::InvalidArgument, text),
         core_functions::NOT_INITIALIZED => Failure::new(Code::FailedPrecondition, text),
         core_functions::STALLED => Failure::new(Code::Aborted, format!("{text} [{operation}]")),
+        core_functions::REPLICAS_DIFFER => {
+            Failure::new(Code::DataLoss, format!("{text} [{operation}]"))
+        }
         _ if refused => Failure::new(Code::FailedPrecondition, text),
         _ => Failure::new(Code::Unknown, format!("{text} [{operation}]")),
     }

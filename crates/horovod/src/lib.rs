@@ -26,6 +26,8 @@ mod hang;
 #[cfg(not(loom))]
 mod init;
 #[cfg(not(loom))]
+mod replicas;
+#[cfg(not(loom))]
 mod tensor;
 #[cfg(all(feature = "testing", not(loom)))]
 pub mod testing;
@@ -53,6 +55,8 @@ pub use horovod_protocol::{
 };
 #[cfg(not(loom))]
 pub use horovod_transport::{Interrupt, JobKey, payload, resolve_interfaces};
+#[cfg(not(loom))]
+pub use replicas::Replica;
 /// The former name of [`payload`], with the former names in it.
 #[cfg(not(loom))]
 #[deprecated(since = "0.29.0", note = "use `payload`")]

@@ -25,7 +25,8 @@ enum {
   HOROVOD_INVALID = 1,         /* the arguments have no meaning, or the ranks' do not fit together */
   HOROVOD_INTERNAL = 2,        /* failed on all ranks: a rank was lost, or they disagree; elastic jobs go on anew */
   HOROVOD_NOT_INITIALIZED = 3, /* there is no job */
-  HOROVOD_STALLED = 4          /* the ranks wait for each other for ever */
+  HOROVOD_STALLED = 4,         /* the ranks wait for each other for ever */
+  HOROVOD_REPLICAS_DIFFER = 5  /* the ranks began to train with different parameters, which is to be an error */
 };
 
 enum {

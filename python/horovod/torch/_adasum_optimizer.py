@@ -10,9 +10,10 @@ import torch
 from horovod.common._job_events import remember_until_job_ends
 from horovod.common._objects import start_reducing_bytes
 from horovod.common._optimizer_settings import active
+from horovod.common._replicas import FirstStep
 from horovod.common.consistency import Watch
 from horovod.common.process_sets import global_process_set
-from horovod.torch._consistency import watch_step
+from horovod.torch._consistency import report_replica, watch_step
 from horovod.torch._group_changes import Changes
 from horovod.torch._optimizer_wrapping import Wrapped, of_itself
 from horovod.torch.mpi_ops import Adasum, Max, allreduce_async_, synchronize
@@ -30,11 +31,13 @@ class _DistributedAdasumOptimizer(Wrapped):
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
     _hvd_watch: Watch | None = None
+    _hvd_first_step: FirstStep
 
     def _hvd_attach(self) -> None:
         remember_until_job_ends(self)
         if active(self.process_set):
             self._hvd_watch = self._hvd_settings.watch()
+            self._hvd_first_step = FirstStep(self.process_set)
 
     def _hvd_forget_job(self) -> None:
         if self._hvd_watch is not None:
@@ -102,6 +105,8 @@ class _DistributedAdasumOptimizer(Wrapped):
                     param.grad = torch.zeros_like(param, requires_grad=False)
         moved = [(n, p) for n, p in self._hvd_named_parameters() if p.requires_grad]
         before = [param.detach().clone() for _, param in moved]
+        if self._hvd_first_step.is_due():
+            report_replica(moved, self.process_set)
         result = super().step(*args, **kwargs)
         self._hvd_combine(moved, before, watch)
         watch_step(watch, self._hvd_named_parameters())

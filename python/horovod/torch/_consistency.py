@@ -1,11 +1,12 @@
 """Checksums of torch tensors, and the check whether all ranks hold the same ones."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from horovod import _core
-from horovod.common import consistency
+from horovod.common import _replicas, consistency
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._tensors import check_memory, to_wire
 
@@ -29,6 +30,32 @@ def can_be_checked(tensor: torch.Tensor) -> bool:
     """Whether its elements are plain memory of the host or of a GPU."""
     is_readable = tensor.is_cpu or tensor.is_cuda
     return tensor.layout is torch.strided and is_readable and not tensor.is_quantized
+
+
+class _Readable:
+    """Parameters in memory of the host or of a GPU."""
+
+    def shape_of(self, tensor: torch.Tensor) -> tuple[str, Sequence[int], int]:
+        return str(tensor.dtype), tuple(tensor.shape), tensor.element_size()
+
+    def checksum(self, tensor: torch.Tensor, parts: Sequence[slice]) -> int:
+        flat = tensor.data.reshape(-1)
+        pieces = [flat[part] for part in parts]
+        [checksum] = checksums(pieces if len(pieces) == 1 else [torch.cat(pieces)])
+        return checksum
+
+
+def report_replica(parameters: Iterable[tuple[str, torch.Tensor]], process_set: ProcessSet) -> None:
+    """Tell rank 0 the checksums of an optimizer's trainable parameters, which are about to be updated first."""
+    trainable = [
+        (name, param)
+        for name, param in parameters
+        if param.requires_grad and not is_lazy(param) and can_be_checked(param)
+    ]
+    where = "" if process_set is global_process_set else ", process_set=..."
+    root = (process_set.ranks or [0])[0]
+    advice = f"Call hvd.broadcast_parameters(model.state_dict(), root_rank={root}{where}) before training."
+    _replicas.report(trainable, _Readable(), process_set, advice)
 
 
 def watch_step(watch: consistency.Watch, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -23,9 +23,10 @@ from horovod.common._optimizer_settings import (
     groups_given,
     names_on_the_wire,
 )
+from horovod.common._replicas import FirstStep
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._adasum_optimizer import _DistributedAdasumOptimizer
-from horovod.torch._consistency import watch_step
+from horovod.torch._consistency import report_replica, watch_step
 from horovod.torch._exclusive_parameters import refuse_foreign
 from horovod.torch._gradient_reducer import GradientReducer
 from horovod.torch._group_changes import Changes
@@ -60,6 +61,7 @@ class _DistributedOptimizer(Wrapped):
     sparse_as_dense: bool
 
     _hvd_reducer: GradientReducer | None = None
+    _hvd_first_step: FirstStep
     _hvd_given: dict[torch.Tensor, str]
     _hvd_synchronized = False
     _hvd_should_synchronize = True
@@ -67,6 +69,7 @@ class _DistributedOptimizer(Wrapped):
     def _hvd_attach(self) -> None:
         settings = self._hvd_settings
         self._hvd_given = {}
+        self._hvd_first_step = FirstStep(self.process_set)
         remember_until_job_ends(self)
         if not active(self.process_set, settings.options.op):
             return
@@ -173,6 +176,8 @@ class _DistributedOptimizer(Wrapped):
                     args = (reducing, *args[1:])
                 else:
                     kwargs["closure"] = reducing
+            if self._hvd_first_step.is_due():
+                report_replica(self._hvd_named_parameters(), self.process_set)
         self._hvd_note_step()
         result = super().step(*args, **kwargs)
         if reducer is not None:

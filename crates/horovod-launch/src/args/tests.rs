@@ -193,6 +193,7 @@ fn turns_settings_into_environment() {
         "HOROVOD_CONSISTENCY_ACTION",
         "error",
     );
+    sets("--check-replicas error", "HOROVOD_CHECK_REPLICAS", "error");
     fails("-np 1 --check-consistency -1 x", "must be >= 0");
     fails(
         "-np 1 --consistency-action stop x",

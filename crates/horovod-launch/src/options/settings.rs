@@ -233,6 +233,13 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
         "consistency_check.action",
     ),
     value(
+        &["--check-replicas"],
+        "ACTION",
+        &settings::CHECK_REPLICAS,
+        Written::Text,
+        "consistency_check.at_start",
+    ),
+    value(
         &["--gloo-timeout-seconds"],
         "SECONDS",
         &settings::GLOO_TIMEOUT_SECONDS,

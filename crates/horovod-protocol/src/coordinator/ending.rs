@@ -1,7 +1,7 @@
 //! The end of a job: in order, where everybody is told to stop, or by the loss of a rank.
 
 use super::{Coordinator, CoordinatorAction, Phase};
-use crate::error::{StopReason, clip};
+use crate::error::StopReason;
 use crate::lost::PeerLost;
 use crate::message::{Response, ToWorker};
 use crate::rank_set::RankSet;
@@ -15,12 +15,11 @@ impl Coordinator {
         self.end(&lost, Some(lost.rank));
     }
 
-    /// Ends the job with this report because it can never go on; `by` is to blame.
-    pub fn give_up(&mut self, now: Time, by: Rank, text: &str) {
+    /// Ends the job because it cannot go on, or must not; `by` is to blame.
+    pub fn give_up(&mut self, now: Time, by: Rank, why: StopReason) {
         self.now = self.now.max(now);
         if matches!(self.phase, Phase::Running) {
-            let report = clip(text.to_owned());
-            self.stop(by, StopReason::Deadlock { report });
+            self.stop(by, why.clipped());
         }
     }
 

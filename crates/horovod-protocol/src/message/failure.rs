@@ -203,6 +203,10 @@ pub(super) fn put_stop(w: &mut Writer<'_>, why: &StopReason) {
             w.u8(4);
             w.str(report);
         }
+        StopReason::ReplicasDiffer { report } => {
+            w.u8(5);
+            w.str(report);
+        }
     }
 }
 
@@ -213,6 +217,7 @@ pub(super) fn get_stop(r: &mut Reader<'_>) -> Result<StopReason, DecodeError> {
         2 => StopReason::Left(Leaving::Failed),
         3 => StopReason::Stalled { tensor: tensor(r)? },
         4 => StopReason::Deadlock { report: text(r)? },
+        5 => StopReason::ReplicasDiffer { report: text(r)? },
         tag => return Err(bad_tag("reason to stop", tag)),
     })
 }

@@ -227,6 +227,7 @@ fn stop_reason() -> impl Strategy<Value = StopReason> {
         select(leaving).prop_map(StopReason::Left),
         text().prop_map(|tensor| StopReason::Stalled { tensor }),
         text().prop_map(|report| StopReason::Deadlock { report }),
+        text().prop_map(|report| StopReason::ReplicasDiffer { report }),
     ]
 }
 

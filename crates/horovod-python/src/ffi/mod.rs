@@ -26,6 +26,8 @@ const HOROVOD_INTERNAL: i32 = 2;
 const HOROVOD_NOT_INITIALIZED: i32 = 3;
 /// The ranks wait for each other for ever. Python's `HorovodStalledError`.
 const HOROVOD_STALLED: i32 = 4;
+/// The ranks began to train with different parameters. Python's `ReplicasDifferError`.
+const HOROVOD_REPLICAS_DIFFER: i32 = 5;
 
 /// How long a thread of a framework waits itself for a small operation, where that may be.
 const WAIT: Duration = Duration::from_millis(1);
@@ -49,6 +51,10 @@ fn status(error: &Error) -> i32 {
             why: StopReason::Deadlock { .. },
             ..
         } => HOROVOD_STALLED,
+        Error::Stopped {
+            why: StopReason::ReplicasDiffer { .. },
+            ..
+        } => HOROVOD_REPLICAS_DIFFER,
         other if other.is_invalid() => HOROVOD_INVALID,
         _ => HOROVOD_INTERNAL,
     }

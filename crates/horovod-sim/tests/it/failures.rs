@@ -193,7 +193,10 @@ fn what_is_late_is_listed_and_giving_up_ends_everything_with_its_own_kind_of_err
             ("b", vec![Rank(1)], vec![Rank(0), Rank(2)], 7)
         ]
     );
-    job.coordinator.give_up(Time(7), Rank(1), "a circle");
+    let why = StopReason::Deadlock {
+        report: "a circle".into(),
+    };
+    job.coordinator.give_up(Time(7), Rank(1), why);
     job.settle();
     for (rank, id) in [(0, a), (1, b)] {
         let error = job.error(rank, id);

@@ -15,6 +15,7 @@ pub(crate) enum Code {
     FailedPrecondition = 9,
     Aborted = 10,
     Internal = 13,
+    DataLoss = 15,
 }
 
 /// A code with its text.

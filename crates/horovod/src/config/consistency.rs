@@ -1,6 +1,6 @@
 //! Settings of the comparison of replicas: how often, and what happens if they differ.
 
-use horovod_settings::{self as settings, ConsistencyAction};
+use horovod_settings::{self as settings, CheckReplicas, ConsistencyAction};
 
 use super::Environment;
 use crate::error::Error;
@@ -12,6 +12,8 @@ pub struct ConsistencySettings {
     pub every: u32,
     /// Whether a difference is an error; else a warning.
     pub is_error: bool,
+    /// What happens if the ranks begin to train with different parameters.
+    pub at_start: CheckReplicas,
 }
 
 impl ConsistencySettings {
@@ -19,6 +21,7 @@ impl ConsistencySettings {
         Ok(Self {
             every: settings::CHECK_CONSISTENCY.read(env)?,
             is_error: settings::CONSISTENCY_ACTION.read(env)? == ConsistencyAction::Error,
+            at_start: settings::CHECK_REPLICAS.read(env)?,
         })
     }
 }

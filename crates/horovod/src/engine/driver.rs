@@ -10,6 +10,7 @@ mod flights;
 mod inspect;
 mod node;
 mod pump;
+mod replicas;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -337,6 +338,7 @@ impl Pump {
         }
         progress |= self.end_flights();
         progress |= self.relay.carry(&mut self.control);
+        progress |= self.send_replica_reports();
         progress |= self.recording.send_queued(&self.relay, &mut self.control);
         progress |= self.drain_actions();
         if progress {

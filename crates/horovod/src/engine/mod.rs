@@ -12,6 +12,7 @@ mod handles;
 mod inspection;
 mod recording;
 mod relay;
+mod replicas;
 mod soft;
 mod submit;
 
@@ -99,6 +100,7 @@ pub(crate) struct EngineState {
     timeline: Arc<Timeline>,
     callers: callers::Callers,
     soft: soft::SoftWaits,
+    replicas: replicas::ReplicaReports,
     /// Calls under way that will be in the timeline when they return.
     recorded_calls: AtomicUsize,
 }
@@ -262,6 +264,7 @@ impl EngineState {
             timeline: Arc::new(timeline),
             callers: callers::Callers::new(),
             soft: soft::SoftWaits::new(),
+            replicas: replicas::ReplicaReports::default(),
             recorded_calls: AtomicUsize::new(0),
         }
     }

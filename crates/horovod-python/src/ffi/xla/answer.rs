@@ -16,6 +16,7 @@ const UNKNOWN: c_int = 2;
 const INVALID_ARGUMENT: c_int = 3;
 const FAILED_PRECONDITION: c_int = 9;
 const ABORTED: c_int = 10;
+const DATA_LOSS: c_int = 15;
 
 /// XLA's functions.
 #[derive(Clone, Copy)]
@@ -41,6 +42,10 @@ impl Xla {
                 why: StopReason::Deadlock { .. },
                 ..
             } => (ABORTED, "HorovodStalledError"),
+            Error::Stopped {
+                why: StopReason::ReplicasDiffer { .. },
+                ..
+            } => (DATA_LOSS, "ReplicasDifferError"),
             other if other.is_invalid() => (INVALID_ARGUMENT, "ValueError"),
             Error::Refused(_) => (FAILED_PRECONDITION, "HorovodInternalError"),
             _ => (UNKNOWN, "HorovodInternalError"),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use horovod_protocol::{Execution, LossCause, PeerLost, ProcessSetId, Rank, StalledRequest, Time};
+use horovod_protocol::{
+    Execution, LossCause, PeerLost, ProcessSetId, Rank, StalledRequest, StopReason, Time,
+};
 
 use super::pump::Pump;
 use crate::engine::inspection::{Deadlock, GpuNews, Surroundings};
@@ -107,7 +109,7 @@ impl Pump {
         if let Some(Deadlock { by, summary }) = told
             && let Some(coordinator) = self.node.coordinator()
         {
-            coordinator.give_up(now, by, &summary);
+            coordinator.give_up(now, by, StopReason::Deadlock { report: summary });
         }
         true
     }

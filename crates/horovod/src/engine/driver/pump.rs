@@ -17,6 +17,7 @@ use super::ending::Suspect;
 use super::flights::Flights;
 use super::inspect::Runs;
 use super::node::Node;
+use super::replicas::ReplicaCheck;
 use crate::config::Config;
 use crate::engine::backend::host::Announced;
 use crate::engine::inspection::Inspection;
@@ -24,6 +25,7 @@ use crate::engine::recording::Recording;
 use crate::engine::relay::Relay;
 use crate::engine::{EngineState, SHUTDOWN_GRACE, nanos};
 use crate::error::Error;
+use crate::replicas;
 
 /// The kind of a change of members in which somebody comes, as workers know it.
 const HOSTS_ADDED: u8 = 2;
@@ -67,6 +69,7 @@ pub(super) struct Pump {
     pub(super) recording: Recording,
     pub(super) relay: Relay,
     pub(super) inspection: Inspection,
+    pub(super) replica_check: ReplicaCheck,
     /// What rank 0 must know of the collective that is on its way in order to tell of it.
     pub(super) runs: Option<Runs>,
     /// How long a neighbour may be silent; `None`: for ever.
@@ -121,6 +124,7 @@ impl Pump {
             recording: Recording::new(shared.timeline.clone()),
             relay: Relay::new(topology.rank, tree.clone()),
             inspection: Inspection::new(config, &topology),
+            replica_check: ReplicaCheck::new(config.consistency.at_start),
             runs: None,
             shared,
             control,
@@ -204,6 +208,8 @@ impl Pump {
         let Some(received) = received else { return };
         if Inspection::is_meant(&received) {
             self.inspection.hears(&received, &self.shared, executes);
+        } else if replicas::is_message(received.message) {
+            self.hear_replica(&received);
         } else {
             self.recording.hears(&received);
         }
@@ -292,7 +298,10 @@ impl Pump {
         let overdue = self.shutdown_overdue();
         // What a caller still has to tell of itself must not come too late.
         let telling = self.stopped && self.shared.recorded_calls.load(Ordering::SeqCst) > 0;
-        let unsent = self.control.has_unsent() || telling || !self.is_recording_settled();
+        let unsent = self.control.has_unsent()
+            || telling
+            || self.shared.replicas.has_queued()
+            || !self.is_recording_settled();
         if overdue && !self.flights.is_empty() {
             self.end_overdue();
         }

@@ -1,0 +1,93 @@
+//! The control plane's comparison of replicas: sends this rank's reports, and on rank 0 collects those of all.
+
+use horovod_protocol::{Rank, StopReason};
+use horovod_settings::CheckReplicas;
+
+use super::pump::Pump;
+use crate::engine::relay::OutOfBandMessage;
+use crate::replicas::{Collector, Finding, Report};
+
+const COORDINATOR: Rank = Rank(0);
+
+/// What one rank does about reports; only rank 0 receives any.
+pub(super) struct ReplicaCheck {
+    action: CheckReplicas,
+    collector: Collector,
+    /// A difference was found: one is enough.
+    has_found: bool,
+}
+
+impl ReplicaCheck {
+    pub(super) fn new(action: CheckReplicas) -> Self {
+        Self {
+            action,
+            collector: Collector::default(),
+            has_found: false,
+        }
+    }
+}
+
+impl Pump {
+    /// Sends what this rank has to report, where nothing more important waits. `true`: something was sent.
+    pub(super) fn send_replica_reports(&mut self) -> bool {
+        let mut sent = false;
+        while self.shared.replicas.has_queued()
+            && let Some(report) = self.shared.replicas.take()
+        {
+            if self.topology.rank == COORDINATOR {
+                self.collect(COORDINATOR, report);
+                sent = true;
+                continue;
+            }
+            let bytes = report.encode();
+            match self.relay.send(&mut self.control, COORDINATOR, &bytes) {
+                Ok(true) => sent = true,
+                Ok(false) => {
+                    self.shared.replicas.put_back(report);
+                    break;
+                }
+                // A rank that is gone is noticed elsewhere.
+                Err(e) => tracing::debug!("report of parameters: {e}"),
+            }
+        }
+        sent
+    }
+
+    /// Another rank reports.
+    pub(super) fn hear_replica(&mut self, received: &OutOfBandMessage<'_>) {
+        match Report::decode(received.message) {
+            Ok(report) if self.topology.rank == COORDINATOR => self.collect(received.from, report),
+            Ok(_) => tracing::debug!("{} reported its parameters, not to rank 0", received.from),
+            Err(e) => tracing::warn!("{} sent an unreadable report: {e}", received.from),
+        }
+    }
+
+    fn collect(&mut self, from: Rank, report: Report) {
+        let check = &mut self.replica_check;
+        if check.has_found || check.action == CheckReplicas::Off || self.dead.is_some() {
+            return;
+        }
+        let state = self.shared.lock();
+        let members = state.worker.members(report.set).map(<[Rank]>::to_vec);
+        drop(state);
+        // A set that was removed meanwhile.
+        let Some(members) = members else { return };
+        if let Some(finding) = check.collector.add(from, report, &members) {
+            check.has_found = true;
+            self.conclude(&finding);
+        }
+    }
+
+    fn conclude(&mut self, finding: &Finding) {
+        let report = finding.text();
+        if self.replica_check.action != CheckReplicas::Error {
+            tracing::warn!("{report}");
+            return;
+        }
+        tracing::error!("{report}");
+        let now = self.shared.now();
+        if let Some(coordinator) = self.node.coordinator() {
+            coordinator.give_up(now, finding.by(), StopReason::ReplicasDiffer { report });
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The engine's part in the comparison of replicas: reports of this rank wait here until the driver sends them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use horovod_protocol::{ProcessSetId, Rank};
+use horovod_settings::CheckReplicas;
+
+use super::Engine;
+use crate::replicas::{Numbers, Replica, Report};
+
+/// Reports of this rank that wait to be sent; more are dropped.
+const QUEUED_MAX: usize = 4096;
+
+/// The reports of one rank and generation.
+#[derive(Debug, Default)]
+pub(super) struct ReplicaReports {
+    has_queued: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    numbers: Numbers,
+    queued: VecDeque<Report>,
+}
+
+impl ReplicaReports {
+    pub(super) fn has_queued(&self) -> bool {
+        self.has_queued.load(Ordering::Acquire)
+    }
+
+    /// The report to send next.
+    pub(super) fn take(&self) -> Option<Report> {
+        let mut state = self.lock();
+        let report = state.queued.pop_front();
+        self.has_queued
+            .store(!state.queued.is_empty(), Ordering::Release);
+        report
+    }
+
+    /// A report could not be sent yet.
+    pub(super) fn put_back(&self, report: Report) {
+        self.lock().queued.push_front(report);
+        self.has_queued.store(true, Ordering::Release);
+    }
+
+    fn add(&self, set: ProcessSetId, replica: Replica, says_names: bool) {
+        let mut state = self.lock();
+        let report = state.numbers.report(set, replica, says_names);
+        if let Some(report) = report.filter(|_| state.queued.len() < QUEUED_MAX) {
+            state.queued.push_back(report);
+            self.has_queued.store(true, Ordering::Release);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engine {
+    /// Whether parameters of an optimizer on this set are to be reported before its first update.
+    pub fn checks_replicas(&self, set: ProcessSetId) -> bool {
+        self.config.consistency.at_start != CheckReplicas::Off
+            && self
+                .members_beside(set)
+                .is_some_and(|members| members.len() > 1)
+    }
+
+    /// Report the parameters of an optimizer to rank 0, which compares those of all members when the last has reported.
+    /// Returns at once. A difference is a warning, or ends the job.
+    pub fn report_replica(&self, set: ProcessSetId, replica: Replica) {
+        let Some(members) = self.members_beside(set) else {
+            return;
+        };
+        let says_names = members.first() == Some(&self.topology.rank);
+        self.shared.replicas.add(set, replica, says_names);
+        self.driver_lock.poll_once();
+        // The thread that makes progress may have looked before.
+        self.shared.notifier.notify();
+    }
+
+    /// Members of a set in which this rank is one.
+    fn members_beside(&self, set: ProcessSetId) -> Option<Vec<Rank>> {
+        let members = self.members(set)?;
+        members.contains(&self.topology.rank).then_some(members)
+    }
+}
