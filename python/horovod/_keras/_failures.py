@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
+from horovod.common.exceptions import (
+    HorovodInternalError,
+    HorovodStalledError,
+    ReplicasDifferError,
+)
 
-_KINDS = (HorovodStalledError, HorovodInternalError)
+_KINDS = (HorovodStalledError, ReplicasDifferError, HorovodInternalError)
 
 
-def as_horovod_error(error: BaseException) -> HorovodInternalError | None:
+def as_horovod_error(error: BaseException) -> HorovodInternalError | ReplicasDifferError | None:
     """The failure of a collective operation that an exception stands for; None if it has another cause.
 
     TensorFlow's exceptions name one of our operations; XLA's have our exception's name in front of its text. When a
     jitted step fails, Keras on JAX cleans up with arrays that were given away to the step, which is an error of its
     own: there the one before it counts.
     """
-    if isinstance(error, HorovodInternalError):
+    if isinstance(error, HorovodInternalError | ReplicasDifferError):
         return error
     text = str(error)
     for kind in _KINDS:
@@ -22,6 +26,8 @@ def as_horovod_error(error: BaseException) -> HorovodInternalError | None:
         if mark:
             return kind(message)
     if type(error).__module__.startswith("tensorflow.") and "Horovod" in text:
+        if type(error).__name__ == "DataLossError":
+            return ReplicasDifferError(text)
         return (HorovodStalledError if "wait for each other" in text else HorovodInternalError)(
             text
         )

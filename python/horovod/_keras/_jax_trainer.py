@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from horovod._keras._failures import as_horovod_error
+from horovod._keras._first_step import marks
 
 _MARK = "_hvd_looks_at_results"
 
@@ -45,5 +46,5 @@ def _looking(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
             model._jax_state = None
             raise failure from error
 
-    setattr(train_function, _MARK, True)
+    train_function.__dict__.update(marks(step), **{_MARK: True})
     return train_function

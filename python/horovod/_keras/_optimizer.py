@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from horovod._keras._first_step import report_first_steps
 from horovod._keras._generation import is_keras2_optimizer, is_keras3_optimizer
 from horovod._keras._keras3_optimizer import (
     DistributedKeras3,
@@ -92,6 +93,7 @@ def create_distributed_optimizer(
         made = distributed_keras2(optimizer, reduction, device_dense, device_sparse)
     else:
         made = _distributed_keras3(optimizer, reduction)
+    report_first_steps(made)
     if warn_of_steps and _has_stepped(optimizer):
         warnings.warn(
             f"The {kind.__name__} given to DistributedOptimizer has made steps already. The distributed one begins "

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import horovod.numpy as hvd
-from horovod._keras import _variables
+from horovod._keras import _first_step, _variables
 
 _NO_STEPS = (
     "Could not autodetect the number of steps per epoch. Please specify the steps_per_epoch parameter to the "
@@ -70,6 +70,7 @@ class BroadcastGlobalVariablesCallbackImpl(CallbackImpl):
         self.device = device
         self.broadcast_done = False
         self._local: dict[int, Any] = {}
+        _first_step.callbacks.add(self)
         for variable in local_variables or ():
             self.register_local_var(variable)
 

@@ -1,16 +1,19 @@
 """Reports the parameters of optimizers, so that rank 0 finds ranks that begin to train with different ones.
 
-Each rank reads its parameters once, before their first update by a reduced step, and sends checksums to rank 0. No rank
-waits for another. `HOROVOD_CHECK_REPLICAS` says what a difference is; see docs/running.md.
+Each rank reads its parameters once, before an update by a reduced step, and sends checksums to rank 0. No rank waits for
+another. `HOROVOD_CHECK_REPLICAS` says what a difference is; see docs/replicas.md.
 """
 
+from __future__ import annotations
+
+import enum
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
 
 from horovod import _core
 from horovod.common._job_events import remember_until_job_ends
-from horovod.common.process_sets import ProcessSet
+from horovod.common.process_sets import ProcessSet, global_process_set
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -18,6 +21,14 @@ T_contra = TypeVar("T_contra", contravariant=True)
 # Parameters of so many bytes in all are read from end to end; of each of larger ones the first and the last block.
 _WHOLE_BYTES_MAX = 64 << 20
 _BLOCK_BYTES = 32 << 10
+
+
+class PairedBy(enum.Enum):
+    """What tells which parameters of two ranks are the same one."""
+
+    NAME = "name"
+    POSITION = "position"
+    """Names count all layers that a process has made, and ranks may have made others."""
 
 
 class Readable(Protocol[T_contra]):
@@ -48,7 +59,12 @@ class FirstStep:
         self._left = self._after + 1
 
     def _hvd_note_join(self) -> None:
-        """Nothing to do: who has joined does not report, and is not waited for."""
+        """Nothing to do: a rank that has joined does not report, and is not waited for."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a report of this generation is still to come."""
+        return self._left > 0
 
     def is_due(self) -> bool:
         """Count a step; whether `report` is to follow before its update."""
@@ -59,24 +75,49 @@ class FirstStep:
 
 
 def report(
-    named: Iterable[tuple[str, T]], arrays: Readable[T], process_set: ProcessSet, advice: str
+    named: Sequence[tuple[str, T]],
+    arrays: Readable[T],
+    process_set: ProcessSet,
+    advice: str,
+    paired_by: PairedBy = PairedBy.POSITION,
 ) -> None:
-    """Report parameters, whose names are the same on every rank; `advice` is a sentence on how to make them equal."""
-    ordered = sorted(named, key=lambda entry: entry[0])
-    shapes = [arrays.shape_of(tensor) for _, tensor in ordered]
-    if not ordered or process_set.process_set_id is None:
+    """Report parameters, in an order that is the same on every rank.
+
+    `advice` is a sentence on how to make them equal.
+    """
+    if not named or process_set.process_set_id is None:
         return
+    shapes = [arrays.shape_of(tensor) for _, tensor in named]
     sizes = [_elements(shape) for _, shape, _ in shapes]
     total = sum(size * width for size, (_, _, width) in zip(sizes, shapes, strict=True))
     key = hashlib.blake2b(digest_size=8)
     sums = []
-    for (name, tensor), (kind, shape, width), size in zip(ordered, shapes, sizes, strict=True):
-        text = f"{name}\n{kind} {tuple(shape)}\n"
-        key.update(text.encode("utf-8", "replace"))
+    for (name, tensor), (kind, shape, width), size in zip(named, shapes, sizes, strict=True):
+        paired = name if paired_by is PairedBy.NAME else ""
+        key.update(f"{paired}\n{kind} {tuple(shape)}\n".encode("utf-8", "replace"))
         sums.append(arrays.checksum(tensor, _parts(size, width, total)))
-    names = [name for name, _ in ordered]
+    names = [name for name, _ in named]
     number = int.from_bytes(key.digest(), "little")
     _core.report_replica(process_set.process_set_id, number, names, sums, advice)
+
+
+def arguments(process_set: ProcessSet) -> str:
+    """The last arguments of the call that makes the ranks equal, as an advice names them."""
+    root = (process_set.ranks or [0])[0]
+    return f"root_rank={root}" + ("" if process_set is global_process_set else ", process_set=...")
+
+
+def checksum_of_array(array: Any, parts: Sequence[slice]) -> int:
+    """Checksum of parts of a NumPy array."""
+    import numpy as np
+
+    flat = np.ascontiguousarray(array).reshape(-1)
+    pieces = [flat[part] for part in parts]
+    whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    # Types that NumPy does not know by itself, such as bfloat16, have no interface to their memory.
+    data = whole.view(np.uint8)
+    [checksum] = _core.checksums([(data.__array_interface__["data"][0], data.nbytes)])
+    return checksum
 
 
 def _elements(shape: Sequence[int]) -> int:

@@ -12,11 +12,13 @@ from typing import Any
 
 import mxnet as mx
 
+from horovod.common import _replicas
 from horovod.common._gradient_grouping import fills_its_host
 from horovod.common._ops import Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.mxnet._arrays import NDArray
+from horovod.mxnet._first_step import FirstRound, report_parameters
 from horovod.mxnet._operations import allreduce_, grouped_allreduce_
 from horovod.mxnet.compression import Compression
 
@@ -89,11 +91,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     ) -> None:
         # Not the base's, whose attributes would hide those of the wrapped optimizer.
         reduction = _Reduction(gradient_predivide_factor, num_groups, process_set)
-        self.__dict__.update(_optimizer=optimizer, _reduction=reduction)
+        first = FirstRound(process_set) if reduction.is_active else None
+        self.__dict__.update(_optimizer=optimizer, _reduction=reduction, _first_round=first)
         optimizer.rescale_grad *= reduction.rescale
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_optimizer", "_reduction"):  # a copy that is being made
+        if name in ("_optimizer", "_reduction", "_first_round"):  # a copy that is being made
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
@@ -120,10 +123,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
     def _reduce_and(self, apply: Callable[..., None], *given: Any) -> None:
         """Reduce the gradients in place, then apply as many at once as MXNet would hand to the wrapped optimizer."""
-        index, _, grad, _ = given
+        index, weight, grad, _ = given
         many = isinstance(index, tuple | list)
         if self._reduction.is_active:
             names = [str(i) for i in index] if many else [str(index)]
+            if self._first_round is not None and self._first_round.is_open:
+                self._first_round.note(names, weight if many else [weight])
             self._reduction.run(names, grad if many else [grad])
         if not (many and self._reduction.is_together):
             apply(*given)
@@ -188,6 +193,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         self._compression = compression
         self._prefix = prefix or ""
         self._reduction = _Reduction(gradient_predivide_factor, num_groups, process_set)
+        self._first_step = _replicas.FirstStep(process_set)
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(
                 "DistributedTrainer does not take DistributedOptimizer as its optimizer. It has been unwrapped.",
@@ -209,6 +215,8 @@ class DistributedTrainer(mx.gluon.Trainer):
     def _allreduce_grads(self) -> None:
         if not self._reduction.is_active:
             return
+        if self._first_step.is_due():
+            report_parameters(self._params, self._reduction.process_set)
         names, grads, sent = [], [], []
         for i, param in enumerate(self._params):
             if param.grad_req != "null":

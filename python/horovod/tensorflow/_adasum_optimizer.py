@@ -11,6 +11,7 @@ from horovod.common._ops import Adasum
 from horovod.common.process_sets import global_process_set
 from horovod.tensorflow._allreduce import allreduce
 from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._first_step import note_step
 from horovod.tensorflow._gradient_reduction import takes_part
 from horovod.tensorflow._variables import key_of
 from horovod.tensorflow.compression import Compression
@@ -65,6 +66,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
         def take_step() -> Any:
             return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
 
+        note_step(moved, global_process_set)
         with tf.name_scope(self._scope):
             if self._passes == 1:
                 starts = [_copy(var) for var in moved]

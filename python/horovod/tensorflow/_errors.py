@@ -7,13 +7,18 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
+from horovod.common.exceptions import (
+    HorovodInternalError,
+    HorovodStalledError,
+    ReplicasDifferError,
+)
 
 # Statuses that our kernels end with, but for that of arguments without meaning; XLA says Internal for all.
 _STATUSES = (
     tf.errors.UnknownError,
     tf.errors.FailedPreconditionError,
     tf.errors.AbortedError,
+    tf.errors.DataLossError,
     tf.errors.InternalError,
 )
 
@@ -31,6 +36,8 @@ def as_horovod_errors() -> Iterator[None]:
         text = str(error.message)
         if not any(mark in text for mark in _OURS):
             raise
+        if isinstance(error, tf.errors.DataLossError):
+            raise ReplicasDifferError(text) from error
         # Ranks that wait for each other for ever are told so by this status.
         is_stall = isinstance(error, tf.errors.AbortedError)
         raise (HorovodStalledError if is_stall else HorovodInternalError)(text) from error

@@ -12,6 +12,7 @@ from horovod.common.basics import basics
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow._adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._first_step import note_step
 from horovod.tensorflow._gradient_reduction import _make_allreduce_grads_fn
 from horovod.tensorflow._settings import checked_groups, checked_op
 from horovod.tensorflow._variables import key_of
@@ -99,6 +100,9 @@ class _DistributedOptimizer(_LegacyOptimizer):
         computed = self._optimizer.compute_gradients(*args, **kwargs)
         grads = [grad for grad, _ in computed]
         vars = [var for _, var in computed]
+        shared = [var for grad, var in computed if grad is not None]
+        shared = [var for var in shared if key_of(var) not in self._local_vars]
+        note_step(shared, self._process_set)
         if self._agg_helper is not None:
             reduced = self._agg_helper.compute_gradients(grads, vars)
         else:

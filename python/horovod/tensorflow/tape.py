@@ -12,6 +12,7 @@ from horovod.common._ops import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow._allreduce import divided_by_size
 from horovod.tensorflow._autograph import unconverted
+from horovod.tensorflow._first_step import note_step
 from horovod.tensorflow._gradient_reduction import _make_allreduce_grads_fn
 from horovod.tensorflow._settings import checked_groups, checked_op
 from horovod.tensorflow._variables import is_keras_layer, key_of
@@ -121,10 +122,12 @@ class _DistributedGradientTape:
         self, gradients: Sequence[Any], sources: Sequence[Any], use_generic_names: bool
     ) -> list[Any]:
         if not self._local_sources:
+            note_step(sources, self._process_set)
             everything: list[Any] = self._allreduce_grads(gradients, sources, use_generic_names)
             return everything
         results = list(gradients)
         shared = [i for i, s in enumerate(sources) if key_of(s) not in self._local_sources]
+        note_step([sources[i] for i in shared], self._process_set)
         reduced = self._allreduce_grads(
             [gradients[i] for i in shared], [sources[i] for i in shared], use_generic_names
         )

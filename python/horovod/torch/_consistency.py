@@ -49,13 +49,13 @@ def report_replica(parameters: Iterable[tuple[str, torch.Tensor]], process_set: 
     """Tell rank 0 the checksums of an optimizer's trainable parameters, which are about to be updated first."""
     trainable = [
         (name, param)
-        for name, param in parameters
+        for name, param in sorted(parameters, key=lambda entry: entry[0])
         if param.requires_grad and not is_lazy(param) and can_be_checked(param)
     ]
-    where = "" if process_set is global_process_set else ", process_set=..."
-    root = (process_set.ranks or [0])[0]
-    advice = f"Call hvd.broadcast_parameters(model.state_dict(), root_rank={root}{where}) before training."
-    _replicas.report(trainable, _Readable(), process_set, advice)
+    where = _replicas.arguments(process_set)
+    advice = f"Call hvd.broadcast_parameters(model.state_dict(), {where}) before training."
+    by_name = _replicas.PairedBy.NAME
+    _replicas.report(trainable, _Readable(), process_set, advice, by_name)
 
 
 def watch_step(watch: consistency.Watch, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -1,0 +1,71 @@
+"""Reports parameters as they are before their first update, so that rank 0 finds ranks that began with others."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod.common import _replicas
+from horovod.common.process_sets import ProcessSet
+from horovod.mxnet._arrays import NDArray
+
+_ADVICE = "Call hvd.broadcast_parameters(params, {}) before training."
+
+
+class _Readable:
+    """Arrays of MXNet."""
+
+    def shape_of(self, tensor: NDArray) -> tuple[str, Sequence[int], int]:
+        dtype = np.dtype(tensor.dtype)
+        return dtype.name, tensor.shape, dtype.itemsize
+
+    def checksum(self, tensor: NDArray, parts: Sequence[slice]) -> int:
+        return _replicas.checksum_of_array(tensor.asnumpy(), parts)
+
+
+class _Noted:
+    """Checksums that were taken before, of whole arrays."""
+
+    def shape_of(self, tensor: tuple[Any, int]) -> tuple[str, Sequence[int], int]:
+        kind, shape, width = tensor[0]
+        return kind, shape, width
+
+    def checksum(self, tensor: tuple[Any, int], parts: Sequence[slice]) -> int:
+        del parts
+        return tensor[1]
+
+
+def report_parameters(params: Iterable[Any], process_set: ProcessSet) -> None:
+    """Report Gluon's parameters that have gradients."""
+    named = [(param.name, param.data()) for param in params if param.grad_req != "null"]
+    advice = _ADVICE.format(_replicas.arguments(process_set))
+    _replicas.report(named, _Readable(), process_set, advice)
+
+
+class FirstRound:
+    """Weights as an optimizer sees them first, one by one or several at once; reported when one comes again."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._first = _replicas.FirstStep(process_set)
+        self._noted: dict[str, tuple[Any, int]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether weights are still to be noted."""
+        return self._first.is_open
+
+    def note(self, names: Sequence[str], weights: Sequence[NDArray]) -> None:
+        """Note weights that are about to be updated."""
+        if self._noted and names[0] in self._noted:
+            noted, self._noted = self._noted, {}
+            if self._first.is_due():
+                advice = _ADVICE.format(_replicas.arguments(self._process_set))
+                named = sorted(noted.items(), key=lambda entry: entry[0])
+                by_name = _replicas.PairedBy.NAME
+                _replicas.report(named, _Noted(), self._process_set, advice, by_name)
+            return
+        arrays = _Readable()
+        for name, weight in zip(names, weights, strict=True):
+            whole = [slice(0, weight.size)]
+            self._noted[name] = (arrays.shape_of(weight), arrays.checksum(weight, whole))
