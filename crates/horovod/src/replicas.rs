@@ -43,6 +43,11 @@ pub struct Replica {
 pub(crate) struct Numbers(BTreeMap<(ProcessSetId, u64), u32>);
 
 impl Numbers {
+    /// Whether there was a report.
+    pub(crate) fn has(&self, set: ProcessSetId, key: u64) -> bool {
+        self.0.contains_key(&(set, key))
+    }
+
     /// The report of a replica; `None` if this rank has reported too many. Names and advice are said by one rank of the
     /// set.
     pub(crate) fn report(

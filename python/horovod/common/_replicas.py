@@ -1,7 +1,7 @@
 """Reports the parameters of optimizers, so that rank 0 finds ranks that begin to train with different ones.
 
-Each rank reads its parameters once, before an update by a reduced step, and sends checksums to rank 0. No rank waits for
-another. `HOROVOD_CHECK_REPLICAS` says what a difference is; see docs/replicas.md.
+Each rank reads its parameters once, before an update by a reduced step, and sends checksums to rank 0. No rank waits
+for another. `HOROVOD_CHECK_REPLICAS` says what a difference is; see docs/replicas.md.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ def report(
     names = [name for name, _ in named]
     number = int.from_bytes(key.digest(), "little")
     _core.report_replica(process_set.process_set_id, number, names, sums, advice)
+
+
+def limits() -> tuple[int, int]:
+    """Bytes of parameters that are read from end to end, and of a block of larger ones."""
+    return _WHOLE_BYTES_MAX, _BLOCK_BYTES
 
 
 def arguments(process_set: ProcessSet) -> str:

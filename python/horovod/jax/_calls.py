@@ -74,6 +74,7 @@ REDUCESCATTER = Kind("horovod_xla_reducescatter", lambda rows, members: rows // 
 
 _collectives = Collectives(NumpyArrays())
 _registered = False
+_on_host: set[str] = set()
 
 
 def call(kind: Kind, options: Options, operands: Arrays) -> Arrays:
@@ -223,6 +224,14 @@ def broadcast_at_once(operands: Arrays, options: Options) -> Arrays:
         for i, operand in enumerate(operands)
     ]
     return tuple(_core.wait(handle) for handle in handles)
+
+
+def register_for_host(target: str) -> None:
+    """Tell XLA of one of the core's functions that only programs on the host call."""
+    if target not in _on_host:
+        handler = jax.ffi.pycapsule(getattr(ctypes.CDLL(_core.__file__), target))  # type: ignore[no-untyped-call]
+        jax.ffi.register_ffi_target(target, handler, platform="cpu")
+        _on_host.add(target)
 
 
 def _register() -> None:

@@ -12,7 +12,11 @@ from horovod.common import elastic as _elastic
 from horovod.common._state_handlers import HandledState, HandlerRegistry, StateHandler
 from horovod.common.api import init, shutdown
 from horovod.common.elastic import ObjectState, State
-from horovod.common.exceptions import HorovodInternalError, HorovodStalledError
+from horovod.common.exceptions import (
+    HorovodInternalError,
+    HorovodStalledError,
+    ReplicasDifferError,
+)
 from horovod.jax.functions import broadcast_parameters, is_key
 
 __all__ = ["JaxState", "ObjectState", "State", "init", "run", "shutdown"]
@@ -52,7 +56,7 @@ def run(func: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P]
 def raise_if_ours(error: Exception) -> None:
     """Raise Horovod's own exception for an error of XLA's that stands for one."""
     text = str(error)
-    for kind in (HorovodStalledError, HorovodInternalError):
+    for kind in (HorovodStalledError, ReplicasDifferError, HorovodInternalError):
         _, mark, message = text.partition(f"{kind.__name__}: ")
         if mark:
             raise kind(message) from error

@@ -12,6 +12,7 @@ from horovod.common._optimizer_settings import check_arguments
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.jax import _names
+from horovod.jax._first_step import FirstUpdate
 from horovod.jax._operations import grouped_allreduce
 
 __all__ = [
@@ -131,6 +132,7 @@ def DistributedOptimizer(
     check_arguments(op, gradient_predivide_factor, backward_passes_per_step, None, None)
     wrapped = optax.with_extra_args_support(optimizer)
     passes = backward_passes_per_step
+    first = FirstUpdate(name, process_set)
 
     def reduce(grads: Any) -> Any:
         return allreduce_gradients(
@@ -151,6 +153,7 @@ def DistributedOptimizer(
         return AccumulatedGradients(inner, jnp.zeros((), jnp.int32), zeros)
 
     def update(grads: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        grads = first.note(grads, params)
         if passes == 1:
             return wrapped.update(reduce(grads), state, params, **extra)  # type: ignore[no-any-return]
         added = jax.tree.map(jnp.add, state.gradients, grads)

@@ -69,6 +69,11 @@ impl Engine {
                 .is_some_and(|members| members.len() > 1)
     }
 
+    /// Whether this rank has reported parameters of this key in this generation.
+    pub fn has_reported(&self, set: ProcessSetId, key: u64) -> bool {
+        self.shared.replicas.lock().numbers.has(set, key)
+    }
+
     /// Report the parameters of an optimizer to rank 0, which compares those of all members when the last has reported.
     /// Returns at once. A difference is a warning, or ends the job.
     pub fn report_replica(&self, set: ProcessSetId, replica: Replica) {

@@ -261,7 +261,11 @@ impl Operand {
     }
 }
 
-unsafe fn buffers(values: &Values) -> Result<Vec<&Buffer>, Error> {
+/// Of arguments or results; tokens are left out.
+///
+/// # Safety
+/// The list is XLA's.
+pub(super) unsafe fn buffers(values: &Values) -> Result<Vec<&Buffer>, Error> {
     check_layout::<Values>("values", values.head.struct_size)?;
     // SAFETY: lists of this length, as XLA's interface says.
     let (types, buffers) = unsafe {
@@ -296,7 +300,10 @@ fn number_in(buffer: &Buffer) -> Result<*const i64, Error> {
 }
 
 /// Complex numbers are pairs in a dimension of their own.
-unsafe fn meta_of(buffer: &Buffer) -> Result<TensorMeta, Error> {
+///
+/// # Safety
+/// The buffer is XLA's.
+pub(super) unsafe fn meta_of(buffer: &Buffer) -> Result<TensorMeta, Error> {
     // SAFETY: as many dimensions as its rank says.
     let dims = unsafe { list(buffer.dims, buffer.rank) };
     let mut shape = Vec::with_capacity(dims.len() + 1);

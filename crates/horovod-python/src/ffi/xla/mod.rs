@@ -14,6 +14,7 @@ mod answer;
 mod call;
 mod device;
 mod places;
+mod report;
 
 use std::borrow::Cow;
 use std::sync::Arc;
