@@ -59,9 +59,11 @@ class HorovodStalledError(HorovodInternalError):
 
 
 class ReplicasDifferError(RuntimeError):
-    """The ranks do not hold the same values, found by the check that was asked for with `check_consistency`.
+    """The ranks do not hold the same values.
 
-    The message names tensors, ranks and the step. Every rank gets it at the same step.
+    Found by the check that was asked for with `check_consistency`, after the same step on every rank; or, with
+    `HOROVOD_CHECK_REPLICAS=error`, as training began: then each rank's next operation raises it. The message names
+    tensors and ranks.
     """
 
 

@@ -66,7 +66,9 @@ class FirstUpdate:
         lines = [str(int.from_bytes(digest, "little")), *limits, advice, *names]
         _calls.register_for_host(_TARGET)
         report = jax.ffi.ffi_call(
-            _TARGET, jax.ShapeDtypeStruct((), jnp.float32), vmap_method="sequential"
+            _TARGET,
+            jax.ShapeDtypeStruct((), jnp.float32),  # type: ignore[no-untyped-call,unused-ignore]
+            vmap_method="sequential",
         )
         zero = report(
             *(jax.lax.stop_gradient(leaf) for _, leaf in leaves),
