@@ -30,6 +30,7 @@ pub const TARGETS: &[Target] = &[
     ("runtime", runtime::messages),
     ("rendezvous_file", horovod::testing::rendezvous_file),
     ("stall_report", horovod::testing::stall_report),
+    ("replica_report", horovod::testing::replica_report),
 ];
 
 /// Runs one target.

@@ -5,6 +5,8 @@
 //! because that rank has joined or has another optimizer, is never concluded.
 
 mod collector;
+#[cfg(feature = "testing")]
+pub(crate) mod harness;
 mod message;
 mod words;
 
