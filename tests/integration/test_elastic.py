@@ -236,6 +236,48 @@ def test_after_a_change_of_members_all_count_the_steps_of_the_divergence_watch_a
     assert "killed by signal 9" in job.stderr
 
 
+BEGINS_WITH_WEIGHTS_OF_ITS_OWN = """
+import os, signal
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+torch.manual_seed(os.getpid())
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+@hvd.elastic.run
+def train(state):
+    while state.steps < 20:
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        state.steps += 1
+        state.commit()
+        if state.steps == 8 and hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+train(hvd.elastic.TorchState(model, optimizer, steps=0))
+print("trained", flush=True)
+"""
+
+
+def test_a_newcomer_that_gets_the_state_is_no_replica_that_differs(script, jobs) -> None:
+    """Its own weights differ from the others'; in each round all are compared after they are equal."""
+    job = jobs(
+        harness.python(
+            2,
+            script(BEGINS_WITH_WEIGHTS_OF_ITS_OWN),
+            options=["--min-np", "2", "-H", "localhost:2"],
+            env={"HOROVOD_CHECK_REPLICAS": "error"},
+        )
+    ).succeed()
+    assert job.stdout.count("trained") == 2
+    assert "killed by signal 9" in job.stderr
+    assert "as they begin to train" not in job.stderr
+
+
 def test_the_example_in_an_elastic_job(jobs) -> None:
     example = harness.ROOT / "examples/elastic/pytorch/pytorch_mnist_elastic.py"
     job = jobs(harness.python(2, example, "--epochs", "2", options=["--min-np", "1"])).succeed()
