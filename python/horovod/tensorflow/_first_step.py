@@ -34,9 +34,9 @@ class _FirstStep(_replicas.FirstStep):
 
     left: Any = None
 
-    def __init__(self, names: Sequence[str], process_set: ProcessSet) -> None:
+    def __init__(self, names: Sequence[str], process_set: ProcessSet, after: int) -> None:
         self._names = names
-        super().__init__(process_set, after=1)
+        super().__init__(process_set, after)
 
     def _hvd_forget_job(self) -> None:
         super()._hvd_forget_job()
@@ -80,8 +80,10 @@ def _nothing() -> Any:
     return tf.constant(0, tf.int64)
 
 
-def note_step(sources: Sequence[Any], process_set: ProcessSet) -> None:
+def note_step(sources: Sequence[Any], process_set: ProcessSet, after: int = 1) -> None:
     """Note that gradients of these sources are about to be reduced, which comes before their update.
+
+    They are reported when that has happened `after` times before.
 
     Not in functions that XLA compiles, nor in loops of functions, nor in graphs of TensorFlow 1 style.
     """
@@ -92,7 +94,7 @@ def note_step(sources: Sequence[Any], process_set: ProcessSet) -> None:
     states: dict[Any, _FirstStep] = variables[0].__dict__.setdefault(_STATES, {})
     key = (process_set.process_set_id, *map(id, variables[1:]))
     if key not in states:
-        states[key] = _FirstStep([variable.name for variable in variables], process_set)
+        states[key] = _FirstStep([variable.name for variable in variables], process_set, after)
     state = states[key]
     if tf.executing_eagerly():
         if state.is_due():
