@@ -12,6 +12,7 @@ import numpy as np
 from horovod._keras import _variables
 from horovod._keras._failures import as_horovod_error
 from horovod.common import _replicas
+from horovod.common._dtypes import CODES
 from horovod.common.exceptions import ReplicasDifferError
 
 _MARK = "_hvd_reports"
@@ -87,10 +88,14 @@ def _report(model: Any, given: Sequence[Any]) -> None:
     values = variables
     if len(given) == 2:  # on JAX the state, whose first part these are, and the data
         values = list(given[0][0])
+    # Of a custom training function this is some other state.
+    if [tuple(v.shape) for v in variables] != [tuple(value.shape) for value in values]:
+        return
     named = [
         (_variables.name_of(variable), value)
         for variable, value in zip(variables, values, strict=True)
         if id(variable) not in kept and not _is_local(optimizer, variable)
+        if _type_of(value) in CODES
     ]
     process_set = type(optimizer)._hvd.process_set
     root = (process_set.ranks or [0])[0]
@@ -108,12 +113,15 @@ def _is_local(optimizer: Any, variable: Any) -> bool:
     return inner is not None and hasattr(type(inner), "_hvd") and _is_local(inner, variable)
 
 
+def _type_of(tensor: Any) -> str:
+    return str(getattr(tensor.dtype, "name", tensor.dtype))
+
+
 class _Readable:
     """Variables of any generation and backend, and arrays of JAX."""
 
     def shape_of(self, tensor: Any) -> tuple[str, Sequence[int], int]:
-        dtype = getattr(tensor.dtype, "name", tensor.dtype)
-        name = str(dtype)
+        name = _type_of(tensor)
         width = 2 if name == "bfloat16" else np.dtype(name).itemsize
         return name, tuple(tensor.shape), width
 

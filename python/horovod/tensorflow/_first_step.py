@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from horovod import _core
 from horovod.common import _replicas
+from horovod.common._dtypes import CODES
 from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow import _xla
 from horovod.tensorflow._variables import tf_variable
@@ -88,7 +89,7 @@ def note_step(sources: Sequence[Any], process_set: ProcessSet, after: int = 1) -
     Not in functions that XLA compiles, nor in loops of functions, nor in graphs of TensorFlow 1 style.
     """
     held = [tf_variable(source) for source in sources if hasattr(source, "shape")]
-    variables = [variable for variable in held if isinstance(variable, tf.Variable)]
+    variables = [variable for variable in held if _is_readable(variable)]
     if not variables or not tf.compat.v1.executing_eagerly_outside_functions():
         return
     states: dict[Any, _FirstStep] = variables[0].__dict__.setdefault(_STATES, {})
@@ -103,6 +104,10 @@ def note_step(sources: Sequence[Any], process_set: ProcessSet, after: int = 1) -
     is_checked = _core.is_elastic() or _core.checks_replicas(process_set.process_set_id)
     if is_checked and not _xla.is_compiling() and not _is_in_loop():
         state.count_in_graph(variables)
+
+
+def _is_readable(source: Any) -> bool:
+    return isinstance(source, tf.Variable) and source.dtype.base_dtype.name in CODES
 
 
 def _is_in_loop() -> bool:
