@@ -61,6 +61,8 @@ pub(crate) struct State {
     threads: Vec<(String, Threads)>,
     /// Ranks that do not answer the others, of which the user has been told.
     told_silent: Vec<u32>,
+    /// Why ranks cannot connect, as all were told.
+    unreachable: Option<String>,
 }
 
 impl State {
@@ -78,6 +80,7 @@ impl State {
             ping_at: now + PING_INTERVAL,
             threads: Vec::new(),
             told_silent: Vec::new(),
+            unreachable: None,
         }
     }
 
@@ -177,6 +180,12 @@ impl Job<'_> {
             if self.options.verbose {
                 self.output.say(&format!("horovodrun: {words}"));
             }
+        }
+        if let Some(why) = self.rendezvous.take_unreachable() {
+            for link in &mut self.links {
+                link.send(&ToAgent::Cause(why.clone()));
+            }
+            self.state.unreachable = Some(why);
         }
         for _ in before..self.rendezvous.rounds() {
             let size = self.options.num_proc.unwrap_or(1);

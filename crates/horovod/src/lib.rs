@@ -52,7 +52,7 @@ pub use horovod_protocol::{
     TensorMeta, printable,
 };
 #[cfg(not(loom))]
-pub use horovod_transport::{Interrupt, JobKey, payload, resolve_interfaces};
+pub use horovod_transport::{Interrupt, JobKey, loopback, payload, resolve_interfaces};
 /// The former name of [`payload`], with the former names in it.
 #[cfg(not(loom))]
 #[deprecated(since = "0.29.0", note = "use `payload`")]

@@ -1,6 +1,9 @@
 //! The state of one rendezvous of fixed members, without any I/O: who registered, who is ready, who is to be told what.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
 use horovod_protocol::Rank;
 
@@ -8,6 +11,11 @@ use super::{
     config::ServerEvent,
     messages::{Common, MemberEntry, Registration, ToClient, Where},
 };
+use crate::unreached::{Unreached, cause};
+
+/// From the first rank that tells whom it cannot reach until one cause is made of what all tell, unless all ranks are
+/// accounted for earlier.
+const COLLECT: Duration = Duration::from_secs(2);
 
 /// A connection of the server.
 pub(crate) type ClientId = u64;
@@ -49,11 +57,32 @@ pub(crate) struct FixedRounds {
     generations: u64,
     /// Ranks whose processes have exited with code 0, and their hosts: they will not register again.
     ended: BTreeMap<u32, String>,
+    unreached: UnreachedRanks,
+    /// Who is in the newest generation that has its table.
+    newest: Vec<(u32, ClientId)>,
+}
+
+/// What ranks tell that cannot connect.
+#[derive(Default)]
+struct UnreachedRanks {
+    /// The command that checks the network.
+    check: String,
+    told: Vec<Unreached>,
+    /// When to make one cause of it.
+    settle_at: Option<Instant>,
+    /// The last cause, and the ranks that have not come yet to hear it.
+    cause: String,
+    unaware: BTreeSet<u32>,
 }
 
 impl FixedRounds {
-    pub(crate) fn new(size: u32) -> Self {
+    pub(crate) fn new(size: u32, check: String) -> Self {
         Self {
+            unreached: UnreachedRanks {
+                check,
+                ..UnreachedRanks::default()
+            },
+            newest: Vec::new(),
             size,
             gathering: BTreeMap::new(),
             building: None,
@@ -85,6 +114,10 @@ impl FixedRounds {
                 "rank {rank} is registered already, by process {} on {}",
                 other.member.pid, other.member.hostname
             ));
+        }
+        if self.unreached.unaware.remove(&rank) {
+            let text = self.unreached.cause.clone();
+            return vec![Do::Dismiss(client, ToClient::Aborted { text })];
         }
         self.gathering.insert(
             rank,
@@ -181,6 +214,7 @@ impl FixedRounds {
             .iter()
             .map(|r| Do::Tell(r.client, table.clone()))
             .collect();
+        self.newest = (0..).zip(building.ranks.iter().map(|r| r.client)).collect();
         todo.push(Do::Up(building.generation));
         todo.extend(self.start_if_complete());
         todo
@@ -194,6 +228,63 @@ impl FixedRounds {
             Some(rank) => self.abort(Some(rank), why),
             None => Vec::new(),
         }
+    }
+
+    /// A rank cannot connect, as itself or the agent of its host tells.
+    pub(crate) fn unreached(&mut self, told: Unreached, now: Instant) {
+        let unreached = &mut self.unreached;
+        unreached.told.retain(|known| known.rank != told.rank);
+        unreached.told.push(told);
+        unreached.settle_at.get_or_insert(now + COLLECT);
+        self.settle_if_all_are_accounted_for(now);
+    }
+
+    /// Each rank waits here or has told why it cannot.
+    fn settle_if_all_are_accounted_for(&mut self, now: Instant) {
+        let told = self.unreached.told.iter().map(|one| one.rank.0);
+        let absent = told.filter(|rank| !self.gathering.contains_key(rank));
+        if self.gathering.len() + absent.count() == self.size as usize {
+            self.unreached.settle_at = self.unreached.settle_at.map(|_| now);
+        }
+    }
+
+    /// Makes one cause of what ranks told, and tells it to all: those that wait, those that make their links, and, when
+    /// they come, those that have not come yet.
+    fn settle(&mut self) -> Vec<Do> {
+        self.unreached.settle_at = None;
+        let told = std::mem::take(&mut self.unreached.told);
+        let text = cause(&told, &self.unreached.check);
+        let aborted = || ToClient::Aborted { text: text.clone() };
+        let mut aware: BTreeSet<u32> = told.iter().map(|one| one.rank.0).collect();
+        let mut todo = vec![
+            Do::Failed(text.clone()),
+            Do::Report(ServerEvent::Unreachable(text.clone())),
+        ];
+        let building = self.building.take().into_iter().flat_map(|b| b.ranks);
+        let building = (0..).zip(building);
+        for (rank, registered) in std::mem::take(&mut self.gathering)
+            .into_iter()
+            .chain(building)
+        {
+            aware.insert(rank);
+            todo.push(Do::Dismiss(registered.client, aborted()));
+        }
+        // For those that have all their links already, the first that could not connect is lost.
+        let lost = |one: &Unreached| ToClient::PeerDied {
+            rank: one.rank.0,
+            host: one.host.clone(),
+            cause: text.clone(),
+        };
+        for (rank, client) in std::mem::take(&mut self.newest) {
+            aware.insert(rank);
+            todo.push(Do::Tell(client, aborted()));
+            todo.extend(told.first().map(|one| Do::Tell(client, lost(one))));
+        }
+        self.unreached.unaware = (0..self.size)
+            .filter(|rank| !aware.contains(rank))
+            .collect();
+        self.unreached.cause = text;
+        todo
     }
 
     /// Somebody died: who is being set up together with it need not wait.
@@ -236,10 +327,14 @@ impl FixedRounds {
             .values()
             .chain(building)
             .map(|r| r.answer_by)
+            .chain(self.unreached.settle_at)
             .min()
     }
 
     pub(crate) fn timeout(&mut self, now: Instant) -> Vec<Do> {
+        if self.unreached.settle_at.is_some_and(|at| at <= now) {
+            return self.settle();
+        }
         let ranks = 0..self.size;
         let missing: Vec<u32> = ranks.filter(|r| !self.gathering.contains_key(r)).collect();
         let (late, rest): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.gathering)
@@ -300,7 +395,7 @@ mod tests {
 
     fn rounds(size: u32) -> (FixedRounds, Instant) {
         (
-            FixedRounds::new(size),
+            FixedRounds::new(size, String::new()),
             Instant::now() + Duration::from_secs(10),
         )
     }
