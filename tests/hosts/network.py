@@ -224,10 +224,15 @@ class Host:
                 run(*ip, "rule", "del", "pref", preference)
 
     def narrow(self, mtu: int) -> None:
-        """Make large packets from this host vanish on the way, which it does not know. It lasts as long as the host."""
+        """Make large packets from this host vanish on the way, of which it learns nothing."""
         run("ip", "link", "set", self.outside, "mtu", str(mtu))
         # Else the kernel hands several packets on as one, whose size it does not look at.
         run("ip", "-n", self.namespace, "link", "set", "eth0", "gso_max_segs", "1")
+
+    def widen(self) -> None:
+        """Undo `narrow`."""
+        run("ip", "link", "set", self.outside, "mtu", "1500")
+        run("ip", "-n", self.namespace, "link", "set", "eth0", "gso_max_segs", "65535")
 
     def add_bridge(self, name: str, address: str) -> None:
         """Give it an interface behind which nothing is, as docker0 is without containers."""
