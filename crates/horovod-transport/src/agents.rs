@@ -367,6 +367,15 @@ mod tests {
     }
 
     #[test]
+    fn a_launcher_that_cannot_be_reached_is_given_up_before_the_time_is_over() {
+        let key = JobKey::random().expect("randomness");
+        // Taken, but nobody listens.
+        let (_taken, at) = net::tcp_bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
+        let why = dial(&[at], &key, 0, Duration::from_secs(1 << 30)).expect_err("nobody listens");
+        assert_eq!(why, format!("{at}: connection refused"));
+    }
+
+    #[test]
     fn the_end_of_one_side_is_noticed_by_the_other() {
         let key = JobKey::random().expect("randomness");
         let server = server(&key);

@@ -440,6 +440,10 @@ fn fixed(mut plan: &[u8]) {
             0 | 1 => {
                 next += 1;
                 let said = ToServer::decode(message(&mut plan));
+                if let Ok(ToServer::Unreached(told)) = said {
+                    fixed.unreached(told, now);
+                    continue;
+                }
                 let (rank, size, told) = match said {
                     Ok(ToServer::Hello {
                         rank,

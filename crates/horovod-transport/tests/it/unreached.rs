@@ -17,7 +17,7 @@ fn server(key: &JobKey, size: u32) -> Server {
     let here = vec![std::net::Ipv4Addr::LOCALHOST.into()];
     let mut config = ServerConfig::new(here, key.clone(), size);
     config.check = "horovodrun --doctor -H a,b".into();
-    Server::start(config).unwrap()
+    Server::start(config).expect("listens")
 }
 
 /// What an agent and its launcher do: they carry what is told to the server, and its cause back.
