@@ -217,7 +217,10 @@ def test_a_path_with_a_smaller_mtu_is_named(launch, net, tmp_path) -> None:
     job.fail()
     caught = re.findall(r"rank \d caught (.*)", job.stdout)
     assert len(caught) == 4, job.report()
-    for text in caught:
+    # A rank that has not noticed yet when another one has ended may hear of that end first.
+    noticed = [text for text in caught if "exited with code" not in text]
+    assert noticed, job.report()
+    for text in noticed:
         assert "small packets passed" in text, job.report()
         assert re.search(r"those of 1\d\d\d bytes did not", text), text
         assert "a smaller MTU than the 1500 that this host takes for granted" in text, text

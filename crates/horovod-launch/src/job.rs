@@ -222,7 +222,7 @@ impl Job<'_> {
             .fold(start, earlier)
     }
 
-    /// Ranks that never met cannot notice each other's failure: no need to wait for it. Nor will those that do not
+    /// Ranks that never met cannot notice each other's failure, unless it is that they cannot: no need to wait for it. Nor will those that do not
     /// answer the others end by themselves.
     fn grace(&self) -> Duration {
         let ended = |rank: u32| self.state.ends.iter().any(|end| end.rank == rank);
@@ -232,7 +232,8 @@ impl Job<'_> {
             return Duration::ZERO;
         }
         let noticed = self.state.ends.iter().any(|end| end.is_consequence);
-        if self.rendezvous.has_met() || noticed {
+        let are_told = self.state.unreachable.is_some();
+        if self.rendezvous.has_met() || noticed || are_told {
             FAILURE_GRACE
         } else {
             Duration::ZERO

@@ -158,7 +158,7 @@ pub fn dial(
                     .map_err(|error| error.to_string());
             }
         }
-        let is_in_vain = |dial: &Dial| dial.has_failed_for_good() || dial.is_futile(now);
+        let is_in_vain = |dial: &Dial| dial.has_failed_for_good() || dial.is_futile(now, timeout);
         if now >= deadline || dials.iter().all(is_in_vain) {
             let tried: Vec<String> = dials.iter().flat_map(Dial::failures).collect();
             return Err(tried.join("; "));

@@ -492,9 +492,10 @@ impl<'a> Links<'a> {
 
     /// The ranks that there is no way to; `None` if trying on may help.
     fn unreached(&self, now: Instant) -> Option<Unreached> {
-        let futile = self.dials.iter().filter(|dial| dial.is_futile(now));
+        let config = &self.joining.config;
         let mut goals: Vec<(Goal, _)> = Vec::new();
-        for dial in futile {
+        let futile = |dial: &&Dial| dial.is_futile(now, config.timeout);
+        for dial in self.dials.iter().filter(futile) {
             let peer = self.parts.topology.peer(Rank(dial.binding.to));
             let goal = Goal::Peer {
                 rank: peer.rank,
@@ -504,9 +505,15 @@ impl<'a> Links<'a> {
                 goals.push((goal, dial.tried()));
             }
         }
-        let config = &self.joining.config;
-        let told = || Unreached::new(config.rank, &config.hostname, &config.interfaces, goals);
-        (self.dials.iter().any(|dial| dial.is_futile(now))).then(told)
+        if goals.is_empty() {
+            return None;
+        }
+        Some(Unreached::new(
+            config.rank,
+            &config.hostname,
+            &config.interfaces,
+            goals,
+        ))
     }
 
     fn unfinished(&self) -> ConnectError {

@@ -159,10 +159,13 @@ impl Dial {
         self.failed_for_good
     }
 
-    /// Whether every candidate has failed for so long that trying on is in vain.
-    pub(crate) fn is_futile(&self, now: Instant) -> bool {
+    /// Whether every candidate has failed for so long that trying on is in vain. `timeout` is how long it may take at
+    /// most: where that is short, half of it is long enough, so that there is time to tell others.
+    pub(crate) fn is_futile(&self, now: Instant, timeout: Duration) -> bool {
         let has_failed = |failure: &Option<Failure>| failure.as_ref().is_some_and(|f| f.is_settled);
-        now >= self.since + FUTILE_AFTER && self.failures.iter().all(has_failed)
+        now >= self.since + FUTILE_AFTER.min(timeout / 2)
+            && !matches!(self.state, State::Shaking { .. })
+            && self.failures.iter().all(has_failed)
     }
 
     /// Each address that was tried, and what came back.

@@ -145,7 +145,10 @@ impl Search {
     fn is_futile(&self, config: &MeshConfig, now: Instant) -> bool {
         config.finder.is_none()
             && config.elastic.is_none()
-            && self.dials.iter().all(|dial| dial.is_futile(now))
+            && self
+                .dials
+                .iter()
+                .all(|dial| dial.is_futile(now, config.timeout))
     }
 
     /// Why nothing answered: the same text on all ranks where they have a launcher.
