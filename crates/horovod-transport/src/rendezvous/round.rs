@@ -223,6 +223,7 @@ impl FixedRounds {
     /// A connection ended, or its rank says that it failed.
     pub(crate) fn gone(&mut self, client: ClientId, why: &str) -> Vec<Do> {
         self.gathering.retain(|_, r| r.client != client);
+        self.newest.retain(|(_, known)| *known != client);
         let building = self.building.as_ref();
         match building.and_then(|b| b.ranks.iter().position(|r| r.client == client)) {
             Some(rank) => self.abort(Some(rank), why),
@@ -230,7 +231,19 @@ impl FixedRounds {
         }
     }
 
-    /// A rank cannot connect, as itself or the agent of its host tells.
+    /// A rank cannot connect, as the agent of its host tells. That is not true of one that is here: then it was a
+    /// process with a copy of that rank's environment.
+    pub(crate) fn unreached_by_agent(&mut self, told: Unreached, now: Instant) {
+        let rank = told.rank.0;
+        let is_here = self.building.is_some()
+            || self.gathering.contains_key(&rank)
+            || self.newest.iter().any(|(known, _)| *known == rank);
+        if !is_here {
+            self.unreached(told, now);
+        }
+    }
+
+    /// A rank cannot connect, as itself tells.
     pub(crate) fn unreached(&mut self, told: Unreached, now: Instant) {
         let unreached = &mut self.unreached;
         unreached.told.retain(|known| known.rank != told.rank);
@@ -364,152 +377,4 @@ impl FixedRounds {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    fn member(pid: u32) -> MemberEntry {
-        MemberEntry {
-            identity: "x".into(),
-            hostname: "h1".into(),
-            pid,
-            shm: true,
-        }
-    }
-
-    /// Only rank 0's counts: here its process 2's.
-    fn registration(pid: u32) -> Registration {
-        let common = Common {
-            connections: pid as u8,
-            fan_out: pid,
-            heartbeat: None,
-            checksums: pid.is_multiple_of(2),
-            settings: vec![pid as u8],
-        };
-        Registration {
-            member: member(pid),
-            common,
-        }
-    }
-
-    fn rounds(size: u32) -> (FixedRounds, Instant) {
-        (
-            FixedRounds::new(size, String::new()),
-            Instant::now() + Duration::from_secs(10),
-        )
-    }
-
-    #[test]
-    fn a_round_goes_from_hello_to_up_and_a_second_one_is_the_next_generation() {
-        let (mut m, by) = rounds(2);
-        for generation in 1..=2 {
-            let client = generation * 10;
-            assert_eq!(m.hello(client + 1, 1, 2, registration(1), by), []);
-            let roster = m.hello(client, 0, 2, registration(2), by);
-            assert_eq!(roster.len(), 2);
-            for told in roster {
-                match told {
-                    Do::Tell(
-                        _,
-                        ToClient::Roster {
-                            generation: g,
-                            members,
-                            common,
-                            assignment: None,
-                        },
-                    ) => {
-                        assert_eq!((g, members[1].pid), (generation, 1));
-                        assert_eq!((common.connections, common.fan_out), (2, 2));
-                        assert_eq!(common.settings, [2]);
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-            assert_eq!(m.ready(client, Where::default()), []);
-            let done = m.ready(client + 1, Where::default());
-            assert_eq!(done.last(), Some(&Do::Up(generation)));
-        }
-    }
-
-    #[test]
-    fn refusals_say_what_is_wrong() {
-        let (mut m, by) = rounds(2);
-        let mut refused =
-            |client, rank, size| match m.hello(client, rank, size, registration(7), by).pop() {
-                Some(Do::Dismiss(c, ToClient::Refused { text })) if c == client => text,
-                other => panic!("{other:?}"),
-            };
-        assert!(refused(1, 0, 3).contains("3 ranks, this one has 2"));
-        assert!(refused(1, 2, 2).contains("no rank 2"));
-        assert_eq!(m.hello(1, 1, 2, registration(7), by), []);
-        match m.hello(2, 1, 2, registration(8), by).pop() {
-            Some(Do::Dismiss(2, ToClient::Refused { text })) => {
-                assert!(text.contains("process 7 on h1"), "{text}");
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn who_waits_too_long_learns_who_is_missing() {
-        let (mut m, by) = rounds(4);
-        m.hello(1, 1, 4, registration(1), by);
-        assert_eq!(m.timeout(by - Duration::from_secs(1)), []);
-        assert_eq!(m.deadline(), Some(by));
-        let missing = ToClient::Missing {
-            ranks: vec![0, 2, 3],
-        };
-        assert_eq!(m.timeout(by), [Do::Dismiss(1, missing)]);
-        assert_eq!(m.deadline(), None);
-    }
-
-    #[test]
-    fn a_rank_lost_while_setting_up_ends_the_round_for_all() {
-        let (mut m, by) = rounds(2);
-        m.hello(1, 0, 2, registration(1), by);
-        m.hello(2, 1, 2, registration(2), by);
-        let todo = m.gone(2, "it closed the connection");
-        let text = "rank 1 on h1: it closed the connection".to_owned();
-        assert_eq!(todo[0], Do::Failed(text.clone()));
-        assert_eq!(todo[1..], [Do::Dismiss(1, ToClient::Aborted { text })]);
-        // The next round can start from scratch.
-        assert_eq!(m.hello(3, 0, 2, registration(1), by), []);
-        assert_eq!(m.hello(4, 1, 2, registration(2), by).len(), 2);
-    }
-
-    #[test]
-    fn ranks_do_not_wait_for_one_whose_process_has_ended() {
-        let (mut m, by) = rounds(3);
-        let vain = |client, text: &str| {
-            let text = text.to_owned();
-            [
-                Do::Failed(text.clone()),
-                Do::Report(ServerEvent::Absent(vec![Rank(1)])),
-                Do::Dismiss(client, ToClient::Aborted { text }),
-            ]
-        };
-        let text = "rank 1 on h1 exited with code 0 without calling hvd.init()";
-        m.hello(1, 0, 3, registration(1), by);
-        assert_eq!(m.ended(1, "h1".to_owned()), vain(1, text));
-        // Also if they come later.
-        assert_eq!(m.hello(2, 2, 3, registration(2), by), vain(2, text));
-        // After a round others wait only if they begin again.
-        let (mut m, by) = rounds(2);
-        m.hello(1, 0, 2, registration(1), by);
-        m.hello(2, 1, 2, registration(2), by);
-        m.ready(1, Where::default());
-        m.ready(2, Where::default());
-        assert_eq!(m.ended(1, "h1".to_owned()), []);
-        let again = format!("{text} again");
-        assert_eq!(m.hello(3, 0, 2, registration(3), by), vain(3, &again));
-    }
-
-    #[test]
-    fn a_rank_that_left_before_the_others_came_may_come_again() {
-        let (mut m, by) = rounds(2);
-        m.hello(1, 0, 2, registration(1), by);
-        assert_eq!(m.gone(1, "closed"), []);
-        assert_eq!(m.hello(2, 0, 2, registration(2), by), []);
-    }
-}
+mod tests;

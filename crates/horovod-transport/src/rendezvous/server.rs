@@ -364,7 +364,7 @@ impl ServerThread {
             }
             (Order::Ended(rank, host), Sessions::Fixed(rounds)) => rounds.ended(rank, host),
             (Order::Unreached(told), Sessions::Fixed(rounds)) => {
-                rounds.unreached(told, now);
+                rounds.unreached_by_agent(told, now);
                 return;
             }
             (Order::Ended(..) | Order::Unreached(_), Sessions::Elastic(_)) => return,
