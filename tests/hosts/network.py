@@ -223,6 +223,27 @@ class Host:
                 ip = ("ip", "-n", self.namespace, family)
                 run(*ip, "rule", "del", "pref", preference)
 
+    def narrow(self, mtu: int) -> None:
+        """Make large packets from this host vanish on the way, of which it learns nothing."""
+        run("ip", "link", "set", self.outside, "mtu", str(mtu))
+        # Else the kernel hands several packets on as one, whose size it does not look at.
+        run("ip", "-n", self.namespace, "link", "set", "eth0", "gso_max_segs", "1")
+
+    def widen(self) -> None:
+        """Undo `narrow`."""
+        run("ip", "link", "set", self.outside, "mtu", "1500")
+        run("ip", "-n", self.namespace, "link", "set", "eth0", "gso_max_segs", "65535")
+
+    def add_bridge(self, name: str, address: str) -> None:
+        """Give it an interface behind which nothing is, as docker0 is without containers."""
+        run("ip", "-n", self.namespace, "link", "add", name, "type", "bridge")
+        run("ip", "-n", self.namespace, "addr", "add", address, "dev", name)
+        run("ip", "-n", self.namespace, "link", "set", name, "up")
+
+    def remove_link(self, name: str) -> None:
+        """Remove such an interface."""
+        run("ip", "-n", self.namespace, "link", "del", name)
+
     def cut_off(self) -> None:
         """From now on its packets, and those for it, vanish without a word."""
         run("ip", "link", "set", self.outside, "nomaster")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -62,6 +63,24 @@ def open_mpi() -> list[str]:
 
 def test_open_mpi(script, jobs) -> None:
     check(jobs(harness.Job([*open_mpi(), "3", sys.executable, script(WORK)])))
+
+
+def test_open_mpi_passes_on_what_a_rank_tried_that_cannot_reach_rank_0(script, jobs, port) -> None:
+    # Rank 0 listens on another address than the one where rank 1 looks for it.
+    each = (("::1", f"[::1]:{port}"), ("127.0.0.1", f"127.0.0.1:{port}"))
+    words = open_mpi()
+    command = words[:-1]
+    for interface, address in each:
+        own = ["-x", f"HOROVOD_GLOO_IFACE={interface}", "-x", f"HOROVOD_RANK0_ADDRESS={address}"]
+        command += [":"] * (address != each[0][1])
+        command += ["-np", "1", *own, sys.executable, str(script(INIT))]
+    env = {"HOROVOD_JOB_KEY": "ab" * 32, "HOROVOD_GLOO_TIMEOUT_SECONDS": "6"}
+    job = jobs(harness.Job(command, env=env))
+    job.fail()
+    cause = r"rank 1 on \S+ cannot connect to rank 0, where all ranks meet \(tried "
+    assert re.search(rf"{cause}127\.0\.0\.1:{port}: connection refused", job.stderr), job.report()
+    assert "names 127.0.0.1, which does not lead to the other host" in job.stderr
+    assert "`horovodrun --doctor -H 127.0.0.1," in job.stderr
 
 
 def test_mpich(script, jobs) -> None:
@@ -200,8 +219,9 @@ def test_refuses_what_is_not_safe_and_says_what_to_set(script, jobs, port, tmp_p
     # Nobody comes: the address and what happened there are named.
     refuses(
         {**address, "HOROVOD_JOB_KEY": "ab" * 32, "HOROVOD_GLOO_TIMEOUT_SECONDS": "1"},
-        "cannot register with the rendezvous within 1 s: ",
-        f"127.0.0.1:{port}: Connection refused",
+        "cannot connect to rank 0, where all ranks meet (tried ",
+        f"127.0.0.1:{port}: connection refused",
+        "horovodrun --doctor -H 127.0.0.1,",
     )
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -9,6 +9,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use horovod_transport::unreached::post::Post;
+
 use crate::doctor::examiner::Examiner;
 use crate::frames::{
     DialedTask, ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Stop,
@@ -79,6 +81,7 @@ fn run_on(stdin: File, stdout: File, task: Option<DialedTask>, python: OsString)
         threads: None,
         questions: Vec::new(),
         memory_kills: MemoryKills::watch(),
+        post: None,
         python,
     };
     agent.outbox.buffer().extend_from_slice(MAGIC);
@@ -126,6 +129,8 @@ struct Agent {
     /// What the doctor wants to know; then there is no job.
     questions: Vec<Question>,
     memory_kills: MemoryKills,
+    /// Where ranks tell that they cannot reach the launcher; `None` before there is a job, and where there cannot be.
+    post: Option<Post>,
     /// What runs a command that names no program.
     python: OsString,
 }
@@ -165,6 +170,10 @@ impl Agent {
             self.stop(Stop::Terminate, now);
         }
         self.collect_output();
+        let told = self.post.as_mut().map(Post::take);
+        for told in told.into_iter().flatten() {
+            self.say(&FromAgent::Unreached(told));
+        }
         self.get_harder(now);
         self.finish(now);
         Ok(())
@@ -181,6 +190,8 @@ impl Agent {
         if self.has_room() {
             interests.extend(self.ranks.pipes().map(Interest::read));
         }
+        let post = self.post.iter().flat_map(Post::fds);
+        interests.extend(post.map(Interest::read));
         wait(&interests, self.deadline())
     }
 
@@ -270,6 +281,11 @@ impl Agent {
                 self.say(&FromAgent::Looked { rank, is_stopped });
             }
             ToAgent::Close => self.is_open = false,
+            ToAgent::Cause(text) => {
+                if let Some(post) = &mut self.post {
+                    post.answer(&text);
+                }
+            }
             ToAgent::Examine(question) => self.questions.push(question),
         }
     }
@@ -295,8 +311,15 @@ impl Agent {
             )));
             job.cwd = here;
         }
+        // A worker of an elastic job tries on, and the others go on without it meanwhile.
+        self.post = (!job.is_open).then(Post::open).and_then(Result::ok);
         for spec in &mut job.ranks {
             self.limit_threads(&job.env, spec);
+            let post = self
+                .post
+                .as_ref()
+                .map(|post| environment::of_post(post.name()));
+            spec.env.extend(post);
         }
         let path = job
             .env

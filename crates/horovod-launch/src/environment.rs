@@ -23,6 +23,7 @@ pub(crate) const IDENTITY: &[&str] = &[
     "HOROVOD_CONTROLLER",
     "HOROVOD_CPU_OPERATIONS",
     settings::RENDEZVOUS.name,
+    settings::AGENT_POST.name,
     settings::JOB_KEY.name,
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
@@ -400,6 +401,11 @@ pub(crate) fn of_worker(
         variables.push((name.into(), value.into()));
     }
     variables
+}
+
+/// Where a rank tells its agent that it cannot reach the launcher.
+pub(crate) fn of_post(name: &str) -> (OsString, OsString) {
+    (settings::AGENT_POST.name.into(), name.into())
 }
 
 /// What only this rank gets.

@@ -15,6 +15,7 @@ use horovod_protocol::wire::{DecodeError, Reader, Writer};
 pub use crate::doctor::talk::{Answer, Question};
 use crate::doctor::wire::Wire;
 pub use crate::threads::Threads;
+pub use horovod_transport::unreached::Unreached;
 
 pub use self::task::DialedTask;
 
@@ -148,6 +149,8 @@ pub enum ToAgent {
     },
     /// No more ranks will come: done when the last has ended.
     Close,
+    /// Why ranks cannot connect, as all ranks of the job are told.
+    Cause(String),
     /// There is no job: this host is looked over, see `horovodrun --doctor`.
     Examine(Question),
 }
@@ -211,6 +214,8 @@ pub enum FromAgent {
     Found(Answer),
     /// How many threads the ranks' libraries were told to use.
     Threads(Threads),
+    /// A rank cannot reach the launcher; it waits for [`ToAgent::Cause`].
+    Unreached(Unreached),
 }
 
 fn put_word(writer: &mut Writer<'_>, word: &OsStr) {
@@ -306,6 +311,10 @@ impl ToAgent {
                 w.varint(u64::from(*rank));
                 w.varint(u64::from(*pid));
             }
+            Self::Cause(text) => {
+                w.u8(9);
+                w.str(text);
+            }
         });
     }
 
@@ -362,6 +371,7 @@ impl ToAgent {
                 rank: r.varint_u32("rank")?,
                 pid: r.varint_u32("pid")?,
             },
+            9 => Self::Cause(text(r, "cause")?),
             other => {
                 return Err(DecodeError::BadValue {
                     what: "tag",
@@ -444,6 +454,10 @@ impl FromAgent {
                 w.varint(u64::from(told.ranks));
                 w.u8(u8::from(told.is_openmp));
             }
+            Self::Unreached(told) => {
+                w.u8(11);
+                w.bytes(&told.encode());
+            }
         });
     }
 
@@ -521,6 +535,9 @@ impl FromAgent {
                 ranks: r.varint_u32("ranks")?,
                 is_openmp: r.u8("is_openmp")? != 0,
             }),
+            11 => Self::Unreached(Unreached::decode(
+                r.bytes(FRAME_BYTES_MAX, "what was tried")?,
+            )?),
             other => {
                 return Err(DecodeError::BadValue {
                     what: "tag",

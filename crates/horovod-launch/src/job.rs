@@ -61,6 +61,8 @@ pub(crate) struct State {
     threads: Vec<(String, Threads)>,
     /// Ranks that do not answer the others, of which the user has been told.
     told_silent: Vec<u32>,
+    /// Why ranks cannot connect, as all were told.
+    unreachable: Option<String>,
 }
 
 impl State {
@@ -78,6 +80,7 @@ impl State {
             ping_at: now + PING_INTERVAL,
             threads: Vec::new(),
             told_silent: Vec::new(),
+            unreachable: None,
         }
     }
 
@@ -178,6 +181,12 @@ impl Job<'_> {
                 self.output.say(&format!("horovodrun: {words}"));
             }
         }
+        if let Some(why) = self.rendezvous.take_unreachable() {
+            for link in &mut self.links {
+                link.send(&ToAgent::Cause(why.clone()));
+            }
+            self.state.unreachable = Some(why);
+        }
         for _ in before..self.rendezvous.rounds() {
             let size = self.options.num_proc.unwrap_or(1);
             self.output.tell(&Event::Round((0..size).collect()));
@@ -213,7 +222,7 @@ impl Job<'_> {
             .fold(start, earlier)
     }
 
-    /// Ranks that never met cannot notice each other's failure: no need to wait for it. Nor will those that do not
+    /// Ranks that never met cannot notice each other's failure, unless it is that they cannot: no need to wait for it. Nor will those that do not
     /// answer the others end by themselves.
     fn grace(&self) -> Duration {
         let ended = |rank: u32| self.state.ends.iter().any(|end| end.rank == rank);
@@ -223,7 +232,8 @@ impl Job<'_> {
             return Duration::ZERO;
         }
         let noticed = self.state.ends.iter().any(|end| end.is_consequence);
-        if self.rendezvous.has_met() || noticed {
+        let are_told = self.state.unreachable.is_some();
+        if self.rendezvous.has_met() || noticed || are_told {
             FAILURE_GRACE
         } else {
             Duration::ZERO

@@ -91,7 +91,9 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
         platform::adopt_orphans();
     }
     let reach = Reach::of(all_local);
-    let rendezvous = Rendezvous::start(size, reach, &options.network_interfaces)?;
+    let check = check_of(options, &placements);
+    let interfaces = &options.network_interfaces;
+    let rendezvous = Rendezvous::start_checked_by(check, size, reach, interfaces)?;
     if options.verbose {
         describe_plan(&mut output, options, &placements, &are_local, &rendezvous);
     }
@@ -164,6 +166,31 @@ fn run_dialed(options: &Options, events: &Events) -> Result<u8, LaunchError> {
         state,
     };
     Ok(job.run()?)
+}
+
+/// The command that checks the network of this job.
+fn check_of(options: &Options, placements: &[Placement]) -> String {
+    let mut words = vec!["horovodrun --doctor".to_owned()];
+    match (&options.hosts, &options.hostfile) {
+        (None, Some(file)) => words.push(format!("--hostfile {}", file.display())),
+        _ => {
+            let hosts = placements
+                .iter()
+                .map(|placement| placement.host.to_string());
+            words.push(format!("-H {}", hosts.collect::<Vec<_>>().join(",")));
+        }
+    }
+    if let Some(port) = options.ssh_port {
+        words.push(format!("-p {port}"));
+    }
+    if let Some(identity) = &options.ssh_identity_file {
+        words.push(format!("-i {}", identity.display()));
+    }
+    if !options.network_interfaces.is_empty() {
+        let names = options.network_interfaces.join(",");
+        words.push(format!("--network-interfaces {names}"));
+    }
+    words.join(" ")
 }
 
 /// How long hosts may take to answer.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use horovod_protocol::Rank;
 use horovod_transport::rendezvous::{Server, ServerConfig, ServerEvent};
-use horovod_transport::{JobKey, resolve_interfaces};
+use horovod_transport::unreached::Unreached;
+use horovod_transport::{JobKey, loopback, resolve_interfaces};
 
 use crate::executor::RendezvousSource;
 
@@ -38,8 +39,8 @@ pub enum RendezvousError {
     Interfaces(io::Error),
     /// There is no loopback.
     #[error(
-        "the loopback interface is down, through which ranks of one host meet ({0}): bring it up, e.g. with \
-         `ip link set lo up`"
+        "the loopback interface is down or has neither 127.0.0.1 nor ::1, through which ranks of one host meet ({0}): \
+         bring it up, e.g. with `ip link set lo up`, and look for its addresses with `ip addr show lo`"
     )]
     Loopback(io::Error),
     /// It cannot listen.
@@ -61,20 +62,28 @@ pub struct Rendezvous {
     silent: BTreeMap<u32, u32>,
     /// Ranks whose processes have ended while others wait for them here.
     absent: Vec<u32>,
-}
-
-/// Whether there is a way to the loopback address; nothing is sent.
-fn reach_loopback() -> io::Result<()> {
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-    socket.connect(socket.local_addr()?)
+    /// Why ranks cannot connect, until it is taken.
+    unreachable: Option<String>,
 }
 
 impl Rendezvous {
     /// For a job of `size` ranks. `interfaces` are looked up even where they do not matter: a name that does not exist
     /// is a mistake.
     pub fn start(size: u32, reach: Reach, interfaces: &[String]) -> Result<Self, RendezvousError> {
+        Self::start_checked_by(String::new(), size, reach, interfaces)
+    }
+
+    /// As [`Self::start`]; `check` is the command that checks the network of this job, for people.
+    pub(crate) fn start_checked_by(
+        check: String,
+        size: u32,
+        reach: Reach,
+        interfaces: &[String],
+    ) -> Result<Self, RendezvousError> {
         Self::serve(reach, interfaces, |bind, key| {
-            ServerConfig::new(bind, key, size)
+            let mut config = ServerConfig::new(bind, key, size);
+            config.check = check;
+            config
         })
     }
 
@@ -91,15 +100,12 @@ impl Rendezvous {
         let key = JobKey::random().map_err(RendezvousError::Key)?;
         let chosen = resolve_interfaces(interfaces).map_err(RendezvousError::Interfaces)?;
         let bind: Vec<IpAddr> = match reach {
-            Reach::ThisHost => vec![Ipv4Addr::LOCALHOST.into()],
+            Reach::ThisHost => vec![loopback().map_err(RendezvousError::Loopback)?],
             Reach::AllHosts if chosen.is_empty() => {
                 vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
             }
             Reach::AllHosts => chosen,
         };
-        if reach == Reach::ThisHost {
-            reach_loopback().map_err(RendezvousError::Loopback)?;
-        }
         let server = Server::start(config(bind, key.clone())).map_err(RendezvousError::Listen)?;
         let mut addresses = server.addrs().to_vec();
         // To another host the loopback is itself.
@@ -114,6 +120,7 @@ impl Rendezvous {
             rounds: 0,
             silent: BTreeMap::new(),
             absent: Vec::new(),
+            unreachable: None,
         })
     }
 
@@ -162,6 +169,7 @@ impl Rendezvous {
                 ServerEvent::Silent { who, by } => {
                     self.silent.entry(who).or_insert(by);
                 }
+                ServerEvent::Unreachable(why) => self.unreachable = Some(why),
                 ServerEvent::Absent(ranks) => self.absent = ranks.iter().map(|r| r.0).collect(),
                 ServerEvent::Failed(why) => words.push(format!("the ranks did not meet: {why}")),
                 _ => {}
@@ -178,6 +186,16 @@ impl Rendezvous {
     /// Ranks that have exited with code 0 while others waited for them here.
     pub fn absent(&self) -> &[u32] {
         &self.absent
+    }
+
+    /// A rank cannot reach this rendezvous, as its agent tells: all ranks get an error.
+    pub(crate) fn report_unreached(&self, told: Unreached) {
+        self.server.report_unreached(told);
+    }
+
+    /// Why ranks cannot connect, as all ranks are told; once.
+    pub(crate) fn take_unreachable(&mut self) -> Option<String> {
+        self.unreachable.take()
     }
 
     /// Whether all ranks have ever met, so that they notice when one is lost.

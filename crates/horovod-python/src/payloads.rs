@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use horovod::payload::{PayloadClient, PayloadError, Server};
-use horovod::{JobKey, resolve_interfaces};
+use horovod::{JobKey, loopback, resolve_interfaces};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -35,7 +35,7 @@ impl PayloadServer {
         let key = key.map_or_else(|| Ok(JobKey::random()?), key_of)?;
         let chosen = resolve_interfaces(&interfaces)?;
         let bind: Vec<IpAddr> = if local {
-            vec![Ipv4Addr::LOCALHOST.into()]
+            vec![loopback()?]
         } else if chosen.is_empty() {
             vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
         } else {

@@ -122,6 +122,8 @@ table! {
     HOSTNAME: Optional<Text> = "HOROVOD_HOSTNAME", Optional::text("the system's"), Each;
     /// addresses of the launcher's rendezvous, `ip:port[,ip:port...]`; none means a single process
     RENDEZVOUS: Addresses = "HOROVOD_RENDEZVOUS", Addresses, Each;
+    /// local socket of the host's agent, where a rank tells it that it cannot reach the launcher; set by the launcher
+    AGENT_POST: Optional<Text> = "HOROVOD_AGENT_POST", Optional::text("none"), Each;
     /// 64 hex digits that authenticate every connection of the job
     JOB_KEY: Optional<Text> = "HOROVOD_JOB_KEY", Optional::text("none"), Each;
     /// file with the 64 hex digits instead; not for jobs of horovodrun

@@ -158,7 +158,8 @@ pub fn dial(
                     .map_err(|error| error.to_string());
             }
         }
-        if now >= deadline || dials.iter().all(Dial::has_failed_for_good) {
+        let is_in_vain = |dial: &Dial| dial.has_failed_for_good() || dial.is_futile(now, timeout);
+        if now >= deadline || dials.iter().all(is_in_vain) {
             let tried: Vec<String> = dials.iter().flat_map(Dial::failures).collect();
             return Err(tried.join("; "));
         }
@@ -363,6 +364,15 @@ mod tests {
         let why = dial(server.addrs(), &other, 0, SOON).expect_err("another key");
         assert!(why.contains("the job keys differ"), "{why}");
         assert!(server.take().is_empty());
+    }
+
+    #[test]
+    fn a_launcher_that_cannot_be_reached_is_given_up_before_the_time_is_over() {
+        let key = JobKey::random().expect("randomness");
+        // Taken, but nobody listens.
+        let (_taken, at) = net::tcp_bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
+        let why = dial(&[at], &key, 0, Duration::from_secs(1 << 30)).expect_err("nobody listens");
+        assert_eq!(why, format!("{at}: connection refused"));
     }
 
     #[test]

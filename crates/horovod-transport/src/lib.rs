@@ -52,6 +52,8 @@ pub mod testing;
 #[cfg(not(loom))]
 mod topology;
 #[cfg(not(loom))]
+pub mod unreached;
+#[cfg(not(loom))]
 mod wait;
 #[cfg(not(loom))]
 mod wait_policy;
@@ -69,7 +71,8 @@ pub use self::{
         Membership, Mesh, MeshConfig, Place, connect,
     },
     platform::{
-        MECHANISMS, Mechanisms, fd::fork_epoch, identity::host_identity, net::resolve_interfaces,
+        MECHANISMS, Mechanisms, fd::fork_epoch, identity::host_identity, net::loopback,
+        net::resolve_interfaces,
     },
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},

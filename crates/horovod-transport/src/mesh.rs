@@ -8,6 +8,7 @@ mod register;
 mod talk;
 
 pub(crate) use assemble::{Parts, SharedMemory};
+pub(crate) use config::list;
 pub use config::{
     CONNECTIONS_MAX, Congestion, ConnectError, FAN_OUT, Finder, HEARTBEAT, Interrupt, Membership,
     MeshConfig, Place,

@@ -19,5 +19,7 @@ mod server;
 pub(crate) use client::{Client, Notice};
 pub use config::{ServerConfig, ServerEvent};
 pub use messages::RankAssignment;
-pub(crate) use messages::{Common, MemberEntry, ToClient, ToServer, Where};
+pub(crate) use messages::{
+    Common, MemberEntry, ToClient, ToServer, Where, cut_at, read_address, write_address,
+};
 pub use server::Server;

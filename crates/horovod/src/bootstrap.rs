@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use horovod_transport::rendezvous::{Server, ServerConfig};
-use horovod_transport::{Finder, JobKey, Place, resolve_interfaces};
+use horovod_transport::{Finder, JobKey, Place, loopback, resolve_interfaces};
 
 use crate::config::{Config, Started};
 use crate::error::Error;
@@ -155,7 +155,13 @@ fn serve(
     let (bind, port): (Vec<IpAddr>, u16) = match &plan.locator {
         Locator::File {
             on_this_host: true, ..
-        } => (vec![Ipv4Addr::LOCALHOST.into()], 0),
+        } => {
+            let here = loopback();
+            (
+                vec![here.map_err(|e| init(format!("the loopback interface is down: {e}")))?],
+                0,
+            )
+        }
         locator => {
             let port = match locator {
                 Locator::Address { port, .. } => *port,

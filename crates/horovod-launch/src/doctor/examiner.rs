@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 
 use horovod_transport::probe::{Obstacle, Prober, Server};
-use horovod_transport::{JobKey, resolve_interfaces};
+use horovod_transport::{JobKey, loopback, resolve_interfaces};
 
 use super::gather;
 use super::talk::{Answer, Errand, Listening, Outcome, Pace, Question, Stood};
@@ -185,7 +185,7 @@ impl Examiner {
         let key = JobKey::from_hex(&how.key).ok_or_else(|| io::Error::other("a broken key"))?;
         let chosen = resolve_interfaces(&how.interfaces)?;
         let bind: Vec<IpAddr> = if how.is_local {
-            vec![Ipv4Addr::LOCALHOST.into()]
+            vec![loopback()?]
         } else if chosen.is_empty() {
             vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
         } else {

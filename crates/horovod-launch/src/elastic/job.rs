@@ -258,7 +258,7 @@ impl<'a> ElasticJob<'a> {
             FromAgent::Looked { rank, is_stopped } => self.supervisor.looked(rank, is_stopped),
             FromAgent::Threads(told) => agents.on_threads(name, told),
             // Nobody asked.
-            FromAgent::Found(_) => {}
+            FromAgent::Found(_) | FromAgent::Unreached(_) => {}
             FromAgent::Done => {
                 let link = &mut agents.links[index];
                 link.link.stage = Stage::Done;

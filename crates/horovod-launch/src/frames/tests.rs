@@ -35,6 +35,7 @@ fn messages_survive_one_byte_at_a_time() {
         ToAgent::End(70_000),
         ToAgent::Look { rank: 3, pid: 4711 },
         ToAgent::Close,
+        ToAgent::Cause("a firewall".into()),
     ];
     let mut bytes = Vec::new();
     sent.iter().for_each(|message| message.encode(&mut bytes));
@@ -123,7 +124,7 @@ fn refuses_garbage_without_believing_its_lengths() {
         buffer.next_frame(),
         Err(DecodeError::TooLong { .. })
     ));
-    assert!(ToAgent::decode(&[9]).is_err());
+    assert!(ToAgent::decode(&[10]).is_err());
     assert!(FromAgent::decode(&[5, 1, 7, 0]).is_err());
     assert!(FromAgent::decode(&[7, 7]).is_err());
     assert!(ToAgent::decode(&[0, 0, 0xff, 0xff, 0xff, 0x7f]).is_err());

@@ -108,6 +108,11 @@ impl Job<'_> {
                 self.links[index].stage = Stage::Done;
                 self.links[index].hang_up();
             }
+            FromAgent::Unreached(told) => {
+                if self.is_of(index, told.rank()) {
+                    self.rendezvous.report_unreached(told);
+                }
+            }
             FromAgent::Threads(told) => self.state.threads.push((name, told)),
             // Nobody asked.
             FromAgent::Found(_) | FromAgent::Looked { .. } => {}

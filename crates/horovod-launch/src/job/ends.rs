@@ -82,8 +82,10 @@ impl Job<'_> {
         if paragraphs.is_empty()
             && let Some(culprit) = culprit
         {
-            let tail = self.output.tail(culprit.rank);
-            paragraphs = describe(culprit, tail, &ends);
+            paragraphs = match &self.state.unreachable {
+                Some(why) => vec![why.clone()],
+                None => describe(culprit, self.output.tail(culprit.rank), &ends),
+            };
         }
         if let Some(signal) = self.state.interrupted_by {
             paragraphs.push(ended_by(signal));

@@ -111,6 +111,8 @@ pub struct MeshConfig {
     pub rendezvous: Vec<SocketAddr>,
     /// Instead of `rendezvous` and `key`, when these are not known from the start.
     pub finder: Option<Finder>,
+    /// Where to tell the agent of this host that the launcher cannot be reached ([`crate::unreached::post`]).
+    pub post: Option<String>,
     /// How the caller breaks off; `None`: not before `timeout`.
     pub interrupt: Option<Interrupt>,
     /// This host's name, for people and as part of its identity; empty: ask the system.
@@ -167,6 +169,7 @@ impl MeshConfig {
             key,
             rendezvous,
             finder: None,
+            post: None,
             interrupt: None,
             hostname: String::new(),
             interfaces: Vec::new(),
@@ -214,7 +217,11 @@ pub enum ConnectError {
         reason: String,
     },
     /// Other ranks never registered.
-    #[error("{} of {size} ranks did not register within {}: {}", missing.len(), secs(*.waited), list(missing))]
+    #[error(
+        "{} of {size} ranks did not register within {}: {}. A rank that cannot connect says in its own output what it \
+         tried; one that says nothing has not called hvd.init() yet",
+        missing.len(), secs(*.waited), list(missing)
+    )]
     Missing {
         /// Those ranks.
         missing: Vec<Rank>,
@@ -286,7 +293,8 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-fn list(ranks: &[Rank]) -> String {
+/// `ranks 1, 3`.
+pub(crate) fn list(ranks: &[Rank]) -> String {
     const SHOWN: usize = 16;
     let names: Vec<String> = ranks.iter().take(SHOWN).map(|r| r.0.to_string()).collect();
     let rest = ranks.len().saturating_sub(SHOWN);
@@ -317,7 +325,8 @@ mod tests {
         };
         assert_eq!(
             error.to_string(),
-            "2 of 4 ranks did not register within 30 s: ranks 1, 3"
+            "2 of 4 ranks did not register within 30 s: ranks 1, 3. A rank that cannot connect says in its own output \
+             what it tried; one that says nothing has not called hvd.init() yet"
         );
         let missing = (0..20).map(Rank).collect();
         let text = ConnectError::Missing {
@@ -326,7 +335,7 @@ mod tests {
             waited,
         }
         .to_string();
-        assert!(text.ends_with("14, 15 and 4 more"), "{text}");
+        assert!(text.contains("14, 15 and 4 more."), "{text}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! control links are in it, for the same purpose.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{Ipv4Addr, Ipv6Addr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -30,6 +30,7 @@ use crate::{
         stream::Stream,
     },
     topology::Member,
+    unreached::{Goal, Unreached},
 };
 
 /// How often a process of an elastic job comes again after connections failed that nobody's death explains: a link may
@@ -206,7 +207,7 @@ impl Joining {
         } else if several_hosts {
             vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
         } else {
-            vec![IpAddr::from(Ipv4Addr::LOCALHOST)]
+            vec![net::loopback().map_err(system("the loopback interface is down"))?]
         };
         let bound = listen_all(&addresses, 0).map_err(system("cannot wait for other ranks"))?;
         let mut found =
@@ -327,6 +328,11 @@ impl<'a> Links<'a> {
                 && self.giving.as_ref().is_none_or(|g| g.open.is_empty())
             {
                 return self.finish();
+            }
+            if self.joining.config.elastic.is_none()
+                && let Some(told) = self.unreached(now)
+            {
+                return Err(self.joining.tell_unreached(told));
             }
             if now >= self.joining.deadline {
                 return Err(self.unfinished());
@@ -482,6 +488,32 @@ impl<'a> Links<'a> {
             parts.shared = Some(shared.map_err(failed)?);
         }
         Ok(parts)
+    }
+
+    /// The ranks that there is no way to; `None` if trying on may help.
+    fn unreached(&self, now: Instant) -> Option<Unreached> {
+        let config = &self.joining.config;
+        let mut goals: Vec<(Goal, _)> = Vec::new();
+        let futile = |dial: &&Dial| dial.is_futile(now, config.timeout);
+        for dial in self.dials.iter().filter(futile) {
+            let peer = self.parts.topology.peer(Rank(dial.binding.to));
+            let goal = Goal::Peer {
+                rank: peer.rank,
+                host: peer.hostname.to_string(),
+            };
+            if !goals.iter().any(|(known, _)| *known == goal) {
+                goals.push((goal, dial.tried()));
+            }
+        }
+        if goals.is_empty() {
+            return None;
+        }
+        Some(Unreached::new(
+            config.rank,
+            &config.hostname,
+            &config.interfaces,
+            goals,
+        ))
     }
 
     fn unfinished(&self) -> ConnectError {

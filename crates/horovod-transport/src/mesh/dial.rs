@@ -11,6 +11,7 @@ use crate::{
     JobKey,
     handshake::{Binding, HandshakeError, Initiator},
     platform::{self, fd::Fd, net},
+    probe::Obstacle,
     tcp::stream::Stream,
 };
 
@@ -19,6 +20,9 @@ const ATTEMPT: Duration = Duration::from_secs(3);
 /// Pause before all candidates are tried again: the first, which doubles until the last.
 const PAUSE: Duration = Duration::from_millis(50);
 const DOUBLINGS: u32 = 3;
+/// When every candidate has failed for so long, of causes that only a person can change, it is abandoned. Two attempts
+/// at an address that answers nothing take as long.
+const FUTILE_AFTER: Duration = ATTEMPT.saturating_mul(2);
 
 /// Longer with every round, and different for everybody: thousands of ranks may wait for the same one.
 pub(super) fn pause(rounds: u32, doublings: u32) -> Duration {
@@ -58,11 +62,48 @@ enum State {
     Done,
 }
 
+/// What happened at one candidate.
+#[derive(Clone, Debug)]
+struct Failure {
+    why: Obstacle,
+    /// The network or who answers is at fault: not the load of who should answer, nor a moment too early.
+    is_settled: bool,
+}
+
+impl Failure {
+    fn of_network(error: io::Error) -> Self {
+        Self {
+            why: error.into(),
+            is_settled: true,
+        }
+    }
+
+    fn of_handshake(error: HandshakeError) -> Self {
+        let is_settled = matches!(
+            error,
+            HandshakeError::Key | HandshakeError::Version { .. } | HandshakeError::Stranger
+        );
+        let why = match error {
+            HandshakeError::Io(error) => Obstacle::Handshake(error.to_string()),
+            error => error.into(),
+        };
+        Self { why, is_settled }
+    }
+
+    fn unsettled(why: Obstacle) -> Self {
+        Self {
+            why,
+            is_settled: false,
+        }
+    }
+}
+
 /// The attempt to make one connection.
 pub(crate) struct Dial {
     pub(crate) binding: Binding,
     targets: Vec<Target>,
-    failures: Vec<Option<String>>,
+    failures: Vec<Option<Failure>>,
+    since: Instant,
     next: usize,
     /// How often all candidates have failed.
     rounds: u32,
@@ -81,6 +122,7 @@ impl Dial {
             binding,
             targets,
             failures,
+            since: now,
             next: 0,
             rounds: 0,
             state,
@@ -117,6 +159,29 @@ impl Dial {
         self.failed_for_good
     }
 
+    /// Whether every candidate has failed for so long that trying on is in vain. `timeout` is how long it may take at
+    /// most: where that is short, half of it is long enough, so that there is time to tell others.
+    pub(crate) fn is_futile(&self, now: Instant, timeout: Duration) -> bool {
+        let has_failed = |failure: &Option<Failure>| failure.as_ref().is_some_and(|f| f.is_settled);
+        now >= self.since + FUTILE_AFTER.min(timeout / 2)
+            && !matches!(self.state, State::Shaking { .. })
+            && self.failures.iter().all(has_failed)
+    }
+
+    /// Each address that was tried, and what came back.
+    pub(crate) fn tried(&self) -> Vec<(SocketAddr, Obstacle)> {
+        let tried = self.targets.iter().zip(&self.failures);
+        tried
+            .filter_map(|(target, failure)| match target {
+                Target::Tcp(at) => {
+                    let why = failure.as_ref().map(|failure| failure.why.clone());
+                    Some((*at, why.unwrap_or(Obstacle::Silence)))
+                }
+                Target::Local(_) => None,
+            })
+            .collect()
+    }
+
     /// What happened at each candidate.
     pub(crate) fn failures(&self) -> Vec<String> {
         if self.targets.is_empty() {
@@ -124,11 +189,9 @@ impl Dial {
         }
         let failures = self.targets.iter().zip(&self.failures);
         failures
-            .map(|(target, why)| {
-                format!(
-                    "{target}: {}",
-                    why.as_deref().unwrap_or("no answer in time")
-                )
+            .map(|(target, failure)| match failure {
+                Some(failure) => format!("{target}: {}", failure.why),
+                None => format!("{target}: {}", Obstacle::Silence),
             })
             .collect()
     }
@@ -154,12 +217,11 @@ impl Dial {
                                 until: now + ATTEMPT,
                             }
                         }
-                        Err(e) => {
-                            self.fail(now, &e, false);
-                            if net::is_exhausted(&e) {
-                                self.exhausted = Some(e);
-                            }
+                        Err(e) if net::is_exhausted(&e) => {
+                            self.fail(now, Failure::unsettled(Obstacle::Other(e.to_string())));
+                            self.exhausted = Some(e);
                         }
+                        Err(e) => self.fail(now, Failure::of_network(e)),
                     }
                 }
                 State::Connecting { fd, until } => match net::connected(&fd) {
@@ -168,14 +230,16 @@ impl Dial {
                             let initiator = Box::new(initiator);
                             self.state = State::Shaking { initiator, until };
                         }
-                        Err(e) => self.fail(now, &e, false),
+                        Err(e) => self.fail(now, Failure::of_handshake(e)),
                     },
                     Ok(None) if now < until => {
                         self.state = State::Connecting { fd, until };
                         return None;
                     }
-                    Ok(None) => self.fail(now, &io::Error::from(io::ErrorKind::TimedOut), false),
-                    Err(e) => self.fail(now, &e, false),
+                    Ok(None) => {
+                        self.fail(now, Failure::of_network(rustix::io::Errno::TIMEDOUT.into()));
+                    }
+                    Err(e) => self.fail(now, Failure::of_network(e)),
                 },
                 State::Shaking {
                     mut initiator,
@@ -186,11 +250,16 @@ impl Dial {
                         self.state = State::Shaking { initiator, until };
                         return None;
                     }
-                    Ok(None) => self.fail(now, &"no answer to the handshake in time", false),
+                    Ok(None) => {
+                        let why = "it took the connection and said nothing".to_owned();
+                        self.fail(now, Failure::unsettled(Obstacle::Handshake(why)));
+                    }
                     Err(e) => {
                         let for_good =
                             matches!(e, HandshakeError::Key | HandshakeError::Version { .. });
-                        self.fail(now, &e, for_good);
+                        self.fail(now, Failure::of_handshake(e));
+                        // Only a lone candidate can fail for good: behind another address may be the right one.
+                        self.failed_for_good = for_good && self.targets.len() == 1;
                     }
                 },
             }
@@ -198,11 +267,9 @@ impl Dial {
     }
 
     /// Notes a failure and turns to the next candidate, after a pause when all have had their turn.
-    fn fail(&mut self, now: Instant, why: &dyn std::fmt::Display, for_good: bool) {
-        self.failures[self.next] = Some(why.to_string());
+    fn fail(&mut self, now: Instant, failure: Failure) {
+        self.failures[self.next] = Some(failure);
         self.next = (self.next + 1) % self.targets.len();
-        // Only a lone candidate can fail for good: behind another address may be the right one.
-        self.failed_for_good = for_good && self.targets.len() == 1;
         let until = if self.next == 0 {
             self.rounds += 1;
             now + pause(self.rounds, DOUBLINGS)

@@ -12,6 +12,7 @@ use crate::{
     handshake::{Binding, Purpose, SERVER},
     platform::fd::Fd,
     rendezvous::Client,
+    unreached::{Goal, Unreached, cause, post},
     wait::poll_until,
 };
 
@@ -20,11 +21,20 @@ use crate::{
 const DOUBLINGS: u32 = 5;
 /// How often to ask whether the caller wants to leave.
 const ASK_EVERY: Duration = Duration::from_millis(100);
+/// What the launcher may take to make one cause of what several ranks tell.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Part of the timeout in which rank 0 has to be reached, in percent: rank 0 gives up those that it misses later
+/// ([`super::talk`]), so that the ranks that know why can say so first.
+const REACH_PERCENT: u32 = 85;
 
 /// Connects to whichever candidate address of the rendezvous answers first; `config` says afterwards which key it
 /// has.
 pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Client, ConnectError> {
     let mut search = Search::new(config);
+    let deadline = match config.finder {
+        Some(_) => deadline - config.timeout * (100 - REACH_PERCENT) / 100,
+        None => deadline,
+    };
     loop {
         let now = Instant::now();
         search.look(config, now);
@@ -41,13 +51,10 @@ pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Cli
                 source,
             });
         }
-        if now >= deadline || search.has_failed_for_good(config) {
-            return Err(ConnectError::Rendezvous {
-                rank: config.rank,
-                waited: config.timeout - deadline.saturating_duration_since(now),
-                tried: search.failures(),
-            });
+        if now >= deadline || search.has_failed_for_good(config) || search.is_futile(config, now) {
+            return Err(search.error(config, config.timeout - (deadline - now)));
         }
+        search.warn(config, deadline, now);
         let next = search
             .dials
             .iter()
@@ -67,6 +74,7 @@ struct Search {
     look_at: Option<Instant>,
     looked: u32,
     not_found: Option<String>,
+    has_warned: bool,
 }
 
 impl Search {
@@ -85,6 +93,7 @@ impl Search {
             look_at: None,
             looked: 0,
             not_found: None,
+            has_warned: false,
         };
         match &config.finder {
             Some(_) => search.look_at = Some(Instant::now()),
@@ -131,6 +140,63 @@ impl Search {
         config.finder.is_none() && self.dials.iter().all(Dial::has_failed_for_good)
     }
 
+    /// Whether the launcher, which was there before this process, cannot be reached. Rank 0 may not have started yet,
+    /// and a worker of an elastic job may hold what is worth waiting for.
+    fn is_futile(&self, config: &MeshConfig, now: Instant) -> bool {
+        config.finder.is_none()
+            && config.elastic.is_none()
+            && self
+                .dials
+                .iter()
+                .all(|dial| dial.is_futile(now, config.timeout))
+    }
+
+    /// Why nothing answered: the same text on all ranks where they have a launcher.
+    fn error(&self, config: &MeshConfig, waited: Duration) -> ConnectError {
+        if let (Some(told), None) = (self.told(config), &config.elastic) {
+            return ConnectError::Aborted(common_cause(config, &told));
+        }
+        let advice = self.told(config).map(|told| cause(&[told], ""));
+        ConnectError::Rendezvous {
+            rank: config.rank,
+            waited,
+            tried: advice.map_or_else(|| self.failures(), |advice| vec![advice]),
+        }
+    }
+
+    /// What was tried, if there was an address.
+    fn told(&self, config: &MeshConfig) -> Option<Unreached> {
+        let tried: Vec<_> = self.dials.iter().flat_map(Dial::tried).collect();
+        let goal = match config.finder {
+            Some(_) => Goal::RankZero,
+            None => Goal::Launcher,
+        };
+        let goals = vec![(goal, tried)];
+        let told = || Unreached::new(config.rank, &config.hostname, &config.interfaces, goals);
+        (!self.dials.is_empty()).then(told)
+    }
+
+    /// Says once what was tried so far, where another process may end this one before it gives up.
+    fn warn(&mut self, config: &MeshConfig, deadline: Instant, now: Instant) {
+        let is_late = deadline - now < config.timeout / 2;
+        if self.has_warned || config.finder.is_none() || !is_late {
+            return;
+        }
+        self.has_warned = true;
+        let left = (deadline - now).as_secs();
+        match self.told(config) {
+            Some(told) => tracing::warn!(
+                "not connected yet, trying for {left} s more: {} (or rank 0 has not called hvd.init() yet)",
+                cause(&[told], "")
+            ),
+            None => tracing::warn!(
+                "{} has not found rank 0 yet, looking for {left} s more: {}",
+                config.rank,
+                self.failures().join("; ")
+            ),
+        }
+    }
+
     fn failures(&self) -> Vec<String> {
         let dials = self.dials.iter().flat_map(Dial::failures);
         let tried: Vec<String> = self.not_found.iter().cloned().chain(dials).collect();
@@ -139,6 +205,17 @@ impl Search {
         }
         tried
     }
+}
+
+/// What the launcher makes of what this rank and others have tried; without one, what this rank makes of it.
+fn common_cause(config: &MeshConfig, told: &Unreached) -> String {
+    let wants_to_leave = || {
+        let interrupt = config.interrupt.as_ref();
+        interrupt.is_some_and(|interrupt| interrupt.wants_to_leave())
+    };
+    let post = config.post.as_ref();
+    post.and_then(|name| post::tell(name, told, ANSWER_WITHIN, &wants_to_leave))
+        .unwrap_or_else(|| cause(std::slice::from_ref(told), ""))
 }
 
 /// Waits until something can go on; an error if the caller wants to leave.

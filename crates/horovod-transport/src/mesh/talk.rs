@@ -8,11 +8,14 @@ use super::{CONNECTIONS_MAX, ConnectError, connect::Joining, register::wait_for}
 use crate::{
     platform::identity,
     rendezvous::{Common, MemberEntry, RankAssignment, ToClient, ToServer, Where},
+    unreached::{Unreached, cause},
 };
 
 /// Part of the timeout after which the rendezvous says who is missing, in percent: before this
 /// rank gives up by itself.
 const ANSWER_AFTER_PERCENT: u32 = 90;
+/// What the rendezvous may take to make one cause of what several ranks tell.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Who takes part.
 pub(super) struct Roster {
@@ -92,6 +95,23 @@ impl Joining {
                 waited: self.started.elapsed(),
             }),
             other => Ok(other),
+        }
+    }
+
+    /// Tells the rendezvous whom this rank cannot reach; the cause that it makes of what all tell.
+    pub(super) fn tell_unreached(&mut self, told: Unreached) -> ConnectError {
+        let own = cause(std::slice::from_ref(&told), "");
+        self.deadline = self.deadline.min(Instant::now() + ANSWER_WITHIN);
+        if let Err(error) = self.tell(&ToServer::Unreached(told)) {
+            tracing::debug!("{error}");
+            return ConnectError::Aborted(own);
+        }
+        loop {
+            match self.wait_message() {
+                Ok(_) => {}
+                Err(ConnectError::RendezvousLost { .. }) => return ConnectError::Aborted(own),
+                Err(error) => return error,
+            }
         }
     }
 

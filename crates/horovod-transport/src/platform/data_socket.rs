@@ -162,8 +162,8 @@ fn enlarge(far: &[&Fd], wanted: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// The shortest round trip that the connection has seen; `None` if it is no TCP connection.
-fn round_trip(fd: &Fd) -> Option<Duration> {
+/// What the system knows of a connection; `None` if it is no TCP connection.
+fn info(fd: &Fd) -> Option<libc::tcp_info> {
     // SAFETY: all zeros is a valid value of this struct of integers.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut len = libc::socklen_t::try_from(size_of_val(&info)).ok()?;
@@ -171,10 +171,63 @@ fn round_trip(fd: &Fd) -> Option<Duration> {
     let fd = fd.get().ok()?.as_fd().as_raw_fd();
     // SAFETY: `to` points to `len` writable bytes.
     let done = unsafe { libc::getsockopt(fd, level, name, to, &raw mut len) } == 0;
-    // An old kernel fills less; then the field is 0. `u32::MAX` is a connection without a measurement.
-    let micros = Some(info.tcpi_min_rtt).filter(|rtt| done && *rtt != u32::MAX)?;
+    // An old kernel fills less; then the other fields are 0.
+    done.then_some(info)
+}
+
+/// The shortest round trip that the connection has seen; `None` if it is no TCP connection.
+fn round_trip(fd: &Fd) -> Option<Duration> {
+    // `u32::MAX` is a connection without a measurement.
+    let micros = Some(info(fd)?.tcpi_min_rtt).filter(|rtt| *rtt != u32::MAX)?;
     Some(Duration::from_micros(micros.into()))
 }
+
+/// Of a connection that the system has given up because nothing was answered: whether only its small packets passed.
+pub(crate) fn size_that_does_not_pass(fd: &Fd) -> Option<String> {
+    let info = info(fd)?;
+    let original = info.tcpi_bytes_sent.saturating_sub(info.tcpi_bytes_retrans);
+    Packets {
+        passed: info.tcpi_delivered,
+        passed_bytes: info.tcpi_bytes_acked,
+        unanswered_bytes: original.saturating_sub(info.tcpi_bytes_acked),
+        payload_max: info.tcpi_snd_mss,
+        mtu: info.tcpi_pmtu,
+    }
+    .judge()
+}
+
+/// What passed on a connection, and what did not.
+struct Packets {
+    passed: u32,
+    passed_bytes: u64,
+    unanswered_bytes: u64,
+    /// Most bytes in one packet.
+    payload_max: u32,
+    /// What the system takes for the largest packet that passes on the whole way.
+    mtu: u32,
+}
+
+impl Packets {
+    /// Large packets are those of the full size. That none passed shows in the mean size of those that did.
+    fn judge(&self) -> Option<String> {
+        let full = u64::from(self.payload_max);
+        let mean = self.passed_bytes / u64::from(self.passed).max(1);
+        let is_known = full > 0 && self.mtu > IP_AND_ICMP_BYTES && self.passed > 0;
+        (is_known && mean < full / 2 && self.unanswered_bytes >= full).then(|| {
+            format!(
+                "small packets passed ({mean} bytes on average) and those of {full} bytes did not, as if something on \
+                 the way had a smaller MTU than the {} that this host takes for granted: `ping -M do -s {}` to the \
+                 other host shows whether packets of that size pass, `ip link set dev ... mtu 1400` on both hosts \
+                 makes them smaller, and `horovodrun --doctor` measures the way",
+                self.mtu,
+                self.mtu - IP_AND_ICMP_BYTES
+            )
+        })
+    }
+}
+
+/// Bytes of the headers of a ping.
+const IP_AND_ICMP_BYTES: u32 = 28;
 
 #[cfg(test)]
 mod tests {
@@ -185,6 +238,31 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         Fd::open(|| Ok::<_, io::Error>(stream.into())).unwrap()
+    }
+
+    #[test]
+    fn only_large_packets_that_vanish_point_to_the_mtu() {
+        let packets = |passed, passed_bytes, unanswered_bytes| Packets {
+            passed,
+            passed_bytes,
+            unanswered_bytes,
+            payload_max: 1448,
+            mtu: 1500,
+        };
+        let text = packets(4, 400, 14_480).judge().unwrap();
+        for part in [
+            "(100 bytes on average)",
+            "those of 1448 bytes",
+            "than the 1500 that",
+            "-s 1472`",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+        // All sizes passed before, or only small ones were sent, or nothing is known.
+        assert!(packets(100, 140_000, 14_480).judge().is_none());
+        assert!(packets(4, 400, 90).judge().is_none());
+        assert!(packets(0, 0, 14_480).judge().is_none());
+        assert!(size_that_does_not_pass(&connection()).is_none());
     }
 
     fn congestion(fd: &Fd) -> String {

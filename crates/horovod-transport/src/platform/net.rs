@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::Arc,
     time::Duration,
 };
@@ -324,6 +324,19 @@ unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
         }
         _ => None,
     }
+}
+
+/// The address by which processes of this host reach each other: `127.0.0.1`, or `::1` where there is only that. The
+/// error is that of the former.
+pub fn loopback() -> io::Result<IpAddr> {
+    let reach = |address: IpAddr| {
+        // A way is looked for, nothing is sent.
+        let socket = UdpSocket::bind((address, 0))?;
+        socket.connect(socket.local_addr()?)?;
+        Ok(address)
+    };
+    reach(Ipv4Addr::LOCALHOST.into())
+        .or_else(|error: io::Error| reach(Ipv6Addr::LOCALHOST.into()).map_err(|_| error))
 }
 
 /// The addresses that `wanted` (names of network interfaces, or addresses) stand for on this machine.

@@ -21,6 +21,8 @@ pub struct ServerConfig {
     pub size: u32,
     /// Whether the members change from round to round, and the launcher says who they are.
     pub elastic: bool,
+    /// The command that checks the network between the hosts of this job; empty: it is made of the hosts' names.
+    pub check: String,
 }
 
 impl ServerConfig {
@@ -32,6 +34,7 @@ impl ServerConfig {
             key,
             size,
             elastic: false,
+            check: String::new(),
         }
     }
 
@@ -66,6 +69,8 @@ pub enum ServerEvent {
     /// The processes of these ranks have exited with code 0 while other ranks waited for them at the rendezvous. The
     /// ranks that waited got an error.
     Absent(Vec<Rank>),
+    /// Ranks cannot connect to the rendezvous or to each other: what all ranks fail with.
+    Unreachable(String),
     /// A worker of an elastic job waits for the next round; what it holds of the training state.
     Joined {
         /// The worker.

@@ -11,6 +11,7 @@ use super::{
     messages::{Common, MemberEntry, RankAssignment, Registration, ToClient, ToServer, Where},
     round::{ClientId, Do},
 };
+use crate::unreached::cause;
 
 /// A worker that wants to be part of the next round.
 struct Waiting {
@@ -85,6 +86,8 @@ impl Rounds {
             ToServer::Silent { rank } => self.silent(client, rank),
             ToServer::Ready(place) => self.ready(client, place),
             ToServer::Failed { text } => self.failed(client, &text),
+            // Those of an elastic job come again instead.
+            ToServer::Unreached(told) => self.failed(client, &cause(&[told], "")),
             ToServer::Hello { .. } => {
                 let text = "this job is elastic, but HOROVOD_ELASTIC is not set in this process";
                 let text = text.to_owned();

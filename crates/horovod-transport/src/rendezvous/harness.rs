@@ -428,7 +428,7 @@ fn fixed(mut plan: &[u8]) {
     let [size, rest @ ..] = plan else { return };
     plan = rest;
     let start = Instant::now();
-    let mut fixed = FixedRounds::new(u32::from(size % 8) + 1);
+    let mut fixed = FixedRounds::new(u32::from(size % 8) + 1, String::new());
     let mut now = start;
     let mut next = 0;
     let mut generation = 0;
@@ -440,6 +440,10 @@ fn fixed(mut plan: &[u8]) {
             0 | 1 => {
                 next += 1;
                 let said = ToServer::decode(message(&mut plan));
+                if let Ok(ToServer::Unreached(told)) = said {
+                    fixed.unreached(told, now);
+                    continue;
+                }
                 let (rank, size, told) = match said {
                     Ok(ToServer::Hello {
                         rank,

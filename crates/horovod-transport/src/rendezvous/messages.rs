@@ -8,6 +8,8 @@ use horovod_protocol::{
     wire::{Reader, Writer},
 };
 
+use crate::unreached::Unreached;
+
 /// Longest message to the server, in bytes.
 pub(crate) const TO_SERVER_MAX: usize = 64 << 10;
 /// Longest message to a client, in bytes.
@@ -111,6 +113,8 @@ pub(crate) enum ToServer {
     Silent {
         rank: u32,
     },
+    /// This rank cannot connect to others.
+    Unreached(Unreached),
 }
 
 /// To a rank.
@@ -151,16 +155,20 @@ pub(crate) enum ToClient {
     },
 }
 
-/// At most `max` bytes of a text, cut at a character.
 fn cut(text: &str) -> &str {
-    let mut end = text.len().min(TEXT_MAX);
+    cut_at(text, TEXT_MAX)
+}
+
+/// At most `max` bytes of a text, cut at a character.
+pub(crate) fn cut_at(text: &str, max: usize) -> &str {
+    let mut end = text.len().min(max);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
     &text[..end]
 }
 
-fn write_address(w: &mut Writer<'_>, address: &SocketAddr) {
+pub(crate) fn write_address(w: &mut Writer<'_>, address: &SocketAddr) {
     match address.ip() {
         IpAddr::V4(ip) => {
             w.u8(4);
@@ -174,7 +182,7 @@ fn write_address(w: &mut Writer<'_>, address: &SocketAddr) {
     w.varint(u64::from(address.port()));
 }
 
-fn read_address(r: &mut Reader<'_>) -> Result<SocketAddr, DecodeError> {
+pub(crate) fn read_address(r: &mut Reader<'_>) -> Result<SocketAddr, DecodeError> {
     let ip = match r.u8("address family")? {
         4 => IpAddr::from(r.array::<4>("address")?),
         6 => IpAddr::from(r.array::<16>("address")?),
@@ -326,6 +334,10 @@ impl ToServer {
                 w.u8(5);
                 w.varint(u64::from(*rank));
             }
+            Self::Unreached(told) => {
+                w.u8(6);
+                told.put(w);
+            }
         }
         out
     }
@@ -355,6 +367,7 @@ impl ToServer {
             5 => Self::Silent {
                 rank: r.varint_u32("rank")?,
             },
+            6 => Self::Unreached(Unreached::get(r)?),
             tag => {
                 return Err(DecodeError::BadValue {
                     what: "message",

@@ -1,6 +1,9 @@
 //! The state of one rendezvous of fixed members, without any I/O: who registered, who is ready, who is to be told what.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
 use horovod_protocol::Rank;
 
@@ -8,6 +11,11 @@ use super::{
     config::ServerEvent,
     messages::{Common, MemberEntry, Registration, ToClient, Where},
 };
+use crate::unreached::{Unreached, cause};
+
+/// From the first rank that tells whom it cannot reach until one cause is made of what all tell, unless all ranks are
+/// accounted for earlier.
+const COLLECT: Duration = Duration::from_secs(2);
 
 /// A connection of the server.
 pub(crate) type ClientId = u64;
@@ -49,11 +57,32 @@ pub(crate) struct FixedRounds {
     generations: u64,
     /// Ranks whose processes have exited with code 0, and their hosts: they will not register again.
     ended: BTreeMap<u32, String>,
+    unreached: UnreachedRanks,
+    /// Who is in the newest generation that has its table.
+    newest: Vec<(u32, ClientId)>,
+}
+
+/// What ranks tell that cannot connect.
+#[derive(Default)]
+struct UnreachedRanks {
+    /// The command that checks the network.
+    check: String,
+    told: Vec<Unreached>,
+    /// When to make one cause of it.
+    settle_at: Option<Instant>,
+    /// The last cause, and the ranks that have not come yet to hear it.
+    cause: String,
+    unaware: BTreeSet<u32>,
 }
 
 impl FixedRounds {
-    pub(crate) fn new(size: u32) -> Self {
+    pub(crate) fn new(size: u32, check: String) -> Self {
         Self {
+            unreached: UnreachedRanks {
+                check,
+                ..UnreachedRanks::default()
+            },
+            newest: Vec::new(),
             size,
             gathering: BTreeMap::new(),
             building: None,
@@ -85,6 +114,10 @@ impl FixedRounds {
                 "rank {rank} is registered already, by process {} on {}",
                 other.member.pid, other.member.hostname
             ));
+        }
+        if self.unreached.unaware.remove(&rank) {
+            let text = self.unreached.cause.clone();
+            return vec![Do::Dismiss(client, ToClient::Aborted { text })];
         }
         self.gathering.insert(
             rank,
@@ -181,6 +214,7 @@ impl FixedRounds {
             .iter()
             .map(|r| Do::Tell(r.client, table.clone()))
             .collect();
+        self.newest = (0..).zip(building.ranks.iter().map(|r| r.client)).collect();
         todo.push(Do::Up(building.generation));
         todo.extend(self.start_if_complete());
         todo
@@ -189,11 +223,81 @@ impl FixedRounds {
     /// A connection ended, or its rank says that it failed.
     pub(crate) fn gone(&mut self, client: ClientId, why: &str) -> Vec<Do> {
         self.gathering.retain(|_, r| r.client != client);
+        self.newest.retain(|(_, known)| *known != client);
         let building = self.building.as_ref();
         match building.and_then(|b| b.ranks.iter().position(|r| r.client == client)) {
             Some(rank) => self.abort(Some(rank), why),
             None => Vec::new(),
         }
+    }
+
+    /// A rank cannot connect, as the agent of its host tells. That is not true of one that is here: then it was a
+    /// process with a copy of that rank's environment.
+    pub(crate) fn unreached_by_agent(&mut self, told: Unreached, now: Instant) {
+        let rank = told.rank.0;
+        let is_here = self.building.is_some()
+            || self.gathering.contains_key(&rank)
+            || self.newest.iter().any(|(known, _)| *known == rank);
+        if !is_here {
+            self.unreached(told, now);
+        }
+    }
+
+    /// A rank cannot connect, as itself tells.
+    pub(crate) fn unreached(&mut self, told: Unreached, now: Instant) {
+        let unreached = &mut self.unreached;
+        unreached.told.retain(|known| known.rank != told.rank);
+        unreached.told.push(told);
+        unreached.settle_at.get_or_insert(now + COLLECT);
+        self.settle_if_all_are_accounted_for(now);
+    }
+
+    /// Each rank waits here or has told why it cannot.
+    fn settle_if_all_are_accounted_for(&mut self, now: Instant) {
+        let told = self.unreached.told.iter().map(|one| one.rank.0);
+        let absent = told.filter(|rank| !self.gathering.contains_key(rank));
+        if self.gathering.len() + absent.count() == self.size as usize {
+            self.unreached.settle_at = self.unreached.settle_at.map(|_| now);
+        }
+    }
+
+    /// Makes one cause of what ranks told, and tells it to all: those that wait, those that make their links, and, when
+    /// they come, those that have not come yet.
+    fn settle(&mut self) -> Vec<Do> {
+        self.unreached.settle_at = None;
+        let told = std::mem::take(&mut self.unreached.told);
+        let text = cause(&told, &self.unreached.check);
+        let aborted = || ToClient::Aborted { text: text.clone() };
+        let mut aware: BTreeSet<u32> = told.iter().map(|one| one.rank.0).collect();
+        let mut todo = vec![
+            Do::Failed(text.clone()),
+            Do::Report(ServerEvent::Unreachable(text.clone())),
+        ];
+        let building = self.building.take().into_iter().flat_map(|b| b.ranks);
+        let building = (0..).zip(building);
+        for (rank, registered) in std::mem::take(&mut self.gathering)
+            .into_iter()
+            .chain(building)
+        {
+            aware.insert(rank);
+            todo.push(Do::Dismiss(registered.client, aborted()));
+        }
+        // For those that have all their links already, the first that could not connect is lost.
+        let lost = |one: &Unreached| ToClient::PeerDied {
+            rank: one.rank.0,
+            host: one.host.clone(),
+            cause: text.clone(),
+        };
+        for (rank, client) in std::mem::take(&mut self.newest) {
+            aware.insert(rank);
+            todo.push(Do::Tell(client, aborted()));
+            todo.extend(told.first().map(|one| Do::Tell(client, lost(one))));
+        }
+        self.unreached.unaware = (0..self.size)
+            .filter(|rank| !aware.contains(rank))
+            .collect();
+        self.unreached.cause = text;
+        todo
     }
 
     /// Somebody died: who is being set up together with it need not wait.
@@ -236,10 +340,14 @@ impl FixedRounds {
             .values()
             .chain(building)
             .map(|r| r.answer_by)
+            .chain(self.unreached.settle_at)
             .min()
     }
 
     pub(crate) fn timeout(&mut self, now: Instant) -> Vec<Do> {
+        if self.unreached.settle_at.is_some_and(|at| at <= now) {
+            return self.settle();
+        }
         let ranks = 0..self.size;
         let missing: Vec<u32> = ranks.filter(|r| !self.gathering.contains_key(r)).collect();
         let (late, rest): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.gathering)
@@ -269,152 +377,4 @@ impl FixedRounds {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    fn member(pid: u32) -> MemberEntry {
-        MemberEntry {
-            identity: "x".into(),
-            hostname: "h1".into(),
-            pid,
-            shm: true,
-        }
-    }
-
-    /// Only rank 0's counts: here its process 2's.
-    fn registration(pid: u32) -> Registration {
-        let common = Common {
-            connections: pid as u8,
-            fan_out: pid,
-            heartbeat: None,
-            checksums: pid.is_multiple_of(2),
-            settings: vec![pid as u8],
-        };
-        Registration {
-            member: member(pid),
-            common,
-        }
-    }
-
-    fn rounds(size: u32) -> (FixedRounds, Instant) {
-        (
-            FixedRounds::new(size),
-            Instant::now() + Duration::from_secs(10),
-        )
-    }
-
-    #[test]
-    fn a_round_goes_from_hello_to_up_and_a_second_one_is_the_next_generation() {
-        let (mut m, by) = rounds(2);
-        for generation in 1..=2 {
-            let client = generation * 10;
-            assert_eq!(m.hello(client + 1, 1, 2, registration(1), by), []);
-            let roster = m.hello(client, 0, 2, registration(2), by);
-            assert_eq!(roster.len(), 2);
-            for told in roster {
-                match told {
-                    Do::Tell(
-                        _,
-                        ToClient::Roster {
-                            generation: g,
-                            members,
-                            common,
-                            assignment: None,
-                        },
-                    ) => {
-                        assert_eq!((g, members[1].pid), (generation, 1));
-                        assert_eq!((common.connections, common.fan_out), (2, 2));
-                        assert_eq!(common.settings, [2]);
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-            assert_eq!(m.ready(client, Where::default()), []);
-            let done = m.ready(client + 1, Where::default());
-            assert_eq!(done.last(), Some(&Do::Up(generation)));
-        }
-    }
-
-    #[test]
-    fn refusals_say_what_is_wrong() {
-        let (mut m, by) = rounds(2);
-        let mut refused =
-            |client, rank, size| match m.hello(client, rank, size, registration(7), by).pop() {
-                Some(Do::Dismiss(c, ToClient::Refused { text })) if c == client => text,
-                other => panic!("{other:?}"),
-            };
-        assert!(refused(1, 0, 3).contains("3 ranks, this one has 2"));
-        assert!(refused(1, 2, 2).contains("no rank 2"));
-        assert_eq!(m.hello(1, 1, 2, registration(7), by), []);
-        match m.hello(2, 1, 2, registration(8), by).pop() {
-            Some(Do::Dismiss(2, ToClient::Refused { text })) => {
-                assert!(text.contains("process 7 on h1"), "{text}");
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn who_waits_too_long_learns_who_is_missing() {
-        let (mut m, by) = rounds(4);
-        m.hello(1, 1, 4, registration(1), by);
-        assert_eq!(m.timeout(by - Duration::from_secs(1)), []);
-        assert_eq!(m.deadline(), Some(by));
-        let missing = ToClient::Missing {
-            ranks: vec![0, 2, 3],
-        };
-        assert_eq!(m.timeout(by), [Do::Dismiss(1, missing)]);
-        assert_eq!(m.deadline(), None);
-    }
-
-    #[test]
-    fn a_rank_lost_while_setting_up_ends_the_round_for_all() {
-        let (mut m, by) = rounds(2);
-        m.hello(1, 0, 2, registration(1), by);
-        m.hello(2, 1, 2, registration(2), by);
-        let todo = m.gone(2, "it closed the connection");
-        let text = "rank 1 on h1: it closed the connection".to_owned();
-        assert_eq!(todo[0], Do::Failed(text.clone()));
-        assert_eq!(todo[1..], [Do::Dismiss(1, ToClient::Aborted { text })]);
-        // The next round can start from scratch.
-        assert_eq!(m.hello(3, 0, 2, registration(1), by), []);
-        assert_eq!(m.hello(4, 1, 2, registration(2), by).len(), 2);
-    }
-
-    #[test]
-    fn ranks_do_not_wait_for_one_whose_process_has_ended() {
-        let (mut m, by) = rounds(3);
-        let vain = |client, text: &str| {
-            let text = text.to_owned();
-            [
-                Do::Failed(text.clone()),
-                Do::Report(ServerEvent::Absent(vec![Rank(1)])),
-                Do::Dismiss(client, ToClient::Aborted { text }),
-            ]
-        };
-        let text = "rank 1 on h1 exited with code 0 without calling hvd.init()";
-        m.hello(1, 0, 3, registration(1), by);
-        assert_eq!(m.ended(1, "h1".to_owned()), vain(1, text));
-        // Also if they come later.
-        assert_eq!(m.hello(2, 2, 3, registration(2), by), vain(2, text));
-        // After a round others wait only if they begin again.
-        let (mut m, by) = rounds(2);
-        m.hello(1, 0, 2, registration(1), by);
-        m.hello(2, 1, 2, registration(2), by);
-        m.ready(1, Where::default());
-        m.ready(2, Where::default());
-        assert_eq!(m.ended(1, "h1".to_owned()), []);
-        let again = format!("{text} again");
-        assert_eq!(m.hello(3, 0, 2, registration(3), by), vain(3, &again));
-    }
-
-    #[test]
-    fn a_rank_that_left_before_the_others_came_may_come_again() {
-        let (mut m, by) = rounds(2);
-        m.hello(1, 0, 2, registration(1), by);
-        assert_eq!(m.gone(1, "closed"), []);
-        assert_eq!(m.hello(2, 0, 2, registration(2), by), []);
-    }
-}
+mod tests;

@@ -21,6 +21,7 @@ use crate::{
     handshake::Purpose,
     platform::{self, fd::Fd, net},
     server::{Admission, Admitted, Connections, RunningServer, ServerState},
+    unreached::Unreached,
 };
 
 /// Events kept for a caller that does not ask; the oldest go first. More than all workers of an elastic job, whose
@@ -35,6 +36,7 @@ const CLIENTS_PER_RANK: usize = 4;
 enum Order {
     Died(u32, String, String),
     Ended(u32, String),
+    Unreached(Unreached),
     Form(Vec<(u32, RankAssignment)>),
     Announce(u8),
     Dismiss(u32, String),
@@ -71,7 +73,7 @@ impl Server {
         };
         let sessions = match config.elastic {
             true => Sessions::Elastic(Rounds::default()),
-            false => Sessions::Fixed(FixedRounds::new(config.size)),
+            false => Sessions::Fixed(FixedRounds::new(config.size, config.check)),
         };
         let running = RunningServer::start(
             "hvd-rendezvous",
@@ -109,6 +111,12 @@ impl Server {
     /// error.
     pub fn report_end(&self, rank: Rank, host: &str) {
         self.order(Order::Ended(rank.0, host.to_owned()));
+    }
+
+    /// Fixed members: a rank cannot reach the rendezvous, as the agent of its host tells. What all such ranks tell
+    /// becomes one cause, which every rank fails with ([`ServerEvent::Unreachable`]).
+    pub fn report_unreached(&self, told: Unreached) {
+        self.order(Order::Unreached(told));
     }
 
     /// Elastic: these workers, which wait, form the next round with these places, in the order of their ranks.
@@ -282,6 +290,13 @@ impl ServerThread {
             }
             (ToServer::Ready(place), Sessions::Fixed(rounds)) => rounds.ready(id, place),
             (ToServer::Failed { text }, Sessions::Fixed(rounds)) => rounds.gone(id, &text),
+            (ToServer::Unreached(told), Sessions::Fixed(rounds)) => {
+                // Nobody speaks for another rank.
+                if client.known.registered && client.rank == told.rank() {
+                    rounds.unreached(told, now);
+                }
+                Vec::new()
+            }
             (ToServer::Join { .. } | ToServer::Holds { .. }, Sessions::Fixed(_)) => {
                 let text = "HOROVOD_ELASTIC is set in this process, but its job is not elastic";
                 let text = text.to_owned();
@@ -348,7 +363,11 @@ impl ServerThread {
                 return self.tell_death(Rank(rank), &host, &cause);
             }
             (Order::Ended(rank, host), Sessions::Fixed(rounds)) => rounds.ended(rank, host),
-            (Order::Ended(..), Sessions::Elastic(_)) => return,
+            (Order::Unreached(told), Sessions::Fixed(rounds)) => {
+                rounds.unreached_by_agent(told, now);
+                return;
+            }
+            (Order::Ended(..) | Order::Unreached(_), Sessions::Elastic(_)) => return,
             (Order::Form(assignments), Sessions::Elastic(rounds)) => rounds.form(&assignments, now),
             (Order::Announce(kind), Sessions::Elastic(rounds)) => rounds.announce(kind),
             (Order::Dismiss(worker, why), Sessions::Elastic(rounds)) => {

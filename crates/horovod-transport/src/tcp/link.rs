@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use super::stream::{Got, Stream};
+use rustix::io::Errno;
+
+use super::stream::{Got, Stream, StreamError};
 use super::stripes::Stripes;
 use crate::{
     link::{Link, LinkError, PeerName},
+    platform::data_socket,
     poller::{HANGUP, Poller, READABLE, WRITABLE},
 };
 
@@ -101,8 +104,20 @@ impl PolledStream {
                 }
                 Ok(n)
             }
-            Err(e) => Err(self.end(&e.to_string())),
+            Err(e) => Err(self.end(&self.explain(&e))),
         }
+    }
+
+    /// What the system said, and what it knows of a connection that it gave up for want of an answer.
+    fn explain(&self, error: &StreamError) -> String {
+        let timed_out = Some(Errno::TIMEDOUT.raw_os_error());
+        let hint = match error {
+            StreamError::Io(io) if io.raw_os_error() == timed_out => {
+                data_socket::size_that_does_not_pass(self.stream.fd())
+            }
+            _ => None,
+        };
+        hint.map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"))
     }
 
     /// As [`Link::try_recv`]; the error is the cause of the end, the same for ever after.
@@ -139,7 +154,7 @@ impl PolledStream {
                 self.altered = Some(what.clone());
                 Err(Fault::Altered(what))
             }
-            Err(e) => Err(Fault::Lost(self.end(&e.to_string()))),
+            Err(e) => Err(Fault::Lost(self.end(&self.explain(&e)))),
         }
     }
 }

@@ -6,3 +6,4 @@ mod common;
 mod connect;
 mod elastic;
 mod strangers;
+mod unreached;

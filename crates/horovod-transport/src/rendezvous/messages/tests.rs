@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 
+use horovod_protocol::Rank;
+
 use super::*;
+use crate::{probe::Obstacle, unreached::Goal};
 
 fn member() -> MemberEntry {
     MemberEntry {
@@ -21,6 +24,12 @@ fn common() -> Common {
         checksums: true,
         settings: vec![1, 2, 255],
     }
+}
+
+fn unreached() -> Unreached {
+    let at = "10.0.0.1:80".parse().unwrap();
+    let goals = vec![(Goal::Launcher, vec![(at, Obstacle::Silence)])];
+    Unreached::new(Rank(3), "h1", &[], goals)
 }
 
 fn place() -> Where {
@@ -57,6 +66,7 @@ fn every_message_survives_the_wire() {
         },
         ToServer::Holds { held: 1 },
         ToServer::Silent { rank: 70_000 },
+        ToServer::Unreached(unreached()),
     ] {
         assert_eq!(ToServer::decode(&message.encode()), Ok(message));
     }

@@ -1,0 +1,277 @@
+//! The text that every rank of the job fails with: which ranks cannot reach which, what they tried, what is likely
+//! wrong, and the command that checks it.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use horovod_protocol::Rank;
+
+use super::{Goal, Tried, Unreached};
+use crate::{mesh::list, probe::Obstacle};
+
+/// Addresses that one part of the text names.
+const SHOWN: usize = 16;
+
+/// Ranks of one host that cannot reach the same goals.
+struct Group<'a> {
+    ranks: BTreeSet<Rank>,
+    host: &'a str,
+    goal: &'a Goal,
+    /// Where the goals are ranks.
+    peers: BTreeSet<Rank>,
+    tried: Vec<&'a Tried>,
+}
+
+/// One text of what several ranks told. `check` is the command that checks the network of this job; empty: it is made
+/// of the hosts that are known.
+pub(crate) fn cause(told: &[Unreached], check: &str) -> String {
+    let groups = groups(told);
+    let all: Vec<&Tried> = groups
+        .iter()
+        .flat_map(|group| group.tried.clone())
+        .collect();
+    let facts: Vec<String> = groups.iter().map(Group::text).collect();
+    let interfaces = told.iter().map(|one| &*one.interfaces);
+    let interfaces = interfaces.max().unwrap_or_default();
+    let check = match check {
+        "" => command(&groups),
+        check => check.to_owned(),
+    };
+    format!(
+        "{}. {} `{check}` checks the network and says what to allow",
+        facts.join("; "),
+        likely(&all, interfaces)
+    )
+}
+
+fn groups(told: &[Unreached]) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    for one in told {
+        for (goal, tried) in &one.goals {
+            let place = groups
+                .iter()
+                .position(|group| group.host == one.host && is_same_place(group.goal, goal));
+            let place = place.unwrap_or_else(|| {
+                groups.push(Group {
+                    ranks: BTreeSet::new(),
+                    host: &one.host,
+                    goal,
+                    peers: BTreeSet::new(),
+                    tried: Vec::new(),
+                });
+                groups.len() - 1
+            });
+            let group = &mut groups[place];
+            group.ranks.insert(one.rank);
+            if let Goal::Peer { rank, .. } = goal {
+                group.peers.insert(*rank);
+            }
+            for attempt in tried {
+                if !group.tried.iter().any(|known| known.at == attempt.at) {
+                    group.tried.push(attempt);
+                }
+            }
+        }
+    }
+    groups
+}
+
+fn is_same_place(one: &Goal, other: &Goal) -> bool {
+    match (one, other) {
+        (Goal::Peer { host, .. }, Goal::Peer { host: other, .. }) => host == other,
+        (one, other) => one == other,
+    }
+}
+
+impl Group<'_> {
+    fn text(&self) -> String {
+        let ranks: Vec<Rank> = self.ranks.iter().copied().collect();
+        let whom = match self.goal {
+            Goal::Launcher => "the launcher, where all ranks meet".to_owned(),
+            Goal::RankZero => "rank 0, where all ranks meet".to_owned(),
+            Goal::Peer { host, .. } => {
+                let peers: Vec<Rank> = self.peers.iter().copied().collect();
+                format!("{} on {host}", list(&peers))
+            }
+        };
+        let shown = self.tried.iter().take(SHOWN);
+        let mut tried: Vec<String> = shown.map(|tried| tried.text()).collect();
+        if self.tried.len() > SHOWN {
+            tried.push(format!("and {} more", self.tried.len() - SHOWN));
+        }
+        if tried.is_empty() {
+            tried.push("no address".into());
+        }
+        format!(
+            "{} on {} cannot connect to {whom} (tried {})",
+            list(&ranks),
+            self.host,
+            tried.join(", ")
+        )
+    }
+}
+
+impl Tried {
+    fn text(&self) -> String {
+        let own = match self.is_own {
+            true => ", an address of this host itself",
+            false => "",
+        };
+        format!("{}: {}{own}", self.at, self.why)
+    }
+}
+
+/// What is most likely wrong.
+fn likely(tried: &[&Tried], interfaces: &str) -> String {
+    let named = match interfaces {
+        "" => String::new(),
+        names => format!(
+            ", or --network-interfaces (HOROVOD_GLOO_IFACE) names {names}, which does not lead to the other host: \
+             leave it out"
+        ),
+    };
+    if let Some(own) = tried.iter().find(|one| one.is_own) {
+        let only = match interfaces {
+            "" => ", and no other address leads there",
+            _ => "",
+        };
+        return format!(
+            "Two hosts have the address {} (as docker0 and virbr0 do on every host), so it does not lead from one \
+             to the other{only}{named}.",
+            own.at.ip()
+        );
+    }
+    let any = |is: fn(&Obstacle) -> bool| tried.iter().any(|one| is(&one.why));
+    let why = if any(|why| matches!(why, Obstacle::Silence)) {
+        "A firewall on one of the hosts or between them drops the packets, or there is no way back"
+    } else if any(|why| matches!(why, Obstacle::Handshake(_))) {
+        "Another job or program answers there: two hosts have the same address, or the key was copied from another job"
+    } else if any(|why| matches!(why, Obstacle::Refused)) {
+        "A firewall on one of the hosts or between them rejects the connections, or nobody listens there"
+    } else {
+        "There is no route to the other host, or a firewall says so"
+    };
+    format!("{why}{named}.")
+}
+
+/// The command where no launcher knows a better one.
+fn command(groups: &[Group<'_>]) -> String {
+    let mut hosts: Vec<String> = Vec::new();
+    let mut add = |host: String| {
+        if !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    };
+    for group in groups {
+        match group.goal {
+            Goal::Peer { host, .. } => add(host.clone()),
+            _ => group
+                .tried
+                .iter()
+                .filter(|one| !one.is_own)
+                .take(1)
+                .for_each(|one| add(bare(one.at))),
+        }
+        add(group.host.to_owned());
+    }
+    format!("horovodrun --doctor -H {}", hosts.join(","))
+}
+
+fn bare(at: SocketAddr) -> String {
+    match at {
+        SocketAddr::V4(at) => at.ip().to_string(),
+        SocketAddr::V6(at) => format!("[{}]", at.ip()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::told;
+    use super::*;
+
+    fn peer(rank: u32) -> Goal {
+        Goal::Peer {
+            rank: Rank(rank),
+            host: "host-a".into(),
+        }
+    }
+
+    #[test]
+    fn one_text_names_all_ranks_addresses_causes_and_the_check() {
+        let tried = [
+            ("10.0.0.1:80", Obstacle::Silence),
+            ("[fd12::1]:81", Obstacle::NoRoute),
+        ];
+        let all = [
+            told(3, Goal::Launcher, &tried),
+            told(2, Goal::Launcher, &tried),
+        ];
+        assert_eq!(
+            cause(&all, "horovodrun --doctor -H a,b"),
+            "ranks 2, 3 on host-b cannot connect to the launcher, where all ranks meet (tried 10.0.0.1:80: no answer \
+             in time, [fd12::1]:81: no route to host). A firewall on one of the hosts or between them drops the \
+             packets, or there is no way back. `horovodrun --doctor -H a,b` checks the network and says what to allow"
+        );
+        let all = [
+            told(2, peer(0), &[("10.0.0.1:80", Obstacle::Refused)]),
+            told(2, peer(1), &[("10.0.0.1:81", Obstacle::Refused)]),
+        ];
+        let text = cause(&all, "");
+        assert!(
+            text.starts_with(
+                "rank 2 on host-b cannot connect to ranks 0, 1 on host-a (tried 10.0.0.1:80: connection refused, \
+                 10.0.0.1:81: connection refused). A firewall on one of the hosts or between them rejects"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("`horovodrun --doctor -H host-a,host-b`"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_likely_cause_follows_from_what_came_back() {
+        let of = |obstacle: Obstacle, is_own: bool, interfaces: &str| {
+            let mut one = told(2, Goal::RankZero, &[("172.17.0.1:80", obstacle)]);
+            one.interfaces = interfaces.into();
+            one.goals[0].1[0].is_own = is_own;
+            cause(&[one], "")
+        };
+        let text = of(Obstacle::Refused, true, "docker0");
+        assert!(
+            text.contains("Two hosts have the address 172.17.0.1"),
+            "{text}"
+        );
+        assert!(
+            text.contains("names docker0, which does not lead"),
+            "{text}"
+        );
+        assert!(
+            text.contains("connection refused, an address of this host itself"),
+            "{text}"
+        );
+        let text = of(Obstacle::Handshake("the job keys differ".into()), false, "");
+        assert!(
+            text.contains("somebody else answers: the job keys differ"),
+            "{text}"
+        );
+        assert!(
+            text.contains("Another job or program answers there"),
+            "{text}"
+        );
+        let text = of(
+            Obstacle::Other("Permission denied (os error 13)".into()),
+            false,
+            "",
+        );
+        assert!(text.contains("There is no route"), "{text}");
+        assert!(
+            text.contains("`horovodrun --doctor -H 172.17.0.1,host-b`"),
+            "{text}"
+        );
+        assert!(!text.contains("HOROVOD_GLOO_IFACE"), "{text}");
+        let text = of(Obstacle::NoRoute, false, "eth7");
+        assert!(text.contains("names eth7"), "{text}");
+    }
+}

@@ -1,0 +1,229 @@
+//! The post of a host: where ranks that cannot reach the launcher tell that host's agent what they tried, and learn
+//! what the launcher makes of it.
+//!
+//! A local socket whose name only this user's processes can use. A rank connects, writes its [`Unreached`] and its
+//! end; the answer is a text and its end.
+
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::Unreached;
+use crate::{
+    platform::{fd::Fd, net},
+    tcp::stream::{Got, recv, send},
+    wait::wait_for_any,
+};
+
+/// Longest message either way, in bytes.
+const MESSAGE_MAX: usize = 64 << 10;
+/// Ranks that may wait at the same time; the oldest go first.
+const WAITING_MAX: usize = 1 << 14;
+/// How often to ask whether the caller wants to leave.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// A rank at the post.
+struct Teller {
+    fd: Arc<Fd>,
+    bytes: Vec<u8>,
+    /// All has come: it waits for the answer.
+    has_told: bool,
+}
+
+/// The agent's end.
+pub struct Post {
+    listener: net::UnixListener,
+    tellers: Vec<Teller>,
+}
+
+impl std::fmt::Debug for Post {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Post").finish_non_exhaustive()
+    }
+}
+
+impl Post {
+    /// Listens.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self {
+            listener: net::unix_listen()?,
+            tellers: Vec::new(),
+        })
+    }
+
+    /// What ranks must know to come here.
+    pub fn name(&self) -> &str {
+        &self.listener.name
+    }
+
+    /// Readable when there may be something to [`Self::take`].
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let tellers = self.tellers.iter().filter(|teller| !teller.has_told);
+        let fds = tellers.map(|teller| &teller.fd);
+        fds.chain([&self.listener.fd])
+            .filter_map(|fd| fd.get().ok())
+    }
+
+    /// What was told since the last call.
+    pub fn take(&mut self) -> Vec<Unreached> {
+        while let Ok(Some((fd, _))) = net::accept(&self.listener.fd) {
+            if net::is_same_user(&fd) {
+                if self.tellers.len() == WAITING_MAX {
+                    self.tellers.remove(0);
+                }
+                self.tellers.push(Teller {
+                    fd,
+                    bytes: Vec::new(),
+                    has_told: false,
+                });
+            }
+        }
+        let mut told = Vec::new();
+        self.tellers.retain_mut(|teller| match teller.read() {
+            Ok(new) => {
+                told.extend(new);
+                true
+            }
+            Err(_) => false,
+        });
+        told
+    }
+
+    /// Answers every rank that waits.
+    pub fn answer(&mut self, text: &str) {
+        for teller in self.tellers.extract_if(.., |teller| teller.has_told) {
+            // It fits into the buffer of a new socket; if it does not, the rank has its own text.
+            let _ = send(&teller.fd, text.as_bytes());
+        }
+    }
+}
+
+impl Teller {
+    /// What it has told, once all of it has come.
+    fn read(&mut self) -> io::Result<Option<Unreached>> {
+        if self.has_told {
+            return Ok(None);
+        }
+        if !read_to_end(&self.fd, &mut self.bytes)? {
+            return Ok(None);
+        }
+        self.has_told = true;
+        let told = Unreached::decode(&self.bytes).map_err(io::Error::other)?;
+        self.bytes = Vec::new();
+        Ok(Some(told))
+    }
+}
+
+/// Reads what is there; true at the end.
+fn read_to_end(fd: &Fd, bytes: &mut Vec<u8>) -> io::Result<bool> {
+    let mut buffer = [0; 4 << 10];
+    loop {
+        match recv(fd, &mut buffer)? {
+            Got::Bytes(count) if bytes.len() + count <= MESSAGE_MAX => {
+                bytes.extend_from_slice(&buffer[..count]);
+            }
+            Got::Bytes(_) => return Err(io::Error::other("too long a message")),
+            Got::Nothing => return Ok(false),
+            Got::End => return Ok(true),
+        }
+    }
+}
+
+/// Tells the agent at the post of this name; its answer, if one comes in time.
+pub(crate) fn tell(
+    name: &str,
+    told: &Unreached,
+    within: Duration,
+    wants_to_leave: &dyn Fn() -> bool,
+) -> Option<String> {
+    let deadline = Instant::now() + within;
+    let fd = net::unix_connect(name).ok()?;
+    let bytes = told.encode();
+    let mut sent = 0;
+    let mut answer = Vec::new();
+    loop {
+        if sent < bytes.len() {
+            sent += send(&fd, &bytes[sent..]).ok()?;
+            if sent == bytes.len() {
+                rustix::net::shutdown(fd.get().ok()?, rustix::net::Shutdown::Write).ok()?;
+            }
+        } else if read_to_end(&fd, &mut answer).ok()? {
+            return String::from_utf8(answer)
+                .ok()
+                .filter(|text| !text.is_empty());
+        }
+        let now = Instant::now();
+        if now >= deadline || wants_to_leave() {
+            return None;
+        }
+        let socket = [(&*fd, sent < bytes.len())];
+        wait_for_any(socket.into_iter(), Some(deadline.min(now + ASK_EVERY)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Goal, tests::told};
+    use super::*;
+    use crate::probe::Obstacle;
+
+    const SOON: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_ranks_tell_arrives_and_all_get_the_same_answer() {
+        let mut post = Post::open().unwrap();
+        let name = post.name().to_owned();
+        let tried = [("10.0.0.1:80", Obstacle::Silence)];
+        let tellers: Vec<_> = [2, 3]
+            .map(|rank| {
+                let (name, told) = (name.clone(), told(rank, Goal::Launcher, &tried));
+                std::thread::spawn(move || tell(&name, &told, SOON, &|| false))
+            })
+            .into();
+        let deadline = Instant::now() + SOON;
+        let mut ranks = Vec::new();
+        while ranks.len() < 2 {
+            assert!(Instant::now() < deadline, "only {ranks:?}");
+            ranks.extend(post.take().iter().map(Unreached::rank));
+            let mut fds: Vec<_> = post
+                .fds()
+                .map(|fd| rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN))
+                .collect();
+            if ranks.len() < 2 {
+                crate::wait::poll_until(&mut fds, Some(deadline));
+            }
+        }
+        ranks.sort_unstable();
+        assert_eq!(ranks, [2, 3]);
+        post.answer("one cause");
+        for teller in tellers {
+            assert_eq!(teller.join().unwrap().as_deref(), Some("one cause"));
+        }
+    }
+
+    #[test]
+    fn without_an_agent_or_an_answer_there_is_none() {
+        let told = told(1, Goal::Launcher, &[]);
+        assert_eq!(tell("no such post", &told, SOON, &|| false), None);
+        let post = Post::open().unwrap();
+        assert_eq!(tell(post.name(), &told, SOON, &|| true), None);
+        // Nobody answers: the connection ends with the post.
+        let name = post.name().to_owned();
+        let waits = std::thread::spawn(move || tell(&name, &told, SOON, &|| false));
+        drop(post);
+        assert_eq!(waits.join().unwrap(), None);
+    }
+
+    #[test]
+    fn garbage_is_not_taken() {
+        let mut post = Post::open().unwrap();
+        let fd = net::unix_connect(post.name()).unwrap();
+        send(&fd, b"\xff\xff\xff").unwrap();
+        drop(fd);
+        assert!(post.take().is_empty());
+        assert_eq!(post.fds().count(), 1);
+    }
+}
