@@ -332,6 +332,15 @@ def python(
     return horovodrun(np, [sys.executable, os.fspath(script), *args], *options, **kwargs)
 
 
+def assert_circle(job: Job) -> None:
+    """Check that two ranks were ended because they waited for each other, and that both sides were named."""
+    assert "the ranks wait for each other in a circle" in job.stderr, job.report()
+    assert "neither computes nor waits for an operation" not in job.stderr, job.report()
+    for rank in (0, 1):
+        words = rf"rank {rank} on \S+, process \d+: has not asked for \S.*; it waits for \S"
+        assert re.search(words, job.stderr), job.report()
+
+
 def _shm_folder() -> Path | None:
     """A folder in shared memory that a job can have as its `/dev/shm`."""
     try:

@@ -29,7 +29,8 @@ class Lane(enum.Enum):
 # Many short tests, most of them without any process: a file of them runs as a whole.
 QUICK = ("compat", "unit")
 _WAITING = """
-chaos compat hosts seeded_faults unit absent_ranks altered_data bad_input dialed_agents doctor
+chaos compat hosts seeded_faults unit absent_ranks altered_data bad_input callback_circles
+dialed_agents doctor
 elastic elastic_launcher elastic_repeated_failures executor failures gpu_bad_input gpu_doctor
 gpu_failures gpu_interrupt gpu_other_users gpu_stall gpu_xla_failures jax_failures launcher
 launcher_events liveness loopback ray ray_autoscaler resources run_elastic run_failures

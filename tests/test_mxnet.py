@@ -140,3 +140,19 @@ def test_the_others_of_a_killed_rank_raise(run, script) -> None:
     raised = job.wait_for("raised:", count=2)
     assert all("rank 1" in line.lower() for line in raised), raised
     job.fail()
+
+
+CIRCLE = """
+import mxnet as mx, horovod.mxnet as hvd
+hvd.init()
+x = mx.nd.ones((4,))
+y = hvd.allreduce(x, name="a") if hvd.rank() == 0 else hvd.broadcast(x, 0, name="b")
+y.wait_to_read()
+"""
+
+
+def test_ranks_that_wait_for_each_other_end(run, script) -> None:
+    """Operations run in MXNet's engine, so that no thread is seen to wait for them."""
+    job = run(2, script(CIRCLE))
+    job.fail()
+    harness.assert_circle(job)

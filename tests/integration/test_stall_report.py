@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import harness
+import horovod
 
 # Reports come soon, so that tests do not take long; nothing below depends on how soon.
 SOON = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3"}
@@ -146,3 +147,58 @@ def test_a_rank_stopped_amid_collectives_is_named(script, jobs) -> None:
     assert re.search(r"rank 1 on \S+: has not (come|asked)", job.stderr), job.report()
     job.wait_for("allreduce.gradient")
     os.kill(pids[1], signal.SIGCONT)
+
+
+UNFINISHED = """
+import ctypes, threading
+import numpy as np
+import horovod.numpy as hvd
+from horovod import _core
+from horovod.common._c_functions import Operation
+
+ALLGATHER, BARRIER, FLOAT32 = {codes}
+pointer = ctypes.c_void_p
+
+class Tensor(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_uint32), ("dtype", ctypes.c_uint8), ("device", ctypes.c_uint8)]
+    _fields_ += [("input", pointer), ("output", pointer), ("dims", pointer), ("ndim", ctypes.c_size_t)]
+
+@ctypes.CFUNCTYPE(None, pointer, pointer)
+def never_returns(context, result):
+    threading.Event().wait()
+
+@ctypes.CFUNCTYPE(pointer, pointer, ctypes.c_size_t, ctypes.c_uint8, pointer, ctypes.c_size_t)
+def allocate(*_):
+    raise AssertionError("not called while the other call lasts")
+
+def enqueue(kind, **fields):
+    done = ctypes.cast(never_returns, pointer)
+    operation = Operation(kind=kind, done=done, prescale=1, postscale=1, **fields)
+    assert ctypes.CDLL(_core.__file__).horovod_enqueue(ctypes.byref(operation), None, 0) == 0
+
+hvd.init()
+values, dims = np.ones(2, np.float32), np.array([2], np.uint64)
+if hvd.rank() == 1:
+    enqueue(BARRIER, name=b"noname")
+    tensor = Tensor(ctypes.sizeof(Tensor), FLOAT32, 0, values.ctypes.data, None, dims.ctypes.data, 1)
+    address = ctypes.addressof(tensor)
+    fields = dict(name=b"gathered", tensors=address, tensor_count=1)
+    enqueue(ALLGATHER, allocate=ctypes.cast(allocate, pointer), **fields)
+    threading.Event().wait()
+hvd.barrier()
+gathered = hvd.allgather_async(values, name="gathered")
+hvd.allreduce(values, name="late")
+"""
+
+
+def test_what_a_rank_has_agreed_on_and_not_completed_is_listed(script, jobs) -> None:
+    """A callback that never returns keeps the call for an operation's memory from being made."""
+    header = (Path(horovod.__file__).parent / "include" / "horovod.h").read_text()
+    names = ("HOROVOD_ALLGATHER", "HOROVOD_BARRIER", "HOROVOD_FLOAT32")
+    codes = [int(re.search(rf"\b{name} = (\d+)", header)[1]) for name in names]
+    job = jobs(harness.python(2, script(UNFINISHED.format(codes=codes)), env=SOON))
+
+    job.wait_for("callbacks that have not returned: 2")
+    job.wait_for("allreduce.late: asked for by rank 0, not by rank 1")
+
+    assert "agreed on and not completed: 1, among them allgather.gathered" in job.stderr

@@ -187,7 +187,8 @@ fn submit(
     }
     let submission = Submission::new(prefix, Some(name), op, set, Tensors::from(tensors))
         .calling(Box::new(|result| end(result.err().map(|e| e.to_string()))));
-    (engine.submit(submission).map(drop)).map_err(|e| e.to_string())
+    let submitted = engine.as_guest(|engine| engine.submit(submission));
+    submitted.map(drop).map_err(|e| e.to_string())
 }
 
 /// Called when the operation has ended, or was skipped.

@@ -190,7 +190,7 @@ unsafe fn enqueue(operation: *const HorovodOperation) -> Result<(), Error> {
         // SAFETY: as the header says of `allocate`.
         submission = unsafe { submission.allocating(allocator) };
     }
-    engine.submit_and_wait(submission, wait_timeout, callback)
+    engine.as_guest(|engine| engine.submit_and_wait(submission, wait_timeout, callback))
 }
 
 fn operation_splits(splits: &[i64], given: *const i64) -> Option<Vec<i64>> {

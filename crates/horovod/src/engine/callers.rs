@@ -1,6 +1,6 @@
 //! The registry of calling threads, and what each waits for: so that a stall can be told from slowness.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -46,9 +46,31 @@ impl Drop for Mine {
 
 thread_local! {
     static MINE: RefCell<Mine> = const { RefCell::new(Mine(Vec::new())) };
+    static IS_GUEST: Cell<bool> = const { Cell::new(false) };
 }
 
 static ENGINES: AtomicU64 = AtomicU64::new(0);
+
+/// Until this is dropped, the thread calls as one of a framework, and is not registered. Such threads wait for their next
+/// call elsewhere, which says nothing of the script.
+#[must_use = "the thread is a guest until this is dropped"]
+pub(super) struct Guest {
+    was_guest: bool,
+}
+
+impl Guest {
+    pub(super) fn begin() -> Self {
+        Self {
+            was_guest: IS_GUEST.replace(true),
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        IS_GUEST.set(self.was_guest);
+    }
+}
 
 /// What the threads that call are doing.
 #[derive(Debug, PartialEq, Eq)]
@@ -78,6 +100,9 @@ impl Callers {
             };
             if let Some((_, caller)) = mine.0.iter().find(|(engine, _)| *engine == self.engine) {
                 then(caller);
+                return;
+            }
+            if IS_GUEST.get() {
                 return;
             }
             // Engines come and go with each init; those that nobody else knows have ended.
@@ -183,6 +208,22 @@ mod tests {
             other.join().unwrap();
         });
         assert!(callers.look(0).all);
+    }
+
+    #[test]
+    fn a_thread_of_a_framework_is_not_registered() {
+        let callers = Callers::new();
+        let guest = Guest::begin();
+        callers.submits();
+        callers.waits(Handle(1), false);
+        assert!(!callers.look(0).all, "nobody is known");
+        drop(guest);
+        callers.submits();
+        // One that has called for itself stays known.
+        let _guest = Guest::begin();
+        callers.waits(Handle(2), false);
+        assert!(callers.look(0).all);
+        assert_eq!(callers.submitted(), 2);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::callers::Guest;
 use super::driver_lock::DriverLock;
 use super::handles::{call_here, in_callback};
 use super::submit::vanished;
@@ -48,6 +49,13 @@ impl Engine {
             Some((Waited::Ended { result, .. }, callback)) => call_here(|| callback(result)),
             Some((_, callback)) => call_here(|| callback(Err(vanished(handle)))),
         }
+    }
+
+    /// Make a call to this engine on a thread of a framework, which will not wait for what the call submits, or only for a
+    /// moment. Stall reports do not count the thread among those that call operations.
+    pub fn as_guest<T>(&self, call: impl FnOnce(&Self) -> T) -> T {
+        let _guest = Guest::begin();
+        call(self)
     }
 
     /// As [`Engine::submit`] and then [`Engine::wait`], but the wait sends what there is to send: so an operation for which

@@ -2,20 +2,21 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use horovod_protocol::{Coordinator, EntryId, ProcessSetId, Rank, StalledRequest, Time, Tree};
+use horovod_protocol::{Coordinator, Rank, StalledRequest, Time, Tree};
 use horovod_transport::{Control, Topology};
 
-use super::gpu_watch::{GpuWatch, device_standing};
+use super::gpu_watch::GpuWatch;
 use super::relay::{OutOfBandMessage, Relay};
 use super::soft::WaitedFor;
+use super::standing::{brief, search_stacks, standing};
 use super::{EngineState, Handle};
 use crate::config::Config;
 use crate::hang::{
-    self, Brief, DeviceDiagnosis, DeviceStep, Diagnosis, Key, Late, Leader, LetGo, Message,
-    ReportFile, Requests, SoftStep, SoftWatch, Standing, Step, ThreadStack, Watched,
+    self, DeviceDiagnosis, DeviceStep, Diagnosis, Key, Late, Leader, LetGo, Message, ReportFile,
+    Requests, SoftStep, SoftWatch, Standing, Step, ThreadStack, Watched,
 };
 
 const COORDINATOR: Rank = Rank(0);
@@ -51,6 +52,14 @@ pub(super) struct Surroundings {
     /// All ranks have agreed to stop: nobody answers any more.
     pub(super) stopped: bool,
     pub(super) executes: bool,
+}
+
+/// Executions that have not ended.
+pub(super) struct InHand<'a> {
+    /// The collective that is on its way, on rank 0.
+    pub(super) running: Option<StalledRequest>,
+    /// Their names as far as they are known, if asked for.
+    pub(super) names: &'a dyn Fn() -> Vec<Key>,
 }
 
 /// What is known of GPUs that do not end something.
@@ -223,7 +232,7 @@ impl Inspection {
     }
 
     /// Send the answer when it is complete, or late.
-    fn finish_answer(&mut self) {
+    fn finish_answer(&mut self, names_in_hand: impl FnOnce() -> Vec<Key>) {
         let Some(answering) = &mut self.answering else {
             return;
         };
@@ -247,12 +256,13 @@ impl Inspection {
         }
         let Some(Answering {
             questions,
-            standing,
+            mut standing,
             ..
         }) = self.answering.take()
         else {
             return;
         };
+        standing.in_hand.names = names_in_hand();
         let standing = standing.bounded();
         for question in questions {
             let standing = standing.clone();
@@ -314,7 +324,7 @@ impl Inspection {
         }
     }
 
-    /// Do what is to be done now. `true`: something was sent.
+    /// Do what is to be done now; `in_hand` is what is known of executions. `true`: something was sent.
     pub(super) fn poll(
         &mut self,
         now: Time,
@@ -322,9 +332,10 @@ impl Inspection {
         shared: &Arc<EngineState>,
         relay: &Relay,
         control: &mut Control,
-        running: Option<StalledRequest>,
+        in_hand: InHand<'_>,
     ) -> (bool, Option<Box<Diagnosis>>) {
-        self.finish_answer();
+        let InHand { running, names } = in_hand;
+        self.finish_answer(names);
         self.tell_of_soft_wait(now, shared);
         let mut found = None;
         let mut coordinator = coordinator;
@@ -519,68 +530,4 @@ fn let_go(shared: &EngineState, handle: u64, rank: Rank, name: &str) {
         name: name.into(),
     };
     shared.handles.let_go(Handle(handle), cause);
-}
-
-/// What the threads of this rank wait for, and which of these it has asked for.
-fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
-    let first = shared.callers.look(shared.now().0);
-    // A wait that is to end counts no more, also where its thread has not noticed yet. Only this thread ends waits, so
-    // what still is one after this remains one.
-    let table = shared.handles.lock();
-    let ends = first.handles.iter().any(|h| table.let_go(*h).is_some());
-    drop(table);
-    let waits = shared.callers.look(shared.now().0);
-    let state = shared.lock();
-    let named = waits.handles.iter().filter_map(|handle| {
-        let (set, name) = state.worker.name_of(EntryId(handle.0))?;
-        let soft = waits.soft.contains(handle);
-        Some(((set.0, name), if soft { handle.0 } else { 0 }))
-    });
-    let waits_for: Vec<_> = named.collect();
-    let has = |(set, name): &Key| state.worker.is_pending(ProcessSetId(*set), name);
-    Brief {
-        // What has been agreed on, or has ended, is not stuck.
-        blocked: waits.all && waits == first && !ends && waits_for.len() == waits.handles.len(),
-        pending: keys.iter().map(has).collect(),
-        waits_for,
-    }
-    .bounded()
-}
-
-/// What this rank can say of itself at once.
-fn standing(shared: &EngineState, executes: bool) -> Standing {
-    let waits = shared.callers.look(shared.now().0);
-    let state = shared.lock();
-    let waits_for: Vec<_> = (waits.handles.iter())
-        .filter_map(|handle| state.worker.name_of(EntryId(handle.0)))
-        .map(|(set, name)| (set.0, name))
-        .collect();
-    Standing {
-        pid: std::process::id(),
-        submitted: shared.callers.submitted(),
-        runnable_ms: hang::runnable_ms(),
-        executes,
-        // What has been agreed on, or has ended, is not stuck.
-        blocked: waits.all && waits_for.len() == waits.handles.len(),
-        waits_for,
-        device: device_standing(shared),
-        ..Standing::default()
-    }
-}
-
-/// Sends a thread for the stacks; `None` if nobody knows them.
-fn search_stacks(shared: &Arc<EngineState>) -> std::io::Result<Option<Receiver<Vec<ThreadStack>>>> {
-    let Some(stacks) = hang::stacks() else {
-        return Ok(None);
-    };
-    let (found, search) = sync_channel(1);
-    let shared = shared.clone();
-    std::thread::Builder::new()
-        .name("horovod-stacks".into())
-        .spawn(move || {
-            // Whoever asked may have given up.
-            let _ = found.send(stacks());
-            shared.notifier.notify();
-        })?;
-    Ok(Some(search))
 }

@@ -14,6 +14,7 @@ mod recording;
 mod relay;
 mod replicas;
 mod soft;
+mod standing;
 mod submit;
 
 use std::collections::BTreeMap;
@@ -413,6 +414,12 @@ impl Engine {
     /// Handles of operations whose ends nobody has asked for, ascending.
     pub fn handles(&self) -> Vec<u64> {
         self.shared.handles.all()
+    }
+
+    /// Handles of operations that have not ended and end with a callback, ascending.
+    pub fn called_back(&self) -> Vec<u64> {
+        let called_back = self.shared.handles.called_back();
+        called_back.into_iter().map(|handle| handle.0).collect()
     }
 
     /// Whether the operation of this handle has ended; `None` for an unknown or cleared handle.

@@ -8,7 +8,7 @@ use horovod_protocol::wire::{Reader, Writer};
 
 use super::{
     Brief, Complaint, DeviceStanding, FRAMES_MAX, Frame, Key, NAMES_MAX, OnDevice, Phase,
-    STACK_TEXT_MAX, Standing, THREADS_MAX, ThreadStack,
+    STACK_TEXT_MAX, Standing, THREADS_MAX, ThreadStack, Unfinished,
 };
 
 /// First bytes, which no message of a timeline has.
@@ -194,10 +194,12 @@ fn put(w: &mut Writer<'_>, standing: &Standing) {
     w.varint(standing.submitted);
     w.varint(standing.runnable_ms);
     w.u8(u8::from(standing.executes));
-    w.u8(u8::from(standing.blocked));
+    w.u8(u8::from(standing.blocked) | u8::from(standing.is_called_back) << 1);
     let names = &standing.waits_for[..standing.waits_for.len().min(NAMES_MAX)];
     w.varint(names.len() as u64);
     names.iter().for_each(|key| put_key(w, key));
+    w.varint(standing.untold);
+    put_in_hand(w, &standing.in_hand);
     put_device(w, standing.device.as_ref());
     w.str(cut(&standing.without_stacks, STACK_TEXT_MAX));
     let threads = &standing.threads[..standing.threads.len().min(THREADS_MAX)];
@@ -257,18 +259,41 @@ fn get_device(r: &mut Reader<'_>) -> Result<Option<DeviceStanding>, DecodeError>
     Ok(Some(DeviceStanding { given, at }))
 }
 
+fn put_in_hand(w: &mut Writer<'_>, in_hand: &Unfinished) {
+    w.varint(in_hand.count);
+    w.varint(in_hand.uncalled);
+    let names = &in_hand.names[..in_hand.names.len().min(NAMES_MAX)];
+    w.varint(names.len() as u64);
+    names.iter().for_each(|key| put_key(w, key));
+}
+
+fn get_in_hand(r: &mut Reader<'_>) -> Result<Unfinished, DecodeError> {
+    let mut in_hand = Unfinished {
+        count: r.varint("unfinished operations")?,
+        uncalled: r.varint("callbacks that have not returned")?,
+        names: Vec::new(),
+    };
+    for _ in 0..r.count(NAMES_MAX, 2, "names")? {
+        in_hand.names.push(get_key(r)?);
+    }
+    Ok(in_hand)
+}
+
 fn get(r: &mut Reader<'_>) -> Result<Standing, DecodeError> {
     let mut standing = Standing {
         pid: r.varint_u32("process id")?,
         submitted: r.varint("operations submitted")?,
         runnable_ms: r.varint("runnable time")?,
         executes: r.u8("whether a collective runs")? != 0,
-        blocked: r.u8("whether all threads wait")? != 0,
         ..Standing::default()
     };
+    let waits = r.u8("who waits")?;
+    (standing.blocked, standing.is_called_back) = (waits & 1 != 0, waits & 2 != 0);
     for _ in 0..r.count(NAMES_MAX, 2, "names")? {
         standing.waits_for.push(get_key(r)?);
     }
+    standing.untold = r.varint("names left out")?;
+    standing.in_hand = get_in_hand(r)?;
     standing.device = get_device(r)?;
     standing.without_stacks = r.str(STACK_TEXT_MAX, "note")?.to_owned();
     for _ in 0..r.count(THREADS_MAX, 2, "threads")? {
@@ -306,16 +331,18 @@ mod tests {
         let name = (any::<u32>(), text()).prop_map(|(set, name)| (set, Arc::from(name)));
         (
             (any::<u32>(), any::<u64>(), any::<u64>()),
-            (any::<bool>(), any::<bool>(), device()),
-            prop::collection::vec(name, 0..NAMES_MAX),
+            (any::<bool>(), any::<bool>(), any::<bool>(), device()),
+            (prop::collection::vec(name, 0..NAMES_MAX), any::<u64>()),
+            in_hand(),
             text(),
             prop::collection::vec(thread, 0..4),
         )
             .prop_map(
                 |(
                     (pid, submitted, runnable_ms),
-                    (executes, blocked, device),
-                    waits_for,
+                    (executes, blocked, is_called_back, device),
+                    (waits_for, untold),
+                    in_hand,
                     note,
                     threads,
                 )| {
@@ -325,13 +352,26 @@ mod tests {
                         runnable_ms,
                         executes,
                         blocked,
+                        is_called_back,
                         waits_for,
+                        untold,
+                        in_hand,
                         device,
                         without_stacks: note,
                         threads,
                     }
                 },
             )
+    }
+
+    fn in_hand() -> impl Strategy<Value = Unfinished> {
+        let name = (any::<u32>(), "\\PC{0,20}").prop_map(|(set, name)| (set, Arc::from(name)));
+        let names = prop::collection::vec(name, 0..NAMES_MAX);
+        (any::<u64>(), any::<u64>(), names).prop_map(|(count, uncalled, names)| Unfinished {
+            count,
+            names,
+            uncalled,
+        })
     }
 
     fn device() -> impl Strategy<Value = Option<DeviceStanding>> {

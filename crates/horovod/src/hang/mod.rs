@@ -12,6 +12,8 @@ mod leader;
 mod messages;
 mod place;
 mod report;
+#[cfg(test)]
+mod simulation;
 mod soft;
 mod verdict;
 
@@ -88,13 +90,31 @@ pub(crate) struct Standing {
     pub(crate) executes: bool,
     /// Every thread that has ever called an operation now waits for one.
     pub(crate) blocked: bool,
-    /// What its threads wait for.
+    /// Operations are pending that end with a callback, so that no thread is seen to wait for them, and none of these has
+    /// been agreed on. `waits_for` has them too.
+    pub(crate) is_called_back: bool,
+    /// What its threads and callbacks wait for.
     pub(crate) waits_for: Vec<Key>,
+    /// How many more that list would have, were it not bounded.
+    pub(crate) untold: u64,
+    /// What all have agreed on.
+    pub(crate) in_hand: Unfinished,
     /// Where its GPU stands, if it has given it anything.
     pub(crate) device: Option<DeviceStanding>,
     /// Why there are no stacks; else empty.
     pub(crate) without_stacks: String,
     pub(crate) threads: Vec<ThreadStack>,
+}
+
+/// Operations that all have agreed on, and that have not ended on one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unfinished {
+    /// How many.
+    pub(crate) count: u64,
+    /// Some of them by name.
+    pub(crate) names: Vec<Key>,
+    /// Calls that are due or have not returned: of operations that have ended, and for the memory of others.
+    pub(crate) uncalled: u64,
 }
 
 /// What one rank says of its waits alone, at once.
@@ -121,7 +141,9 @@ impl Brief {
 impl Standing {
     /// Keep what a message may hold.
     pub(crate) fn bounded(mut self) -> Self {
+        self.untold += self.waits_for.len().saturating_sub(NAMES_MAX) as u64;
         self.waits_for.truncate(NAMES_MAX);
+        self.in_hand.names.truncate(NAMES_MAX);
         self.threads.truncate(THREADS_MAX);
         for thread in &mut self.threads {
             thread.frames.truncate(FRAMES_MAX);

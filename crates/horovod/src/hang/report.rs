@@ -6,7 +6,7 @@ use std::time::Duration;
 use horovod_protocol::{Rank, StalledRequest, Tree};
 
 use super::verdict::{Culprit, Diagnosis, Kind, key};
-use super::{Key, Standing};
+use super::{Key, Standing, Unfinished};
 
 /// Requests, culprits and names told; of more only the number.
 pub(super) const SHOWN_MAX: usize = 8;
@@ -56,6 +56,7 @@ pub(crate) fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
         }
         line(t, format!("  {rank} on {host}{pid}: {state}"));
         if let Some(standing) = &culprit.standing {
+            in_hand(t, standing);
             stacks(t, standing);
         }
     }
@@ -65,6 +66,7 @@ pub(crate) fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
             t,
             format!("For comparison, {rank} on {}, which waits:", host_of(*rank)),
         );
+        in_hand(t, standing);
         stacks(t, standing);
     }
     let mut kinds: Vec<Kind> = d.culprits.iter().map(|c| c.kind).collect();
@@ -196,6 +198,29 @@ fn outlook(d: &Diagnosis, job: &JobView<'_>, rank: Rank) -> String {
             time.as_secs_f64()
         ),
         (None, None) => String::new(),
+    }
+}
+
+/// What all have agreed on and this rank has not completed: that others wait for it is no fault of its script.
+fn in_hand(out: &mut String, standing: &Standing) {
+    let Unfinished {
+        count,
+        names,
+        uncalled,
+    } = &standing.in_hand;
+    let names = match &**names {
+        [] => String::new(),
+        names => format!(", among them {}", names_of(names)),
+    };
+    if *count > 0 {
+        line(
+            out,
+            format!("      agreed on and not completed: {count}{names}"),
+        );
+    }
+    if *uncalled > 0 {
+        let text = format!("      callbacks that have not returned: {uncalled}");
+        line(out, text);
     }
 }
 
@@ -404,6 +429,32 @@ mod tests {
         let text = rendered(&d, &Tree::star(20), None);
         assert!(
             text.contains("something else; its GPU has been at grad.7 for 61 s"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_was_agreed_on_and_has_not_completed_is_told() {
+        let mut d = diagnosis(Kind::Elsewhere);
+        let lines = |d: &Diagnosis| rendered(d, &Tree::star(20), None);
+        let text = lines(&d);
+        assert!(!text.contains("agreed on") && !text.contains("callbacks"));
+        let mut says = |count, names: &[&str], uncalled| {
+            let names = names.iter().map(|name| (0, Arc::from(*name))).collect();
+            d.culprits[0].standing.as_mut().unwrap().in_hand = Unfinished {
+                count,
+                names,
+                uncalled,
+            };
+            lines(&d)
+        };
+        let text = says(3, &["grad.1", "grad.2"], 0);
+        let line = "agreed on and not completed: 3, among them grad.1, grad.2\n";
+        assert!(text.contains(line) && !text.contains("callbacks"), "{text}");
+        let text = says(1, &[], 2);
+        assert!(text.contains("not completed: 1\n"), "{text}");
+        assert!(
+            text.contains("callbacks that have not returned: 2\n"),
             "{text}"
         );
     }

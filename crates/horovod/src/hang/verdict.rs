@@ -4,10 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use horovod_protocol::{Rank, StalledRequest};
 
-use super::{Key, Standing};
+use super::{DeviceStanding, Key, Standing};
 
-/// A rank computes if it used at least one part in this many of the time between the looks.
+/// A rank computes if its threads were runnable for one part in this many of the time between the looks.
 const BUSY_PART: u64 = 5;
+/// The same of a rank on which operations with callbacks are pending. Nothing but idleness says that such a rank waits, so
+/// less than of others is taken for work. One that waits is runnable for a part in 1000.
+const BUSY_PART_CALLED_BACK: u64 = 20;
 
 /// What was seen at one time.
 #[derive(Clone, Debug, Default)]
@@ -135,24 +138,58 @@ fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) ->
         return Kind::Busy;
     };
     let runnable_ms = now.runnable_ms.saturating_sub(before.runnable_ms);
+    let same_waits = now.waits_for == before.waits_for && now.untold == before.untold;
+    let called_back = awaits_callbacks(before) && awaits_callbacks(now);
+    let part = if called_back {
+        BUSY_PART_CALLED_BACK
+    } else {
+        BUSY_PART
+    };
     if now.submitted != before.submitted || now.executes || before.executes {
         Kind::Busy
-    } else if now.blocked && before.blocked && now.waits_for == before.waits_for {
+    } else if now.blocked && before.blocked && same_waits {
         Kind::Diverged
-    } else if runnable_ms.saturating_mul(BUSY_PART) >= elapsed_ms {
+    } else if runnable_ms.saturating_mul(part) >= elapsed_ms {
         Kind::Busy
+    } else if called_back && same_waits {
+        // No thread tells what it waits for. But none computes, so all wait, in the end, for these operations.
+        Kind::Diverged
     } else {
         Kind::Elsewhere
     }
 }
 
+/// Whether operations with callbacks are all that this rank is at: what its GPU has in hand may go on without them.
+fn awaits_callbacks(standing: &Standing) -> bool {
+    let is_idle = |device: &DeviceStanding| device.at.is_none();
+    standing.is_called_back && standing.device.as_ref().is_none_or(is_idle)
+}
+
+/// All that a rank waits for; `None` if some of it is unknown. A long list is not told in full, but rank 0 has counted
+/// for itself who asked for what is late.
+fn awaited(rank: Rank, standing: &Standing, requests: &[StalledRequest]) -> Option<Vec<Key>> {
+    if standing.untold == 0 {
+        return Some(standing.waits_for.clone());
+    }
+    let asked = requests.iter().filter(|r| r.waiting.contains(&rank));
+    let keys: Vec<Key> = asked.map(key).collect();
+    let all = standing
+        .untold
+        .saturating_add(standing.waits_for.len() as u64);
+    (keys.len() as u64 >= all).then_some(keys)
+}
+
 /// A request can complete if every rank that it lacks can come, and a rank can come if nothing says that it
 /// waits, or if something that it waits for can complete: the least set with that property. The rest waits in a circle.
 fn deadlocked(requests: &[StalledRequest], culprits: &[Culprit]) -> Vec<Key> {
-    let waits_for: BTreeMap<Rank, &[Key]> = (culprits.iter())
+    let known: Vec<(Rank, Vec<Key>)> = (culprits.iter())
         .filter(|culprit| culprit.kind == Kind::Diverged)
-        .filter_map(|culprit| Some((culprit.rank, &*culprit.standing.as_ref()?.waits_for)))
+        .filter_map(|culprit| {
+            let standing = culprit.standing.as_ref()?;
+            Some((culprit.rank, awaited(culprit.rank, standing, requests)?))
+        })
         .collect();
+    let waits_for = known.iter().map(|(rank, keys)| (*rank, &**keys)).collect();
     let missing = requests
         .iter()
         .map(|request| (key(request), request.missing.clone()))
@@ -245,6 +282,47 @@ mod tests {
         (diagnosis.culprits.iter())
             .map(|c| (c.rank.0, c.kind))
             .collect()
+    }
+
+    fn called_back(names: &[&str], runnable_ms: u64) -> Option<Standing> {
+        Some(Standing {
+            is_called_back: true,
+            blocked: false,
+            runnable_ms,
+            ..waits_for(names)?
+        })
+    }
+
+    #[test]
+    fn operations_with_callbacks_are_waited_for_by_a_rank_that_does_not_compute() {
+        let requests = [request("a", &[0], &[1]), request("b", &[1], &[0])];
+        let d = twice(
+            &requests,
+            vec![(0, called_back(&["a"], 0)), (1, waits_for(&["b"]))],
+        );
+        assert_eq!(kinds(&d), [(0, Kind::Diverged), (1, Kind::Diverged)]);
+        assert_eq!(d.deadlocked.len(), 2);
+    }
+
+    #[test]
+    fn a_rank_that_computes_or_submits_is_never_taken_for_one_that_waits() {
+        let requests = [request("a", &[0], &[1]), request("b", &[1], &[0])];
+        let of = |zero: Option<Standing>| vec![(0, zero), (1, waits_for(&["b"]))];
+        let submits = |standing: Option<Standing>| standing.map(|s| Standing { submitted: 1, ..s });
+        // For minutes, in looks of five seconds, with a fifth of a core: others take the rest of it.
+        for second in (0..300).step_by(5) {
+            let used = second * 200;
+            let first = look(second * 1000, &requests, of(called_back(&["a"], used)));
+            for later in [
+                called_back(&["a"], used + 1000),
+                submits(called_back(&["a"], used)),
+                called_back(&["c"], used),
+            ] {
+                let d = conclude(&first, look(second * 1000 + 5000, &requests, of(later)));
+                assert_ne!(kinds(&d)[0], (0, Kind::Diverged));
+                assert_eq!(d.deadlocked, []);
+            }
+        }
     }
 
     #[test]

@@ -314,7 +314,7 @@ unsafe fn submit(
     let set = ProcessSetId(attributes.process_set);
     let submission = Submission::new(prefix, Some(&name), op, set, tensors);
     let (handle, waited) = engine
-        .submit_and_wait_for(submission, wait_timeout)
+        .as_guest(|engine| engine.submit_and_wait_for(submission, wait_timeout))
         .map_err(explained)?;
     let expected = Expected::of(kind, &name, operands);
     Ok(Submitted {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use horovod_protocol::{EntryId, Rank, Shape};
+use horovod_protocol::{EntryId, Execution, Rank, Shape};
 use horovod_transport::Aborted;
 
 use super::execution::ExecutionTask;
@@ -48,6 +48,10 @@ impl Flight {
 impl Flights {
     pub(super) fn is_empty(&self) -> bool {
         self.flights.is_empty()
+    }
+
+    pub(super) fn executions(&self) -> impl Iterator<Item = &Execution> {
+        self.flights.iter().map(|flight| &flight.task.execution)
     }
 
     pub(super) fn is_full(&self) -> bool {

@@ -1,31 +1,43 @@
 //! The control plane's search for the reason of a stall.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use horovod_protocol::{
     Execution, LossCause, PeerLost, ProcessSetId, Rank, StalledRequest, StopReason, Time,
 };
 
+use super::flights::Flights;
 use super::pump::Pump;
-use crate::engine::inspection::{Deadlock, GpuNews, Surroundings};
+use crate::engine::inspection::{Deadlock, GpuNews, InHand, Surroundings};
+use crate::hang::Key;
 
 /// A collective on its way.
 pub(super) struct Runs {
-    /// Since when, as [`horovod_protocol::Time`].
+    /// Since when, as [`horovod_protocol::Time`]; only rank 0 reads the clock for it.
     since: u64,
     set: ProcessSetId,
     name: Arc<str>,
     members: Arc<[Rank]>,
 }
 
+/// What all ranks have agreed on and has not ended; of a collective of several operations the first.
+fn names_in_hand(runs: Option<&Runs>, flights: &Flights, ready: &VecDeque<Execution>) -> Vec<Key> {
+    let runs = runs.map(|runs| (runs.set.0, runs.name.clone()));
+    let later = flights.executions().chain(ready);
+    let later = later.flat_map(|execution| {
+        let items = execution.items.iter();
+        items.map(|item| (execution.set.0, item.name.clone()))
+    });
+    runs.into_iter().chain(later).collect()
+}
+
 impl Pump {
     /// A collective begins; it may be broken off and taken up again.
     pub(super) fn begins(&mut self, execution: &Execution) {
-        if !self.inspection.leads() {
-            return;
-        }
+        let leads = self.inspection.leads();
         self.runs = execution.items.first().map(|item| Runs {
-            since: self.shared.now().0,
+            since: if leads { self.shared.now().0 } else { 0 },
             set: execution.set,
             name: item.name.clone(),
             members: execution.members.clone(),
@@ -82,7 +94,9 @@ impl Pump {
         }
         let now = self.shared.now();
         let me = self.topology.rank;
-        let running = self.runs.as_ref().map(|runs| StalledRequest {
+        let leads = self.inspection.leads();
+        let running = self.runs.as_ref().filter(|_| leads);
+        let running = running.map(|runs| StalledRequest {
             set: runs.set,
             name: runs.name.clone(),
             waiting: vec![me],
@@ -100,7 +114,10 @@ impl Pump {
             &self.shared,
             &self.relay,
             &mut self.control,
-            running,
+            InHand {
+                running,
+                names: &|| names_in_hand(self.runs.as_ref(), &self.flights, &self.ready),
+            },
         );
         let Some(found) = found else { return sent };
         let told = self

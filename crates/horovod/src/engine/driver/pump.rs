@@ -70,7 +70,7 @@ pub(super) struct Pump {
     pub(super) relay: Relay,
     pub(super) inspection: Inspection,
     pub(super) replica_check: ReplicaCheck,
-    /// What rank 0 must know of the collective that is on its way in order to tell of it.
+    /// What reports of stalls tell of the collective that is on its way.
     pub(super) runs: Option<Runs>,
     /// How long a neighbour may be silent; `None`: for ever.
     pub(super) heartbeat: Option<Duration>,

@@ -1,0 +1,86 @@
+//! What a rank says of itself in the diagnosis of stalls.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use horovod_protocol::{EntryId, ProcessSetId};
+
+use super::EngineState;
+use super::gpu_watch::device_standing;
+use crate::hang::{self, Brief, Key, Standing, ThreadStack, Unfinished};
+
+/// What the threads of this rank wait for, and which of these it has asked for.
+pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
+    let first = shared.callers.look(shared.now().0);
+    // A wait that is to end counts no more, also where its thread has not noticed yet. Only this thread ends waits, so
+    // what still is one after this remains one.
+    let table = shared.handles.lock();
+    let ends = first.handles.iter().any(|h| table.let_go(*h).is_some());
+    drop(table);
+    let waits = shared.callers.look(shared.now().0);
+    let state = shared.lock();
+    let named = waits.handles.iter().filter_map(|handle| {
+        let (set, name) = state.worker.name_of(EntryId(handle.0))?;
+        let soft = waits.soft.contains(handle);
+        Some(((set.0, name), if soft { handle.0 } else { 0 }))
+    });
+    let waits_for: Vec<_> = named.collect();
+    let has = |(set, name): &Key| state.worker.is_pending(ProcessSetId(*set), name);
+    Brief {
+        // What has been agreed on, or has ended, is not stuck.
+        blocked: waits.all && waits == first && !ends && waits_for.len() == waits.handles.len(),
+        pending: keys.iter().map(has).collect(),
+        waits_for,
+    }
+    .bounded()
+}
+
+/// What this rank can say of itself at once.
+pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
+    let waits = shared.callers.look(shared.now().0);
+    let called = shared.handles.called_back();
+    let uncalled = shared.handles.uncalled() as u64;
+    let pending = shared.handles.pending();
+    let state = shared.lock();
+    let unfinished = pending.saturating_sub(state.worker.pending()) as u64;
+    let handles = waits.handles.iter().chain(&called);
+    let names = handles.filter_map(|handle| state.worker.name_of(EntryId(handle.0)));
+    let waits_for: Vec<Key> = names.map(|(set, name)| (set.0, name)).collect();
+    // What has been agreed on, or has ended, is not stuck.
+    let is_stuck = waits_for.len() == waits.handles.len() + called.len();
+    Standing {
+        pid: std::process::id(),
+        submitted: shared.callers.submitted(),
+        runnable_ms: hang::runnable_ms(),
+        executes,
+        blocked: waits.all && is_stuck,
+        is_called_back: !called.is_empty() && is_stuck,
+        waits_for,
+        in_hand: Unfinished {
+            count: unfinished,
+            uncalled,
+            ..Unfinished::default()
+        },
+        device: device_standing(shared),
+        ..Standing::default()
+    }
+}
+
+/// Sends a thread for the stacks; `None` if nobody knows them.
+pub(super) fn search_stacks(
+    shared: &Arc<EngineState>,
+) -> std::io::Result<Option<Receiver<Vec<ThreadStack>>>> {
+    let Some(stacks) = hang::stacks() else {
+        return Ok(None);
+    };
+    let (found, search) = sync_channel(1);
+    let shared = shared.clone();
+    std::thread::Builder::new()
+        .name("horovod-stacks".into())
+        .spawn(move || {
+            // Whoever asked may have given up.
+            let _ = found.send(stacks());
+            shared.notifier.notify();
+        })?;
+    Ok(Some(search))
+}
