@@ -25,6 +25,7 @@ __all__ = [
     "add_process_set",
     "assign_ranks",
     "barrier",
+    "called_back",
     "checks_replicas",
     "checksums",
     "consistency",
@@ -48,6 +49,7 @@ __all__ = [
     "jax_ordered_calls",
     "join",
     "leave_at_exit",
+    "leave_interrupted",
     "local_rank",
     "local_size",
     "names_of_a_job",
@@ -303,6 +305,12 @@ def init(ranks: Sequence[int] | None = None, dynamic_process_sets: bool = False)
 def shutdown() -> None: ...
 def leave_at_exit(failed: bool) -> None:
     """As `shutdown`, at the exit of the process: other threads that wait in here do not return from now on."""
+
+def leave_interrupted() -> None:
+    """As `shutdown`, for a script that a signal is about to end: other ranks are told that it failed."""
+
+def called_back() -> list[int]:
+    """Handles of operations that have not ended and end with a callback, ascending."""
 
 def staying_threads() -> list[int]:
     """Idents of the threads that came out of a wait, or came to one, after `leave_at_exit`, and do not return."""

@@ -41,13 +41,13 @@ mod _core {
     #[pymodule_export]
     use crate::plain::PlainTensors;
     #[pymodule_export]
-    use crate::results::{handles, poll};
+    use crate::results::{called_back, handles, poll};
     #[pymodule_export]
     use crate::runtime::{
         add_process_set, barrier, consistency, cross_rank, cross_size, dynamic_process_sets,
         hold_state, host_updates, hostname, init, is_elastic, is_homogeneous, is_initialized,
-        jax_ordered_calls, join, leave_at_exit, local_rank, local_size, needs_sync,
-        process_set_ids, process_set_ranks, rank, remove_process_set, shutdown, size,
+        jax_ordered_calls, join, leave_at_exit, leave_interrupted, local_rank, local_size,
+        needs_sync, process_set_ids, process_set_ranks, rank, remove_process_set, shutdown, size,
         start_timeline, stop_timeline, transports,
     };
     #[pymodule_export]

@@ -30,6 +30,12 @@ pub(crate) fn handles() -> Vec<u64> {
     horovod::engine().map_or_else(|_| Vec::new(), |engine| engine.handles())
 }
 
+/// Handles of operations that have not ended and end with a callback, ascending.
+#[pyfunction]
+pub(crate) fn called_back() -> Vec<u64> {
+    horovod::engine().map_or_else(|_| Vec::new(), |engine| engine.called_back())
+}
+
 /// Whether the operation has ended.
 #[pyfunction]
 pub(crate) fn poll(py: Python<'_>, handle: u64) -> PyResult<bool> {

@@ -75,9 +75,19 @@ fn start(py: Python<'_>) -> PyResult<()> {
 /// Stop the runtime, and with it the job.
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
+    stop(py, Leaving::Asked);
+}
+
+/// As `shutdown`, for a script that a signal is about to end.
+#[pyfunction]
+pub(crate) fn leave_interrupted(py: Python<'_>) {
+    stop(py, Leaving::Failed);
+}
+
+fn stop(py: Python<'_>, why: Leaving) {
     memory::forget();
     let engine = horovod::engine();
-    detached(py, horovod::shutdown);
+    detached(py, || horovod::shutdown_because(why));
     if let Ok(engine) = engine {
         results::lose(&engine);
     }

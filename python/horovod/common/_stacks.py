@@ -35,12 +35,13 @@ def _frames(innermost: FrameType) -> list[tuple[str, int, str]]:
 def thread_stacks() -> list[tuple[str, list[tuple[str, int, str]]]]:
     """Return the name and the innermost frames (file, line, function), and the user's, of all other Python threads.
 
-    The main thread comes first.
+    The main thread comes first; threads of this package are left out.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, me = threading.main_thread().ident, threading.get_ident()
     stacks = {ident: frame for ident, frame in sys._current_frames().items() if ident != me}
-    ordered = sorted(stacks, key=lambda ident: ident != main)
+    theirs = (ident for ident in stacks if not names.get(ident, "").startswith("hvd-"))
+    ordered = sorted(theirs, key=lambda ident: ident != main)
     return [
         (names.get(ident, f"number {ident}"), _frames(stacks[ident]))
         for ident in islice(ordered, _core.THREADS_MAX)

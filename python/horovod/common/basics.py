@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from horovod import _core
-from horovod.common import _job_events, _ops
+from horovod.common import _job_events, _ops, _signals
 from horovod.common import process_sets as _process_sets
 from horovod.common._stacks import threads_within_calls
 from horovod.common.exceptions import HorovodInternalError, HorovodNotInitializedError
@@ -193,6 +193,7 @@ class HorovodBasics:
         if not running:
             _process_sets.forget_registered()
         _shut_down_at_exit()
+        _signals.watch_if_wanted()
         _process_sets.global_process_set.ranks = list(range(_core.size()))
         if _core.is_elastic():
             self._tell_environment()

@@ -4,7 +4,10 @@ import contextlib
 
 import jax
 
+from horovod.common._signals import want_handlers_to_run
 from horovod.common.basics import drain_before_leaving
+
+want_handlers_to_run()
 
 
 @drain_before_leaving

@@ -21,6 +21,7 @@ from mxnet.base import MXNetError
 
 from horovod.common._c_functions import Operation
 from horovod.common._ops import Sum
+from horovod.common._signals import want_handlers_to_run
 from horovod.common.basics import basics, drain_before_leaving
 from horovod.common.process_sets import ProcessSet
 
@@ -43,6 +44,7 @@ def _check(status: int) -> None:
 
 
 _check(_core.horovod_mxnet_load(mx.base._LIB._name.encode()))
+want_handlers_to_run()
 
 
 @drain_before_leaving

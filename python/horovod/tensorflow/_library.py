@@ -8,6 +8,7 @@ import tensorflow as tf
 
 # The library looks the core's functions up in this module.
 from horovod import _core
+from horovod.common._signals import want_handlers_to_run
 
 _FILE: Final = Path(__file__).with_name("libhorovod_tensorflow.so")
 _PROBLEM: Final = "horovod_load_problem"
@@ -52,3 +53,4 @@ def _problem(library: Any) -> str:
 
 
 LIBRARY: Final = _load()
+want_handlers_to_run()

@@ -1,0 +1,156 @@
+"""Signals that arrive while the main thread waits in a framework's native code: how their handlers get to run.
+
+Python runs handlers in the main thread alone, between two of its own steps. A wait of this package looks for signals.
+A wait in TensorFlow, XLA or MXNet does not: the thread comes back when the operation ends. So if an operation that ends
+with a callback stalls, and a handler has not run for a while, this process leaves the job. Its operations then end with
+an error, the framework returns, and the handler runs.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from horovod import _core
+
+_log = logging.getLogger("horovod")
+
+# How long operations may go on after a signal. SIGINT asks for the end at once. Handlers of the others may only note
+# that the process is to end later, which is better served by an operation that ends by itself.
+_GRACE_S = {signal.SIGINT: 1.0, signal.SIGTERM: 10.0, signal.SIGALRM: 10.0}
+
+_PendingCall = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+_is_wanted = False
+_watch: "_Watch | None" = None
+
+
+def want_handlers_to_run() -> None:
+    """Have `init` watch for signals: for adapters of frameworks whose threads wait in native code."""
+    global _is_wanted
+    _is_wanted = True
+
+
+def watch_if_wanted() -> None:
+    """Begin to watch, if an adapter wants it and nobody else in this process is told of signals."""
+    global _watch
+    is_main = threading.current_thread() is threading.main_thread()
+    if _is_wanted and is_main and _watch is None:
+        _watch = _Watch.begin()
+
+
+class _Arrived:
+    """A signal whose handler may not have run yet."""
+
+    def __init__(self, number: int) -> None:
+        self.deadline = time.monotonic() + _GRACE_S[signal.Signals(number)]
+        self._number = number
+        self._pending = set(_core.called_back())
+        self._is_back = threading.Event()
+
+        def note(_: object) -> int:
+            self._is_back.set()
+            return 0
+
+        # Python makes such calls where it runs handlers, after these. Without room for one nothing can be told.
+        self._call = _PendingCall(note)
+        if ctypes.pythonapi.Py_AddPendingCall(self._call, None):
+            self._is_back.set()
+
+    def is_over(self) -> bool:
+        """Whether the main thread has come back to Python."""
+        return self._is_back.is_set()
+
+    def has_stalled(self) -> bool:
+        """Whether the handler has not run, and an operation has not ended all the time."""
+        return (
+            not self._is_back.is_set()
+            and bool(self._pending & set(_core.called_back()))
+            and not _runs(signal.getsignal(self._number))
+            # A periodic timer drives something, and is no limit of time.
+            and not (self._number == signal.SIGALRM and signal.getitimer(signal.ITIMER_REAL)[1])
+        )
+
+
+class _Watch:
+    """The thread that Python tells of signals."""
+
+    def __init__(self, reader: socket.socket, writer: socket.socket) -> None:
+        self._reader, self._writer = reader, writer
+        self._arrived: dict[int, _Arrived] = {}
+        # Python may still make their calls.
+        self._kept: list[_Arrived] = []
+        threading.Thread(target=self._run, name="hvd-signals", daemon=True).start()
+
+    @classmethod
+    def begin(cls) -> "_Watch | None":
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        other = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        if other != -1:
+            signal.set_wakeup_fd(other, warn_on_full_buffer=False)
+            reader.close()
+            writer.close()
+            return None
+        watch = cls(reader, writer)
+        os.register_at_fork(after_in_child=watch._leave_to_parent)
+        return watch
+
+    def _leave_to_parent(self) -> None:
+        """In a child process: its signals are none of the parent's."""
+        if threading.current_thread() is threading.main_thread():
+            other = signal.set_wakeup_fd(-1)
+            if other not in (-1, self._writer.fileno()):
+                signal.set_wakeup_fd(other, warn_on_full_buffer=False)
+
+    def _run(self) -> None:
+        while True:
+            deadlines = [arrived.deadline for arrived in self._arrived.values()]
+            left = min(deadlines) - time.monotonic() if deadlines else None
+            self._reader.settimeout(None if left is None else max(left, 0.001))
+            try:
+                numbers = self._reader.recv(4096)
+            except TimeoutError:
+                numbers = b""
+            for number in numbers:
+                if number in _GRACE_S and number not in self._arrived:
+                    self._arrived[number] = _Arrived(number)
+            self._look()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for number in [n for n, arrived in self._arrived.items() if arrived.deadline <= now]:
+            arrived = self._arrived.pop(number)
+            self._kept = [kept for kept in [*self._kept, arrived] if not kept.is_over()]
+            if arrived.has_stalled():
+                _leave(number)
+
+
+def _leave(number: int) -> None:
+    name = signal.Signals(number).name
+    _log.warning(
+        "Horovod: the handler of %s could not run for %g s, because the main thread waits in native code for "
+        "operations that do not end. This rank leaves the job, so that they end and the handler runs.",
+        name,
+        _GRACE_S[signal.Signals(number)],
+    )
+    _core.leave_interrupted()
+
+
+def _runs(handler: "Callable[[int, FrameType | None], Any] | int | None") -> bool:
+    """Whether the main thread is in this handler, perhaps in native code."""
+    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+    main = threading.main_thread().ident
+    frame = sys._current_frames().get(main) if main is not None else None
+    while isinstance(code, CodeType) and frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False

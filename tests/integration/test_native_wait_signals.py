@@ -1,0 +1,66 @@
+"""A signal that arrives while the main thread is in a framework's native code, where it waits for an operation."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+import harness
+
+HANDLER = """
+import os, signal, sys, threading
+
+def end(number, frame):
+    print("the handler runs", flush=True)
+    os._exit(7)
+
+for number in (signal.SIGINT, signal.SIGALRM, signal.SIGTERM):
+    signal.signal(number, end)
+
+def begin(hvd):
+    hvd.init()
+    print(f"rank {hvd.rank()} is process {os.getpid()}", flush=True)
+    if hvd.rank() == 1:
+        threading.Event().wait()
+"""
+TENSORFLOW = """
+import tensorflow as tf
+import horovod.tensorflow as hvd
+
+begin(hvd)
+call = lambda x: hvd.allreduce(x, name="a")
+if sys.argv[1] == "graph":
+    call = tf.function(call)
+call(tf.ones(4))
+"""
+JAX = """
+import jax, jax.numpy as jnp
+import horovod.jax as hvd
+
+begin(hvd)
+jax.jit(lambda x: hvd.allreduce(x, name="a"))(jnp.ones(4)).block_until_ready()
+"""
+PROGRAMS = [
+    pytest.param(TENSORFLOW, "eager", signal.SIGINT, id="tensorflow-eager-SIGINT"),
+    pytest.param(TENSORFLOW, "graph", signal.SIGINT, id="tensorflow-graph-SIGINT"),
+    pytest.param(TENSORFLOW, "graph", signal.SIGALRM, id="tensorflow-graph-SIGALRM"),
+    pytest.param(TENSORFLOW, "eager", signal.SIGTERM, id="tensorflow-eager-SIGTERM"),
+    pytest.param(JAX, "jit", signal.SIGINT, id="jax-jit-SIGINT"),
+]
+
+
+@pytest.mark.parametrize(("program", "word", "number"), PROGRAMS)
+def test_its_handler_runs(script, jobs, program: str, word: str, number: signal.Signals) -> None:
+    env = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    job = jobs(harness.python(2, script(HANDLER + program), word, env=env))
+    (line,) = job.wait_for("rank 0 is process")
+    # Then the operation is pending, and the thread is in native code.
+    job.wait_for("Missing call:")
+
+    os.kill(int(line.split()[-1]), number)
+
+    job.wait_for("the handler runs")
+    assert job.fail() == 7
+    assert f"the handler of {number.name} could not run" in job.stderr, job.report()
