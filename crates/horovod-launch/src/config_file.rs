@@ -304,7 +304,7 @@ mod tests {
             let value = match in_file.form {
                 Form::Is(is) => is.to_string(),
                 Form::Number | Form::Words => "1".to_owned(),
-                Form::Text if key == "action" => "error".to_owned(),
+                Form::Text if section == "consistency_check" => "error".to_owned(),
                 Form::Text => "DEBUG".to_owned(),
             };
             let yaml = format!("timeline:\n  filename: t\n{section}:\n  {key}: {value}\n");
