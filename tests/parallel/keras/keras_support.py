@@ -10,7 +10,14 @@ import horovod.numpy as arrays
 
 # The first rank alone; of a single one it would be the global set again.
 FIRST = arrays.ProcessSet([0])
-hvd.init(process_sets=[FIRST] if int(os.environ.get("HOROVOD_SIZE", "1")) > 1 else None)
+
+
+def begin():
+    """The job of these tests, which has one process set."""
+    hvd.init(process_sets=[FIRST] if int(os.environ.get("HOROVOD_SIZE", "1")) > 1 else None)
+
+
+begin()
 SIZE, RANK = hvd.size(), hvd.rank()
 BACKEND = keras.backend.backend()
 GLOBAL_BATCH = 24  # divides by 1, 2, 3 and 4

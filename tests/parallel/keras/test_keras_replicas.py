@@ -4,16 +4,24 @@ warned of."""
 import keras
 import numpy as np
 import pytest
+from keras_support import begin
 
 import horovod.keras as hvd
 import replica_warnings
 from horovod.common.exceptions import ReplicasDifferError
 from replica_warnings import begin_again, check_named, end_failed
 
-hvd.init()
+begin()
 found = replica_warnings.found
 # So many steps no job makes before rank 0 has all reports.
 MANY = 500
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _usual_job():
+    yield
+    hvd.shutdown()
+    begin()
 
 
 def model_of(seed):
