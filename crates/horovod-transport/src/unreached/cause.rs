@@ -162,6 +162,8 @@ fn likely(groups: &[Group<'_>], interfaces: &str) -> String {
         "A firewall on one of the hosts or between them drops the packets, or the answers find no way back"
     } else if any(|why| matches!(why, Obstacle::Handshake(_))) {
         "Another job or program answers there: two hosts have the same address, or the key was copied from another job"
+    } else if any(|why| matches!(why, Obstacle::Broken(_))) {
+        "The process that listens there is stopped, overloaded or about to end, or a proxy answers in its place"
     } else if any(|why| matches!(why, Obstacle::Refused)) {
         "A firewall on one of the hosts or between them rejects the connections, or nobody listens there"
     } else {
@@ -329,6 +331,8 @@ mod tests {
             text.contains("Another job or program answers there"),
             "{text}"
         );
+        let text = of(Obstacle::Broken("it closed".into()), false, "");
+        assert!(text.contains("is stopped, overloaded"), "{text}");
         let text = of(
             Obstacle::Other("Permission denied (os error 13)".into()),
             false,
