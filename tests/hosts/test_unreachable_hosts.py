@@ -75,7 +75,7 @@ def one_cause(job: harness.Job, ranks: int = 4) -> str:
         (
             "refuse",
             "no route to host",
-            "There is no route to the other host, or a firewall says so",
+            "No route leads to the other host, or a firewall rejects the packets",
         ),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -66,6 +67,11 @@ def test_open_mpi(script, jobs) -> None:
 
 
 def test_open_mpi_passes_on_what_a_rank_tried_that_cannot_reach_rank_0(script, jobs, port) -> None:
+    with socket.socket(socket.AF_INET6) as trial:
+        try:
+            trial.bind(("::1", 0))
+        except OSError:
+            pytest.skip("NOT RUN: no IPv6 loopback")
     # Rank 0 listens on another address than the one where rank 1 looks for it.
     each = (("::1", f"[::1]:{port}"), ("127.0.0.1", f"127.0.0.1:{port}"))
     words = open_mpi()
@@ -74,7 +80,7 @@ def test_open_mpi_passes_on_what_a_rank_tried_that_cannot_reach_rank_0(script, j
         own = ["-x", f"HOROVOD_GLOO_IFACE={interface}", "-x", f"HOROVOD_RANK0_ADDRESS={address}"]
         command += [":"] * (address != each[0][1])
         command += ["-np", "1", *own, sys.executable, str(script(INIT))]
-    env = {"HOROVOD_JOB_KEY": "ab" * 32, "HOROVOD_GLOO_TIMEOUT_SECONDS": "6"}
+    env = {"HOROVOD_JOB_KEY": "ab" * 32, "HOROVOD_GLOO_TIMEOUT_SECONDS": "20"}
     job = jobs(harness.Job(command, env=env))
     job.fail()
     cause = r"rank 1 on \S+ cannot connect to rank 0, where all ranks meet \(tried "

@@ -170,7 +170,7 @@ impl Agent {
             self.stop(Stop::Terminate, now);
         }
         self.collect_output();
-        let told = self.post.as_mut().map(Post::take);
+        let told = self.post.as_mut().map(|post| post.take(now));
         for told in told.into_iter().flatten() {
             self.say(&FromAgent::Unreached(told));
         }
@@ -207,7 +207,8 @@ impl Agent {
         let killing = self.ending.is_some_and(|e| e.how == Stop::Kill) && !self.done;
         let look = (looking || killing).then(|| Instant::now() + LOOK_AGAIN);
         let silence = self.silence_max().map(|limit| self.heard + limit);
-        earlier(earlier(harder, look), silence)
+        let post = self.post.as_ref().and_then(Post::deadline);
+        earlier(earlier(earlier(harder, look), silence), post)
     }
 
     fn silence_max(&self) -> Option<Duration> {

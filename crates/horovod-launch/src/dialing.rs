@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use horovod_transport::JobKey;
-use horovod_transport::agents::{Connection, dial};
+use horovod_transport::agents::{Connection, Tries, dial};
 
 use crate::environment;
 use crate::frames::DialedTask;
@@ -37,6 +37,7 @@ struct Instructions {
     python_version: String,
     parent: u32,
     timeout: Duration,
+    tries: Tries,
 }
 
 impl Instructions {
@@ -73,6 +74,10 @@ impl Instructions {
             python_version: text("python-version")?,
             parent: number("parent", text("parent")?)?,
             timeout: Duration::from_secs(number("timeout", text("timeout")?)?.into()),
+            tries: match number("elastic", text("elastic")?)? {
+                0 => Tries::WhileItMayHelp,
+                _ => Tries::WholeTime,
+            },
         })
     }
 
@@ -105,13 +110,17 @@ pub(crate) fn start() -> io::Result<Dialed> {
     let stdin = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let said = Instructions::read(&stdin).map_err(io::Error::other)?;
     let parent = platform::watch_parent(said.parent);
-    let connection =
-        dial(&said.addresses, &said.key, said.index, said.timeout).map_err(|tried| {
-            io::Error::other(format!(
-                "task {} cannot reach the launcher: {tried}",
-                said.index
-            ))
-        })?;
+    let connection = dial(
+        &said.addresses,
+        &said.key,
+        said.index,
+        said.timeout,
+        said.tries,
+    )
+    .map_err(|tried| {
+        let index = said.index;
+        io::Error::other(format!("task {index} cannot reach the launcher: {tried}"))
+    })?;
     let stream = connection.stream.try_clone()?;
     std::thread::Builder::new()
         .name("parent-watch".into())
@@ -156,7 +165,7 @@ mod tests {
     fn lines(addresses: &str, host: &str) -> String {
         format!(
             "addresses={addresses}\nkey={KEY}\nindex=3\nattempt=1\nhost={host}\npython=/usr/bin/python3\n\
-             python-version=3.11.7\nparent=77\ntimeout=30\n\nrest"
+             python-version=3.11.7\nparent=77\ntimeout=30\nelastic=1\n\nrest"
         )
     }
 
@@ -165,6 +174,7 @@ mod tests {
         let said = Instructions::read(lines("127.0.0.1:5,[::1]:6", "").as_bytes()).expect("good");
         assert_eq!((said.index, said.attempt, said.parent), (3, 1, 77));
         assert_eq!(said.addresses.len(), 2);
+        assert_eq!(said.tries, Tries::WholeTime);
         let task = said.task();
         assert_eq!(task.host_name, environment::hostname());
         let other = Instructions::read(lines("127.0.0.1:5", "node-b").as_bytes()).expect("good");

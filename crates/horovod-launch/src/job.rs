@@ -181,6 +181,10 @@ impl Job<'_> {
                 self.output.say(&format!("horovodrun: {words}"));
             }
         }
+        if self.rendezvous.rounds() > before {
+            // Then a later failure has another cause.
+            self.state.unreachable = None;
+        }
         if let Some(why) = self.rendezvous.take_unreachable() {
             for link in &mut self.links {
                 link.send(&ToAgent::Cause(why.clone()));
@@ -222,8 +226,9 @@ impl Job<'_> {
             .fold(start, earlier)
     }
 
-    /// Ranks that never met cannot notice each other's failure, unless it is that they cannot: no need to wait for it. Nor will those that do not
-    /// answer the others end by themselves.
+    /// How long after the first failure ranks may take to end by themselves. Ranks that never met cannot notice each
+    /// other's failure, and need no time for that. Ranks that were told why they cannot connect need time to say so.
+    /// Ranks that do not answer the others will not end by themselves.
     fn grace(&self) -> Duration {
         let ended = |rank: u32| self.state.ends.iter().any(|end| end.rank == rank);
         let slots = self.links.iter().flat_map(|link| &link.placement.slots);

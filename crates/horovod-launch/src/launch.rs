@@ -168,11 +168,11 @@ fn run_dialed(options: &Options, events: &Events) -> Result<u8, LaunchError> {
     Ok(job.run()?)
 }
 
-/// The command that checks the network of this job.
+/// The command that checks the network of this job, as a shell reads it.
 fn check_of(options: &Options, placements: &[Placement]) -> String {
     let mut words = vec!["horovodrun --doctor".to_owned()];
     match (&options.hosts, &options.hostfile) {
-        (None, Some(file)) => words.push(format!("--hostfile {}", file.display())),
+        (None, Some(file)) => words.push(format!("--hostfile {}", shell_word(file))),
         _ => {
             let hosts = placements
                 .iter()
@@ -184,13 +184,23 @@ fn check_of(options: &Options, placements: &[Placement]) -> String {
         words.push(format!("-p {port}"));
     }
     if let Some(identity) = &options.ssh_identity_file {
-        words.push(format!("-i {}", identity.display()));
+        words.push(format!("-i {}", shell_word(identity)));
     }
     if !options.network_interfaces.is_empty() {
         let names = options.network_interfaces.join(",");
         words.push(format!("--network-interfaces {names}"));
     }
     words.join(" ")
+}
+
+/// A path as one word of a command line.
+fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text,
+        false => remote::quoted(&text),
+    }
 }
 
 /// How long hosts may take to answer.
@@ -350,6 +360,18 @@ pub(crate) fn local_agent(program: &Path) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_in_a_command_for_people_are_quoted_where_a_shell_needs_it() {
+        for (path, word) in [
+            ("/home/me/.ssh/id_ed25519", "/home/me/.ssh/id_ed25519"),
+            ("my hosts", "'my hosts'"),
+            ("it's$HOME", r"'it'\''s$HOME'"),
+            ("~/key", "'~/key'"),
+        ] {
+            assert_eq!(shell_word(Path::new(path)), word);
+        }
+    }
 
     #[test]
     fn too_few_files_are_told_from_other_errors() {

@@ -175,9 +175,13 @@ fn remote_command(program: &Path) -> OsString {
         sub = agent::SUBCOMMAND
     );
     let mut line = OsString::from(format!("exec sh -c '{script}' "));
-    let quoted = program.to_string_lossy().replace('\'', "'\\''");
-    line.push(format!("'{quoted}'"));
+    line.push(quoted(&program.to_string_lossy()));
     line
+}
+
+/// A text as one word of a shell's command line.
+pub(crate) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// What is wrong with an agent of this version.

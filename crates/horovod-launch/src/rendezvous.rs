@@ -161,21 +161,28 @@ impl Rendezvous {
     pub fn follow(&mut self) -> Vec<String> {
         let mut words = Vec::new();
         while let Some(event) = self.server.poll_event() {
-            match event {
-                ServerEvent::Up(_) => {
-                    self.rounds += 1;
-                    words.push("all ranks have met".to_owned());
-                }
-                ServerEvent::Silent { who, by } => {
-                    self.silent.entry(who).or_insert(by);
-                }
-                ServerEvent::Unreachable(why) => self.unreachable = Some(why),
-                ServerEvent::Absent(ranks) => self.absent = ranks.iter().map(|r| r.0).collect(),
-                ServerEvent::Failed(why) => words.push(format!("the ranks did not meet: {why}")),
-                _ => {}
-            }
+            words.extend(self.note(event));
         }
         words
+    }
+
+    fn note(&mut self, event: ServerEvent) -> Option<String> {
+        match event {
+            ServerEvent::Up(_) => {
+                self.rounds += 1;
+                // What kept ranks apart before is over.
+                self.unreachable = None;
+                return Some("all ranks have met".to_owned());
+            }
+            ServerEvent::Silent { who, by } => {
+                self.silent.entry(who).or_insert(by);
+            }
+            ServerEvent::Unreachable(why) => self.unreachable = Some(why),
+            ServerEvent::Absent(ranks) => self.absent = ranks.iter().map(|r| r.0).collect(),
+            ServerEvent::Failed(why) => return Some(format!("the ranks did not meet: {why}")),
+            _ => {}
+        }
+        None
     }
 
     /// Ranks that others have given up because they do not answer, and who said so.
@@ -206,5 +213,24 @@ impl Rendezvous {
     /// How often all ranks have met.
     pub fn rounds(&self) -> u32 {
         self.rounds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use horovod_protocol::Generation;
+
+    use super::*;
+
+    #[test]
+    fn what_kept_ranks_apart_is_over_when_they_have_met() {
+        let mut rendezvous = Rendezvous::start(2, Reach::ThisHost, &[]).unwrap();
+        rendezvous.note(ServerEvent::Unreachable("a firewall".into()));
+        rendezvous.note(ServerEvent::Up(Generation(1)));
+        assert_eq!(rendezvous.take_unreachable(), None);
+        // After they have met they may be unable to make their links.
+        rendezvous.note(ServerEvent::Unreachable("a firewall".into()));
+        assert_eq!(rendezvous.take_unreachable().as_deref(), Some("a firewall"));
+        assert_eq!(rendezvous.take_unreachable(), None);
     }
 }

@@ -136,7 +136,8 @@ table! {
     UNAUTHENTICATED_JOB: Optional<Text> = "HOROVOD_UNAUTHENTICATED_JOB", Optional::text("none"), Each;
     /// comma list of network interfaces to listen on and connect from between hosts
     GLOO_IFACE: List = "HOROVOD_GLOO_IFACE", List { empty: "all" }, Each;
-    /// seconds that init waits for the other ranks and their connections
+    /// seconds that init waits for the other ranks and their connections; an address that does not answer is given up
+    /// after 6 s (failures.md)
     GLOO_TIMEOUT_SECONDS: Decimal = "HOROVOD_GLOO_TIMEOUT_SECONDS", Decimal::any(30.0), Each;
     /// seconds without a word after which a rank, or a connection, is given up and the job ends with an error
     HEARTBEAT_TIMEOUT_SECONDS: Decimal = "HOROVOD_HEARTBEAT_TIMEOUT_SECONDS", Decimal {

@@ -128,6 +128,15 @@ impl Connection {
     }
 }
 
+/// How long an agent tries to reach its launcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tries {
+    /// At most the time that it has, and not if trying on is in vain: others wait for it.
+    WhileItMayHelp,
+    /// All of its time: the others of an elastic job go on without it meanwhile.
+    WholeTime,
+}
+
 /// In the agent: its connection to the launcher, which listens at one of these addresses. The error names what happened
 /// at each.
 pub fn dial(
@@ -135,6 +144,7 @@ pub fn dial(
     key: &JobKey,
     index: u32,
     timeout: Duration,
+    tries: Tries,
 ) -> Result<Connection, String> {
     let binding = Binding {
         purpose: Purpose::Agent,
@@ -158,7 +168,10 @@ pub fn dial(
                     .map_err(|error| error.to_string());
             }
         }
-        let is_in_vain = |dial: &Dial| dial.has_failed_for_good() || dial.is_futile(now, timeout);
+        let is_in_vain = |dial: &Dial| {
+            dial.has_failed_for_good()
+                || (tries == Tries::WhileItMayHelp && dial.is_futile(now, timeout))
+        };
         if now >= deadline || dials.iter().all(is_in_vain) {
             let tried: Vec<String> = dials.iter().flat_map(Dial::failures).collect();
             return Err(tried.join("; "));
@@ -310,6 +323,7 @@ mod tests {
     use super::*;
 
     const SOON: Duration = Duration::from_secs(60);
+    const TRIES: Tries = Tries::WhileItMayHelp;
 
     fn server(key: &JobKey) -> Server {
         Server::start(&[Ipv4Addr::LOCALHOST.into()], key.clone(), Some(SOON)).expect("listens")
@@ -334,7 +348,7 @@ mod tests {
     fn much_goes_both_ways_and_ends_arrive_after_it() {
         let key = JobKey::random().expect("randomness");
         let server = server(&key);
-        let mut agent = dial(server.addrs(), &key, 7, SOON)
+        let mut agent = dial(server.addrs(), &key, 7, SOON, TRIES)
             .expect("reaches it")
             .stream;
         let Arrival { index, mut stream } = arrival(&server);
@@ -361,7 +375,7 @@ mod tests {
         let key = JobKey::random().expect("randomness");
         let server = server(&key);
         let other = JobKey::random().expect("randomness");
-        let why = dial(server.addrs(), &other, 0, SOON).expect_err("another key");
+        let why = dial(server.addrs(), &other, 0, SOON, TRIES).expect_err("another key");
         assert!(why.contains("the job keys differ"), "{why}");
         assert!(server.take().is_empty());
     }
@@ -371,7 +385,8 @@ mod tests {
         let key = JobKey::random().expect("randomness");
         // Taken, but nobody listens.
         let (_taken, at) = net::tcp_bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
-        let why = dial(&[at], &key, 0, Duration::from_secs(1 << 30)).expect_err("nobody listens");
+        let why =
+            dial(&[at], &key, 0, Duration::from_secs(1 << 30), TRIES).expect_err("nobody listens");
         assert_eq!(why, format!("{at}: connection refused"));
     }
 
@@ -379,7 +394,7 @@ mod tests {
     fn the_end_of_one_side_is_noticed_by_the_other() {
         let key = JobKey::random().expect("randomness");
         let server = server(&key);
-        let agent = dial(server.addrs(), &key, 0, SOON).expect("reaches it");
+        let agent = dial(server.addrs(), &key, 0, SOON, TRIES).expect("reaches it");
         let mut stream = arrival(&server).stream;
         drop(agent);
         assert_eq!(stream.read(&mut [0; 8]).expect("an end"), 0);
@@ -389,7 +404,7 @@ mod tests {
     fn an_agent_that_closes_waits_until_all_has_arrived() {
         let key = JobKey::random().expect("randomness");
         let server = server(&key);
-        let mut agent = dial(server.addrs(), &key, 0, SOON).expect("reaches it");
+        let mut agent = dial(server.addrs(), &key, 0, SOON, TRIES).expect("reaches it");
         let stream = arrival(&server).stream;
         agent.stream.write_all(b"the last words").expect("open");
         let (has_read, read) = channel();

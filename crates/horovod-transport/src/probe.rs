@@ -43,7 +43,7 @@ pub enum Obstacle {
     Silence,
     /// The host, or something before it, said no.
     Refused,
-    /// There is no way there, or a firewall says so.
+    /// No route leads there, or a firewall rejects the packets.
     NoRoute,
     /// Somebody answered, but not who was meant.
     Handshake(String),

@@ -1,8 +1,8 @@
 //! What a rank tells when it cannot reach others: every address that it tried, and what came back.
 //!
-//! The ranks that cannot connect know what they tried; those that wait for them do not. So the former tell the
-//! rendezvous, or, where that is what they cannot reach, the agent of their host ([`post`]). One text is made of all
-//! that is told ([`cause`]), and every rank fails with that text.
+//! Ranks that cannot connect know what they tried. Ranks that wait for them do not know it. So the former tell the
+//! rendezvous. If they cannot reach the rendezvous itself, they tell the agent of their host ([`post`]). One text is made
+//! of all that is told ([`cause`]), and every rank fails with that text.
 
 mod cause;
 pub mod post;

@@ -45,6 +45,7 @@ class Invitation:
 
     addresses: tuple[str, ...]
     key: str = dataclasses.field(repr=False)
+    is_elastic: bool = False
 
 
 def attend(
@@ -76,7 +77,7 @@ def attend(
     cwd
         Working directory of the rank.
     timeout
-        Seconds to try to reach the launcher.
+        Seconds to try to reach the launcher. In a job of fixed size the agent gives up earlier if trying on is in vain.
 
     Returns
     -------
@@ -117,6 +118,7 @@ def attend_and_explain(
         "python-version": platform.python_version(),
         "parent": os.getpid(),
         "timeout": timeout,
+        "elastic": int(invitation.is_elastic),
     }
     text = "".join(f"{name}={value}\n" for name, value in words.items())
     agent = subprocess.Popen(
@@ -391,7 +393,7 @@ class _Watch:
             if events.addresses is None:
                 return
             self._invited_at = time.monotonic()
-            self._tasks.start(Invitation(tuple(events.addresses), self._key))
+            self._tasks.start(Invitation(tuple(events.addresses), self._key, self._is_elastic))
         # Once a job of fixed size has begun the launcher knows best, and so it does when a rank has finished.
         if events.has_finished or (events.has_started and not self._is_elastic):
             return

@@ -490,11 +490,22 @@ impl<'a> Links<'a> {
         Ok(parts)
     }
 
-    /// The ranks that there is no way to; `None` if trying on may help.
+    /// Whether a connection to this rank stands: then there is a way, and what is missing is late.
+    fn is_linked(&self, peer: Rank) -> bool {
+        let data = self.parts.data.iter().map(|(rank, ..)| *rank);
+        let control = self.parts.control.iter().map(|(rank, _)| *rank);
+        data.chain(control).any(|rank| rank == peer)
+    }
+
+    /// The ranks of other hosts that there is no way to; `None` if trying on may help.
     fn unreached(&self, now: Instant) -> Option<Unreached> {
         let config = &self.joining.config;
         let mut goals: Vec<(Goal, _)> = Vec::new();
-        let futile = |dial: &&Dial| dial.is_futile(now, config.timeout);
+        let futile = |dial: &&Dial| {
+            dial.binding.purpose != Purpose::Host
+                && dial.is_futile(now, config.timeout)
+                && !self.is_linked(Rank(dial.binding.to))
+        };
         for dial in self.dials.iter().filter(futile) {
             let peer = self.parts.topology.peer(Rank(dial.binding.to));
             let goal = Goal::Peer {

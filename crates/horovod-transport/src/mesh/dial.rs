@@ -20,8 +20,8 @@ const ATTEMPT: Duration = Duration::from_secs(3);
 /// Pause before all candidates are tried again: the first, which doubles until the last.
 const PAUSE: Duration = Duration::from_millis(50);
 const DOUBLINGS: u32 = 3;
-/// When every candidate has failed for so long, of causes that only a person can change, it is abandoned. Two attempts
-/// at an address that answers nothing take as long.
+/// When every candidate has failed twice and for so long, of causes that only a person can change, it is abandoned. Two
+/// attempts at one address that answers nothing take as long.
 const FUTILE_AFTER: Duration = ATTEMPT.saturating_mul(2);
 
 /// Longer with every round, and different for everybody: thousands of ranks may wait for the same one.
@@ -66,7 +66,7 @@ enum State {
 #[derive(Clone, Debug)]
 struct Failure {
     why: Obstacle,
-    /// The network or who answers is at fault: not the load of who should answer, nor a moment too early.
+    /// The cause is the network or the program that answers; neither load nor an early start explains it.
     is_settled: bool,
 }
 
@@ -84,7 +84,8 @@ impl Failure {
             HandshakeError::Key | HandshakeError::Version { .. } | HandshakeError::Stranger
         );
         let why = match error {
-            HandshakeError::Io(error) => Obstacle::Handshake(error.to_string()),
+            // A process that is slow, stopped or about to end does the same as a stranger.
+            HandshakeError::Io(_) | HandshakeError::Closed => Obstacle::Broken(error.to_string()),
             error => error.into(),
         };
         Self { why, is_settled }
@@ -159,13 +160,24 @@ impl Dial {
         self.failed_for_good
     }
 
-    /// Whether every candidate has failed for so long that trying on is in vain. `timeout` is how long it may take at
-    /// most: where that is short, half of it is long enough, so that there is time to tell others.
+    /// Whether every candidate has failed so often and for so long that trying on is in vain: one lost packet at the
+    /// good address does not end a job. `timeout` is how long it may take at most. Half of it is long enough in any case,
+    /// so that there is time to tell others.
     pub(crate) fn is_futile(&self, now: Instant, timeout: Duration) -> bool {
         let has_failed = |failure: &Option<Failure>| failure.as_ref().is_some_and(|f| f.is_settled);
-        now >= self.since + FUTILE_AFTER.min(timeout / 2)
+        let is_long = now >= self.since + timeout / 2
+            || (self.rounds >= 2 && now >= self.since + FUTILE_AFTER);
+        is_long
             && !matches!(self.state, State::Shaking { .. })
             && self.failures.iter().all(has_failed)
+    }
+
+    /// Whether something came back that says more than that nobody listens yet.
+    pub(super) fn is_obstructed(&self) -> bool {
+        let failures = self.failures.iter().flatten();
+        failures
+            .filter(|failure| failure.is_settled)
+            .any(|failure| failure.why != Obstacle::Refused)
     }
 
     /// Each address that was tried, and what came back.
@@ -251,8 +263,8 @@ impl Dial {
                         return None;
                     }
                     Ok(None) => {
-                        let why = "it took the connection and said nothing".to_owned();
-                        self.fail(now, Failure::unsettled(Obstacle::Handshake(why)));
+                        let why = "no answer to the handshake in time".to_owned();
+                        self.fail(now, Failure::unsettled(Obstacle::Broken(why)));
                     }
                     Err(e) => {
                         let for_good =
@@ -277,5 +289,106 @@ impl Dial {
             now
         };
         self.state = State::Pausing { until };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::Purpose;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn dial(targets: usize, now: Instant) -> Dial {
+        let binding = Binding {
+            purpose: Purpose::Data,
+            lane: 0,
+            sealed: false,
+            generation: 1,
+            from: 1,
+            to: 0,
+        };
+        let at = Target::Tcp(SocketAddr::from(([127, 0, 0, 1], 1)));
+        Dial::new(binding, vec![at; targets], now)
+    }
+
+    fn silence() -> Failure {
+        Failure::of_network(rustix::io::Errno::TIMEDOUT.into())
+    }
+
+    #[test]
+    fn one_failed_attempt_at_the_good_address_is_not_futile() {
+        let start = Instant::now();
+        let mut dial = dial(2, start);
+        assert!(!dial.is_futile(start + FUTILE_AFTER, LONG));
+        // The one leads nowhere, the other loses a packet.
+        dial.fail(start + ATTEMPT, silence());
+        assert!(!dial.is_futile(start + FUTILE_AFTER, LONG));
+        dial.fail(start + 2 * ATTEMPT, silence());
+        assert!(!dial.is_futile(start + FUTILE_AFTER, LONG));
+        dial.fail(start + 3 * ATTEMPT, silence());
+        assert!(!dial.is_futile(start + 3 * ATTEMPT, LONG));
+        dial.fail(start + 4 * ATTEMPT, silence());
+        assert!(dial.is_futile(start + 4 * ATTEMPT, LONG));
+        // With many addresses there is no time for a second round.
+        let mut dial = super::tests::dial(9, start);
+        (0..9).for_each(|_| dial.fail(start, silence()));
+        assert!(!dial.is_futile(start + FUTILE_AFTER, LONG));
+        assert!(dial.is_futile(start + LONG / 2, LONG));
+    }
+
+    #[test]
+    fn what_load_or_an_early_start_explains_is_not_futile() {
+        let start = Instant::now();
+        let late = start + FUTILE_AFTER;
+        for (error, is_futile) in [
+            (HandshakeError::Closed, false),
+            (HandshakeError::Unexpected, false),
+            (HandshakeError::Key, true),
+            (HandshakeError::Stranger, true),
+        ] {
+            let mut dial = dial(1, start);
+            dial.fail(start, silence());
+            dial.fail(start, Failure::of_handshake(error));
+            assert_eq!(
+                dial.is_futile(late, LONG),
+                is_futile,
+                "{:?}",
+                dial.failures()
+            );
+            assert_eq!(dial.is_obstructed(), is_futile);
+        }
+        let mut dial = dial(1, start);
+        dial.fail(start, silence());
+        dial.fail(
+            start,
+            Failure::of_network(rustix::io::Errno::CONNREFUSED.into()),
+        );
+        // Nobody listens: that may be too early, but only where who listens begins later.
+        assert!(!dial.is_obstructed());
+        assert!(dial.is_futile(late, LONG));
+    }
+
+    #[test]
+    fn a_peer_that_hangs_up_is_no_stranger() {
+        let broken = Failure::of_handshake(HandshakeError::Closed);
+        assert!(matches!(broken.why, Obstacle::Broken(_)));
+        let reset = HandshakeError::Io(rustix::io::Errno::CONNRESET.into());
+        assert!(matches!(
+            Failure::of_handshake(reset).why,
+            Obstacle::Broken(_)
+        ));
+        let other = Failure::of_handshake(HandshakeError::Key);
+        assert!(matches!(other.why, Obstacle::Handshake(_)));
+    }
+
+    #[test]
+    fn a_short_time_limit_leaves_time_to_tell_others() {
+        let start = Instant::now();
+        let short = FUTILE_AFTER;
+        let mut dial = dial(1, start);
+        dial.fail(start, silence());
+        assert!(!dial.is_futile(start + short / 2 - Duration::from_millis(1), short));
+        assert!(dial.is_futile(start + short / 2, short));
     }
 }

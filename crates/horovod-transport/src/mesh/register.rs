@@ -23,18 +23,16 @@ const DOUBLINGS: u32 = 5;
 const ASK_EVERY: Duration = Duration::from_millis(100);
 /// What the launcher may take to make one cause of what several ranks tell.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Part of the timeout in which rank 0 has to be reached, in percent: rank 0 gives up those that it misses later
-/// ([`super::talk`]), so that the ranks that know why can say so first.
+/// Part of the timeout in which rank 0 has to be reached, in percent, where something is in the way: rank 0 gives up
+/// those that it misses later ([`super::talk`]), so that the ranks that know why can say so first. A rank 0 that is late
+/// is waited for to the end.
 const REACH_PERCENT: u32 = 85;
 
 /// Connects to whichever candidate address of the rendezvous answers first; `config` says afterwards which key it
 /// has.
 pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Client, ConnectError> {
     let mut search = Search::new(config);
-    let deadline = match config.finder {
-        Some(_) => deadline - config.timeout * (100 - REACH_PERCENT) / 100,
-        None => deadline,
-    };
+    let started = deadline - config.timeout;
     loop {
         let now = Instant::now();
         search.look(config, now);
@@ -51,10 +49,13 @@ pub(super) fn register(config: &mut MeshConfig, deadline: Instant) -> Result<Cli
                 source,
             });
         }
+        let deadline = search.deadline(config, deadline);
         if now >= deadline || search.has_failed_for_good(config) || search.is_futile(config, now) {
-            return Err(search.error(config, config.timeout - (deadline - now)));
+            return Err(search.error(config, now - started));
         }
-        search.warn(config, deadline, now);
+        if now >= started + config.timeout / 2 {
+            search.warn(config, deadline - now);
+        }
         let next = search
             .dials
             .iter()
@@ -140,8 +141,16 @@ impl Search {
         config.finder.is_none() && self.dials.iter().all(Dial::has_failed_for_good)
     }
 
-    /// Whether the launcher, which was there before this process, cannot be reached. Rank 0 may not have started yet,
-    /// and a worker of an elastic job may hold what is worth waiting for.
+    /// Until when to try.
+    fn deadline(&self, config: &MeshConfig, latest: Instant) -> Instant {
+        match config.finder.is_some() && self.dials.iter().any(Dial::is_obstructed) {
+            true => latest - config.timeout * (100 - REACH_PERCENT) / 100,
+            false => latest,
+        }
+    }
+
+    /// Whether to give up the launcher, which listened before this process began. Rank 0 may begin later, so it is waited
+    /// for. A worker of an elastic job tries on, as it may hold the training state.
     fn is_futile(&self, config: &MeshConfig, now: Instant) -> bool {
         config.finder.is_none()
             && config.elastic.is_none()
@@ -177,13 +186,12 @@ impl Search {
     }
 
     /// Says once what was tried so far, where another process may end this one before it gives up.
-    fn warn(&mut self, config: &MeshConfig, deadline: Instant, now: Instant) {
-        let is_late = deadline - now < config.timeout / 2;
-        if self.has_warned || config.finder.is_none() || !is_late {
+    fn warn(&mut self, config: &MeshConfig, left: Duration) {
+        if self.has_warned || config.finder.is_none() {
             return;
         }
         self.has_warned = true;
-        let left = (deadline - now).as_secs();
+        let left = left.as_secs();
         match self.told(config) {
             Some(told) => tracing::warn!(
                 "not connected yet, trying for {left} s more: {} (or rank 0 has not called hvd.init() yet)",
@@ -213,7 +221,8 @@ fn common_cause(config: &MeshConfig, told: &Unreached) -> String {
         let interrupt = config.interrupt.as_ref();
         interrupt.is_some_and(|interrupt| interrupt.wants_to_leave())
     };
-    let post = config.post.as_ref();
+    // With a finder this job has no launcher: the post is that of a job around it.
+    let post = config.post.as_ref().filter(|_| config.finder.is_none());
     post.and_then(|name| post::tell(name, told, ANSWER_WITHIN, &wants_to_leave))
         .unwrap_or_else(|| cause(std::slice::from_ref(told), ""))
 }

@@ -326,8 +326,8 @@ unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
-/// The address by which processes of this host reach each other: `127.0.0.1`, or `::1` where there is only that. The
-/// error is that of the former.
+/// The address by which processes of this host reach each other: `127.0.0.1`, or `::1` if the loopback has no
+/// `127.0.0.1`. The error is the one of `127.0.0.1`.
 pub fn loopback() -> io::Result<IpAddr> {
     let reach = |address: IpAddr| {
         // A way is looked for, nothing is sent.

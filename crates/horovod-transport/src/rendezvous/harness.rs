@@ -441,7 +441,8 @@ fn fixed(mut plan: &[u8]) {
                 next += 1;
                 let said = ToServer::decode(message(&mut plan));
                 if let Ok(ToServer::Unreached(told)) = said {
-                    fixed.unreached(told, now);
+                    fixed.unreached(client, told.clone(), now);
+                    fixed.unreached_by_agent(told, now);
                     continue;
                 }
                 let (rank, size, told) = match said {

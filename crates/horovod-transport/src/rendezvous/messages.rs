@@ -155,7 +155,7 @@ pub(crate) enum ToClient {
     },
 }
 
-fn cut(text: &str) -> &str {
+pub(super) fn cut(text: &str) -> &str {
     cut_at(text, TEXT_MAX)
 }
 

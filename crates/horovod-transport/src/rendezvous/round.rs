@@ -9,7 +9,7 @@ use horovod_protocol::Rank;
 
 use super::{
     config::ServerEvent,
-    messages::{Common, MemberEntry, Registration, ToClient, Where},
+    messages::{Common, MemberEntry, Registration, ToClient, Where, cut},
 };
 use crate::unreached::{Unreached, cause};
 
@@ -231,20 +231,32 @@ impl FixedRounds {
         }
     }
 
-    /// A rank cannot connect, as the agent of its host tells. That is not true of one that is here: then it was a
-    /// process with a copy of that rank's environment.
-    pub(crate) fn unreached_by_agent(&mut self, told: Unreached, now: Instant) {
+    /// A rank cannot connect, as the agent of its host tells. If the rank is registered here, another process with a copy
+    /// of its environment told this: then nothing follows.
+    pub(crate) fn unreached_by_agent(&mut self, told: Unreached, now: Instant) -> Vec<Do> {
         let rank = told.rank.0;
+        if self.unreached.unaware.remove(&rank) {
+            // It is late: the others have failed of this already, and with one text.
+            let known = self.unreached.cause.clone();
+            return vec![Do::Report(ServerEvent::Unreachable(known))];
+        }
         let is_here = self.building.is_some()
             || self.gathering.contains_key(&rank)
             || self.newest.iter().any(|(known, _)| *known == rank);
         if !is_here {
-            self.unreached(told, now);
+            self.collect(told, now);
+        }
+        Vec::new()
+    }
+
+    /// A rank of the newest generation cannot make its links, as itself tells. One that is late has its answer already.
+    pub(crate) fn unreached(&mut self, client: ClientId, told: Unreached, now: Instant) {
+        if self.newest.contains(&(told.rank.0, client)) {
+            self.collect(told, now);
         }
     }
 
-    /// A rank cannot connect, as itself tells.
-    pub(crate) fn unreached(&mut self, told: Unreached, now: Instant) {
+    fn collect(&mut self, told: Unreached, now: Instant) {
         let unreached = &mut self.unreached;
         unreached.told.retain(|known| known.rank != told.rank);
         unreached.told.push(told);
@@ -266,7 +278,8 @@ impl FixedRounds {
     fn settle(&mut self) -> Vec<Do> {
         self.unreached.settle_at = None;
         let told = std::mem::take(&mut self.unreached.told);
-        let text = cause(&told, &self.unreached.check);
+        // Cut once, so that all get the same.
+        let text = cut(&cause(&told, &self.unreached.check)).to_owned();
         let aborted = || ToClient::Aborted { text: text.clone() };
         let mut aware: BTreeSet<u32> = told.iter().map(|one| one.rank.0).collect();
         let mut todo = vec![
@@ -283,10 +296,13 @@ impl FixedRounds {
             todo.push(Do::Dismiss(registered.client, aborted()));
         }
         // For those that have all their links already, the first that could not connect is lost.
-        let lost = |one: &Unreached| ToClient::PeerDied {
-            rank: one.rank.0,
-            host: one.host.clone(),
-            cause: text.clone(),
+        let lost = |one: &Unreached| {
+            let who = format!("{} on {} ", one.rank, one.host);
+            ToClient::PeerDied {
+                rank: one.rank.0,
+                host: one.host.clone(),
+                cause: text.strip_prefix(&who).unwrap_or(&text).to_owned(),
+            }
         };
         for (rank, client) in std::mem::take(&mut self.newest) {
             aware.insert(rank);

@@ -293,7 +293,7 @@ impl ServerThread {
             (ToServer::Unreached(told), Sessions::Fixed(rounds)) => {
                 // Nobody speaks for another rank.
                 if client.known.registered && client.rank == told.rank() {
-                    rounds.unreached(told, now);
+                    rounds.unreached(id, told, now);
                 }
                 Vec::new()
             }
@@ -364,8 +364,7 @@ impl ServerThread {
             }
             (Order::Ended(rank, host), Sessions::Fixed(rounds)) => rounds.ended(rank, host),
             (Order::Unreached(told), Sessions::Fixed(rounds)) => {
-                rounds.unreached_by_agent(told, now);
-                return;
+                rounds.unreached_by_agent(told, now)
             }
             (Order::Ended(..) | Order::Unreached(_), Sessions::Elastic(_)) => return,
             (Order::Form(assignments), Sessions::Elastic(rounds)) => rounds.form(&assignments, now),

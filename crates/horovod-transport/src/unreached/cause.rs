@@ -7,10 +7,15 @@ use std::net::SocketAddr;
 use horovod_protocol::Rank;
 
 use super::{Goal, Tried, Unreached};
-use crate::{mesh::list, probe::Obstacle};
+use crate::{mesh::list, probe::Obstacle, rendezvous::cut_at};
 
 /// Addresses that one part of the text names.
 const SHOWN: usize = 16;
+/// Longest part of the text that lists attempts, in bytes: what is likely wrong and the command follow it, and the whole
+/// must not be cut.
+const FACTS_MAX: usize = 5 << 10;
+/// Longest command, in bytes.
+const COMMAND_MAX: usize = 1 << 10;
 
 /// Ranks of one host that cannot reach the same goals.
 struct Group<'a> {
@@ -22,25 +27,25 @@ struct Group<'a> {
     tried: Vec<&'a Tried>,
 }
 
-/// One text of what several ranks told. `check` is the command that checks the network of this job; empty: it is made
-/// of the hosts that are known.
+/// One text of what several ranks told. `check` is the command that checks the network of this job; if it is empty or
+/// very long, the command is made of the hosts that are told of.
 pub(crate) fn cause(told: &[Unreached], check: &str) -> String {
     let groups = groups(told);
-    let all: Vec<&Tried> = groups
-        .iter()
-        .flat_map(|group| group.tried.clone())
-        .collect();
     let facts: Vec<String> = groups.iter().map(Group::text).collect();
+    let facts = facts.join("; ");
+    let (facts, more) = match cut_at(&facts, FACTS_MAX) {
+        part if part.len() < facts.len() => (part, " ..."),
+        whole => (whole, ""),
+    };
     let interfaces = told.iter().map(|one| &*one.interfaces);
     let interfaces = interfaces.max().unwrap_or_default();
     let check = match check {
-        "" => command(&groups),
+        check if check.is_empty() || check.len() > COMMAND_MAX => command(&groups),
         check => check.to_owned(),
     };
     format!(
-        "{}. {} `{check}` checks the network and says what to allow",
-        facts.join("; "),
-        likely(&all, interfaces)
+        "{facts}{more}. {} `{check}` checks the network and says what to allow",
+        likely(&groups, interfaces)
     )
 }
 
@@ -84,6 +89,11 @@ fn is_same_place(one: &Goal, other: &Goal) -> bool {
 }
 
 impl Group<'_> {
+    /// The ranks and their goal are neighbours: this host's addresses are the right ones.
+    fn is_on_one_host(&self) -> bool {
+        matches!(self.goal, Goal::Peer { host, .. } if host == self.host)
+    }
+
     fn text(&self) -> String {
         let ranks: Vec<Rank> = self.ranks.iter().copied().collect();
         let whom = match self.goal {
@@ -121,8 +131,18 @@ impl Tried {
     }
 }
 
-/// What is most likely wrong.
-fn likely(tried: &[&Tried], interfaces: &str) -> String {
+/// What is most likely wrong. Addresses that the other host has, too, say nothing of the network, unless there is no
+/// other address.
+fn likely(groups: &[Group<'_>], interfaces: &str) -> String {
+    let (own, others): (Vec<_>, Vec<_>) = groups
+        .iter()
+        .flat_map(|group| {
+            group
+                .tried
+                .iter()
+                .map(|tried| (tried, !group.is_on_one_host()))
+        })
+        .partition(|(tried, leads_away)| tried.is_own && *leads_away);
     let named = match interfaces {
         "" => String::new(),
         names => format!(
@@ -130,26 +150,24 @@ fn likely(tried: &[&Tried], interfaces: &str) -> String {
              leave it out"
         ),
     };
-    if let Some(own) = tried.iter().find(|one| one.is_own) {
-        let only = match interfaces {
-            "" => ", and no other address leads there",
-            _ => "",
-        };
+    if let (Some((own, _)), true) = (own.first(), others.is_empty()) {
         return format!(
             "Two hosts have the address {} (as docker0 and virbr0 do on every host), so it does not lead from one \
-             to the other{only}{named}.",
+             to the other{named}.",
             own.at.ip()
         );
     }
-    let any = |is: fn(&Obstacle) -> bool| tried.iter().any(|one| is(&one.why));
+    let any = |is: fn(&Obstacle) -> bool| others.iter().any(|(one, _)| is(&one.why));
     let why = if any(|why| matches!(why, Obstacle::Silence)) {
-        "A firewall on one of the hosts or between them drops the packets, or there is no way back"
+        "A firewall on one of the hosts or between them drops the packets, or the answers find no way back"
     } else if any(|why| matches!(why, Obstacle::Handshake(_))) {
         "Another job or program answers there: two hosts have the same address, or the key was copied from another job"
+    } else if any(|why| matches!(why, Obstacle::Broken(_))) {
+        "The process that listens there is stopped, overloaded or about to end, or a proxy answers in its place"
     } else if any(|why| matches!(why, Obstacle::Refused)) {
         "A firewall on one of the hosts or between them rejects the connections, or nobody listens there"
     } else {
-        "There is no route to the other host, or a firewall says so"
+        "No route leads to the other host, or a firewall rejects the packets"
     };
     format!("{why}{named}.")
 }
@@ -157,8 +175,10 @@ fn likely(tried: &[&Tried], interfaces: &str) -> String {
 /// The command where no launcher knows a better one.
 fn command(groups: &[Group<'_>]) -> String {
     let mut hosts: Vec<String> = Vec::new();
+    let mut length = 0;
     let mut add = |host: String| {
-        if !hosts.contains(&host) {
+        if !hosts.contains(&host) && length + host.len() < COMMAND_MAX {
+            length += host.len() + 1;
             hosts.push(host);
         }
     };
@@ -210,7 +230,7 @@ mod tests {
             cause(&all, "horovodrun --doctor -H a,b"),
             "ranks 2, 3 on host-b cannot connect to the launcher, where all ranks meet (tried 10.0.0.1:80: no answer \
              in time, [fd12::1]:81: no route to host). A firewall on one of the hosts or between them drops the \
-             packets, or there is no way back. `horovodrun --doctor -H a,b` checks the network and says what to allow"
+             packets, or the answers find no way back. `horovodrun --doctor -H a,b` checks the network and says what to allow"
         );
         let all = [
             told(2, peer(0), &[("10.0.0.1:80", Obstacle::Refused)]),
@@ -228,6 +248,57 @@ mod tests {
             text.contains("`horovodrun --doctor -H host-a,host-b`"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn an_address_that_every_host_has_does_not_hide_the_firewall() {
+        let tried = [
+            ("10.0.0.1:80", Obstacle::Silence),
+            ("172.17.0.1:80", Obstacle::Refused),
+        ];
+        for first in [0, 1] {
+            let mut one = told(2, peer(0), &tried);
+            one.goals[0].1[1].is_own = true;
+            one.goals[0].1.swap(0, first);
+            let text = cause(&[one], "");
+            assert!(
+                text.contains("A firewall on one of the hosts or between them drops"),
+                "{text}"
+            );
+            assert!(!text.contains("Two hosts"), "{text}");
+        }
+        // Ranks of one host without shared memory: its addresses are right.
+        let mut one = told(2, peer(0), &tried[1..]);
+        one.goals[0].1[0].is_own = true;
+        one.host = "host-a".into();
+        let text = cause(&[one], "");
+        assert!(text.contains("rejects the connections"), "{text}");
+    }
+
+    #[test]
+    fn a_large_job_gets_the_likely_cause_and_the_command_as_well() {
+        let tried = [("10.0.0.1:80", Obstacle::Silence)];
+        let all: Vec<_> = (0..1000)
+            .map(|rank| {
+                let mut one = told(rank, Goal::Launcher, &tried);
+                one.host = format!("a-host-with-a-long-name-{rank}");
+                one
+            })
+            .collect();
+        let check = format!("horovodrun --doctor -H {}", "host,".repeat(1000));
+        for check in ["", &check] {
+            let text = cause(&all, check);
+            assert!(text.len() < 8 << 10, "{}", text.len());
+            assert!(text.contains("drops the packets"), "{text}");
+            assert!(
+                text.contains(" `horovodrun --doctor -H 10.0.0.1,a-host-with-a-long-name-0,"),
+                "{text}"
+            );
+            assert!(
+                text.ends_with("` checks the network and says what to allow"),
+                "{text}"
+            );
+        }
     }
 
     #[test]
@@ -260,12 +331,14 @@ mod tests {
             text.contains("Another job or program answers there"),
             "{text}"
         );
+        let text = of(Obstacle::Broken("it closed".into()), false, "");
+        assert!(text.contains("is stopped, overloaded"), "{text}");
         let text = of(
             Obstacle::Other("Permission denied (os error 13)".into()),
             false,
             "",
         );
-        assert!(text.contains("There is no route"), "{text}");
+        assert!(text.contains("No route leads"), "{text}");
         assert!(
             text.contains("`horovodrun --doctor -H 172.17.0.1,host-b`"),
             "{text}"

@@ -2,7 +2,7 @@
 //! what the launcher makes of it.
 //!
 //! A local socket whose name only this user's processes can use. A rank connects, writes its [`Unreached`] and its
-//! end; the answer is a text and its end.
+//! end; the answer is a text, a byte 0 that says that all of it has come, and its end.
 
 use std::{
     io,
@@ -21,7 +21,13 @@ use crate::{
 /// Longest message either way, in bytes.
 const MESSAGE_MAX: usize = 64 << 10;
 /// Ranks that may wait at the same time; the oldest go first.
-const WAITING_MAX: usize = 1 << 14;
+const WAITING_MAX: usize = 1 << 10;
+/// How long one of them may stay: longer than it waits for an answer.
+const STAY: Duration = Duration::from_secs(15);
+/// How long not to accept after the system refused to.
+const REST: Duration = Duration::from_millis(100);
+/// The last byte of an answer.
+const END: char = '\0';
 /// How often to ask whether the caller wants to leave.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
@@ -31,12 +37,16 @@ struct Teller {
     bytes: Vec<u8>,
     /// All has come: it waits for the answer.
     has_told: bool,
+    /// When it is given up.
+    until: Instant,
 }
 
 /// The agent's end.
 pub struct Post {
     listener: net::UnixListener,
     tellers: Vec<Teller>,
+    /// Until when not to accept, after the system refused to.
+    rest: Option<Instant>,
 }
 
 impl std::fmt::Debug for Post {
@@ -51,6 +61,7 @@ impl Post {
         Ok(Self {
             listener: net::unix_listen()?,
             tellers: Vec::new(),
+            rest: None,
         })
     }
 
@@ -63,24 +74,49 @@ impl Post {
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let tellers = self.tellers.iter().filter(|teller| !teller.has_told);
         let fds = tellers.map(|teller| &teller.fd);
-        fds.chain([&self.listener.fd])
-            .filter_map(|fd| fd.get().ok())
+        let listener = self.rest.is_none().then_some(&self.listener.fd);
+        fds.chain(listener).filter_map(|fd| fd.get().ok())
+    }
+
+    /// When to call [`Self::take`] at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        let tellers = self.tellers.iter().map(|teller| teller.until);
+        tellers.chain(self.rest).min()
+    }
+
+    fn accept(&mut self, now: Instant) {
+        if self.rest.is_some_and(|until| now < until) {
+            return;
+        }
+        self.rest = None;
+        loop {
+            match net::accept(&self.listener.fd) {
+                Ok(Some((fd, _))) if net::is_same_user(&fd) => {
+                    if self.tellers.len() == WAITING_MAX {
+                        self.tellers.remove(0);
+                    }
+                    self.tellers.push(Teller {
+                        fd,
+                        bytes: Vec::new(),
+                        has_told: false,
+                        until: now + STAY,
+                    });
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => return,
+                // Out of descriptors, say: leave it in the backlog and go on.
+                Err(_) => {
+                    self.rest = Some(now + REST);
+                    return;
+                }
+            }
+        }
     }
 
     /// What was told since the last call.
-    pub fn take(&mut self) -> Vec<Unreached> {
-        while let Ok(Some((fd, _))) = net::accept(&self.listener.fd) {
-            if net::is_same_user(&fd) {
-                if self.tellers.len() == WAITING_MAX {
-                    self.tellers.remove(0);
-                }
-                self.tellers.push(Teller {
-                    fd,
-                    bytes: Vec::new(),
-                    has_told: false,
-                });
-            }
-        }
+    pub fn take(&mut self, now: Instant) -> Vec<Unreached> {
+        self.tellers.retain(|teller| now < teller.until);
+        self.accept(now);
         let mut told = Vec::new();
         self.tellers.retain_mut(|teller| match teller.read() {
             Ok(new) => {
@@ -94,8 +130,9 @@ impl Post {
 
     /// Answers every rank that waits.
     pub fn answer(&mut self, text: &str) {
+        let text = format!("{text}{END}");
         for teller in self.tellers.extract_if(.., |teller| teller.has_told) {
-            // It fits into the buffer of a new socket; if it does not, the rank has its own text.
+            // It fits into the buffer of a new socket; if it does not, the rank sees no end and keeps its own text.
             let _ = send(&teller.fd, text.as_bytes());
         }
     }
@@ -151,9 +188,8 @@ pub(crate) fn tell(
                 rustix::net::shutdown(fd.get().ok()?, rustix::net::Shutdown::Write).ok()?;
             }
         } else if read_to_end(&fd, &mut answer).ok()? {
-            return String::from_utf8(answer)
-                .ok()
-                .filter(|text| !text.is_empty());
+            let text = String::from_utf8(answer).ok()?;
+            return text.strip_suffix(END).map(str::to_owned);
         }
         let now = Instant::now();
         if now >= deadline || wants_to_leave() {
@@ -187,7 +223,7 @@ mod tests {
         let mut ranks = Vec::new();
         while ranks.len() < 2 {
             assert!(Instant::now() < deadline, "only {ranks:?}");
-            ranks.extend(post.take().iter().map(Unreached::rank));
+            ranks.extend(post.take(Instant::now()).iter().map(Unreached::rank));
             let mut fds: Vec<_> = post
                 .fds()
                 .map(|fd| rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN))
@@ -223,7 +259,49 @@ mod tests {
         let fd = net::unix_connect(post.name()).unwrap();
         send(&fd, b"\xff\xff\xff").unwrap();
         drop(fd);
-        assert!(post.take().is_empty());
+        assert!(post.take(Instant::now()).is_empty());
         assert_eq!(post.fds().count(), 1);
+    }
+
+    #[test]
+    fn a_teller_that_gets_no_answer_is_given_up() {
+        let mut post = Post::open().unwrap();
+        let fd = net::unix_connect(post.name()).unwrap();
+        send(&fd, &told(1, Goal::Launcher, &[]).encode()).unwrap();
+        rustix::net::shutdown(fd.get().unwrap(), rustix::net::Shutdown::Write).unwrap();
+        let now = Instant::now();
+        assert_eq!(post.deadline(), None);
+        assert_eq!(post.take(now).len(), 1);
+        assert_eq!(post.deadline(), Some(now + STAY));
+        post.take(now + STAY);
+        assert_eq!(post.deadline(), None);
+        assert!(matches!(recv(&fd, &mut [0; 8]), Ok(Got::End)));
+    }
+
+    #[test]
+    fn a_part_of_an_answer_is_none() {
+        let listener = net::unix_listen().unwrap();
+        let told = told(1, Goal::Launcher, &[]);
+        for (answer, taken) in [
+            ("one ca", None),
+            ("one cause\0", Some("one cause")),
+            ("", None),
+        ] {
+            let name = listener.name.clone();
+            let told = told.clone();
+            let teller = std::thread::spawn(move || tell(&name, &told, SOON, &|| false));
+            wait_for_any(
+                [(&*listener.fd, false)].into_iter(),
+                Some(Instant::now() + SOON),
+            );
+            let (fd, _) = net::accept(&listener.fd).unwrap().unwrap();
+            let mut heard = Vec::new();
+            while !read_to_end(&fd, &mut heard).unwrap() {
+                wait_for_any([(&*fd, false)].into_iter(), Some(Instant::now() + SOON));
+            }
+            send(&fd, answer.as_bytes()).unwrap();
+            drop(fd);
+            assert_eq!(teller.join().unwrap().as_deref(), taken);
+        }
     }
 }

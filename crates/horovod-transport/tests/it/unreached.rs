@@ -26,7 +26,7 @@ fn carry(mut post: Post, server: &Server, tellers: usize) -> String {
     let mut told = Vec::new();
     while told.len() < tellers {
         assert!(Instant::now() < deadline, "only {told:?}");
-        told.extend(post.take());
+        told.extend(post.take(Instant::now()));
         // The events that come meanwhile are of no interest.
         server.wait_event(Duration::from_millis(10));
     }

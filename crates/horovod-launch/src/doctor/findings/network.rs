@@ -107,14 +107,14 @@ fn fix_of(chart: &Chart, obstacle: &Obstacle, from: usize, to: usize) -> String 
     match obstacle {
         Obstacle::Silence => format!(
             "a firewall drops the packets (a cloud's security group, nftables, iptables), \
-             or there is no way back: {allow}, {other}"
+             or the answers find no way back: {allow}, {other}"
         ),
         Obstacle::Refused => format!(
             "a firewall rejects it, or addresses are translated on the way: {allow}, {other}"
         ),
         Obstacle::NoRoute => format!(
-            "there is no way (`ip route get` that address on {a}), or a firewall says so, as firewalld does: \
-             {allow}, {other}"
+            "no route leads there (`ip route get` that address on {a}), or a firewall rejects the packets, as \
+             firewalld does: {allow}, {other}"
         ),
         Obstacle::Handshake(_) => format!(
             "two hosts have the same address (docker0?), or a proxy is in between: remove it, {other}"

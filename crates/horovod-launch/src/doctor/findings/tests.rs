@@ -384,7 +384,7 @@ fn routes_that_are_blocked_are_named_with_the_cause() {
     check(
         Obstacle::Silence,
         "no answer in time",
-        &format!("or there is no way back: {allow}"),
+        &format!("or the answers find no way back: {allow}"),
     );
     check(Obstacle::Refused, "connection refused", "rejects");
     check(Obstacle::NoRoute, "no route to host", "ip route get");

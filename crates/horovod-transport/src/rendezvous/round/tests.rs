@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::unreached::Goal;
 
 fn member(pid: u32) -> MemberEntry {
     MemberEntry {
@@ -68,7 +69,11 @@ fn a_round_goes_from_hello_to_up_and_a_second_one_is_the_next_generation() {
 }
 
 fn told(rank: u32) -> Unreached {
-    Unreached::new(Rank(rank), "h2", &[], Vec::new())
+    let goal = Goal::Peer {
+        rank: Rank(0),
+        host: "h1".into(),
+    };
+    Unreached::new(Rank(rank), "h2", &[], vec![(goal, Vec::new())])
 }
 
 fn aborted(todo: &[Do]) -> Vec<ClientId> {
@@ -101,6 +106,39 @@ fn one_cause_reaches_those_that_wait_now_or_come_later_once() {
 }
 
 #[test]
+fn a_rank_that_tells_late_hears_the_cause_that_the_others_have() {
+    let (mut m, by) = rounds(4);
+    let now = Instant::now();
+    m.hello(10, 0, 4, registration(2), by);
+    assert_eq!(m.unreached_by_agent(told(2), now), []);
+    let settled = m.timeout(now + COLLECT);
+    let Some(Do::Report(first)) = settled.get(1) else {
+        panic!("{settled:?}");
+    };
+    let again = m.unreached_by_agent(told(3), now + COLLECT);
+    assert_eq!(again, [Do::Report(first.clone())]);
+    assert_eq!(m.deadline(), None);
+    // Once; then it tries anew.
+    assert_eq!(m.unreached_by_agent(told(3), now), []);
+    assert!(m.deadline().is_some());
+}
+
+#[test]
+fn a_rank_that_cannot_make_its_links_and_tells_so_late_starts_no_second_cause() {
+    let (mut m, by) = rounds(2);
+    let now = Instant::now();
+    for rank in 0..2 {
+        m.hello(u64::from(10 + rank), rank, 2, registration(rank), by);
+    }
+    m.ready(10, Where::default());
+    m.ready(11, Where::default());
+    m.unreached(11, told(1), now);
+    assert_eq!(aborted(&m.timeout(now + COLLECT)), [10, 11]);
+    m.unreached(10, told(0), now + COLLECT);
+    assert_eq!(m.deadline(), None);
+}
+
+#[test]
 fn when_all_are_accounted_for_nothing_is_waited_for() {
     let (mut m, by) = rounds(2);
     let now = Instant::now();
@@ -123,12 +161,26 @@ fn a_copy_of_a_rank_that_is_here_cannot_end_the_job() {
     m.unreached_by_agent(told(1), now);
     assert_eq!(m.timeout(now + COLLECT), []);
     // The rank itself can: its links are not made yet. The first one has its own already, and learns of a loss.
-    m.unreached(told(1), now);
+    m.unreached(11, told(1), now);
     let todo = m.timeout(now + COLLECT);
     assert_eq!(aborted(&todo), [10, 11]);
+    let lost = todo.iter().find_map(|item| match item {
+        Do::Tell(
+            10,
+            ToClient::PeerDied {
+                rank: 1,
+                host,
+                cause,
+            },
+        ) => Some((host, cause)),
+        _ => None,
+    });
+    let (host, cause) = lost.expect("the first one is told of a loss");
+    // Its error begins with rank and host.
+    assert_eq!(host, "h2");
     assert!(
-        todo.iter()
-            .any(|item| matches!(item, Do::Tell(10, ToClient::PeerDied { rank: 1, .. })))
+        cause.starts_with("cannot connect to rank 0 on h1 (tried "),
+        "{cause}"
     );
     // Once it has left, what the agent tells is true again.
     m.gone(11, "closed");
