@@ -35,6 +35,7 @@ __all__ = [
     "dynamic_process_sets",
     "end_within",
     "enqueue",
+    "expect_guests",
     "fetch_payload",
     "gpu_libraries",
     "gpu_loss",
@@ -308,6 +309,9 @@ def leave_at_exit(failed: bool) -> None:
 
 def leave_interrupted() -> None:
     """As `shutdown`, for a script that a signal is about to end: other ranks are told that it failed."""
+
+def expect_guests() -> None:
+    """Threads of a framework, which Python does not know, may call operations of the running job from now on."""
 
 def called_back() -> list[int]:
     """Handles of operations that have not ended and end with a callback, ascending."""

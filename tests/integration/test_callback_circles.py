@@ -64,6 +64,47 @@ PROGRAMS = [
 ]
 
 
+# A framework's thread computes on rank 1, which will then sum, while the script's thread waits for what comes after.
+STRAGGLER = """
+import pathlib, sys
+import jax
+import jax.numpy as jnp
+import numpy as np
+import horovod.jax as hvd
+
+go = pathlib.Path(sys.argv[1])
+hvd.init()
+rank = hvd.rank()
+
+def compute(x):
+    while not go.exists():
+        pass
+    return np.ones(4, np.float32)
+
+def step(x):
+    if rank == 1:
+        x = jax.pure_callback(compute, jax.ShapeDtypeStruct((4,), jnp.float32), x)
+    return hvd.allreduce(x, name="a", op=hvd.Sum)
+
+total = jax.jit(step)(jnp.ones(4))
+if rank == 0:
+    total.block_until_ready()
+ranks = hvd.allgather_object(rank, name="ranks")
+print("sum", float(total[0]), "of", ranks, flush=True)
+"""
+
+
+def test_a_rank_whose_framework_computes_is_waited_for(script, jobs, tmp_path) -> None:
+    go = tmp_path / "go"
+    env = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3"}
+    job = jobs(harness.python(2, script(STRAGGLER), str(go), env=env))
+    job.wait_for("it is at work")
+    go.touch()
+    job.succeed()
+    assert job.stdout.count("sum 2.0 of [0, 1]") == 2, job.report()
+    assert "will never end" not in job.stderr, job.report()
+
+
 @pytest.mark.parametrize(("program", "word"), PROGRAMS)
 def test_a_circle_ends_the_job_and_names_both_sides(script, jobs, program: str, word: str) -> None:
     env = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -41,7 +41,7 @@ mod _core {
     #[pymodule_export]
     use crate::plain::PlainTensors;
     #[pymodule_export]
-    use crate::results::{called_back, handles, poll};
+    use crate::results::{called_back, expect_guests, handles, poll};
     #[pymodule_export]
     use crate::runtime::{
         add_process_set, barrier, consistency, cross_rank, cross_size, dynamic_process_sets,

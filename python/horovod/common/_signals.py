@@ -33,16 +33,19 @@ _watch: "_Watch | None" = None
 
 
 def want_handlers_to_run() -> None:
-    """Have `init` watch for signals: for adapters of frameworks whose threads wait in native code."""
+    """Have `init` watch for signals: for adapters of frameworks whose threads compute and wait in native code."""
     global _is_wanted
     _is_wanted = True
+    _core.expect_guests()
 
 
-def watch_if_wanted() -> None:
+def job_begins() -> None:
     """Begin to watch, if an adapter wants it and nobody else in this process is told of signals."""
     global _watch
-    is_main = threading.current_thread() is threading.main_thread()
-    if _is_wanted and is_main and _watch is None:
+    if not _is_wanted:
+        return
+    _core.expect_guests()
+    if _watch is None and threading.current_thread() is threading.main_thread():
         _watch = _Watch.begin()
 
 

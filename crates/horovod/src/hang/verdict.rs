@@ -8,9 +8,9 @@ use super::{DeviceStanding, Key, Standing};
 
 /// A rank computes if its threads were runnable for one part in this many of the time between the looks.
 const BUSY_PART: u64 = 5;
-/// The same of a rank on which operations with callbacks are pending. Nothing but idleness says that such a rank waits, so
-/// less than of others is taken for work. One that waits is runnable for a part in 1000.
-const BUSY_PART_CALLED_BACK: u64 = 20;
+/// The same of a rank with threads that nobody sees. Only idleness shows that such a rank waits. So a smaller part counts
+/// as work here. One that waits is runnable for a part in 1000.
+const BUSY_PART_UNSEEN: u64 = 20;
 
 /// What was seen at one time.
 #[derive(Clone, Debug, Default)]
@@ -139,9 +139,9 @@ fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) ->
     };
     let runnable_ms = now.runnable_ms.saturating_sub(before.runnable_ms);
     let same_waits = now.waits_for == before.waits_for && now.untold == before.untold;
-    let called_back = awaits_callbacks(before) && awaits_callbacks(now);
-    let part = if called_back {
-        BUSY_PART_CALLED_BACK
+    let may_wait = waits_if_idle(before) && waits_if_idle(now);
+    let part = if may_wait {
+        BUSY_PART_UNSEEN
     } else {
         BUSY_PART
     };
@@ -151,18 +151,18 @@ fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) ->
         Kind::Diverged
     } else if runnable_ms.saturating_mul(part) >= elapsed_ms {
         Kind::Busy
-    } else if called_back && same_waits {
-        // No thread tells what it waits for. But none computes, so all wait, in the end, for these operations.
+    } else if may_wait && same_waits {
+        // No thread tells what it waits for. If no thread computes, Horovod assumes that all wait for these operations.
         Kind::Diverged
     } else {
         Kind::Elsewhere
     }
 }
 
-/// Whether operations with callbacks are all that this rank is at: what its GPU has in hand may go on without them.
-fn awaits_callbacks(standing: &Standing) -> bool {
+/// As it says, unless its GPU has something in hand, which may go on without these operations.
+fn waits_if_idle(standing: &Standing) -> bool {
     let is_idle = |device: &DeviceStanding| device.at.is_none();
-    standing.is_called_back && standing.device.as_ref().is_none_or(is_idle)
+    standing.waits_if_idle && standing.device.as_ref().is_none_or(is_idle)
 }
 
 /// All that a rank waits for; `None` if some of it is unknown. A long list is not told in full, but rank 0 has counted
@@ -286,7 +286,7 @@ mod tests {
 
     fn called_back(names: &[&str], runnable_ms: u64) -> Option<Standing> {
         Some(Standing {
-            is_called_back: true,
+            waits_if_idle: true,
             blocked: false,
             runnable_ms,
             ..waits_for(names)?
