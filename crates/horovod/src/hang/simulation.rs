@@ -100,7 +100,8 @@ impl SimulatedRank {
 
     /// Whether its main thread waits.
     fn waits(&self) -> bool {
-        self.awaits || self.waits_for.is_some()
+        let has = |name: u8| self.pending.contains(&name);
+        self.awaits || self.waits_for.is_some_and(has)
     }
 
     fn is_over(&self, now: u64) -> bool {
@@ -112,10 +113,11 @@ impl SimulatedRank {
 
     fn standing(&self) -> Standing {
         let keys = self.pending.iter().map(|name| key(*name));
+        let waits_for = self.waits_for.filter(|name| self.pending.contains(name));
         let seen = Seen {
-            all_wait: self.waits_for.is_some(),
+            all_wait: waits_for.is_some(),
             has_guests: true,
-            has_callbacks: self.pending.len() > usize::from(self.waits_for.is_some()),
+            has_callbacks: self.pending.len() > waits_for.iter().len(),
         };
         Standing {
             submitted: self.submitted,
@@ -278,6 +280,15 @@ fn a_rank_with_a_thread_that_computes_unseen_is_never_taken_for_one_that_waits()
     // One batch less: rank 1 averages metrics, and has no thread that would send gradients.
     let uneven = [vec![Act::Submit(0), Act::Await], vec![Act::Wait(1)]];
     assert!(is_found_in_a_circle(&uneven));
+}
+
+#[test]
+fn threads_that_read_files_for_some_seconds_are_waited_for() {
+    for ms in [3000, 6000, 9000] {
+        let reads = Act::Compute { ms, percent: 0 };
+        let of = |first, second| vec![Act::Submit(first), reads, Act::Submit(second), Act::Await];
+        assert!(!is_found_in_a_circle(&[of(0, 1), of(1, 0)]));
+    }
 }
 
 #[test]

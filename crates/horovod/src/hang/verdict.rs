@@ -71,6 +71,13 @@ pub(crate) struct Culprit {
     pub(crate) standing: Option<Standing>,
 }
 
+impl Culprit {
+    /// Whether it says so itself, and not only its idleness.
+    fn is_seen_to_wait(&self) -> bool {
+        self.standing.as_ref().is_some_and(|s| s.blocked)
+    }
+}
+
 /// What two looks tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Diagnosis {
@@ -83,6 +90,8 @@ pub(crate) struct Diagnosis {
     pub(crate) witness: Option<(Rank, Standing)>,
     /// What can never complete: every rank it lacks waits, in the end, for it.
     pub(crate) deadlocked: Vec<Key>,
+    /// What of that needs no rank's idleness for a proof.
+    pub(crate) proven: Vec<Key>,
 }
 
 /// The key of a request.
@@ -120,6 +129,8 @@ pub(crate) fn conclude(first: &Look, second: Look) -> Diagnosis {
             standing,
         });
     }
+    let seen = culprits.iter().filter(|culprit| culprit.is_seen_to_wait());
+    let proven = deadlocked(&late.requests, seen);
     let deadlocked = deadlocked(&late.requests, &culprits);
     Diagnosis {
         late,
@@ -127,6 +138,7 @@ pub(crate) fn conclude(first: &Look, second: Look) -> Diagnosis {
         unasked: missing.len() - asked,
         witness,
         deadlocked,
+        proven,
     }
 }
 
@@ -181,8 +193,11 @@ fn awaited(rank: Rank, standing: &Standing, requests: &[StalledRequest]) -> Opti
 
 /// A request can complete if every rank that it lacks can come, and a rank can come if nothing says that it
 /// waits, or if something that it waits for can complete: the least set with that property. The rest waits in a circle.
-fn deadlocked(requests: &[StalledRequest], culprits: &[Culprit]) -> Vec<Key> {
-    let known: Vec<(Rank, Vec<Key>)> = (culprits.iter())
+fn deadlocked<'a>(
+    requests: &[StalledRequest],
+    culprits: impl IntoIterator<Item = &'a Culprit>,
+) -> Vec<Key> {
+    let known: Vec<(Rank, Vec<Key>)> = (culprits.into_iter())
         .filter(|culprit| culprit.kind == Kind::Diverged)
         .filter_map(|culprit| {
             let standing = culprit.standing.as_ref()?;
