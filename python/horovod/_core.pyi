@@ -66,6 +66,7 @@ __all__ = [
     "report_replica",
     "scattered_rows",
     "shutdown",
+    "signal_grace",
     "size",
     "start_timeline",
     "staying_threads",
@@ -331,6 +332,8 @@ def cross_rank() -> int: ...
 def cross_size() -> int: ...
 def is_homogeneous() -> bool: ...
 def hostname() -> str: ...
+def signal_grace() -> float:
+    """Return for how many seconds the handler of SIGTERM or SIGALRM need not run; 0: however long."""
 
 # Elastic jobs. host_updates and needs_sync raise ValueError as those above.
 def is_elastic() -> bool:

@@ -90,7 +90,9 @@ thread.join()
 """
 
 
-def test_a_rank_is_waited_for_whose_main_thread_waits_while_another_computes(script, jobs, tmp_path) -> None:
+def test_a_rank_is_waited_for_whose_main_thread_waits_while_another_computes(
+    script, jobs, tmp_path
+) -> None:
     go = tmp_path / "go"
     env = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3"}
     job = jobs(harness.python(2, script(STRAGGLER), str(go), env=env))

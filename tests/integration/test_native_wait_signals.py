@@ -9,6 +9,7 @@ import pytest
 
 import harness
 
+SOON = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3", "HOROVOD_SIGNAL_GRACE_SECONDS": "1"}
 HANDLER = """
 import os, signal, sys, threading
 
@@ -53,7 +54,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(("program", "word", "number"), PROGRAMS)
 def test_its_handler_runs(script, jobs, program: str, word: str, number: signal.Signals) -> None:
-    env = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3"} | SOON
     job = jobs(harness.python(2, script(HANDLER + program), word, env=env))
     (line,) = job.wait_for("rank 0 is process")
     # Then the operation is pending, and the thread is in native code.
