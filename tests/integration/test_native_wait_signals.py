@@ -65,3 +65,39 @@ def test_its_handler_runs(script, jobs, program: str, word: str, number: signal.
     job.wait_for("the handler runs")
     assert job.fail() == 7
     assert f"the handler of {number.name} could not run" in job.stderr, job.report()
+
+
+PUT_OFF = """
+import ctypes, pathlib, sys, threading
+import horovod.numpy as hvd
+
+call, come = map(pathlib.Path, sys.argv[1:])
+hvd.init()
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def say(_):
+    print("called", flush=True)
+    return 0
+
+def put_off():
+    while not call.exists():
+        pass
+    ctypes.pythonapi.Py_AddPendingCall(say, None)
+
+if hvd.rank() == 0:
+    threading.Thread(target=put_off, daemon=True).start()
+while hvd.rank() == 1 and not come.exists():
+    pass
+print(hvd.allgather_object(hvd.rank()), flush=True)
+"""
+
+
+def test_a_wait_of_horovod_lets_python_call_what_it_has_put_off(script, jobs, tmp_path) -> None:
+    call, come = tmp_path / "call", tmp_path / "come"
+    job = jobs(harness.python(2, script(PUT_OFF), str(call), str(come), env=SOON))
+    # Then rank 0 waits.
+    job.wait_for("it is at work")
+    call.touch()
+    job.wait_for("called")
+    come.touch()
+    job.succeed()

@@ -14,6 +14,7 @@ mod payloads;
 mod plain;
 mod results;
 mod runtime;
+mod signals;
 mod stacks;
 mod submit;
 

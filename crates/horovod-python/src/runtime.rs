@@ -12,6 +12,7 @@ use crate::errors::{interrupt_or, operation_error, query_error};
 use crate::exit::{self, detached};
 use crate::memory;
 use crate::results;
+use crate::signals;
 
 /// Dynamic sets may also be switched on by an argument of init.
 static DYNAMIC: AtomicBool = AtomicBool::new(false);
@@ -56,7 +57,7 @@ fn start(py: Python<'_>) -> PyResult<()> {
     let raised = Arc::new(Mutex::new(None));
     let note = Arc::clone(&raised);
     let interrupt = horovod::Interrupt::new(move || {
-        let Some(looked) = exit::attached(|py| py.check_signals()) else {
+        let Some(looked) = exit::attached(signals::look) else {
             return true;
         };
         let Err(error) = looked else { return false };
@@ -242,7 +243,7 @@ impl Stop {
 }
 
 fn look_for_signals() -> Result<(), Stop> {
-    let looked = exit::attached(|py| py.check_signals());
+    let looked = exit::attached(signals::look);
     // At the interpreter's end nobody waits for the result: the thread does not return.
     looked
         .ok_or(Stop::Failed(Error::Interrupted))?
