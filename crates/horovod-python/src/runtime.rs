@@ -162,7 +162,7 @@ query! {
         (settings.every, settings.is_error)
     }, |_| None;
     /// For how many seconds the handler of SIGTERM or SIGALRM need not run; 0: however long.
-    signal_grace -> f64 = |e| e.config().signal_grace.as_secs_f64(), |_| None;
+    signal_grace -> f64 = |e| e.config().signal_grace.as_secs_f64(), |_| Some(0.0);
     /// Ids of the registered process sets, ascending.
     process_set_ids -> Vec<u32> = |e| e.process_set_ids().into_iter().map(|s| s.0).collect(),
         |m| Some(m.process_sets.keys().copied().collect());
