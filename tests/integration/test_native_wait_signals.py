@@ -80,24 +80,25 @@ def say(_):
     return 0
 
 def put_off():
-    while not call.exists():
-        pass
+    call.read_text()
     ctypes.pythonapi.Py_AddPendingCall(say, None)
 
 if hvd.rank() == 0:
     threading.Thread(target=put_off, daemon=True).start()
-while hvd.rank() == 1 and not come.exists():
-    pass
+else:
+    come.read_text()
 print(hvd.allgather_object(hvd.rank()), flush=True)
 """
 
 
 def test_a_wait_of_horovod_lets_python_call_what_it_has_put_off(script, jobs, tmp_path) -> None:
     call, come = tmp_path / "call", tmp_path / "come"
+    os.mkfifo(call)
+    os.mkfifo(come)
     job = jobs(harness.python(2, script(PUT_OFF), str(call), str(come), env=SOON))
     # Then rank 0 waits.
-    job.wait_for("it is at work")
-    call.touch()
+    job.wait_for("Missing call:")
+    call.write_text("")
     job.wait_for("called")
-    come.touch()
+    come.write_text("")
     job.succeed()
