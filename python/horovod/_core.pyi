@@ -35,6 +35,7 @@ __all__ = [
     "dynamic_process_sets",
     "end_within",
     "enqueue",
+    "expect_guests",
     "fetch_payload",
     "gpu_libraries",
     "gpu_loss",
@@ -65,6 +66,7 @@ __all__ = [
     "report_replica",
     "scattered_rows",
     "shutdown",
+    "signal_grace",
     "size",
     "start_timeline",
     "staying_threads",
@@ -309,6 +311,9 @@ def leave_at_exit(failed: bool) -> None:
 def leave_interrupted() -> None:
     """As `shutdown`, for a script that a signal is about to end: other ranks are told that it failed."""
 
+def expect_guests() -> None:
+    """Threads of a framework, which Python does not know, may call operations of the running job from now on."""
+
 def called_back() -> list[int]:
     """Handles of operations that have not ended and end with a callback, ascending."""
 
@@ -327,6 +332,8 @@ def cross_rank() -> int: ...
 def cross_size() -> int: ...
 def is_homogeneous() -> bool: ...
 def hostname() -> str: ...
+def signal_grace() -> float:
+    """Return for how many seconds the handler of SIGTERM or SIGALRM need not run; 0: however long."""
 
 # Elastic jobs. host_updates and needs_sync raise ValueError as those above.
 def is_elastic() -> bool:

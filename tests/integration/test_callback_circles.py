@@ -64,6 +64,46 @@ PROGRAMS = [
 ]
 
 
+# On rank 1 a thread computes and will then sum, while the main thread waits for what comes after.
+STRAGGLER = """
+import pathlib, sys, threading
+import jax
+import jax.numpy as jnp
+import horovod.jax as hvd
+
+go = pathlib.Path(sys.argv[1])
+hvd.init()
+rank = hvd.rank()
+
+def step():
+    while rank == 1 and not go.exists():
+        pass
+    sum_it = jax.jit(lambda x: hvd.allreduce(x, name="a", op=hvd.Sum))
+    print("sum", float(sum_it(jnp.ones(4))[0]), flush=True)
+
+thread = threading.Thread(target=step)
+thread.start()
+if rank == 0:
+    thread.join()
+print("ranks", hvd.allgather_object(rank, name="ranks"), flush=True)
+thread.join()
+"""
+
+
+def test_a_rank_is_waited_for_whose_main_thread_waits_while_another_computes(
+    script, jobs, tmp_path
+) -> None:
+    go = tmp_path / "go"
+    env = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3"}
+    job = jobs(harness.python(2, script(STRAGGLER), str(go), env=env))
+    job.wait_for("it is at work")
+    go.touch()
+    job.succeed()
+    for words in ("sum 2.0", "ranks [0, 1]"):
+        assert job.stdout.count(words) == 2, job.report()
+    assert "will never end" not in job.stderr, job.report()
+
+
 @pytest.mark.parametrize(("program", "word"), PROGRAMS)
 def test_a_circle_ends_the_job_and_names_both_sides(script, jobs, program: str, word: str) -> None:
     env = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -9,6 +9,7 @@ import pytest
 
 import harness
 
+SOON = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3", "HOROVOD_SIGNAL_GRACE_SECONDS": "1"}
 HANDLER = """
 import os, signal, sys, threading
 
@@ -53,7 +54,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize(("program", "word", "number"), PROGRAMS)
 def test_its_handler_runs(script, jobs, program: str, word: str, number: signal.Signals) -> None:
-    env = {"HOROVOD_STALL_DIAGNOSIS_SECONDS": "3", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3"} | SOON
     job = jobs(harness.python(2, script(HANDLER + program), word, env=env))
     (line,) = job.wait_for("rank 0 is process")
     # Then the operation is pending, and the thread is in native code.
@@ -64,3 +65,40 @@ def test_its_handler_runs(script, jobs, program: str, word: str, number: signal.
     job.wait_for("the handler runs")
     assert job.fail() == 7
     assert f"the handler of {number.name} could not run" in job.stderr, job.report()
+
+
+PUT_OFF = """
+import ctypes, pathlib, sys, threading
+import horovod.numpy as hvd
+
+call, come = map(pathlib.Path, sys.argv[1:])
+hvd.init()
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def say(_):
+    print("called", flush=True)
+    return 0
+
+def put_off():
+    call.read_text()
+    ctypes.pythonapi.Py_AddPendingCall(say, None)
+
+if hvd.rank() == 0:
+    threading.Thread(target=put_off, daemon=True).start()
+else:
+    come.read_text()
+print(hvd.allgather_object(hvd.rank()), flush=True)
+"""
+
+
+def test_a_wait_of_horovod_lets_python_call_what_it_has_put_off(script, jobs, tmp_path) -> None:
+    call, come = tmp_path / "call", tmp_path / "come"
+    os.mkfifo(call)
+    os.mkfifo(come)
+    job = jobs(harness.python(2, script(PUT_OFF), str(call), str(come), env=SOON))
+    # Then rank 0 waits.
+    job.wait_for("Missing call:")
+    call.write_text("")
+    job.wait_for("called")
+    come.write_text("")
+    job.succeed()

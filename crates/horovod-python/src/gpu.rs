@@ -18,6 +18,7 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 use crate::dlpack::{CUDA, Reader};
 use crate::errors::{interrupt_or, operation_error};
 use crate::exit::{attached, detached};
+use crate::signals;
 use crate::submit::SIGNAL_SLICE;
 
 /// `DLPackCurrentWorkStream`: kind and number of a device, and where to put the stream.
@@ -94,7 +95,7 @@ pub(crate) fn order(
     }
     let wait = || engine.wait_for_launch(&**end, SIGNAL_SLICE);
     while !detached(py, wait).map_err(|e| interrupt_or(py, operation_error(py, e)))? {
-        py.check_signals()?;
+        signals::look(py)?;
     }
     Ok(())
 }
@@ -271,7 +272,7 @@ pub(crate) fn wait_for_devices(py: Python<'_>) -> PyResult<()> {
     loop {
         match detached(py, || engine.wait_for_devices(SIGNAL_SLICE)) {
             Ok(true) => return Ok(()),
-            Ok(false) => py.check_signals()?,
+            Ok(false) => signals::look(py)?,
             // Nothing was in flight when the job ended.
             Err(Error::Stopped {
                 why: StopReason::Left(Leaving::Asked | Leaving::Ended),

@@ -14,6 +14,7 @@ mod payloads;
 mod plain;
 mod results;
 mod runtime;
+mod signals;
 mod stacks;
 mod submit;
 
@@ -41,14 +42,14 @@ mod _core {
     #[pymodule_export]
     use crate::plain::PlainTensors;
     #[pymodule_export]
-    use crate::results::{called_back, handles, poll};
+    use crate::results::{called_back, expect_guests, handles, poll};
     #[pymodule_export]
     use crate::runtime::{
         add_process_set, barrier, consistency, cross_rank, cross_size, dynamic_process_sets,
         hold_state, host_updates, hostname, init, is_elastic, is_homogeneous, is_initialized,
         jax_ordered_calls, join, leave_at_exit, leave_interrupted, local_rank, local_size,
-        needs_sync, process_set_ids, process_set_ranks, rank, remove_process_set, shutdown, size,
-        start_timeline, stop_timeline, transports,
+        needs_sync, process_set_ids, process_set_ranks, rank, remove_process_set, shutdown,
+        signal_grace, size, start_timeline, stop_timeline, transports,
     };
     #[pymodule_export]
     use crate::submit::{enqueue, scattered_rows, wait, wait_softly};

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::exit;
+use crate::signals;
 
 /// Holds what every rank of one call, or client of a service, fetches, and collects what they deliver.
 #[pyclass(frozen, module = "horovod._core")]
@@ -117,7 +118,7 @@ fn interruptible<T: Send>(
 ) -> PyResult<T> {
     let mut raised = None;
     let result = exit::detached(py, || {
-        run(&mut || match exit::attached(|py| py.check_signals()) {
+        run(&mut || match exit::attached(signals::look) {
             Some(looked) => {
                 raised = looked.err();
                 raised.is_none()

@@ -36,6 +36,14 @@ pub(crate) fn called_back() -> Vec<u64> {
     horovod::engine().map_or_else(|_| Vec::new(), |engine| engine.called_back())
 }
 
+/// Threads of a framework, which Python does not know, may call operations of the running job from now on.
+#[pyfunction]
+pub(crate) fn expect_guests() {
+    if let Ok(engine) = horovod::engine() {
+        engine.expect_guests();
+    }
+}
+
 /// Whether the operation has ended.
 #[pyfunction]
 pub(crate) fn poll(py: Python<'_>, handle: u64) -> PyResult<bool> {

@@ -12,6 +12,7 @@ use crate::errors::{interrupt_or, operation_error, query_error};
 use crate::exit::{self, detached};
 use crate::memory;
 use crate::results;
+use crate::signals;
 
 /// Dynamic sets may also be switched on by an argument of init.
 static DYNAMIC: AtomicBool = AtomicBool::new(false);
@@ -56,7 +57,7 @@ fn start(py: Python<'_>) -> PyResult<()> {
     let raised = Arc::new(Mutex::new(None));
     let note = Arc::clone(&raised);
     let interrupt = horovod::Interrupt::new(move || {
-        let Some(looked) = exit::attached(|py| py.check_signals()) else {
+        let Some(looked) = exit::attached(signals::look) else {
             return true;
         };
         let Err(error) = looked else { return false };
@@ -160,6 +161,8 @@ query! {
         let settings = e.config().consistency;
         (settings.every, settings.is_error)
     }, |_| None;
+    /// For how many seconds the handler of SIGTERM or SIGALRM need not run; 0: however long.
+    signal_grace -> f64 = |e| e.config().signal_grace.as_secs_f64(), |_| Some(0.0);
     /// Ids of the registered process sets, ascending.
     process_set_ids -> Vec<u32> = |e| e.process_set_ids().into_iter().map(|s| s.0).collect(),
         |m| Some(m.process_sets.keys().copied().collect());
@@ -240,7 +243,7 @@ impl Stop {
 }
 
 fn look_for_signals() -> Result<(), Stop> {
-    let looked = exit::attached(|py| py.check_signals());
+    let looked = exit::attached(signals::look);
     // At the interpreter's end nobody waits for the result: the thread does not return.
     looked
         .ok_or(Stop::Failed(Error::Interrupted))?

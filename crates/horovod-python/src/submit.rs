@@ -18,6 +18,7 @@ use crate::gpu::{Given, StreamSource, Streams, allocating, record};
 use crate::plain::InPlace;
 use crate::results::{is_lost, lost, outputs, outputs_on_gpu};
 use crate::runtime::registered;
+use crate::signals;
 
 /// Longest wait between two looks at whether a signal has arrived (Ctrl-C).
 pub(crate) const SIGNAL_SLICE: Duration = Duration::from_millis(100);
@@ -322,7 +323,7 @@ fn result_of(
                     kept,
                 );
             }
-            Waited::Pending => py.check_signals()?,
+            Waited::Pending => signals::look(py)?,
         }
         waited = detached(py, || engine.wait(handle, SIGNAL_SLICE));
     };
@@ -382,7 +383,7 @@ pub(crate) fn wait_softly(py: Python<'_>, handles: Vec<u64>) -> PyResult<Option<
             match detached(py, || wait.wait(SIGNAL_SLICE)) {
                 Softly::Ended => break,
                 Softly::LetGo(cause) => return Ok(Some((cause.rank.0, cause.name.into()))),
-                Softly::Pending => py.check_signals()?,
+                Softly::Pending => signals::look(py)?,
             }
         }
     }

@@ -166,6 +166,9 @@ table! {
     STALL_REPORT: Optional<Text> = "HOROVOD_STALL_REPORT", Optional::text("a new temporary file"), Each;
     /// 0 only reports when ranks wait for each other in a circle, instead of ending the job with an error
     DEADLOCK_ERROR: Flag = "HOROVOD_DEADLOCK_ERROR", Flag(true), Each;
+    /// seconds after which a rank leaves the job if SIGTERM or SIGALRM arrived and the main thread waits in native code of a
+    /// framework, so that the handler runs; 0 means never
+    SIGNAL_GRACE_SECONDS: Decimal = "HOROVOD_SIGNAL_GRACE_SECONDS", Decimal::any(0.0), Each;
     /// every so many steps of a distributed optimizer the ranks compare checksums of its parameters; 0 means never
     CHECK_CONSISTENCY: Whole<u32> = "HOROVOD_CHECK_CONSISTENCY", Whole::any(0), Rank0;
     /// what happens if the ranks begin to train with different parameters, as without `broadcast_parameters`: rank 0 logs

@@ -95,6 +95,8 @@ pub struct Config {
     pub stall_diagnosis: Option<Duration>,
     pub stall_report: Option<PathBuf>,
     pub deadlock_error: bool,
+    /// How long the handler of a signal that may only announce an end need not run; zero: however long.
+    pub signal_grace: Duration,
     pub consistency: ConsistencySettings,
     pub dynamic_process_sets: bool,
     pub shm: bool,
@@ -192,6 +194,7 @@ impl Config {
             stall_diagnosis: (is_stall_checked && !diagnosis.is_zero()).then_some(diagnosis),
             stall_report: settings::STALL_REPORT.read(env)?.map(PathBuf::from),
             deadlock_error: settings::DEADLOCK_ERROR.read(env)?,
+            signal_grace: seconds(&settings::SIGNAL_GRACE_SECONDS, env)?,
             consistency: ConsistencySettings::read(env)?,
             dynamic_process_sets: settings::DYNAMIC_PROCESS_SETS.read(env)?,
             shm: settings::SHM.read(env)?,

@@ -193,7 +193,7 @@ class HorovodBasics:
         if not running:
             _process_sets.forget_registered()
         _shut_down_at_exit()
-        _signals.watch_if_wanted()
+        _signals.job_begins()
         _process_sets.global_process_set.ranks = list(range(_core.size()))
         if _core.is_elastic():
             self._tell_environment()

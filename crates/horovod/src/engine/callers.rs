@@ -20,6 +20,8 @@ pub(super) struct Callers {
     engine: u64,
     threads: Mutex<Vec<Arc<Caller>>>,
     submitted: AtomicU64,
+    /// Threads of a framework call, too, or may.
+    has_guests: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -51,8 +53,8 @@ thread_local! {
 
 static ENGINES: AtomicU64 = AtomicU64::new(0);
 
-/// Until this is dropped, the thread calls as one of a framework, and is not registered. Such threads wait for their next
-/// call elsewhere, which says nothing of the script.
+/// While this exists, calls of the thread count as a framework's, and the thread is not registered. The place where a
+/// framework's thread waits says nothing of the script.
 #[must_use = "the thread is a guest until this is dropped"]
 pub(super) struct Guest {
     was_guest: bool,
@@ -77,6 +79,8 @@ impl Drop for Guest {
 pub(super) struct Waits {
     /// All of them wait, and there is at least one.
     pub(super) all: bool,
+    /// A framework's threads, which nobody sees, may compute what they submit next.
+    pub(super) has_guests: bool,
     /// For what.
     pub(super) handles: Vec<Handle>,
     /// Those of them that are waited for softly.
@@ -89,11 +93,20 @@ impl Callers {
             engine: ENGINES.fetch_add(1, Ordering::Relaxed),
             threads: Mutex::default(),
             submitted: AtomicU64::new(0),
+            has_guests: AtomicBool::new(false),
         }
+    }
+
+    /// Threads of a framework may call from now on.
+    pub(super) fn expect_guests(&self) {
+        self.has_guests.store(true, Ordering::Relaxed);
     }
 
     /// Run with this thread's entry; not at all while the thread is being taken down.
     fn with_mine(&self, then: impl FnOnce(&Caller)) {
+        if IS_GUEST.get() {
+            self.expect_guests();
+        }
         let _ = MINE.try_with(|mine| {
             let Ok(mut mine) = mine.try_borrow_mut() else {
                 return;
@@ -164,6 +177,7 @@ impl Callers {
         }
         Waits {
             all: alive > 0 && handles.len() == alive,
+            has_guests: self.has_guests.load(Ordering::Relaxed),
             handles,
             soft,
         }
@@ -213,10 +227,14 @@ mod tests {
     #[test]
     fn a_thread_of_a_framework_is_not_registered() {
         let callers = Callers::new();
+        callers.submits();
+        assert!(!callers.look(0).has_guests);
+        let callers = Callers::new();
         let guest = Guest::begin();
         callers.submits();
         callers.waits(Handle(1), false);
-        assert!(!callers.look(0).all, "nobody is known");
+        let waits = callers.look(0);
+        assert!(!waits.all && waits.has_guests, "nobody is known");
         drop(guest);
         callers.submits();
         // One that has called for itself stays known.
@@ -224,6 +242,7 @@ mod tests {
         callers.waits(Handle(2), false);
         assert!(callers.look(0).all);
         assert_eq!(callers.submitted(), 2);
+        assert!(callers.look(0).has_guests, "they may come back");
     }
 
     #[test]

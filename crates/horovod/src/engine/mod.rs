@@ -422,6 +422,12 @@ impl Engine {
         called_back.into_iter().map(|handle| handle.0).collect()
     }
 
+    /// Threads of a framework may compute and then call, as of [`Engine::as_guest`]. Stall reports then take this rank for
+    /// one that waits only if it is idle, however its other threads wait.
+    pub fn expect_guests(&self) {
+        self.shared.callers.expect_guests();
+    }
+
     /// Whether the operation of this handle has ended; `None` for an unknown or cleared handle.
     pub fn poll(&self, handle: Handle) -> Option<bool> {
         let ended = self.shared.handles.poll(handle);

@@ -7,7 +7,7 @@ use horovod_protocol::{EntryId, ProcessSetId};
 
 use super::EngineState;
 use super::gpu_watch::device_standing;
-use crate::hang::{self, Brief, Key, Standing, ThreadStack, Unfinished};
+use crate::hang::{self, Brief, Key, Seen, Standing, ThreadStack, Unfinished};
 
 /// What the threads of this rank wait for, and which of these it has asked for.
 pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
@@ -27,8 +27,12 @@ pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
     let waits_for: Vec<_> = named.collect();
     let has = |(set, name): &Key| state.worker.is_pending(ProcessSetId(*set), name);
     Brief {
-        // What has been agreed on, or has ended, is not stuck.
-        blocked: waits.all && waits == first && !ends && waits_for.len() == waits.handles.len(),
+        // What has been agreed on, or has ended, is not stuck. A framework's threads may submit more.
+        blocked: waits.all
+            && !waits.has_guests
+            && waits == first
+            && !ends
+            && waits_for.len() == waits.handles.len(),
         pending: keys.iter().map(has).collect(),
         waits_for,
     }
@@ -48,13 +52,18 @@ pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
     let waits_for: Vec<Key> = names.map(|(set, name)| (set.0, name)).collect();
     // What has been agreed on, or has ended, is not stuck.
     let is_stuck = waits_for.len() == waits.handles.len() + called.len();
+    let seen = Seen {
+        all_wait: waits.all,
+        has_guests: waits.has_guests,
+        has_callbacks: !called.is_empty(),
+    };
     Standing {
         pid: std::process::id(),
         submitted: shared.callers.submitted(),
         runnable_ms: hang::runnable_ms(),
         executes,
-        blocked: waits.all && is_stuck,
-        is_called_back: !called.is_empty() && is_stuck,
+        blocked: is_stuck && seen.blocked(),
+        waits_if_idle: is_stuck && seen.waits_if_idle(),
         waits_for,
         in_hand: Unfinished {
             count: unfinished,

@@ -33,6 +33,8 @@ pub(crate) struct Leader {
     after_ms: u64,
     look_at: u64,
     first: Option<Look>,
+    /// What the last verdict took for deadlocked, proven or not.
+    suspected: Vec<Key>,
     asked: Option<Asked>,
     question: u64,
     told: Option<Told>,
@@ -64,6 +66,7 @@ impl Leader {
             after_ms,
             look_at: after_ms / LOOKS,
             first: None,
+            suspected: Vec::new(),
             asked: None,
             question: 0,
             told: None,
@@ -111,6 +114,7 @@ impl Leader {
         let late = late(now.saturating_sub(self.after_ms / LOOKS));
         if late.is_empty() {
             self.first = None;
+            self.suspected.clear();
             self.told = None;
             return None;
         }
@@ -131,6 +135,13 @@ impl Leader {
     fn looked(&mut self, now: u64, look: Look) -> Option<Diagnosis> {
         let first = self.first.replace(look.clone())?;
         let mut diagnosis = conclude(&first, look);
+        // A thread that reads a file is as idle as one that waits, but perhaps not for two verdicts in a row.
+        let suspected = std::mem::replace(&mut self.suspected, diagnosis.deadlocked.clone());
+        let proven = std::mem::take(&mut diagnosis.proven);
+        (diagnosis.deadlocked).retain(|key| proven.contains(key) || suspected.contains(key));
+        if diagnosis.deadlocked.is_empty() && !self.suspected.is_empty() && suspected.is_empty() {
+            return None;
+        }
         let stalled_after_ns = (self.after_ms - self.after_ms / LOOKS) * 1_000_000;
         diagnosis.late.retain(|r| r.waited_ns >= stalled_after_ns);
         let is_stall = !diagnosis.late.is_empty() && !diagnosis.culprits.is_empty();
@@ -261,5 +272,38 @@ mod tests {
         let asked = whom_to_ask(&all);
         assert_eq!(asked.len(), ASKED_MAX + 1);
         assert_eq!(asked[0], Rank(0));
+    }
+
+    #[test]
+    fn a_circle_that_only_idleness_shows_is_told_when_seen_twice() {
+        let ends = |blocked: bool| {
+            let mut leader = Leader::new(9000);
+            let waits = |own: &str| Standing {
+                blocked,
+                waits_if_idle: true,
+                waits_for: vec![(0, Arc::from(own))],
+                ..Standing::default()
+            };
+            let mut now = 0;
+            loop {
+                now = leader.deadline().max(now);
+                let step = leader.poll(now, |_| {
+                    let mut late = request("a", now);
+                    late.requests.extend(request("b", now).requests);
+                    let other = &mut late.requests[1];
+                    std::mem::swap(&mut other.waiting, &mut other.missing);
+                    late
+                });
+                if let Some(Step::Ask { question, .. }) = step {
+                    leader.answered(question, Rank(0), waits("a"));
+                    leader.answered(question, Rank(1), waits("b"));
+                }
+                if let Some(Step::Report(told)) = leader.poll(now, |_| Late::default()) {
+                    assert_eq!(told.deadlocked.len(), 2, "and not before");
+                    return now;
+                }
+            }
+        };
+        assert_eq!([ends(true), ends(false)], [6000, 9000]);
     }
 }

@@ -194,7 +194,7 @@ fn put(w: &mut Writer<'_>, standing: &Standing) {
     w.varint(standing.submitted);
     w.varint(standing.runnable_ms);
     w.u8(u8::from(standing.executes));
-    w.u8(u8::from(standing.blocked) | u8::from(standing.is_called_back) << 1);
+    w.u8(u8::from(standing.blocked) | u8::from(standing.waits_if_idle) << 1);
     let names = &standing.waits_for[..standing.waits_for.len().min(NAMES_MAX)];
     w.varint(names.len() as u64);
     names.iter().for_each(|key| put_key(w, key));
@@ -288,7 +288,7 @@ fn get(r: &mut Reader<'_>) -> Result<Standing, DecodeError> {
         ..Standing::default()
     };
     let waits = r.u8("who waits")?;
-    (standing.blocked, standing.is_called_back) = (waits & 1 != 0, waits & 2 != 0);
+    (standing.blocked, standing.waits_if_idle) = (waits & 1 != 0, waits & 2 != 0);
     for _ in 0..r.count(NAMES_MAX, 2, "names")? {
         standing.waits_for.push(get_key(r)?);
     }
@@ -340,7 +340,7 @@ mod tests {
             .prop_map(
                 |(
                     (pid, submitted, runnable_ms),
-                    (executes, blocked, is_called_back, device),
+                    (executes, blocked, waits_if_idle, device),
                     (waits_for, untold),
                     in_hand,
                     note,
@@ -352,7 +352,7 @@ mod tests {
                         runnable_ms,
                         executes,
                         blocked,
-                        is_called_back,
+                        waits_if_idle,
                         waits_for,
                         untold,
                         in_hand,

@@ -88,11 +88,11 @@ pub(crate) struct Standing {
     pub(crate) runnable_ms: u64,
     /// A collective is on its way.
     pub(crate) executes: bool,
-    /// Every thread that has ever called an operation now waits for one.
+    /// Every thread that has ever called an operation now waits for one, and no framework's thread calls any.
     pub(crate) blocked: bool,
-    /// Operations are pending that end with a callback, so that no thread is seen to wait for them, and none of these has
-    /// been agreed on. `waits_for` has them too.
-    pub(crate) is_called_back: bool,
+    /// A framework's threads, which nobody sees, may compute what they submit next. If they do not, this rank waits for
+    /// operations that its threads are seen to wait for or that end with a callback. None of these has been agreed on.
+    pub(crate) waits_if_idle: bool,
     /// What its threads and callbacks wait for.
     pub(crate) waits_for: Vec<Key>,
     /// How many more that list would have, were it not bounded.
@@ -117,10 +117,33 @@ pub(crate) struct Unfinished {
     pub(crate) uncalled: u64,
 }
 
+/// What a rank sees of the threads that call its operations, if none of what they wait for has been agreed on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    /// Those that it sees all wait, and there is at least one.
+    pub(crate) all_wait: bool,
+    /// A framework's threads, which it does not see, call too.
+    pub(crate) has_guests: bool,
+    /// Operations are pending that end with a callback.
+    pub(crate) has_callbacks: bool,
+}
+
+impl Seen {
+    /// For [`Standing::blocked`].
+    pub(crate) fn blocked(self) -> bool {
+        self.all_wait && !self.has_guests
+    }
+
+    /// For [`Standing::waits_if_idle`].
+    pub(crate) fn waits_if_idle(self) -> bool {
+        self.has_callbacks || self.all_wait && self.has_guests
+    }
+}
+
 /// What one rank says of its waits alone, at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Brief {
-    /// Every thread that has ever called an operation now waits for one, and all are listed here.
+    /// As of a [`Standing`], and all waits are listed here.
     pub(crate) blocked: bool,
     /// What its threads wait for; with the handle where the wait is a soft one, else 0.
     pub(crate) waits_for: Vec<(Key, u64)>,

@@ -310,6 +310,7 @@ mod tests {
             }],
             unasked: 18,
             witness: Some((Rank(0), standing)),
+            proven: Vec::new(),
             deadlocked: if kind == Kind::Diverged {
                 vec![(2, Arc::from("allreduce.a"))]
             } else {

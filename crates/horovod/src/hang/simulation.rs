@@ -8,7 +8,7 @@ use horovod_protocol::{ProcessSetId, Rank, StalledRequest};
 use proptest::prelude::*;
 
 use super::leader::{Leader, Step};
-use super::{Key, Late, NAMES_MAX, Standing};
+use super::{Key, Late, NAMES_MAX, Seen, Standing};
 
 /// Names of operations; more than one answer holds.
 const NAMES: u8 = NAMES_MAX as u8 + 8;
@@ -29,6 +29,18 @@ enum Act {
     Compute { ms: u64, percent: u64 },
     /// Wait, on a thread that nobody sees, until all that was submitted has ended.
     Await,
+    /// Have a thread that nobody sees compute, which then submits an operation, and go on meanwhile.
+    Start { ms: u64, percent: u64, name: u8 },
+    /// Submit an operation and wait for it, where this is seen.
+    Wait(u8),
+}
+
+/// A framework's thread that computes.
+#[derive(Debug)]
+struct Unseen {
+    until: u64,
+    percent: u64,
+    name: u8,
 }
 
 #[derive(Debug, Default)]
@@ -38,6 +50,8 @@ struct SimulatedRank {
     computes_until: u64,
     percent: u64,
     awaits: bool,
+    unseen: Vec<Unseen>,
+    waits_for: Option<u8>,
     pending: BTreeSet<u8>,
     submitted: u64,
     runnable_us: u64,
@@ -49,15 +63,20 @@ impl SimulatedRank {
     }
 
     fn run(&mut self, now: u64) {
-        let percent = if now < self.computes_until {
+        let mut percent = if now < self.computes_until {
             self.percent
         } else {
             0
         };
+        for done in self.unseen.extract_if(.., |unseen| unseen.until <= now) {
+            self.submitted += u64::from(self.pending.insert(done.name));
+        }
+        percent += self.unseen.iter().map(|u| u.percent).sum::<u64>();
         // Threads that wait wake up now and then.
         self.runnable_us += (percent * 10 + 1) * STEP_MS;
         self.awaits &= !self.pending.is_empty();
-        while now >= self.computes_until && !self.awaits {
+        self.waits_for = self.waits_for.filter(|name| self.pending.contains(name));
+        while now >= self.computes_until && !self.waits() {
             match self.acts.pop() {
                 Some(Act::Submit(name)) => self.submit(name),
                 Some(Act::SubmitMany(count)) => (0..count).for_each(|name| self.submit(name)),
@@ -65,21 +84,46 @@ impl SimulatedRank {
                     (self.computes_until, self.percent) = (now + ms, percent);
                 }
                 Some(Act::Await) => self.awaits = !self.pending.is_empty(),
+                Some(Act::Start { ms, percent, name }) => self.unseen.push(Unseen {
+                    until: now + ms,
+                    percent,
+                    name: name % NAMES,
+                }),
+                Some(Act::Wait(name)) => {
+                    self.submit(name);
+                    self.waits_for = Some(name % NAMES);
+                }
                 None => return,
             }
         }
     }
 
+    /// Whether its main thread waits.
+    fn waits(&self) -> bool {
+        let has = |name: u8| self.pending.contains(&name);
+        self.awaits || self.waits_for.is_some_and(has)
+    }
+
     fn is_over(&self, now: u64) -> bool {
-        self.acts.is_empty() && now >= self.computes_until && !self.awaits
+        self.acts.is_empty()
+            && now >= self.computes_until
+            && !self.waits()
+            && self.unseen.is_empty()
     }
 
     fn standing(&self) -> Standing {
         let keys = self.pending.iter().map(|name| key(*name));
+        let waits_for = self.waits_for.filter(|name| self.pending.contains(name));
+        let seen = Seen {
+            all_wait: waits_for.is_some(),
+            has_guests: true,
+            has_callbacks: self.pending.len() > waits_for.iter().len(),
+        };
         Standing {
             submitted: self.submitted,
             runnable_ms: self.runnable_us / 1000,
-            is_called_back: !self.pending.is_empty(),
+            blocked: seen.blocked(),
+            waits_if_idle: seen.waits_if_idle(),
             waits_for: keys.collect(),
             ..Standing::default()
         }
@@ -127,7 +171,9 @@ impl Job {
     fn is_stuck(&self) -> bool {
         let mut stuck: BTreeSet<u8> = self.since.keys().copied().collect();
         loop {
-            let waits = |rank: &SimulatedRank| rank.awaits && !rank.pending.is_empty();
+            let waits = |rank: &SimulatedRank| {
+                rank.waits() && !rank.pending.is_empty() && rank.unseen.is_empty()
+            };
             let comes = |rank: &SimulatedRank| !(waits(rank) && rank.pending.is_subset(&stuck));
             let ends = |name: &&u8| {
                 let mut ranks = self.ranks.iter();
@@ -217,6 +263,35 @@ fn a_rank_that_computes_for_minutes_is_never_taken_for_one_that_waits() {
 }
 
 #[test]
+fn a_rank_with_a_thread_that_computes_unseen_is_never_taken_for_one_that_waits() {
+    let straggles = |percent| Act::Start {
+        ms: 300_000,
+        percent,
+        name: 0,
+    };
+    for percent in [6, 20, 100] {
+        // The main thread of rank 0 waits for what its framework has submitted, that of rank 1 is one call ahead.
+        let slow = [
+            vec![Act::Submit(0), Act::Await, Act::Wait(1)],
+            vec![straggles(percent), Act::Wait(1)],
+        ];
+        assert!(!is_found_in_a_circle(&slow));
+    }
+    // One batch less: rank 1 averages metrics, and has no thread that would send gradients.
+    let uneven = [vec![Act::Submit(0), Act::Await], vec![Act::Wait(1)]];
+    assert!(is_found_in_a_circle(&uneven));
+}
+
+#[test]
+fn threads_that_read_files_for_some_seconds_are_waited_for() {
+    for ms in [3000, 6000, 9000] {
+        let reads = Act::Compute { ms, percent: 0 };
+        let of = |first, second| vec![Act::Submit(first), reads, Act::Submit(second), Act::Await];
+        assert!(!is_found_in_a_circle(&[of(0, 1), of(1, 0)]));
+    }
+}
+
+#[test]
 fn a_circle_of_more_operations_than_an_answer_holds_is_found() {
     let all = [Act::SubmitMany(NAMES - 1), Act::Await];
     let other = [Act::Submit(NAMES - 1), Act::Await];
@@ -229,6 +304,9 @@ fn act() -> impl Strategy<Value = Act> {
         1 => (1u8..NAMES).prop_map(Act::SubmitMany),
         2 => (0u64..40_000, 6u64..=100).prop_map(|(ms, percent)| Act::Compute { ms, percent }),
         2 => Just(Act::Await),
+        1 => (0u64..40_000, 6u64..=100, 0u8..4)
+            .prop_map(|(ms, percent, name)| Act::Start { ms, percent, name }),
+        2 => (0u8..4).prop_map(Act::Wait),
     ]
 }
 

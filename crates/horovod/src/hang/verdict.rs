@@ -8,9 +8,9 @@ use super::{DeviceStanding, Key, Standing};
 
 /// A rank computes if its threads were runnable for one part in this many of the time between the looks.
 const BUSY_PART: u64 = 5;
-/// The same of a rank on which operations with callbacks are pending. Nothing but idleness says that such a rank waits, so
-/// less than of others is taken for work. One that waits is runnable for a part in 1000.
-const BUSY_PART_CALLED_BACK: u64 = 20;
+/// The same of a rank with threads that nobody sees. Only idleness shows that such a rank waits. So a smaller part counts
+/// as work here. One that waits is runnable for a part in 1000.
+const BUSY_PART_UNSEEN: u64 = 20;
 
 /// What was seen at one time.
 #[derive(Clone, Debug, Default)]
@@ -71,6 +71,13 @@ pub(crate) struct Culprit {
     pub(crate) standing: Option<Standing>,
 }
 
+impl Culprit {
+    /// Whether it says so itself, and not only its idleness.
+    fn is_seen_to_wait(&self) -> bool {
+        self.standing.as_ref().is_some_and(|s| s.blocked)
+    }
+}
+
 /// What two looks tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Diagnosis {
@@ -83,6 +90,8 @@ pub(crate) struct Diagnosis {
     pub(crate) witness: Option<(Rank, Standing)>,
     /// What can never complete: every rank it lacks waits, in the end, for it.
     pub(crate) deadlocked: Vec<Key>,
+    /// What of that needs no rank's idleness for a proof.
+    pub(crate) proven: Vec<Key>,
 }
 
 /// The key of a request.
@@ -120,6 +129,8 @@ pub(crate) fn conclude(first: &Look, second: Look) -> Diagnosis {
             standing,
         });
     }
+    let seen = culprits.iter().filter(|culprit| culprit.is_seen_to_wait());
+    let proven = deadlocked(&late.requests, seen);
     let deadlocked = deadlocked(&late.requests, &culprits);
     Diagnosis {
         late,
@@ -127,6 +138,7 @@ pub(crate) fn conclude(first: &Look, second: Look) -> Diagnosis {
         unasked: missing.len() - asked,
         witness,
         deadlocked,
+        proven,
     }
 }
 
@@ -139,9 +151,9 @@ fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) ->
     };
     let runnable_ms = now.runnable_ms.saturating_sub(before.runnable_ms);
     let same_waits = now.waits_for == before.waits_for && now.untold == before.untold;
-    let called_back = awaits_callbacks(before) && awaits_callbacks(now);
-    let part = if called_back {
-        BUSY_PART_CALLED_BACK
+    let may_wait = waits_if_idle(before) && waits_if_idle(now);
+    let part = if may_wait {
+        BUSY_PART_UNSEEN
     } else {
         BUSY_PART
     };
@@ -151,18 +163,18 @@ fn kind(first: Option<&Standing>, second: Option<&Standing>, elapsed_ms: u64) ->
         Kind::Diverged
     } else if runnable_ms.saturating_mul(part) >= elapsed_ms {
         Kind::Busy
-    } else if called_back && same_waits {
-        // No thread tells what it waits for. But none computes, so all wait, in the end, for these operations.
+    } else if may_wait && same_waits {
+        // No thread tells what it waits for. If no thread computes, Horovod assumes that all wait for these operations.
         Kind::Diverged
     } else {
         Kind::Elsewhere
     }
 }
 
-/// Whether operations with callbacks are all that this rank is at: what its GPU has in hand may go on without them.
-fn awaits_callbacks(standing: &Standing) -> bool {
+/// As it says, unless its GPU has something in hand, which may go on without these operations.
+fn waits_if_idle(standing: &Standing) -> bool {
     let is_idle = |device: &DeviceStanding| device.at.is_none();
-    standing.is_called_back && standing.device.as_ref().is_none_or(is_idle)
+    standing.waits_if_idle && standing.device.as_ref().is_none_or(is_idle)
 }
 
 /// All that a rank waits for; `None` if some of it is unknown. A long list is not told in full, but rank 0 has counted
@@ -181,8 +193,11 @@ fn awaited(rank: Rank, standing: &Standing, requests: &[StalledRequest]) -> Opti
 
 /// A request can complete if every rank that it lacks can come, and a rank can come if nothing says that it
 /// waits, or if something that it waits for can complete: the least set with that property. The rest waits in a circle.
-fn deadlocked(requests: &[StalledRequest], culprits: &[Culprit]) -> Vec<Key> {
-    let known: Vec<(Rank, Vec<Key>)> = (culprits.iter())
+fn deadlocked<'a>(
+    requests: &[StalledRequest],
+    culprits: impl IntoIterator<Item = &'a Culprit>,
+) -> Vec<Key> {
+    let known: Vec<(Rank, Vec<Key>)> = (culprits.into_iter())
         .filter(|culprit| culprit.kind == Kind::Diverged)
         .filter_map(|culprit| {
             let standing = culprit.standing.as_ref()?;
@@ -286,7 +301,7 @@ mod tests {
 
     fn called_back(names: &[&str], runnable_ms: u64) -> Option<Standing> {
         Some(Standing {
-            is_called_back: true,
+            waits_if_idle: true,
             blocked: false,
             runnable_ms,
             ..waits_for(names)?
