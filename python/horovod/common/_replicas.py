@@ -59,7 +59,8 @@ class FirstStep:
         self._left = self._after + 1
 
     def _hvd_note_join(self) -> None:
-        """Nothing to do: a rank that has joined does not report, and is not waited for."""
+        """Report no more: a rank that joined early has taken fewer steps than others, so its first ones come later."""
+        self._left = 0
 
     @property
     def is_open(self) -> bool:
