@@ -113,6 +113,11 @@ def arguments(process_set: ProcessSet) -> str:
     return f"root_rank={root}" + ("" if process_set is global_process_set else ", process_set=...")
 
 
+def is_difference(text: str) -> bool:
+    """Whether this is the text of an error about replicas that differ, maybe with a framework's own around it."""
+    return "do not hold the same values" in text
+
+
 def checksum_of_array(array: Any, parts: Sequence[slice]) -> int:
     """Checksum of parts of a NumPy array."""
     import numpy as np
