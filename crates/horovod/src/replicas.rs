@@ -42,30 +42,33 @@ pub struct Replica {
 
 /// Counts the reports of this rank: those of the same number are compared.
 #[derive(Debug, Default)]
-pub(crate) struct Numbers(BTreeMap<(ProcessSetId, u64), u32>);
+pub(crate) struct Numbers {
+    next: BTreeMap<(ProcessSetId, u64), u64>,
+    /// The least number of a report from now on.
+    least: u64,
+}
 
 impl Numbers {
-    /// Whether there was a report.
+    /// Whether a report of this key has a number.
     pub(crate) fn has(&self, set: ProcessSetId, key: u64) -> bool {
-        self.0.contains_key(&(set, key))
+        self.next.contains_key(&(set, key))
     }
 
-    /// The report of a replica; `None` if this rank has reported too many. Names and advice are said by one rank of the
-    /// set.
-    pub(crate) fn report(
-        &mut self,
-        set: ProcessSetId,
-        replica: Replica,
-        says_names: bool,
-    ) -> Option<Report> {
-        let key = (set, replica.key);
-        if self.0.len() >= OPTIMIZERS_MAX && !self.0.contains_key(&key) {
+    /// The number of a report of this key; `None` if this rank has reported too many keys.
+    pub(crate) fn take(&mut self, set: ProcessSetId, key: u64) -> Option<u64> {
+        if self.next.len() >= OPTIMIZERS_MAX && !self.has(set, key) {
             return None;
         }
-        let number = self.0.entry(key).or_default();
-        let report = Report::new(set, *number, replica, says_names);
-        *number += 1;
-        Some(report)
+        let next = self.next.entry((set, key)).or_default();
+        let number = self.least.max(*next);
+        *next = number + 1;
+        Some(number)
+    }
+
+    /// All ranks have joined. Ranks that joined early may lack reports, so all count from a new number on: a rank's first
+    /// report after the join is not compared with one that other ranks made before it.
+    pub(crate) fn note_joined(&mut self) {
+        self.least += 1 << 32;
     }
 }
 
@@ -76,19 +79,26 @@ mod tests {
     #[test]
     fn reports_are_numbered_by_set_and_key_and_bounded() {
         let mut numbers = Numbers::default();
-        let mut number = |set, key| {
-            let replica = Replica {
-                key,
-                ..Replica::default()
-            };
-            let report = numbers.report(ProcessSetId(set), replica, false);
-            report.map(|report| report.number)
-        };
+        let mut number = |set, key| numbers.take(ProcessSetId(set), key);
         let said = [number(0, 7), number(0, 7), number(1, 7), number(0, 8)];
         assert_eq!(said, [Some(0), Some(1), Some(0), Some(0)]);
         for key in 0..OPTIMIZERS_MAX as u64 {
             number(2, key);
         }
         assert_eq!((number(3, 1), number(0, 7)), (None, Some(2)));
+    }
+
+    #[test]
+    fn after_a_join_numbers_are_those_of_a_rank_that_has_not_reported() {
+        let (mut reported, mut joined_early) = (Numbers::default(), Numbers::default());
+        let before = [0; 3].map(|_| reported.take(ProcessSetId(0), 7));
+        for numbers in [&mut reported, &mut joined_early] {
+            numbers.note_joined();
+        }
+        for _ in 0..2 {
+            let number = joined_early.take(ProcessSetId(0), 7);
+            assert!(!before.contains(&number));
+            assert_eq!(reported.take(ProcessSetId(0), 7), number);
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from horovod.common._replicas import is_difference
 from horovod.common.exceptions import (
     HorovodInternalError,
     HorovodStalledError,
@@ -27,7 +28,8 @@ def as_horovod_error(error: BaseException) -> HorovodInternalError | ReplicasDif
             return kind(message)
     if type(error).__module__.startswith("tensorflow.") and "Horovod" in text:
         if type(error).__name__ == "DataLossError":
-            return ReplicasDifferError(text)
+            # TensorFlow says the same of a file that is damaged.
+            return ReplicasDifferError(text) if is_difference(text) else None
         return (HorovodStalledError if "wait for each other" in text else HorovodInternalError)(
             text
         )

@@ -1,4 +1,4 @@
-"""Reports a model's trainable weights before the second step of `fit`, when a broadcast after the first one is done."""
+"""Reports a model's trainable weights before the second batch of `fit`. Callbacks broadcast after the first batch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class KeepsVariables(Protocol):
     _local: dict[int, Any]
 
 
-# Those that exist.
+# All callbacks that keep variables.
 callbacks: weakref.WeakSet[KeepsVariables] = weakref.WeakSet()
 
 
 def report_first_steps(optimizer: Any) -> None:
-    """Have the training of models with distributed optimizers of this one's generation of Keras be watched."""
+    """Watch `fit` of all models of the Keras generation that this optimizer belongs to."""
     roots = (kind.__module__.partition(".")[0] for kind in type(optimizer).__mro__)
     modules: list[Any] = [sys.modules[root] for root in roots if root in ("keras", "tf_keras")]
     for model in (module.Model for module in modules[:1]):
@@ -120,10 +120,13 @@ def _type_of(tensor: Any) -> str:
 class _Readable:
     """Variables of any generation and backend, and arrays of JAX."""
 
-    def shape_of(self, tensor: Any) -> tuple[str, Sequence[int], int]:
+    def shape_of(self, tensor: Any) -> _replicas.Shape:
         name = _type_of(tensor)
         width = 2 if name == "bfloat16" else np.dtype(name).itemsize
         return name, tuple(tensor.shape), width
 
     def checksum(self, tensor: Any, parts: Sequence[slice]) -> int:
-        return _replicas.checksum_of_array(_variables.to_numpy(tensor), parts)
+        if len(parts) == 1:
+            return _replicas.checksum_of([_variables.to_numpy(tensor)])
+        flat = _variables.flat(tensor)
+        return _replicas.checksum_of([_variables.to_numpy(flat[part]) for part in parts])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,9 +33,7 @@ def value_of(variable: Any) -> np.ndarray[Any, Any]:
 
 def to_numpy(value: Any) -> np.ndarray[Any, Any]:
     """A copy of a variable, tensor, number or array in host memory."""
-    held = getattr(value, "value", None)
-    if held is not None and not callable(held):  # a variable of Keras 3; a method of TensorFlow's
-        value = held
+    value = _held(value)
     if not hasattr(value, "detach"):
         return np.array(value.numpy() if hasattr(value, "numpy") else value)
     host = value.detach().cpu()
@@ -43,6 +42,20 @@ def to_numpy(value: Any) -> np.ndarray[Any, Any]:
 
         return np.array(host.float().numpy()).astype(ml_dtypes.bfloat16)
     return np.array(host.numpy())
+
+
+def flat(value: Any) -> Any:
+    """The elements of a variable, tensor or array in one dimension, where they are."""
+    held = _held(value)
+    if type(held).__module__.startswith("tensorflow."):
+        return sys.modules["tensorflow"].reshape(held, [-1])
+    return held.reshape(-1)
+
+
+def _held(value: Any) -> Any:
+    held = getattr(value, "value", None)
+    # A variable of Keras 3 has it; of TensorFlow's it is a method.
+    return value if held is None or callable(held) else held
 
 
 def name_of(variable: Any) -> str:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import math
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from horovod import _core
 from horovod.common._job_events import remember_until_job_ends
 from horovod.common.process_sets import ProcessSet, global_process_set
+
+Shape: TypeAlias = tuple[str, Sequence[int], int]
+"""Name of the type, shape, and bytes of an element."""
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -28,19 +32,28 @@ class PairedBy(enum.Enum):
 
     NAME = "name"
     POSITION = "position"
-    """Names count all layers that a process has made, and ranks may have made others."""
+    """A name has a count of all layers that the process has made. Ranks may have made different numbers of layers."""
 
 
 class Readable(Protocol[T_contra]):
     """How a framework's tensors are read."""
 
-    def shape_of(self, tensor: T_contra) -> tuple[str, Sequence[int], int]:
-        """Name of the type, shape, and bytes of an element."""
-        ...
+    def shape_of(self, tensor: T_contra) -> Shape: ...
 
     def checksum(self, tensor: T_contra, parts: Sequence[slice]) -> int:
         """Of the elements in these parts of the flat tensor, in logical order."""
         ...
+
+
+class Noted:
+    """Parameters that are not read here: what `shape_of` says, and a checksum."""
+
+    def shape_of(self, tensor: tuple[Shape, int]) -> Shape:
+        return tensor[0]
+
+    def checksum(self, tensor: tuple[Shape, int], parts: Sequence[slice]) -> int:
+        del parts
+        return tensor[1]
 
 
 class FirstStep:
@@ -59,7 +72,8 @@ class FirstStep:
         self._left = self._after + 1
 
     def _hvd_note_join(self) -> None:
-        """Nothing to do: a rank that has joined does not report, and is not waited for."""
+        """Report no more: a rank that joined early has taken fewer steps than others, so its first ones come later."""
+        self._left = 0
 
     @property
     def is_open(self) -> bool:
@@ -88,14 +102,12 @@ def report(
     if not named or process_set.process_set_id is None:
         return
     shapes = [arrays.shape_of(tensor) for _, tensor in named]
-    sizes = [_elements(shape) for _, shape, _ in shapes]
-    total = sum(size * width for size, (_, _, width) in zip(sizes, shapes, strict=True))
     key = hashlib.blake2b(digest_size=8)
     sums = []
-    for (name, tensor), (kind, shape, width), size in zip(named, shapes, sizes, strict=True):
+    for (name, tensor), shape, parts in zip(named, shapes, parts_of(shapes), strict=True):
         paired = name if paired_by is PairedBy.NAME else ""
-        key.update(f"{paired}\n{kind} {tuple(shape)}\n".encode("utf-8", "replace"))
-        sums.append(arrays.checksum(tensor, _parts(size, width, total)))
+        key.update(f"{paired}\n{shape[0]} {tuple(shape[1])}\n".encode("utf-8", "replace"))
+        sums.append(arrays.checksum(tensor, parts))
     names = [name for name, _ in named]
     number = int.from_bytes(key.digest(), "little")
     _core.report_replica(process_set.process_set_id, number, names, sums, advice)
@@ -112,24 +124,28 @@ def arguments(process_set: ProcessSet) -> str:
     return f"root_rank={root}" + ("" if process_set is global_process_set else ", process_set=...")
 
 
-def checksum_of_array(array: Any, parts: Sequence[slice]) -> int:
-    """Checksum of parts of a NumPy array."""
+def parts_of(shapes: Sequence[Shape]) -> list[list[slice]]:
+    """The elements that are read of each parameter of a model."""
+    sizes = [math.prod(map(int, shape)) for _, shape, _ in shapes]
+    total = sum(size * width for size, (_, _, width) in zip(sizes, shapes, strict=True))
+    return [_parts(size, shape[2], total) for size, shape in zip(sizes, shapes, strict=True)]
+
+
+def is_difference(text: str) -> bool:
+    """Whether this is the text of an error about replicas that differ, maybe with a framework's own around it."""
+    return "do not hold the same values" in text
+
+
+def checksum_of(arrays: Sequence[Any]) -> int:
+    """Checksum of the elements of NumPy arrays, one array after the other."""
     import numpy as np
 
-    flat = np.ascontiguousarray(array).reshape(-1)
-    pieces = [flat[part] for part in parts]
+    pieces = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
     whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     # Types that NumPy does not know by itself, such as bfloat16, have no interface to their memory.
     data = whole.view(np.uint8)
     [checksum] = _core.checksums([(data.__array_interface__["data"][0], data.nbytes)])
     return checksum
-
-
-def _elements(shape: Sequence[int]) -> int:
-    elements = 1
-    for dimension in shape:
-        elements *= int(dimension)
-    return elements
 
 
 def _parts(elements: int, width: int, total: int) -> list[slice]:

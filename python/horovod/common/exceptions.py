@@ -61,9 +61,8 @@ class HorovodStalledError(HorovodInternalError):
 class ReplicasDifferError(RuntimeError):
     """The ranks do not hold the same values.
 
-    Found by the check that was asked for with `check_consistency`, after the same step on every rank; or, with
-    `HOROVOD_CHECK_REPLICAS=error`, as training began: then each rank's next operation raises it. The message names
-    tensors and ranks.
+    `check_consistency` raises it after the same step on every rank. With `HOROVOD_CHECK_REPLICAS=error` the next
+    operation of each rank raises it after training has begun. The message names tensors and ranks.
     """
 
 

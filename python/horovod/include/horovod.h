@@ -26,7 +26,7 @@ enum {
   HOROVOD_INTERNAL = 2,        /* failed on all ranks: a rank was lost, or they disagree; elastic jobs go on anew */
   HOROVOD_NOT_INITIALIZED = 3, /* there is no job */
   HOROVOD_STALLED = 4,         /* the ranks wait for each other for ever */
-  HOROVOD_REPLICAS_DIFFER = 5  /* the ranks began to train with different parameters, which is to be an error */
+  HOROVOD_REPLICAS_DIFFER = 5  /* the ranks began to train with different parameters, and HOROVOD_CHECK_REPLICAS=error is set */
 };
 
 enum {

@@ -16,7 +16,7 @@ from horovod import _core
 from horovod.common import _replicas
 from horovod.common._dtypes import CODES
 from horovod.common.process_sets import ProcessSet
-from horovod.jax import _calls
+from horovod.jax import _calls, _names
 
 _ADVICE = "Call params = hvd.broadcast_parameters(params, {}) before training."
 _TARGET = "horovod_xla_report"
@@ -25,11 +25,14 @@ _TARGET = "horovod_xla_report"
 class _Readable:
     """Arrays of JAX."""
 
-    def shape_of(self, tensor: Any) -> tuple[str, Sequence[int], int]:
+    def shape_of(self, tensor: Any) -> _replicas.Shape:
         return tensor.dtype.name, tensor.shape, tensor.dtype.itemsize
 
     def checksum(self, tensor: Any, parts: Sequence[slice]) -> int:
-        return _replicas.checksum_of_array(np.asarray(tensor), parts)
+        if len(parts) == 1:
+            return _replicas.checksum_of([np.asarray(tensor)])
+        flat = tensor.reshape(-1)
+        return _replicas.checksum_of([np.asarray(flat[part]) for part in parts])
 
 
 class FirstUpdate:
@@ -54,13 +57,15 @@ class FirstUpdate:
             if self._first.is_due():
                 _replicas.report(leaves, _Readable(), self._process_set, advice)
             return grads
-        # In a program on a GPU the host would have to read their memory in every step, or to be told not to.
+        # On a GPU each step would have to copy the parameters to the host.
         is_checked = _core.is_elastic() or _core.checks_replicas(self._process_set.process_set_id)
         return self._call(grads, leaves, advice) if is_checked and _is_on_host() else grads
 
     def _call(self, grads: Any, leaves: Sequence[tuple[str, Any]], advice: str) -> Any:
         shapes = [f"{name} {leaf.dtype} {leaf.shape}" for name, leaf in leaves]
-        digest = hashlib.blake2b("\n".join([self._name, *shapes]).encode(), digest_size=8).digest()
+        # XLA may run the calls of one program in any order: each has a label of its own.
+        label = _names.numbered(f"{self._name}.report", tuple(leaf for _, leaf in leaves))
+        digest = hashlib.blake2b("\n".join([label, *shapes]).encode(), digest_size=8).digest()
         names = [name.replace("\n", " ") for name, _ in leaves]
         limits = map(str, _replicas.limits())
         lines = [str(int.from_bytes(digest, "little")), *limits, advice, *names]
@@ -68,7 +73,8 @@ class FirstUpdate:
         report = jax.ffi.ffi_call(
             _TARGET,
             jax.ShapeDtypeStruct((), jnp.float32),  # type: ignore[no-untyped-call,unused-ignore]
-            vmap_method="sequential",
+            # One call for all; the key is of one model's shapes then.
+            vmap_method="expand_dims",
         )
         zero = report(
             *(jax.lax.stop_gradient(leaf) for _, leaf in leaves),
@@ -76,13 +82,18 @@ class FirstUpdate:
             process_set=np.int32(self._process_set.process_set_id or 0),
         )
         flat, structure = jax.tree.flatten(grads)
-        floats = [i for i, leaf in enumerate(flat) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        # A gradient may be a number of Python; one without elements does not depend on the call.
+        floats = [i for i, leaf in enumerate(flat) if _is_float_array(leaf) and jnp.size(leaf)]
         if not floats:
             return grads
         smallest = min(floats, key=lambda i: jnp.size(flat[i]))
         # A difference, as a sum would make 0.0 of -0.0.
         flat[smallest] = flat[smallest] - zero.astype(flat[smallest].dtype)
         return jax.tree.unflatten(structure, flat)
+
+
+def _is_float_array(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def _is_on_host() -> bool:

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from horovod import _core
 from horovod.common import _replicas
+from horovod.common._job_events import remember_until_job_ends
 from horovod.common.process_sets import ProcessSet
 from horovod.mxnet._arrays import NDArray
 
@@ -15,24 +17,15 @@ _ADVICE = "Call hvd.broadcast_parameters(params, {}) before training."
 class _Readable:
     """Arrays of MXNet."""
 
-    def shape_of(self, tensor: NDArray) -> tuple[str, Sequence[int], int]:
+    def shape_of(self, tensor: NDArray) -> _replicas.Shape:
         dtype = np.dtype(tensor.dtype)
         return dtype.name, tensor.shape, dtype.itemsize
 
     def checksum(self, tensor: NDArray, parts: Sequence[slice]) -> int:
-        return _replicas.checksum_of_array(tensor.asnumpy(), parts)
-
-
-class _Noted:
-    """Checksums that were taken before, of whole arrays."""
-
-    def shape_of(self, tensor: tuple[Any, int]) -> tuple[str, Sequence[int], int]:
-        kind, shape, width = tensor[0]
-        return kind, shape, width
-
-    def checksum(self, tensor: tuple[Any, int], parts: Sequence[slice]) -> int:
-        del parts
-        return tensor[1]
+        if len(parts) == 1:
+            return _replicas.checksum_of([tensor.asnumpy()])
+        flat = tensor.reshape(-1)
+        return _replicas.checksum_of([flat[part].asnumpy() for part in parts])
 
 
 def report_parameters(params: Iterable[Any], process_set: ProcessSet) -> None:
@@ -48,12 +41,19 @@ class FirstRound:
     def __init__(self, process_set: ProcessSet) -> None:
         self._process_set = process_set
         self._first = _replicas.FirstStep(process_set)
-        self._noted: dict[str, tuple[Any, int]] = {}
+        self._hvd_forget_job()
+        remember_until_job_ends(self)
+
+    def _hvd_forget_job(self) -> None:
+        self._noted: dict[str, tuple[_replicas.Shape, int]] = {}
+
+    def _hvd_note_join(self) -> None:
+        self._noted = {}
 
     @property
     def is_open(self) -> bool:
         """Whether weights are still to be noted."""
-        return self._first.is_open
+        return self._first.is_open and _core.checks_replicas(self._process_set.process_set_id)
 
     def note(self, names: Sequence[str], weights: Sequence[NDArray]) -> None:
         """Note weights that are about to be updated."""
@@ -63,9 +63,11 @@ class FirstRound:
                 advice = _ADVICE.format(_replicas.arguments(self._process_set))
                 named = sorted(noted.items(), key=lambda entry: entry[0])
                 by_name = _replicas.PairedBy.NAME
-                _replicas.report(named, _Noted(), self._process_set, advice, by_name)
+                _replicas.report(named, _replicas.Noted(), self._process_set, advice, by_name)
             return
         arrays = _Readable()
         for name, weight in zip(names, weights, strict=True):
-            whole = [slice(0, weight.size)]
-            self._noted[name] = (arrays.shape_of(weight), arrays.checksum(weight, whole))
+            shape = arrays.shape_of(weight)
+            # As a model of its own: the others come later.
+            [parts] = _replicas.parts_of([shape])
+            self._noted[name] = (shape, arrays.checksum(weight, parts))

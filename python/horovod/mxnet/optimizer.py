@@ -109,7 +109,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         return dict(self.__dict__)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        # One that was pickled by an earlier version has no round to note.
+        self.__dict__.update({"_first_round": None, **state})
 
     @property
     def rescale_grad(self) -> float:

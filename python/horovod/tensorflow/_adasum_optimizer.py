@@ -66,7 +66,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):
         def take_step() -> Any:
             return self._optimizer.apply_gradients(grads_and_vars, global_step, name)
 
-        # In between ranks have taken steps of their own.
+        # Between two reductions each rank takes steps of its own.
         note_step(moved, global_process_set, after=self._passes)
         with tf.name_scope(self._scope):
             if self._passes == 1:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
+from horovod.common._replicas import is_difference
 from horovod.common.exceptions import (
     HorovodInternalError,
     HorovodStalledError,
@@ -37,6 +38,9 @@ def as_horovod_errors() -> Iterator[None]:
         if not any(mark in text for mark in _OURS):
             raise
         if isinstance(error, tf.errors.DataLossError):
+            # TensorFlow says the same of a file that is damaged.
+            if not is_difference(text):
+                raise
             raise ReplicasDifferError(text) from error
         # Ranks that wait for each other for ever are told so by this status.
         is_stall = isinstance(error, tf.errors.AbortedError)

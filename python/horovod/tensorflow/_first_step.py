@@ -1,8 +1,10 @@
-"""Reports variables when their gradients are reduced for the second time, as scripts broadcast after the first step."""
+"""Reports variables before one of the first reductions of their gradients, after the broadcast that scripts make."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import tensorflow as tf
@@ -14,26 +16,37 @@ from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow import _xla
 from horovod.tensorflow._variables import tf_variable
 
+AFTER = 15
+"""Reductions before the report. Scripts broadcast after the first step, which may have several reductions."""
+
 _ADVICE = "Call hvd.broadcast_variables(model.variables, {}) after the first step at the latest."
 # Variables that a function of TensorFlow reads: each costs a step of it a fraction of a microsecond for ever.
 _IN_FUNCTIONS_MAX = 16
-_STATES = "_hvd_first_steps"
+# Sets of variables with the same first one; gradients of further sets are not counted.
+_SETS_MAX = 16
+_SETS = "_hvd_first_steps"
+_HOST = "/cpu:0"
 
 
 class _Readable:
-    """Arrays of NumPy."""
+    """Variables of TensorFlow, read outside of functions."""
 
-    def shape_of(self, tensor: Any) -> tuple[str, Sequence[int], int]:
-        return tensor.dtype.name, tensor.shape, tensor.dtype.itemsize
+    def shape_of(self, tensor: Any) -> _replicas.Shape:
+        dtype = tensor.dtype.base_dtype
+        return dtype.name, tuple(tensor.shape), dtype.size
 
     def checksum(self, tensor: Any, parts: Sequence[slice]) -> int:
-        return _replicas.checksum_of_array(tensor, parts)
+        return _replicas.checksum_of([piece.numpy() for piece in _pieces(tensor, parts)])
 
 
 class _FirstStep(_replicas.FirstStep):
-    """Of some variables; functions of TensorFlow count the steps in a variable."""
+    """Of some variables.
 
-    left: Any = None
+    Functions of TensorFlow count the steps in a resource that they find by its name: a function that captured a
+    variable could not be saved. The resource exists until the report, and not where a saved function is loaded.
+    """
+
+    _shared_name = ""
 
     def __init__(self, names: Sequence[str], process_set: ProcessSet, after: int) -> None:
         self._names = names
@@ -41,73 +54,154 @@ class _FirstStep(_replicas.FirstStep):
 
     def _hvd_forget_job(self) -> None:
         super()._hvd_forget_job()
-        if self.left is not None:
-            self.left.assign(self._left)
+        self._count_on()
 
-    def report(self, *values: Any) -> None:
-        """Report the values of the variables."""
-        named = list(zip(self._names, values, strict=False))
+    def _hvd_note_join(self) -> None:
+        super()._hvd_note_join()
+        self._count_on()
+
+    def _count_on(self) -> None:
+        """Have functions count the steps that are left."""
+        if not self._shared_name:
+            return
+        with tf.init_scope(), tf.device(_HOST):
+            counter = self._counter()
+            if self._left:
+                left = tf.constant(self._left, tf.int32)
+                tf.raw_ops.AssignVariableOp(resource=counter, value=left)
+            else:
+                tf.raw_ops.DestroyResourceOp(resource=counter, ignore_lookup_error=True)
+
+    def _counter(self) -> Any:
+        return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=self._shared_name)
+
+    def report(self, variables: Sequence[Any]) -> None:
+        """Report variables outside of functions."""
+        self._report(list(zip(self._names, variables, strict=True)), _Readable())
+
+    def _report(self, named: Sequence[tuple[str, Any]], arrays: _replicas.Readable[Any]) -> None:
         advice = _ADVICE.format(_replicas.arguments(self._process_set))
-        _replicas.report(named, _Readable(), self._process_set, advice)
-
-    def report_if_checked(self, *values: Any) -> Any:
-        """As a function of a graph, which did the counting."""
-        self._left = 1
-        if self.is_due():
-            self.report(*values)
-        return 0
+        _replicas.report(named, arrays, self._process_set, advice)
 
     def count_in_graph(self, variables: Sequence[Any]) -> None:
         """Add to a graph what counts the steps, and reports in the last of them."""
-        if self.left is None:
-            with tf.init_scope(), tf.device("/cpu:0"):
-                self.left = tf.Variable(self._left, dtype=tf.int32, trainable=False)
-        left = self.left
+        if not self._shared_name:
+            # Unlike any name of another process, in which a saved function may be loaded.
+            self._shared_name = f"hvd_first_step_{uuid.uuid4().hex}"
+            self._count_on()
 
         def report() -> Any:
-            values = [variable.read_value() for variable in variables[:_IN_FUNCTIONS_MAX]]
-            return tf.numpy_function(self.report_if_checked, values, tf.int64)
+            tf.raw_ops.DestroyResourceOp(resource=counter)
+            return self._report_in_graph(variables[:_IN_FUNCTIONS_MAX])
 
         def count() -> Any:
-            with tf.device("/cpu:0"):
-                left.assign_sub(1, read_value=False)
-                return tf.cond(tf.equal(left.read_value(), 0), report, _nothing)
+            with tf.device(_HOST):
+                tf.raw_ops.AssignSubVariableOp(resource=counter, value=1)
+                left = tf.raw_ops.ReadVariableOp(resource=counter, dtype=tf.int32)
+                return tf.cond(tf.equal(left, 0), report, _nothing)
 
-        with tf.device("/cpu:0"):
-            tf.cond(left.read_value() > 0, count, _nothing)
+        with tf.device(_HOST):
+            counter = self._counter()
+            tf.cond(tf.raw_ops.VarIsInitializedOp(resource=counter), count, _nothing)
+
+    def _report_in_graph(self, variables: Sequence[Any]) -> Any:
+        shapes = [_Readable().shape_of(variable) for variable in variables]
+        parts = _replicas.parts_of(shapes)
+        counts = [len(cut) for cut in parts]
+        # On the devices of the variables.
+        with tf.device(None):
+            read = [_pieces(variable, cut) for variable, cut in zip(variables, parts, strict=True)]
+
+        def report(*pieces: Any) -> Any:
+            self._left = 1
+            if self.is_due():
+                rest = iter(pieces)
+                sums = [_replicas.checksum_of(list(islice(rest, count))) for count in counts]
+                noted = list(zip(shapes, sums, strict=True))
+                self._report(list(zip(self._names, noted, strict=False)), _replicas.Noted())
+            return 0
+
+        return tf.numpy_function(report, [piece for pieces in read for piece in pieces], tf.int64)
+
+
+def _pieces(variable: Any, parts: Sequence[slice]) -> list[Any]:
+    """Parts of a variable's elements in one dimension, where they are."""
+    value = variable.read_value()
+    if len(parts) == 1:
+        return [value]
+    flat = tf.reshape(value, [-1])
+    return [flat[part] for part in parts]
 
 
 def _nothing() -> Any:
     return tf.constant(0, tf.int64)
 
 
-def note_step(sources: Sequence[Any], process_set: ProcessSet, after: int = 1) -> None:
+class _Sets:
+    """The steps of sets of variables with the same first one, which holds this object."""
+
+    def __init__(self) -> None:
+        self.by_variables: dict[Any, _FirstStep] = {}
+        self.by_sources: dict[Any, _FirstStep] = {}
+
+
+def note_step(sources: Sequence[Any], process_set: ProcessSet, after: int = AFTER) -> None:
     """Note that gradients of these sources are about to be reduced, which comes before their update.
 
-    They are reported when that has happened `after` times before.
+    The variables are reported at the call after `after` calls with the same variables.
 
     Not in functions that XLA compiles, nor in loops of functions, nor in graphs of TensorFlow 1 style.
     """
+    is_eager = tf.executing_eagerly()
+    known = (process_set.process_set_id, *map(id, sources))
+    # In most steps nothing else is to be done.
+    sets = _sets_of(sources[0]) if is_eager and sources else None
+    state = sets.by_sources.get(known) if sets else None
+    if state and not state.is_open:
+        return
     held = [tf_variable(source) for source in sources if hasattr(source, "shape")]
     variables = [variable for variable in held if _is_readable(variable)]
     if not variables or not tf.compat.v1.executing_eagerly_outside_functions():
         return
-    states: dict[Any, _FirstStep] = variables[0].__dict__.setdefault(_STATES, {})
-    key = (process_set.process_set_id, *map(id, variables[1:]))
-    if key not in states:
-        states[key] = _FirstStep([variable.name for variable in variables], process_set, after)
-    state = states[key]
-    if tf.executing_eagerly():
+    state = _state_of(variables, process_set, after)
+    if state is None:
+        return
+    if is_eager:
         if state.is_due():
-            state.report(*(variable.numpy() for variable in variables))
+            state.report(variables)
+        # Other sources may be new objects in each step.
+        if len(variables) == len(sources):
+            sets = variables[0].__dict__[_SETS]
+            if len(sets.by_sources) >= _SETS_MAX:
+                sets.by_sources.clear()
+            sets.by_sources[known] = state
         return
     is_checked = _core.is_elastic() or _core.checks_replicas(process_set.process_set_id)
     if is_checked and not _xla.is_compiling() and not _is_in_loop():
         state.count_in_graph(variables)
 
 
+def _sets_of(source: Any) -> _Sets | None:
+    """What the variable of a source holds."""
+    return getattr(tf_variable(source), "__dict__", {}).get(_SETS)
+
+
+def _state_of(variables: Sequence[Any], process_set: ProcessSet, after: int) -> _FirstStep | None:
+    """The steps of a set of variables; None if there are too many sets."""
+    sets: _Sets = variables[0].__dict__.setdefault(_SETS, _Sets())
+    states = sets.by_variables
+    key = (process_set.process_set_id, *map(id, variables[1:]))
+    if key not in states and len(states) < _SETS_MAX:
+        states[key] = _FirstStep([variable.name for variable in variables], process_set, after)
+    return states.get(key)
+
+
 def _is_readable(source: Any) -> bool:
-    return isinstance(source, tf.Variable) and source.dtype.base_dtype.name in CODES
+    return (
+        isinstance(source, tf.Variable)
+        and source.dtype.base_dtype.name in CODES
+        and source.shape.is_fully_defined()
+    )
 
 
 def _is_in_loop() -> bool:

@@ -12,7 +12,7 @@ from horovod.common.basics import basics
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow._adasum_optimizer import _DistributedAdasumOptimizer
 from horovod.tensorflow._autograph import unconverted
-from horovod.tensorflow._first_step import note_step
+from horovod.tensorflow._first_step import AFTER, note_step
 from horovod.tensorflow._gradient_reduction import _make_allreduce_grads_fn
 from horovod.tensorflow._settings import checked_groups, checked_op
 from horovod.tensorflow._variables import key_of
@@ -71,7 +71,8 @@ class _DistributedOptimizer(_LegacyOptimizer):
             process_set,
         )
         self._agg_helper: LocalGradientAggregationHelper | None = None
-        if checked_passes(backward_passes_per_step) > 1:
+        self._passes = checked_passes(backward_passes_per_step)
+        if self._passes > 1:
             if tf.executing_eagerly():
                 raise ValueError(
                     "backward_passes_per_step > 1 is not yet supported for _LegacyOptimizer with eager execution."
@@ -102,7 +103,7 @@ class _DistributedOptimizer(_LegacyOptimizer):
         vars = [var for _, var in computed]
         shared = [var for grad, var in computed if grad is not None]
         shared = [var for var in shared if key_of(var) not in self._local_vars]
-        note_step(shared, self._process_set)
+        note_step(shared, self._process_set, after=max(AFTER, self._passes))
         if self._agg_helper is not None:
             reduced = self._agg_helper.compute_gradients(grads, vars)
         else:

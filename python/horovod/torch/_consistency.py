@@ -35,7 +35,7 @@ def can_be_checked(tensor: torch.Tensor) -> bool:
 class _Readable:
     """Parameters in memory of the host or of a GPU."""
 
-    def shape_of(self, tensor: torch.Tensor) -> tuple[str, Sequence[int], int]:
+    def shape_of(self, tensor: torch.Tensor) -> _replicas.Shape:
         return str(tensor.dtype), tuple(tensor.shape), tensor.element_size()
 
     def checksum(self, tensor: torch.Tensor, parts: Sequence[slice]) -> int:

@@ -5,8 +5,10 @@ import pytest
 
 import horovod.mxnet as hvd
 import replica_warnings
+from horovod.common import _replicas
 from replica_warnings import begin_again, check_named, end_failed
 
+hvd.init()
 found = replica_warnings.found
 # So many steps no job makes before rank 0 has all reports.
 MANY = 500
@@ -57,6 +59,36 @@ def test_a_forgotten_broadcast_is_named_with_the_tensor(found, job, name):
 @pytest.mark.parametrize("job", [train, update])
 def test_a_broadcast_is_enough(found, job):
     job(hvd.rank(), is_broadcast=True)
+    assert found() == []
+
+
+def test_an_optimizer_of_an_earlier_version_can_be_loaded(found):
+    optimizer = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.01))
+    state = optimizer.__getstate__()
+    del state["_first_round"]
+    loaded = optimizer.__class__.__new__(optimizer.__class__)
+    loaded.__setstate__(state)
+    loaded.update(0, mx.nd.ones((2,)), mx.nd.ones((2,)), None)
+    assert found() == []
+
+
+def test_weights_are_not_read_if_replicas_are_not_checked(found, monkeypatch):
+    monkeypatch.setenv("HOROVOD_CHECK_REPLICAS", "off")
+    begin_again()
+    monkeypatch.setattr(_replicas, "checksum_of", lambda arrays: pytest.fail("a weight is read"))
+    update(hvd.rank())
+    monkeypatch.undo()
+    assert found() == []
+
+
+def test_weights_that_were_noted_in_a_job_that_is_over_are_not_reported(found):
+    optimizer = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.01))
+    weight, grad = mx.nd.full((2,), float(hvd.rank())), mx.nd.ones((2,))
+    optimizer.update(0, weight, grad, None)
+    begin_again()
+    hvd.broadcast_parameters({"0": weight}, root_rank=0)
+    for _ in range(2):
+        optimizer.update(0, weight, grad, None)
     assert found() == []
 
 

@@ -1,5 +1,7 @@
 """Replicas that never were equal, with an optimizer of optax: in compiled programs and outside of them."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,6 +9,7 @@ import pytest
 
 import horovod.jax as hvd
 import replica_warnings
+from horovod.common import _replicas
 from horovod.common.exceptions import ReplicasDifferError
 from horovod.jax import elastic
 from replica_warnings import begin_again, check_named, end_failed
@@ -68,8 +71,70 @@ def test_equal_parameters_are_not_warned_of_and_every_generation_is_looked_at(fo
     check_named(found(), """'['b']'""")
 
 
+@pytest.mark.parametrize(("row", "is_seen"), [(0, True), (1, False), (2, True)])
+def test_of_large_models_the_ends_are_compared(found, monkeypatch, row, is_seen):
+    monkeypatch.setattr(_replicas, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(_replicas, "_BLOCK_BYTES", 8)
+    params = params_of(7)
+    params["w"] = params["w"].at[row].add(hvd.rank())
+    train(params, "at once")
+    if is_seen:
+        check_named(found(), "['w']")
+    else:
+        assert found() == []
+
+
 def test_accumulated_gradients_are_looked_at_as_well(found):
     train(params_of(hvd.rank()), "compiled", backward_passes_per_step=2)
+    check_named(found(), """'['w']'""")
+
+
+def test_two_models_of_one_shape_in_one_program_are_not_mixed_up(found):
+    tx = hvd.DistributedOptimizer(optax.sgd(0.01))
+
+    @jax.jit
+    def step(first, last):
+        stepped = []
+        for params in (first, last):
+            updates, _ = tx.update(jax.grad(loss_fn)(params), tx.init(params), params)
+            stepped.append(optax.apply_updates(params, updates))
+        return stepped
+
+    first, last = params_of(1), params_of(2)
+    lowered = step.lower(first, last).as_text()
+    reported = re.findall(r'name = "(\d+)', lowered)
+    assert len(reported) == len(set(reported)) == 2
+    for _ in range(3):
+        first, last = step(first, last)
+    jax.block_until_ready((first, last))
+    assert found() == []
+
+
+def test_an_ensemble_is_reported_by_one_call_and_a_difference_in_any_member_is_found(found):
+    tx = hvd.DistributedOptimizer(optax.sgd(0.01))
+
+    def step(params):
+        updates, _ = tx.update(jax.grad(loss_fn)(params), tx.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    both = jax.tree.map(lambda a, b: jnp.stack([a, b]), params_of(1), params_of(2 + hvd.rank()))
+    steps = jax.jit(jax.vmap(step))
+    assert "while" not in steps.lower(both).as_text()
+    jax.block_until_ready(steps(both))
+    check_named(found(), """'['w']'""")
+
+
+def test_gradients_may_be_numbers_of_python_and_empty(found):
+    tx = hvd.DistributedOptimizer(optax.sgd(0.01))
+
+    @jax.jit
+    def step(params):
+        grads = {"w": jax.grad(loss_fn)(params)["w"], "b": 0.0, "none": jnp.zeros((0, 2))}
+        updates, _ = tx.update(grads, tx.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    params = {**params_of(hvd.rank()), "none": jnp.zeros((0, 2))}
+    jax.block_until_ready(step(params))
     check_named(found(), """'['w']'""")
 
 

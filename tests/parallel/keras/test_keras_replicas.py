@@ -8,6 +8,7 @@ from keras_support import begin
 
 import horovod.keras as hvd
 import replica_warnings
+from horovod.common import _replicas
 from horovod.common.exceptions import ReplicasDifferError
 from replica_warnings import begin_again, check_named, end_failed
 
@@ -49,10 +50,26 @@ def test_a_forgotten_callback_is_named_with_the_tensor(found):
     fit(model_of(hvd.rank()), distributed())
     check_named(
         found(),
-        "shared/kernel' differs between rank 0, rank 1 (no majority)",
+        "shared/kernel' differs between rank 0, rank 1",
         "2 of 4 parameters differ",
         "hvd.callbacks.BroadcastGlobalVariablesCallback(0)",
     )
+
+
+@pytest.mark.parametrize(("row", "is_seen"), [(0, True), (1, False), (2, True)])
+def test_of_large_models_the_ends_are_compared(found, monkeypatch, row, is_seen):
+    monkeypatch.setattr(_replicas, "_WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(_replicas, "_BLOCK_BYTES", 16)
+    model = model_of(7)
+    kernel = model.get_layer("shared").kernel
+    value = keras.ops.convert_to_numpy(kernel).copy()
+    value[row] += hvd.rank()
+    kernel.assign(value)
+    fit(model, distributed())
+    if is_seen:
+        check_named(found(), "shared/kernel'")
+    else:
+        assert found() == []
 
 
 def test_with_the_callback_there_is_no_warning(found):

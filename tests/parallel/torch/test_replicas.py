@@ -74,6 +74,18 @@ def test_equal_replicas_are_read_once_and_not_warned_of(found, op, monkeypatch):
     assert found() == []
 
 
+def test_a_rank_that_joins_before_its_first_step_is_not_blamed_nor_are_later_models(found):
+    model, optimizer = trained(7, steps=0)
+    if not is_last():
+        train(model, optimizer, 2)
+    root = hvd.join()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=root)
+    train(model, optimizer, 2)
+    # A second model, of which each rank reports parameters.
+    trained(8)
+    assert found() == []
+
+
 def test_a_broadcast_before_the_first_step_is_enough(found):
     torch.manual_seed(hvd.rank())
     model = torch.nn.Linear(3, 2)

@@ -46,13 +46,17 @@ impl ReplicaReports {
         self.has_queued.store(true, Ordering::Release);
     }
 
-    fn add(&self, set: ProcessSetId, replica: Replica, says_names: bool) {
+    fn add(&self, report: Report) {
         let mut state = self.lock();
-        let report = state.numbers.report(set, replica, says_names);
-        if let Some(report) = report.filter(|_| state.queued.len() < QUEUED_MAX) {
+        if state.queued.len() < QUEUED_MAX {
             state.queued.push_back(report);
             self.has_queued.store(true, Ordering::Release);
         }
+    }
+
+    /// All ranks have joined.
+    pub(super) fn note_joined(&self) {
+        self.lock().numbers.note_joined();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -77,11 +81,36 @@ impl Engine {
     /// Report the parameters of an optimizer to rank 0, which compares those of all members when the last has reported.
     /// Returns at once. A difference is a warning, or ends the job.
     pub fn report_replica(&self, set: ProcessSetId, replica: Replica) {
+        let number = self.shared.replicas.lock().numbers.take(set, replica.key);
+        if let Some(number) = number {
+            self.send_replica(set, number, replica);
+        }
+    }
+
+    /// As [`Engine::report_replica`], but only if this rank has not reported parameters of this key in this generation, nor
+    /// another thread is about to. Only then they are read.
+    pub fn report_first_replica(
+        &self,
+        set: ProcessSetId,
+        key: u64,
+        read: impl FnOnce() -> Replica,
+    ) {
+        let mut state = self.shared.replicas.lock();
+        let is_first = !state.numbers.has(set, key);
+        let number = is_first.then(|| state.numbers.take(set, key)).flatten();
+        drop(state);
+        if let Some(number) = number {
+            self.send_replica(set, number, read());
+        }
+    }
+
+    fn send_replica(&self, set: ProcessSetId, number: u64, replica: Replica) {
         let Some(members) = self.members_beside(set) else {
             return;
         };
         let says_names = members.first() == Some(&self.topology.rank);
-        self.shared.replicas.add(set, replica, says_names);
+        let report = Report::new(set, number, replica, says_names);
+        self.shared.replicas.add(report);
         self.driver_lock.poll_once();
         // The thread that makes progress may have looked before.
         self.shared.notifier.notify();

@@ -310,7 +310,10 @@ impl Engine {
         interrupted: impl FnMut() -> Result<(), E>,
     ) -> Result<Rank, E> {
         match self.run_without_data("join", Op::Join, ProcessSetId::GLOBAL, interrupted)? {
-            Completion::Joined { last } => Ok(last),
+            Completion::Joined { last } => {
+                self.shared.replicas.note_joined();
+                Ok(last)
+            }
             other => Err(Error::Internal(format!("join ended with {other:?}")).into()),
         }
     }

@@ -17,7 +17,7 @@ const KEPT_SUMS_MAX: usize = 1 << 22;
 /// The reports of one generation that wait for others.
 #[derive(Debug, Default)]
 pub(crate) struct Collector {
-    pending: BTreeMap<(ProcessSetId, u64, u32), Pending>,
+    pending: BTreeMap<(ProcessSetId, u64, u64), Pending>,
     kept: usize,
 }
 
@@ -149,8 +149,8 @@ mod tests {
                 advice: "Broadcast.".into(),
             };
             let numbers = self.0.entry(rank).or_default();
-            let report = numbers.report(ProcessSetId(set), replica, rank == 0);
-            report.expect("few reports")
+            let number = numbers.take(ProcessSetId(set), key).expect("few reports");
+            Report::new(ProcessSetId(set), number, replica, rank == 0)
         }
     }
 
@@ -196,6 +196,32 @@ mod tests {
         let report = ranks.report(2, 5, 7, &[2]);
         assert!(collector.add(Rank(2), report, &set).is_some());
         assert_eq!(collector.pending.len(), 2);
+    }
+
+    #[test]
+    fn a_first_report_after_a_join_is_not_compared_with_those_before_it() {
+        let (mut ranks, mut collector) = (Ranks::default(), Collector::default());
+        let report = ranks.report(0, 0, 7, &[1]);
+        assert_eq!(collector.add(Rank(0), report, &members(2)), None);
+        for rank in 0..2 {
+            ranks.0.entry(rank).or_default().note_joined();
+        }
+        // Rank 1 takes its first step, with parameters that rank 0 has trained.
+        let report = ranks.report(1, 0, 7, &[2]);
+        assert_eq!(collector.add(Rank(1), report, &members(2)), None);
+    }
+
+    #[test]
+    fn models_made_after_a_join_are_compared_though_a_rank_has_reported_fewer_before() {
+        let (mut ranks, mut collector) = (Ranks::default(), Collector::default());
+        let report = ranks.report(0, 0, 7, &[1]);
+        assert_eq!(collector.add(Rank(0), report, &members(2)), None);
+        for rank in 0..2 {
+            ranks.0.entry(rank).or_default().note_joined();
+            let report = ranks.report(rank, 0, 7, &[3 + u64::from(rank)]);
+            let found = collector.add(Rank(rank), report, &members(2));
+            assert_eq!(found.is_some(), rank == 1);
+        }
     }
 
     #[test]

@@ -15,8 +15,8 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 pub(crate) struct Report {
     pub(crate) set: ProcessSetId,
     pub(crate) key: u64,
-    /// How many of this set and key this rank has reported before.
-    pub(crate) number: u32,
+    /// Reports of the same set, key and number are compared.
+    pub(crate) number: u64,
     /// How many parameters there are.
     pub(crate) total: u64,
     pub(crate) sums: Vec<u64>,
@@ -31,7 +31,8 @@ pub(crate) fn is_message(bytes: &[u8]) -> bool {
 }
 
 impl Report {
-    pub(super) fn new(set: ProcessSetId, number: u32, replica: Replica, says_names: bool) -> Self {
+    /// Names and advice are said by one rank of the set.
+    pub(crate) fn new(set: ProcessSetId, number: u64, replica: Replica, says_names: bool) -> Self {
         let Replica {
             key,
             mut names,
@@ -71,7 +72,7 @@ impl Report {
         w.u8(REPORT);
         w.varint(u64::from(self.set.0));
         w.u64(self.key);
-        w.varint(u64::from(self.number));
+        w.varint(self.number);
         w.varint(self.total);
         w.varint(self.sums.len() as u64);
         self.sums.iter().for_each(|sum| w.u64(*sum));
@@ -92,7 +93,7 @@ impl Report {
         }
         let set = ProcessSetId(r.varint_u32("process set")?);
         let key = r.u64("digest of names")?;
-        let number = r.varint_u32("number of the report")?;
+        let number = r.varint("number of the report")?;
         let total = r.varint("number of parameters")?;
         let mut sums = Vec::new();
         for _ in 0..r.count(SUMS_MAX, size_of::<u64>(), "checksums")? {
@@ -150,7 +151,7 @@ mod tests {
         #[test]
         fn what_is_reported_is_received(
             sums in prop::collection::vec(any::<u64>(), 0..20),
-            (set, number, says_names) in (any::<u32>(), any::<u32>(), any::<bool>()),
+            (set, number, says_names) in (any::<u32>(), any::<u64>(), any::<bool>()),
         ) {
             let report = Report::new(ProcessSetId(set), number, replica(sums), says_names);
             let bytes = report.encode();

@@ -46,7 +46,7 @@ impl Finding {
         }
         format!(
             "The ranks{of_set} do not hold the same values as they begin to train: {}. {} of {} parameters differ. {} \
-             Without it each rank trains a model of its own. HOROVOD_CHECK_REPLICAS=off switches this check off, =error \
+             Otherwise each rank trains a model of its own. HOROVOD_CHECK_REPLICAS=off switches this check off, =error \
              ends such a job.",
             named.join("; "),
             self.differing.len(),

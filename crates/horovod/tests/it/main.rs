@@ -14,6 +14,7 @@ mod gpu_sets;
 mod gpu_stalls;
 mod gpu_timeline;
 mod orders;
+mod replicas;
 mod start;
 mod threads;
 mod timeline;

@@ -64,13 +64,12 @@ unsafe fn report(frame: &CallFrame) -> Result<(), Error> {
         // SAFETY: XLA's buffers are dense, and nobody writes to an operand during the call.
         unsafe { checksum(operand.data.cast_const().cast(), bytes, block) }
     });
-    let replica = Replica {
+    engine.report_first_replica(set, key, || Replica {
         key,
         names,
         sums: sums.collect(),
         advice,
-    };
-    engine.report_replica(set, replica);
+    });
     Ok(())
 }
 
