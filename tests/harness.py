@@ -425,6 +425,7 @@ def _environment_of(process: Path) -> bytes:
 
     During `execve` the file is empty, also if the memory is replaced between open and read. So an empty environment
     counts only if its end is known and equals its beginning, or if the process is a zombie or a kernel thread.
+    The end also equals the beginning for a moment of `execve`, before the kernel notes where the new code begins.
     """
     # Only a process that a device blocks reaches this.
     deadline = time.monotonic() + 10.0
@@ -433,9 +434,10 @@ def _environment_of(process: Path) -> bytes:
         if variables or time.monotonic() > deadline:
             return variables
         fields = (process / "stat").read_text().rpartition(")")[2].split()
-        state, flags, begin, end = fields[0], int(fields[6]), int(fields[47]), int(fields[48])
+        state, flags, code = fields[0], int(fields[6]), int(fields[23])
+        begin, end = int(fields[47]), int(fields[48])
         is_of_the_kernel = bool(flags & 0x0020_0000)
-        if state in "ZX" or is_of_the_kernel or begin == end != 0:
+        if state in "ZX" or is_of_the_kernel or (begin == end != 0 and code != 0):
             return b""
         os.sched_yield()
 

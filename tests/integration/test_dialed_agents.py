@@ -294,7 +294,7 @@ def test_an_elastic_job_goes_on_with_the_task_that_replaces_a_lost_one(tmp_path:
 def test_an_agent_without_a_launcher_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     invitation = Invitation(("nowhere",), "0" * 64)
     assert "000000" not in repr(invitation)
-    assert dataclasses.astuple(invitation) == (("nowhere",), "0" * 64)
+    assert dataclasses.astuple(invitation) == (("nowhere",), "0" * 64, False)
     assert in_time(lambda: attend(invitation, index=0)) == 1
     assert 'addresses: "nowhere" is not ip:port' in capfd.readouterr().err
 
