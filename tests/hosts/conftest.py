@@ -1,4 +1,4 @@
-"""Two hosts for the tests of one module."""
+"""Hosts for the tests of one module: two, or as many as its `HOSTS` says."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def net() -> Iterator[network.Network]:
+def net(request: pytest.FixtureRequest) -> Iterator[network.Network]:
     if reason := network.why_not():
         pytest.skip(f"NOT RUN, tests across hosts: {reason}")
-    made = network.Network(2)
+    made = network.Network(getattr(request.module, "HOSTS", 2))
     yield made
     made.down()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 
 import network
 import pytest
@@ -12,6 +11,7 @@ import pytest
 import harness
 
 pytestmark = pytest.mark.hosts
+HOSTS = 3
 
 INIT = """
 import os
@@ -27,15 +27,6 @@ os.write(1, f"rank {rank} has begun\\n".encode())
 
 # Only what waits for a time limit reaches it, and then the harness ends the test.
 FOREVER = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "3600"}
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[network.Network]:
-    if reason := network.why_not():
-        pytest.skip(f"NOT RUN, tests across hosts: {reason}")
-    made = network.Network(3)
-    yield made
-    made.down()
 
 
 @pytest.fixture
@@ -54,7 +45,7 @@ def launch(net, jobs, script):
 
 
 def one_cause(job: harness.Job, ranks: int = 4) -> str:
-    """What all ranks and the launcher say: the same, with the class that is promised."""
+    """The one cause that all ranks and the launcher print, with the class that failures.md promises."""
     job.fail()
     found = re.findall(r"rank (\d) caught (\w+): (.*)", job.stdout)
     assert {rank for rank, _, _ in found} == set(map(str, range(ranks))), job.report()
@@ -131,7 +122,7 @@ def test_the_same_address_on_both_hosts(launch, net) -> None:
     for host in net.hosts:
         host.add_bridge("docker0", "172.17.0.1/16")
     try:
-        # What ranks find by themselves does not suffer from it.
+        # Without the option the ranks find the common network.
         assert launch().succeed().stdout.count("has begun") == 4
         cause = one_cause(launch("--network-interfaces", "docker0"))
     finally:
@@ -209,7 +200,7 @@ def test_a_path_with_a_smaller_mtu_is_named(launch, net, tmp_path) -> None:
         for host in both:
             host.narrow(1200)
         narrowed.touch()
-        # What ranks print here passes: other hosts' large packets do not.
+        # Output of the ranks here reaches the launcher; large packets of other hosts do not.
         job.wait_for("caught", count=2)
     finally:
         for host in both:

@@ -1,4 +1,4 @@
-"""What rank 0 warns of when replicas differ: a fixture for the tests of every adapter."""
+"""Warnings of rank 0 about replicas that differ: a fixture for the tests of every adapter."""
 
 import pytest
 

@@ -170,7 +170,7 @@ impl Rendezvous {
         match event {
             ServerEvent::Up(_) => {
                 self.rounds += 1;
-                // What kept ranks apart before is over.
+                // All ranks have met, so an earlier cause is stale.
                 self.unreachable = None;
                 return Some("all ranks have met".to_owned());
             }

@@ -4,6 +4,7 @@ use crate::limits::TEXT_BYTES_MAX;
 use crate::lost::PeerLost;
 use crate::refusal::Refusal;
 use crate::types::Rank;
+use crate::wire::cut_at;
 use std::borrow::Cow;
 
 /// Groups of causes.
@@ -111,9 +112,9 @@ pub enum StopReason {
         /// Who waits for what, for the user.
         report: String,
     },
-    /// The ranks began to train with different parameters, and the user wants that to be an error.
+    /// The ranks began to train with different parameters, and `HOROVOD_CHECK_REPLICAS` is `error`.
     ReplicasDiffer {
-        /// What differs, for the user.
+        /// The differing parameters and ranks, as text for the user.
         report: String,
     },
 }
@@ -230,13 +231,7 @@ fn escaped(text: &str, unfit: impl Fn(char) -> bool) -> Cow<'_, str> {
 
 /// Cuts text to [`TEXT_BYTES_MAX`].
 pub(crate) fn clip(mut text: String) -> String {
-    if text.len() > TEXT_BYTES_MAX {
-        let mut end = TEXT_BYTES_MAX;
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-    }
+    text.truncate(cut_at(&text, TEXT_BYTES_MAX).len());
     text
 }
 

@@ -3,6 +3,15 @@
 //! A [`Reader`] never panics, never reads past its input and never lets a length that a peer
 //! claims decide an allocation before the bytes for it are known to be there.
 
+/// At most `max` bytes of a text, cut at a character.
+pub fn cut_at(text: &str, max: usize) -> &str {
+    let mut end = text.len().min(max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// What was wrong with a peer's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

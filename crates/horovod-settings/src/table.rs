@@ -17,7 +17,7 @@ pub enum ConsistencyAction {
     Error,
 }
 
-/// What happens if the ranks begin to train with different parameters.
+/// The consequence if ranks begin to train with different parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckReplicas {
     /// They are not compared.

@@ -173,8 +173,8 @@ impl Flight {
     }
 }
 
-/// TensorFlow's code for a status of the core. What a lost rank has ended is `Unknown`, standstills are `Aborted`, replicas
-/// that differ are `DataLoss`; these say the operation's type, by which elastic training recognises them also in graphs.
+/// TensorFlow's code for a status of the core. Operations that a lost rank has ended get `Unknown`, standstills `Aborted`,
+/// replicas that differ `DataLoss`; these errors say the operation's type, by which elastic training recognises them also in graphs.
 fn failure_of(operation: &str, status: i32, text: String, refused: bool) -> Failure {
     match status {
         core_functions::INVALID => Failure::new(Code::InvalidArgument, text),

@@ -20,6 +20,6 @@ pub(crate) use client::{Client, Notice};
 pub use config::{ServerConfig, ServerEvent};
 pub use messages::RankAssignment;
 pub(crate) use messages::{
-    Common, MemberEntry, ToClient, ToServer, Where, cut_at, read_address, write_address,
+    Common, MemberEntry, ToClient, ToServer, Where, read_address, write_address,
 };
 pub use server::Server;

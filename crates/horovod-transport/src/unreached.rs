@@ -1,4 +1,4 @@
-//! What a rank tells when it cannot reach others: every address that it tried, and what came back.
+//! The report of a rank that cannot reach others: every address that it tried, and the result.
 //!
 //! Ranks that cannot connect know what they tried. Ranks that wait for them do not know it. So the former tell the
 //! rendezvous. If they cannot reach the rendezvous itself, they tell the agent of their host ([`post`]). One text is made
@@ -11,14 +11,14 @@ use std::net::{IpAddr, SocketAddr};
 
 use horovod_protocol::{
     DecodeError, Rank,
-    wire::{Reader, Writer},
+    wire::{Reader, Writer, cut_at},
 };
 
 pub(crate) use self::cause::cause;
 use crate::{
     platform::net,
     probe::Obstacle,
-    rendezvous::{cut_at, read_address, write_address},
+    rendezvous::{read_address, write_address},
 };
 
 /// Most that one rank tells of: ranks or servers that it cannot reach.
@@ -28,7 +28,7 @@ const TRIED_MAX: usize = 64;
 /// Longest text, in bytes.
 const TEXT_MAX: usize = 1 << 10;
 
-/// One address, and what came back.
+/// One address, and the result of the attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tried {
     pub(crate) at: SocketAddr,
@@ -48,7 +48,7 @@ pub(crate) enum Goal {
     Peer { rank: Rank, host: String },
 }
 
-/// What one rank has tried in vain.
+/// The vain attempts of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreached {
     /// The rank that tried.

@@ -27,7 +27,7 @@ pub(crate) const ADVICE_MAX: usize = 512;
 /// Optimizers of a generation that are reported.
 const OPTIMIZERS_MAX: usize = 4096;
 
-/// What a rank holds of the parameters of one optimizer. All ranks list the same parameters in the same order.
+/// Checksums of the parameters of one optimizer on one rank. All ranks list the same parameters in the same order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replica {
     /// A digest of names, shapes and types: reports with the same one are compared.

@@ -76,7 +76,7 @@ def _reporting(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def marks(step: Any) -> dict[str, Any]:
-    """What was noted on a training function by those who watch it."""
+    """The attributes of a training function that were set by this package."""
     own = getattr(step, "__dict__", {})
     return {key: value for key, value in own.items() if key.startswith("_hvd_")}
 

@@ -28,7 +28,7 @@ _BLOCK_BYTES = 32 << 10
 
 
 class PairedBy(enum.Enum):
-    """What tells which parameters of two ranks are the same one."""
+    """How the parameters of two ranks are paired."""
 
     NAME = "name"
     POSITION = "position"

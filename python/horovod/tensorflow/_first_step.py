@@ -182,7 +182,7 @@ def note_step(sources: Sequence[Any], process_set: ProcessSet, after: int = AFTE
 
 
 def _sets_of(source: Any) -> _Sets | None:
-    """What the variable of a source holds."""
+    """The value of a source's variable."""
     return getattr(tf_variable(source), "__dict__", {}).get(_SETS)
 
 

@@ -62,7 +62,7 @@ enum State {
     Done,
 }
 
-/// What happened at one candidate.
+/// Why one candidate could not be reached.
 #[derive(Clone, Debug)]
 struct Failure {
     why: Obstacle,

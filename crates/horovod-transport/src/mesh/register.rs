@@ -21,7 +21,7 @@ use crate::{
 const DOUBLINGS: u32 = 5;
 /// How often to ask whether the caller wants to leave.
 const ASK_EVERY: Duration = Duration::from_millis(100);
-/// What the launcher may take to make one cause of what several ranks tell.
+/// Time limit of the launcher for making one cause of the reports of several ranks.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Part of the timeout in which rank 0 has to be reached, in percent, where something is in the way: rank 0 gives up
 /// those that it misses later ([`super::talk`]), so that the ranks that know why can say so first. A rank 0 that is late
@@ -173,7 +173,7 @@ impl Search {
         }
     }
 
-    /// What was tried, if there was an address.
+    /// The report of this rank; none if it had no address to try.
     fn told(&self, config: &MeshConfig) -> Option<Unreached> {
         let tried: Vec<_> = self.dials.iter().flat_map(Dial::tried).collect();
         let goal = match config.finder {
@@ -215,7 +215,8 @@ impl Search {
     }
 }
 
-/// What the launcher makes of what this rank and others have tried; without one, what this rank makes of it.
+/// The cause that the launcher makes of the reports of all ranks. Without a launcher, the cause follows from the report
+/// of this rank alone.
 fn common_cause(config: &MeshConfig, told: &Unreached) -> String {
     let wants_to_leave = || {
         let interrupt = config.interrupt.as_ref();

@@ -14,7 +14,7 @@ use crate::{
 /// Part of the timeout after which the rendezvous says who is missing, in percent: before this
 /// rank gives up by itself.
 const ANSWER_AFTER_PERCENT: u32 = 90;
-/// What the rendezvous may take to make one cause of what several ranks tell.
+/// Time limit of the rendezvous for making one cause of the reports of several ranks.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Who takes part.

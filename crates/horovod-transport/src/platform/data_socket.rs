@@ -162,7 +162,7 @@ fn enlarge(far: &[&Fd], wanted: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// What the system knows of a connection; `None` if it is no TCP connection.
+/// The kernel's `TCP_INFO` of a connection; `None` if it is no TCP connection.
 fn info(fd: &Fd) -> Option<libc::tcp_info> {
     // SAFETY: all zeros is a valid value of this struct of integers.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
@@ -196,14 +196,14 @@ pub(crate) fn size_that_does_not_pass(fd: &Fd) -> Option<String> {
     .judge()
 }
 
-/// What passed on a connection, and what did not.
+/// Packets of a connection that were acknowledged, and bytes that were not.
 struct Packets {
     passed: u32,
     passed_bytes: u64,
     unanswered_bytes: u64,
     /// Most bytes in one packet.
     payload_max: u32,
-    /// What the system takes for the largest packet that passes on the whole way.
+    /// The path MTU that the kernel assumes, in bytes.
     mtu: u32,
 }
 

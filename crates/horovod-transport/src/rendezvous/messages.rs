@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use horovod_protocol::{
     DecodeError,
-    wire::{Reader, Writer},
+    wire::{Reader, Writer, cut_at},
 };
 
 use crate::unreached::Unreached;
@@ -157,15 +157,6 @@ pub(crate) enum ToClient {
 
 pub(super) fn cut(text: &str) -> &str {
     cut_at(text, TEXT_MAX)
-}
-
-/// At most `max` bytes of a text, cut at a character.
-pub(crate) fn cut_at(text: &str, max: usize) -> &str {
-    let mut end = text.len().min(max);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 pub(crate) fn write_address(w: &mut Writer<'_>, address: &SocketAddr) {

@@ -58,17 +58,17 @@ pub(crate) struct FixedRounds {
     /// Ranks whose processes have exited with code 0, and their hosts: they will not register again.
     ended: BTreeMap<u32, String>,
     unreached: UnreachedRanks,
-    /// Who is in the newest generation that has its table.
+    /// The members of the newest generation that has its table.
     newest: Vec<(u32, ClientId)>,
 }
 
-/// What ranks tell that cannot connect.
+/// Reports of ranks that cannot connect.
 #[derive(Default)]
 struct UnreachedRanks {
     /// The command that checks the network.
     check: String,
     told: Vec<Unreached>,
-    /// When to make one cause of it.
+    /// When to make one cause of them.
     settle_at: Option<Instant>,
     /// The last cause, and the ranks that have not come yet to hear it.
     cause: String,

@@ -113,8 +113,8 @@ impl Server {
         self.order(Order::Ended(rank.0, host.to_owned()));
     }
 
-    /// Fixed members: a rank cannot reach the rendezvous, as the agent of its host tells. What all such ranks tell
-    /// becomes one cause, which every rank fails with ([`ServerEvent::Unreachable`]).
+    /// Fixed members: a rank cannot reach the rendezvous, as the agent of its host tells. The reports of
+    /// all such ranks become one cause, with which every rank fails ([`ServerEvent::Unreachable`]).
     pub fn report_unreached(&self, told: Unreached) {
         self.order(Order::Unreached(told));
     }

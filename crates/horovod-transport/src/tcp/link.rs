@@ -108,7 +108,8 @@ impl PolledStream {
         }
     }
 
-    /// What the system said, and what it knows of a connection that it gave up for want of an answer.
+    /// The kernel's error. If it gave up the connection for want of an answer, also its path MTU where only small packets
+    /// passed.
     fn explain(&self, error: &StreamError) -> String {
         let timed_out = Some(Errno::TIMEDOUT.raw_os_error());
         let hint = match error {

@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use horovod_protocol::Rank;
+use horovod_protocol::{Rank, wire::cut_at};
 
 use super::{Goal, Tried, Unreached};
-use crate::{mesh::list, probe::Obstacle, rendezvous::cut_at};
+use crate::{mesh::list, probe::Obstacle};
 
 /// Addresses that one part of the text names.
 const SHOWN: usize = 16;
@@ -131,7 +131,7 @@ impl Tried {
     }
 }
 
-/// What is most likely wrong. Addresses that the other host has, too, say nothing of the network, unless there is no
+/// The most likely cause. Addresses that the other host has, too, say nothing of the network, unless there is no
 /// other address.
 fn likely(groups: &[Group<'_>], interfaces: &str) -> String {
     let (own, others): (Vec<_>, Vec<_>) = groups

@@ -65,7 +65,7 @@ impl Post {
         })
     }
 
-    /// What ranks must know to come here.
+    /// The address of the socket, for the ranks' environment.
     pub fn name(&self) -> &str {
         &self.listener.name
     }
@@ -113,7 +113,7 @@ impl Post {
         }
     }
 
-    /// What was told since the last call.
+    /// The reports since the last call.
     pub fn take(&mut self, now: Instant) -> Vec<Unreached> {
         self.tellers.retain(|teller| now < teller.until);
         self.accept(now);
@@ -139,7 +139,7 @@ impl Post {
 }
 
 impl Teller {
-    /// What it has told, once all of it has come.
+    /// Its report, once the whole report has come.
     fn read(&mut self) -> io::Result<Option<Unreached>> {
         if self.has_told {
             return Ok(None);

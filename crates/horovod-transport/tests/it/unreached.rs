@@ -20,7 +20,7 @@ fn server(key: &JobKey, size: u32) -> Server {
     Server::start(config).expect("listens")
 }
 
-/// What an agent and its launcher do: they carry what is told to the server, and its cause back.
+/// The part of an agent and its launcher: they carry reports to the server, and its cause back.
 fn carry(mut post: Post, server: &Server, tellers: usize) -> String {
     let deadline = Instant::now() + TIMEOUT;
     let mut told = Vec::new();

@@ -12,7 +12,7 @@ pub struct ConsistencySettings {
     pub every: u32,
     /// Whether a difference is an error; else a warning.
     pub is_error: bool,
-    /// What happens if the ranks begin to train with different parameters.
+    /// The consequence if ranks begin to train with different parameters.
     pub at_start: CheckReplicas,
 }
 

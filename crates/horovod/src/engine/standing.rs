@@ -1,4 +1,4 @@
-//! What a rank says of itself in the diagnosis of stalls.
+//! The answers of a rank to rank 0's questions in the diagnosis of stalls.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -9,7 +9,7 @@ use super::EngineState;
 use super::gpu_watch::device_standing;
 use crate::hang::{self, Brief, Key, Seen, Standing, ThreadStack, Unfinished};
 
-/// What the threads of this rank wait for, and which of these it has asked for.
+/// The answer to a look at a soft wait: the operations for which this rank's threads wait, and which of `keys` are pending.
 pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
     let first = shared.callers.look(shared.now().0);
     // A wait that is to end counts no more, also where its thread has not noticed yet. Only this thread ends waits, so
@@ -27,7 +27,7 @@ pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
     let waits_for: Vec<_> = named.collect();
     let has = |(set, name): &Key| state.worker.is_pending(ProcessSetId(*set), name);
     Brief {
-        // What has been agreed on, or has ended, is not stuck. A framework's threads may submit more.
+        // An operation that has been agreed on, or has ended, is not stuck. A framework's threads may submit more.
         blocked: waits.all
             && !waits.has_guests
             && waits == first
@@ -39,7 +39,7 @@ pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
     .bounded()
 }
 
-/// What this rank can say of itself at once.
+/// The answer to a look at a stall, but for names and stacks, which come later.
 pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
     let waits = shared.callers.look(shared.now().0);
     let called = shared.handles.called_back();
@@ -50,7 +50,7 @@ pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
     let handles = waits.handles.iter().chain(&called);
     let names = handles.filter_map(|handle| state.worker.name_of(EntryId(handle.0)));
     let waits_for: Vec<Key> = names.map(|(set, name)| (set.0, name)).collect();
-    // What has been agreed on, or has ended, is not stuck.
+    // An operation that has been agreed on, or has ended, is not stuck.
     let is_stuck = waits_for.len() == waits.handles.len() + called.len();
     let seen = Seen {
         all_wait: waits.all,
@@ -87,7 +87,7 @@ pub(super) fn search_stacks(
     std::thread::Builder::new()
         .name("horovod-stacks".into())
         .spawn(move || {
-            // Whoever asked may have given up.
+            // The receiver may have given up.
             let _ = found.send(stacks());
             shared.notifier.notify();
         })?;

@@ -33,7 +33,7 @@ pub(crate) struct Leader {
     after_ms: u64,
     look_at: u64,
     first: Option<Look>,
-    /// What the last verdict took for deadlocked, proven or not.
+    /// Operations that the last verdict took for deadlocked, proven or not.
     suspected: Vec<Key>,
     asked: Option<Asked>,
     question: u64,

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use horovod_protocol::DecodeError;
-use horovod_protocol::wire::{Reader, Writer};
+use horovod_protocol::wire::{Reader, Writer, cut_at};
 
 use super::{
     Brief, Complaint, DeviceStanding, FRAMES_MAX, Frame, Key, NAMES_MAX, OnDevice, Phase,
@@ -48,15 +48,6 @@ pub(crate) enum Message {
 /// Whether these bytes are meant to be a [`Message`].
 pub(crate) fn is_message(bytes: &[u8]) -> bool {
     matches!(bytes.first(), Some(&(ASK..=COMPLAINT)))
-}
-
-/// At most `max` bytes, cut at a character.
-fn cut(text: &str, max: usize) -> &str {
-    let mut end = text.len().min(max);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 impl Message {
@@ -166,7 +157,7 @@ impl Message {
 
 fn put_key(w: &mut Writer<'_>, (number, name): &Key) {
     w.varint(u64::from(*number));
-    w.str(cut(name, NAME_MAX));
+    w.str(cut_at(name, NAME_MAX));
 }
 
 fn get_key(r: &mut Reader<'_>) -> Result<Key, DecodeError> {
@@ -201,17 +192,17 @@ fn put(w: &mut Writer<'_>, standing: &Standing) {
     w.varint(standing.untold);
     put_in_hand(w, &standing.in_hand);
     put_device(w, standing.device.as_ref());
-    w.str(cut(&standing.without_stacks, STACK_TEXT_MAX));
+    w.str(cut_at(&standing.without_stacks, STACK_TEXT_MAX));
     let threads = &standing.threads[..standing.threads.len().min(THREADS_MAX)];
     w.varint(threads.len() as u64);
     for thread in threads {
-        w.str(cut(&thread.name, STACK_TEXT_MAX));
+        w.str(cut_at(&thread.name, STACK_TEXT_MAX));
         let frames = &thread.frames[..thread.frames.len().min(FRAMES_MAX)];
         w.varint(frames.len() as u64);
         for frame in frames {
-            w.str(cut(&frame.file, STACK_TEXT_MAX));
+            w.str(cut_at(&frame.file, STACK_TEXT_MAX));
             w.varint(u64::from(frame.line));
-            w.str(cut(&frame.function, STACK_TEXT_MAX));
+            w.str(cut_at(&frame.function, STACK_TEXT_MAX));
         }
     }
 }

@@ -93,11 +93,11 @@ pub(crate) struct Standing {
     /// A framework's threads, which nobody sees, may compute what they submit next. If they do not, this rank waits for
     /// operations that its threads are seen to wait for or that end with a callback. None of these has been agreed on.
     pub(crate) waits_if_idle: bool,
-    /// What its threads and callbacks wait for.
+    /// Operations for which its threads wait, or that end with a callback.
     pub(crate) waits_for: Vec<Key>,
     /// How many more that list would have, were it not bounded.
     pub(crate) untold: u64,
-    /// What all have agreed on.
+    /// Operations that all ranks have agreed on and this rank has not completed.
     pub(crate) in_hand: Unfinished,
     /// Where its GPU stands, if it has given it anything.
     pub(crate) device: Option<DeviceStanding>,
@@ -117,7 +117,7 @@ pub(crate) struct Unfinished {
     pub(crate) uncalled: u64,
 }
 
-/// What a rank sees of the threads that call its operations, if none of what they wait for has been agreed on.
+/// Facts about the threads that call a rank's operations, if no operation that they wait for has been agreed on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     /// Those that it sees all wait, and there is at least one.

@@ -201,7 +201,7 @@ fn outlook(d: &Diagnosis, job: &JobView<'_>, rank: Rank) -> String {
     }
 }
 
-/// What all have agreed on and this rank has not completed: that others wait for it is no fault of its script.
+/// Operations that all ranks have agreed on and this rank has not completed. Its script is not why others wait for them.
 fn in_hand(out: &mut String, standing: &Standing) {
     let Unfinished {
         count,

@@ -18,7 +18,7 @@ const AFTER_MS: u64 = 10_000;
 const FOUND_WITHIN_MS: u64 = 15_000;
 const STEP_MS: u64 = 50;
 
-/// What a rank does next.
+/// The next action of a rank.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     /// Submit an operation that ends with a callback.

@@ -88,9 +88,9 @@ pub(crate) struct Diagnosis {
     pub(crate) unasked: usize,
     /// One of those that wait.
     pub(crate) witness: Option<(Rank, Standing)>,
-    /// What can never complete: every rank it lacks waits, in the end, for it.
+    /// Operations that can never complete: every rank that such an operation lacks waits, in the end, for it.
     pub(crate) deadlocked: Vec<Key>,
-    /// What of that needs no rank's idleness for a proof.
+    /// Those of `deadlocked` whose proof needs no rank's idleness.
     pub(crate) proven: Vec<Key>,
 }
 

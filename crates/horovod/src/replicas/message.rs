@@ -1,6 +1,6 @@
 //! A report as an out-of-band message of the control plane; every length is bounded.
 
-use horovod_protocol::wire::{Reader, Writer};
+use horovod_protocol::wire::{Reader, Writer, cut_at};
 use horovod_protocol::{DecodeError, ProcessSetId};
 
 use super::{ADVICE_MAX, PARAMETER_NAME_MAX, Replica, SUMS_MAX};
@@ -10,7 +10,7 @@ const REPORT: u8 = 0xB0;
 /// Odd, as that of checksums.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What one rank says of its parameters.
+/// One rank's checksums of its parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) set: ProcessSetId,
@@ -52,9 +52,9 @@ impl Report {
             advice.clear();
         }
         for name in &mut names {
-            cut(name, PARAMETER_NAME_MAX);
+            name.truncate(cut_at(name, PARAMETER_NAME_MAX).len());
         }
-        cut(&mut advice, ADVICE_MAX);
+        advice.truncate(cut_at(&advice, ADVICE_MAX).len());
         Self {
             set,
             key,
@@ -121,15 +121,6 @@ impl Report {
             advice,
         })
     }
-}
-
-/// Cuts text to `max` bytes, at a character.
-fn cut(text: &mut String, max: usize) {
-    let mut end = text.len().min(max);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.truncate(end);
 }
 
 #[cfg(test)]

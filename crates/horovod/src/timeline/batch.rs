@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use horovod_protocol::wire::{DecodeError, Reader, Writer};
+use horovod_protocol::wire::{DecodeError, Reader, Writer, cut_at};
 use horovod_protocol::{ProcessSetId, Rank};
 
 use super::report::{Event, Item, Nanos, Outcome, Report, Span, Stage, Stamp, Text, ThreadId};
@@ -294,11 +294,7 @@ impl Encoder {
 }
 
 fn clipped(text: &str) -> &str {
-    let mut end = text.len().min(TEXT_BYTES_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
+    cut_at(text, TEXT_BYTES_MAX)
 }
 
 impl Batch {

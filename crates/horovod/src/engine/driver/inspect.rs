@@ -21,7 +21,7 @@ pub(super) struct Runs {
     members: Arc<[Rank]>,
 }
 
-/// What all ranks have agreed on and has not ended; of a collective of several operations the first.
+/// Names of operations that all ranks have agreed on and that have not ended; of a fused collective that runs, the first.
 fn names_in_hand(runs: Option<&Runs>, flights: &Flights, ready: &VecDeque<Execution>) -> Vec<Key> {
     let runs = runs.map(|runs| (runs.set.0, runs.name.clone()));
     let later = flights.executions().chain(ready);

@@ -70,7 +70,7 @@ pub(super) struct Pump {
     pub(super) relay: Relay,
     pub(super) inspection: Inspection,
     pub(super) replica_check: ReplicaCheck,
-    /// What reports of stalls tell of the collective that is on its way.
+    /// The collective that runs now, for reports of stalls.
     pub(super) runs: Option<Runs>,
     /// How long a neighbour may be silent; `None`: for ever.
     pub(super) heartbeat: Option<Duration>,

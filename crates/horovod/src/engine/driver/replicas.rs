@@ -9,7 +9,7 @@ use crate::replicas::{Collector, Finding, Report};
 
 const COORDINATOR: Rank = Rank(0);
 
-/// What one rank does about reports; only rank 0 receives any.
+/// Sends the reports of this rank, and compares those of all ranks on rank 0.
 pub(super) struct ReplicaCheck {
     action: CheckReplicas,
     collector: Collector,

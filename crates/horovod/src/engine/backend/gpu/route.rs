@@ -2,6 +2,7 @@
 
 use horovod_gpu::{NCCL_SHARES_GPUS_SINCE, Stack};
 use horovod_protocol::Rank;
+use horovod_protocol::wire::cut_at;
 
 use super::super::AdasumScope;
 use crate::config::GpuOperations;
@@ -70,11 +71,7 @@ impl Offer {
                 bytes.extend(equipment.id);
             }
             Err(reason) => {
-                let mut end = reason.len().min(REASON_MAX);
-                while !reason.is_char_boundary(end) {
-                    end -= 1;
-                }
-                bytes.extend(&reason.as_bytes()[..end]);
+                bytes.extend(cut_at(reason, REASON_MAX).as_bytes());
             }
         }
         bytes
