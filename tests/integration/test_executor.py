@@ -168,7 +168,7 @@ def test_environments_are_those_that_horovodrun_gives(slots) -> None:
     for expected in given:
         mine = dict(ranks[int(expected["HOROVOD_RANK"])].variables)
         # Only the agents of horovodrun have such a socket.
-        assert expected.pop("HOROVOD_AGENT_POST")
+        assert expected.pop("HOROVOD_AGENT_SOCKET")
         assert mine.keys() == expected.keys()
         for name in of_this_job:
             assert mine.pop(name) != expected.pop(name)

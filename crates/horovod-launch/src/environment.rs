@@ -23,7 +23,7 @@ pub(crate) const IDENTITY: &[&str] = &[
     "HOROVOD_CONTROLLER",
     "HOROVOD_CPU_OPERATIONS",
     settings::RENDEZVOUS.name,
-    settings::AGENT_POST.name,
+    settings::AGENT_SOCKET.name,
     settings::JOB_KEY.name,
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
@@ -405,7 +405,7 @@ pub(crate) fn of_worker(
 
 /// Where a rank tells its agent that it cannot reach the launcher.
 pub(crate) fn of_post(name: &str) -> (OsString, OsString) {
-    (settings::AGENT_POST.name.into(), name.into())
+    (settings::AGENT_SOCKET.name.into(), name.into())
 }
 
 /// What only this rank gets.

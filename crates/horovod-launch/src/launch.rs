@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
     let reach = Reach::of(all_local);
     let check = check_of(options, &placements);
     let interfaces = &options.network_interfaces;
-    let rendezvous = Rendezvous::start_checked_by(check, size, reach, interfaces)?;
+    let rendezvous = Rendezvous::start_with_check(check, size, reach, interfaces)?;
     if options.verbose {
         describe_plan(&mut output, options, &placements, &are_local, &rendezvous);
     }
@@ -199,7 +199,7 @@ fn shell_word(path: &Path) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {
         true => text,
-        false => remote::quoted(&text),
+        false => remote::shell_quoted(&text),
     }
 }
 

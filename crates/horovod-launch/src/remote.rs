@@ -175,12 +175,12 @@ fn remote_command(program: &Path) -> OsString {
         sub = agent::SUBCOMMAND
     );
     let mut line = OsString::from(format!("exec sh -c '{script}' "));
-    line.push(quoted(&program.to_string_lossy()));
+    line.push(shell_quoted(&program.to_string_lossy()));
     line
 }
 
 /// A text as one word of a shell's command line.
-pub(crate) fn quoted(text: &str) -> String {
+pub(crate) fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 

@@ -70,11 +70,11 @@ impl Rendezvous {
     /// For a job of `size` ranks. `interfaces` are looked up even where they do not matter: a name that does not exist
     /// is a mistake.
     pub fn start(size: u32, reach: Reach, interfaces: &[String]) -> Result<Self, RendezvousError> {
-        Self::start_checked_by(String::new(), size, reach, interfaces)
+        Self::start_with_check(String::new(), size, reach, interfaces)
     }
 
     /// As [`Self::start`]; `check` is the command that checks the network of this job, for people.
-    pub(crate) fn start_checked_by(
+    pub(crate) fn start_with_check(
         check: String,
         size: u32,
         reach: Reach,

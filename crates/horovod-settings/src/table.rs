@@ -123,7 +123,7 @@ table! {
     /// addresses of the launcher's rendezvous, `ip:port[,ip:port...]`; none means a single process
     RENDEZVOUS: Addresses = "HOROVOD_RENDEZVOUS", Addresses, Each;
     /// local socket of the host's agent, where a rank tells it that it cannot reach the launcher; set by the launcher
-    AGENT_POST: Optional<Text> = "HOROVOD_AGENT_POST", Optional::text("none"), Each;
+    AGENT_SOCKET: Optional<Text> = "HOROVOD_AGENT_SOCKET", Optional::text("none"), Each;
     /// 64 hex digits that authenticate every connection of the job
     JOB_KEY: Optional<Text> = "HOROVOD_JOB_KEY", Optional::text("none"), Each;
     /// file with the 64 hex digits instead; not for jobs of horovodrun
@@ -181,7 +181,7 @@ table! {
             ("error", CheckReplicas::Error),
             ("off", CheckReplicas::Off),
         ],
-    }, Rank0;
+    }, Each;
     /// what carries out operations on GPU tensors: NCCL where all ranks have the same version of it, else host memory
     /// (`AUTO`), NCCL or an error (`NCCL`), or host memory (`HOST`, also as `MPI`); the same on all ranks
     GPU_OPERATIONS: Words<GpuOperations> = "HOROVOD_GPU_OPERATIONS", Words {

@@ -12,6 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use horovod_protocol::{
+    DecodeError,
+    wire::{Reader, Writer, cut_at},
+};
 use rustix::io::Errno;
 
 pub use self::server::Server;
@@ -36,6 +40,9 @@ const WARM_UP: u32 = 4;
 /// Longest that one errand may take at the server, whatever its client wants.
 const ERRAND_TIME: Duration = Duration::from_secs(5);
 
+/// Longest text of an obstacle on its way, in bytes.
+const OBSTACLE_TEXT_MAX: usize = 1 << 10;
+
 /// Why one host cannot reach another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
@@ -51,6 +58,45 @@ pub enum Obstacle {
     Broken(String),
     /// Anything else that the operating system said.
     Other(String),
+}
+
+impl Obstacle {
+    /// Writes it; a longer text is cut.
+    pub fn put(&self, w: &mut Writer<'_>) {
+        let (kind, text) = match self {
+            Self::Silence => (0, ""),
+            Self::Refused => (1, ""),
+            Self::NoRoute => (2, ""),
+            Self::Handshake(text) => (3, &**text),
+            Self::Broken(text) => (4, &**text),
+            Self::Other(text) => (5, &**text),
+        };
+        w.u8(kind);
+        w.str(cut_at(text, OBSTACLE_TEXT_MAX));
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// The bytes are not such an obstacle.
+    pub fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let kind = r.u8("obstacle")?;
+        let text = r.str(OBSTACLE_TEXT_MAX, "text")?.to_owned();
+        Ok(match kind {
+            0 => Self::Silence,
+            1 => Self::Refused,
+            2 => Self::NoRoute,
+            3 => Self::Handshake(text),
+            4 => Self::Broken(text),
+            5 => Self::Other(text),
+            other => {
+                return Err(DecodeError::BadValue {
+                    what: "obstacle",
+                    value: u64::from(other),
+                });
+            }
+        })
+    }
 }
 
 impl fmt::Display for Obstacle {

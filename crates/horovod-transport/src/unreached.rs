@@ -8,6 +8,7 @@ mod cause;
 pub mod post;
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use horovod_protocol::{
     DecodeError, Rank,
@@ -25,6 +26,8 @@ use crate::{
 const GOALS_MAX: usize = 16;
 /// Most addresses of one of them.
 const TRIED_MAX: usize = 64;
+/// Time limit of a rank for the one cause that is made of the reports of several ranks.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Longest text, in bytes.
 const TEXT_MAX: usize = 1 << 10;
 
@@ -132,7 +135,7 @@ impl Unreached {
             w.varint(tried.len() as u64);
             for one in tried {
                 write_address(w, &one.at);
-                put_obstacle(w, &one.why);
+                one.why.put(w);
                 w.u8(u8::from(one.is_own));
             }
         }
@@ -156,7 +159,7 @@ impl Unreached {
             let tried = (0..count).map(|_| {
                 Ok(Tried {
                     at: read_address(r)?,
-                    why: obstacle(r)?,
+                    why: Obstacle::get(r)?,
                     is_own: r.u8("own address")? != 0,
                 })
             });
@@ -182,33 +185,6 @@ fn put_text(w: &mut Writer<'_>, text: &str) {
 
 fn text(r: &mut Reader<'_>) -> Result<String, DecodeError> {
     Ok(r.str(TEXT_MAX, "text")?.to_owned())
-}
-
-fn put_obstacle(w: &mut Writer<'_>, obstacle: &Obstacle) {
-    let (kind, text) = match obstacle {
-        Obstacle::Silence => (0, ""),
-        Obstacle::Refused => (1, ""),
-        Obstacle::NoRoute => (2, ""),
-        Obstacle::Handshake(text) => (3, &**text),
-        Obstacle::Broken(text) => (4, &**text),
-        Obstacle::Other(text) => (5, &**text),
-    };
-    w.u8(kind);
-    put_text(w, text);
-}
-
-fn obstacle(r: &mut Reader<'_>) -> Result<Obstacle, DecodeError> {
-    let kind = r.u8("obstacle")?;
-    let text = text(r)?;
-    Ok(match kind {
-        0 => Obstacle::Silence,
-        1 => Obstacle::Refused,
-        2 => Obstacle::NoRoute,
-        3 => Obstacle::Handshake(text),
-        4 => Obstacle::Broken(text),
-        5 => Obstacle::Other(text),
-        other => return Err(bad("obstacle", other)),
-    })
 }
 
 #[cfg(test)]

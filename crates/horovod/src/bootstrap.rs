@@ -156,11 +156,9 @@ fn serve(
         Locator::File {
             on_this_host: true, ..
         } => {
-            let here = loopback();
-            (
-                vec![here.map_err(|e| init(format!("the loopback interface is down: {e}")))?],
-                0,
-            )
+            let here =
+                loopback().map_err(|e| init(format!("the loopback interface is down: {e}")))?;
+            (vec![here], 0)
         }
         locator => {
             let port = match locator {

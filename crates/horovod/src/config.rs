@@ -72,7 +72,7 @@ pub struct Config {
     pub cross_size: u32,
     pub hostname: String,
     pub rendezvous: Vec<SocketAddr>,
-    pub agent_post: Option<String>,
+    pub agent_socket: Option<String>,
     pub elastic: bool,
     pub worker: u32,
     pub elastic_timeout: Duration,
@@ -164,7 +164,7 @@ impl Config {
                 .read(env)?
                 .unwrap_or_else(system_hostname),
             rendezvous: settings::RENDEZVOUS.read(env)?,
-            agent_post: settings::AGENT_POST.read(env)?,
+            agent_socket: settings::AGENT_SOCKET.read(env)?,
             elastic: settings::ELASTIC.read(env)?,
             worker: settings::ELASTIC_WORKER.read(env)?.unwrap_or_default(),
             elastic_timeout: elastic::timeout(env)?,

@@ -211,7 +211,7 @@ fn connect(
     };
     let mut mesh = MeshConfig::new(Rank(config.rank), config.size, place.key, place.addresses);
     mesh.finder = finder;
-    mesh.post.clone_from(&config.agent_post);
+    mesh.post.clone_from(&config.agent_socket);
     mesh.interrupt = interrupt;
     mesh.hostname = config.hostname.clone();
     mesh.interfaces = config.interfaces.clone();

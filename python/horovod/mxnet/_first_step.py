@@ -7,7 +7,6 @@ import numpy as np
 
 from horovod import _core
 from horovod.common import _replicas
-from horovod.common._job_events import remember_until_job_ends
 from horovod.common.process_sets import ProcessSet
 from horovod.mxnet._arrays import NDArray
 
@@ -35,31 +34,27 @@ def report_parameters(params: Iterable[Any], process_set: ProcessSet) -> None:
     _replicas.report(named, _Readable(), process_set, advice)
 
 
-class FirstRound:
+class FirstRound(_replicas.FirstStep):
     """Weights as an optimizer sees them first, one by one or several at once; reported when one comes again."""
 
-    def __init__(self, process_set: ProcessSet) -> None:
-        self._process_set = process_set
-        self._first = _replicas.FirstStep(process_set)
-        self._hvd_forget_job()
-        remember_until_job_ends(self)
-
     def _hvd_forget_job(self) -> None:
+        super()._hvd_forget_job()
         self._noted: dict[str, tuple[_replicas.Shape, int]] = {}
 
     def _hvd_note_join(self) -> None:
+        super()._hvd_note_join()
         self._noted = {}
 
     @property
     def is_open(self) -> bool:
         """Whether weights are still to be noted."""
-        return self._first.is_open and _core.checks_replicas(self._process_set.process_set_id)
+        return super().is_open and _core.checks_replicas(self._process_set.process_set_id)
 
     def note(self, names: Sequence[str], weights: Sequence[NDArray]) -> None:
         """Note weights that are about to be updated."""
         if self._noted and names[0] in self._noted:
             noted, self._noted = self._noted, {}
-            if self._first.is_due():
+            if self.is_due():
                 advice = _ADVICE.format(_replicas.arguments(self._process_set))
                 named = sorted(noted.items(), key=lambda entry: entry[0])
                 by_name = _replicas.PairedBy.NAME

@@ -109,8 +109,11 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         return dict(self.__dict__)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # One that was pickled by an earlier version has no round to note.
-        self.__dict__.update({"_first_round": None, **state})
+        self.__dict__.update(state)
+        # A copy begins anew, and hears of the ends of jobs.
+        reduction = self._reduction
+        first = FirstRound(reduction.process_set) if reduction.is_active else None
+        self.__dict__["_first_round"] = first
 
     @property
     def rescale_grad(self) -> float:

@@ -17,12 +17,3 @@ def _job_is_running():
     """Some tests leave the job and start another one; each begins with the usual one."""
     if not hvd.is_initialized():
         hvd.init()
-
-
-@pytest.fixture
-def dynamic_sets(_job):
-    """The job of this test can add process sets; the other tests' job cannot."""
-    hvd.shutdown()
-    hvd.init(process_sets="dynamic")
-    yield
-    hvd.shutdown()

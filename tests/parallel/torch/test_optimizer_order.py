@@ -187,6 +187,15 @@ def test_a_sparse_adam_keeps_its_sparse_gradients():
 # ---- process sets --------------------------------------------------------------------------------------------------
 
 
+def test_an_optimizer_of_nothing_is_taken_as_torch_takes_it():
+    empty = torch.optim.SGD([{"params": []}], lr=0.1)
+    others = hvd.add_process_set([0]) if hvd.size() > 1 else hvd.global_process_set
+    for groups in (None, 2):
+        for process_set in (others, hvd.global_process_set):
+            optimizer = hvd.DistributedOptimizer(empty, groups=groups, process_set=process_set)
+            optimizer.step()
+
+
 # Last: the two halves of the mismatch stay unanswered until the job ends.
 @several
 def test_sparse_on_one_rank_and_dense_on_another_is_refused():

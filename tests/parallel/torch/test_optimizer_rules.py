@@ -357,15 +357,6 @@ def test_a_deep_copy_of_model_and_optimizer_trains_on_its_own():
     assert_same_weights(model, twin, 0)
 
 
-def test_an_optimizer_of_nothing_is_taken_as_torch_takes_it(dynamic_sets):
-    empty = torch.optim.SGD([{"params": []}], lr=0.1)
-    others = hvd.add_process_set([0]) if hvd.size() > 1 else hvd.global_process_set
-    for groups in (None, 2):
-        for process_set in (others, hvd.global_process_set):
-            optimizer = hvd.DistributedOptimizer(empty, groups=groups, process_set=process_set)
-            optimizer.step()
-
-
 def test_pickled_optimizers_come_back_working():
     model = small_model()
     optimizer = wrapped(model)

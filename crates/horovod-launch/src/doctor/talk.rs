@@ -118,29 +118,11 @@ pub enum Answer {
 
 impl Wire for Obstacle {
     fn put(&self, w: &mut Writer<'_>) {
-        let (tag, text) = match self {
-            Self::Silence => (0, ""),
-            Self::Refused => (1, ""),
-            Self::NoRoute => (2, ""),
-            Self::Handshake(why) => (3, &**why),
-            Self::Broken(why) => (4, &**why),
-            Self::Other(why) => (5, &**why),
-        };
-        w.u8(tag);
-        w.str(text);
+        Self::put(self, w);
     }
 
     fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let (tag, text) = (r.u8("obstacle")?, String::get(r)?);
-        Ok(match tag {
-            0 => Self::Silence,
-            1 => Self::Refused,
-            2 => Self::NoRoute,
-            3 => Self::Handshake(text),
-            4 => Self::Broken(text),
-            5 => Self::Other(text),
-            other => return bad("obstacle", other),
-        })
+        Self::get(r)
     }
 }
 

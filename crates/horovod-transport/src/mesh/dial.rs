@@ -164,15 +164,15 @@ impl Dial {
     /// good address does not end a job. `timeout` is how long it may take at most. Half of it is long enough in any case,
     /// so that there is time to tell others.
     pub(crate) fn is_futile(&self, now: Instant, timeout: Duration) -> bool {
-        let has_failed = |failure: &Option<Failure>| failure.as_ref().is_some_and(|f| f.is_settled);
+        let is_settled = |failure: &Option<Failure>| failure.as_ref().is_some_and(|f| f.is_settled);
         let is_long = now >= self.since + timeout / 2
             || (self.rounds >= 2 && now >= self.since + FUTILE_AFTER);
         is_long
             && !matches!(self.state, State::Shaking { .. })
-            && self.failures.iter().all(has_failed)
+            && self.failures.iter().all(is_settled)
     }
 
-    /// Whether something came back that says more than that nobody listens yet.
+    /// Whether an attempt failed for a lasting cause other than that nobody listens yet.
     pub(super) fn is_obstructed(&self) -> bool {
         let failures = self.failures.iter().flatten();
         failures

@@ -12,7 +12,7 @@ use crate::{
     handshake::{Binding, Purpose, SERVER},
     platform::fd::Fd,
     rendezvous::Client,
-    unreached::{Goal, Unreached, cause, post},
+    unreached::{ANSWER_WITHIN, Goal, Unreached, cause, post},
     wait::poll_until,
 };
 
@@ -21,8 +21,6 @@ use crate::{
 const DOUBLINGS: u32 = 5;
 /// How often to ask whether the caller wants to leave.
 const ASK_EVERY: Duration = Duration::from_millis(100);
-/// Time limit of the launcher for making one cause of the reports of several ranks.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Part of the timeout in which rank 0 has to be reached, in percent, where something is in the way: rank 0 gives up
 /// those that it misses later ([`super::talk`]), so that the ranks that know why can say so first. A rank 0 that is late
 /// is waited for to the end.
@@ -162,14 +160,14 @@ impl Search {
 
     /// Why nothing answered: the same text on all ranks where they have a launcher.
     fn error(&self, config: &MeshConfig, waited: Duration) -> ConnectError {
-        if let (Some(told), None) = (self.told(config), &config.elastic) {
-            return ConnectError::Aborted(common_cause(config, &told));
-        }
-        let advice = self.told(config).map(|told| cause(&[told], ""));
+        let told = match (self.told(config), &config.elastic) {
+            (Some(told), None) => return ConnectError::Aborted(common_cause(config, &told)),
+            (told, _) => told,
+        };
         ConnectError::Rendezvous {
             rank: config.rank,
             waited,
-            tried: advice.map_or_else(|| self.failures(), |advice| vec![advice]),
+            tried: told.map_or_else(|| self.failures(), |told| vec![cause(&[told], "")]),
         }
     }
 

@@ -8,14 +8,12 @@ use super::{CONNECTIONS_MAX, ConnectError, connect::Joining, register::wait_for}
 use crate::{
     platform::identity,
     rendezvous::{Common, MemberEntry, RankAssignment, ToClient, ToServer, Where},
-    unreached::{Unreached, cause},
+    unreached::{ANSWER_WITHIN, Unreached, cause},
 };
 
 /// Part of the timeout after which the rendezvous says who is missing, in percent: before this
 /// rank gives up by itself.
 const ANSWER_AFTER_PERCENT: u32 = 90;
-/// Time limit of the rendezvous for making one cause of the reports of several ranks.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Who takes part.
 pub(super) struct Roster {

@@ -183,7 +183,7 @@ fn round_trip(fd: &Fd) -> Option<Duration> {
 }
 
 /// Of a connection that the system has given up because nothing was answered: whether only its small packets passed.
-pub(crate) fn size_that_does_not_pass(fd: &Fd) -> Option<String> {
+pub(crate) fn path_mtu_hint(fd: &Fd) -> Option<String> {
     let info = info(fd)?;
     let original = info.tcpi_bytes_sent.saturating_sub(info.tcpi_bytes_retrans);
     Packets {
@@ -193,7 +193,7 @@ pub(crate) fn size_that_does_not_pass(fd: &Fd) -> Option<String> {
         payload_max: info.tcpi_snd_mss,
         mtu: info.tcpi_pmtu,
     }
-    .judge()
+    .hint()
 }
 
 /// Packets of a connection that were acknowledged, and bytes that were not.
@@ -209,7 +209,7 @@ struct Packets {
 
 impl Packets {
     /// Large packets are those of the full size. That none passed shows in the mean size of those that did.
-    fn judge(&self) -> Option<String> {
+    fn hint(&self) -> Option<String> {
         let full = u64::from(self.payload_max);
         let mean = self.passed_bytes / u64::from(self.passed).max(1);
         let is_known = full > 0 && self.mtu > IP_AND_ICMP_BYTES && self.passed > 0;
@@ -249,7 +249,7 @@ mod tests {
             payload_max: 1448,
             mtu: 1500,
         };
-        let text = packets(4, 400, 14_480).judge().unwrap();
+        let text = packets(4, 400, 14_480).hint().unwrap();
         for part in [
             "(100 bytes on average)",
             "those of 1448 bytes",
@@ -259,10 +259,10 @@ mod tests {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }
         // All sizes passed before, or only small ones were sent, or nothing is known.
-        assert!(packets(100, 140_000, 14_480).judge().is_none());
-        assert!(packets(4, 400, 90).judge().is_none());
-        assert!(packets(0, 0, 14_480).judge().is_none());
-        assert!(size_that_does_not_pass(&connection()).is_none());
+        assert!(packets(100, 140_000, 14_480).hint().is_none());
+        assert!(packets(4, 400, 90).hint().is_none());
+        assert!(packets(0, 0, 14_480).hint().is_none());
+        assert!(path_mtu_hint(&connection()).is_none());
     }
 
     fn congestion(fd: &Fd) -> String {

@@ -27,7 +27,7 @@ pub(crate) mod data_socket {
     use super::fd::Fd;
     use crate::Congestion;
 
-    pub(crate) fn size_that_does_not_pass(_: &Fd) -> Option<String> {
+    pub(crate) fn path_mtu_hint(_: &Fd) -> Option<String> {
         None
     }
 

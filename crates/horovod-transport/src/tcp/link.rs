@@ -114,7 +114,7 @@ impl PolledStream {
         let timed_out = Some(Errno::TIMEDOUT.raw_os_error());
         let hint = match error {
             StreamError::Io(io) if io.raw_os_error() == timed_out => {
-                data_socket::size_that_does_not_pass(self.stream.fd())
+                data_socket::path_mtu_hint(self.stream.fd())
             }
             _ => None,
         };

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Unreached;
+use super::{ANSWER_WITHIN, Unreached};
 use crate::{
     platform::{fd::Fd, net},
     tcp::stream::{Got, recv, send},
@@ -23,7 +23,7 @@ const MESSAGE_MAX: usize = 64 << 10;
 /// Ranks that may wait at the same time; the oldest go first.
 const WAITING_MAX: usize = 1 << 10;
 /// How long one of them may stay: longer than it waits for an answer.
-const STAY: Duration = Duration::from_secs(15);
+const STAY: Duration = ANSWER_WITHIN.saturating_add(Duration::from_secs(5));
 /// How long not to accept after the system refused to.
 const REST: Duration = Duration::from_millis(100);
 /// The last byte of an answer.

@@ -243,7 +243,7 @@ impl Handles {
     }
 
     /// Callbacks that are due, or have not returned.
-    pub(crate) fn uncalled(&self) -> usize {
+    pub(crate) fn callbacks(&self) -> usize {
         let table = self.lock();
         table.due_callbacks.len() + usize::from(table.is_calling)
     }

@@ -43,7 +43,7 @@ pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
 pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
     let waits = shared.callers.look(shared.now().0);
     let called = shared.handles.called_back();
-    let uncalled = shared.handles.uncalled() as u64;
+    let callbacks = shared.handles.callbacks() as u64;
     let pending = shared.handles.pending();
     let state = shared.lock();
     let unfinished = pending.saturating_sub(state.worker.pending()) as u64;
@@ -67,7 +67,7 @@ pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
         waits_for,
         in_hand: Unfinished {
             count: unfinished,
-            uncalled,
+            callbacks,
             ..Unfinished::default()
         },
         device: device_standing(shared),

@@ -252,7 +252,7 @@ fn get_device(r: &mut Reader<'_>) -> Result<Option<DeviceStanding>, DecodeError>
 
 fn put_in_hand(w: &mut Writer<'_>, in_hand: &Unfinished) {
     w.varint(in_hand.count);
-    w.varint(in_hand.uncalled);
+    w.varint(in_hand.callbacks);
     let names = &in_hand.names[..in_hand.names.len().min(NAMES_MAX)];
     w.varint(names.len() as u64);
     names.iter().for_each(|key| put_key(w, key));
@@ -261,7 +261,7 @@ fn put_in_hand(w: &mut Writer<'_>, in_hand: &Unfinished) {
 fn get_in_hand(r: &mut Reader<'_>) -> Result<Unfinished, DecodeError> {
     let mut in_hand = Unfinished {
         count: r.varint("unfinished operations")?,
-        uncalled: r.varint("callbacks that have not returned")?,
+        callbacks: r.varint("callbacks that have not returned")?,
         names: Vec::new(),
     };
     for _ in 0..r.count(NAMES_MAX, 2, "names")? {
@@ -358,10 +358,10 @@ mod tests {
     fn in_hand() -> impl Strategy<Value = Unfinished> {
         let name = (any::<u32>(), "\\PC{0,20}").prop_map(|(set, name)| (set, Arc::from(name)));
         let names = prop::collection::vec(name, 0..NAMES_MAX);
-        (any::<u64>(), any::<u64>(), names).prop_map(|(count, uncalled, names)| Unfinished {
+        (any::<u64>(), any::<u64>(), names).prop_map(|(count, callbacks, names)| Unfinished {
             count,
             names,
-            uncalled,
+            callbacks,
         })
     }
 

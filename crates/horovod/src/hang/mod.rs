@@ -114,7 +114,7 @@ pub(crate) struct Unfinished {
     /// Some of them by name.
     pub(crate) names: Vec<Key>,
     /// Calls that are due or have not returned: of operations that have ended, and for the memory of others.
-    pub(crate) uncalled: u64,
+    pub(crate) callbacks: u64,
 }
 
 /// Facts about the threads that call a rank's operations, if no operation that they wait for has been agreed on.

@@ -206,7 +206,7 @@ fn in_hand(out: &mut String, standing: &Standing) {
     let Unfinished {
         count,
         names,
-        uncalled,
+        callbacks,
     } = &standing.in_hand;
     let names = match &**names {
         [] => String::new(),
@@ -218,8 +218,8 @@ fn in_hand(out: &mut String, standing: &Standing) {
             format!("      agreed on and not completed: {count}{names}"),
         );
     }
-    if *uncalled > 0 {
-        let text = format!("      callbacks that have not returned: {uncalled}");
+    if *callbacks > 0 {
+        let text = format!("      callbacks that have not returned: {callbacks}");
         line(out, text);
     }
 }
@@ -440,12 +440,12 @@ mod tests {
         let lines = |d: &Diagnosis| rendered(d, &Tree::star(20), None);
         let text = lines(&d);
         assert!(!text.contains("agreed on") && !text.contains("callbacks"));
-        let mut says = |count, names: &[&str], uncalled| {
+        let mut says = |count, names: &[&str], callbacks| {
             let names = names.iter().map(|name| (0, Arc::from(*name))).collect();
             d.culprits[0].standing.as_mut().unwrap().in_hand = Unfinished {
                 count,
                 names,
-                uncalled,
+                callbacks,
             };
             lines(&d)
         };

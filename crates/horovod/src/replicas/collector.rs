@@ -98,15 +98,15 @@ impl Pending {
     }
 
     fn finding(mut self, set: ProcessSetId) -> Option<Finding> {
+        if self.variants.len() < 2 {
+            return None;
+        }
         let names = std::mem::take(&mut self.names);
         let differing = names.into_iter().enumerate().filter_map(|(index, name)| {
             let sides = self.sides(index);
             (sides.len() > 1).then_some((name, sides))
         });
         let differing: Vec<_> = differing.collect();
-        if self.variants.len() < 2 {
-            return None;
-        }
         self.others.sort_unstable();
         Some(Finding {
             set,

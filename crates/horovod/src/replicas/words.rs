@@ -24,7 +24,7 @@ pub(crate) struct Finding {
 impl Finding {
     /// The first rank that differs from the majority, or from rank 0's side.
     pub(crate) fn by(&self) -> Rank {
-        let sides = self.differing.iter().filter_map(|(_, sides)| sides.get(1));
+        let sides = (self.differing.iter()).flat_map(|(_, sides)| sides.iter().skip(1));
         let rank = sides.filter_map(|side| side.first()).min();
         rank.copied().unwrap_or(Rank(0))
     }
@@ -139,6 +139,8 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("'e'"), "{text}");
+        assert_eq!(found.by(), Rank(2));
+        let found = finding(&[("a", &[&[0, 1], &[3, 4], &[2]])]);
         assert_eq!(found.by(), Rank(2));
     }
 }
