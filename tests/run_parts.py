@@ -19,8 +19,10 @@ import contextlib
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import tomllib
@@ -95,6 +97,8 @@ def main() -> int:
     slowest.add_argument("count", nargs="?", type=int, default=20)
     args = parser.parse_args()
     table = tomllib.loads(PARTS.read_text())
+    if args.kind != "slowest" and "writes_gb" in table:
+        refuse_a_full_disk(table["writes_gb"])
     # No `match`: an old Python would refuse the file before it can print which one is needed.
     if args.kind == "first":
         return run(only(first_tier(table), args.only))
@@ -163,6 +167,18 @@ def shards_of(text: str, count: int) -> list[int]:
     if not found or int(found[2]) != count or not 1 <= int(found[1]) <= count:
         sys.exit(f"SHARD={text}: expected K/{count} with K from 1 to {count}, such as 3/{count}")
     return [int(found[1])]
+
+
+def refuse_a_full_disk(writes_gb: dict[str, float]) -> None:
+    """End the program if a disk has less space than a run writes: on a full disk tests fail with other texts."""
+    needed_gb = writes_gb["installed" if (STAMPS / "install").exists() else "from_nothing"]
+    for folder in (str(ROOT), tempfile.gettempdir()):
+        free_gb = shutil.disk_usage(folder).free / 1e9
+        if free_gb < needed_gb:
+            sys.exit(
+                f"the disk of {folder} has {free_gb:.1f} GB free, and this run writes up to {needed_gb:.0f} GB there: "
+                "remove what fills it (other clones, their target and .venv)"
+            )
 
 
 def run(parts: list[Part]) -> int:

@@ -95,13 +95,15 @@ def test_a_firewall_between_ranks_alone(how, came_back, launch, net) -> None:
         cause = one_cause(launch(hosts="host-b:2,host-c:2"))
     finally:
         third.restore_routes()
-    assert re.match(r"ranks? (2|3|2, 3) on host-c cannot connect to ranks 0, 1 on host-b", cause), (
-        cause
+    # The first rank that gives up ends the others, which may have tried one of the ranks there or both.
+    found = re.match(
+        r"ranks? (?:2|3|2, 3) on host-c cannot connect to ranks? (0|1|0, 1) on host-b", cause
     )
+    assert found, cause
     for address in (second.address, rf"\[{second.address6}\]"):
-        # Each of the two ranks there listens on a port of its own.
+        # Each of them listens on a port of its own.
         ports = re.findall(rf"{address}:(\d+): {came_back}", cause)
-        assert len(set(ports)) == 2, cause
+        assert len(set(ports)) == len(found[1].split(", ")), cause
     assert "`horovodrun --doctor -H host-b:2,host-c:2 " in cause
 
 

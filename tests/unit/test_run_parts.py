@@ -38,8 +38,8 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(clone: Path, *options: str, **commands: str) -> subprocess.Popen[str]:
-    (clone / "tests" / "parts.toml").write_text(TABLE.format(**commands))
+def start(clone: Path, *options: str, more: str = "", **commands: str) -> subprocess.Popen[str]:
+    (clone / "tests" / "parts.toml").write_text(TABLE.format(**commands) + more)
     # No environment of its own: as with the system's Python on a fresh machine.
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", PROGRAM, str(clone / "tests"), "first", *options],
@@ -163,3 +163,16 @@ def test_a_part_that_is_due_too_late_is_left_out(
     assert run_parts.run([late, in_time]) == 0
     assert (late.outcome, in_time.outcome) == (run_parts.LEFT_OUT, "passed")
     assert "LEFT OUT" in capsys.readouterr().out
+
+
+def test_a_disk_with_too_little_space_is_refused(clone: Path) -> None:
+    commands = {"install": "true", "tests": "true", "last": "true"}
+    for needed_gb, code in ((0.0, 0), (1e9, 1)):
+        more = f"[writes_gb]\nfrom_nothing = {needed_gb}\n"
+        process = start(clone, more=more, **commands)
+        out, _ = process.communicate(timeout=harness.LIMIT_S)
+        assert process.returncode == code, out
+    assert re.match(
+        rf"the disk of {clone} has [\d.]+ GB free, and this run writes up to 1000000000 GB there",
+        out,
+    )

@@ -219,6 +219,26 @@ def test_donated_operands_are_worked_on_in_place():
     assert np.array_equal(y, np.full((512, 512), SIZE))
 
 
+def test_a_donated_operand_that_others_read_keeps_its_value_for_them():
+    """XLA copies it, however many operations work in place, on it and on views of it."""
+
+    def several_readers(x):
+        turned = x.reshape(256, 1024)
+        total = hvd.allreduce(x, op=hvd.Sum)
+        return total, hvd.allreduce(turned, op=hvd.Sum), hvd.allreduce(x, op=hvd.Max), x.T + total
+
+    program = jax.jit(several_readers, donate_argnums=0)
+    for step in range(3):
+        mine = jnp.arange(512.0 * 512).reshape(512, 512) % 97 * (RANK + 1) + step
+        want = np.asarray(mine) * 1
+        everyones = [np.arange(512.0 * 512) % 97 * (rank + 1) + step for rank in range(SIZE)]
+        total, turned, largest, last = (np.asarray(y) for y in program(mine))
+        assert np.array_equal(total.ravel(), np.sum(everyones, 0))
+        assert np.array_equal(turned.ravel(), np.sum(everyones, 0))
+        assert np.array_equal(largest.ravel(), np.max(everyones, 0))
+        assert np.array_equal(last, want.T + total)
+
+
 def _compiled_collectives(f, *args, donated=()):
     """Of each collective in the compiled program: whether it may work in place. And how many copies XLA makes."""
     program = jax.jit(f, donate_argnums=donated).lower(*args).compile().as_text()

@@ -64,6 +64,16 @@ def test_inputs_that_others_need_stay_as_they_are():
         same(reduced, np.full(1000, sum(range(1, SIZE + 1)), np.float32))
         same(sent, np.ones(1000, np.float32))
 
+    @tf.function
+    def reduces_one_memory_twice(x):
+        y = x + 1
+        turned = tf.reshape(y, [10, 100])
+        return hvd._allreduce(y), hvd._allreduce(turned), hvd._allreduce(tf.squeeze(turned[None]))
+
+    for _ in range(3):
+        for reduced in reduces_one_memory_twice(tf.fill([1000], float(RANK))):
+            same(tf.reshape(reduced, [-1]), np.full(1000, sum(range(1, SIZE + 1)), np.float32))
+
     variable = tf.Variable(tf.fill([1000], float(RANK)))
     for function in (hvd._allreduce, tf.function(hvd._allreduce)):
         same(function(variable), np.full(1000, sum(range(SIZE)), np.float32))
