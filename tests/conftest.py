@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [RANK_SITE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     ).rstrip(os.pathsep)
+    # A Java that lives for seconds costs least with its quick compiler alone and no threads that collect garbage.
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     if limit := config.getoption("--side-by-side"):
         config.pluginmanager.register(side_by_side.SideBySide(limit))
 
