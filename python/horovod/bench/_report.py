@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -125,7 +124,8 @@ def write_json(path: str, options: Options, members: Members, found: list[Measur
     if path == "-":
         sys.stdout.write(text)
     else:
-        Path(path).write_text(text)
+        with open(_core.open_output(path), "w") as file:
+            file.write(text)
 
 
 def _record(one: Measured) -> dict[str, Any]:
