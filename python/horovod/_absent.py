@@ -9,7 +9,8 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
+from typing import NoReturn
 
 _CALL = "start jobs with the program horovodrun, or with horovod.run(func, num_proc=..., hosts=...) from Python"
 _ELASTIC = (
@@ -70,6 +71,9 @@ _INSTEAD = {
     "horovod.runner.elastic.rendezvous": _ELASTIC,
     "horovod.runner.elastic.settings": f"arguments take its place: {_ELASTIC}",
     "horovod.runner.elastic.constants": "docs/settings.md and the options of horovodrun have their values",
+    "horovod.runner.elastic.discovery:DiscoveredHosts": _ELASTIC,
+    "horovod.runner.elastic.discovery:HostManager": _ELASTIC,
+    "horovod.runner.elastic.discovery:HostState": _ELASTIC,
     "horovod.runner.launch:parse_args": "horovodrun parses its own options; " + _CALL,
     "horovod.runner.launch:check_build": "run the program: horovodrun --check-build",
     "horovod.runner.launch:run_controller": _CALL,
@@ -87,6 +91,35 @@ def advice(name: str) -> str | None:
             )
         where = where.rpartition(".")[0] if ":" not in where else ""
     return None
+
+
+def raise_missing(module: str, name: str) -> NoReturn:
+    """The end of a module's `__getattr__` for a name that the module does not have."""
+    text = advice(f"{module}:{name}")
+    if text is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    raise _error(text, sys._getframe(2))
+
+
+def raise_unavailable(text: str) -> NoReturn:
+    """The end of a module's `__getattr__` for a name that cannot be had here; the text says why."""
+    raise _error(text, sys._getframe(2))
+
+
+def _error(text: str, asks: FrameType) -> AttributeError | ImportError:
+    """The error for the code that asks a module for a name.
+
+    A name that is not there is an AttributeError, for `hasattr` and whoever looks through modules. Of the text of that
+    error `from module import name` would show nothing, so the statement gets an ImportError.
+    """
+    return ImportError(text) if _imports(asks) else AttributeError(text)
+
+
+def _imports(frame: FrameType) -> bool:
+    """Whether a frame is in the middle of `from ... import ...`."""
+    from opcode import opmap
+
+    return frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]
 
 
 class _Finder(importlib.abc.MetaPathFinder):

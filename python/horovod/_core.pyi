@@ -56,6 +56,7 @@ __all__ = [
     "names_of_a_job",
     "nccl_version",
     "needs_sync",
+    "open_output",
     "poll",
     "prefer_gpus",
     "prepare_gpus",
@@ -290,6 +291,13 @@ def assign_ranks(
 
 def names_of_a_job() -> list[str]:
     """Variables that tell a process its part in a job: whoever starts another with it removes them first."""
+
+def open_output(path: str) -> int:
+    """Open a file to write to it; it is emptied, or made if it is not there. The descriptor is the caller's.
+
+    OSError if it cannot be opened. PermissionError, too, if the path leads over a link or to a file that another user
+    has put into a folder to which others may write.
+    """
 
 # Both: RuntimeError when the process that called `horovod.run` cannot be reached or goes away.
 def fetch_payload(addresses: Sequence[str], key: str, rank: int, timeout_s: float) -> bytes: ...

@@ -87,6 +87,14 @@ def test_tunes_while_results_stay_right_and_begins_anew_after_shutdown(
     assert f"Autotuner: Tunable params [tensor_fusion_threshold,{tunable}] score" in text
     assert "Autotuner: Warming up (1 remaining)" in text
     assert text.count("Autotuner: Best params [") == 2
+    assert "before tuning did" not in text
+
+
+def test_a_job_that_is_too_short_says_so(jobs, tmp_path: Path) -> None:
+    options = ["--autotune", "--autotune-log-file", str(tmp_path / "autotune.csv")]
+    job = jobs(harness.python(1, script(tmp_path), "1", options=options)).succeed()
+    # Once in each life of the job.
+    assert job.stderr.count("Autotuner: the job ended before tuning did") == 2, job.report()
 
 
 def test_what_the_user_has_set_stays(jobs, tmp_path: Path) -> None:

@@ -163,3 +163,33 @@ def test_how_much_the_launcher_tells_of_strangers_is_a_setting(
         stop.touch()
         job.succeed()
         assert ("not part of the job" in job.stderr) == is_told, job.report()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: only root can act as another user")
+def test_links_of_another_user_in_a_shared_folder_are_not_followed(jobs, tmp_path: Path) -> None:
+    # pytest's folder is this user's alone; the one in it is like /tmp.
+    shared, precious = tmp_path / "shared", tmp_path / "precious"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    precious.write_text("precious")
+    for name in ("timeline.json", "tune.csv", "bench.json"):
+        (shared / name).symlink_to(precious)
+        os.lchown(shared / name, NOBODY, NOBODY)
+    (shared / "output").symlink_to(tmp_path)
+    os.lchown(shared / "output", NOBODY, NOBODY)
+
+    refused = jobs(
+        harness.horovodrun(1, ["true"], "--output-filename", str(shared / "output" / "of job"))
+    )
+    assert refused.fail() != 0
+    assert '"output" is a link of the user 65534' in refused.stderr, refused.report()
+
+    files = ["--timeline-filename", str(shared / "timeline.json"), "--autotune"]
+    files += ["--autotune-log-file", str(shared / "tune.csv")]
+    bench = [sys.executable, "-m", "horovod.bench", "barrier", "-n", "1"]
+    job = jobs(harness.horovodrun(1, [*bench, "--json", str(shared / "bench.json")], *files))
+    assert job.fail() != 0
+    for name in ("timeline.json", "tune.csv", "bench.json"):
+        assert f'"{name}" is a link of the user 65534' in job.stderr, job.report()
+    assert precious.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["precious", "shared"]

@@ -57,6 +57,7 @@ def test_ranks_that_wait_for_each_other_in_a_circle_end_with_the_report(script, 
     file = Path(re.search(r"This report is also in (\S+\.txt)\.", job.stderr)[1])
     assert f"{path}:9 in evaluate" in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
+    assert re.fullmatch(rf"horovod-stall-{re.escape(path.name)}-\d+-0\.txt", file.name)
 
 
 HELD_UP = """
@@ -109,12 +110,16 @@ def test_ranks_that_compute_wait_or_are_stopped_are_told_apart_and_may_still_com
     ):
         assert re.search(words, job.stderr), f"{words!r} is missing\n{job.report()}"
     assert "will never end" not in job.stderr
+    [place, *_] = job.wait_for("This report is also in ")
+    file = Path(re.search(r"(\S+\.txt)\.", place)[1])
+    assert file.exists()
 
     go.touch()
     pipe.write_text("data")
     os.kill(int(stopped.split()[-1]), signal.SIGCONT)
     job.succeed()
     assert job.stdout.count("sum 4.0") == 4
+    assert not file.exists(), "the job has ended well"
 
 
 STUCK_AMID = """

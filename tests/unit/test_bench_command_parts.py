@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from horovod.bench import _report
+from horovod.bench._collectives import Case
 from horovod.bench._data import Memory, Reduction, holds, moved
 from horovod.bench._options import DTYPES, OPERATORS, UsageError, parse, possible
 
@@ -45,6 +47,13 @@ def test_mistakes_are_named(words, says):
 
 def test_ranks_may_be_ranges():
     assert parse(["--process-set", "4-6,0,5"]).process_set == (0, 4, 5, 6)
+
+
+def test_a_comma_may_stand_at_the_end_of_a_list():
+    options = parse(["--process-set", "0,2,", "-d", "int8,"])
+
+    assert options.process_set == (0, 2)
+    assert [dtype.name for dtype in options.dtypes] == ["int8"]
 
 
 # What the core should compute, in Python's own numbers.
@@ -128,6 +137,25 @@ def test_averages_of_hosts_with_different_numbers_of_ranks_agree():
 def test_ranks_beyond_what_a_type_can_average_are_not_checked():
     assert Reduction("average", DTYPES["int8"], 127).is_exact
     assert not Reduction("average", DTYPES["int8"], 128).is_exact
+
+
+def test_the_verdict_names_what_was_not_checked():
+    int8 = DTYPES["int8"]
+
+    def measured(wrong, collective, *rest):
+        return _report.Measured(Case(collective, *rest), 128, (1.0,), 1.0, 1.0, wrong)
+
+    checked = measured(0, "broadcast", int8, None, True, 8)
+    average = [measured(None, "allreduce", int8, "average", True, n) for n in (8, 16)]
+    barrier = measured(None, "barrier", None, None, None, 0)
+
+    assert _report.verdict([checked]).endswith("1 of 1 cases were checked")
+    assert _report.verdict([checked, *average, barrier]).endswith(
+        "1 of 4 cases were checked; not checked: allreduce int8 average (not exact in this type for so many ranks), "
+        "barrier (has no result)"
+    )
+    # Where nothing was to be checked, the list would name all that was measured.
+    assert _report.verdict([barrier]).endswith("0 of 1 cases were checked")
 
 
 def test_memory_is_compared_to_its_last_byte():

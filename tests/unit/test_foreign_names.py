@@ -59,6 +59,27 @@ def test_a_function_of_the_originals_launcher_says_what_to_use(name: str) -> Non
         exec(f"from horovod.runner.launch import {name}")
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("horovod.runner.launch", "parse_args"),
+        ("horovod.runner.elastic.discovery", "HostManager"),
+        ("horovod.runner.launch", "nothing"),
+    ],
+)
+def test_who_only_looks_for_an_attribute_finds_none(module: str, name: str) -> None:
+    found = importlib.import_module(module)
+    assert not hasattr(found, name)
+    assert getattr(found, name, 7) == 7
+    with pytest.raises(AttributeError):
+        mock.patch(f"{module}.{name}").start()
+
+
+def test_the_error_of_an_attribute_of_the_original_says_what_to_use() -> None:
+    with pytest.raises(AttributeError, match=r"launch\.parse_args .*horovodrun parses its own"):
+        _ = importlib.import_module("horovod.runner.launch").parse_args
+
+
 def test_what_is_only_misspelled_fails_as_ever() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'horovod\.torhc'$"):
         importlib.import_module("horovod.torhc")

@@ -22,8 +22,9 @@ def test_lists_of_hosts() -> None:
         hosts.HostInfo("[::1]", 3),
     ]
     assert hosts.HostInfo.from_string("h:2") == hosts.HostInfo("h", 2)
+    assert hosts.parse_hosts("a:2, ") == hosts.parse_hosts("a:2")
     assert hosts.parse_hosts_and_slots("a:2,b:1,a:1") == (["a", "b"], {"a": 3, "b": 1})
-    for bad in ("a", "a:x", "", "a:1,", "a b:1"):
+    for bad in ("a", "a:x", "", "a:1,,", ",", "a b:1"):
         with pytest.raises(ValueError, match="Invalid host input"):
             hosts.parse_hosts(bad)
 

@@ -139,6 +139,22 @@ def test_paths_files_and_sync(store: AbstractFilesystemStore, tmp_path: Path) ->
     assert not store.is_parquet_dataset(store.get_train_data_path())
 
 
+def test_a_link_in_a_local_store_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    made, precious = LocalStore(str(tmp_path / "store")), tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "b").write_text("new")
+    (tmp_path / "store").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / "store" / name).symlink_to(precious)
+    made.write_text(f"{made.prefix_path}/a", "new")
+    made.copy(str(tmp_path / "logs"), made.prefix_path, recursive=True)
+    made.copy(str(tmp_path / "logs" / "b"), f"{made.prefix_path}/c")
+    for name in ("a", "b", "c"):
+        assert made.read(f"{made.prefix_path}/{name}") == b"new"
+    assert precious.read_text() == "precious"
+
+
 def test_databricks_paths() -> None:
     for path in ("/dbfs/a", "dbfs:/a", "file:/dbfs/a", "file:///dbfs/a"):
         assert DBFSLocalStore.normalize_path(path) == "/dbfs/a"

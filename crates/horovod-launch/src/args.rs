@@ -240,9 +240,10 @@ fn find(word: &[u8]) -> Result<Found, UsageError> {
     let typed = String::from_utf8_lossy(word).into_owned();
     match found.len() {
         1 => Ok(found.remove(0)),
-        0 => refuse(match nearest(&typed) {
-            Some(name) => format!("unknown option {typed} (did you mean {name}?)"),
-            None => format!("unknown option {typed}"),
+        0 => refuse(match (options::foreign_advice(&typed), nearest(&typed)) {
+            (Some(advice), _) => format!("unknown option {typed}: {advice}"),
+            (None, Some(name)) => format!("unknown option {typed} (did you mean {name}?)"),
+            (None, None) => format!("unknown option {typed}"),
         }),
         _ => refuse(format!(
             "ambiguous option: {typed} could match {}",

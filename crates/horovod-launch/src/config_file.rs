@@ -10,6 +10,8 @@ use crate::args::{Options, UsageError};
 use crate::io::read_text;
 use crate::options::{self, Form, OptionSpec};
 
+/// The only setting that is in no section.
+const CONTROLLER: &str = "controller";
 /// Choices of `controller`; both mean the same transport here.
 const CONTROLLERS: [&str; 2] = ["gloo", "mpi"];
 /// Given without this key, the section still says something.
@@ -42,6 +44,8 @@ enum Value {
     Flag(bool),
     Number(String),
     Text(String),
+    /// A list or a mapping.
+    Several,
 }
 
 impl std::fmt::Display for Value {
@@ -50,6 +54,7 @@ impl std::fmt::Display for Value {
             Self::Flag(is) => write!(f, "{is}"),
             Self::Number(number) => f.write_str(number),
             Self::Text(text) => write!(f, "the text {text:?}"),
+            Self::Several => f.write_str("several values"),
         }
     }
 }
@@ -65,29 +70,24 @@ fn settings_of(text: &str) -> Result<Vec<(String, Value)>, String> {
     )?;
     let mut settings = Vec::new();
     for (name, content) in top {
-        let name = name.as_str().ok_or("a section's name is not text")?;
+        let name = &text_of(name);
         if is_null(content) {
             continue;
         }
-        if name == "controller" {
-            settings.push((name.to_owned(), value_of(name, content)?));
+        let Some(section) = content.as_mapping().filter(|_| name != CONTROLLER) else {
+            if is_section(name) {
+                return Err(format!("{name}: a mapping of settings was expected"));
+            }
+            settings.push((name.clone(), value_of(content)));
             continue;
-        }
-        let section = content
-            .as_mapping()
-            .ok_or_else(|| format!("{name}: a mapping of settings was expected"))?;
+        };
         let is_silent = |key: &str| section.iter().all(|(k, _)| k.as_str() != Some(key));
         if name == STALL_CHECK && is_silent("enabled") {
             settings.push(("stall_check.enabled".to_owned(), Value::Flag(true)));
         }
         for (key, value) in section {
-            let key = key
-                .as_str()
-                .ok_or_else(|| format!("{name}: a key is not text"))?;
-            let path = format!("{name}.{key}");
             if !is_null(value) {
-                let value = value_of(&path, value)?;
-                settings.push((path, value));
+                settings.push((format!("{name}.{}", text_of(key)), value_of(value)));
             }
         }
     }
@@ -98,20 +98,37 @@ fn is_null(node: &Yaml<'_>) -> bool {
     matches!(node, Yaml::Value(Scalar::Null))
 }
 
-fn value_of(path: &str, node: &Yaml<'_>) -> Result<Value, String> {
+fn value_of(node: &Yaml<'_>) -> Value {
     match node {
-        Yaml::Value(Scalar::Boolean(is)) => Ok(Value::Flag(*is)),
-        Yaml::Value(Scalar::Integer(number)) => Ok(Value::Number(number.to_string())),
+        Yaml::Value(Scalar::Boolean(is)) => Value::Flag(*is),
+        Yaml::Value(Scalar::Integer(number)) => Value::Number(number.to_string()),
         Yaml::Value(Scalar::FloatingPoint(number)) => {
-            Ok(Value::Number(number.into_inner().to_string()))
+            Value::Number(number.into_inner().to_string())
         }
-        Yaml::Value(Scalar::String(text)) => Ok(Value::Text(text.to_string())),
-        _ => Err(format!("{path}: one value was expected")),
+        Yaml::Value(Scalar::String(text)) => Value::Text(text.to_string()),
+        _ => Value::Several,
     }
 }
 
+/// A key, which most often is text.
+fn text_of(key: &Yaml<'_>) -> String {
+    match value_of(key) {
+        Value::Text(text) => text,
+        other => other.to_string(),
+    }
+}
+
+/// Whether the table has keys in this section.
+fn is_section(name: &str) -> bool {
+    let mut keys = options::all().filter_map(|spec| spec.in_file.map(|f| f.key));
+    keys.any(|key| {
+        key.split_once('.')
+            .is_some_and(|(section, _)| section == name)
+    })
+}
+
 fn set(options: &mut Options, key: &str, value: &Value) -> Result<(), String> {
-    if key == "controller" {
+    if key == CONTROLLER {
         return set_controller(options, value);
     }
     let mut specs = options::all().filter(|spec| spec.in_file.is_some_and(|f| f.key == key));
@@ -123,6 +140,9 @@ fn set(options: &mut Options, key: &str, value: &Value) -> Result<(), String> {
         return Ok(());
     };
     let fails = |expected: &str| Err(format!("{key}: {expected} was expected, found {value}"));
+    if *value == Value::Several {
+        return fails("one value");
+    }
     let spec = match first.in_file.map(|f| f.form) {
         Some(Form::Is(_)) => {
             let Some(wanted) = boolean(value) else {
@@ -161,7 +181,7 @@ fn boolean(value: &Value) -> Option<bool> {
             "no" | "off" => Some(false),
             _ => None,
         },
-        Value::Number(_) => None,
+        Value::Number(_) | Value::Several => None,
     }
 }
 
@@ -186,8 +206,11 @@ fn set_controller(options: &mut Options, value: &Value) -> Result<(), String> {
 
 /// What the key may have been meant to be.
 fn nearest(key: &str) -> String {
-    let known = options::all().filter_map(|spec| spec.in_file.map(|f| f.key));
-    horovod_settings::nearest_of(key, known)
+    let known = || options::all().filter_map(|spec| spec.in_file.map(|f| f.key));
+    // Its section may be missing.
+    let in_section = known().find(|known| known.split_once('.').is_some_and(|(_, k)| k == key));
+    in_section
+        .or_else(|| horovod_settings::nearest_of(key, known()))
         .map(|name| format!(" (did you mean {name}?)"))
         .unwrap_or_default()
 }
@@ -379,5 +402,26 @@ mod tests {
         assert_eq!(options.notes.len(), 3, "{:?}", options.notes);
         assert!(options.notes[1].contains("did you mean params.cycle_time_ms?"));
         assert!(options.notes[2].starts_with("--mpi: ranks talk over"));
+    }
+
+    #[test]
+    fn an_unknown_key_is_noted_whatever_its_value_is() {
+        for (yaml, key) in [
+            ("num_proc: 4\n", "num_proc"),
+            ("hosts: [a, b]\n", "hosts"),
+            ("job: {name: [x], other: {a: 1}}\n", "job.name"),
+            ("params:\n  more: [1, 2]\n", "params.more"),
+            ("1: x\n", "1"),
+            ("params:\n  2: x\n", "params.2"),
+        ] {
+            let options = with_file(&format!("{yaml}timeline: {{filename: t}}\n"), "");
+            let options = options.expect(yaml);
+            let note = format!("the config file has a key {key} that means nothing");
+            assert_eq!(options.notes[0], note, "{yaml}");
+            assert_eq!(options.knobs.len(), 1, "what follows is read: {yaml}");
+        }
+        let options = with_file("cycle_time_ms: 3\n", "").expect("valid");
+        assert!(options.notes[0].ends_with("(did you mean params.cycle_time_ms?)"));
+        fails("controller: [gloo]\n", "No such controller supported");
     }
 }

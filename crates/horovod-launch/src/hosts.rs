@@ -1,9 +1,12 @@
 //! Hosts and slots: `-H`, hostfiles, and the place of each rank.
 
+mod lsf;
+
 use std::collections::HashMap;
 use std::fmt;
 
 use crate::frames::HOST_RANKS_MAX;
+pub(crate) use lsf::{names_and_counts, one_line_per_slot};
 
 /// A machine and how many processes it may run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +94,7 @@ fn quoted(text: &str) -> String {
     text.chars().take(QUOTED_MAX).collect()
 }
 
-/// Reads `a:2,b:1`; a host named twice gets the sum of its slots. Without a number of slots an item may only be a name
+/// Reads `a:2,b:1`, with or without a comma at the end; a host named twice gets the sum of its slots. Without a number of slots an item may only be a name
 /// that `cores_of` knows, which is this machine's.
 pub fn parse_hosts(
     text: &str,
@@ -104,7 +107,7 @@ pub fn parse_hosts(
             slots,
         })
     };
-    let hosts = text
+    let hosts = without_last_comma(text)
         .split(',')
         .map(|item| {
             let host = named_slots(item.trim()).or_else(|| bare(item.trim()));
@@ -112,6 +115,12 @@ pub fn parse_hosts(
         })
         .collect::<Result<Vec<_>, _>>()?;
     Ok(merge(hosts))
+}
+
+/// A list as programs write it that put a comma after each item.
+pub(crate) fn without_last_comma(list: &str) -> &str {
+    let list = list.trim_end();
+    list.strip_suffix(',').unwrap_or(list)
 }
 
 /// Reads the content of a hostfile; `file` is its name for messages.
@@ -247,40 +256,6 @@ fn is_host_name(name: &str) -> bool {
         .and_then(|h| h.strip_suffix(']'))
         .is_some_and(|h| h.parse::<std::net::Ipv6Addr>().is_ok());
     user.is_none_or(word) && (bracketed || word(host))
-}
-
-/// LSF's file: a host's name once for each of its slots.
-pub(crate) fn one_line_per_slot(text: &str) -> Result<Vec<Host>, String> {
-    let hosts = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .map(|name| batch_host(name, "1"))
-        .collect::<Result<_, _>>()?;
-    Ok(merge(hosts))
-}
-
-/// LSF's variable: `host1 4 host2 4`.
-pub(crate) fn names_and_counts(words: &str) -> Result<Vec<Host>, String> {
-    let words: Vec<&str> = words.split_whitespace().collect();
-    let hosts = words
-        .chunks(2)
-        .map(|pair| batch_host(pair[0], pair.get(1).copied().unwrap_or_default()))
-        .collect::<Result<_, _>>()?;
-    Ok(merge(hosts))
-}
-
-fn batch_host(name: &str, count: &str) -> Result<Host, String> {
-    match whole(count) {
-        Some(slots) if is_host_name(name) => Ok(Host {
-            name: name.to_owned(),
-            slots,
-        }),
-        _ => Err(format!(
-            "LSF's list of hosts is not understood at {:?}; say -H or --hostfile",
-            format!("{name} {count}").trim()
-        )),
-    }
 }
 
 /// A host named twice gets the sum of its slots.
@@ -436,6 +411,17 @@ mod tests {
     }
 
     #[test]
+    fn a_comma_may_stand_after_the_last_host() {
+        for text in ["a:2,", "a:2, ", "a:2 ,"] {
+            assert_eq!(
+                parse_hosts(text, |_| None),
+                Ok(vec![host("a", 2)]),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn a_name_alone_has_the_slots_that_are_known_of_it() {
         let cores_of = |name: &str| (name == "localhost").then_some(3);
         assert_eq!(
@@ -458,7 +444,9 @@ mod tests {
     fn names_the_bad_item() {
         bad_item("a:2,b", "b");
         bad_item("a:-1", "a:-1");
-        bad_item("a:2,", "");
+        bad_item("a:2,,", "");
+        bad_item("a:2,,b:1", "");
+        bad_item(",", "");
         bad_item("", "");
         bad_item("a:x", "a:x");
         bad_item("-o:1", "-o:1");
@@ -475,16 +463,6 @@ mod tests {
             hosts,
             [host("h1", 3), host("h2", 3), host("h3", 1), host("h4", 5)]
         );
-    }
-
-    #[test]
-    fn reads_the_hosts_of_lsf() {
-        let want = vec![host("a", 2), host("b", 1)];
-        assert_eq!(one_line_per_slot("a\na\n\nb\n"), Ok(want.clone()));
-        assert_eq!(names_and_counts("a 2 b 1"), Ok(want));
-        let error = names_and_counts("a 2 b").expect_err("half a pair");
-        assert!(error.contains("\"b\""), "{error}");
-        assert!(names_and_counts("a two").is_err());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The one table of `horovodrun`'s options: names, groups, effects and help.
 
 mod elastic;
+mod foreign;
 mod general;
 mod settings;
 
@@ -10,6 +11,7 @@ use horovod_settings::{Accepts, Declared, NUMBER_MAX};
 
 use crate::args::{Options, text};
 pub use elastic::ElasticOptions;
+pub(crate) use foreign::advice as foreign_advice;
 
 /// Every option of Horovod's launcher, in the order of the help.
 static TABLES: &[&[OptionSpec]] = &[general::OPTIONS, settings::OPTIONS, elastic::OPTIONS];

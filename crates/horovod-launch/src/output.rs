@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use horovod_transport::output_file::{self, Content};
+
 use crate::args::Options;
 use crate::console::{Target, Writer};
 use crate::error_lines::Frames;
@@ -166,12 +168,12 @@ impl Output {
             return Ok(Some(*first));
         }
         let place = directory.join(format!("rank.{label:0width$}"));
-        std::fs::create_dir_all(&place)
+        output_file::create_folders(&place)
             .map_err(|error| format!("cannot create {}: {error}", place.display()))?;
         let mut files = Vec::new();
         for stream in Stream::BOTH {
             let file = place.join(stream.name());
-            let opened = File::create(&file)
+            let opened = output_file::open(&file, Content::Replaced)
                 .map_err(|error| format!("cannot create {}: {error}", file.display()))?;
             files.push((file, opened));
         }

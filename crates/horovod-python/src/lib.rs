@@ -10,6 +10,7 @@ mod gpu;
 mod launch;
 mod log;
 mod memory;
+mod output;
 mod payloads;
 mod plain;
 mod results;
@@ -37,6 +38,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::launch::{Rendezvous, assign_ranks, names_of_a_job};
+    #[pymodule_export]
+    use crate::output::open_output;
     #[pymodule_export]
     use crate::payloads::{PayloadServer, deliver_payload, fetch_payload};
     #[pymodule_export]

@@ -5,10 +5,13 @@ use crate::{Environment, TABLE, find, nearest_of};
 
 /// What the launcher or the Python packages read or hand to their ranks, and what steered the original at run time.
 const READ_ELSEWHERE: &[&str] = &[
+    "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
     "HOROVOD_BATCH_D2D_MEMCOPIES",
+    "HOROVOD_CCL_CACHE",
     "HOROVOD_CONTROLLER",
     "HOROVOD_CPU_OPERATIONS",
     "HOROVOD_CUDA_HOME",
+    "HOROVOD_DISABLE_NVTX_RANGES",
     "HOROVOD_ENABLE_XLA_OPS",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",

@@ -198,7 +198,10 @@ fn misspelt_names_are_unknown_whatever_they_begin_with() {
         "HOROVOD_SPARK_WORK_DIR",
         "HOROVOD_WITH_PYTORCH",
         // Without effect here, and not misspelt.
+        "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
         "HOROVOD_BATCH_D2D_MEMCOPIES",
+        "HOROVOD_CCL_CACHE",
+        "HOROVOD_DISABLE_NVTX_RANGES",
         "HOROVOD_ENABLE_XLA_OPS",
         "HOROVOD_NUM_NCCL_STREAMS",
         "PATH",

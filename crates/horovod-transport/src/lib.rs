@@ -72,7 +72,7 @@ pub use self::{
     },
     platform::{
         MECHANISMS, Mechanisms, fd::fork_epoch, identity::host_identity, net::loopback,
-        net::resolve_interfaces,
+        net::resolve_interfaces, output_file,
     },
     shm::arena::Arena,
     topology::{HostId, PeerInfo, Topology},

@@ -112,6 +112,16 @@ impl Autotuner {
         self.finished && !self.announced
     }
 
+    /// What to tell the user if the job ends now, before the last word.
+    pub(crate) fn unfinished(&self) -> Option<String> {
+        let state = self.search.unfinished().filter(|_| !self.finished)?;
+        Some(format!(
+            "the job ended before tuning did, while it {state}; no best values were found. Train for more steps, or \
+             lower HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE, HOROVOD_AUTOTUNE_WARMUP_SAMPLES or \
+             HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
+        ))
+    }
+
     fn announce(&mut self, values: Values) -> Option<Values> {
         self.announced = true;
         self.changed = true;

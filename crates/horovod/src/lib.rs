@@ -54,7 +54,9 @@ pub use horovod_protocol::{
     TensorMeta, printable,
 };
 #[cfg(not(loom))]
-pub use horovod_transport::{Interrupt, JobKey, loopback, payload, resolve_interfaces};
+pub use horovod_transport::{
+    Interrupt, JobKey, loopback, output_file, payload, resolve_interfaces,
+};
 #[cfg(not(loom))]
 pub use replicas::Replica;
 /// The former name of [`payload`], with the former names in it.

@@ -181,9 +181,14 @@ def _size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def _items(text: str) -> list[str]:
+    """What stands between commas, of which one may be at the end."""
+    return text.rstrip().removesuffix(",").split(",")
+
+
 def _names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
     def read(text: str) -> tuple[str, ...]:
-        names = tuple(known) if text == "all" else tuple(text.split(","))
+        names = tuple(known) if text == "all" else tuple(_items(text))
         for name in names:
             if name not in known:
                 raise argparse.ArgumentTypeError(f"unknown: {name!r}; known: {', '.join(known)}")
@@ -194,7 +199,7 @@ def _names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 
 def _ranks(text: str) -> tuple[int, ...]:
     ranks: set[int] = set()
-    for part in text.split(","):
+    for part in _items(text):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if match is None:
             raise argparse.ArgumentTypeError(f"{text!r} is not a list of ranks, such as 0,2,4-7")

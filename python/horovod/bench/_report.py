@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -90,7 +89,23 @@ def verdict(all_measured: list[Measured]) -> str:
     wrong = sum(1 for count in checked if count)
     if wrong:
         return f"\n# WRONG RESULTS in {wrong} of {len(checked)} checked cases"
-    return f"\n# all right: {len(checked)} of {len(all_measured)} cases were checked"
+    text = f"\n# all right: {len(checked)} of {len(all_measured)} cases were checked"
+    unchecked = [one.case for one in all_measured if one.wrong is None]
+    if checked and unchecked:
+        # Each kind once, whatever its sizes.
+        kinds = dict.fromkeys(_kind(case) for case in unchecked)
+        text += f"; not checked: {', '.join(kinds)}"
+    return text
+
+
+def _kind(case: Case) -> str:
+    """A case without its size, and why its result cannot be known if the reader may wonder."""
+    if case.dtype is None:
+        return f"{case.collective} (has no result)"
+    words = [case.collective, case.dtype.name]
+    if case.operator:
+        words.append(f"{case.operator} (not exact in this type for so many ranks)")
+    return " ".join(words)
 
 
 def write_json(path: str, options: Options, members: Members, found: list[Measured]) -> None:
@@ -109,7 +124,8 @@ def write_json(path: str, options: Options, members: Members, found: list[Measur
     if path == "-":
         sys.stdout.write(text)
     else:
-        Path(path).write_text(text)
+        with open(_core.open_output(path), "w") as file:
+            file.write(text)
 
 
 def _record(one: Measured) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -374,9 +373,10 @@ class RayExecutor:
             Accepted.
         """
         if ssh_str and ssh_identity_file and not os.path.exists(ssh_identity_file):
-            path = Path(ssh_identity_file)
-            path.touch(0o600)
-            path.write_text(ssh_str)
+            # Only a new file: where others may write, a link that leads elsewhere may lie at this place.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with open(os.open(ssh_identity_file, flags, 0o600), "w") as file:
+                file.write(ssh_str)
         return MiniSettings(
             nics=nics,
             verbose=int(verbose),

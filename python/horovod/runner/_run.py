@@ -92,7 +92,7 @@ def run(
         min_num_proc = _whole("min_num_proc", min_num_proc)
     max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
     if network_interface is not None:
-        split = network_interface.split(",")
+        split = network_interface.rstrip().removesuffix(",").split(",")
         network_interfaces = _renamed(
             "network_interface", split, "network_interfaces", network_interfaces
         )

@@ -77,10 +77,8 @@ def run_commandline() -> NoReturn:
 
 
 def __getattr__(name: str) -> NoReturn:
-    advice = _absent.advice(f"horovod.runner.launch:{name}")
-    if advice is not None:
-        raise ImportError(advice)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Also where this file is run: then its name is another.
+    _absent.raise_missing("horovod.runner.launch", name)
 
 
 if __name__ == "__main__":

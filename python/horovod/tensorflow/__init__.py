@@ -10,6 +10,7 @@ if importlib.util.find_spec("tensorflow") is None:
         name="tensorflow",
     )
 
+from horovod import _absent
 from horovod.common import api as _api
 from horovod.common._ops import resolve_op as handle_average_backwards_compatibility
 from horovod.common.api import *  # noqa: F403
@@ -107,5 +108,8 @@ def __getattr__(name: str) -> Any:
     if name == "SyncBatchNormalization":
         from horovod.tensorflow import sync_batch_norm
 
-        return sync_batch_norm.SyncBatchNormalization
+        try:
+            return sync_batch_norm.SyncBatchNormalization
+        except AttributeError as error:
+            _absent.raise_unavailable(str(error))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

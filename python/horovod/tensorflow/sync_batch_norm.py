@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from horovod import _absent
 from horovod.common._ops import Sum
 from horovod.common.process_sets import global_process_set
 from horovod.tensorflow._allreduce import allreduce
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     # Made when it is asked for: its base class is Keras's, which takes seconds to import.
     if name == "SyncBatchNormalization":
-        return layer_class(tf.keras.layers.BatchNormalization)
+        try:
+            return layer_class(tf.keras.layers.BatchNormalization)
+        except ImportError as error:
+            _absent.raise_unavailable(str(error))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

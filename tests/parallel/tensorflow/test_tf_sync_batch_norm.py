@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
+from horovod.tensorflow import sync_batch_norm
 from horovod.tensorflow.sync_batch_norm import layer_class
 
 ROWS = [3, 5, 2, 4]
@@ -105,6 +106,16 @@ def test_half_inputs_and_names():
     from horovod.tensorflow import SyncBatchNormalization
 
     assert SyncBatchNormalization is hvd.SyncBatchNormalization
+
+
+def test_where_keras_lacks_what_the_layer_needs_there_is_none(monkeypatch):
+    monkeypatch.setattr(tf.keras.layers, "BatchNormalization", object)
+    assert not hasattr(hvd, "SyncBatchNormalization")
+    assert not hasattr(sync_batch_norm, "SyncBatchNormalization")
+    with pytest.raises(AttributeError, match="replaces _moments"):
+        _ = hvd.SyncBatchNormalization
+    with pytest.raises(ImportError, match="replaces _moments"):
+        from horovod.tensorflow import SyncBatchNormalization  # noqa: F401
 
 
 @pytest.mark.parametrize("fused", [True, None])

@@ -301,6 +301,20 @@ fn range_errors_name_the_setting_as_horovod_does() {
 }
 
 #[test]
+fn a_comma_may_stand_after_the_last_interface() {
+    for line in [
+        "-np 1 --network-interfaces eth0, x",
+        "-np 1 --network-interface=eth0 x",
+    ] {
+        assert_eq!(run(line).expect(line).network_interfaces, ["eth0"]);
+    }
+    fails(
+        "-np 1 --network-interfaces eth0,, x",
+        "empty interface name",
+    );
+}
+
+#[test]
 fn suggests_the_nearest_name() {
     fails("-np 1 --verbos3 x", "did you mean --verbose?");
     fails("-np 1 --zzz x", "unknown option --zzz");
@@ -308,6 +322,34 @@ fn suggests_the_nearest_name() {
         "-np 1 --outptu-filename d x",
         "did you mean --output-filename?",
     );
+}
+
+#[test]
+fn options_of_other_launchers_are_told_what_stands_for_them() {
+    for (line, instead) in [
+        ("--nproc_per_node 4 x", "option of torchrun; -np takes"),
+        ("--nproc-per-node=4 x", "option of torchrun; -np takes"),
+        (
+            "-np 2 -x NCCL_DEBUG x",
+            "ranks have the environment of horovodrun",
+        ),
+        ("-np 2 -map-by slot x", "-H name:slots"),
+        (
+            "-np 2 --bind-to none x",
+            "leave it out: nothing here needs it",
+        ),
+        ("--ntasks 2 x", "-np takes the number of processes"),
+        ("-np 2 -m package.train", "python -m MODULE"),
+    ] {
+        fails(line, "unknown option");
+        fails(line, instead);
+    }
+    // An option of our own is never taken for one of theirs.
+    for spec in options::all() {
+        for name in spec.names {
+            assert_eq!(options::foreign_advice(name), None, "{name}");
+        }
+    }
 }
 
 #[test]

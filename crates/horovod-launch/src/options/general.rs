@@ -7,6 +7,7 @@ use super::{
 };
 use crate::args::text;
 use crate::doctor::Form as DoctorForm;
+use crate::hosts::without_last_comma;
 
 const GENERAL: &str = "general";
 const HOSTS: &str = "hosts";
@@ -205,7 +206,7 @@ pub(super) static OPTIONS: &[OptionSpec] = &[
 ];
 
 fn interfaces(options: &mut Options, value: &OsStr) -> Result<(), Wrong> {
-    for name in text(value)?.split(',').map(str::trim) {
+    for name in without_last_comma(text(value)?).split(',').map(str::trim) {
         if name.is_empty() {
             let given = value.to_string_lossy();
             return Err(format!("empty interface name in {given:?}").into());

@@ -8,6 +8,7 @@ pub(crate) mod data_socket;
 pub(crate) mod fd;
 pub(crate) mod identity;
 pub(crate) mod net;
+pub mod output_file;
 pub(crate) mod region;
 mod unlinked_file;
 

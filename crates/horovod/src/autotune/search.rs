@@ -136,6 +136,21 @@ impl Search {
         std::mem::take(&mut self.news)
     }
 
+    /// What a search is at that has not ended.
+    pub(crate) fn unfinished(&self) -> Option<String> {
+        match &self.stage {
+            Stage::WarmUp { remaining } => {
+                Some(format!("warmed up (rounds remaining: {remaining})"))
+            }
+            Stage::Explore => {
+                let tried = self.rounds.len();
+                Some(format!("tried settings out ({tried} tried)"))
+            }
+            Stage::Confirm { .. } => Some("compared the best settings with the defaults".into()),
+            Stage::Finished => None,
+        }
+    }
+
     /// One sample's score under the values in force.
     pub(crate) fn handle_sample(&mut self, score: f64) -> Next {
         match &mut self.stage {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use horovod_protocol::{
     AggregatorAction, CACHE_EVICTION_TEXT, Completion, CoordinatorAction, DecodeError, EntryId,
-    LossCause, PeerLost, Rank, Time, ToCoordinator, WorkerAction,
+    Leaving, LossCause, PeerLost, Rank, StopReason, Time, ToCoordinator, WorkerAction,
 };
 use horovod_transport::{ControlEvent, Mesh};
 
@@ -280,6 +280,10 @@ impl Driver {
         for (_, backend) in &mut self.devices {
             backend.close(orderly);
         }
+        if orderly && self.pump.left_well {
+            self.pump.inspection.ended_well();
+            self.host.ended_well();
+        }
         self.pump.control.goodbye(GOODBYE_TIMEOUT);
         self.pump.recording.close();
     }
@@ -442,7 +446,10 @@ impl Pump {
                 self.removed_sets.push_back((after, set));
             }
             WorkerAction::Tuned { seq, values } => self.announced.push_back((seq, values)),
-            WorkerAction::ShutDown { .. } => self.stopped = true,
+            WorkerAction::ShutDown { why, .. } => {
+                self.stopped = true;
+                self.left_well = matches!(why, StopReason::Left(Leaving::Asked | Leaving::Ended));
+            }
             WorkerAction::Abort(lost) => self.end_generation(&lost),
         }
     }

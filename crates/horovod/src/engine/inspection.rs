@@ -471,6 +471,11 @@ impl Inspection {
 }
 
 impl Inspection {
+    /// The job has ended, and well.
+    pub(super) fn ended_well(&mut self) {
+        self.file.discard();
+    }
+
     /// Write a report to the file, and say where it is to be found.
     fn file_report(&mut self, report: &mut String, summary: &mut String) {
         summary.push_str(". Rank 0 has printed the whole report, with stacks");

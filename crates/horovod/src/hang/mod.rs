@@ -10,8 +10,9 @@ mod device_report;
 pub(crate) mod harness;
 mod leader;
 mod messages;
-mod place;
 mod report;
+mod report_file;
+mod runnable;
 #[cfg(test)]
 mod simulation;
 mod soft;
@@ -26,8 +27,9 @@ pub(crate) use device::{
 pub(crate) use device_report::{render_device, summary_device};
 pub(crate) use leader::{Leader, Step};
 pub(crate) use messages::{Message, is_message};
-pub(crate) use place::{ReportFile, runnable_ms};
 pub(crate) use report::{JobView, render, summary};
+pub(crate) use report_file::ReportFile;
+pub(crate) use runnable::runnable_ms;
 pub(crate) use soft::{LetGo, Requests, SoftStep, SoftWatch};
 pub(crate) use verdict::{Diagnosis, Late};
 

@@ -10,6 +10,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use horovod_transport::output_file::{self, Content};
+
 use super::object::Object;
 
 /// Granularity in which the system copies a write into a file.
@@ -35,7 +37,7 @@ pub(super) struct Trace {
 impl Trace {
     /// Creates the file, or empties it.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        let file = File::create(path)?;
+        let file = output_file::open(path, Content::Replaced)?;
         let mut trace = Self {
             file,
             at: 0,

@@ -10,9 +10,6 @@ from horovod import _absent
 
 __all__ = ["FixedHosts", "HostDiscovery", "HostDiscoveryScript"]
 
-# Parts of the original's driver, which is a program here.
-_OF_THE_DRIVER = ("DiscoveredHosts", "HostManager", "HostState")
-
 
 class HostDiscovery:
     """Says which hosts there are: base class, for discoveries of one's own."""
@@ -79,6 +76,4 @@ class FixedHosts(HostDiscovery):
 
 
 def __getattr__(name: str) -> NoReturn:
-    if name in _OF_THE_DRIVER:
-        raise ImportError(_absent.advice("horovod.runner.elastic.driver"))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _absent.raise_missing(__name__, name)

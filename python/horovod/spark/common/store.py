@@ -173,14 +173,19 @@ class AbstractFilesystemStore(Store):
 
     def write_bytes(self, path: str, content: bytes) -> None:
         """Write a file whole: readers see the old content or the new one."""
-        place = self.get_localized_path(path)
+        with self._whole(self.get_localized_path(path)) as part:
+            self._fs.pipe_file(part, content)
+
+    @contextlib.contextmanager
+    def _whole(self, place: str) -> Iterator[str]:
+        """Where to write a file so that it appears whole; a link at its place is replaced, not followed."""
         self._fs.makedirs(posixpath.dirname(place), exist_ok=True)
         if isinstance(self._fs, fsspec.get_filesystem_class("file")):
             part = f"{place}.{secrets.token_hex(8)}.part"
-            self._fs.pipe_file(part, content)
+            yield part
             os.replace(part, place)
         else:
-            self._fs.pipe_file(place, content)
+            yield place
 
     def write_text(self, path: str, text: str) -> None:
         """Write a file of text."""
@@ -191,15 +196,15 @@ class AbstractFilesystemStore(Store):
         del callback
         place = self.get_localized_path(rpath)
         if not recursive:
-            self._fs.makedirs(posixpath.dirname(place), exist_ok=True)
-            self._fs.put_file(lpath, place)
+            with self._whole(place) as part:
+                self._fs.put_file(lpath, part)
             return
         for folder, _, names in os.walk(lpath):
             for name in names:
                 source = os.path.join(folder, name)
                 target = posixpath.join(place, os.path.relpath(source, lpath))
-                self._fs.makedirs(posixpath.dirname(target), exist_ok=True)
-                self._fs.put_file(source, target)
+                with self._whole(target) as part:
+                    self._fs.put_file(source, part)
 
     def is_parquet_dataset(self, path: str) -> bool:
         """Whether a folder holds Parquet files."""

@@ -69,6 +69,11 @@ impl Host {
         self.tuned.observe(now, execution, coordinator);
     }
 
+    /// The job has ended, and well.
+    pub(in crate::engine) fn ended_well(&self) {
+        self.tuned.ended_well();
+    }
+
     /// Whether an execution may be broken off in any wait and go on later, so that a thread may carry it out that must
     /// be able to leave.
     pub(in crate::engine) fn may_pause(&mut self, execution: &Execution) -> bool {

@@ -52,6 +52,8 @@ pub(super) struct Pump {
     pub(super) dead: Option<Error>,
     /// All ranks have agreed to stop.
     pub(super) stopped: bool,
+    /// Because ranks have asked for it, none of them after an error.
+    pub(super) left_well: bool,
     /// Members of the execution that was started and has not ended.
     pub(super) running: Option<Arc<[Rank]>>,
     /// Executions that go on by themselves.
@@ -139,6 +141,7 @@ impl Pump {
             lost: None,
             dead: None,
             stopped: false,
+            left_well: false,
             running: None,
             flights: Flights::default(),
             shutdown_deadline: None,

@@ -74,8 +74,9 @@ INVALID_SLOT_INFO = SlotInfo(
 
 
 def parse_hosts(hosts_string: str) -> list[HostInfo]:
-    """Read `host1:2,host2:4`. ValueError names an item that is not of this form."""
-    return [HostInfo.from_string(item) for item in hosts_string.split(",")]
+    """Read `host1:2,host2:4`, with or without a comma at the end. ValueError names an item that is not of this form."""
+    items = hosts_string.rstrip().removesuffix(",").split(",")
+    return [HostInfo.from_string(item) for item in items]
 
 
 def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:

@@ -70,6 +70,14 @@ impl Tuned {
         }
     }
 
+    /// The job has ended, and well: if that was too early for tuning, say so.
+    pub(super) fn ended_well(&self) {
+        let unfinished = self.autotuner.as_ref().and_then(|tuner| tuner.unfinished());
+        if let Some(unfinished) = unfinished {
+            tracing::warn!("Autotuner: {unfinished}");
+        }
+    }
+
     fn apply(&mut self, values: &[u64]) {
         let Some(values) = Values::from_slice(values) else {
             // Every rank says so alike and goes on as before: they come from one coordinator.
