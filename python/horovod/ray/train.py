@@ -15,9 +15,10 @@ try:
 except ImportError as error:
     raise ImportError(
         f"horovod.ray.train needs Ray Train of Ray 2.43 or later, which cannot be imported here ({error}); "
-        "install it: pip install 'horovod-rs[ray]'"
+        f"install it: {command('horovod-rs[ray]')}"
     ) from error
 
+from horovod._installation import command
 from horovod.runner import executor
 
 __all__ = ["HorovodConfig", "HorovodTrainer"]

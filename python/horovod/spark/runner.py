@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from horovod._installation import command
 from horovod.runner.agents import run_on_agents
 
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ def _context(caller: str) -> SparkContext | None:
         import pyspark
     except ImportError as error:
         raise ImportError(
-            f"{caller} needs pyspark, which is not installed: pip install 'horovod-rs[spark]'"
+            f"{caller} needs pyspark, which is not installed: {command('horovod-rs[spark]')}"
         ) from error
     # The package pyspark-client is without it.
     kind = getattr(pyspark, "SparkContext", None)
