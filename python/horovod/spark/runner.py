@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from horovod._installation import command
 from horovod.runner.agents import run_on_agents
+from horovod.spark._broadcast import Call
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -49,7 +50,8 @@ def run(
     Parameters
     ----------
     fn, args, kwargs
-        What to call, and with what; they travel by cloudpickle, encrypted, not inside Spark's closures.
+        What to call, and with what; they travel by cloudpickle, encrypted, not inside Spark's closures. A broadcast
+        variable in them is its value there.
     num_proc
         Number of ranks, each in one slot; default the session's `defaultParallelism`.
     start_timeout
@@ -221,9 +223,7 @@ def _run(
     fn, env = _with_environment(fn, env, caller)
     spark_tasks = SparkTasks(context, tasks, start_timeout, is_elastic, caller)
     return run_on_agents(
-        fn,
-        args,
-        kwargs,
+        Call(fn, args, kwargs),
         tasks=spark_tasks,
         num_proc=num_proc or tasks,
         is_elastic=is_elastic,
