@@ -27,6 +27,8 @@ _ROWS = (
     "there is horovod.data"
 )
 
+_SAVED = "estimators, and the models that fit() returns, save what they hold: estimator.save(path), model.save(path)"
+
 _SPARK = "call functions on ranks in Spark's tasks with horovod.spark.run, or elastic with horovod.spark.run_elastic"
 
 # Modules, submodules included, and names in modules that exist, after a colon.
@@ -42,6 +44,11 @@ _INSTEAD = {
     "horovod.spark.tensorflow": (
         "call horovod.tensorflow.data.compute_worker.main on ranks by horovod.spark.run, with a file that all hosts see"
     ),
+    "horovod.spark.common.cache": "horovod.spark.common.util.prepare_data knows what it has written",
+    "horovod.spark.common.constants": "estimators need no such choice: they read rows in a fixed amount of memory",
+    "horovod.spark.keras.util": _SAVED,
+    "horovod.spark.lightning.util": _SAVED,
+    "horovod.spark.torch.util": _SAVED,
     "horovod.runner.gloo_run": _CALL,
     "horovod.runner.mpi_run": f"there is no MPI here; {_CALL}; ranks that mpirun starts find each other by themselves",
     "horovod.runner.js_run": f"{_CALL}; ranks that jsrun starts find each other by themselves",
@@ -70,7 +77,7 @@ _INSTEAD = {
     "horovod.runner.elastic.registration": _ELASTIC,
     "horovod.runner.elastic.rendezvous": _ELASTIC,
     "horovod.runner.elastic.settings": f"arguments take its place: {_ELASTIC}",
-    "horovod.runner.elastic.constants": "docs/settings.md and the options of horovodrun have their values",
+    "horovod.runner.elastic.constants": "horovodrun --help names the options that set such values",
     "horovod.runner.elastic.discovery:DiscoveredHosts": _ELASTIC,
     "horovod.runner.elastic.discovery:HostManager": _ELASTIC,
     "horovod.runner.elastic.discovery:HostState": _ELASTIC,

@@ -63,6 +63,7 @@ __all__ = [
     "process_set_ids",
     "process_set_ranks",
     "rank",
+    "registered_process_set",
     "remove_process_set",
     "report_replica",
     "scattered_rows",
@@ -395,6 +396,9 @@ def consistency() -> tuple[int, bool]:
 def add_process_set(ranks: Sequence[int]) -> int:
     """Register a set and return its id, in static jobs too; ValueError on duplicate or invalid ranks."""
 
+def registered_process_set(process_set: int | None) -> int:
+    """The id; ValueError for None, the id of a set that is not registered."""
+
 def remove_process_set(process_set: int) -> bool: ...
 def process_set_ranks(process_set: int) -> list[int]:
     """Members in ascending order; ValueError "Process set does not exist or has not been registered.\""""
@@ -414,7 +418,7 @@ def enqueue(
     postscale: float,
     root: int,
     splits: Sequence[int] | None,
-    process_set: int | None,  # None, a set that is not registered: TypeError
+    process_set: int | None,  # None, a set that is not registered: ValueError
     grouped: bool,
     finish: Callable[[Any], Any] | None = None,
     gpu: tuple[Streams, int] | None = None,

@@ -15,6 +15,13 @@ MARKERS = ("runner/js_run.py", "metadata.json")
 _FIRST_OF_OURS = (0, 29)
 
 
+def command(requirement: str) -> str:
+    """The command that installs this package, or an extra of it, from a folder of wheels: no index has it."""
+    return (
+        f"pip install --find-links dist '{requirement}' (dist: the folder of horovod-rs's wheels)"
+    )
+
+
 def warn_if_mixed(folder: str) -> None:
     """Warn if the original's files are in this package's folder; at import, so it looks at names only."""
     for marker in MARKERS:
@@ -22,7 +29,7 @@ def warn_if_mixed(folder: str) -> None:
             warnings.warn(
                 f"horovod: files of the original Horovod are mixed with those of horovod-rs in {folder} ({marker}, for "
                 "one). To repair it: pip uninstall -y horovod horovod-rs; remove what is left of that folder; then "
-                "pip install horovod-rs. `horovodrun --check-build` says more.",
+                f"{command('horovod-rs')}. `horovodrun --check-build` says more.",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -144,7 +144,6 @@ class Adapter:
             Fault.RESULT: self.hvd.HorovodInternalError,
             Fault.NOT_INITIALIZED: HorovodNotInitializedError,
             Fault.TYPE: TypeError,
-            Fault.UNREGISTERED: TypeError,
             Fault.NO_TENSOR: TypeError,
         }
         return self.faults.get(fault, defaults.get(fault, ValueError))

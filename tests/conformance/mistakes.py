@@ -16,6 +16,8 @@ from conformance.adapter import Fault, Form
 from conformance.cases import even
 from horovod.common import api as job
 
+UNREGISTERED = r"This process set is not registered, or was removed: pass it to hvd\.init"
+
 
 class By(Enum):
     """The ranks that make a mistake."""
@@ -229,7 +231,7 @@ def of_sets_and_types():
         name = {"options": {"name": 3}, "text": ("",), "fault": Fault.TYPE, **one}
         yield Mistake("name is a number", operation, **name)
         unregistered = {"options": {"process_set": lambda _: job.ProcessSet([0])}, **one}
-        unregistered |= {"text": ("not registered",), "fault": Fault.UNREGISTERED}
+        unregistered |= {"text": (UNREGISTERED,), "fault": Fault.UNREGISTERED}
         yield Mistake("set is not registered", operation, **unregistered)
         text = ("does not exist,? or has not been registered|Invalid process set",)
         unknown = {"options": {"process_set": _set_of(12345)}, "text": text, **one}

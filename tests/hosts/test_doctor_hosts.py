@@ -162,7 +162,7 @@ def test_another_version_on_one_host_is_named(examine, net) -> None:
         network.run(*inside, "umount", str(harness.HOROVODRUN))
     found = finding(chart, r"has horovod-rs 0\.0\.9, this host .*: install the same there")
     assert found["hosts"] == ["host-b"]
-    assert "pip install the same version" in found["fix"]
+    assert "install the same wheels" in found["fix"]
 
 
 def test_too_few_open_files(examine) -> None:

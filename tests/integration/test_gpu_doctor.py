@@ -103,6 +103,13 @@ LIBRARIES = {
         ("NCCL", f"not here. libnccl.so.2 could not be loaded; tried {NOWHERE}: "),
         ("driver", f"not here. libcuda.so.1 could not be loaded; tried {NOWHERE}: "),
     ),
+    "no driver": (
+        {"HOROVOD_CUDA_LIBRARY": NOWHERE},
+        "",
+        " ",
+        ("NCCL", "here it is 2.30.7 in "),
+        ("driver", f"not here. libcuda.so.1 could not be loaded; tried {NOWHERE}: "),
+    ),
     "too old": (
         {},
         "nccl_version=21700,driver_version=11080",

@@ -164,9 +164,9 @@ def test_version_is_a_bare_number(jobs) -> None:
 
 def test_check_build_has_the_layout_that_programs_read(jobs) -> None:
     import horovod
-    from horovod.torch import nccl_built
+    from horovod.torch import cuda_built, nccl_built, rocm_built
 
-    nccl = "X" if nccl_built() else " "
+    nccl = "X" if nccl_built() and (cuda_built() or rocm_built()) else " "
     done = subprocess.run(
         [harness.HOROVODRUN, "--check-build"],
         capture_output=True,
@@ -176,7 +176,8 @@ def test_check_build_has_the_layout_that_programs_read(jobs) -> None:
     )
     assert done.stdout == (
         f"Horovod v{horovod.__version__}:\n\nAvailable Frameworks:\n"
-        "    [X] TensorFlow\n    [X] PyTorch\n    [ ] MXNet\n\nAvailable Controllers:\n"
+        "    [X] TensorFlow\n    [X] PyTorch\n    [ ] MXNet\n    [X] JAX\n    [X] Keras\n\n"
+        "Available Controllers:\n"
         "    [ ] MPI\n    [X] Gloo\n\nAvailable Tensor Operations:\n"
         f"    [{nccl}] NCCL\n    [ ] DDL\n    [ ] CCL\n    [ ] MPI\n    [X] Gloo    \n"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 from horovod.ray import ElasticRayExecutor, RayExecutor  # noqa: E402
 from horovod.ray.runner import StaticAdapter  # noqa: E402
+from horovod.ray.strategy import create_placement_group  # noqa: E402
 
 LIMIT_S = int(harness.LIMIT_S)
 # Else Ray takes a minute to believe that a node has gone.
@@ -159,7 +161,10 @@ def test_workers_on_two_hosts() -> None:
         executor.shutdown()
     assert rows == [(0, 4, 0, 2, 14.0), (1, 4, 1, 2, 14.0), (2, 4, 0, 2, 14.0), (3, 4, 1, 2, 14.0)]
     assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
-    assert {*hosts} == {node["NodeID"] for node in ray.nodes()}
+    # Both nodes are on this machine: the second's name has a part of its id.
+    ids = {node["NodeID"][:8] for node in ray.nodes()}
+    assert hosts[0] == socket.gethostname()
+    assert hosts[2].removeprefix(f"{hosts[0]}-") in ids
 
 
 def test_an_error_names_the_rank(two: RayExecutor) -> None:
@@ -222,6 +227,20 @@ def test_too_few_resources() -> None:
     with pytest.raises(TimeoutError, match=r"requested 5 x \{'CPU': 1\}.* in all \{'CPU': 4"):
         executor.start()
     executor.shutdown()
+
+
+def test_a_placement_group_comes_with_its_bundles() -> None:
+    group, bundles = create_placement_group({"CPU": 1}, 2, LIMIT_S, "PACK")
+    try:
+        assert bundles == group.bundle_specs == [{"CPU": 1}] * 2
+    finally:
+        ray.util.remove_placement_group(group)
+    wait_until(lambda: ray.available_resources().get("CPU") == 4.0, "4 free CPUs")
+
+
+def test_settings_have_defaults() -> None:
+    assert RayExecutor(None, num_workers=2).settings.timeout_s == 30
+    assert ElasticRayExecutor(None).settings.min_num_proc == 1
 
 
 def gpus_of_a_rank() -> tuple[tuple[int, int, int, int], list[str], list[str]]:

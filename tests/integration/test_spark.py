@@ -104,10 +104,12 @@ def test_wrong_calls() -> None:
         horovod.spark.run(print, start_timeout=0)
 
 
-def test_every_other_parameter() -> None:
+def test_every_other_parameter(spark: Any) -> None:
+    shared = spark.sparkContext.broadcast([4, 5])
+
     def work(name: str, *, number: int) -> tuple[Any, ...]:
         print("from a rank", file=sys.stderr)
-        return name, number, sys.executable, os.environ["GREETING"]
+        return name, number, sys.executable, os.environ["GREETING"], shared.value
 
     python = str(Path(sys.executable).with_name("python3"))
     assert python != sys.executable
@@ -129,7 +131,7 @@ def test_every_other_parameter() -> None:
         prefix_output_with_timestamp=True,
         executable=python,
     )
-    assert results == [("a", 3, python, "hello")] * 2
+    assert results == [("a", 3, python, "hello", [4, 5])] * 2
     assert re.search(r"\d:\d\d:\d\d.*\[1\]<stderr>:from a rank", err.getvalue())
     assert "horovodrun: " in err.getvalue()
     with pytest.raises(ValueError, match="no-such-interface"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -145,6 +146,34 @@ def test_wrong_data_is_found_before_training(spark: Any, tmp_path: Path) -> None
         ValueError, match="'x' does not have uniform shape: its rows have from 2 to 3"
     ):
         _estimator(store).fit(ragged)
+
+
+def test_columns_without_numbers_are_named(spark: Any, tmp_path: Path) -> None:
+    columns = "'text' AS text, binary('b') AS binary, 1.5BD AS decimal, date'2020-01-01' AS date"
+    frame = spark.sql(f"SELECT {columns}, array('a') AS texts, 1.0D AS y")
+    estimator = _estimator(Store.create(str(tmp_path)))
+    for name, kind in frame.dtypes[:-1]:
+        text = rf"column '{name}' has the type {re.escape(kind)}; expected numbers"
+        with pytest.raises(TypeError, match=text):
+            estimator.copy().setFeatureCols([name]).fit(frame)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_column_of_numbers_and_a_broadcast_variable(spark: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(float(x), 2.0 * x) for x in range(-4, 4)], ["x", "y"])
+    model = torch.nn.Linear(1, 1)
+    factor = spark.sparkContext.broadcast(2.0)
+    trained = _estimator(
+        Store.create(str(tmp_path)),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        loss=[lambda output, label: factor.value * torch.nn.functional.mse_loss(output, label)],
+        batch_size=4,
+        epochs=20,
+    ).fit(frame)
+    history = trained.getHistory()
+    assert history[-1]["train"]["loss"] < 0.5 * history[0]["train"]["loss"]
+    assert trained.transform(frame).count() == 8
 
 
 def test_unwritable_store_is_an_error() -> None:

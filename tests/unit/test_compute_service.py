@@ -7,6 +7,7 @@ import pytest
 
 from horovod.runner.common.service import compute_service
 from horovod.runner.common.service.compute_service import ComputeClient, ComputeService
+from horovod.runner.common.util.timeout import TimeoutException
 
 KEY = bytes(range(32))
 # Only what hangs reaches it.
@@ -54,7 +55,7 @@ def test_each_dispatcher_has_workers_of_its_own(client: ComputeClient) -> None:
         client.register_worker_for_dispatcher(0, worker, LIMIT_S)
     client.register_worker_for_dispatcher(1, 2, LIMIT_S)
     client.wait_for_dispatcher_worker_registration(0, LIMIT_S)
-    with pytest.raises(TimeoutError, match="the workers of dispatcher 1"):
+    with pytest.raises(TimeoutException, match="the workers of dispatcher 1"):
         client.wait_for_dispatcher_worker_registration(1, 0)
     client.register_worker_for_dispatcher(1, 3, LIMIT_S)
     client.wait_for_dispatcher_worker_registration(1, LIMIT_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from horovod.common._news import HostMessages
 from horovod.runner.elastic import discovery
 from horovod.runner.elastic.worker import HostUpdateResult
 from horovod.runner.util import threads
+from horovod.spark import conf
 
 MODULES = [
     *("gloo_run", "mpi_run", "js_run", "task_fn", "driver.driver_service", "http.http_server"),
@@ -47,6 +49,29 @@ def test_a_module_of_the_originals_spark_says_what_to_use(name: str) -> None:
     text = r"horovod\.spark\.\w+ of the original .* horovod\.spark\.run"
     with pytest.raises(ModuleNotFoundError, match=text):
         importlib.import_module(f"horovod.spark.{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("common.cache", "prepare_data"),
+        ("common.constants", "a fixed amount of memory"),
+        ("keras.util", r"model\.save"),
+        ("lightning.util", r"model\.save"),
+        ("torch.util", r"model\.save"),
+        ("tensorflow.compute_worker", r"horovod\.tensorflow\.data\.compute_worker\.main"),
+    ],
+)
+def test_a_module_of_the_originals_estimators_says_what_to_use(name: str, text: str) -> None:
+    told = _absent.advice(f"horovod.spark.{name}")
+    assert told is not None
+    assert re.search(rf"^horovod\.spark\.\S+ of the original .*{text}", told)
+
+
+def test_a_constant_of_the_originals_spark_says_what_to_use() -> None:
+    with pytest.raises(ImportError, match=r"SPARK_CONF_REUSE.* builder\.config"):
+        exec("from horovod.spark.conf import SPARK_CONF_REUSE")
+    assert conf.SPARK_CONF_BLACKLIST_DISABLED[1] == "false"
 
 
 def test_who_asks_first_gets_a_plain_answer() -> None:
@@ -129,6 +154,8 @@ def test_functions_in_threads() -> None:
     event.set()
     waiting.join(60)
     assert called.is_set()
+    with pytest.raises(ValueError, match="stop: expected an event with daemon=False"):
+        threads.on_event(event, called.set, daemon=False)
     never = threading.Event()
     waiting = threads.on_event(threading.Event(), never.set, (), stop, 0.01)
     stop.set()

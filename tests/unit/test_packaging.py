@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -17,10 +19,10 @@ import metadata_wheel
 import sparkdl_wheel
 from horovod import _installation
 
-# Every extra that the original declares, and one for JAX.
+# Every extra that the original declares, one for JAX, and one for everything.
 EXTRAS = {
     *("pytorch", "tensorflow", "tensorflow-cpu", "tensorflow-gpu", "keras", "mxnet", "jax"),
-    *("spark", "pytorch-spark", "ray", "all-frameworks", "dev", "test"),
+    *("spark", "pytorch-spark", "ray", "all-frameworks", "all-dependencies", "dev", "test"),
 }
 
 
@@ -56,6 +58,47 @@ def test_horovod_rs_is_metadata_alone_with_the_originals_extras(tmp_path: Path) 
     assert set(metadata_wheel.read_project()["optional-dependencies"]) == EXTRAS
     again = metadata_wheel.build(tmp_path / "again")
     assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_nothing_recommends_what_no_index_has() -> None:
+    """Texts that name a command of pip for this package give it the wheels."""
+    texts = [Path(name) for name in ("README.md", "Makefile", "pyproject.toml")]
+    texts += [
+        file
+        for end in ("docs/*.md", "examples/**/*.py", "python/**/*.py")
+        for file in harness.ROOT.glob(end)
+    ]
+    texts += harness.ROOT.glob("crates/*/src/**/*.rs")
+    assert len(texts) > 100
+    wrong = [
+        f"{file}: {found[0]}"
+        for file in texts
+        for found in re.finditer(
+            r"pip install [^`\"\n]*horovod[^`\"\n]*", (harness.ROOT / file).read_text()
+        )
+        if "--find-links" not in found[0] and ".whl" not in found[0]
+    ]
+    assert not wrong, wrong
+
+
+def test_no_error_names_a_page_that_is_not_installed() -> None:
+    page = re.compile(r"\bdocs/\S+\.md\b")
+    wrong = []
+    for file in harness.ROOT.glob("python/**/*.py"):
+        tree = ast.parse(file.read_text())
+        # A statement of a text alone is a docstring.
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and id(node) not in told
+        ]
+        wrong += [f"{file}: {node.value}" for node in texts if page.search(str(node.value))]
+    for file in harness.ROOT.glob("crates/*/src/**/*.rs"):
+        lines = file.read_text().splitlines()
+        code = [line for line in lines if not line.lstrip().startswith("//")]
+        wrong += [f"{file}: {line.strip()}" for line in code if page.search(line)]
+    assert not wrong, wrong
 
 
 def test_sparkdl_is_found_where_no_other_is(tmp_path: Path) -> None:
@@ -140,7 +183,7 @@ def test_check_build_and_doctor_name_a_mixed_installation(copy: Path) -> None:
         wheel.unlink()
     said = outcome(copy, check)
     assert f"mixed with another: the original Horovod 0.28.1 is installed, too, in {copy}" in said
-    assert f"-m pip install horovod-rs=={version}" in said
+    assert f"-m pip install --find-links dist horovod-rs=={version}" in said
     (home / "torch" / "mpi_lib_v2.cpython-311-x86_64-linux-gnu.so").touch()
     said = outcome(copy, check)
     assert f"{home} holds files of the original Horovod: torch/mpi_lib_v2" in said

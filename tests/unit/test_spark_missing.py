@@ -42,7 +42,7 @@ def test_packages_are_named_with_how_to_get_them(code: str, package: str) -> Non
     said = last_line(code, package)
     assert said.startswith("ImportError: ")
     assert f"need {package}" in said.replace("needs", "need")
-    assert "pip install 'horovod-rs[spark]'" in said
+    assert "pip install --find-links dist 'horovod-rs[spark]'" in said
 
 
 def test_a_missing_java_is_named() -> None:
@@ -56,4 +56,4 @@ def test_a_missing_java_is_named() -> None:
 def test_ray_is_named() -> None:
     said = last_line("import horovod.ray", "ray")
     assert said.startswith("ImportError: horovod.ray needs Ray")
-    assert "pip install 'horovod-rs[ray]'" in said
+    assert "pip install --find-links dist 'horovod-rs[ray]'" in said

@@ -20,6 +20,8 @@ for name, module, packages in (
     ("TensorFlow", "tensorflow", ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-macos")),
     ("PyTorch", "torch", ("torch",)),
     ("MXNet", "mxnet", ("mxnet", "mxnet-cu112", "mxnet-cu102")),
+    ("JAX", "jax", ("jax",)),
+    ("Keras", "keras", ("keras", "tf_keras", "keras-nightly")),
 ):
     version = ""
     for package in packages:
@@ -42,11 +44,23 @@ except Exception:
     pass
 "#;
 
-/// Horovod's names of its extensions, and the frameworks they are for.
-const EXTENSIONS: [(&str, &str); 3] = [
-    ("tensorflow", "TensorFlow"),
-    ("torch", "PyTorch"),
-    ("mxnet", "MXNet"),
+/// How a framework's tensors on a GPU travel where NCCL can be used.
+#[derive(Clone, Copy)]
+enum OnGpu {
+    Nccl,
+    /// In programs that XLA compiles, if the GPU is NVIDIA's; else through host memory.
+    NcclWhereCompiled,
+    HostMemory,
+    AsOfBackend,
+}
+
+/// Horovod's names of its extensions, and the frameworks they are for; the last two are not the original's.
+const EXTENSIONS: [(&str, &str, OnGpu); 5] = [
+    ("tensorflow", "TensorFlow", OnGpu::NcclWhereCompiled),
+    ("torch", "PyTorch", OnGpu::Nccl),
+    ("mxnet", "MXNet", OnGpu::HostMemory),
+    ("jax", "JAX", OnGpu::NcclWhereCompiled),
+    ("keras", "Keras", OnGpu::AsOfBackend),
 ];
 
 #[derive(Debug)]
@@ -96,9 +110,22 @@ pub(crate) fn report(verbose: bool) -> String {
         ));
     }
     let found = found.unwrap_or_default();
-    let has = |name: &str| found.iter().any(|f| f.name == name && f.is_usable());
-    text.push_str(&layout(&has));
+    text.push_str(&layout(&found));
     text
+}
+
+fn has(found: &[Framework], name: &str) -> bool {
+    found.iter().any(|f| f.name == name && f.is_usable())
+}
+
+/// Whether the driver of NVIDIA's GPUs, or the library for AMD's, is there.
+fn has_gpus(found: &[Framework]) -> bool {
+    has(found, "CUDA") || has(found, "ROCM")
+}
+
+/// NCCL's library comes with PyTorch also where nothing can use it.
+fn uses_nccl(found: &[Framework]) -> bool {
+    has(found, "NCCL") && has_gpus(found)
 }
 
 /// What is wrong with a mixed installation, and the cure.
@@ -110,24 +137,31 @@ fn mixed(python: &Path, wrong: &str) -> String {
 /// How to get out of a mixed installation.
 pub(crate) fn cure(python: &str, version: &str) -> String {
     format!(
-        "{python} -m pip uninstall -y horovod horovod-rs; remove what is left of the folder horovod; \
-         {python} -m pip install horovod-rs=={version}"
+        "{python} -m pip uninstall -y horovod horovod-rs; remove what is left of the folder horovod; {}",
+        install(python, version)
     )
 }
 
-fn layout(has: &dyn Fn(&str) -> bool) -> String {
+/// The command that installs this version. No index has it: pip takes the wheels from a folder.
+pub(crate) fn install(python: &str, version: &str) -> String {
+    format!(
+        "{python} -m pip install --find-links dist horovod-rs=={version} (dist: the folder of its wheels)"
+    )
+}
+
+fn layout(found: &[Framework]) -> String {
     let mark = |is: bool| if is { 'X' } else { ' ' };
     let mut text = format!(
         "Horovod v{}:\n\nAvailable Frameworks:\n",
         env!("CARGO_PKG_VERSION")
     );
-    for (_, name) in EXTENSIONS {
-        text.push_str(&format!("    [{}] {name}\n", mark(has(name))));
+    for (_, name, _) in EXTENSIONS {
+        text.push_str(&format!("    [{}] {name}\n", mark(has(found, name))));
     }
     text.push_str("\nAvailable Controllers:\n    [ ] MPI\n    [X] Gloo\n");
     text.push_str(&format!(
         "\nAvailable Tensor Operations:\n    [{}] NCCL\n    [ ] DDL\n    [ ] CCL\n    [ ] MPI\n",
-        mark(has("NCCL"))
+        mark(uses_nccl(found))
     ));
     // The four spaces at the end are Horovod's, too.
     text.push_str("    [X] Gloo    \n");
@@ -138,13 +172,16 @@ fn layout(has: &dyn Fn(&str) -> bool) -> String {
 fn explain(python: &Path, found: &io::Result<Vec<Framework>>) -> String {
     let found = found.as_ref().map(Vec::as_slice).unwrap_or_default();
     let mut text = String::new();
-    for (extension, name) in EXTENSIONS {
+    for (extension, name, on_gpu) in EXTENSIONS {
         let framework = found.iter().find(|f| f.name == name);
         let is_built = framework.is_some_and(Framework::is_usable);
         text.push_str(&checked(extension, "", is_built));
         let detail = framework.and_then(|f| Some((f.version.as_ref()?, f.has_adapter)));
         match detail {
-            Some((version, true)) => text.push_str(&format!("{name} {version} is installed.\n")),
+            Some((version, true)) => text.push_str(&format!(
+                "{name} {version} is installed. {}\n",
+                routes(on_gpu, found)
+            )),
             Some((version, false)) => text.push_str(&format!(
                 "{name} {version} is installed; this version of Horovod has no adapter for it.\n"
             )),
@@ -155,14 +192,12 @@ fn explain(python: &Path, found: &io::Result<Vec<Framework>>) -> String {
         }
     }
     let nccl = found.iter().find(|f| f.name == "NCCL");
-    let built = EXTENSIONS
-        .iter()
-        .find(|(_, name)| found.iter().any(|f| f.name == *name && f.is_usable()));
-    if let Some((extension, _)) = built {
+    let built = EXTENSIONS.iter().find(|(_, name, _)| has(found, name));
+    if let Some((extension, ..)) = built {
         for (feature, is_built) in [
             ("MPI", false),
             ("Gloo", true),
-            ("NCCL", nccl.is_some_and(Framework::is_usable)),
+            ("NCCL", uses_nccl(found)),
             ("DDL", false),
             ("CCL", false),
         ] {
@@ -187,6 +222,27 @@ fn explain(python: &Path, found: &io::Result<Vec<Framework>>) -> String {
         "Gloo means this package's own transport: shared memory within a host, TCP between hosts.\n",
     );
     text
+}
+
+/// What becomes of a framework's tensors here.
+fn routes(on_gpu: OnGpu, found: &[Framework]) -> String {
+    let gpu = match on_gpu {
+        OnGpu::AsOfBackend => return "Its tensors go as those of its backend.".to_owned(),
+        _ if !has_gpus(found) => {
+            return "Its tensors go through Gloo; no GPU can be used here.".to_owned();
+        }
+        OnGpu::Nccl if has(found, "NCCL") => "through NCCL",
+        OnGpu::NcclWhereCompiled if has(found, "ROCM") => {
+            "through host memory and Gloo; compiled programs on AMD's GPUs are refused"
+        }
+        OnGpu::NcclWhereCompiled if has(found, "NCCL") => {
+            "through host memory and Gloo, but in compiled programs through NCCL"
+        }
+        OnGpu::Nccl | OnGpu::NcclWhereCompiled | OnGpu::HostMemory => {
+            "through host memory and Gloo"
+        }
+    };
+    format!("Its tensors on the CPU go through Gloo, those on a GPU {gpu}.")
 }
 
 fn checked(extension: &str, with: &str, is_built: bool) -> String {
@@ -253,20 +309,20 @@ mod tests {
 
     #[test]
     fn marks_only_what_works_in_horovods_layout() {
-        let found = parse("TensorFlow|2.20.0|0\nPyTorch|2.15.0+cpu|1\nMXNet||0\n");
-        let has = |name: &str| found.iter().any(|f| f.name == name && f.is_usable());
+        let found = parse("TensorFlow|2.20.0|0\nPyTorch|2.15.0+cpu|1\nMXNet||0\nJAX|0.10|1\n");
         let version = env!("CARGO_PKG_VERSION");
         assert_eq!(
-            layout(&has),
+            layout(&found),
             format!(
-                "Horovod v{version}:\n\nAvailable Frameworks:\n    [ ] TensorFlow\n    [X] PyTorch\n    [ ] MXNet\n\n\
-                 Available Controllers:\n    [ ] MPI\n    [X] Gloo\n\nAvailable Tensor Operations:\n    [ ] NCCL\n    \
+                "Horovod v{version}:\n\nAvailable Frameworks:\n    [ ] TensorFlow\n    [X] PyTorch\n    [ ] MXNet\n    \
+                 [X] JAX\n    [ ] Keras\n\nAvailable Controllers:\n    [ ] MPI\n    [X] Gloo\n\nAvailable Tensor Operations:\n    [ ] NCCL\n    \
                  [ ] DDL\n    [ ] CCL\n    [ ] MPI\n    [X] Gloo    \n"
             )
         );
-        let with_nccl = parse("PyTorch|2.15.0|1\nNCCL|2.30.7 in /x/libnccl.so.2|1\n");
-        let has = |name: &str| with_nccl.iter().any(|f| f.name == name && f.is_usable());
-        assert!(layout(&has).contains("Operations:\n    [X] NCCL\n    [ ] DDL\n"));
+        let nccl = "PyTorch|2.15.0|1\nNCCL|2.30.7 in /x/libnccl.so.2|1\n";
+        assert!(layout(&parse(nccl)).contains("Operations:\n    [ ] NCCL\n    [ ] DDL\n"));
+        let with_nccl = parse(&format!("{nccl}CUDA|13.2 in /x/libcuda.so.1|1|\n"));
+        assert!(layout(&with_nccl).contains("Operations:\n    [X] NCCL\n    [ ] DDL\n"));
         let words = explain(Path::new("py"), &Ok(with_nccl));
         assert!(words.contains("Extension torch was built with NCCL.\n"));
         assert!(words.contains("here it is 2.30.7 in /x/libnccl.so.2.\n"));
@@ -283,11 +339,41 @@ mod tests {
         assert!(words.contains("Extension torch was NOT built with NCCL.\n"));
         for line in [
             "Extension tensorflow was NOT built.\nTensorFlow 2.20.0 is installed; this version",
-            "Extension torch was built.\nPyTorch 2.15.0+cpu is installed.\n",
+            "Extension torch was built.\nPyTorch 2.15.0+cpu is installed. Its tensors go through Gloo; no GPU can be",
             "MXNet is not installed for py.\n",
             "Checking whether extension torch was built with Gloo.\nExtension torch was built with Gloo.\n",
         ] {
             assert!(words.contains(line), "{line}: {words}");
         }
+    }
+
+    #[test]
+    fn each_framework_is_told_where_its_tensors_go() {
+        let all = "TensorFlow|2.21|1\nPyTorch|2.15|1\nMXNet|1.9.1|1\nJAX|0.10|1\nKeras|3.15|1\n";
+        let check = |libraries: &str, expected: [&str; 5]| {
+            let words = explain(Path::new("py"), &Ok(parse(&format!("{all}{libraries}"))));
+            for (line, end) in words
+                .lines()
+                .filter(|l| l.contains("is installed. "))
+                .zip(expected)
+            {
+                assert!(line.ends_with(end), "{libraries}: {line}");
+            }
+        };
+        let (cuda, nccl) = ("CUDA|13.2 in /x|1|\n", "NCCL|2.30.7 in /x|1|\n");
+        let none = "go through Gloo; no GPU can be used here.";
+        let backend = "as those of its backend.";
+        check(nccl, [none, none, none, none, backend]);
+        let host = "those on a GPU through host memory and Gloo.";
+        check(cuda, [host, host, host, host, backend]);
+        let compiled = "but in compiled programs through NCCL.";
+        let direct = "those on a GPU through NCCL.";
+        check(
+            &format!("{cuda}{nccl}"),
+            [compiled, direct, host, compiled, backend],
+        );
+        let refused = "compiled programs on AMD's GPUs are refused.";
+        let rocm = format!("ROCM|7.2 in /x|1|\n{nccl}");
+        check(&rocm, [refused, direct, host, refused, backend]);
     }
 }

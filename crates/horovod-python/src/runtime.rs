@@ -1,7 +1,7 @@
 //! Lifecycle, queries, process sets, barrier and join.
 
 use horovod::{Engine, Error, HeldState, Leaving, ProcessSetId};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -253,11 +253,17 @@ fn look_for_signals() -> Result<(), Stop> {
 /// A `ProcessSet` has no id before it is registered and after it was removed.
 pub(crate) fn registered(process_set: Option<u32>) -> PyResult<ProcessSetId> {
     process_set.map(ProcessSetId).ok_or_else(|| {
-        PyTypeError::new_err(
+        PyValueError::new_err(
             "This process set is not registered, or was removed: pass it to hvd.init(process_sets=[...]) \
              or to hvd.add_process_set() first.",
         )
     })
+}
+
+/// The id of a set, for adapters that do not submit by this module's functions; the error of an unregistered one.
+#[pyfunction]
+pub(crate) fn registered_process_set(process_set: Option<u32>) -> PyResult<u32> {
+    registered(process_set).map(|set| set.0)
 }
 
 /// Register a set of ranks; every rank must make the same call.

@@ -101,7 +101,7 @@ def start(
         postscale,
         root_rank,
         splits,
-        process_set_id,  # None raises the TypeError users know
+        process_set_id,  # None, a set that is not registered, is a ValueError
         grouped,
         finish,
         None if gpu is None else (gpu.streams, gpu.ordinal),

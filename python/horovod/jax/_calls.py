@@ -46,13 +46,12 @@ class Options:
         return replace(self, name=None if self.name is None else f"{self.name}.gradient")
 
     def members(self) -> int:
-        """How many ranks take part."""
-        size = self.process_set.size()
-        if size is None:
-            raise ValueError(
-                f"{self.process_set} is not registered: pass it to hvd.init(process_sets=...) or hvd.add_process_set."
-            )
-        return size
+        """How many ranks take part; ValueError for a process set that is not registered."""
+        return len(_core.process_set_ranks(self.set_id()))
+
+    def set_id(self) -> int:
+        """The number of the process set; ValueError for one that is not registered."""
+        return _core.registered_process_set(self.process_set.process_set_id)
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def _traced(kind: Kind, options: Options, operands: Arrays) -> Arrays:
         reduce_op=np.int32(options.op if options.op is not None else 1),
         prescale=np.float64(options.prescale),
         postscale=np.float64(options.postscale),
-        process_set=np.int32(options.process_set.process_set_id or 0),
+        process_set=np.int32(options.set_id()),
         root=np.int32(options.root),
         **checked,
     )

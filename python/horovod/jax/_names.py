@@ -131,5 +131,5 @@ def _check_jax() -> None:
     if len(recording) != 1 or recording[0] < 1:
         raise ImportError(
             f"horovod.jax does not know how JAX {jax.__version__} traces programs, so it cannot name the operations in "
-            "them. Use a version that docs/jax.md names."
+            "them. Use JAX 0.10, with which the tests run."
         )

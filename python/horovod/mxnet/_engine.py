@@ -19,6 +19,7 @@ except AttributeError as error:  # np.bool, which is gone since NumPy 1.24
     ) from error
 from mxnet.base import MXNetError
 
+from horovod._core import registered_process_set
 from horovod.common._c_functions import Operation
 from horovod.common._ops import Sum
 from horovod.common._signals import want_handlers_to_run
@@ -72,20 +73,15 @@ def push(
 
     Raises
     ------
-    TypeError
+    ValueError
         The process set is not registered.
     MXNetError
         An array has no shape yet.
     """
-    if process_set.process_set_id is None:
-        raise TypeError(
-            "This process set is not registered, or was removed: pass it to hvd.init(process_sets=[...]) or to "
-            "hvd.add_process_set() first."
-        )
     operation = Operation(
         kind=kind,
         reduce_op=op,
-        process_set=process_set.process_set_id,
+        process_set=registered_process_set(process_set.process_set_id),
         root=root_rank,
         prefix=prefix.encode(),
         name=name.encode(),

@@ -71,7 +71,7 @@ class ElasticRayExecutor:
     Parameters
     ----------
     settings
-        What `create_settings` returns.
+        What `create_settings` returns; None for its defaults.
     use_gpu, cpus_per_slot, gpus_per_slot
         What each rank needs.
     env_vars
@@ -124,14 +124,14 @@ class ElasticRayExecutor:
 
     def __init__(
         self,
-        settings: Any,
+        settings: Any = None,
         use_gpu: bool = False,
         cpus_per_slot: int = 1,
         gpus_per_slot: int | None = None,
         env_vars: Mapping[str, Any] | None = None,
         override_discovery: bool = True,
     ) -> None:
-        self.settings = settings
+        self.settings = settings = self.create_settings() if settings is None else settings
         self._env_vars = env_vars
         params = elastic_v2.ElasticParams(
             cpus_per_worker=cpus_per_slot,

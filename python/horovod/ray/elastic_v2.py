@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from horovod.ray import ray_logger
 from horovod.ray.adapter import Adapter, BaseParams
 from horovod.ray.strategy import resources_here
+from horovod.ray.utils import name_host
 from horovod.runner import agents, executor
 from horovod.runner.elastic.discovery import HostDiscovery
 
@@ -160,6 +161,7 @@ class _AgentActor:
         invitation: agents.Invitation,
         index: int,
         attempt: int,
+        host: str,
         variables: Mapping[str, str],
         gpus: int,
         queue: Any,
@@ -168,14 +170,13 @@ class _AgentActor:
         # What others have left in the process would be believed.
         for name in os.environ.keys() - executor.without_job(os.environ).keys():
             del os.environ[name]
-        node_id = ray.get_runtime_context().get_node_id()
         with contextlib.ExitStack() as stack:
             heard = stack.enter_context(_heard(queue)) if queue is not None else {}
             return agents.attend(
                 invitation,
                 index=index,
                 attempt=attempt,
-                host=node_id,
+                host=host,
                 environment={**_visible(gpus), **variables, **heard},
             )
 
@@ -244,6 +245,7 @@ class _Actors:
         self._running: dict[Any, _Running] = {}
         self._free: list[tuple[float, int, int]] = []
         self._numbers = 0
+        self._names: dict[str, str] = {}
         self._quick_failures = 0
 
     def start(self, invitation: agents.Invitation) -> None:
@@ -313,18 +315,20 @@ class _Actors:
         else:
             index, attempt = self._numbers, 0
             self._numbers += 1
+        node = _node(host)
+        name = name_host(self._names, node, _host_name(node))
         actor = (
             ray.remote(_AgentActor)
             .options(
                 num_cpus=self._params.cpus_per_worker,
                 num_gpus=self._params.gpus_per_worker or 0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(_node(host), soft=False),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 runtime_env={"env_vars": _KEEP_NODES_GPUS} if self._params.use_gpu else None,
             )
             .remote()
         )
         reference = actor.attend.remote(
-            invitation, index, attempt, self._variables, self._gpus(host), self.queue
+            invitation, index, attempt, name, self._variables, self._gpus(host), self.queue
         )
         self._running[reference] = _Running(index, attempt, host, actor, now)
 
@@ -362,6 +366,12 @@ class _Actors:
         ray.kill(running.actor)
         again = (time.monotonic() + pause_s, running.index, running.attempt + 1)
         self._free.append(again)
+
+
+def _host_name(node_id: str) -> str:
+    """The host name of a node; its id if Ray does not know the node any more."""
+    names = [n["NodeManagerHostname"] for n in ray.nodes() if n["NodeID"] == node_id]
+    return str(names[0]) if names else node_id
 
 
 def _node(host: str) -> str:

@@ -16,7 +16,7 @@ from horovod.ray._results import Call, RanksEnded, collect, stored
 from horovod.ray.adapter import Adapter, BaseParams
 from horovod.ray.elastic_v2 import ElasticAdapter, ElasticParams
 from horovod.ray.strategy import BaseStrategy, ColocatedStrategy, PGStrategy, resources_here
-from horovod.ray.utils import detect_nics, map_blocking, nics_to_env_var
+from horovod.ray.utils import detect_nics, map_blocking, name_host, nics_to_env_var
 from horovod.ray.worker import ActorPlace
 from horovod.runner import executor
 from horovod.runner.common.util import secret, timeout
@@ -85,7 +85,9 @@ class Coordinator:
         nics = sorted(self.settings.nics or ())
         self._rendezvous = executor.Rendezvous(self.world_size, interfaces=nics)
         order = sorted(self._registered)
-        processes = [self._registered[rank][::-1] for rank in order]
+        names: dict[str, str] = {}
+        hosts = [self._registered[rank] for rank in order]
+        processes = [(name_host(names, node_id, name), name) for name, node_id in hosts]
         assigned = executor.assign(processes, self._rendezvous.address, interfaces=nics)
         self._common = {
             name: value
@@ -197,8 +199,9 @@ class StaticAdapter(Adapter):
             )
         places: list[ActorPlace] = ray.get(asked)
         nics = sorted(self.settings.nics or ())
+        names: dict[str, str] = {}
         parts = executor.assign(
-            [(place.node_id, place.address) for place in places],
+            [(name_host(names, place.node_id, place.hostname), place.address) for place in places],
             self._serve(actors, places, nics),
             interfaces=nics,
         )
@@ -329,7 +332,7 @@ class RayExecutor:
     Parameters
     ----------
     settings
-        What `create_settings` returns.
+        What `create_settings` returns; None for its defaults.
     num_workers
         How many ranks, on as few nodes as possible.
     num_hosts, num_workers_per_host
@@ -387,7 +390,7 @@ class RayExecutor:
 
     def __init__(
         self,
-        settings: Any,
+        settings: Any = None,
         num_workers: int | None = None,
         num_hosts: int | None = None,
         num_workers_per_host: int = 1,
@@ -417,7 +420,7 @@ class RayExecutor:
                 f"min_workers={min_workers} and num_workers={num_workers} exclude each other: the first is for "
                 "elastic jobs"
             )
-        self.settings = settings
+        self.settings = settings = self.create_settings() if settings is None else settings
         self.params: StaticParams | ElasticParams
         if min_workers is not None:
             self.params = ElasticParams(

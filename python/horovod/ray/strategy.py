@@ -43,15 +43,16 @@ def resources_here() -> str:
 
 def create_placement_group(
     resources_per_bundle: dict[str, float], num_bundles: int, pg_timeout: float, pg_strategy: str
-) -> Any:
-    """A placement group that is ready.
+) -> tuple[Any, list[dict[str, float]]]:
+    """A placement group that is ready, and its bundles.
 
     Raises
     ------
     TimeoutError
         It is not within `pg_timeout` seconds; it has been removed.
     """
-    group = placement_group([resources_per_bundle] * num_bundles, strategy=pg_strategy)
+    bundles = [dict(resources_per_bundle) for _ in range(num_bundles)]
+    group = placement_group(bundles, strategy=pg_strategy)
     if not group.wait(pg_timeout):
         remove_placement_group(group)
         raise TimeoutError(
@@ -59,7 +60,7 @@ def create_placement_group(
             f"{resources_per_bundle} ({pg_strategy}); {resources_here()}. Ask for less, wait until others "
             "have ended, or raise placement_group_timeout_s while nodes are being added"
         )
-    return group
+    return group, bundles
 
 
 @dataclasses.dataclass
@@ -84,7 +85,7 @@ class BaseStrategy(ABC):
         return resources
 
     def _make_group(self, bundles: int, workers_per_bundle: int, kind: str) -> None:
-        self.placement_group = create_placement_group(
+        self.placement_group, _ = create_placement_group(
             self._resources(workers_per_bundle),
             bundles,
             self.settings.placement_group_timeout_s,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
+
+from horovod._installation import command
 
 try:
     from ray.train.backend import Backend, BackendConfig
@@ -15,9 +18,10 @@ try:
 except ImportError as error:
     raise ImportError(
         f"horovod.ray.train needs Ray Train of Ray 2.43 or later, which cannot be imported here ({error}); "
-        "install it: pip install 'horovod-rs[ray]'"
+        f"install it: {command('horovod-rs[ray]')}"
     ) from error
 
+from horovod.ray.utils import name_host
 from horovod.runner import executor
 
 __all__ = ["HorovodConfig", "HorovodTrainer"]
@@ -53,7 +57,11 @@ class _HorovodBackend(Backend):
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         nics = sorted(backend_config.nics or ())
-        places = worker_group.execute(_place)
+        names: dict[str, str] = {}
+        places = [
+            (name_host(names, node_id, hostname), address)
+            for node_id, hostname, address in worker_group.execute(_place)
+        ]
         address = worker_group.execute_single(0, _serve, len(places), nics)
         parts = executor.assign(places, address, interfaces=nics)
         ray.get(
@@ -66,8 +74,9 @@ class _HorovodBackend(Backend):
         )
 
 
-def _place() -> tuple[str, str]:
-    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+def _place() -> tuple[str, str, str]:
+    node_id = ray.get_runtime_context().get_node_id()
+    return node_id, socket.gethostname(), ray.util.get_node_ip_address()
 
 
 def _serve(size: int, nics: list[str]) -> executor.RendezvousAddress:

@@ -8,13 +8,24 @@ from typing import Any
 
 import ray
 
-__all__ = ["detect_nics", "map_blocking", "nics_to_env_var"]
+__all__ = ["detect_nics", "map_blocking", "name_host", "nics_to_env_var"]
 
 
 def map_blocking(fn: Callable[[Any], Any], collection: Iterable[Any]) -> list[Any]:
     """The results of remote calls: `fn` makes a reference of each item."""
     results: list[Any] = ray.get([fn(item) for item in collection])
     return results
+
+
+def name_host(names: dict[str, str], node_id: str, hostname: str) -> str:
+    """The name by which a job knows a node, a host of its own: its host name, which `names` keeps by the node's id.
+
+    Of several nodes on one machine all but the first have a part of the id in it.
+    """
+    if node_id not in names:
+        is_taken = hostname in names.values()
+        names[node_id] = f"{hostname}-{node_id[:8]}" if is_taken else hostname
+    return names[node_id]
 
 
 def nics_to_env_var(nics: Iterable[str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ class ActorPlace:
     """Where an actor is."""
 
     node_id: str
+    hostname: str
     address: str
     gpus: tuple[str, ...]
 
@@ -50,7 +51,7 @@ class BaseHorovodWorker:
             del os.environ[name]
         self.update_env_vars(
             {
-                "HOROVOD_HOSTNAME": self.node_id(),
+                "HOROVOD_HOSTNAME": self.hostname(),
                 "HOROVOD_RANK": world_rank,
                 "HOROVOD_SIZE": world_size,
             }
@@ -62,8 +63,8 @@ class BaseHorovodWorker:
         return node_id
 
     def hostname(self) -> str:
-        """What counts as the name of the host: the node's id, as several nodes may be on one machine."""
-        return self.node_id()
+        """The name of the host; several nodes may be on one."""
+        return socket.gethostname()
 
     def get_gpu_ids(self) -> list[str]:
         """GPUs that Ray has given to this actor."""
@@ -72,7 +73,8 @@ class BaseHorovodWorker:
     def place(self, sys_path: Sequence[str] = ()) -> ActorPlace:
         """Where this is; modules are also searched on `sys_path` from now on."""
         sys.path.extend(place for place in sys_path if place not in sys.path)
-        return ActorPlace(self.node_id(), ray.util.get_node_ip_address(), tuple(self.get_gpu_ids()))
+        address = ray.util.get_node_ip_address()
+        return ActorPlace(self.node_id(), self.hostname(), address, tuple(self.get_gpu_ids()))
 
     def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
         """Set environment variables."""

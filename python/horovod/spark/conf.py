@@ -1,5 +1,7 @@
 """Settings of Spark for elastic jobs, as pairs of key and value for `SparkSession.builder.config`."""
 
+from typing import NoReturn
+
 __all__ = [
     "SPARK_CONF_ALWAYS_RESTART_FAILED_TASK",
     "SPARK_CONF_BLACKLIST_DISABLED",
@@ -15,3 +17,12 @@ SPARK_CONF_DEFAULT_VALUES = {
     "spark.excludeOnFailure.enabled": "false",
     "spark.speculation": "false",
 }
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name.startswith("SPARK_CONF_"):
+        raise ImportError(
+            f"horovod.spark.conf.{name} of the original Horovod does not exist in horovod-rs: pass Spark's "
+            "setting by its name, such as builder.config('spark.excludeOnFailure.enabled', 'false')"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

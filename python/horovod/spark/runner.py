@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from horovod._installation import command
 from horovod.runner.agents import run_on_agents
+from horovod.spark._broadcast import Call
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -48,7 +50,8 @@ def run(
     Parameters
     ----------
     fn, args, kwargs
-        What to call, and with what; they travel by cloudpickle, encrypted, not inside Spark's closures.
+        What to call, and with what; they travel by cloudpickle, encrypted, not inside Spark's closures. A broadcast
+        variable in them is its value there.
     num_proc
         Number of ranks, each in one slot; default the session's `defaultParallelism`.
     start_timeout
@@ -220,9 +223,7 @@ def _run(
     fn, env = _with_environment(fn, env, caller)
     spark_tasks = SparkTasks(context, tasks, start_timeout, is_elastic, caller)
     return run_on_agents(
-        fn,
-        args,
-        kwargs,
+        Call(fn, args, kwargs),
         tasks=spark_tasks,
         num_proc=num_proc or tasks,
         is_elastic=is_elastic,
@@ -304,7 +305,7 @@ def _context(caller: str) -> SparkContext | None:
         import pyspark
     except ImportError as error:
         raise ImportError(
-            f"{caller} needs pyspark, which is not installed: pip install 'horovod-rs[spark]'"
+            f"{caller} needs pyspark, which is not installed: {command('horovod-rs[spark]')}"
         ) from error
     # The package pyspark-client is without it.
     kind = getattr(pyspark, "SparkContext", None)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
+from horovod import _core
 from horovod.common._ops import Sum, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import _xla
@@ -398,12 +399,7 @@ def _bits(factor: float) -> int:
 
 def _set_id(process_set: ProcessSet) -> int:
     """The number of a registered process set; ValueError for another."""
-    number = process_set.process_set_id
-    if number is None:
-        raise ValueError(
-            f"{process_set} is not registered; pass it to hvd.init(process_sets=[...]) or to hvd.add_process_set()."
-        )
-    return number
+    return _core.registered_process_set(process_set.process_set_id)
 
 
 def _is_resource(variable: Any) -> bool:

@@ -86,7 +86,8 @@ def layer_class(base: Any) -> Any:
     if not hasattr(base, "_moments"):
         raise ImportError(
             f"SyncBatchNormalization replaces _moments of {base.__module__}.BatchNormalization, which this version "
-            "does not have: each rank would normalise alone. Use a version of Keras that docs/keras.md names."
+            "does not have: each rank would normalise alone. Use another version: tests run with Keras 3.15 and "
+            "tf_keras 2.21."
         )
 
     class SyncBatchNormalization(base):

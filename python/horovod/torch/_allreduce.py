@@ -47,7 +47,7 @@ def allreduce_async_(
         op,
         prescale_factor,
         postscale_factor,
-        process_set.process_set_id,  # None raises the TypeError users know
+        process_set.process_set_id,  # None, a set that is not registered, is a ValueError
     )
     if plain is not None:
         return plain

@@ -15,7 +15,6 @@ FAULTS = {
     Fault.ARGUMENT: (errors.InvalidArgumentError, TypeError, ValueError),
     Fault.RESULT: (errors.OpError, ValueError),
     Fault.DTYPE: (errors.InvalidArgumentError, TypeError),
-    Fault.UNREGISTERED: ValueError,
     Fault.NO_TENSOR: (errors.InvalidArgumentError, TypeError),
 }
 NO_TENSORS = {"text": (lambda: tf.constant(["text"]), Fault.NO_TENSOR, "allowed values")}

@@ -202,7 +202,7 @@ def test_sets_come_and_go(dynamic):
     assert hvd.remove_process_set(hvd.global_process_set) is False
     assert hvd.global_process_set.process_set_id == 0
     assert hvd.remove_process_set(hvd.ProcessSet([0])) is False
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="This process set is not registered, or was removed"):
         hvd.allreduce(torch.ones(1), process_set=pair)
     again = hvd.add_process_set(pair)
     still_works(again) if again.included() else None

@@ -216,8 +216,8 @@ pub(super) fn of_several(r: &Reader<'_>) -> Option<String> {
         );
         format!(
             "{name} names {members} members that train, but says nothing of how they meet here: set \
-             HOROVOD_SIZE={members} and {place} to train together (docs/running.md says how they find each other), or \
-             HOROVOD_SIZE=1 to train alone"
+             HOROVOD_SIZE={members} and {place} to train together, on several hosts also HOROVOD_RENDEZVOUS_DIR (a \
+             folder that all share), or HOROVOD_SIZE=1 to train alone"
         )
     };
     let tf_config = r.text("TF_CONFIG").and_then(|text| tf_config(&text));

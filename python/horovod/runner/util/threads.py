@@ -42,7 +42,15 @@ def on_event(
     daemon: bool = True,
     silent: bool = False,
 ) -> threading.Thread:
-    """Call a function in a new thread when an event is set; unless `stop` is set before."""
+    """Call a function in a new thread when an event is set; unless `stop` is set before.
+
+    Raises
+    ------
+    ValueError
+        No `stop` and no daemon: such a thread would keep the interpreter from its end until the event is set.
+    """
+    if stop is None and not daemon:
+        raise ValueError("stop: expected an event with daemon=False, got None")
 
     def call() -> None:
         while not event.wait(None if stop is None else check_stop_interval_s):

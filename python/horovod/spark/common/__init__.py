@@ -3,6 +3,8 @@
 import importlib.util as _util
 import sys as _sys
 
+from horovod._installation import command as _command
+
 
 def _is_there(name: str) -> bool:
     if name in _sys.modules:
@@ -14,5 +16,5 @@ _missing = [name for name in ("pyspark", "pyarrow", "fsspec") if not _is_there(n
 if _missing:
     raise ImportError(
         f"estimators on Spark need {' and '.join(_missing)}, not installed for {_sys.executable}: "
-        "pip install 'horovod-rs[spark]'"
+        + _command("horovod-rs[spark]")
     )

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from horovod.spark._broadcast import Call
+
 
 class Backend:
     """What an estimator asks of the thing that starts its ranks."""
@@ -94,7 +96,7 @@ class LocalBackend(Backend):
 
         return horovod.run(
             _with_environment,
-            (fn, tuple(args), dict(kwargs or {}), dict(env or {})),
+            (Call(fn, args, kwargs), dict(env or {})),
             num_proc=self._num_proc,
             **self._kwargs,
         )
@@ -104,8 +106,6 @@ class LocalBackend(Backend):
         return self._num_proc
 
 
-def _with_environment(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], env: dict[str, str]
-) -> Any:
+def _with_environment(call: Call, env: dict[str, str]) -> Any:
     os.environ.update(env)
-    return fn(*args, **kwargs)
+    return call()

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.ml import Estimator, Model
 
 from horovod.spark.common.backend import Backend, SparkBackend
-from horovod.spark.common.job import Job
+from horovod.spark.common.job import Job, require_number_columns
 from horovod.spark.common.params import EstimatorParams, ModelParams
 from horovod.spark.common.serialization import Saved, require_picklable
 from horovod.spark.common.store import check_store
@@ -25,6 +25,7 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):
 
     def _fit(self, dataset: Any) -> Any:
         self._check_params()
+        self._check_types(dataset)
         backend = self._get_or_create_backend()
         with prepare_data(
             backend.num_processes(),
@@ -85,11 +86,26 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):
         check_validation(self.getValidation())
         check_store(self.getStore())
 
+    def _check_types(self, df: Any) -> None:
+        """Raise TypeError if a column holds no numbers, and nothing makes them of it."""
+        columns = [*self.getFeatureCols(), *self.getLabelCols()]
+        if self.getSampleWeightCol():
+            columns.append(self.getSampleWeightCol())
+        if self.getTransformationFn() is None:
+            # What is missing is told by `prepare_data`.
+            require_number_columns(df.schema, [name for name in columns if name in df.columns])
+
     def _check_lengths(self, *names: str) -> None:
-        """Raise unless parameters that are lists have one element for each label column."""
+        """Raise unless parameters that are lists have one element for each label column; one loss is for all."""
         labels = self.getLabelCols()
         for name in names:
             value = self.value_of(name)
+            if (
+                name in ("loss", "loss_constructors")
+                and isinstance(value, list)
+                and len(value) == 1
+            ):
+                continue
             if isinstance(value, list) and len(value) != len(labels):
                 raise ValueError(
                     f"{name}: expected one for each of the {len(labels)} label columns, got {len(value)}"

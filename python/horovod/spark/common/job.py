@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +92,29 @@ def gpu_of_rank(local_rank: int) -> int:
 def require_numbers(name: str, values: Any) -> None:
     """Raise TypeError unless a column's values are numbers or booleans."""
     if values.dtype.kind not in "bifu":
-        raise TypeError(
-            f"column {name!r} has values of type {values.dtype}; expected numbers: encode it first"
-        )
+        kind = values.dtype.name
+        if kind == "object" and values.size:
+            kind = type(values.flat[0]).__name__
+        raise _no_numbers(name, kind)
+
+
+def require_number_columns(schema: Any, columns: Iterable[str]) -> None:
+    """Raise TypeError unless these columns of a DataFrame hold numbers, booleans, lists of them or vectors."""
+    from pyspark.sql import types
+
+    for name in columns:
+        kind = schema[name].dataType
+        while isinstance(kind, types.ArrayType):
+            kind = kind.elementType
+        # Vectors are a type that its user has defined.
+        is_known = isinstance(kind, types.NumericType | types.BooleanType | types.UserDefinedType)
+        if not is_known or isinstance(kind, types.DecimalType):
+            raise _no_numbers(name, schema[name].dataType.simpleString())
+
+
+def _no_numbers(name: str, kind: str) -> TypeError:
+    return TypeError(
+        f"column {name!r} has the type {kind}; expected numbers, booleans, lists of them or vectors: encode text "
+        "(StringIndexer of pyspark.ml.feature), cast decimals and dates (column.cast('double')), decode binary values "
+        "to lists of numbers, or give a transformation_fn that does"
+    )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-from horovod.runner.common.util.host_hash import host_hash
+from horovod.runner.common.util import host_hash as _host_hash
 from horovod.spark.common.store import check_store
 
 __all__ = [
@@ -40,16 +42,21 @@ _in_use: dict[tuple[str, int], int] = {}
 
 def is_databricks() -> bool:
     """Whether this runs on Databricks."""
-    import os
-
     return "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
+def host_hash(salt: str | None = None) -> str:
+    """The runner's name for this host; containers of YARN on one machine, which CONTAINER_ID names, differ too."""
+    parts = [part for part in (os.environ.get("CONTAINER_ID"), salt) if part]
+    return _host_hash.host_hash("-".join(parts) or None)
+
+
 def to_list(value: Any, length: int) -> list[Any] | None:
-    """A list as it is, and anything else but None repeated `length` times."""
-    if value is None or isinstance(value, list):
-        return value
-    return [value] * length
+    """A list as it is, but one of a single element, and anything else but None, repeated `length` times."""
+    if value is None:
+        return None
+    several = value if isinstance(value, list) else [value]
+    return several * length if len(several) == 1 else several
 
 
 def check_validation(validation: Any, df: Any = None) -> None:
@@ -294,8 +301,12 @@ def _spark_type(kind: Any) -> Any:
         return DenseVector
     if pa.types.is_boolean(kind):
         return bool
-    if pa.types.is_string(kind):
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return str
+    if pa.types.is_decimal(kind):
+        return Decimal
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return bytes
     return np.dtype(kind.to_pandas_dtype()).type
 
 
@@ -310,6 +321,8 @@ def get_simple_meta_from_parquet(
 
     All from the footers of the files.
     """
+    import numpy as np
+
     train_path = store.get_train_data_path(dataset_idx)
     if not store.exists(train_path):
         raise ValueError(
@@ -335,7 +348,7 @@ def get_simple_meta_from_parquet(
             "is_sparse_vector_only": False,
             "shape": first[name].shape[1:] or None,
             "intermediate_format": "nochange",
-            "max_size": int(first[name][0].size),
+            "max_size": int(np.size(first[name][0])),
         }
         for name in columns
     }

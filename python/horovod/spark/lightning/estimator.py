@@ -15,7 +15,7 @@ from horovod.spark.common.prediction import add_predictions
 from horovod.spark.common.util import to_list
 from horovod.spark.lightning.legacy import is_lightning_module
 from horovod.spark.lightning.remote import train
-from horovod.spark.torch.estimator import _from_plain, _to_plain
+from horovod.spark.torch.estimator import _from_plain, _to_plain, shapes_of_inputs
 from horovod.spark.torch.remote import adopt
 
 MIN_PL_VERSION = "2.0.0"
@@ -119,6 +119,9 @@ class TorchEstimator(HorovodEstimator):
         values["loss"] = to_list(values["loss"], len(labels))
         values["loss_constructors"] = to_list(values["loss_constructors"], len(labels))
         values["optimizer"] = self.getOptimizer()
+        is_plain = not is_lightning_module(self.getModel())
+        shapes = shapes_of_inputs(self, metadata) if is_plain else self.getInputShapes()
+        values["input_shapes"] = shapes
         job = self._job(values, run_id, train_rows, val_rows, dataset_idx)
         history, content = backend.run(train, args=(job,))[0]
         model = _from_plain(_to_plain(self.getModel()))
@@ -130,7 +133,7 @@ class TorchEstimator(HorovodEstimator):
             history=history,
             feature_columns=features,
             label_columns=labels,
-            input_shapes=self.getInputShapes(),
+            input_shapes=shapes,
             run_id=run_id,
             _metadata=metadata,
             loss=self.getLoss(),

@@ -29,6 +29,23 @@ def _from_plain(value: Any) -> Any:
     return value
 
 
+def shapes_of_inputs(estimator: HorovodEstimator, metadata: dict[str, Any]) -> list[Any] | None:
+    """Shapes of a batch for a plain module: those given; else a column of numbers feeds `Linear(1, ...)` as a matrix.
+
+    Other modules get it as a vector, as the rows have it.
+    """
+    model: torch.nn.Module = estimator.getModel()
+    given: list[Any] | None = estimator.value_of("input_shapes")
+    if given is not None or estimator.value_of("transformation_fn") is not None:
+        return given
+    layers = (layer for layer in model.modules() if next(layer.parameters(False), None) is not None)
+    first = next(layers, None)
+    if not isinstance(first, torch.nn.Linear) or first.in_features != 1:
+        return None
+    columns = estimator.value_of("feature_cols")
+    return [[-1, 1] if metadata[name]["shape"] is None else None for name in columns]
+
+
 class TorchEstimator(HorovodEstimator):
     """Trains a PyTorch model on the rows of a DataFrame, on several ranks.
 
@@ -123,6 +140,7 @@ class TorchEstimator(HorovodEstimator):
         values["loss"] = to_list(values["loss"], len(labels))
         values["loss_constructors"] = to_list(values["loss_constructors"], len(labels))
         values["optimizer"] = self.getOptimizer()
+        values["input_shapes"] = shapes = shapes_of_inputs(self, metadata)
         del values["callbacks"]
         job = self._job(values, run_id, train_rows, val_rows, dataset_idx)
         history, content = backend.run(train, args=(job,))[0]
@@ -137,7 +155,7 @@ class TorchEstimator(HorovodEstimator):
             optimizer=states["optimizer"],
             feature_columns=features,
             label_columns=labels,
-            input_shapes=self.getInputShapes(),
+            input_shapes=shapes,
             run_id=run_id,
             _metadata=metadata,
             loss=self.getLoss(),

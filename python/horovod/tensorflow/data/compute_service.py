@@ -128,7 +128,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     """Give the address (`grpc://host:port`) of the dispatcher that training rank `rank` uses.
 
     With dispatchers on the training side this starts them: on rank 0, or on every rank if there are several.
-    TimeoutError if the other side's are not there within the configuration's timeout.
+    TimeoutException if the other side's are not there within the configuration's timeout.
     """
     client = compute_config.compute_client(verbose=2)
     timeout = compute_config.timeout

@@ -62,7 +62,7 @@ fn fix_of_absence(why: &str) -> &'static str {
     const FIXES: &[(&str, &str)] = &[
         (
             "has horovod-rs",
-            "pip install the same version of horovod-rs there as here",
+            "install the same wheels of horovod-rs there as here",
         ),
         (
             "does not resolve",
@@ -103,7 +103,7 @@ fn fix_of_absence(why: &str) -> &'static str {
         ),
         (
             "not installed there",
-            "pip install horovod-rs there, at the same path or on the PATH of non-interactive shells",
+            "install the wheels of horovod-rs there, at the same path or on the PATH of non-interactive shells",
         ),
     ];
     let fix = FIXES.iter().find(|(sign, _)| why.contains(sign));
@@ -185,7 +185,7 @@ fn judge_python(plan: &JobPlan, name: &str, facts: &HostFacts, found: &mut Findi
         let fix = check_build::cure(program, &plan.version);
         return found.add(severity, name, what, fix);
     }
-    let fix = format!("{program} -m pip install horovod-rs=={}", plan.version);
+    let fix = check_build::install(program, &plan.version);
     match &python.horovod {
         Err(why) => {
             let what = format!("{program} cannot import horovod: {why}");

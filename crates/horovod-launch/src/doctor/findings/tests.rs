@@ -131,7 +131,7 @@ fn a_host_that_cannot_be_reached_is_named_with_what_to_do() {
     );
     check(
         "has horovod-rs 0.0.9, this host 0.1.0: install the same there",
-        "pip install",
+        "install the same wheels",
     );
     check(
         "nothing listens on its ssh port (see -p) (...)",
@@ -256,7 +256,7 @@ fn what_a_job_needs_from_a_host() {
         |f| f.python.as_mut().expect("well").horovod = Err("ImportError: GLIBC_2.34".into()),
         Severity::Fatal,
         "/opt/bin/python3 cannot import horovod: ImportError: GLIBC_2.34",
-        "/opt/bin/python3 -m pip install horovod-rs==0.1.0",
+        "/opt/bin/python3 -m pip install --find-links dist horovod-rs==0.1.0",
     );
     check(
         |f| f.python.as_mut().expect("well").mixed = Some("the original is there".into()),

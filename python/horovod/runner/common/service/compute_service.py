@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from horovod import _core
+from horovod.runner.common.util.timeout import TimeoutException
 
 __all__ = ["ComputeClient", "ComputeService"]
 
@@ -143,7 +144,10 @@ class ComputeClient:
             )
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float = 60) -> str:
-        """Return the address of dispatcher `dispatcher_id` once it is registered."""
+        """Return the address of dispatcher `dispatcher_id` once it is registered.
+
+        `TimeoutException` if it is not within `timeout` seconds.
+        """
         self._check(dispatcher_id, timeout)
         address: str = self._wait(
             lambda register: register["dispatchers"][dispatcher_id],
@@ -162,7 +166,10 @@ class ComputeClient:
     def wait_for_dispatcher_worker_registration(
         self, dispatcher_id: int, timeout: float = 60
     ) -> None:
-        """Return when all workers of dispatcher `dispatcher_id` are registered."""
+        """Return when all workers of dispatcher `dispatcher_id` are registered.
+
+        `TimeoutException` if they are not within `timeout` seconds.
+        """
         self._check(dispatcher_id, timeout)
 
         def complete(register: dict[str, Any]) -> bool:
@@ -227,5 +234,5 @@ class ComputeClient:
             if result:
                 return result
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"Timeout waiting for {what} ({timeout} s).")
+                raise TimeoutException(f"Timeout waiting for {what} ({timeout} s).")
             time.sleep(_LOOKS_EVERY_S)
