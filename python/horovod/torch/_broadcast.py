@@ -8,6 +8,7 @@ from torch.compiler import is_dynamo_compiling
 from horovod import _core
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce
+from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
 from horovod.torch._tensors import broadcast_plain, broadcast_plain_and_wait, collectives
 
@@ -46,22 +47,21 @@ def broadcast_async_(
     return collectives.broadcast_async_(tensor, root_rank, name, process_set)
 
 
-class HorovodBroadcast(torch.autograd.Function):
+class HorovodBroadcast(Collective):
     """Differentiable broadcast; the gradient is the averaged one on the root and zeros elsewhere."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        root_rank: int,
-        name: str | None,
-        process_set: ProcessSet,
+    def run(
+        tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         """Broadcast into a new tensor."""
-        ctx.root_rank = root_rank
-        ctx.process_set = process_set
         result: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
         return result
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep whose tensor it was."""
+        _, ctx.root_rank, _, ctx.process_set = inputs
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
@@ -106,7 +106,7 @@ def broadcast(
     """
     if is_dynamo_compiling():
         return eagerly(broadcast, tensor, root_rank, name, process_set)
-    result: torch.Tensor = HorovodBroadcast.apply(tensor, root_rank, name, process_set)
+    result: torch.Tensor = HorovodBroadcast.call(tensor, root_rank, name, process_set)
     return result
 
 
