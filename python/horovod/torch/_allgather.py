@@ -10,6 +10,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce, grouped_allreduce
 from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import collectives
 
 
@@ -22,6 +23,8 @@ def allgather_async(
     """
     if is_dynamo_compiling():
         return eagerly(allgather_async, tensor, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(allgather_async, tensor, name, process_set)
     return collectives.allgather_async(tensor, name, process_set)
 
 
@@ -33,6 +36,8 @@ def grouped_allgather_async(
     """Start a `grouped_allgather` and return its handle; `synchronize` gives the tuple of results."""
     if is_dynamo_compiling():
         return eagerly(grouped_allgather_async, tensors, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_allgather_async, tensors, name, process_set)
     return collectives.grouped_allgather_async(tensors, name, process_set)
 
 
@@ -129,6 +134,8 @@ def allgather(
     """
     if is_dynamo_compiling():
         return eagerly(allgather, tensor, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(allgather, tensor, name, process_set)
     result: torch.Tensor = HorovodAllgather.call(tensor, name, process_set)
     return result
 
@@ -145,5 +152,7 @@ def grouped_allgather(
     """
     if is_dynamo_compiling():
         return eagerly(grouped_allgather, tensors, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_allgather, tensors, name, process_set)
     result: tuple[torch.Tensor, ...] = HorovodGroupedAllgather.call(name, process_set, *tensors)
     return result

@@ -12,6 +12,7 @@ from horovod.common._ops import resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import (
     allreduce_plain,
     allreduce_plain_and_wait,
@@ -39,6 +40,10 @@ def allreduce_async_(
         op = resolve_op(op, average)
     if is_dynamo_compiling():
         return eagerly(
+            allreduce_async_, tensor, None, name, op, prescale_factor, postscale_factor, process_set
+        )
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(
             allreduce_async_, tensor, None, name, op, prescale_factor, postscale_factor, process_set
         )
     # This branch runs once per gradient and step: every look-up in it was counted.
@@ -75,6 +80,8 @@ def allreduce_async(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(allreduce_async, tensor, None, name, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(allreduce_async, tensor, None, name, *options)
     return collectives.allreduce_async(tensor, None, name, *options)
 
 
@@ -96,6 +103,10 @@ def allreduce_(
     if average is not None or type(op) is not int:
         op = resolve_op(op, average)
     if not is_dynamo_compiling():
+        if profiler._is_profiler_enabled and is_outermost():
+            return recorded(
+                allreduce_, tensor, None, name, op, prescale_factor, postscale_factor, process_set
+            )
         done: torch.Tensor | None = allreduce_plain_and_wait(
             tensor, name, op, prescale_factor, postscale_factor, process_set.process_set_id
         )
@@ -122,6 +133,8 @@ def grouped_allreduce_async_(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(grouped_allreduce_async_, tensors, None, name, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_allreduce_async_, tensors, None, name, *options)
     tensors = tuple(tensors)
     require_members(tensors)
     set_id = process_set.process_set_id
@@ -150,6 +163,8 @@ def grouped_allreduce_async(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(grouped_allreduce_async, tensors, None, name, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_allreduce_async, tensors, None, name, *options)
     return collectives.grouped_allreduce_async(tensors, None, name, *options)
 
 
@@ -315,6 +330,8 @@ def allreduce(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(allreduce, tensor, None, name, compression, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(allreduce, tensor, None, name, compression, *options)
     compressed, ctx = compression.compress(tensor)
     reduced = HorovodAllreduce.call(compressed, None, name, *options)
     result: torch.Tensor = compression.decompress(reduced, ctx)
@@ -344,6 +361,8 @@ def grouped_allreduce(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(grouped_allreduce, tensors, None, name, compression, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_allreduce, tensors, None, name, compression, *options)
     tensors = tuple(tensors)
     require_members(tensors)
     compressed, contexts = zip(*(compression.compress(t) for t in tensors), strict=True)

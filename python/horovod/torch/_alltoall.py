@@ -8,6 +8,7 @@ from torch.compiler import is_dynamo_compiling
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import Splits, collectives
 
 
@@ -23,6 +24,8 @@ def alltoall_async(
     """
     if is_dynamo_compiling():
         return eagerly(alltoall_async, tensor, splits, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(alltoall_async, tensor, splits, name, process_set)
     return collectives.alltoall_async(tensor, splits, name, process_set)
 
 
@@ -104,6 +107,8 @@ def alltoall(
     """
     if is_dynamo_compiling():
         return eagerly(alltoall, tensor, splits, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(alltoall, tensor, splits, name, process_set)
     output: torch.Tensor
     output, received = HorovodAlltoall.call(tensor, splits, name, process_set)
     return output if splits is None else (output, received)

@@ -10,6 +10,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce
 from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import broadcast_plain, broadcast_plain_and_wait, collectives
 
 
@@ -25,6 +26,8 @@ def broadcast_async(
     """
     if is_dynamo_compiling():
         return eagerly(broadcast_async, tensor, root_rank, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(broadcast_async, tensor, root_rank, name, process_set)
     return collectives.broadcast_async(tensor, root_rank, name, process_set)
 
 
@@ -41,6 +44,8 @@ def broadcast_async_(
     """
     if is_dynamo_compiling():
         return eagerly(broadcast_async_, tensor, root_rank, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(broadcast_async_, tensor, root_rank, name, process_set)
     plain = broadcast_plain(tensor, root_rank, name, process_set.process_set_id)
     if plain is not None:
         return plain
@@ -106,6 +111,8 @@ def broadcast(
     """
     if is_dynamo_compiling():
         return eagerly(broadcast, tensor, root_rank, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(broadcast, tensor, root_rank, name, process_set)
     result: torch.Tensor = HorovodBroadcast.call(tensor, root_rank, name, process_set)
     return result
 
@@ -123,6 +130,8 @@ def broadcast_(
     copy, written back. Parameters and errors as in `broadcast`.
     """
     if not is_dynamo_compiling():
+        if profiler._is_profiler_enabled and is_outermost():
+            return recorded(broadcast_, tensor, root_rank, name, process_set)
         done: torch.Tensor | None = broadcast_plain_and_wait(
             tensor, root_rank, name, process_set.process_set_id
         )

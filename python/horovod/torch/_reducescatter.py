@@ -13,6 +13,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allgather import allgather, grouped_allgather
 from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import collectives
 
 
@@ -31,6 +32,8 @@ def reducescatter_async(
     options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
         return eagerly(reducescatter_async, tensor, name, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(reducescatter_async, tensor, name, *options)
     return collectives.reducescatter_async(tensor, name, *options)
 
 
@@ -46,6 +49,8 @@ def grouped_reducescatter_async(
     options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
         return eagerly(grouped_reducescatter_async, tensors, name, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_reducescatter_async, tensors, name, *options)
     return collectives.grouped_reducescatter_async(tensors, name, *options)
 
 
@@ -172,6 +177,8 @@ def reducescatter(
     options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
         return eagerly(reducescatter, tensor, name, compression, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(reducescatter, tensor, name, compression, *options)
     compressed, ctx = compression.compress(tensor)
     reduced = HorovodReducescatter.call(compressed, name, *options)
     result: torch.Tensor = compression.decompress(reduced, ctx)
@@ -195,6 +202,8 @@ def grouped_reducescatter(
     options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
         return eagerly(grouped_reducescatter, tensors, name, compression, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_reducescatter, tensors, name, compression, *options)
     tensors = tuple(tensors)
     require_members(tensors)
     compressed, contexts = zip(*(compression.compress(t) for t in tensors), strict=True)
