@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
+from horovod._keras._adoption import adopted, is_told_by_config
 from horovod._keras._reduction import Reduction
 from horovod.common._gradient_sums import SumsGradients
 from horovod.common.basics import basics
@@ -32,6 +33,10 @@ class DistributedKeras2(SumsGradients):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._hvd_begin()
+
+    def _hvd_begin(self) -> None:
+        """Set up what reduces gradients."""
         how = self._hvd
         # Not by plain assignment: TensorFlow would save them with the optimizer.
         own = self.__dict__
@@ -87,13 +92,22 @@ class DistributedKeras2(SumsGradients):
     def compute_gradients(
         self, loss: Any, var_list: Any, tape: Any = None
     ) -> list[tuple[Any, Any]]:
-        """As the wrapped class's (of new optimizers); reduced."""
+        """As the wrapped class's (of new optimizers); reduced. Scripts may call it of legacy ones, too."""
+        if not hasattr(super(), "compute_gradients"):
+            return self._compute_gradients(loss, var_list, tape=tape)
         return self._hvd_reduced(super().compute_gradients(loss, var_list, tape=tape))  # type: ignore[misc]
 
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
     ) -> list[tuple[Any, Any]]:
-        """As the wrapped class's (of legacy optimizers); reduced."""
+        """As the wrapped class's (of legacy optimizers); reduced. Scripts may call it of new ones, too."""
+        if not hasattr(super(), "_compute_gradients"):
+            if grad_loss is not None:
+                raise TypeError(
+                    f"{type(self).__name__} of Keras 2 takes no grad_loss, which legacy optimizers take. Multiply the "
+                    "loss by it, and call compute_gradients(loss, var_list, tape=tape)."
+                )
+            return self.compute_gradients(loss, var_list, tape=tape)
         computed = super()._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape)  # type: ignore[misc]
         return self._hvd_reduced(computed)
 
@@ -151,6 +165,8 @@ def distributed_keras2(optimizer: Any, reduction: Reduction, dense: str, sparse:
         "__doc__": kind.__doc__,
     }
     made: Any = type(kind.__name__, (DistributedKeras2, kind), attributes)
+    if not is_told_by_config(optimizer):
+        return adopted(made, optimizer)
     result = made.from_config(optimizer.get_config())
     for attribute in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names"):
         if hasattr(optimizer, attribute):

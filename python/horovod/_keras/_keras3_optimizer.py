@@ -76,12 +76,20 @@ class DistributedKeras3(SumsGradients):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._hvd_begin()
+
+    def _hvd_begin(self) -> None:
+        """Set up what reduces gradients."""
         if self._hvd.passes > 1 and getattr(self, "gradient_accumulation_steps", None):
             raise ValueError(
                 "backward_passes_per_step and the optimizer's own gradient_accumulation_steps add gradients up both; "
                 "use one of them. With backward_passes_per_step gradients travel only once per step."
             )
         self._hvd_gradients = gradient_backend(self._hvd)
+        if self.built and self._hvd.passes > 1:  # built before it was wrapped
+            self._hvd_gradients.build(self, self._trainable_variables)  # type: ignore[attr-defined]
+            # Batches are counted from now on.
+            self._iterations.assign(self._iterations * self._hvd.passes)  # type: ignore[attr-defined]
 
     # ---- what scripts know -------------------------------------------------------------------------------------
 

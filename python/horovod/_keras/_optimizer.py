@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from horovod._keras._adoption import adopted, is_told_by_config
 from horovod._keras._first_step import report_first_steps
 from horovod._keras._generation import is_keras2_optimizer, is_keras3_optimizer
 from horovod._keras._keras3_optimizer import (
@@ -47,8 +48,9 @@ def create_distributed_optimizer(
     """An optimizer like the one given that reduces gradients over the ranks before each step.
 
     Its class has the same name as the given one's, and derives from it; models saved with it name the original class.
-    It is made from the configuration: what the given one has done so far (number of steps, momentum) is not taken
-    over, and a warning says so if there is any.
+    One of Keras itself is made from the configuration: what the given one has done so far (number of steps, momentum)
+    is not taken over, and a warning says so if there is any. One of a class of the script, or with a schedule of the
+    script, need not be told by its configuration: the result shares all that the given one holds.
 
     Parameters
     ----------
@@ -94,7 +96,7 @@ def create_distributed_optimizer(
     else:
         made = _distributed_keras3(optimizer, reduction)
     report_first_steps(made)
-    if warn_of_steps and _has_stepped(optimizer):
+    if warn_of_steps and is_told_by_config(optimizer) and _has_stepped(optimizer):
         warnings.warn(
             f"The {kind.__name__} given to DistributedOptimizer has made steps already. The distributed one begins "
             "anew: wrap an optimizer before its first step, or use load_model for one that was saved.",
@@ -135,6 +137,8 @@ def _distributed_keras3(optimizer: Any, reduction: Reduction) -> Any:
         config.pop("inner_optimizer")
         return type(optimizer)(_distributed_keras3(inner, reduction), **config)
     kind = distributed_class(DistributedKeras3, type(optimizer), reduction)
+    if not is_told_by_config(optimizer):
+        return adopted(kind, optimizer)
     made: Any = kind.from_config(optimizer.get_config())  # type: ignore[attr-defined]
     for attribute in _SET_BY_CALLS:
         if hasattr(optimizer, attribute):

@@ -1,4 +1,7 @@
-"""Collective operations on single values, for scripts: arrays, numbers and tensors of the backend."""
+"""Collective operations on single values, for scripts: arrays, numbers and tensors of the backend.
+
+A tensor of a step that is being compiled goes through the backend's own adapter, as a part of that step.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import horovod.numpy as hvd
-from horovod._keras._variables import to_numpy
+from horovod._keras._graph_values import adapter_of
+from horovod._keras._variables import held, to_numpy
 from horovod.common import _narrowing
 from horovod.common._ops import Average, resolve_op
 
@@ -30,6 +34,11 @@ def allreduce(
     # The older argument has a default in some packages, which is not worth its note.
     code = resolve_op(op, None if op is not None or average else average)
     factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    adapter = adapter_of(value)
+    if adapter is not None:
+        tensor, context = compression.compress(held(value))
+        result = adapter.allreduce(tensor, name=name, op=code, **factors)
+        return compression.decompress(result, context)
     if _is_integer(value):
         # Keras would convert the value to 32 bits, and the result may need more.
         total = hvd.allreduce(value, name=name, op=code, **factors)
@@ -67,18 +76,27 @@ def _exactly(array: Any, to_tensor: ToTensor, given: Any) -> Any:
 
 def allgather(value: Any, name: str | None, to_tensor: ToTensor) -> Any:
     """The values of all ranks one after the other along dimension 0, which may differ between ranks."""
+    adapter = adapter_of(value)
+    if adapter is not None:
+        return adapter.allgather(held(value), name=name)
     result = hvd.allgather(to_numpy(value), name=name)
     return _exactly(result, to_tensor, result)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None, to_tensor: ToTensor) -> Any:
     """The root's value on every rank."""
+    adapter = adapter_of(value)
+    if adapter is not None:
+        return adapter.broadcast(held(value), root_rank, name=name)
     result = hvd.broadcast(to_numpy(value), root_rank, name=name)
     return _exactly(result, to_tensor, result)
 
 
 def reducescatter(value: Any, name: str | None, op: int | str, to_tensor: ToTensor) -> Any:
     """Combine the values of all ranks and give each its part of the rows."""
+    adapter = adapter_of(value)
+    if adapter is not None:
+        return adapter.reducescatter(held(value), name=name, op=resolve_op(op, None))
     result = hvd.reducescatter(to_numpy(value), name=name, op=op)
     return _exactly(result, to_tensor, result)
 

@@ -33,7 +33,7 @@ def value_of(variable: Any) -> np.ndarray[Any, Any]:
 
 def to_numpy(value: Any) -> np.ndarray[Any, Any]:
     """A copy of a variable, tensor, number or array in host memory."""
-    value = _held(value)
+    value = held(value)
     if not hasattr(value, "detach"):
         return np.array(value.numpy() if hasattr(value, "numpy") else value)
     host = value.detach().cpu()
@@ -46,16 +46,17 @@ def to_numpy(value: Any) -> np.ndarray[Any, Any]:
 
 def flat(value: Any) -> Any:
     """The elements of a variable, tensor or array in one dimension, where they are."""
-    held = _held(value)
-    if type(held).__module__.startswith("tensorflow."):
-        return sys.modules["tensorflow"].reshape(held, [-1])
-    return held.reshape(-1)
+    inner = held(value)
+    if type(inner).__module__.startswith("tensorflow."):
+        return sys.modules["tensorflow"].reshape(inner, [-1])
+    return inner.reshape(-1)
 
 
-def _held(value: Any) -> Any:
-    held = getattr(value, "value", None)
-    # A variable of Keras 3 has it; of TensorFlow's it is a method.
-    return value if held is None or callable(held) else held
+def held(value: Any) -> Any:
+    """The framework's tensor or variable inside of a variable of Keras 3; anything else as it is."""
+    inner = getattr(value, "value", None)
+    # Of TensorFlow's variables it is a method.
+    return value if inner is None or callable(inner) else inner
 
 
 def name_of(variable: Any) -> str:

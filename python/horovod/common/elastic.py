@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from horovod import _core
 from horovod.common import _consensus, _rank_aware
 from horovod.common._news import HostMessages, HostUpdateResult, notification_manager
+from horovod.common._objects import broadcast_object
 from horovod.common.basics import basics
 from horovod.common.exceptions import (
     HorovodInternalError,
@@ -46,14 +47,18 @@ class State:
     Parameters
     ----------
     bcast_object
-        Sends an object to all ranks, such as `hvd.broadcast_object`.
+        Sends an object to all ranks; by default `hvd.broadcast_object`.
     get_rank
-        Says which rank this is, such as `hvd.rank`.
+        Says which rank this is; by default `hvd.rank`.
     """
 
-    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
-        self._bcast_object = bcast_object
-        self._rank = get_rank
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
+    ) -> None:
+        self._bcast_object = bcast_object or broadcast_object
+        self._rank = get_rank or basics.rank
         self._root_rank = 0
         self._commits = 0
         self._seen = (0, 0)
@@ -156,11 +161,14 @@ class ObjectState(State):
 
     Examples
     --------
-    >>> state = ObjectState(hvd.broadcast_object, hvd.rank, epoch=0, losses=[])
+    >>> state = ObjectState(epoch=0, losses=[])
     """
 
     def __init__(
-        self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any
+        self,
+        bcast_object: Callable[..., Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(bcast_object, get_rank)
         _rank_aware.refuse(kwargs)

@@ -120,6 +120,11 @@ def DistributedOptimizer(
     name
         Pairs operations across ranks: several optimizers in one program need different names.
 
+    Raises
+    ------
+    TypeError
+        `optimizer` is no `GradientTransformation`, but for example something around one.
+
     Examples
     --------
     >>> tx = hvd.DistributedOptimizer(optax.adam(1e-3 * hvd.size()))
@@ -128,6 +133,12 @@ def DistributedOptimizer(
     """
     import optax  # type: ignore[import-untyped]  # horovod.jax does not need it, and it takes its time
 
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise TypeError(
+            f"hvd.DistributedOptimizer() takes an optax.GradientTransformation, such as optax.sgd(0.1), not "
+            f"{type(optimizer).__name__}. Where it has one inside, wrap that, and make the "
+            f"{type(optimizer).__name__} around the result."
+        )
     op = resolve_op(op, None)
     check_arguments(op, gradient_predivide_factor, backward_passes_per_step, None, None)
     wrapped = optax.with_extra_args_support(optimizer)

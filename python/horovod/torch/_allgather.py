@@ -8,7 +8,9 @@ from torch.compiler import is_dynamo_compiling
 
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce, grouped_allreduce
+from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import collectives
 
 
@@ -21,6 +23,8 @@ def allgather_async(
     """
     if is_dynamo_compiling():
         return eagerly(allgather_async, tensor, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(allgather_async, tensor, name, process_set)
     return collectives.allgather_async(tensor, name, process_set)
 
 
@@ -32,21 +36,27 @@ def grouped_allgather_async(
     """Start a `grouped_allgather` and return its handle; `synchronize` gives the tuple of results."""
     if is_dynamo_compiling():
         return eagerly(grouped_allgather_async, tensors, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_allgather_async, tensors, name, process_set)
     return collectives.grouped_allgather_async(tensors, name, process_set)
 
 
-class HorovodAllgather(torch.autograd.Function):
+class HorovodAllgather(Collective):
     """Differentiable allgather; the gradient is this rank's rows of the averaged incoming gradient."""
 
+    by_rows = True
+
     @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet
-    ) -> torch.Tensor:
+    def run(tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         """Gather into a new tensor."""
         result: torch.Tensor = synchronize(allgather_async(tensor, name, process_set))
-        ctx.rows = tensor.shape[0]
-        ctx.process_set = process_set
         return result
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep which rows are this rank's."""
+        tensor, _, ctx.process_set = inputs
+        ctx.rows = tensor.shape[0]
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
@@ -56,19 +66,25 @@ class HorovodAllgather(torch.autograd.Function):
         return averaged.narrow(0, start, ctx.rows), None, None
 
 
-class HorovodGroupedAllgather(torch.autograd.Function):
+class HorovodGroupedAllgather(Collective):
     """Differentiable grouped allgather; see `HorovodAllgather`."""
 
+    by_rows = True
+
     @staticmethod
-    def forward(
-        ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
+    def run(
+        name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Gather into new tensors."""
         handle = grouped_allgather_async(tensors, name, process_set)
         result: tuple[torch.Tensor, ...] = synchronize(handle)
-        ctx.rows = [tensor.shape[0] for tensor in tensors]
-        ctx.process_set = process_set
         return result
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        """Keep which rows are this rank's."""
+        _, ctx.process_set, *tensors = inputs
+        ctx.rows = [tensor.shape[0] for tensor in tensors]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
@@ -82,7 +98,8 @@ class HorovodGroupedAllgather(torch.autograd.Function):
 def _first_rows(rows: list[int], process_set: ProcessSet) -> list[int]:
     """Where this rank's rows begin in each gathered tensor, given how many rows it contributed."""
     own = torch.tensor([rows], dtype=torch.int64, device="cpu")
-    everyone: torch.Tensor = synchronize(allgather_async(own, None, process_set))
+    # As a differentiable operation, for a transform of torch.func that runs makes tensors of its own.
+    everyone: torch.Tensor = HorovodAllgather.call(own, None, process_set)
     me = process_set.rank()
     starts: list[int] = everyone[:me].sum(0).tolist()
     return starts
@@ -117,7 +134,9 @@ def allgather(
     """
     if is_dynamo_compiling():
         return eagerly(allgather, tensor, name, process_set)
-    result: torch.Tensor = HorovodAllgather.apply(tensor, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(allgather, tensor, name, process_set)
+    result: torch.Tensor = HorovodAllgather.call(tensor, name, process_set)
     return result
 
 
@@ -133,5 +152,7 @@ def grouped_allgather(
     """
     if is_dynamo_compiling():
         return eagerly(grouped_allgather, tensors, name, process_set)
-    result: tuple[torch.Tensor, ...] = HorovodGroupedAllgather.apply(name, process_set, *tensors)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_allgather, tensors, name, process_set)
+    result: tuple[torch.Tensor, ...] = HorovodGroupedAllgather.call(name, process_set, *tensors)
     return result

@@ -10,7 +10,9 @@ from horovod.common._collectives import require_members
 from horovod.common._compression import Compressor, NoneCompressor
 from horovod.common._ops import resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import (
     allreduce_plain,
     allreduce_plain_and_wait,
@@ -38,6 +40,10 @@ def allreduce_async_(
         op = resolve_op(op, average)
     if is_dynamo_compiling():
         return eagerly(
+            allreduce_async_, tensor, None, name, op, prescale_factor, postscale_factor, process_set
+        )
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(
             allreduce_async_, tensor, None, name, op, prescale_factor, postscale_factor, process_set
         )
     # This branch runs once per gradient and step: every look-up in it was counted.
@@ -74,6 +80,8 @@ def allreduce_async(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(allreduce_async, tensor, None, name, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(allreduce_async, tensor, None, name, *options)
     return collectives.allreduce_async(tensor, None, name, *options)
 
 
@@ -95,6 +103,10 @@ def allreduce_(
     if average is not None or type(op) is not int:
         op = resolve_op(op, average)
     if not is_dynamo_compiling():
+        if profiler._is_profiler_enabled and is_outermost():
+            return recorded(
+                allreduce_, tensor, None, name, op, prescale_factor, postscale_factor, process_set
+            )
         done: torch.Tensor | None = allreduce_plain_and_wait(
             tensor, name, op, prescale_factor, postscale_factor, process_set.process_set_id
         )
@@ -121,6 +133,8 @@ def grouped_allreduce_async_(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(grouped_allreduce_async_, tensors, None, name, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_allreduce_async_, tensors, None, name, *options)
     tensors = tuple(tensors)
     require_members(tensors)
     set_id = process_set.process_set_id
@@ -149,6 +163,8 @@ def grouped_allreduce_async(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(grouped_allreduce_async, tensors, None, name, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_allreduce_async, tensors, None, name, *options)
     return collectives.grouped_allreduce_async(tensors, None, name, *options)
 
 
@@ -172,12 +188,13 @@ def grouped_allreduce_(
     return result
 
 
-class HorovodAllreduce(torch.autograd.Function):
+class HorovodAllreduce(Collective):
     """Differentiable allreduce; the gradient is the same allreduce of the incoming gradient."""
 
+    op_at = 3
+
     @staticmethod
-    def forward(
-        ctx: Any,
+    def run(
         tensor: torch.Tensor,
         average: bool | None,
         name: str | None,
@@ -187,11 +204,18 @@ class HorovodAllreduce(torch.autograd.Function):
         process_set: ProcessSet,
     ) -> torch.Tensor:
         """Reduce into a new tensor."""
-        ctx.op = resolve_op(op, average)
-        ctx.arguments = (prescale_factor, postscale_factor, process_set)
-        handle = allreduce_async(tensor, None, name, ctx.op, *ctx.arguments)
+        handle = allreduce_async(
+            tensor, average, name, op, prescale_factor, postscale_factor, process_set
+        )
         result: torch.Tensor = synchronize(handle)
         return result
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep how it was reduced."""
+        _, average, _, op, *arguments = inputs
+        ctx.op = resolve_op(op, average)
+        ctx.arguments = arguments
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
@@ -207,12 +231,13 @@ class HorovodAllreduce(torch.autograd.Function):
         return grad, None, None, None, None, None, None
 
 
-class HorovodGroupedAllreduce(torch.autograd.Function):
+class HorovodGroupedAllreduce(Collective):
     """Differentiable grouped allreduce; the gradients are reduced as one group again."""
 
+    op_at = 2
+
     @staticmethod
-    def forward(
-        ctx: Any,
+    def run(
         average: bool | None,
         name: str | None,
         op: int | str | None,
@@ -222,11 +247,18 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Reduce into new tensors."""
-        ctx.op = resolve_op(op, average)
-        ctx.arguments = (prescale_factor, postscale_factor, process_set)
-        handle = grouped_allreduce_async(tensors, None, name, ctx.op, *ctx.arguments)
+        handle = grouped_allreduce_async(
+            tensors, average, name, op, prescale_factor, postscale_factor, process_set
+        )
         result: tuple[torch.Tensor, ...] = synchronize(handle)
         return result
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        """Keep how they were reduced."""
+        average, _, op, *arguments = inputs[:6]
+        ctx.op = resolve_op(op, average)
+        ctx.arguments = arguments
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
@@ -298,8 +330,10 @@ def allreduce(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(allreduce, tensor, None, name, compression, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(allreduce, tensor, None, name, compression, *options)
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodAllreduce.apply(compressed, None, name, *options)
+    reduced = HorovodAllreduce.call(compressed, None, name, *options)
     result: torch.Tensor = compression.decompress(reduced, ctx)
     return result
 
@@ -327,8 +361,10 @@ def grouped_allreduce(
     options = (op, prescale_factor, postscale_factor, process_set)
     if is_dynamo_compiling():
         return eagerly(grouped_allreduce, tensors, None, name, compression, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_allreduce, tensors, None, name, compression, *options)
     tensors = tuple(tensors)
     require_members(tensors)
     compressed, contexts = zip(*(compression.compress(t) for t in tensors), strict=True)
-    reduced = HorovodGroupedAllreduce.apply(None, name, *options, *compressed)
+    reduced = HorovodGroupedAllreduce.call(None, name, *options, *compressed)
     return [compression.decompress(t, ctx) for t, ctx in zip(reduced, contexts, strict=True)]

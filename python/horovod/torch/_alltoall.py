@@ -6,7 +6,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import Splits, collectives
 
 
@@ -22,36 +24,43 @@ def alltoall_async(
     """
     if is_dynamo_compiling():
         return eagerly(alltoall_async, tensor, splits, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(alltoall_async, tensor, splits, name, process_set)
     return collectives.alltoall_async(tensor, splits, name, process_set)
 
 
-class HorovodAlltoall(torch.autograd.Function):
+class HorovodAlltoall(Collective):
     """Differentiable alltoall; the gradient's rows travel back to where the rows came from."""
 
+    by_rows = True
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        splits: Splits,
-        name: str | None,
-        process_set: ProcessSet,
+    def run(
+        tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Exchange rows into a new tensor."""
         # Numbers that are on a GPU are read once: each time the host waits for it.
         numbers = splits.cpu() if isinstance(splits, torch.Tensor) else splits
         output, received = synchronize(alltoall_async(tensor, numbers, name, process_set))
-        ctx.rows = tensor.shape[0]
-        ctx.process_set = process_set
-        ctx.received = received.tolist()
         if isinstance(splits, torch.Tensor):
             received = received.to(splits.device)
-        ctx.mark_non_differentiable(received)
         return output, received
+
+    @staticmethod
+    def remember(
+        ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        """Keep how many rows were sent and received."""
+        tensor, _, _, ctx.process_set = inputs
+        ctx.rows = tensor.shape[0]
+        _, received = output
+        ctx.received = received.tolist()
+        ctx.mark_non_differentiable(received)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         """Send the rows back; rows that were not sent get zeros."""
-        grad, _ = HorovodAlltoall.apply(grad_outputs[0], ctx.received, None, ctx.process_set)
+        grad, _ = HorovodAlltoall.call(grad_outputs[0], ctx.received, None, ctx.process_set)
         missing = ctx.rows - grad.shape[0]
         if missing:
             grad = torch.cat([grad, grad.new_zeros((missing, *grad.shape[1:]))])
@@ -98,6 +107,8 @@ def alltoall(
     """
     if is_dynamo_compiling():
         return eagerly(alltoall, tensor, splits, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(alltoall, tensor, splits, name, process_set)
     output: torch.Tensor
-    output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)
+    output, received = HorovodAlltoall.call(tensor, splits, name, process_set)
     return output if splits is None else (output, received)

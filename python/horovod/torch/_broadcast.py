@@ -8,7 +8,9 @@ from torch.compiler import is_dynamo_compiling
 from horovod import _core
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allreduce import allreduce
+from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import broadcast_plain, broadcast_plain_and_wait, collectives
 
 
@@ -24,6 +26,8 @@ def broadcast_async(
     """
     if is_dynamo_compiling():
         return eagerly(broadcast_async, tensor, root_rank, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(broadcast_async, tensor, root_rank, name, process_set)
     return collectives.broadcast_async(tensor, root_rank, name, process_set)
 
 
@@ -40,28 +44,29 @@ def broadcast_async_(
     """
     if is_dynamo_compiling():
         return eagerly(broadcast_async_, tensor, root_rank, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(broadcast_async_, tensor, root_rank, name, process_set)
     plain = broadcast_plain(tensor, root_rank, name, process_set.process_set_id)
     if plain is not None:
         return plain
     return collectives.broadcast_async_(tensor, root_rank, name, process_set)
 
 
-class HorovodBroadcast(torch.autograd.Function):
+class HorovodBroadcast(Collective):
     """Differentiable broadcast; the gradient is the averaged one on the root and zeros elsewhere."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        tensor: torch.Tensor,
-        root_rank: int,
-        name: str | None,
-        process_set: ProcessSet,
+    def run(
+        tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         """Broadcast into a new tensor."""
-        ctx.root_rank = root_rank
-        ctx.process_set = process_set
         result: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
         return result
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep whose tensor it was."""
+        _, ctx.root_rank, _, ctx.process_set = inputs
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
@@ -106,7 +111,9 @@ def broadcast(
     """
     if is_dynamo_compiling():
         return eagerly(broadcast, tensor, root_rank, name, process_set)
-    result: torch.Tensor = HorovodBroadcast.apply(tensor, root_rank, name, process_set)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(broadcast, tensor, root_rank, name, process_set)
+    result: torch.Tensor = HorovodBroadcast.call(tensor, root_rank, name, process_set)
     return result
 
 
@@ -123,6 +130,8 @@ def broadcast_(
     copy, written back. Parameters and errors as in `broadcast`.
     """
     if not is_dynamo_compiling():
+        if profiler._is_profiler_enabled and is_outermost():
+            return recorded(broadcast_, tensor, root_rank, name, process_set)
         done: torch.Tensor | None = broadcast_plain_and_wait(
             tensor, root_rank, name, process_set.process_set_id
         )

@@ -32,13 +32,25 @@ class Watched:
     While `settled` is set, the gradient must not be touched, and `reopen` is called before another is accumulated.
     """
 
-    __slots__ = ("_after", "_handles", "_node", "_reopen", "is_fresh", "param", "settled")
+    __slots__ = (
+        "_after",
+        "_handles",
+        "_node",
+        "_reopen",
+        "is_arriving",
+        "is_fresh",
+        "param",
+        "settled",
+    )
 
     def __init__(self, param: torch.Tensor) -> None:
         self.param = param
         self.settled = False
         # Whether the parameter had no gradient before the last accumulation. Then PyTorch chose the gradient's memory.
         self.is_fresh = False
+        # Whether a gradient is being accumulated that was not sent yet. A hook of the script may take a step before
+        # ours runs, which sends it.
+        self.is_arriving = False
         self._handles: list[Any] = []
         self._node: Any = None
 
@@ -47,7 +59,7 @@ class Watched:
         self._reopen, self._after = reopen, after
         with _requiring_grad(self.param):
             if _current_node is None:
-                handle = self.param.register_post_accumulate_grad_hook(after)  # type: ignore[no-untyped-call]
+                handle = self.param.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
                 self._handles.append(handle)
             else:
                 handle = self.param.register_hook(self._before(_current_node))  # type: ignore[no-untyped-call]
@@ -61,6 +73,10 @@ class Watched:
         self._handles.clear()
         self._node = None
 
+    def _arrived(self, param: torch.Tensor) -> None:
+        self.is_arriving = True
+        self._after(param)
+
     def _before(self, current_node: Callable[[], Any]) -> Callable[[torch.Tensor], None]:
         """What runs first in each accumulation, and also where `torch.autograd.grad` accumulates nothing."""
 
@@ -69,6 +85,7 @@ class Watched:
             if node is not self._node:
                 self._follow(node)
             self.is_fresh = self.param.grad is None
+            self.is_arriving = True
             if self.settled and len(self._handles) == 2:
                 # Registered now it still runs before this accumulation, and only if there is one.
                 self._handles.append(node.register_prehook(self._guard))

@@ -295,6 +295,8 @@ class GradientReducer:
             raise
 
     def _on_gradient(self, entry: GradientEntry, seen: tuple[Any, ...]) -> None:
+        if not entry.is_arriving:  # a hook of the script has called step() or synchronize() for it
+            return
         if self.step_skipped:  # and nobody called zero_grad() of this optimizer since
             self.wait()
             self.reset()
@@ -423,6 +425,7 @@ class GradientReducer:
     def _mark_started(self, entry: GradientEntry) -> None:
         entry.state = STARTED
         entry.settled = True
+        entry.is_arriving = False
         entry.passes_left = 0
         entry.sent += 1
         if entry.sent > 1:

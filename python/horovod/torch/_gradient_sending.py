@@ -17,6 +17,7 @@ from horovod.torch import _sparse
 from horovod.torch._gradient_entries import GradientEntry
 from horovod.torch._gradient_errors import DUPLICATE_NAME
 from horovod.torch._memory_owners import Overlaps, are_alone, is_alone
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import allreduce_plain_together
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
@@ -247,6 +248,10 @@ def allreduce_together_(
     """
     if is_dynamo_compiling():
         return []
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(
+            allreduce_together_, tensors, names, op, prescale_factor, postscale_factor, process_set
+        )
     set_id = process_set.process_set_id
     return allreduce_plain_together(
         tensors, "allreduce", names, op, prescale_factor, postscale_factor, set_id

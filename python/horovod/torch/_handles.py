@@ -8,6 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from horovod import _core
+from horovod.torch._profiling import is_outermost, profiler, recorded
 
 wait = _core.wait
 
@@ -44,6 +45,8 @@ def synchronize(handle: int) -> Any:
     """
     if is_dynamo_compiling():
         return eagerly(synchronize, handle)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(synchronize, handle)
     if type(handle) is not int:
         handle = _number(handle)
     return wait(handle)

@@ -133,6 +133,22 @@ class Wrapped(OriginalAttributes, torch.optim.Optimizer):
     find_duplicates = staticmethod(find_duplicates)
 
 
+def refuse_others(optimizer: object) -> None:
+    """Raise TypeError unless the argument is an optimizer of PyTorch, with what to do about something around one."""
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return
+    kind = type(optimizer).__name__
+    held = getattr(optimizer, "__dict__", {})
+    inner = next((k for k, v in held.items() if isinstance(v, torch.optim.Optimizer)), None)
+    cure = "Pass one, such as torch.optim.SGD(model.parameters(), lr=0.1)."
+    if inner is not None:
+        cure = (
+            f"Wrap the optimizer inside it, its .{inner}, and make the {kind} around the result: "
+            f"{kind}(hvd.DistributedOptimizer(optimizer, ...), ...)."
+        )
+    raise TypeError(f"hvd.DistributedOptimizer() takes a torch.optim.Optimizer, not {kind}. {cure}")
+
+
 W = TypeVar("W", bound=Wrapped)
 
 

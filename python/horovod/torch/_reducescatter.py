@@ -11,7 +11,9 @@ from horovod.common._compression import Compressor, NoneCompressor
 from horovod.common._ops import Average, Sum, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allgather import allgather, grouped_allgather
+from horovod.torch._autograd import Collective
 from horovod.torch._handles import eagerly, synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import collectives
 
 
@@ -30,6 +32,8 @@ def reducescatter_async(
     options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
         return eagerly(reducescatter_async, tensor, name, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(reducescatter_async, tensor, name, *options)
     return collectives.reducescatter_async(tensor, name, *options)
 
 
@@ -45,6 +49,8 @@ def grouped_reducescatter_async(
     options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
         return eagerly(grouped_reducescatter_async, tensors, name, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_reducescatter_async, tensors, name, *options)
     return collectives.grouped_reducescatter_async(tensors, name, *options)
 
 
@@ -62,12 +68,13 @@ def _scaled(
     return grad if factor == 1.0 else grad * factor
 
 
-class HorovodReducescatter(torch.autograd.Function):
+class HorovodReducescatter(Collective):
     """Differentiable reducescatter; the gradient is the gathered one, times the members for `Sum`."""
 
+    by_rows = True
+
     @staticmethod
-    def forward(
-        ctx: Any,
+    def run(
         tensor: torch.Tensor,
         name: str | None,
         op: int,
@@ -76,9 +83,16 @@ class HorovodReducescatter(torch.autograd.Function):
         postscale_factor: float,
     ) -> torch.Tensor:
         """Reduce into a new tensor."""
-        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
-        result: torch.Tensor = synchronize(reducescatter_async(tensor, name, *ctx.arguments))
+        handle = reducescatter_async(
+            tensor, name, op, process_set, prescale_factor, postscale_factor
+        )
+        result: torch.Tensor = synchronize(handle)
         return result
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep how it was reduced."""
+        _, _, *ctx.arguments = inputs
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
@@ -87,12 +101,13 @@ class HorovodReducescatter(torch.autograd.Function):
         return allgather(grad, process_set=ctx.arguments[1]), None, None, None, None, None
 
 
-class HorovodGroupedReducescatter(torch.autograd.Function):
+class HorovodGroupedReducescatter(Collective):
     """Differentiable grouped reducescatter; see `HorovodReducescatter`."""
 
+    by_rows = True
+
     @staticmethod
-    def forward(
-        ctx: Any,
+    def run(
         name: str | None,
         op: int,
         process_set: ProcessSet,
@@ -101,10 +116,16 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Reduce into new tensors."""
-        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
-        handle = grouped_reducescatter_async(tensors, name, *ctx.arguments)
+        handle = grouped_reducescatter_async(
+            tensors, name, op, process_set, prescale_factor, postscale_factor
+        )
         result: tuple[torch.Tensor, ...] = synchronize(handle)
         return result
+
+    @staticmethod
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        """Keep how they were reduced."""
+        _, *ctx.arguments = inputs[:5]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
@@ -156,8 +177,10 @@ def reducescatter(
     options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
         return eagerly(reducescatter, tensor, name, compression, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(reducescatter, tensor, name, compression, *options)
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodReducescatter.apply(compressed, name, *options)
+    reduced = HorovodReducescatter.call(compressed, name, *options)
     result: torch.Tensor = compression.decompress(reduced, ctx)
     return result
 
@@ -179,8 +202,10 @@ def grouped_reducescatter(
     options = (resolve_op(op, None), process_set, prescale_factor, postscale_factor)
     if is_dynamo_compiling():
         return eagerly(grouped_reducescatter, tensors, name, compression, *options)
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(grouped_reducescatter, tensors, name, compression, *options)
     tensors = tuple(tensors)
     require_members(tensors)
     compressed, contexts = zip(*(compression.compress(t) for t in tensors), strict=True)
-    reduced = HorovodGroupedReducescatter.apply(name, *options, *compressed)
+    reduced = HorovodGroupedReducescatter.call(name, *options, *compressed)
     return [compression.decompress(t, ctx) for t, ctx in zip(reduced, contexts, strict=True)]

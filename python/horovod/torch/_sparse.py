@@ -9,6 +9,7 @@ from horovod.common._ops import Average, Sum, resolve_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._allgather import allgather_async
 from horovod.torch._handles import synchronize
+from horovod.torch._profiling import is_outermost, profiler, recorded
 from horovod.torch._tensors import check_summable, type_name
 
 
@@ -43,6 +44,8 @@ def sparse_allreduce_async(
     HorovodInternalError
         As in `allgather`; raised by the returned function.
     """
+    if profiler._is_profiler_enabled and is_outermost():
+        return recorded(sparse_allreduce_async, tensor, name, op, process_set)
     return start(tensor, name, op, process_set)[1]
 
 

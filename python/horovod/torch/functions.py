@@ -1,5 +1,6 @@
 """Bringing all ranks to the root's state: parameters, optimizer state and Python objects."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch._broadcast import broadcast_async_
 from horovod.torch._memory_owners import Overlaps
 from horovod.torch._optimizer_state import broadcast_optimizer_state
+from horovod.torch._sparse_parameters import broadcast_sparse, is_sparse
 from horovod.torch._tensors import same_bits
 
 __all__ = [
@@ -32,7 +34,9 @@ def broadcast_parameters(
         `model.state_dict()`, `model.named_parameters()`, or any dict, or iterable of `(name, tensor)` pairs or
         of tensors. The same names (or the same order), shapes and dtypes on every rank. Tensors need not be
         contiguous and may have any dtype. In a dict, values that are no tensors (extra state of modules) are
-        replaced by the root's, pickled; load the dict into the model then. None is skipped.
+        replaced by the root's, pickled; load the dict into the model then. None is skipped. Sparse tensors
+        are replaced, too; where a COO tensor of the root has another number of entries, load the dict then (a warning
+        says so).
     root_rank
         Global rank whose values are used.
     process_set
@@ -41,7 +45,8 @@ def broadcast_parameters(
     Raises
     ------
     ValueError
-        `params` is none of the above; or entries share memory on this rank, and the root's values for them differ.
+        `params` is none of the above; or entries share memory on this rank, and the root's values for them differ;
+        or a sparse tensor has another layout, dtype or shape than the root's.
     HorovodInternalError
         Shapes or dtypes differ between ranks, or a rank was lost.
 
@@ -49,7 +54,22 @@ def broadcast_parameters(
     --------
     >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
+    renewed = replace_parameters(params, root_rank, process_set)
+    if renewed and isinstance(params, dict):
+        warnings.warn(
+            f"broadcast_parameters: the sparse {renewed[0]!r} has another number of entries on rank {root_rank}, so it "
+            "could not be replaced inside the model. The dict has the new tensor: call "
+            "model.load_state_dict(...) with it.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def replace_parameters(params: Any, root_rank: int, process_set: ProcessSet) -> list[str | None]:
+    """As `broadcast_parameters`; return the names of sparse tensors that got other memory."""
     tensors, objects = named_values(params, torch.Tensor, torch.nn.Module)
+    sparse = [(name, tensor) for name, tensor in tensors if is_sparse(tensor)]
+    tensors = [(name, tensor) for name, tensor in tensors if not is_sparse(tensor)]
     overlaps = Overlaps(tensor for _, tensor in tensors)
     # Entries that share memory are received into copies, to compare the root's values for them.
     arriving = [
@@ -62,6 +82,7 @@ def broadcast_parameters(
             broadcast_object(objects, root_rank, "broadcast_parameters.objects", process_set)
         )
     wait_for_all(handles)
+    renewed = broadcast_sparse(sparse, root_rank, process_set) if sparse else []
     apart = [(name, tensor, into) for name, tensor, into in arriving if into is not tensor]
     with torch.no_grad():
         for _, tensor, into in apart:
@@ -72,3 +93,4 @@ def broadcast_parameters(
                 f"broadcast_parameters: {name or 'a tensor'!r} shares memory with another entry on this rank, and "
                 f"rank {root_rank} has different values for the two. Share (tie) the same parameters on all ranks."
             )
+    return renewed

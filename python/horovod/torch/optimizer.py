@@ -30,7 +30,7 @@ from horovod.torch._consistency import report_replica, watch_step
 from horovod.torch._exclusive_parameters import refuse_foreign
 from horovod.torch._gradient_reducer import GradientReducer
 from horovod.torch._group_changes import Changes
-from horovod.torch._optimizer_wrapping import Wrapped, of_itself, wrap
+from horovod.torch._optimizer_wrapping import Wrapped, of_itself, refuse_others, wrap
 from horovod.torch.compression import Compression
 from horovod.torch.mpi_ops import (
     Adasum,
@@ -349,6 +349,8 @@ def DistributedOptimizer(
 
     Raises
     ------
+    TypeError
+        `optimizer` is no `torch.optim.Optimizer`, but for example something around one, such as LARC of apex.
     ValueError
         Horovod is not initialised; a parameter is out of range; `named_parameters` or `groups` do not fit
         the optimizer; the model is in `DistributedDataParallel` or sharded by torch.distributed, which reduces
@@ -364,6 +366,7 @@ def DistributedOptimizer(
     >>> torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     >>> optimizer.step()
     """
+    refuse_others(optimizer)
     op = resolve_op(op, None)
     groups = groups_given(groups, num_groups)
     check_arguments(

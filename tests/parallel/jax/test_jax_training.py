@@ -119,6 +119,8 @@ def test_an_optimizer_may_update_twice_in_one_program():
 
 
 def test_arguments_of_optimizers_are_checked():
+    with pytest.raises(TypeError, match=r"takes an optax.GradientTransformation, .* not dict"):
+        hvd.DistributedOptimizer({"tx": optax.sgd(0.1)})
     with pytest.raises(ValueError, match="backward_passes_per_step"):
         hvd.DistributedOptimizer(optax.sgd(1.0), backward_passes_per_step=0)
     with pytest.raises(ValueError, match="gradient_predivide_factor"):

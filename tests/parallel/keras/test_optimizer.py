@@ -90,6 +90,94 @@ def test_options(options):
     assert_close(weights(together), weights(alone))
 
 
+class Own(keras.optimizers.SGD):
+    """Of a script: other arguments than its base has, no configuration for them, and something held."""
+
+    def __init__(self, rate_of, *, factor=1.0):
+        super().__init__(rate_of(), momentum=0.9)
+        self.factor = factor
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient * self.factor, variable, learning_rate)
+
+
+class Falling(keras.optimizers.schedules.LearningRateSchedule):
+    """Of a script: without get_config."""
+
+    def __init__(self, *, start):
+        self.start = start
+
+    def __call__(self, step):
+        return self.start / (1.0 + keras.ops.cast(step, "float32"))
+
+
+OWN = {
+    "class": lambda: Own(lambda: 0.05, factor=0.5),
+    "schedule": lambda: keras.optimizers.SGD(Falling(start=0.1), momentum=0.9),
+    "both": lambda: Own(lambda: Falling(start=0.1), factor=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", OWN if BACKEND == "torch" else ["both"])
+def test_classes_and_schedules_of_the_script(kind):
+    alone, together = model(), model()
+    fit(alone, OWN[kind](), part=False)
+    plain = OWN[kind]()
+    optimizer = hvd.DistributedOptimizer(plain)
+    assert isinstance(optimizer, type(plain))
+    fit(together, optimizer)
+    assert_close(weights(together), weights(alone), 2e-4)
+    assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == 12
+
+
+def test_a_class_of_the_script_keeps_its_steps_with_several_passes(recwarn):
+    alone, together = model(), model()
+    first, plain = OWN["class"](), OWN["class"]()
+    for its, optimizer in ((alone, first), (together, plain)):
+        optimizer.build(its.trainable_variables)
+        apply(optimizer, [keras.ops.ones(v.shape) for v in its.trainable_variables], its)
+    optimizer = create(plain, backward_passes_per_step=2)
+    for factor in (1.0, 3.0):
+        grads = [keras.ops.ones(v.shape) * factor for v in together.trainable_variables]
+        apply(optimizer, grads, together)
+    apply(first, [keras.ops.ones(v.shape) * 4.0 for v in alone.trainable_variables], alone)
+    assert_close(weights(together), weights(alone))
+    assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == 2
+    assert not [w for w in recwarn if "made steps already" in str(w.message)]
+
+
+def test_operations_in_a_step_of_training():
+    """The loss is what the ranks have together; on TensorFlow and JAX it is computed in a compiled step."""
+
+    def loss(y, out):
+        own = keras.ops.mean(y)
+        parts = [
+            hvd.allreduce(own, name="step.allreduce"),
+            hvd.allreduce(own, name="step.sum", op=hvd.Sum, compression=hvd.Compression.fp16)
+            / SIZE,
+            keras.ops.mean(hvd.allgather(keras.ops.reshape(own, (1,)), name="step.allgather")),
+            hvd.broadcast(own, 0, name="step.broadcast"),
+            keras.ops.mean(hvd.reducescatter(keras.ops.ones((SIZE, 2)) * own, name="step.scatter")),
+        ]
+        return keras.ops.mean(out) * 0.0 + keras.ops.stack(parts)
+
+    its = model()
+    its.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss=loss)
+    x, y = data(1)
+    x, y = mine(x), mine(y)
+    got = its.fit(x, y, batch_size=len(x), verbose=0).history["loss"][0]
+    own = arrays.allgather_object(float(y.mean()))
+    want = (4 * np.mean(own) + own[0]) / 5
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_tensors_of_a_model_that_is_being_built_are_refused():
+    with pytest.raises(
+        TypeError, match=r"symbolic tensor of a Keras model .* Call the function in train_step"
+    ):
+        hvd.allreduce(keras.Input((3,)))
+
+
 def test_groups_of_variables():
     alone, together = model(), model()
     kernels = [layer.kernel for layer in together.layers]
@@ -309,6 +397,12 @@ class TestAttributes:
     def test_variables_may_be_called(self):
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
         assert optimizer.variables() == list(optimizer.variables)
+        if BACKEND == "tensorflow":
+            import horovod.tensorflow
+
+            optimizer.iterations.assign(RANK + 5)
+            horovod.tensorflow.broadcast_variables(optimizer.variables(), root_rank=0)
+            assert int(optimizer.iterations) == 5
 
     def test_lr_is_the_learning_rate(self):
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))

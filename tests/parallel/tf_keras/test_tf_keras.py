@@ -78,6 +78,47 @@ def test_the_same_training_as_one_process_with_all_data(kind):
     np.testing.assert_allclose(got.history["loss"], want.history["loss"], rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["compute_gradients", "_compute_gradients"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_gradients_are_computed_under_the_names_of_both_kinds(kind, name):
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[kind]())
+    variable = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable * (RANK + 1.0))
+    [(gradient, of)] = getattr(optimizer, name)(loss, [variable], tape=tape)
+    assert of is variable
+    np.testing.assert_allclose(gradient, [(SIZE + 1) / 2] * 2)
+
+
+class Falling(tf_keras.optimizers.schedules.LearningRateSchedule):
+    """Of a script: without get_config."""
+
+    def __call__(self, step):
+        return 0.1 / (1.0 + tf.cast(step, tf.float32))
+
+
+def own(base):
+    """An optimizer of a class of the script, which takes other arguments than its configuration has."""
+
+    class Own(base):
+        def __init__(self, rate_of):
+            super().__init__(rate_of(), momentum=0.9)
+
+    return Own(Falling)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_classes_and_schedules_of_the_script(kind):
+    base = type(OPTIMIZERS[kind]())
+    alone, together = model(), model()
+    fit(alone, own(base), part=False)
+    optimizer = hvd.DistributedOptimizer(own(base))
+    fit(together, optimizer, part=True)
+    for a, b in zip(together.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert int(optimizer.iterations) == 8
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_several_passes(kind):
     its = model(seed=1)

@@ -284,3 +284,65 @@ def test_a_model_trains_through_an_allgather():
         assert parameter.grad is not None
         # All ranks have the same model and data here, so also the same gradient.
         torch.testing.assert_close(hvd.allreduce(parameter.grad), parameter.grad)
+
+
+# -- the transforms of torch.func
+
+
+def rows(x):
+    """As many rows for each rank as there are in all, so that every operation takes it."""
+    return x.repeat(hvd.size(), 1)
+
+
+OPERATIONS = {
+    "allreduce": lambda x: hvd.allreduce(x),
+    "sum": lambda x: hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0),
+    "grouped_allreduce": lambda x: hvd.grouped_allreduce([x, 2 * x])[1],
+    "allgather": lambda x: hvd.allgather(x),
+    "grouped_allgather": lambda x: hvd.grouped_allgather([x, 2 * x])[1],
+    "broadcast": lambda x: hvd.broadcast(x, 0),
+    "reducescatter": lambda x: hvd.reducescatter(rows(x)),
+    "grouped_reducescatter": lambda x: hvd.grouped_reducescatter([rows(x)], op=hvd.Sum)[0],
+    "alltoall": lambda x: hvd.alltoall(rows(x)),
+    "alltoall with splits": lambda x: hvd.alltoall(rows(x), [len(x)] * hvd.size())[0],
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_torch_func_gives_the_gradients_of_autograd(operation):
+    def loss(x):
+        out = operation(x)
+        return (out * out * torch.arange(1.0, out.numel() + 1).view_as(out)).sum()
+
+    x = leaf(2, 3)
+    [want] = torch.autograd.grad(loss(x), x)
+    close(torch.func.grad(loss)(x.detach()), want)
+    value = torch.func.grad_and_value(loss)(x.detach())[1]
+    close(value, loss(x).detach())
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_vmap_gives_what_a_loop_gives(operation, dim):
+    batch = torch.stack([leaf(2, 3, salt=i).detach() for i in range(4)], dim)
+    got = torch.vmap(operation, in_dims=dim)(batch)
+    want = torch.stack([operation(x) for x in batch.unbind(dim)])
+    close(got, want)
+
+
+def test_gradients_of_single_samples():
+    def loss(weight, x):
+        return (hvd.allreduce(weight) * x).pow(2).sum()
+
+    weight, xs = leaf(3).detach(), torch.stack([leaf(3, salt=i).detach() for i in range(4)])
+    got = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(weight, xs)
+    want = torch.stack([torch.func.grad(loss)(weight, x) for x in xs])
+    close(got, want)
+
+
+def test_what_vmap_cannot_do_is_refused_with_words():
+    batch = leaf(4, 3).detach()
+    with pytest.raises(ValueError, match=r"op=Adasum under torch.vmap: .* outside of vmap"):
+        torch.vmap(lambda x: hvd.allreduce(x, op=hvd.Adasum))(batch)
+    with pytest.raises(ValueError, match="the tensors of a batch have no dimension"):
+        torch.vmap(lambda x: hvd.allgather(x))(leaf(4).detach())

@@ -171,7 +171,7 @@ def test_state_is_synced_only_when_somebody_needs_it():
     ids=["removed", "added", "both, by different ranks", "twice"],
 )
 def test_news_of_one_rank_interrupt_all_at_the_same_call(kinds, skip_sync):
-    state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0)
+    state = hvd.elastic.ObjectState(step=0)
     state.check_host_updates()
     state.commit()
     for who, updates in kinds.items():

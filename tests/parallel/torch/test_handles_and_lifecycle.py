@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+from collections import Counter
 
 import pytest
 import torch
@@ -387,3 +388,27 @@ def test_what_needs_data_of_all_ranks_fails_while_some_have_joined():
 def test_join_accepts_a_device():
     assert hvd.join(-1) in range(hvd.size())
     assert hvd.join(device=0) in range(hvd.size())
+
+
+def test_a_profile_names_operations():
+    """What an operation calls itself is not named again."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        hvd.allreduce_(torch.ones(3))
+        hvd.allreduce(torch.ones(3))
+        hvd.allgather(torch.ones(3))
+        hvd.synchronize(hvd.broadcast_async_(torch.ones(3), 0))
+        parameter.sum().backward()
+        optimizer.step()
+    names = Counter(e.name for e in profile.events() if e.name.startswith("horovod."))
+    gradients = {} if hvd.size() == 1 else {"horovod.allreduce_together_": 1}
+    assert names == {
+        "horovod.allreduce_": 1,
+        "horovod.allreduce": 1,
+        "horovod.allgather": 1,
+        "horovod.broadcast_async_": 1,
+        "horovod.synchronize": 1 + len(gradients),
+        **gradients,
+    }
+    hvd.allreduce_(torch.ones(3))

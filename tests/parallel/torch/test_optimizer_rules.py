@@ -66,6 +66,31 @@ def test_bad_options(options, error, text):
         wrapped(small_model(), **options)
 
 
+class Around:
+    """As LARC of apex: a class of its own with an optimizer inside."""
+
+    def __init__(self, optimizer):
+        self.optim = optimizer
+        self.param_groups = optimizer.param_groups
+
+    def step(self):
+        self.optim.step()
+
+
+def test_what_is_around_an_optimizer_is_refused_with_the_way_out():
+    model = small_model()
+    text = r"takes a torch.optim.Optimizer, not Around. .* its .optim, .*Around\(hvd.DistributedOptimizer"
+    with pytest.raises(TypeError, match=text):
+        hvd.DistributedOptimizer(Around(make_sgd(model.parameters())))
+    with pytest.raises(TypeError, match=r"not list\. Pass one, such as torch.optim.SGD"):
+        hvd.DistributedOptimizer(list(model.parameters()))
+    expected = train_alone(model, make_sgd, batches(1))
+    around = Around(wrapped(model))
+    backward(model)
+    around.step()
+    assert_same_weights(model, expected)
+
+
 def test_a_parameter_in_two_groups():
     model = small_model()
     weight = model[0].weight

@@ -108,15 +108,16 @@ def DistributedOptimizer(
     """An optimizer like the one given that reduces gradients over the ranks before each step.
 
     It is of a subclass of the given one's class, under the same name. Clipping, weight decay and moving averages act on
-    the reduced gradients. Steps, momentum and the like of the given optimizer are not taken over. Gradients that a
-    script computes by itself are reduced by `apply_gradients` with Keras 3; with Keras 2 by `DistributedGradientTape`.
+    the reduced gradients. Steps, momentum and the like of the given optimizer are taken over only from one of a class
+    that the script defines, or with a schedule that it defines. Gradients that a script computes by itself are reduced
+    by `apply_gradients` with Keras 3; with Keras 2 by `DistributedGradientTape`.
 
     Parameters
     ----------
     optimizer
         Of Keras 3, or of Keras 2 (`tf_keras`), new or legacy.
     name
-        Pairs the operations across ranks; by default `Distributed` and the class's name.
+        Pairs the operations across ranks; by default `DistributedOptimizer`.
     device_dense, device_sparse
         Devices for the operations, with Keras 2.
     compression
@@ -188,7 +189,11 @@ def allreduce(
     op: int | str | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """Combine a value (array, number, tensor) of every rank; a tensor. `op` supersedes `average`."""
+    """Combine a value (array, number, tensor) of every rank; a tensor. `op` supersedes `average`.
+
+    In a compiled step, such as a model's `train_step`, it is a part of the step. On TensorFlow it runs in each step
+    only if it is given a tensor or a variable.
+    """
     return _impl.allreduce(
         _keras, value, name, average, prescale_factor, postscale_factor, op, compression
     )

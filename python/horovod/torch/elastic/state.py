@@ -19,9 +19,10 @@ from horovod.common._state_handlers import (
     SnapshotHandler,
     StateHandler,
 )
+from horovod.common.process_sets import global_process_set
 from horovod.torch.elastic._snapshot import TensorCopies
 from horovod.torch.elastic.sampler import ElasticSampler
-from horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from horovod.torch.functions import broadcast_optimizer_state, replace_parameters
 
 __all__ = [
     "ModelStateHandler",
@@ -52,8 +53,8 @@ class ModelStateHandler(_StateDictHandler):
     def sync(self) -> None:
         """Give all ranks the root's parameters and buffers."""
         state = self.value.state_dict()
-        broadcast_parameters(state, self.root_rank)
-        if not all(isinstance(entry, torch.Tensor) for entry in state.values()):
+        renewed = replace_parameters(state, self.root_rank, global_process_set)
+        if renewed or not all(isinstance(entry, torch.Tensor) for entry in state.values()):
             self.value.load_state_dict(state)
         self.reset()
 

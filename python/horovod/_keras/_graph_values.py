@@ -1,0 +1,42 @@
+"""Values that are not known yet: tensors of a step that TensorFlow or JAX compiles, such as a model's `train_step`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from horovod._keras._variables import held
+
+_NO_VALUE = (
+    "{} is a symbolic tensor of a Keras model that is being built, which has no value on any rank. Call the function "
+    "in train_step, in the call method of a layer, or with a value."
+)
+
+
+def adapter_of(value: Any) -> Any:
+    """The adapter whose operations go into the step that is being compiled, if the value belongs to one; else None.
+
+    Raises
+    ------
+    TypeError
+        The value is of a model that is being built.
+    """
+    if type(value).__name__ == "KerasTensor":
+        raise TypeError(_NO_VALUE.format(value))
+    tensorflow: Any = sys.modules.get("tensorflow")
+    if tensorflow is not None and _is_of_graph(tensorflow, value):
+        import horovod.tensorflow
+
+        return horovod.tensorflow
+    jax: Any = sys.modules.get("jax")
+    if jax is not None and isinstance(held(value), jax.core.Tracer):
+        import horovod.jax
+
+        return horovod.jax
+    return None
+
+
+def _is_of_graph(tensorflow: Any, value: Any) -> bool:
+    if tensorflow.executing_eagerly():
+        return False
+    return isinstance(held(value), tensorflow.Tensor | tensorflow.Variable)
