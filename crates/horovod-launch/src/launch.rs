@@ -25,7 +25,7 @@ const TERMINATE_TIMEOUT_S: u32 = 30;
 const START_TIMEOUT_S: u32 = 30;
 
 /// More processes than this for each core of this machine are hardly meant.
-const CROWD_PER_CORE: u32 = 8;
+const NOTED_PER_CORE: u32 = 8;
 
 /// Why nothing was started.
 #[derive(Debug, thiserror::Error)]
@@ -256,7 +256,7 @@ pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, La
                 &found
             }
             None => {
-                if let Some(note) = crowd(size, Share::of_this_process().usable) {
+                if let Some(note) = oversubscription(size, Share::of_this_process().usable) {
                     crate::complain(&note);
                 }
                 return Ok(vec![Host {
@@ -280,13 +280,13 @@ pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, La
 
 /// What to say of so many processes on this machine, for which nobody has named slots; a few for each core are common
 /// in trials.
-fn crowd(size: u32, cores: u32) -> Option<String> {
+fn oversubscription(size: u32, cores: u32) -> Option<String> {
     let of_core = if cores == 1 {
         "1 core"
     } else {
         &format!("{cores} cores")
     };
-    (size > cores.saturating_mul(CROWD_PER_CORE)).then(|| {
+    (size > cores.saturating_mul(NOTED_PER_CORE)).then(|| {
         format!(
             "note: all {size} processes start on this machine, which has {of_core} for them; -H or --hostfile names \
              other machines"
@@ -397,11 +397,11 @@ mod tests {
 
     #[test]
     fn a_number_of_processes_that_is_hardly_meant_is_told() {
-        assert_eq!(crowd(16, 2), None);
-        let told = crowd(1000, 2).expect("a note");
+        assert_eq!(oversubscription(16, 2), None);
+        let told = oversubscription(1000, 2).expect("a note");
         assert!(told.contains("all 1000 processes start on this machine, which has 2 cores"));
-        assert!(crowd(9, 1).is_some_and(|told| told.contains("1 core for them")));
-        assert_eq!(crowd(u32::MAX, u32::MAX), None);
+        assert!(oversubscription(9, 1).is_some_and(|told| told.contains("1 core for them")));
+        assert_eq!(oversubscription(u32::MAX, u32::MAX), None);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use horovod_transport::output_file::{self, Content};
+use horovod_transport::output_file::{self, OpenMode};
 
 use crate::args::Options;
 use crate::console::{Target, Writer};
@@ -173,7 +173,7 @@ impl Output {
         let mut files = Vec::new();
         for stream in Stream::BOTH {
             let file = place.join(stream.name());
-            let opened = output_file::open(&file, Content::Replaced)
+            let opened = output_file::open(&file, OpenMode::Truncate)
                 .map_err(|error| format!("cannot create {}: {error}", file.display()))?;
             files.push((file, opened));
         }

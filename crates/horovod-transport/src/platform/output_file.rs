@@ -31,11 +31,11 @@ const FOLDER: OFlags = OFlags::RDONLY
 
 /// What becomes of what a file holds already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum OpenMode {
     /// The file is emptied.
-    Replaced,
+    Truncate,
     /// All that is written is appended.
-    Kept,
+    Append,
 }
 
 /// What somebody else may have put there.
@@ -65,14 +65,14 @@ impl From<Foreign> for io::Error {
 }
 
 /// Opens a file to write to it, and makes it if it is not there.
-pub fn open(path: &Path, content: Content) -> io::Result<File> {
+pub fn open(path: &Path, mode: OpenMode) -> io::Result<File> {
     let mut walk = Walk::new(path)?;
     while let Some(name) = walk.left.pop() {
         if !walk.left.is_empty() {
             walk.enter(&name, Missing::Fails)?;
             continue;
         }
-        match walk.open_last(&name, content) {
+        match walk.open_last(&name, mode) {
             Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
                 walk.follow(&name, Errno::LOOP)?;
             }
@@ -194,11 +194,11 @@ impl Walk {
         }
     }
 
-    fn open_last(&self, name: &OsStr, content: Content) -> io::Result<File> {
+    fn open_last(&self, name: &OsStr, mode: OpenMode) -> io::Result<File> {
         // A pipe that somebody has put there must not make this wait.
         let mut flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         flags |= self.no_follow();
-        if content == Content::Kept {
+        if mode == OpenMode::Append {
             flags |= OFlags::APPEND;
         }
         let new = OFlags::CREATE | OFlags::EXCL;
@@ -217,7 +217,7 @@ impl Walk {
                     file
                 }
             };
-            return finish(file, content);
+            return finish(file, mode);
         }
         Err(Errno::EXIST.into())
     }
@@ -272,11 +272,11 @@ fn is_trusted(owner: u32) -> io::Result<bool> {
 }
 
 /// An open file as callers want it: writes wait, and it holds what it should.
-fn finish(file: OwnedFd, content: Content) -> io::Result<File> {
+fn finish(file: OwnedFd, mode: OpenMode) -> io::Result<File> {
     let flags = rustix::fs::fcntl_getfl(&file)?;
     rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-    if content == Content::Replaced && kind == FileType::RegularFile {
+    if mode == OpenMode::Truncate && kind == FileType::RegularFile {
         rustix::fs::ftruncate(&file, 0)?;
     }
     Ok(File::from(file))

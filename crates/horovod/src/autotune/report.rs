@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use horovod_transport::output_file::{self, Content};
+use horovod_transport::output_file::{self, OpenMode};
 
 use super::search::{News, Phase};
 use super::space::{Parameter, Values};
@@ -24,7 +24,7 @@ const HEADER: &str = "hierarchical_allreduce,hierarchical_allgather,torus_allred
 impl Report {
     /// Truncates the file. One that cannot be written is no reason not to train.
     pub(crate) fn new(path: Option<&Path>, tunable: Vec<Parameter>, cache_enabled: bool) -> Self {
-        let file = path.and_then(|path| match output_file::open(path, Content::Replaced) {
+        let file = path.and_then(|path| match output_file::open(path, OpenMode::Truncate) {
             Ok(file) => Some(file),
             Err(e) => {
                 tracing::warn!("Autotuner: cannot write {}: {e}", path.display());

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use horovod_transport::output_file::{self, Content};
+use horovod_transport::output_file::{self, OpenMode};
 
 /// Names tried for a report's file.
 const NAMES_TRIED_MAX: u32 = 100;
@@ -56,7 +56,7 @@ impl ReportFile {
 
     fn create(&self) -> io::Result<(PathBuf, File)> {
         if let Some(path) = &self.wanted {
-            let file = output_file::open(path, Content::Kept)?;
+            let file = output_file::open(path, OpenMode::Append)?;
             return Ok((path.clone(), file));
         }
         let job = job_name(std::env::args_os().skip(1).map(|word| {

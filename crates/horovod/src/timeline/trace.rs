@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use horovod_transport::output_file::{self, Content};
+use horovod_transport::output_file::{self, OpenMode};
 
 use super::object::Object;
 
@@ -37,7 +37,7 @@ pub(super) struct Trace {
 impl Trace {
     /// Creates the file, or empties it.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        let file = output_file::open(path, Content::Replaced)?;
+        let file = output_file::open(path, OpenMode::Truncate)?;
         let mut trace = Self {
             file,
             at: 0,

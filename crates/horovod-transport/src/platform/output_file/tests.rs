@@ -41,7 +41,7 @@ impl Drop for Folders {
 }
 
 fn put(path: &Path, text: &str) -> io::Result<()> {
-    open(path, Content::Replaced)?.write_all(text.as_bytes())
+    open(path, OpenMode::Truncate)?.write_all(text.as_bytes())
 }
 
 /// `false` if this test cannot run.
@@ -67,7 +67,7 @@ fn a_file_is_made_emptied_or_appended_to() {
         put(&path, "first, long").unwrap();
         put(&path, "second").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "second");
-        let mut file = open(&path, Content::Kept).unwrap();
+        let mut file = open(&path, OpenMode::Append).unwrap();
         file.write_all(b" third").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "second third");
     }
@@ -97,7 +97,7 @@ fn what_is_no_place_for_a_file_is_an_error() {
         (folders.path(""), io::ErrorKind::IsADirectory),
         (folders.precious().join("x"), io::ErrorKind::NotADirectory),
     ] {
-        let error = open(&path, Content::Replaced).unwrap_err();
+        let error = open(&path, OpenMode::Truncate).unwrap_err();
         assert_eq!(error.kind(), kind, "{}: {error}", path.display());
     }
     symlink("circle", folders.path("circle")).unwrap();
