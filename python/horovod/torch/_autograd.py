@@ -21,6 +21,18 @@ _is_transforming: Callable[[], bool] | None = getattr(
 )
 
 
+_INSIDE_TRANSFORM = (
+    "Inside of a transform of torch.func, such as grad or vmap, use the operations that return new tensors and wait: "
+    "hvd.allreduce instead of hvd.allreduce_ or hvd.allreduce_async."
+)
+
+
+def explain(error: RuntimeError) -> None:
+    """Say what to do where a tensor has no memory because a transform runs."""
+    if _is_transforming is not None and _is_transforming():
+        error.add_note(_INSIDE_TRANSFORM)
+
+
 class Collective(torch.autograd.Function):
     """A differentiable operation. A subclass defines `run`, `remember` and `backward`."""
 

@@ -11,6 +11,7 @@ from horovod.common._collectives import Collectives, Memory
 from horovod.common._dtypes import OP_NAMES, can_be_reduced
 from horovod.common._operations import Allocate, Allocation, Gpu, Output
 from horovod.common._splits import checked_splits
+from horovod.torch._autograd import explain
 from horovod.torch._exclusive_parameters import is_sharded, sharded_text
 
 # Queues an allreduce in place on one tensor that needs no preparation: dense memory of the host, in any order of
@@ -198,9 +199,14 @@ class TorchArrays:
             check_movable(array)
         else:
             check_reducible(array, op)
-        wire = to_wire(array)
+        try:
+            wire = to_wire(array)
+            address = wire.data_ptr()
+        except RuntimeError as error:
+            explain(error)
+            raise
         return Memory(
-            wire.data_ptr(),
+            address,
             wire.nbytes,
             CODES[wire.dtype],
             wire.shape,

@@ -346,3 +346,18 @@ def test_what_vmap_cannot_do_is_refused_with_words():
         torch.vmap(lambda x: hvd.allreduce(x, op=hvd.Adasum))(batch)
     with pytest.raises(ValueError, match="the tensors of a batch have no dimension"):
         torch.vmap(lambda x: hvd.allgather(x))(leaf(4).detach())
+
+
+def test_operations_in_place_say_what_to_use_inside_of_transforms():
+    def inside(transform, operation):
+        with pytest.raises(RuntimeError) as error:
+            transform(operation)(torch.ones(3, 2))
+        assert any("hvd.allreduce instead of" in note for note in error.value.__notes__)
+
+    inside(torch.func.grad, lambda x: hvd.allreduce_(x * 1).sum())
+    inside(torch.func.grad, lambda x: hvd.synchronize(hvd.allgather_async(x * 1)).sum())
+    inside(torch.vmap, lambda x: hvd.broadcast_(x * 1, 0))
+    # What a transform does not see may be sent as ever.
+    plain = torch.ones(3)
+    torch.func.grad(lambda x: (x * hvd.allreduce_(plain, op=hvd.Sum)).sum())(torch.ones(3))
+    assert plain.eq(hvd.size()).all()
