@@ -189,15 +189,15 @@ class Host:
         run("ip", "-n", self.namespace, "neigh", "add", address, *nobody)
 
     def swallow(self, other: Host) -> None:
-        """Make what goes from here to the other host vanish on the way, all but ssh."""
+        """Make what goes from here to the other host vanish on the way, unless a port below 10000 listens, as ssh's."""
         self._misroute(other)
 
     def refuse(self, other: Host) -> None:
-        """Leave no route from here to the other host, but for ssh."""
+        """Leave no route from here to the other host, except to and from ports below 10000, as ssh's."""
         self._misroute(other, "unreachable")
 
     def _misroute(self, other: Host, *via: str) -> None:
-        # Routes decide, not a firewall: every kernel has these. Ports of ssh are below those that programs get.
+        # Routes decide, not a firewall: every kernel has these. Ranks listen on ports above 10000.
         for family, address, nobody in (
             ("-4", other.address, f"{other.address.rpartition('.')[0]}.250"),
             ("-6", other.address6, f"{other.address6.rpartition(':')[0]}:fa"),
@@ -213,7 +213,7 @@ class Host:
             run(*ip, "route", "replace", *route, "table", MISROUTED)
             # By the other side's port: its own a connection has only after the way is chosen.
             to = ("to", address, "ipproto", "tcp")
-            run(*ip, "rule", "add", "pref", "50", *to, "sport", str(SSH_PORT), "table", "main")
+            run(*ip, "rule", "add", "pref", "50", *to, "sport", "1-9999", "table", "main")
             run(*ip, "rule", "add", "pref", "51", *to, "dport", "10000-65534", "table", MISROUTED)
 
     def restore_routes(self) -> None:
