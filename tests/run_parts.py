@@ -171,8 +171,9 @@ def shards_of(text: str, count: int) -> list[int]:
 
 def refuse_a_full_disk(writes_gb: dict[str, float]) -> None:
     """End the program if a disk has less space than a run writes: on a full disk tests fail with other texts."""
-    needed_gb = writes_gb["installed" if (STAMPS / "install").exists() else "from_nothing"]
-    for folder in (str(ROOT), tempfile.gettempdir()):
+    kind = "installed" if (STAMPS / "install").exists() else "from_nothing"
+    needed = {str(ROOT): writes_gb[kind], tempfile.gettempdir(): writes_gb["temporary"]}
+    for folder, needed_gb in needed.items():
         free_gb = shutil.disk_usage(folder).free / 1e9
         if free_gb < needed_gb:
             sys.exit(

@@ -71,6 +71,7 @@ def test_a_module_of_the_originals_estimators_says_what_to_use(name: str, text: 
 def test_a_constant_of_the_originals_spark_says_what_to_use() -> None:
     with pytest.raises(ImportError, match=r"SPARK_CONF_REUSE.* builder\.config"):
         exec("from horovod.spark.conf import SPARK_CONF_REUSE")
+    assert not hasattr(conf, "SPARK_CONF_REUSE")
     assert conf.SPARK_CONF_BLACKLIST_DISABLED[1] == "false"
 
 

@@ -168,7 +168,7 @@ def test_a_part_that_is_due_too_late_is_left_out(
 def test_a_disk_with_too_little_space_is_refused(clone: Path) -> None:
     commands = {"install": "true", "tests": "true", "last": "true"}
     for needed_gb, code in ((0.0, 0), (1e9, 1)):
-        more = f"[writes_gb]\nfrom_nothing = {needed_gb}\n"
+        more = f"[writes_gb]\nfrom_nothing = {needed_gb}\ntemporary = 0.0\n"
         process = start(clone, more=more, **commands)
         out, _ = process.communicate(timeout=harness.LIMIT_S)
         assert process.returncode == code, out

@@ -107,7 +107,10 @@ def test_columns_of_numbers_feed_a_linear_layer_of_one_input() -> None:
 
     linear, embedding = torch.nn.Linear(1, 1), torch.nn.Embedding(3, 1)
     assert shapes(linear) == shapes(torch.nn.Sequential(linear, embedding)) == [[-1, 1], None]
-    for other in (embedding, torch.nn.Linear(2, 1), torch.nn.Sequential(embedding, linear)):
+    # The order of its layers does not tell which of them gets a column.
+    own = torch.nn.Module()
+    own.linear = linear
+    for other in (embedding, torch.nn.Linear(2, 1), torch.nn.Sequential(embedding, linear), own):
         assert shapes(other) is None
     assert shapes(linear, input_shapes=[[-1], [-1, 3]]) == [[-1], [-1, 3]]
     assert shapes(linear, transformation_fn=dict) is None

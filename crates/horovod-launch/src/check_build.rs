@@ -142,11 +142,9 @@ pub(crate) fn cure(python: &str, version: &str) -> String {
     )
 }
 
-/// The command that installs this version. No index has it: pip takes the wheels from a folder.
+/// The command that installs this version. No index has it: pip takes the wheels from the folder `dist`.
 pub(crate) fn install(python: &str, version: &str) -> String {
-    format!(
-        "{python} -m pip install --find-links dist horovod-rs=={version} (dist: the folder of its wheels)"
-    )
+    format!("{python} -m pip install --find-links dist horovod-rs=={version}")
 }
 
 fn layout(found: &[Framework]) -> String {
@@ -224,7 +222,7 @@ fn explain(python: &Path, found: &io::Result<Vec<Framework>>) -> String {
     text
 }
 
-/// What becomes of a framework's tensors here.
+/// The route of a framework's tensors here.
 fn routes(on_gpu: OnGpu, found: &[Framework]) -> String {
     let gpu = match on_gpu {
         OnGpu::AsOfBackend => return "Its tensors go as those of its backend.".to_owned(),
@@ -352,11 +350,10 @@ mod tests {
         let all = "TensorFlow|2.21|1\nPyTorch|2.15|1\nMXNet|1.9.1|1\nJAX|0.10|1\nKeras|3.15|1\n";
         let check = |libraries: &str, expected: [&str; 5]| {
             let words = explain(Path::new("py"), &Ok(parse(&format!("{all}{libraries}"))));
-            for (line, end) in words
-                .lines()
-                .filter(|l| l.contains("is installed. "))
-                .zip(expected)
-            {
+            let is_told = |line: &&str| line.contains("is installed. ");
+            let lines: Vec<&str> = words.lines().filter(is_told).collect();
+            assert_eq!(lines.len(), expected.len(), "{words}");
+            for (line, end) in lines.into_iter().zip(expected) {
                 assert!(line.ends_with(end), "{libraries}: {line}");
             }
         };

@@ -163,7 +163,7 @@ table! {
     /// seconds of standstill after which rank 0 asks all concerned where they stand and reports; 0 means never
     STALL_DIAGNOSIS_SECONDS: Decimal = "HOROVOD_STALL_DIAGNOSIS_SECONDS", Decimal::any(10.0), Each;
     /// file to which rank 0 appends reports of standstills
-    STALL_REPORT: Optional<Text> = "HOROVOD_STALL_REPORT", Optional::text("a temporary file of the job's name"), Each;
+    STALL_REPORT: Optional<Text> = "HOROVOD_STALL_REPORT", Optional::text("a temporary file with the script's name"), Each;
     /// 0 only reports when ranks wait for each other in a circle, instead of ending the job with an error
     DEADLOCK_ERROR: Flag = "HOROVOD_DEADLOCK_ERROR", Flag(true), Each;
     /// seconds after which a rank leaves the job if SIGTERM or SIGALRM arrived and the main thread waits in native code of a

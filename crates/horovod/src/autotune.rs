@@ -112,7 +112,7 @@ impl Autotuner {
         self.finished && !self.announced
     }
 
-    /// What to tell the user if the job ends now, before the last word.
+    /// The line for the user if the job ends now, before tuning does.
     pub(crate) fn unfinished(&self) -> Option<String> {
         let state = self.search.unfinished().filter(|_| !self.finished)?;
         Some(format!(

@@ -182,7 +182,7 @@ def _size(text: str) -> int:
 
 
 def _items(text: str) -> list[str]:
-    """What stands between commas, of which one may be at the end."""
+    """The words between commas; a comma may end the list."""
     return text.rstrip().removesuffix(",").split(",")
 
 

@@ -10,6 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import pyspark
+
+# The client of Spark Connect alone has none.
+_BROADCAST: type[Any] | None = getattr(pyspark, "Broadcast", None)
 
 
 class BroadcastValue:
@@ -46,8 +50,6 @@ def _unpack(content: bytes) -> Call:
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        from pyspark import Broadcast
-
-        if isinstance(obj, Broadcast):
+        if _BROADCAST is not None and isinstance(obj, _BROADCAST):
             return BroadcastValue, (obj.value,)
         return super().reducer_override(obj)

@@ -2,6 +2,8 @@
 
 from typing import NoReturn
 
+from horovod import _absent
+
 __all__ = [
     "SPARK_CONF_ALWAYS_RESTART_FAILED_TASK",
     "SPARK_CONF_BLACKLIST_DISABLED",
@@ -21,8 +23,8 @@ SPARK_CONF_DEFAULT_VALUES = {
 
 def __getattr__(name: str) -> NoReturn:
     if name.startswith("SPARK_CONF_"):
-        raise ImportError(
+        _absent.raise_unavailable(
             f"horovod.spark.conf.{name} of the original Horovod does not exist in horovod-rs: pass Spark's "
             "setting by its name, such as builder.config('spark.excludeOnFailure.enabled', 'false')"
         )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _absent.raise_missing(__name__, name)

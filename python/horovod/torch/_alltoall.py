@@ -42,8 +42,6 @@ class HorovodAlltoall(Collective):
         # Numbers that are on a GPU are read once: each time the host waits for it.
         numbers = splits.cpu() if isinstance(splits, torch.Tensor) else splits
         output, received = synchronize(alltoall_async(tensor, numbers, name, process_set))
-        if isinstance(splits, torch.Tensor):
-            received = received.to(splits.device)
         return output, received
 
     @staticmethod
@@ -111,4 +109,6 @@ def alltoall(
         return recorded(alltoall, tensor, splits, name, process_set)
     output: torch.Tensor
     output, received = HorovodAlltoall.call(tensor, splits, name, process_set)
+    if isinstance(splits, torch.Tensor):
+        received = received.to(splits.device)
     return output if splits is None else (output, received)

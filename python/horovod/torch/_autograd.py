@@ -1,4 +1,4 @@
-"""What the differentiable operations have in common: autograd, and the transforms of `torch.func`.
+"""The common base of the differentiable operations: autograd, and the transforms of `torch.func`.
 
 PyTorch wants a function to keep what its gradient needs either in `forward` or, for `grad` and `vmap` of `torch.func`,
 in a function of its own. The second form takes some microseconds more for each call. So a class has both, and the
@@ -54,7 +54,7 @@ class Collective(torch.autograd.Function):
 
     @classmethod
     def forward(cls, ctx: Any, *inputs: Any) -> Any:
-        """What PyTorch calls outside of transforms."""
+        """Run and remember: PyTorch calls this outside of transforms."""
         output = cls.run(*inputs)
         cls.remember(ctx, inputs, output)
         return output

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 profiler: Any = torch.autograd.profiler
-"""What tells whether a profiler runs; where PyTorch has no such flag, operations have no names."""
+"""The module whose flag tells whether a profiler runs; where PyTorch has no such flag, operations have no names."""
 if not hasattr(profiler, "_is_profiler_enabled"):
     profiler = SimpleNamespace(_is_profiler_enabled=False)
 

@@ -13,7 +13,7 @@ from horovod.common._operations import wait_for_all
 from horovod.common.process_sets import ProcessSet
 from horovod.torch._broadcast import broadcast_async_
 
-# What a sparse tensor consists of, by its layout: where its values are, then the values.
+# The parts of a sparse tensor, by its layout: the places of its values, then the values.
 _PARTS: dict[torch.layout, tuple[str, ...]] = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -34,7 +34,7 @@ class _Description:
     parts: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 
     def whole(self) -> tuple[torch.layout, torch.dtype, tuple[int, ...]]:
-        """What has to be the same on every rank."""
+        """The part that has to be the same on every rank."""
         return self.layout, self.dtype, self.shape
 
 
@@ -54,15 +54,20 @@ def broadcast_sparse(
     Raises
     ------
     ValueError
-        A tensor has another layout, dtype or shape than the root's; raised where it differs, after the exchange.
+        A tensor has another layout, dtype or shape than the root's, or there is another number of them; raised where
+        they differ, after the exchange.
     """
     prefix = "broadcast_parameters.sparse"
     own = [_described(tensor) for _, tensor in named]
     roots: list[_Description] = broadcast_object(own, root_rank, prefix, process_set)
-    arriving = [
-        _parts(tensor) if here == there else _empty(there, tensor.device)
-        for (_, tensor), here, there in zip(named, own, roots, strict=True)
-    ]
+    if len(own) == len(roots):
+        arriving = [
+            _parts(tensor) if here == there else _empty(there, tensor.device)
+            for (_, tensor), here, there in zip(named, own, roots, strict=True)
+        ]
+    else:
+        # The root sends all the same.
+        arriving = [_empty(there, torch.device("cpu")) for there in roots]
     wait_for_all(
         [
             broadcast_async_(part, root_rank, f"{prefix}.{i}.{j}", process_set)
@@ -70,6 +75,11 @@ def broadcast_sparse(
             for j, part in enumerate(parts)
         ]
     )
+    if len(own) != len(roots):
+        raise ValueError(
+            f"broadcast_parameters: there are {len(own)} sparse tensors on this rank and {len(roots)} on rank "
+            f"{root_rank}. Build the same model on all ranks."
+        )
     renewed = []
     for (name, tensor), here, there, parts in zip(named, own, roots, arriving, strict=True):
         if here.whole() != there.whole():
@@ -102,11 +112,12 @@ def _empty(description: _Description, device: torch.device) -> list[torch.Tensor
 
 def _assembled(description: _Description, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     # PyTorch's own types know these arguments as tensors and shape only where each is written out.
-    make: Any = torch.sparse_compressed_tensor
-    options: dict[str, Any] = {"layout": description.layout}
-    if description.layout is torch.sparse_coo:
-        make, options = torch.sparse_coo_tensor, {"is_coalesced": description.is_coalesced}
+    is_coo = description.layout is torch.sparse_coo
+    make: Any = torch.sparse_coo_tensor if is_coo else torch.sparse_compressed_tensor
+    options = {} if is_coo else {"layout": description.layout}
     assembled: torch.Tensor = make(*parts, description.shape, check_invariants=False, **options)
+    if is_coo:
+        assembled._coalesced_(description.is_coalesced)
     return assembled
 
 

@@ -128,6 +128,8 @@ def test_classes_and_schedules_of_the_script(kind):
     fit(together, optimizer)
     assert_close(weights(together), weights(alone), 2e-4)
     assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == 12
+    with pytest.raises(ValueError, match="was wrapped before"):
+        hvd.DistributedOptimizer(plain)
 
 
 def test_a_class_of_the_script_keeps_its_steps_with_several_passes(recwarn):

@@ -357,7 +357,7 @@ def test_operations_in_place_say_what_to_use_inside_of_transforms():
     inside(torch.func.grad, lambda x: hvd.allreduce_(x * 1).sum())
     inside(torch.func.grad, lambda x: hvd.synchronize(hvd.allgather_async(x * 1)).sum())
     inside(torch.vmap, lambda x: hvd.broadcast_(x * 1, 0))
-    # What a transform does not see may be sent as ever.
+    # A tensor that no transform sees is sent as ever.
     plain = torch.ones(3)
     torch.func.grad(lambda x: (x * hvd.allreduce_(plain, op=hvd.Sum)).sum())(torch.ones(3))
     assert plain.eq(hvd.size()).all()

@@ -391,7 +391,7 @@ def test_join_accepts_a_device():
 
 
 def test_a_profile_names_operations():
-    """What an operation calls itself is not named again."""
+    """Operations that an operation calls are not named again."""
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

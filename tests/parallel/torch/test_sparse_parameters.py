@@ -70,3 +70,13 @@ def test_sparse_buffers_that_do_not_fit_are_named():
         ValueError, match=r"'matrix' is torch.sparse_csr .* torch.sparse_coo .* on rank 0"
     ):
         hvd.broadcast_parameters(state, root_rank=0)
+
+
+def test_another_number_of_sparse_buffers_is_named():
+    state = WithMatrix(5).state_dict()
+    if hvd.rank() == 0:
+        hvd.broadcast_parameters(state, root_rank=0)
+        return
+    own = {**state, "another": state["matrix"].clone()}
+    with pytest.raises(ValueError, match="are 2 sparse tensors on this rank and 1 on rank 0"):
+        hvd.broadcast_parameters(own, root_rank=0)

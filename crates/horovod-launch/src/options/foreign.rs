@@ -68,7 +68,6 @@ const FOREIGN: &[(&[&str], &str, &str)] = &[
     ),
     (
         &[
-            "oversubscribe",
             "allow_run_as_root",
             "mca",
             "bind_to",
@@ -79,13 +78,18 @@ const FOREIGN: &[(&[&str], &str, &str)] = &[
         "leave it out: nothing here needs it",
     ),
     (
+        &["oversubscribe"],
+        "mpirun",
+        "-H name:slots,... takes as many slots as processes",
+    ),
+    (
         &["output_dir", "output", "log_dir"],
         "another launcher",
         "--output-filename takes the folder for the output of the ranks",
     ),
 ];
 
-/// What to do instead of this option, if it is one of another launcher.
+/// Advice for an option of another launcher; none for any other word.
 pub(crate) fn advice(typed: &str) -> Option<String> {
     let name = typed.split('=').next().unwrap_or(typed);
     let name = name.trim_start_matches('-').replace('-', "_");

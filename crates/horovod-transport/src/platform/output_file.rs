@@ -1,10 +1,11 @@
 //! Files at places that users name. In folders that others may write to, nothing that others have put there is followed.
 //!
-//! A folder is *shared* if somebody else owns it, or if its mode lets its group or others write. What stands in a folder
-//! that is not shared was put there by its user or by root, and is used as it is. In a shared folder a symbolic link is
-//! followed only if this user or root owns it, and a file that exists is written only if this user, root or the
-//! folder's owner owns it and it has no second name. Every name of the path is looked up in an open folder, so nothing
-//! can be exchanged between the look and the use.
+//! A folder is *shared* if somebody else owns it, or if its mode lets its group or others write. A folder that is not
+//! shared has only what its user or root put there: that is used as it is. In a shared folder a symbolic link is followed
+//! only if this user or root owns it, or the folder's owner where nobody else may write. A file that exists there is
+//! written only if this user, root or the folder's owner owns it and it has no second name. To write it anew, it is
+//! removed and made again. Every name of the path is looked up in an open folder, so no folder can be exchanged between
+//! the check and the use.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -29,7 +30,7 @@ const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::CLOEXEC);
 
-/// What becomes of what a file holds already.
+/// The treatment of what a file holds already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
     /// The file is emptied.
@@ -38,7 +39,7 @@ pub enum OpenMode {
     Append,
 }
 
-/// What somebody else may have put there.
+/// A link or file that somebody else may have put there.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum Foreign {
     #[error(
@@ -91,7 +92,7 @@ pub fn create_folders(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What to do about a folder that is not there.
+/// The treatment of a folder that is not there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Missing {
     Fails,
@@ -112,8 +113,10 @@ impl Walk {
         if path.as_os_str().is_empty() {
             return Err(Errno::NOENT.into());
         }
+        // The current folder may be one that this user cannot open.
+        let start = if path.is_absolute() { "/" } else { "." };
         let mut walk = Self {
-            at: rustix::fs::open(".", FOLDER, Mode::empty())?,
+            at: rustix::fs::open(start, FOLDER, Mode::empty())?,
             left: Vec::new(),
             links: 0,
         };
@@ -156,7 +159,9 @@ impl Walk {
         let Some((owner, target)) = self.read_link(name)? else {
             return Err(error.into());
         };
-        if self.is_shared()? && !is_trusted(owner)? {
+        let folder = self.folder()?;
+        let is_of_the_only_writer = owner == folder.owner && !folder.others_write;
+        if folder.is_shared && !is_trusted(owner) && !is_of_the_only_writer {
             let name = name.to_owned();
             return Err(Foreign::Link { name, owner }.into());
         }
@@ -195,41 +200,46 @@ impl Walk {
     }
 
     fn open_last(&self, name: &OsStr, mode: OpenMode) -> io::Result<File> {
-        // A pipe that somebody has put there must not make this wait.
-        let mut flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        flags |= self.no_follow();
+        let folder = self.folder()?;
+        let mut flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC | self.no_follow();
         if mode == OpenMode::Append {
             flags |= OFlags::APPEND;
         }
-        let new = OFlags::CREATE | OFlags::EXCL;
+        if folder.is_shared {
+            // A pipe that somebody else has put there must not make this wait.
+            flags |= OFlags::NONBLOCK;
+        } else if mode == OpenMode::Truncate {
+            flags |= OFlags::TRUNC;
+        }
         for _ in 0..TRIES_MAX {
-            let file = match rustix::fs::openat(&self.at, name, flags, Mode::empty()) {
+            match rustix::fs::openat(&self.at, name, flags, Mode::empty()) {
                 Err(Errno::NOENT) => {
-                    let mode = Mode::from_raw_mode(0o666);
-                    match rustix::fs::openat(&self.at, name, flags | new, mode) {
-                        Err(Errno::EXIST) => continue,
-                        made => made?,
+                    let new = flags | OFlags::CREATE | OFlags::EXCL;
+                    match rustix::fs::openat(&self.at, name, new, Mode::from_raw_mode(0o666)) {
+                        Err(Errno::EXIST) => {}
+                        made => return finish(made?),
                     }
                 }
                 opened => {
                     let file = opened?;
-                    self.check(&file)?;
-                    file
+                    if !folder.is_shared {
+                        return finish(file);
+                    }
+                    self.check(&file, &folder)?;
+                    if mode == OpenMode::Append || self.cannot_remove(&file, name)? {
+                        return finish(file);
+                    }
                 }
-            };
-            return finish(file, mode);
+            }
         }
         Err(Errno::EXIST.into())
     }
 
-    /// Whether a file that was there may be written to.
-    fn check(&self, file: &OwnedFd) -> io::Result<()> {
-        if !self.is_shared()? {
-            return Ok(());
-        }
+    /// Whether a file of a shared folder may be written to.
+    fn check(&self, file: &OwnedFd, folder: &Folder) -> io::Result<()> {
         let found = rustix::fs::fstat(file)?;
         let owner = found.st_uid;
-        if !is_trusted(owner)? && owner != rustix::fs::fstat(&self.at)?.st_uid {
+        if !is_trusted(owner) && (owner != folder.owner || folder.is_of_root) {
             return Err(Foreign::File { owner }.into());
         }
         #[allow(
@@ -243,15 +253,40 @@ impl Walk {
         Ok(())
     }
 
-    /// Whether others than this user and root may put something into the folder.
-    fn is_shared(&self) -> io::Result<bool> {
+    /// Removes a regular file of a shared folder, so that a new one takes its place: this one may have had a second name
+    /// until just now. Returns `true` if that is not allowed, and then nobody else may remove it either; it is emptied.
+    fn cannot_remove(&self, file: &OwnedFd, name: &OsStr) -> io::Result<bool> {
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode);
+        if kind != FileType::RegularFile {
+            return Ok(true);
+        }
+        match rustix::fs::unlinkat(&self.at, name, rustix::fs::AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(false),
+            Err(Errno::PERM | Errno::ACCESS) => {
+                rustix::fs::ftruncate(file, 0)?;
+                Ok(true)
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn folder(&self) -> io::Result<Folder> {
         let found = rustix::fs::fstat(&self.at)?;
         #[allow(
             clippy::useless_conversion,
             reason = "the width differs between systems"
         )]
         let mode = u32::from(found.st_mode);
-        Ok(mode & OTHERS_WRITE != 0 || !is_trusted(found.st_uid)?)
+        let owner = found.st_uid;
+        // In a container of a user, root outside may be "nobody" inside, and root owns `/`. Other users are "nobody", too.
+        let is_of_root = owner == rustix::fs::stat("/")?.st_uid;
+        let others_write = mode & OTHERS_WRITE != 0;
+        Ok(Folder {
+            owner,
+            is_of_root,
+            others_write,
+            is_shared: others_write || !(is_trusted(owner) || is_of_root),
+        })
     }
 
     /// Only the kernel makes links in `/proc`, and not all have a target that can be read: `/dev/stdout` leads there.
@@ -264,21 +299,24 @@ impl Walk {
     }
 }
 
-/// This user and root, under which number ever: in a container of a user, root outside may be "nobody" inside, and it
-/// owns `/`.
-fn is_trusted(owner: u32) -> io::Result<bool> {
-    let own = rustix::process::geteuid().as_raw();
-    Ok(owner == own || owner == 0 || owner == rustix::fs::stat("/")?.st_uid)
+/// The folder that holds a name of the path.
+struct Folder {
+    owner: u32,
+    is_of_root: bool,
+    others_write: bool,
+    /// Whether others than this user and root may put something into it.
+    is_shared: bool,
 }
 
-/// An open file as callers want it: writes wait, and it holds what it should.
-fn finish(file: OwnedFd, mode: OpenMode) -> io::Result<File> {
+/// Whether this is this user or root.
+fn is_trusted(owner: u32) -> bool {
+    owner == 0 || owner == rustix::process::geteuid().as_raw()
+}
+
+/// An open file as callers want it: writes wait.
+fn finish(file: OwnedFd) -> io::Result<File> {
     let flags = rustix::fs::fcntl_getfl(&file)?;
     rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-    if mode == OpenMode::Truncate && kind == FileType::RegularFile {
-        rustix::fs::ftruncate(&file, 0)?;
-    }
     Ok(File::from(file))
 }
 

@@ -136,7 +136,7 @@ impl Search {
         std::mem::take(&mut self.news)
     }
 
-    /// What a search is at that has not ended.
+    /// The state of a search that has not ended.
     pub(crate) fn unfinished(&self) -> Option<String> {
         match &self.stage {
             Stage::WarmUp { remaining } => {

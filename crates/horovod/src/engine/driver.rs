@@ -448,7 +448,7 @@ impl Pump {
             WorkerAction::Tuned { seq, values } => self.announced.push_back((seq, values)),
             WorkerAction::ShutDown { why, .. } => {
                 self.stopped = true;
-                self.left_well = matches!(why, StopReason::Left(Leaving::Asked | Leaving::Ended));
+                self.left_well = matches!(why, StopReason::Left(Leaving::Ended));
             }
             WorkerAction::Abort(lost) => self.end_generation(&lost),
         }

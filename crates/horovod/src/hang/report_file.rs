@@ -72,7 +72,7 @@ impl ReportFile {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 opened => {
                     let file = opened?;
-                    remove_oldest(&self.temporary);
+                    remove_oldest(&self.temporary, &path);
                     return Ok((path, file));
                 }
             }
@@ -98,8 +98,9 @@ fn job_name(words: impl Iterator<Item = String>) -> String {
     }
 }
 
-/// Removes the oldest reports of this user, so that [`KEPT_MAX`] are left. One that cannot be removed stays.
-fn remove_oldest(folder: &Path) {
+/// Removes the oldest reports of this user, so that [`KEPT_MAX`] are left, the new one among them. One that cannot be
+/// removed stays.
+fn remove_oldest(folder: &Path, new: &Path) {
     let own = rustix::process::geteuid().as_raw();
     let modified = |entry: DirEntry| {
         let name = entry.file_name();
@@ -107,7 +108,7 @@ fn remove_oldest(folder: &Path) {
         let is_report = name.starts_with(BEGINNING) && name.ends_with(ENDING);
         // That of a link itself.
         let found = is_report.then(|| entry.metadata().ok()).flatten()?;
-        let is_own = found.is_file() && found.uid() == own;
+        let is_own = found.is_file() && found.uid() == own && entry.path() != new;
         is_own.then(|| (found.mtime(), found.mtime_nsec(), entry.path()))
     };
     let Ok(entries) = std::fs::read_dir(folder) else {
@@ -115,7 +116,7 @@ fn remove_oldest(folder: &Path) {
     };
     let mut reports: Vec<_> = entries.flatten().filter_map(modified).collect();
     reports.sort();
-    let too_many = reports.len().saturating_sub(KEPT_MAX);
+    let too_many = (reports.len() + 1).saturating_sub(KEPT_MAX);
     for (_, _, path) in reports.drain(..too_many) {
         let _ = std::fs::remove_file(path);
     }

@@ -92,7 +92,7 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):
         if self.getSampleWeightCol():
             columns.append(self.getSampleWeightCol())
         if self.getTransformationFn() is None:
-            # What is missing is told by `prepare_data`.
+            # `prepare_data` reports missing columns.
             require_number_columns(df.schema, [name for name in columns if name in df.columns])
 
     def _check_lengths(self, *names: str) -> None:

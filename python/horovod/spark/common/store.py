@@ -182,8 +182,13 @@ class AbstractFilesystemStore(Store):
         self._fs.makedirs(posixpath.dirname(place), exist_ok=True)
         if isinstance(self._fs, fsspec.get_filesystem_class("file")):
             part = f"{place}.{secrets.token_hex(8)}.part"
-            yield part
-            os.replace(part, place)
+            try:
+                yield part
+                os.replace(part, place)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+                raise
         else:
             yield place
 

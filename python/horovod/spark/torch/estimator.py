@@ -30,7 +30,8 @@ def _from_plain(value: Any) -> Any:
 
 
 def shapes_of_inputs(estimator: HorovodEstimator, metadata: dict[str, Any]) -> list[Any] | None:
-    """Shapes of a batch for a plain module: those given; else a column of numbers feeds `Linear(1, ...)` as a matrix.
+    """Shapes of a batch: those given; else a column of numbers feeds a `Linear(1, ...)` as a matrix, alone or as the
+    first layer of a `Sequential`.
 
     Other modules get it as a vector, as the rows have it.
     """
@@ -38,8 +39,9 @@ def shapes_of_inputs(estimator: HorovodEstimator, metadata: dict[str, Any]) -> l
     given: list[Any] | None = estimator.value_of("input_shapes")
     if given is not None or estimator.value_of("transformation_fn") is not None:
         return given
-    layers = (layer for layer in model.modules() if next(layer.parameters(False), None) is not None)
-    first = next(layers, None)
+    first = model
+    while isinstance(first, torch.nn.Sequential) and len(first):
+        first = first[0]
     if not isinstance(first, torch.nn.Linear) or first.in_features != 1:
         return None
     columns = estimator.value_of("feature_cols")

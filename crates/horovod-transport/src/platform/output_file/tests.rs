@@ -44,13 +44,14 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
     open(path, OpenMode::Truncate)?.write_all(text.as_bytes())
 }
 
-/// `false` if this test cannot run.
-fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        println!("NOT RUN: only root can give files to another user");
+/// `false` if this test cannot run: root of a namespace has no other users either.
+fn can_give_files_away() -> bool {
+    let folders = Folders::new(0o700);
+    let can = lchown(folders.precious(), Some(OTHER), None).is_ok();
+    if !can {
+        println!("NOT RUN: this user cannot give files to another user");
     }
-    is_root
+    can
 }
 
 fn refused(result: io::Result<()>, words: &str) {
@@ -121,7 +122,7 @@ fn links_of_this_user_are_followed_wherever_they_are() {
 
 #[test]
 fn links_of_others_are_followed_only_where_no_other_can_have_put_them() {
-    if !is_root() {
+    if !can_give_files_away() {
         return;
     }
     for (mode, owner, is_followed) in [
@@ -129,7 +130,8 @@ fn links_of_others_are_followed_only_where_no_other_can_have_put_them() {
         (0o777, 0, false),
         (0o1777, 0, false),
         (0o775, 0, false),
-        (0o755, OTHER, false),
+        (0o755, OTHER, true),
+        (0o1777, OTHER, false),
     ] {
         let folders = Folders::new(mode);
         lchown(folders.path(""), Some(owner), None).unwrap();
@@ -155,11 +157,15 @@ fn links_of_others_are_followed_only_where_no_other_can_have_put_them() {
 
 #[test]
 fn files_of_others_are_kept_but_those_of_the_folders_owner() {
-    if !is_root() {
+    if !can_give_files_away() {
         return;
     }
-    for (owner, is_written) in [(0, false), (OTHER, true)] {
-        let folders = Folders::new(0o1777);
+    for (mode, owner, is_written) in [
+        (0o1777, 0, false),
+        (0o1777, OTHER, true),
+        (0o755, OTHER, true),
+    ] {
+        let folders = Folders::new(mode);
         lchown(folders.path(""), Some(owner), None).unwrap();
         let path = folders.path("file");
         fs::write(&path, "theirs").unwrap();
@@ -172,6 +178,22 @@ fn files_of_others_are_kept_but_those_of_the_folders_owner() {
             refused(result, "belongs to the user 12345");
             assert_eq!(fs::read_to_string(&path).unwrap(), "theirs");
         }
+    }
+}
+
+#[test]
+fn a_file_of_a_shared_folder_is_made_anew() {
+    use std::os::unix::fs::MetadataExt;
+
+    for (mode, is_same) in [(0o700, true), (0o777, false)] {
+        let folders = Folders::new(mode);
+        let path = folders.path("file");
+        put(&path, "first").unwrap();
+        let held = File::open(&path).unwrap();
+        put(&path, "second").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        let now = fs::metadata(&path).unwrap().ino();
+        assert_eq!(held.metadata().unwrap().ino() == now, is_same);
     }
 }
 

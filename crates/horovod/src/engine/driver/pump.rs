@@ -52,7 +52,8 @@ pub(super) struct Pump {
     pub(super) dead: Option<Error>,
     /// All ranks have agreed to stop.
     pub(super) stopped: bool,
-    /// Because ranks have asked for it, none of them after an error.
+    /// Because the first script to leave has ended without an error. A script that calls shutdown may be about to fail,
+    /// and one of an elastic job goes on.
     pub(super) left_well: bool,
     /// Members of the execution that was started and has not ended.
     pub(super) running: Option<Arc<[Rank]>>,

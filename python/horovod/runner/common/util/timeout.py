@@ -5,7 +5,7 @@ import time
 __all__ = ["Timeout", "TimeoutException"]
 
 
-class TimeoutException(Exception):
+class TimeoutException(TimeoutError):
     """The limit has passed."""
 
 
