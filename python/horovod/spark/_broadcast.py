@@ -6,14 +6,11 @@ Spark gives them to the Python workers of its tasks. Ranks are children of those
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
-import pyspark
-
-# The client of Spark Connect alone has none.
-_BROADCAST: type[Any] | None = getattr(pyspark, "Broadcast", None)
 
 
 class BroadcastValue:
@@ -50,6 +47,8 @@ def _unpack(content: bytes) -> Call:
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        if _BROADCAST is not None and isinstance(obj, _BROADCAST):
+        # The client of Spark Connect alone has no such class.
+        kind = getattr(sys.modules.get("pyspark"), "Broadcast", None)
+        if kind is not None and isinstance(obj, kind):
             return BroadcastValue, (obj.value,)
         return super().reducer_override(obj)

@@ -280,9 +280,12 @@ impl Driver {
         for (_, backend) in &mut self.devices {
             backend.close(orderly);
         }
-        if orderly && self.pump.left_well {
-            self.pump.inspection.ended_well();
+        if orderly && matches!(self.pump.left, Some(Leaving::Asked | Leaving::Ended)) {
             self.host.ended_well();
+        }
+        // A script that has called shutdown may be about to fail.
+        if orderly && self.pump.left == Some(Leaving::Ended) {
+            self.pump.inspection.ended_well();
         }
         self.pump.control.goodbye(GOODBYE_TIMEOUT);
         self.pump.recording.close();
@@ -448,7 +451,10 @@ impl Pump {
             WorkerAction::Tuned { seq, values } => self.announced.push_back((seq, values)),
             WorkerAction::ShutDown { why, .. } => {
                 self.stopped = true;
-                self.left_well = matches!(why, StopReason::Left(Leaving::Ended));
+                self.left = match why {
+                    StopReason::Left(why) => Some(why),
+                    _ => None,
+                };
             }
             WorkerAction::Abort(lost) => self.end_generation(&lost),
         }

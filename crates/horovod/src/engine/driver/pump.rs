@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use horovod_protocol::{
-    Execution, LossCause, PeerLost, ProcessSetId, Rank, Response, Seq, Time, ToCoordinator,
-    ToWorker, Tree,
+    Execution, Leaving, LossCause, PeerLost, ProcessSetId, Rank, Response, Seq, Time,
+    ToCoordinator, ToWorker, Tree,
 };
 use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
 
@@ -52,9 +52,8 @@ pub(super) struct Pump {
     pub(super) dead: Option<Error>,
     /// All ranks have agreed to stop.
     pub(super) stopped: bool,
-    /// Because the first script to leave has ended without an error. A script that calls shutdown may be about to fail,
-    /// and one of an elastic job goes on.
-    pub(super) left_well: bool,
+    /// Because a rank has left; why the first of them did.
+    pub(super) left: Option<Leaving>,
     /// Members of the execution that was started and has not ended.
     pub(super) running: Option<Arc<[Rank]>>,
     /// Executions that go on by themselves.
@@ -142,7 +141,7 @@ impl Pump {
             lost: None,
             dead: None,
             stopped: false,
-            left_well: false,
+            left: None,
             running: None,
             flights: Flights::default(),
             shutdown_deadline: None,
