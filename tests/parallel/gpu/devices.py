@@ -10,6 +10,7 @@ if IS_REAL:
         GpuTensor,
         OnGpu,
         Stream,
+        communicators,
         count,
         current_stream,
         module_on_gpu,
@@ -17,6 +18,7 @@ if IS_REAL:
         on_gpu,
         stream,
         violations,
+        wait_for_communicators,
         without_waiting,
     )
 else:
@@ -24,11 +26,13 @@ else:
     from double_streams import (
         IS_ROCM,
         Stream,
+        communicators,
         count,
         current_stream,
         number_of_gpus,
         stream,
         violations,
+        wait_for_communicators,
     )
 
 __all__ = [
@@ -37,6 +41,7 @@ __all__ = [
     "GpuTensor",
     "OnGpu",
     "Stream",
+    "communicators",
     "count",
     "current_stream",
     "module_on_gpu",
@@ -44,5 +49,6 @@ __all__ = [
     "on_gpu",
     "stream",
     "violations",
+    "wait_for_communicators",
     "without_waiting",
 ]

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,7 @@ for _name, _result, _arguments in (
     ("double_stream_end_capture", ctypes.c_int64, (_pointer,)),
     ("double_violations", _u64, (ctypes.c_char_p, _size)),
     ("double_counts", _u64, (ctypes.c_char_p,)),
+    ("double_live", _u64, (ctypes.c_char_p,)),
 ):
     _function = getattr(library, _name)
     _function.restype, _function.argtypes = _result, _arguments
@@ -61,6 +63,23 @@ def violations() -> list[str]:
 def count(call: str) -> int:
     """How often a function of CUDA or NCCL was called in this process."""
     return int(library.double_counts(call.encode()))
+
+
+def communicators() -> int:
+    """How many communicators of NCCL this process has."""
+    return int(library.double_live(b"communicators"))
+
+
+def wait_for_communicators(left: int) -> None:
+    """Wait until the runtime has freed all but so many, those of process sets that were removed.
+
+    NCCL waits for the device when it frees one. A later test that holds the device back until the host has gone on
+    would wait for ever.
+    """
+    deadline = time.monotonic() + 120.0
+    while communicators() > left:
+        assert time.monotonic() < deadline, f"{communicators()} communicators, expected {left}"
+        threading.Event().wait(0.01)
 
 
 # Functions of CUDA in which the host waits.

@@ -55,6 +55,15 @@ def count(call: str) -> int:
     raise NotImplementedError(call)
 
 
+def communicators() -> int:
+    """Nobody counts them either."""
+    return 0
+
+
+def wait_for_communicators(left: int) -> None:
+    """Nothing holds real GPUs back."""
+
+
 @contextlib.contextmanager
 def without_waiting(*allowed: str) -> Iterator[None]:
     """In the block PyTorch does not have the host wait for the GPU; if some functions may, nobody looks."""

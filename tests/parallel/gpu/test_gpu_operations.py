@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from devices import GpuTensor, Stream, number_of_gpus, on_gpu, stream
+from devices import (
+    GpuTensor,
+    Stream,
+    communicators,
+    number_of_gpus,
+    on_gpu,
+    stream,
+    wait_for_communicators,
+)
 
 import horovod.torch as hvd
 from horovod.common.process_sets import ProcessSet
@@ -319,6 +327,8 @@ def test_gradients():
 
 @several
 def test_process_sets():
+    same(hvd.allreduce(own(), op=hvd.Sum, name="before"), total())
+    before = communicators()
     odd = hvd.add_process_set(ProcessSet(range(1, SIZE, 2)))
     everybody_but_last = hvd.add_process_set(ProcessSet(range(SIZE - 1)))
     try:
@@ -335,6 +345,7 @@ def test_process_sets():
     finally:
         hvd.remove_process_set(odd)
         hvd.remove_process_set(everybody_but_last)
+    wait_for_communicators(before)
 
 
 @pytest.mark.parametrize("op", [hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product])

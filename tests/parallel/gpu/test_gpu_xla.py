@@ -8,7 +8,18 @@ import threading
 import pytest
 import torch
 import xla_frames
-from devices import IS_REAL, IS_ROCM, Stream, count, current_stream, number_of_gpus, on_gpu, stream
+from devices import (
+    IS_REAL,
+    IS_ROCM,
+    Stream,
+    communicators,
+    count,
+    current_stream,
+    number_of_gpus,
+    on_gpu,
+    stream,
+    wait_for_communicators,
+)
 from xla_frames import Call, Memory, Place, XlaError
 
 import horovod.torch as hvd
@@ -159,6 +170,8 @@ def test_a_scalar():
 
 @several
 def test_a_process_set():
+    reduced(on_gpu(torch.ones(1), DEVICE), name="before")
+    before = communicators()
     others = hvd.add_process_set(list(range(1, SIZE)))
     if RANK > 0:
         attributes = {"name": "of a set", "process_set": others.process_set_id}
@@ -166,6 +179,7 @@ def test_a_process_set():
         assert got == sum(range(1, SIZE))
     hvd.barrier()
     hvd.remove_process_set(others)
+    wait_for_communicators(before)
 
 
 # -- order
