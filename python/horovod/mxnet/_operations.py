@@ -222,8 +222,9 @@ def broadcast_(
 
 
 @contextmanager
-def _core_errors() -> Iterator[None]:
-    """Raise what the core says as MXNetError, as where arrays are read."""
+def _core_errors(process_set: ProcessSet) -> Iterator[None]:
+    """Raise errors of the core as MXNetError, as where arrays are read; ValueError if the set is not registered."""
+    _core.registered_process_set(process_set.process_set_id)
     try:
         yield
     except (HorovodInternalError, ValueError) as error:
@@ -241,7 +242,7 @@ def allgather(
     AssertionError for what is no dense array of MXNet's, MXNetError as in `allreduce`.
     """
     del priority
-    with _core_errors():
+    with _core_errors(process_set):
         return _rows.allgather(tensor, _named(name, process_set), process_set)
 
 
@@ -255,7 +256,7 @@ def grouped_allgather(
     del priority
     if not tensors:
         return tensors
-    with _core_errors():
+    with _core_errors(process_set):
         return list(_rows.grouped_allgather(tensors, _named(name, process_set), process_set))
 
 
@@ -272,7 +273,7 @@ def alltoall(
     many came from each, in 32 bits. Errors as in `allgather`.
     """
     del priority
-    with _core_errors():
+    with _core_errors(process_set):
         return _rows.alltoall(tensor, splits, _named(name, process_set), process_set)
 
 
@@ -292,7 +293,7 @@ def reducescatter(
     del priority
     _check_scattering([tensor], op, "reducescatter")
     scales = (prescale_factor, postscale_factor)
-    with _core_errors():
+    with _core_errors(process_set):
         return _rows.reducescatter(tensor, _named(name, process_set), op, process_set, *scales)
 
 
@@ -311,7 +312,7 @@ def grouped_reducescatter(
     if not tensors:
         return tensors
     scales = (prescale_factor, postscale_factor)
-    with _core_errors():
+    with _core_errors(process_set):
         return list(
             _rows.grouped_reducescatter(
                 tensors, _named(name, process_set), op, process_set, *scales
