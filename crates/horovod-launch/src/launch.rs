@@ -24,7 +24,7 @@ const TERMINATE_TIMEOUT_S: u32 = 30;
 /// Seconds until all hosts must have answered, unless told otherwise.
 const START_TIMEOUT_S: u32 = 30;
 
-/// More processes than this for each core of this machine are hardly meant.
+/// A note is printed for more processes than this for each core of this machine: they may be a mistake.
 const NOTED_PER_CORE: u32 = 8;
 
 /// Why nothing was started.
@@ -278,8 +278,8 @@ pub(crate) fn wanted_hosts(options: &Options, size: u32) -> Result<Vec<Host>, La
     )?)
 }
 
-/// What to say of so many processes on this machine, for which nobody has named slots; a few for each core are common
-/// in trials.
+/// The note on this number of processes on this machine, for which the user has named no slots; none for a few processes
+/// for each core, which are common in trials.
 fn oversubscription(size: u32, cores: u32) -> Option<String> {
     let of_core = if cores == 1 {
         "1 core"
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_processes_that_is_hardly_meant_is_told() {
+    fn many_processes_for_each_core_are_noted() {
         assert_eq!(oversubscription(16, 2), None);
         let told = oversubscription(1000, 2).expect("a note");
         assert!(told.contains("all 1000 processes start on this machine, which has 2 cores"));

@@ -15,8 +15,8 @@ _given: WeakSet[Any] = WeakSet()
 def is_told_by_config(optimizer: Any) -> bool:
     """Whether an optimizer made from the configuration of this one is like it.
 
-    A class of a script may take other arguments than those in the configuration, or hold more; a schedule of a script
-    may have no configuration.
+    A class that is not Keras's own may take other arguments than those in the configuration, or hold more. A schedule
+    that is not Keras's own may have no configuration.
     """
     return all(
         kind.__module__.partition(".")[0] in _OF_KERAS

@@ -49,8 +49,8 @@ def create_distributed_optimizer(
 
     Its class has the same name as the given one's, and derives from it; models saved with it name the original class.
     One of Keras itself is made from the configuration: what the given one has done so far (number of steps, momentum)
-    is not taken over, and a warning says so if there is any. One of a class of the script, or with a schedule of the
-    script, need not be told by its configuration: the result shares all that the given one holds.
+    is not taken over, and a warning says so if there is any. One whose class or schedule is not Keras's own need not be
+    told by its configuration: the result shares all that the given one holds.
 
     Parameters
     ----------

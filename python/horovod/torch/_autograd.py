@@ -20,7 +20,6 @@ _is_transforming: Callable[[], bool] | None = getattr(
     torch._C, "_are_functorch_transforms_active", None
 )
 
-
 _INSIDE_TRANSFORM = (
     "Inside of a transform of torch.func, such as grad or vmap, use the operations that return new tensors and wait: "
     "hvd.allreduce instead of hvd.allreduce_ or hvd.allreduce_async."

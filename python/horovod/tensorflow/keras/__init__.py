@@ -108,8 +108,8 @@ def DistributedOptimizer(
     """An optimizer like the one given that reduces gradients over the ranks before each step.
 
     It is of a subclass of the given one's class, under the same name. Clipping, weight decay and moving averages act on
-    the reduced gradients. Steps, momentum and the like of the given optimizer are taken over only from one of a class
-    that the script defines, or with a schedule that it defines. Gradients that a script computes by itself are reduced
+    the reduced gradients. Steps, momentum and the like of the given optimizer are taken over only if its class or
+    its schedule is not Keras's own. Gradients that a script computes by itself are reduced
     by `apply_gradients` with Keras 3; with Keras 2 by `DistributedGradientTape`.
 
     Parameters
