@@ -94,8 +94,8 @@ fn quoted(text: &str) -> String {
     text.chars().take(QUOTED_MAX).collect()
 }
 
-/// Reads `a:2,b:1`, with or without a comma at the end; a host named twice gets the sum of its slots. Without a number of slots an item may only be a name
-/// that `cores_of` knows, which is this machine's.
+/// Reads `a:2,b:1`, with or without a comma at the end; a host named twice gets the sum of its slots. Without a number
+/// of slots an item may only be a name that `cores_of` knows, which is this machine's.
 pub fn parse_hosts(
     text: &str,
     cores_of: impl Fn(&str) -> Option<u32>,
