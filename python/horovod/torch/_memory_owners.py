@@ -6,6 +6,7 @@ reduction in place would change those values. So a gradient is reduced in place 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
@@ -34,11 +35,37 @@ def _usable_count() -> Callable[[int], int] | None:
     return count if counts == [_ALONE, _ALONE, _ALONE + 1, _ALONE] else None
 
 
+def _holders(tensor: torch.Tensor) -> tuple[int, int]:
+    """The number of what holds a tensor, in C++ and in Python."""
+    return tensor._use_count(), sys.getrefcount(tensor)
+
+
+def _holders_of_a_base() -> tuple[int, int] | None:
+    """The holders of a base that only its view keeps, from the view; None if another holder is not counted."""
+    try:
+        view = torch.empty(2, 2, device="cpu").t()
+        alone = _holders(view._base)  # type: ignore[arg-type]
+        sibling = view.t()
+        with_sibling = _holders(view._base)  # type: ignore[arg-type]
+        del sibling
+        base = view._base
+        with_name = _holders(view._base)  # type: ignore[arg-type]
+        del base
+        again = _holders(view._base)  # type: ignore[arg-type]
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    is_counted = with_sibling[0] > alone[0] and with_name[1] > alone[1] and again == alone
+    return alone if is_counted else None
+
+
 # Owners of a storage that has one tensor: the tensor, and the storage's Python object during the query.
 _ALONE = 2
 
 # None: every tensor counts as shared, so copies are reduced.
 _count = _usable_count()
+
+# None: a base of the tensor that is being accumulated counts as kept by something else.
+_BASE_ALONE = _holders_of_a_base()
 
 
 def are_alone(tensors: Sequence[torch.Tensor], passing: torch.Tensor | None = None) -> bool:
@@ -60,7 +87,9 @@ def are_alone(tensors: Sequence[torch.Tensor], passing: torch.Tensor | None = No
 
 
 def is_alone(tensor: torch.Tensor, passing: torch.Tensor | None = None) -> bool:
-    """Whether no other tensor is on this one's memory but `passing`, whose last reader has run.
+    """Whether no other tensor is on this one's memory but `passing`, whose last reader has run, and its base.
+
+    The base must have no holder but `passing`: another one may read the base again.
 
     A tensor without a storage of its own, such as a sparse one, counts as alone.
     """
@@ -71,10 +100,19 @@ def is_alone(tensor: torch.Tensor, passing: torch.Tensor | None = None) -> bool:
     if _count is None:
         return False
     owners = _count(_address_of(storage))
-    if owners == _ALONE + 1 and passing is not None and passing is not tensor:
-        is_dense = passing.layout is torch.strided  # a sparse tensor has no storage
-        return is_dense and _address_of(_storage_of(passing)) == _address_of(storage)
-    return owners == _ALONE
+    if owners == _ALONE or passing is None or passing is tensor or owners > _ALONE + 2:
+        return owners == _ALONE
+    # A sparse tensor has no storage.
+    if passing.layout is not torch.strided or (
+        _address_of(_storage_of(passing)) != _address_of(storage)
+    ):
+        return False
+    return owners == _ALONE + 1 or _keeps_base_alone(passing)
+
+
+def _keeps_base_alone(view: torch.Tensor) -> bool:
+    """Whether a tensor is a view whose base has no other holder."""
+    return view._base is not None and _holders(view._base) == _BASE_ALONE
 
 
 class Overlaps:

@@ -169,16 +169,83 @@ def test_gradients_that_hooks_of_activations_see_stay_as_they_are():
     assert torch.equal(a.detach(), torch.arange(6.0) * -MEAN)
 
 
+def addresses_when_accumulated(params):
+    """Where backward puts the parameters' gradients, by parameter; filled while backward runs."""
+    at = {}
+    for param in params:
+        param.register_post_accumulate_grad_hook(lambda p: at.update({p: p.grad.data_ptr()}))
+    return at
+
+
 def test_a_gradient_that_is_nobody_elses_is_reduced_where_it_is():
     """No copy: the memory is the one that backward has chosen, early and at the end of the pass."""
     large, small = parameters((512, 256), 6)
-    at = {}
-    for param in (large, small):
-        param.register_post_accumulate_grad_hook(lambda p: at.update({p: p.grad.data_ptr()}))
-    wrap([large, small])
+    at = addresses_when_accumulated([large, small])
+    optimizer = wrap([large, small])
     ((large.sum() + (small * 2).sum()) * (RANK + 1)).backward()
     assert {param: param.grad.data_ptr() for param in (large, small)} == at
     assert _memory_owners._count is not None
+    optimizer.step()
+
+
+LAYERS = {
+    "linear": lambda: (torch.nn.Linear(512, 256), torch.ones(4, 512)),
+    "linear_of_batches": lambda: (torch.nn.Linear(512, 256), torch.ones(2, 4, 512)),
+    "convolution": lambda: (torch.nn.Conv2d(64, 128, 3), torch.ones(1, 64, 5, 5)),
+    "norm": lambda: (torch.nn.LayerNorm(1 << 17), torch.rand(2, 1 << 17)),
+    "embedding": lambda: (torch.nn.Embedding(512, 256), torch.arange(4)),
+    "attention": lambda: (
+        torch.nn.TransformerEncoderLayer(256, 4, 512, batch_first=True),
+        torch.rand(2, 4, 256),
+    ),
+    "recurrent": lambda: (torch.nn.LSTM(256, 128), torch.rand(3, 2, 256)),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_gradients_of_layers_are_reduced_where_they_are(layer):
+    """Backward of a linear layer makes a view, whose base nothing else keeps. Each layer has a large parameter."""
+    module, data = LAYERS[layer]()
+    params = list(module.parameters())
+    assert any(param.nbytes >= _gradient_sending._HAND_OVER_BYTES for param in params)
+    # Its gradient is the last one, so all others are sent while backward goes on.
+    (scale,) = parameters(())
+    at = addresses_when_accumulated([*params, scale])
+    optimizer = wrap([*params, scale])
+    out = module(data * (1 + scale) if data.is_floating_point() else data)
+    (out[0] if layer == "recurrent" else out).pow(2).sum().backward()
+    assert [param.grad.data_ptr() for param in params] == [at[param] for param in params]
+    optimizer.step()
+
+
+@several
+@pytest.mark.parametrize("holder", ["node", "python", "saved"])
+def test_the_base_of_a_view_is_read_again(holder):
+    """The parameter's gradient is a view of one that another node, the script, or another graph still needs."""
+    (p,) = parameters((512, 256))
+    other = torch.nn.Parameter(torch.zeros(512, 256))
+    seen = []
+
+    def turned(x):
+        if holder == "python":
+            x.register_hook(lambda grad: seen.append(grad))
+        return x
+
+    optimizer = wrap([p])
+    hidden = turned(p.t() + Delayed.apply(other.t() * 2))
+    weight = torch.arange(256.0 * 512).reshape(256, 512) * (RANK + 1)
+    if holder == "saved":
+        square = other.sum()
+        (hidden * weight).sum().backward(retain_graph=True)
+        square.backward()
+    else:
+        (hidden * weight).sum().backward()
+    assert torch.equal(p.grad, torch.arange(256.0 * 512).reshape(256, 512).t() * MEAN)
+    own = torch.arange(256.0 * 512).reshape(256, 512) * (RANK + 1)
+    assert torch.equal(other.grad - (1 if holder == "saved" else 0), 2 * own.t())
+    for grad in seen:
+        assert torch.equal(grad, own)
+    optimizer.step()
 
 
 class Delayed(torch.autograd.Function):
