@@ -30,7 +30,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # uv installs in a third of pip's time. pip installs where uv fails: uv does not read pip's configuration.
 PACKAGES = sh -c 'uv pip install --python $(BIN)/python "$$@" || exec $(PIP) --no-compile "$$@"' packages
 
-.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-micro bench-tools wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
+.PHONY: help demo environments gpu-double test test-all test-slowest next-landing test-rust test-python test-aarch64 test-loom test-portable sanitizers fuzz chaos seeded-faults soak lint fmt bench bench-builds bench-micro bench-tools wheel wheel-sparkdl wheel-check ci clean distclean install host-tools
 
 help: ## List the targets.
 	@echo "Targets (make demo and make test set up everything they need):"
@@ -153,6 +153,9 @@ bench: $(STAMPS)/dev-packages $(STAMPS)/wheel bench-tools ## Measure against Glo
 	rm -f $(STAMPS)/install
 	$(PIP) --quiet --no-deps --force-reinstall dist/*.whl
 	python bench/run.py $(ARGS)
+
+bench-builds: $(STAMPS)/dev-packages ## Compare two wheels, starts in turns: BEFORE=old.whl AFTER=new.whl (ARGS="--starts 9": more starts).
+	python bench/builds.py $(BEFORE) $(AFTER) $(ARGS)
 
 bench-micro: ## Measure kernels, collectives inside a host, negotiation and the queue in Rust alone.
 	cargo bench --locked -p horovod-kernels -p horovod-collectives -p horovod-protocol -p horovod

@@ -76,11 +76,13 @@ def missing(peer: str) -> str | None:
     return None if torch.distributed.is_gloo_available() else "PyTorch was built without Gloo"
 
 
-def command(peer: str, ranks: int, python: str = sys.executable) -> list[str]:
-    """The peer's launcher, up to the Python program; ranks of ours may run another interpreter."""
+def command(
+    peer: str, ranks: int, python: str = sys.executable, launcher: Path | None = None
+) -> list[str]:
+    """The peer's launcher, up to the Python program; ours may be another one, and its ranks run another interpreter."""
     if peer == "horovod":
-        launcher = Path(sys.executable).with_name("horovodrun")
-        return [str(launcher), "-np", str(ranks), python]
+        ours = launcher or Path(sys.executable).with_name("horovodrun")
+        return [str(ours), "-np", str(ranks), python]
     if peer == "mpi":
         allowed = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         return ["mpirun", *allowed, "--oversubscribe", "-np", str(ranks), sys.executable]
@@ -94,13 +96,19 @@ def run(
     *arguments: str,
     limit_s: float,
     python: str = sys.executable,
+    launcher: Path | None = None,
     env: dict[str, str] | None = None,
 ) -> list[dict]:
     """Run a program of this folder as ranks of a peer; the records of its rank 0."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         out = Path(folder) / "results"
-        launcher = command(peer, ranks, python)
-        words = [*launcher, str(HERE / program), "--out", str(out), *arguments]
+        words = [
+            *command(peer, ranks, python, launcher),
+            str(HERE / program),
+            "--out",
+            str(out),
+            *arguments,
+        ]
         variables = {**os.environ, **ENVIRONMENT, **(env or {})}
         log = Path(folder) / "log"
         with (
