@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import harness
+import strangers
 from horovod.runner.agents import Invitation, attend, run_on_agents
 
 TASK = """
@@ -41,6 +42,7 @@ class Processes:
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.statuses: list[int] = []
         self.stops = 0
+        self.are_on_this_host = False
 
     def start(self, invitation: Invitation) -> None:
         self.invitation = invitation
@@ -85,6 +87,39 @@ def run(func: Callable[..., Any], *args: Any, tasks: Processes, **more: Any) -> 
     results = in_time(lambda: run_on_agents(func, args, tasks=tasks, **more))
     assert tasks.stops == 1
     return results
+
+
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_a_launcher_whose_agents_are_on_its_host_listens_on_the_loopback_only(
+    is_elastic: bool,
+) -> None:
+    def work() -> str:
+        import horovod.numpy as hvd
+
+        hvd.init()
+        return os.environ["HOROVOD_RENDEZVOUS"]
+
+    class Observed(Processes):
+        def start(self, invitation: Invitation) -> None:
+            launchers = [
+                int(pid)
+                for pid in Path(f"/proc/self/task/{threading.get_native_id()}/children")
+                .read_text()
+                .split()
+            ]
+            self.bound = strangers.bound([os.getpid(), *launchers])
+            super().start(invitation)
+
+    tasks = Observed(2)
+    tasks.are_on_this_host = True
+    places = run(work, tasks=tasks, num_proc=2, is_elastic=is_elastic)
+    assert tasks.bound
+    hosts = {address[0] for family, address in tasks.bound if family != "unix"}
+    hosts |= {
+        at.rpartition(":")[0].strip("[]")
+        for at in (*tasks.invitation.addresses, *",".join(places).split(","))
+    }
+    assert hosts <= {"127.0.0.1", "::1"}, (hosts, tasks.bound, places)
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:

@@ -118,6 +118,10 @@ def test_a_function_runs_on_all_ranks(two: RayExecutor) -> None:
 def test_variables_of_the_ranks(two: RayExecutor) -> None:
     names = ("COLOUR", "OMP_NUM_THREADS", "HOROVOD_SIZE")
     assert two.execute(lambda _: [os.environ.get(n) for n in names]) == [["blue", "1", "2"]] * 2
+    # Both workers are on the driver's node.
+    rendezvous = two.execute(lambda _: os.environ["HOROVOD_RENDEZVOUS"])[0]
+    assert rendezvous.startswith("127.0.0.1:")
+    assert "," not in rendezvous
 
 
 class Counter:
@@ -473,6 +477,7 @@ def test_the_older_elastic_executor() -> None:
 def write_total(config: dict[str, Any]) -> None:
     row = total(config["first"])
     (config["folder"] / str(row[0])).write_text(repr(row))
+    (config["folder"] / "rendezvous").write_text(os.environ["HOROVOD_RENDEZVOUS"])
 
 
 def test_ray_train(tmp_path: Path) -> None:
@@ -491,6 +496,7 @@ def test_ray_train(tmp_path: Path) -> None:
     ).fit()
     rows = [(tmp_path / str(rank)).read_text() for rank in range(2)]
     assert rows == ["(0, 2, 0, 2, 5.0)", "(1, 2, 1, 2, 5.0)"]
+    assert (tmp_path / "rendezvous").read_text().startswith("127.0.0.1:")
 
 
 @pytest.mark.thorough(also="tests/integration/test_ray.py::test_ray_train")

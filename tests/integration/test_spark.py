@@ -61,13 +61,22 @@ def test_results_come_in_the_order_of_ranks() -> None:
         hvd.init()
         total = hvd.allreduce(np.ones(3) * factor * (hvd.rank() + 1), op=hvd.Sum)
         place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_size()
-        return place, total.tolist(), os.environ["GREETING"], os.getppid()
+        return (
+            place,
+            total.tolist(),
+            os.environ["GREETING"],
+            os.getppid(),
+            os.environ["HOROVOD_RENDEZVOUS"],
+        )
 
     results = run(work, 2.0, num_proc=2, env={"GREETING": "hello"}, stdout=io.StringIO())
     assert [result[0] for result in results] == [(0, 2, 0, 2, 1), (1, 2, 1, 2, 1)]
     assert [result[1:3] for result in results] == [([6.0] * 3, "hello")] * 2
     # Nothing is left: each rank's parent was an agent of this job.
     assert not any(Path(f"/proc/{result[3]}").exists() for result in results)
+    # The master is `local`: no other host has to reach the launcher.
+    assert results[0][4].startswith("127.0.0.1:")
+    assert "," not in results[0][4]
 
 
 def test_an_exception_of_a_rank_is_raised() -> None:

@@ -62,7 +62,14 @@ def test_results_come_in_the_order_of_ranks(log: Path) -> None:
         total = hvd.allreduce(np.ones(3) * factor * (hvd.rank() + 1), op=hvd.Sum)
         print("hello from a rank", flush=True)
         place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_size()
-        return place, total.tolist(), os.environ["GREETING"], os.getpid(), bytes(3 << 20)
+        return (
+            place,
+            total.tolist(),
+            os.environ["GREETING"],
+            os.getpid(),
+            bytes(3 << 20),
+            os.environ["HOROVOD_RENDEZVOUS"],
+        )
 
     out = io.StringIO()
     # As many ranks as the server has slots.
@@ -71,6 +78,9 @@ def test_results_come_in_the_order_of_ranks(log: Path) -> None:
     assert [result[1:3] for result in results] == [([6.0] * 3, "hello")] * 2
     assert [result[4] for result in results] == [bytes(3 << 20)] * 2
     assert not any(is_alive(result[3]) for result in results)
+    # All tasks are on one host.
+    assert results[0][5].startswith("127.0.0.1:")
+    assert "," not in results[0][5]
     for rank in range(2):
         assert f"[{rank}]<stdout>:hello from a rank\n" in out.getvalue()
         assert f"[{rank}]<stdout>:hello from a rank\n" in log.read_text()

@@ -1,12 +1,12 @@
 //! Agents that dial the launcher, one for each rank: where they come in, who they are, and which ranks they get.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use horovod_settings as settings;
+use horovod_transport::JobKey;
 use horovod_transport::agents::Server;
-use horovod_transport::{JobKey, resolve_interfaces};
 
 use crate::args::Options;
 use crate::events::Event;
@@ -16,6 +16,7 @@ use crate::io::{Interest, wait};
 use crate::launch::LaunchError;
 use crate::link::{HostLink, Stage};
 use crate::output::Output;
+use crate::rendezvous::Reach;
 use crate::signals::Signals;
 use crate::{environment, remote};
 
@@ -33,18 +34,18 @@ pub(crate) fn listen(options: &Options) -> Result<Server, LaunchError> {
                 .to_owned(),
         )
     })?;
-    let chosen = resolve_interfaces(&options.network_interfaces)
-        .map_err(|error| LaunchError::Wrong(format!("--network-interfaces: {error}")))?;
-    let bind: Vec<IpAddr> = match chosen.is_empty() {
-        true => vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()],
-        false => chosen,
-    };
+    let bind = Reach::of(are_on_this_host(options)).addresses(&options.network_interfaces)?;
     let heartbeat = environment::heartbeat_s();
     let silence_max = heartbeat.map(|s| Duration::from_secs(s.into()).max(SILENCE_MIN));
     Server::start(&bind, key, silence_max).map_err(|error| LaunchError::Cannot {
         what: "agents would have nowhere to dial".to_owned(),
         error,
     })
+}
+
+/// Whether every agent runs on this host, as their executor says. Interfaces that the user has named count more.
+pub(crate) fn are_on_this_host(options: &Options) -> bool {
+    options.network_interfaces.is_empty() && environment::agents_are_on_this_host()
 }
 
 /// Where agents are told to dial.

@@ -34,6 +34,7 @@ pub(crate) const IDENTITY: &[&str] = &[
     EVENTS,
     AGENTS_KEY,
     AGENTS_PYTHON,
+    AGENTS_HOST,
 ];
 /// Where rank 0 serves the rendezvous of a job that has no launcher.
 pub(crate) const RANK0_ADDRESS: &str = settings::RANK0_ADDRESS.name;
@@ -47,6 +48,9 @@ const EVENTS: &str = "HOROVODRUN_EVENTS_FD";
 const AGENTS_KEY: &str = "HOROVODRUN_AGENTS_KEY";
 /// Version of Python that they must have.
 const AGENTS_PYTHON: &str = "HOROVODRUN_AGENTS_PYTHON";
+/// Set to [`THIS_HOST`] where every agent that dials runs on this host.
+const AGENTS_HOST: &str = "HOROVODRUN_AGENTS_HOST";
+const THIS_HOST: &str = "this";
 /// What begins so is set for the ranks without this beginning, whatever their executor has there.
 const ON_TOP_PREFIX: &str = "HOROVODRUN_SET_";
 /// Descriptor through which an agent has the launcher's standard input.
@@ -133,6 +137,15 @@ pub(crate) fn agents_key() -> Option<String> {
 )]
 pub(crate) fn agents_python() -> Option<String> {
     std::env::var(AGENTS_PYTHON).ok()
+}
+
+/// Whether every agent that dials runs on this host.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the launcher's environment module"
+)]
+pub(crate) fn agents_are_on_this_host() -> bool {
+    std::env::var(AGENTS_HOST).is_ok_and(|text| text == THIS_HOST)
 }
 
 /// What the ranks of agents that dial get above all else.

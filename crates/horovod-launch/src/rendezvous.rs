@@ -28,6 +28,19 @@ impl Reach {
             Self::AllHosts
         }
     }
+
+    /// The addresses to listen on.
+    pub(crate) fn addresses(self, interfaces: &[String]) -> Result<Vec<IpAddr>, RendezvousError> {
+        let chosen = resolve_interfaces(interfaces).map_err(RendezvousError::Interfaces)?;
+        match self {
+            Self::ThisHost => Ok(vec![loopback().map_err(RendezvousError::Loopback)?]),
+            Self::AllHosts if chosen.is_empty() => Ok(vec![
+                Ipv4Addr::UNSPECIFIED.into(),
+                Ipv6Addr::UNSPECIFIED.into(),
+            ]),
+            Self::AllHosts => Ok(chosen),
+        }
+    }
 }
 
 /// Why it could not be started.
@@ -98,14 +111,7 @@ impl Rendezvous {
         config: impl FnOnce(Vec<IpAddr>, JobKey) -> ServerConfig,
     ) -> Result<Self, RendezvousError> {
         let key = JobKey::random().map_err(RendezvousError::Key)?;
-        let chosen = resolve_interfaces(interfaces).map_err(RendezvousError::Interfaces)?;
-        let bind: Vec<IpAddr> = match reach {
-            Reach::ThisHost => vec![loopback().map_err(RendezvousError::Loopback)?],
-            Reach::AllHosts if chosen.is_empty() => {
-                vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
-            }
-            Reach::AllHosts => chosen,
-        };
+        let bind = reach.addresses(interfaces)?;
         let server = Server::start(config(bind, key.clone())).map_err(RendezvousError::Listen)?;
         let mut addresses = server.addrs().to_vec();
         // To another host the loopback is itself.

@@ -248,6 +248,11 @@ class _Actors:
         self._names: dict[str, str] = {}
         self._quick_failures = 0
 
+    @property
+    def are_on_this_host(self) -> bool:
+        """Never known: a node may join the cluster later."""
+        return False
+
     def start(self, invitation: agents.Invitation) -> None:
         self._ask_autoscaler(self._params.max_workers or self._params.min_workers)
         self._thread = threading.Thread(target=self._work, args=(invitation,), daemon=True)

@@ -16,7 +16,13 @@ from horovod.ray._results import Call, RanksEnded, collect, stored
 from horovod.ray.adapter import Adapter, BaseParams
 from horovod.ray.elastic_v2 import ElasticAdapter, ElasticParams
 from horovod.ray.strategy import BaseStrategy, ColocatedStrategy, PGStrategy, resources_here
-from horovod.ray.utils import detect_nics, map_blocking, name_host, nics_to_env_var
+from horovod.ray.utils import (
+    are_on_this_node,
+    detect_nics,
+    map_blocking,
+    name_host,
+    nics_to_env_var,
+)
 from horovod.ray.worker import ActorPlace
 from horovod.runner import executor
 from horovod.runner.common.util import secret, timeout
@@ -83,7 +89,10 @@ class Coordinator:
     def finalize_registration(self) -> dict[int, dict[str, str]]:
         """For each rank the variables that are its own."""
         nics = sorted(self.settings.nics or ())
-        self._rendezvous = executor.Rendezvous(self.world_size, interfaces=nics)
+        nodes = {node_id for _, node_id in self._registered.values()}
+        self._rendezvous = executor.Rendezvous(
+            self.world_size, local=are_on_this_node(nodes), interfaces=nics
+        )
         order = sorted(self._registered)
         names: dict[str, str] = {}
         hosts = [self._registered[rank] for rank in order]
@@ -227,8 +236,11 @@ class StaticAdapter(Adapter):
         self, actors: Sequence[Any], places: Sequence[ActorPlace], nics: Sequence[str]
     ) -> executor.RendezvousAddress:
         """Have the rendezvous served from here, or from the actor of rank 0 where not all reach this process."""
+        nodes = {place.node_id for place in places}
         if not ray.util.client.ray.is_connected():
-            self._rendezvous = executor.Rendezvous(len(actors), interfaces=nics)
+            self._rendezvous = executor.Rendezvous(
+                len(actors), local=are_on_this_node(nodes), interfaces=nics
+            )
             address = self._rendezvous.address
             here = ray.get_runtime_context().get_node_id()
             far = [a for a, place in zip(actors, places, strict=True) if place.node_id != here]
@@ -237,7 +249,7 @@ class StaticAdapter(Adapter):
             self._rendezvous.close()
             self._rendezvous = None
         served: executor.RendezvousAddress = ray.get(
-            actors[0].serve_rendezvous.remote(len(actors), nics)
+            actors[0].serve_rendezvous.remote(len(actors), nics, len(nodes) == 1)
         )
         return served
 

@@ -62,7 +62,9 @@ class _HorovodBackend(Backend):
             (name_host(names, node_id, hostname), address)
             for node_id, hostname, address in worker_group.execute(_place)
         ]
-        address = worker_group.execute_single(0, _serve, len(places), nics)
+        address = worker_group.execute_single(
+            0, _serve, len(places), nics, len({name for name, _ in places}) == 1
+        )
         parts = executor.assign(places, address, interfaces=nics)
         ray.get(
             [
@@ -79,8 +81,8 @@ def _place() -> tuple[str, str, str]:
     return node_id, socket.gethostname(), ray.util.get_node_ip_address()
 
 
-def _serve(size: int, nics: list[str]) -> executor.RendezvousAddress:
-    _served[:] = [executor.Rendezvous(size, interfaces=nics)]
+def _serve(size: int, nics: list[str], local: bool) -> executor.RendezvousAddress:
+    _served[:] = [executor.Rendezvous(size, local=local, interfaces=nics)]
     return _served[0].address
 
 

@@ -17,6 +17,11 @@ def map_blocking(fn: Callable[[Any], Any], collection: Iterable[Any]) -> list[An
     return results
 
 
+def are_on_this_node(node_ids: Iterable[str]) -> bool:
+    """Whether all of these are the node of this process."""
+    return set(node_ids) == {ray.get_runtime_context().get_node_id()}
+
+
 def name_host(names: dict[str, str], node_id: str, hostname: str) -> str:
     """The name by which a job knows a node, a host of its own: its host name, which `names` keeps by the node's id.
 

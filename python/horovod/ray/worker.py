@@ -112,7 +112,9 @@ class BaseHorovodWorker:
                 return True
         return False
 
-    def serve_rendezvous(self, size: int, interfaces: Sequence[str]) -> executor.RendezvousAddress:
+    def serve_rendezvous(
+        self, size: int, interfaces: Sequence[str], local: bool
+    ) -> executor.RendezvousAddress:
         """Serve the ranks' rendezvous from this process."""
-        self._rendezvous = executor.Rendezvous(size, interfaces=interfaces)
+        self._rendezvous = executor.Rendezvous(size, local=local, interfaces=interfaces)
         return self._rendezvous.address

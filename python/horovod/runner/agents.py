@@ -29,6 +29,7 @@ __all__ = ["Invitation", "Tasks", "attend", "launch_on_agents", "run_on_agents"]
 
 _KEY = "HOROVODRUN_AGENTS_KEY"
 _PYTHON = "HOROVODRUN_AGENTS_PYTHON"
+_HOST = "HOROVODRUN_AGENTS_HOST"
 _ON_TOP = "HOROVODRUN_SET_"
 # How long an agent tries to reach the launcher.
 _DIAL_LIMIT_S = 30
@@ -177,6 +178,11 @@ class _Said:
 
 class Tasks(Protocol):
     """The tasks of a job, as a cluster manager starts and ends them."""
+
+    @property
+    def are_on_this_host(self) -> bool:
+        """Whether every task runs on this host, also later ones: then the launcher listens on the loopback only."""
+        ...
 
     def start(self, invitation: Invitation) -> None:
         """Start tasks that call `attend`, numbered from 0; does not wait for them."""
@@ -347,7 +353,7 @@ def launch_on_agents(
         return launch(
             command,
             content,
-            False,
+            tasks.are_on_this_host and not interfaces,
             interfaces,
             watch=watch,
             streams=(stdout, stderr),
@@ -384,6 +390,8 @@ class _Watch:
         on_top = {**self._env, **place.to_environment()}
         variables = {_ON_TOP + name: value for name, value in on_top.items()}
         variables[_KEY] = self._key
+        if self._tasks.are_on_this_host:
+            variables[_HOST] = "this"
         if self._checks_python:
             variables[_PYTHON] = platform.python_version()
         return variables

@@ -49,13 +49,13 @@ class Rendezvous:
     size
         Number of ranks.
     local
-        All of them are on this host: it listens on the loopback only.
+        All of them are on this host: without `interfaces` it listens on the loopback only.
     interfaces
         Names of the interfaces to use between hosts; none means all.
     """
 
     def __init__(self, size: int, *, local: bool = False, interfaces: Sequence[str] = ()) -> None:
-        self._served = _core.Rendezvous(size, local, list(interfaces))
+        self._served = _core.Rendezvous(size, local and not interfaces, list(interfaces))
         self.address = RendezvousAddress(tuple(self._served.addresses()), self._served.key())
 
     def has_met(self) -> bool:

@@ -230,6 +230,11 @@ class _OtherTasks:
         self._has_told = False
         self._thread: threading.Thread | None = None
 
+    @property
+    def are_on_this_host(self) -> bool:
+        """Whether all tasks of the stage have the address of this one."""
+        return len({info.address.rpartition(":")[0] for info in self._context.getTaskInfos()}) == 1
+
     def start(self, invitation: Invitation) -> None:
         """Tell all of them, and be the first of them, too."""
         self._tell(" ".join([invitation.key, *invitation.addresses]))

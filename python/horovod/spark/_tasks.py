@@ -65,6 +65,11 @@ class SparkTasks:
         self._error: BaseException | None = None
         self._ended_at: float | None = None
 
+    @property
+    def are_on_this_host(self) -> bool:
+        """Whether Spark runs every executor here: with the masters `local` and `local-cluster`."""
+        return str(self._context.master).startswith("local")
+
     def start(self, invitation: Invitation) -> None:
         """Submit the Spark job, from a thread of its own."""
         from pyspark import InheritableThread

@@ -42,8 +42,8 @@ pub(crate) fn run(options: &Options, events: &Events) -> Result<u8, LaunchError>
         }
     };
     let all_local = match &source {
-        // Any host may come later.
-        _ if options.dialed => false,
+        // Any host may come later, but where the executor has no other.
+        _ if options.dialed => dialed::are_on_this_host(options),
         Source::Script { .. } => false,
         Source::Fixed(hosts) => {
             let hosts: Vec<&Host> = hosts.iter().collect();
