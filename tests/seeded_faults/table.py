@@ -419,6 +419,14 @@ FAULTS = (
         Rust("horovod", ("a_wait_that_is_over_leaves_the_call_to_the_callback_thread",)),
     ),
     Fault(
+        "tuned-by-another-set",
+        "crates/horovod-autotune/src/lib.rs",
+        "if self.announced || self.finished || execution.set != ProcessSetId::GLOBAL {",
+        "if self.announced || self.finished {",
+        "operations of some ranks count as steps of the job",
+        Rust("horovod-autotune", ("other_process_sets_and_barriers_do_not_count",)),
+    ),
+    Fault(
         "timeline-ends-too-early",
         "crates/horovod/src/timeline/layout.rs",
         "                .max(report.end)\n                .max(floor);\n",

@@ -11,6 +11,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-kernels", 1),
     ("horovod-gpu", 1),
     ("horovod-transport", 1),
+    ("horovod-autotune", 2),
     ("horovod-collectives", 2),
     ("horovod", 3),
     ("horovod-launch", 4),

@@ -5,8 +5,6 @@
 
 // Under loom only the engine's driver lock is built, around a driver of its own.
 #[cfg(not(loom))]
-mod autotune;
-#[cfg(not(loom))]
 mod bootstrap;
 #[cfg(not(loom))]
 mod buffer;

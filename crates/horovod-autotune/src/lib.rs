@@ -1,11 +1,13 @@
 //! Autotuning: watches the collectives of rank 0 and proposes settings, which then change on all ranks at the same
 //! place of the job's total order. Knows neither clock nor peers; the engine carries proposals out.
+#![forbid(unsafe_code)]
 
 mod ab_comparison;
 mod gaussian;
 mod meter;
 mod report;
 mod search;
+mod settings;
 mod space;
 
 #[cfg(test)]
@@ -15,13 +17,14 @@ mod tests;
 
 use horovod_protocol::{Execution, Op, ProcessSetId, Time};
 
-use crate::config::AutotuneSettings;
 use ab_comparison::median;
 use meter::Meter;
 use report::Report;
 use search::{Next, Search, SearchPlan};
 use space::Space;
-pub(crate) use space::{Parameter, Values};
+
+pub use settings::AutotuneSettings;
+pub use space::{Parameter, Values};
 
 /// A sample may take this many times what it took under the first settings.
 const OVERDUE_FACTOR: f64 = 4.0;
@@ -29,7 +32,7 @@ const OVERDUE_FACTOR: f64 = 4.0;
 const REMEMBERED: usize = 5;
 
 /// Tuning under way; lives on rank 0.
-pub(crate) struct Autotuner {
+pub struct Autotuner {
     meter: Meter,
     search: Search,
     report: Report,
@@ -43,7 +46,7 @@ pub(crate) struct Autotuner {
 
 impl Autotuner {
     /// Begins with `defaults`, the values in force; of those only `tunable` will be changed.
-    pub(crate) fn new(
+    pub fn new(
         settings: &AutotuneSettings,
         defaults: Values,
         tunable: &[Parameter],
@@ -71,7 +74,7 @@ impl Autotuner {
     }
 
     /// An execution has ended on this rank. `Some`: put these values in force, then call [`Self::applied`].
-    pub(crate) fn observe(&mut self, now: Time, execution: &Execution) -> Option<Values> {
+    pub fn observe(&mut self, now: Time, execution: &Execution) -> Option<Values> {
         if self.announced || self.finished || execution.set != ProcessSetId::GLOBAL {
             return None;
         }
@@ -102,18 +105,18 @@ impl Autotuner {
     }
 
     /// The values that were announced last are in force.
-    pub(crate) fn applied(&mut self) {
+    pub fn applied(&mut self) {
         self.announced = false;
         self.meter.restart();
     }
 
     /// Whether the last word has been said.
-    pub(crate) fn is_finished(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.finished && !self.announced
     }
 
     /// The line for the user if the job ends now, before tuning does.
-    pub(crate) fn unfinished(&self) -> Option<String> {
+    pub fn unfinished(&self) -> Option<String> {
         let state = self.search.unfinished().filter(|_| !self.finished)?;
         Some(format!(
             "the job ended before tuning did, while it {state}; no best values were found. Train for more steps, or \

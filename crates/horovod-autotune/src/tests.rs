@@ -7,9 +7,7 @@ use horovod_protocol::{
     Time,
 };
 
-use crate::config::AutotuneSettings;
-
-use super::{Autotuner, Parameter, Values};
+use super::{AutotuneSettings, Autotuner, Parameter, Values};
 
 fn allreduce(set: ProcessSetId, name: &str, elems: u64) -> Execution {
     Execution {

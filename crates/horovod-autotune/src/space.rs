@@ -4,7 +4,7 @@ use horovod_settings as settings;
 
 /// Something that tuning may change. The discriminants are indices into [`Values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Parameter {
+pub enum Parameter {
     /// Bytes of tensors that run as one collective.
     FusionThreshold,
     /// Microseconds that the coordinator may hold back a response.
@@ -54,7 +54,7 @@ impl Parameter {
     }
 
     /// The variables by which a user decides it.
-    pub(crate) fn variables(self) -> Vec<&'static str> {
+    pub fn variables(self) -> Vec<&'static str> {
         match self {
             FusionThreshold => vec![settings::FUSION_THRESHOLD.name],
             CycleTime => vec![settings::CYCLE_TIME.name],
@@ -140,24 +140,26 @@ impl Parameter {
 
 /// One value of every parameter, tuned or not, each in its own unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Values([u64; Parameter::ALL.len()]);
+pub struct Values([u64; Parameter::ALL.len()]);
 
 impl Values {
-    pub(crate) fn new(of: impl Fn(Parameter) -> u64) -> Self {
+    /// The value of each parameter is that which `of` gives for it.
+    pub fn new(of: impl Fn(Parameter) -> u64) -> Self {
         Self(Parameter::ALL.map(of))
     }
 
     /// As every rank is told.
-    pub(crate) fn as_slice(&self) -> &[u64] {
+    pub fn as_slice(&self) -> &[u64] {
         &self.0
     }
 
     /// As heard; `None` when the number of values is not ours.
-    pub(crate) fn from_slice(values: &[u64]) -> Option<Self> {
+    pub fn from_slice(values: &[u64]) -> Option<Self> {
         values.try_into().ok().map(Self)
     }
 
-    pub(crate) fn get(&self, parameter: Parameter) -> u64 {
+    /// The value of one parameter.
+    pub fn get(&self, parameter: Parameter) -> u64 {
         self.0[parameter as usize]
     }
 

@@ -2,10 +2,7 @@
 
 use std::path::PathBuf;
 
-use horovod_settings as settings;
-
-use super::{Environment, SETTINGS};
-use crate::error::Error;
+use horovod_settings::{self as settings, Environment, Refused, SETTINGS};
 
 /// How to tune; the fields are the settings of the same names.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +21,8 @@ pub struct AutotuneSettings {
 }
 
 impl AutotuneSettings {
-    pub(super) fn from_environment(env: &dyn Environment) -> Result<Option<Self>, Error> {
+    /// Reads and checks them; `None` where nothing is to be tuned.
+    pub fn from_environment(env: &dyn Environment) -> Result<Option<Self>, Refused> {
         let names = SETTINGS.iter().map(|s| s.name);
         let settings = Self {
             log: settings::AUTOTUNE_LOG.read(env)?.map(PathBuf::from),
