@@ -428,11 +428,11 @@ FAULTS = (
     ),
     Fault(
         "timeline-ends-too-early",
-        "crates/horovod/src/timeline/layout.rs",
+        "crates/horovod-timeline/src/layout.rs",
         "                .max(report.end)\n                .max(floor);\n",
         "                .max(floor);\n",
         "the last event of a tensor ends with its last stage",
-        Rust("horovod", ("a_tensors_track_shows_its_life_as_horovod_writes_it",)),
+        Rust("horovod-timeline", ("a_tensors_track_shows_its_life_as_horovod_writes_it",)),
     ),
     # ---- GPUs
     Fault(

@@ -19,11 +19,11 @@ pub use horovod_settings::{
     Environment, JoinAverage, ProcessEnvironment, SETTINGS, Setting, nearest_setting,
     unknown_settings,
 };
+use horovod_timeline::TimelineSetting;
 use horovod_transport::Congestion;
 
 pub use crate::bootstrap::Settings as BootstrapSettings;
 use crate::error::Error;
-use crate::timeline::TimelineSetting;
 pub use algorithms::Algorithms;
 pub use consistency::ConsistencySettings;
 pub use elastic::is_elastic;

@@ -31,8 +31,6 @@ mod tensor;
 pub mod testing;
 #[cfg(not(loom))]
 mod threads;
-#[cfg(not(loom))]
-mod timeline;
 
 #[cfg(not(loom))]
 pub use buffer::{Buffer, BufferPool};
@@ -66,11 +64,11 @@ pub mod parcel {
     };
 }
 #[cfg(not(loom))]
+pub use horovod_timeline::TimelineSetting;
+#[cfg(not(loom))]
 pub use init::{
     HeldState, engine, hold_state, init, init_interruptible, init_with, is_elastic, is_initialized,
     shutdown, shutdown_because, transports, try_engine,
 };
 #[cfg(not(loom))]
 pub use tensor::{Output, ReadyEvent, Tensor, Tensors};
-#[cfg(not(loom))]
-pub use timeline::TimelineSetting;

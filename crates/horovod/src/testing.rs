@@ -8,7 +8,6 @@ use crate::config::{Algorithms, JoinAverage};
 pub use crate::bootstrap::harness::rendezvous_file;
 pub use crate::hang::harness::stall_report;
 pub use crate::replicas::harness::replica_report;
-pub use crate::timeline::harness::timeline;
 
 /// Settings as rank 0 sends them: what is taken over can be passed on.
 ///

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The message of a batch with so many events, and one that was dropped.
-#[cfg(test)]
 pub(crate) fn batch(events: usize) -> Vec<u8> {
     use super::batch::{Encoder, Message};
     use super::report::{Event, Span, Text};

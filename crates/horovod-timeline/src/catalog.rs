@@ -15,7 +15,7 @@ const NUMBERS_MAX: usize = 1 << 16;
 
 /// The engine's side.
 #[derive(Debug, Default)]
-pub(crate) struct Catalog {
+pub struct Catalog {
     /// The recording that has been told.
     session: u64,
     known: Vec<Description>,

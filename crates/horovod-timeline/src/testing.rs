@@ -1,4 +1,4 @@
-//! A message of another rank and what rank 0 makes of it, for fuzzing.
+//! Messages of ranks, for fuzzing and for tests of the crates above.
 
 use std::io::Read;
 
@@ -6,7 +6,12 @@ use horovod_protocol::Rank;
 
 use super::batch::{Batch, Encoder, Message};
 use super::layout::{Cast, Layout, Member};
-use super::temporary::TempFile;
+use super::temporary::{self, TempFile};
+
+/// The message of a batch with so many events, and one that was dropped.
+pub fn batch(events: usize) -> Vec<u8> {
+    temporary::batch(events)
+}
 
 /// Reads a message of the timeline; for a batch, the file that it becomes.
 ///

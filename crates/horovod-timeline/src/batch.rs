@@ -37,16 +37,17 @@ const END: u8 = 5;
 
 /// What somebody needs to know of a message who only passes it on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MessageKind {
+pub enum MessageKind {
     /// The addressee begins to record.
     Start,
     /// The sender has told everything.
     End,
+    /// Neither.
     Other,
 }
 
 /// The kind of a message.
-pub(crate) fn kind_of(message: &[u8]) -> MessageKind {
+pub fn kind_of(message: &[u8]) -> MessageKind {
     match message.first() {
         Some(&START) => MessageKind::Start,
         Some(&END) => MessageKind::End,
@@ -55,7 +56,7 @@ pub(crate) fn kind_of(message: &[u8]) -> MessageKind {
 }
 
 /// What remains of a batch for which there is no room: how many events it had. `None` for other messages.
-pub(crate) fn emptied(message: &[u8]) -> Option<Vec<u8>> {
+pub fn emptied(message: &[u8]) -> Option<Vec<u8>> {
     let Ok(Message::Batch { epoch, batch }) = Message::decode(message) else {
         return None;
     };
@@ -557,7 +558,7 @@ mod tests {
 
     #[test]
     fn of_a_batch_without_room_the_number_of_events_remains() {
-        let batch = crate::timeline::sample_batch(30);
+        let batch = crate::temporary::batch(30);
         let empty = emptied(&batch).unwrap();
         let Ok(Message::Batch { epoch: 7, batch }) = Message::decode(&empty) else {
             panic!("{empty:?}");

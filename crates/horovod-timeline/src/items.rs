@@ -18,7 +18,7 @@ const LATEST: Nanos = 1 << 60;
 
 /// Number and submission of each tensor or group; a submission is missing on a rank that had joined.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Items {
+pub struct Items {
     bytes: Vec<u8>,
     count: usize,
     last: Last,

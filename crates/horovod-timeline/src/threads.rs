@@ -40,6 +40,7 @@ impl Threads {
     }
 
     /// The calling thread.
+    #[inline]
     pub(super) fn current(&self) -> ThreadId {
         let (table, thread) = KNOWN.get();
         if table == self.table {

@@ -12,16 +12,18 @@ use super::items::Items;
 const SHAPES_BYTES_MAX: usize = 256;
 
 /// Nanoseconds since the rank's engine started, by the rank's own clock.
-pub(crate) type Nanos = u64;
+pub type Nanos = u64;
 
 /// A thread, by the number the operating system gave it, or a GPU; 0 if it is not known.
 pub(crate) type ThreadId = u32;
 
 /// When and where a submission was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    pub(crate) at: Nanos,
-    pub(crate) thread: ThreadId,
+pub struct Stamp {
+    /// When.
+    pub at: Nanos,
+    /// On which thread.
+    pub thread: ThreadId,
 }
 
 /// A name that outlives its event.
@@ -49,10 +51,21 @@ impl PartialEq for Text {
 
 /// A part of an operation that has a name of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stage {
+pub struct Stage {
     pub(crate) name: Text,
-    pub(crate) begin: Nanos,
-    pub(crate) end: Nanos,
+    /// When it began.
+    pub begin: Nanos,
+    /// When it ended.
+    pub end: Nanos,
+}
+
+impl Stage {
+    /// A part with this name, from `begin` until `end`.
+    #[inline]
+    pub fn new(name: &'static str, begin: Nanos, end: Nanos) -> Self {
+        let name = Text::Static(name);
+        Self { name, begin, end }
+    }
 }
 
 /// One tensor, or one group, of an execution.
@@ -111,21 +124,31 @@ pub(crate) enum Event {
 
 /// An execution that was carried out, as the engine tells of it.
 #[derive(Debug)]
-pub(crate) struct Executed {
+pub struct Executed {
     /// The recording in which its numbers mean something.
-    pub(crate) session: u64,
-    pub(crate) seq: u64,
-    pub(crate) set: ProcessSetId,
-    pub(crate) members: Arc<[Rank]>,
-    pub(crate) op: &'static str,
-    pub(crate) items: Items,
+    pub session: u64,
+    /// Its place in the total order.
+    pub seq: u64,
+    /// The process set.
+    pub set: ProcessSetId,
+    /// The ranks of that set.
+    pub members: Arc<[Rank]>,
+    /// The operation, see [`op_name`].
+    pub op: &'static str,
+    /// The tensors, see [`Timeline::pack`](crate::Timeline::pack).
+    pub items: Items,
     /// Shapes of allocated outputs, item by item; empty if all are as submitted.
-    pub(crate) output_shapes: Vec<Vec<Shape>>,
-    pub(crate) thread: ThreadId,
-    pub(crate) scheduled: Nanos,
-    pub(crate) begin: Nanos,
-    pub(crate) end: Nanos,
-    pub(crate) stages: Vec<Stage>,
+    pub output_shapes: Vec<Vec<Shape>>,
+    /// The track that shows it; 0 for that of the thread that tells of it.
+    pub thread: ThreadId,
+    /// The order to run it arrived.
+    pub scheduled: Nanos,
+    /// When it began.
+    pub begin: Nanos,
+    /// When it ended.
+    pub end: Nanos,
+    /// Its parts, in their order.
+    pub stages: Vec<Stage>,
 }
 
 impl Executed {
@@ -182,7 +205,7 @@ impl Executed {
 }
 
 /// The name of an operation in the trace, as Horovod writes it.
-pub(crate) fn op_name(op: &Op) -> &'static str {
+pub fn op_name(op: &Op) -> &'static str {
     match op {
         Op::Allreduce {
             op: ReduceOp::Adasum,

@@ -4,12 +4,11 @@
 //! through a bounded queue that never makes it wait. A thread of lowest priority, which exists only while something
 //! is recorded, does the rest: on rank 0 it writes the file, on the others it packs batches that the engine sends to
 //! rank 0 when nothing of the negotiation waits to be sent. Rank 0 says when recording starts and stops.
+#![forbid(unsafe_code)]
 
 mod batch;
 mod catalog;
 mod clock;
-#[cfg(feature = "testing")]
-pub(crate) mod harness;
 mod items;
 mod layout;
 mod leader;
@@ -19,6 +18,8 @@ mod queue;
 mod report;
 #[cfg(any(test, feature = "testing"))]
 mod temporary;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod threads;
 mod trace;
 
@@ -28,20 +29,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use horovod_protocol::Rank;
+use horovod_protocol::{ExecItem, Rank};
 use horovod_transport::{Notifier, Topology};
 
 use batch::Message;
+use catalog::Description;
 use layout::{Cast, Member as CastMember};
 use queue::{Queue, Record};
+use report::{Span, Text, ThreadId};
 use threads::Threads;
 
-pub(crate) use batch::{MessageKind, emptied, kind_of};
-pub(crate) use catalog::{Catalog, Description};
-pub(crate) use items::Items;
-pub(crate) use report::{Executed, Nanos, Span, Stage, Stamp, Text, ThreadId, op_name};
-#[cfg(test)]
-pub(crate) use temporary::batch as sample_batch;
+pub use batch::{MessageKind, emptied, kind_of};
+pub use catalog::Catalog;
+pub use items::Items;
+pub use report::{Executed, Nanos, Stage, Stamp, op_name};
 
 /// Where rank 0 writes to when the job starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,10 +58,10 @@ const GATHER: Duration = Duration::from_millis(50);
 /// How long rank 0, and who passes them on to it, waits for the last events of the others. Who is gone is known by its
 /// connection, and not waited for; this is for those that are stopped or cut off. As a silent rank is elsewhere
 /// taken for alive by default: slow ones are not to lose anything.
-pub(crate) const LAST_EVENTS_TIMEOUT: Duration = Duration::from_secs(30);
+pub const LAST_EVENTS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The timeline of one rank and one generation.
-pub(crate) struct Timeline {
+pub struct Timeline {
     /// Something is recorded.
     on: AtomicBool,
     /// Counts recordings of this process.
@@ -87,11 +88,11 @@ enum Role {
 
 /// Why a timeline cannot be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NotArmed;
+pub struct NotArmed;
 
 impl Timeline {
     /// `started` is the zero of the engine's clock.
-    pub(crate) fn new(
+    pub fn new(
         setting: Option<&TimelineSetting>,
         mark_cycles: bool,
         topology: &Topology,
@@ -145,12 +146,14 @@ impl Timeline {
     // -- what the engine tells; each costs one load when nothing is recorded
 
     /// Whether something is recorded.
-    pub(crate) fn is_on(&self) -> bool {
+    #[inline]
+    pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Acquire)
     }
 
     /// The mark of a submission made now by this thread; `None` where nothing is recorded nor can be.
-    pub(crate) fn stamp(&self) -> Option<Stamp> {
+    #[inline]
+    pub fn stamp(&self) -> Option<Stamp> {
         (self.armed || self.is_on()).then(|| Stamp {
             at: self.now(),
             thread: self.threads.current(),
@@ -158,23 +161,38 @@ impl Timeline {
     }
 
     /// Nanoseconds since the engine started.
-    pub(crate) fn now(&self) -> Nanos {
+    #[inline]
+    pub fn now(&self) -> Nanos {
         self.at(Instant::now())
     }
 
     /// A moment as nanoseconds since the engine started.
-    pub(crate) fn at(&self, moment: Instant) -> Nanos {
+    #[inline]
+    pub fn at(&self, moment: Instant) -> Nanos {
         let since = moment.saturating_duration_since(self.started);
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The recording that goes on, or the last one.
-    pub(crate) fn session(&self) -> u64 {
-        self.session.load(Ordering::Acquire)
+    /// The recording that goes on, or the last one, and in it the numbers of these tensors with their submissions.
+    /// `None`: there is no room to tell what a number stands for.
+    pub fn pack<'a>(
+        &self,
+        catalog: &mut Catalog,
+        mut all: impl ExactSizeIterator<Item = (&'a ExecItem, Option<Stamp>)>,
+    ) -> (u64, Option<Items>) {
+        let session = self.session.load(Ordering::Acquire);
+        catalog.enter(session);
+        let mut items = Items::with_capacity(all.len());
+        let told = all.try_for_each(|(item, submitted)| {
+            let tell = |number, what| self.describe(session, number, what);
+            items.push(catalog.number(item, tell)?, submitted);
+            Some(())
+        });
+        (session, told.map(|()| items))
     }
 
     /// What a number in executions of this recording stands for. `false`: there is no room to tell.
-    pub(crate) fn describe(&self, session: u64, number: u32, description: Description) -> bool {
+    fn describe(&self, session: u64, number: u32, description: Description) -> bool {
         self.queue.get().is_some_and(|queue| {
             queue.push(Record::Described {
                 session,
@@ -185,19 +203,19 @@ impl Timeline {
     }
 
     /// Nothing can be told of an execution of so many tensors.
-    pub(crate) fn missed(&self, items: usize) {
+    pub fn missed(&self, items: usize) {
         if let Some(queue) = self.queue.get() {
             queue.miss(items as u64);
         }
     }
 
     /// The track of a GPU of this process, which is none of its threads.
-    pub(crate) fn gpu(&self, ordinal: i32) -> ThreadId {
+    pub fn gpu(&self, ordinal: i32) -> ThreadId {
         self.threads.gpu(ordinal)
     }
 
     /// An execution was carried out, by the calling thread if it is not said by whom.
-    pub(crate) fn executed(&self, mut executed: Executed) {
+    pub fn executed(&self, mut executed: Executed) {
         if executed.thread == 0 {
             executed.thread = self.threads.current();
         }
@@ -205,7 +223,7 @@ impl Timeline {
     }
 
     /// The calling thread did something else from `begin` until now.
-    pub(crate) fn spent(&self, name: &'static str, begin: Nanos) {
+    pub fn spent(&self, name: &'static str, begin: Nanos) {
         let span = Span {
             name: Text::Static(name),
             thread: self.threads.current(),
@@ -217,7 +235,7 @@ impl Timeline {
     }
 
     /// The calling thread was kept waiting from `begin` until now.
-    pub(crate) fn waited(&self, begin: Nanos) {
+    pub fn waited(&self, begin: Nanos) {
         self.push(Record::Wait {
             thread: self.threads.current(),
             begin,
@@ -226,7 +244,7 @@ impl Timeline {
     }
 
     /// Something that has no duration; `thread` 0 is the calling one.
-    pub(crate) fn note(&self, name: &'static str, thread: ThreadId, detail: String) {
+    pub fn note(&self, name: &'static str, thread: ThreadId, detail: String) {
         let thread = if thread == 0 {
             self.threads.current()
         } else {
@@ -244,7 +262,8 @@ impl Timeline {
     }
 
     /// Answers of the coordinator are about to be carried out.
-    pub(crate) fn cycle(&self) {
+    #[inline]
+    pub fn cycle(&self) {
         if self.is_on() && self.mark_cycles.load(Ordering::Relaxed) {
             self.push(Record::Cycle(self.now()));
         }
@@ -259,17 +278,18 @@ impl Timeline {
     // -- messages, carried by the engine
 
     /// Whether [`Self::next_outgoing`] may give something.
-    pub(crate) fn has_outgoing(&self) -> bool {
+    #[inline]
+    pub fn has_outgoing(&self) -> bool {
         self.has_queued.load(Ordering::Acquire)
     }
 
     /// How many to take at most before looking at other things again.
-    pub(crate) fn outgoing_limit(&self) -> usize {
+    pub fn outgoing_limit(&self) -> usize {
         self.outgoing().len().max(1)
     }
 
     /// What to send next, and to whom.
-    pub(crate) fn next_outgoing(self: &Arc<Self>) -> Option<(Rank, Vec<u8>)> {
+    pub fn next_outgoing(self: &Arc<Self>) -> Option<(Rank, Vec<u8>)> {
         if let Role::Member(member) = &self.role {
             member.begin_next(self);
         }
@@ -286,7 +306,7 @@ impl Timeline {
     }
 
     /// It could not be sent now.
-    pub(crate) fn put_back(&self, to: Rank, bytes: Vec<u8>) {
+    pub fn put_back(&self, to: Rank, bytes: Vec<u8>) {
         let message = (to, bytes);
         match &self.role {
             // One busy peer must not keep the others waiting.
@@ -297,7 +317,7 @@ impl Timeline {
     }
 
     /// A message of a peer.
-    pub(crate) fn heard(self: &Arc<Self>, from: Rank, bytes: &[u8]) {
+    pub fn heard(self: &Arc<Self>, from: Rank, bytes: &[u8]) {
         let message = match Message::decode(bytes) {
             Ok(message) => message,
             Err(e) => {
@@ -312,21 +332,21 @@ impl Timeline {
     }
 
     /// A rank will send nothing more.
-    pub(crate) fn gone(&self, rank: Rank) {
+    pub fn gone(&self, rank: Rank) {
         if let Role::Leader(leader) = &self.role {
             leader.ended(rank);
         }
     }
 
     /// The ranks have agreed to stop and everything agreed has been carried out: tell the rest.
-    pub(crate) fn job_stopped(&self) {
+    pub fn job_stopped(&self) {
         if let Role::Member(member) = &self.role {
             member.finish(self);
         }
     }
 
     /// Whether everything was told to rank 0, or it was waited for long enough; on rank 0: by all others.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub fn is_settled(&self) -> bool {
         match &self.role {
             Role::Leader(leader) => !self.is_on() || leader.is_settled(),
             Role::Member(member) => {
@@ -361,7 +381,7 @@ impl Timeline {
 
     /// Record into this file from now on, which is emptied; on other ranks than 0 nothing happens, for rank 0
     /// decides for all. A file that cannot be written is an error in the log.
-    pub(crate) fn start(self: &Arc<Self>, path: &Path, mark_cycles: bool) -> Result<(), NotArmed> {
+    pub fn start(self: &Arc<Self>, path: &Path, mark_cycles: bool) -> Result<(), NotArmed> {
         if !self.armed {
             return Err(NotArmed);
         }
@@ -373,7 +393,7 @@ impl Timeline {
     }
 
     /// Record no longer. Everything recorded so far, on any rank, is in the file then. `false`: nothing was recorded.
-    pub(crate) fn stop(&self) -> bool {
+    pub fn stop(&self) -> bool {
         match &self.role {
             Role::Leader(leader) => leader.stop(self),
             Role::Member(_) => self.armed,
@@ -381,7 +401,7 @@ impl Timeline {
     }
 
     /// The engine has ended: no more events, no more messages.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         match &self.role {
             Role::Leader(leader) => leader.close(self),
             Role::Member(member) => {
