@@ -434,6 +434,14 @@ FAULTS = (
         "the last event of a tensor ends with its last stage",
         Rust("horovod-timeline", ("a_tensors_track_shows_its_life_as_horovod_writes_it",)),
     ),
+    Fault(
+        "late-only-now",
+        "crates/horovod-diagnosis/src/verdict.rs",
+        "    late.retain(|request| before.contains(&key(request)));\n",
+        "",
+        "what came up between the two looks counts as a stall",
+        Rust("horovod-diagnosis", ("what_came_up_between_the_looks_is_no_stall_yet",)),
+    ),
     # ---- GPUs
     Fault(
         "wrong-nccl-op",

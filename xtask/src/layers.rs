@@ -13,6 +13,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("horovod-transport", 1),
     ("horovod-autotune", 2),
     ("horovod-collectives", 2),
+    ("horovod-diagnosis", 2),
     ("horovod-timeline", 2),
     ("horovod", 3),
     ("horovod-launch", 4),

@@ -20,8 +20,6 @@ mod error;
 #[cfg(not(loom))]
 pub mod gpu;
 #[cfg(not(loom))]
-mod hang;
-#[cfg(not(loom))]
 mod init;
 #[cfg(not(loom))]
 mod replicas;
@@ -42,7 +40,7 @@ pub use engine::{
 #[cfg(not(loom))]
 pub use error::Error;
 #[cfg(not(loom))]
-pub use hang::{FRAMES_MAX, Frame, THREADS_MAX, ThreadStack, tell_stacks};
+pub use horovod_diagnosis::{FRAMES_MAX, Frame, THREADS_MAX, ThreadStack, tell_stacks};
 #[cfg(not(loom))]
 pub use horovod_protocol::{
     Completion, DType, Device, Difference, Generation, Impossible, Leaving, LossCause, MemoryOrder,

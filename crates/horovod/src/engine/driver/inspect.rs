@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use horovod_diagnosis::Key;
 use horovod_protocol::{
     Execution, LossCause, PeerLost, ProcessSetId, Rank, StalledRequest, StopReason, Time,
 };
@@ -10,7 +11,6 @@ use horovod_protocol::{
 use super::flights::Flights;
 use super::pump::Pump;
 use crate::engine::inspection::{Deadlock, GpuNews, InHand, Surroundings};
-use crate::hang::Key;
 
 /// A collective on its way.
 pub(super) struct Runs {

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 ///
 /// On a loaded host a thread that computes may run on a core for a small part of the time. Its time in the queue tells
 /// this thread from one that sleeps.
-pub(crate) fn runnable_ms() -> u64 {
+pub fn runnable_ms() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     let ms = t.tv_sec.saturating_mul(1000) + t.tv_nsec / 1_000_000;
     let mut queued = QUEUED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -29,7 +29,7 @@ const ASKED_PER_REQUEST_MAX: usize = 8;
 const ASKED_MAX: usize = 128;
 
 /// What the coordinator knows of pending requests.
-pub(crate) trait Requests {
+pub trait Requests {
     /// Whether something may wait for any of these ranks.
     fn lacks_any(&mut self, ranks: &BTreeSet<Rank>) -> bool;
     /// What waits, each with a number that no other request ever has.
@@ -38,10 +38,12 @@ pub(crate) trait Requests {
 
 /// What is to be done now.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum SoftStep {
+pub enum SoftStep {
     /// Ask these ranks what they wait for, and whether they have asked for these.
     Ask {
+        /// The number of the question.
         question: u64,
+        /// The ranks, each with the keys in question.
         ranks: Vec<(Rank, Vec<Key>)>,
     },
     /// End these soft waits.
@@ -50,17 +52,20 @@ pub(crate) enum SoftStep {
 
 /// The end of a soft wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LetGo {
-    pub(crate) rank: Rank,
-    pub(crate) handle: u64,
+pub struct LetGo {
+    /// The rank that waits softly.
+    pub rank: Rank,
+    /// The handle that it waits for.
+    pub handle: u64,
     /// What others wait for, and one of them.
-    pub(crate) name: Arc<str>,
-    pub(crate) waits: Rank,
+    pub name: Arc<str>,
+    /// That one.
+    pub waits: Rank,
 }
 
 /// Rank 0's part.
 #[derive(Debug, Default)]
-pub(crate) struct SoftWatch {
+pub struct SoftWatch {
     /// Who waits softly, and has for a while.
     waiting: BTreeSet<Rank>,
     look_at: Option<u64>,
@@ -85,7 +90,7 @@ struct Asked {
 
 impl SoftWatch {
     /// A rank has waited softly for a while, or does so no more.
-    pub(crate) fn notice(&mut self, now: u64, rank: Rank, waits: bool) {
+    pub fn notice(&mut self, now: u64, rank: Rank, waits: bool) {
         if waits {
             self.waiting.insert(rank);
             self.pause = PAUSE;
@@ -96,17 +101,19 @@ impl SoftWatch {
     }
 
     /// Something may have reached the coordinator.
-    pub(crate) fn has_news(&mut self) {
+    #[inline]
+    pub fn has_news(&mut self) {
         self.news = true;
     }
 
     /// Whether anybody waits softly.
-    pub(crate) fn is_active(&self) -> bool {
+    #[inline]
+    pub fn is_active(&self) -> bool {
         !self.waiting.is_empty()
     }
 
     /// When to call [`Self::poll`] at the latest, in nanoseconds.
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub fn deadline(&self) -> Option<u64> {
         if let Some(asked) = &self.asked {
             let is_complete = asked.answers.values().all(Option::is_some);
             return Some(if is_complete { 0 } else { asked.deadline });
@@ -124,7 +131,7 @@ impl SoftWatch {
     }
 
     /// A rank has answered.
-    pub(crate) fn answered(&mut self, question: u64, rank: Rank, brief: Brief) {
+    pub fn answered(&mut self, question: u64, rank: Rank, brief: Brief) {
         if let Some(asked) = &mut self.asked
             && question == self.question
             && let Some(answer) = asked.answers.get_mut(&rank)
@@ -134,7 +141,7 @@ impl SoftWatch {
     }
 
     /// Time has passed.
-    pub(crate) fn poll(&mut self, now: u64, requests: &mut impl Requests) -> Option<SoftStep> {
+    pub fn poll(&mut self, now: u64, requests: &mut impl Requests) -> Option<SoftStep> {
         if self.deadline().is_none_or(|at| now < at) {
             return None;
         }

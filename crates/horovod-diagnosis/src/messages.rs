@@ -24,21 +24,45 @@ const NAME_MAX: usize = 4096;
 
 /// What ranks say to each other about a stall.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
+pub enum Message {
     /// Rank 0 wants to know.
-    Ask { question: u64 },
+    Ask {
+        /// The number of the question.
+        question: u64,
+    },
     /// A rank tells.
-    Answer { question: u64, standing: Standing },
+    Answer {
+        /// Which question.
+        question: u64,
+        /// Where this rank stands.
+        standing: Standing,
+    },
     /// A rank has begun to wait softly, and for a while; or does so no more.
-    Soft { waits: bool },
+    Soft {
+        /// Whether it waits.
+        waits: bool,
+    },
     /// Rank 0 wants to know what a rank waits for, and which of these it has asked for.
-    AskBriefly { question: u64, keys: Vec<Key> },
+    AskBriefly {
+        /// The number of the question.
+        question: u64,
+        /// These operations.
+        keys: Vec<Key>,
+    },
     /// A rank tells.
-    Brief { question: u64, brief: Brief },
+    Brief {
+        /// Which question.
+        question: u64,
+        /// What it waits for.
+        brief: Brief,
+    },
     /// Rank 0 ends a soft wait: this rank, among others, waits for this operation.
     LetGo {
+        /// The handle that is waited for.
         handle: u64,
+        /// This rank waits.
         rank: u32,
+        /// For this operation.
         name: Arc<str>,
     },
     /// A rank's GPU does not end an operation.
@@ -46,12 +70,13 @@ pub(crate) enum Message {
 }
 
 /// Whether these bytes are meant to be a [`Message`].
-pub(crate) fn is_message(bytes: &[u8]) -> bool {
+pub fn is_message(bytes: &[u8]) -> bool {
     matches!(bytes.first(), Some(&(ASK..=COMPLAINT)))
 }
 
 impl Message {
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let w = &mut Writer::new(&mut out);
         match self {
@@ -105,7 +130,8 @@ impl Message {
         out
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+    /// From bytes of another rank.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(bytes);
         let message = match r.u8("question or answer")? {
             ASK => Self::Ask {

@@ -42,7 +42,7 @@ fn of(place: &Place) -> String {
 }
 
 /// The whole report.
-pub(crate) fn render_device(d: &DeviceDiagnosis, host_of: &dyn Fn(Rank) -> String) -> String {
+pub fn render_device(d: &DeviceDiagnosis, host_of: &dyn Fn(Rank) -> String) -> String {
     let mut out = String::new();
     let t = &mut out;
     line(t, format!("Horovod: {}.", headline(d)));
@@ -81,7 +81,7 @@ pub(crate) fn render_device(d: &DeviceDiagnosis, host_of: &dyn Fn(Rank) -> Strin
 }
 
 /// One line of it, of which the errors of all ranks are made.
-pub(crate) fn summary_device(d: &DeviceDiagnosis, host_of: &dyn Fn(Rank) -> String) -> String {
+pub fn summary_device(d: &DeviceDiagnosis, host_of: &dyn Fn(Rank) -> String) -> String {
     let mut parts = vec![format!("{} (HOROVOD_GPU_TIMEOUT)", headline(d))];
     let culprits: Vec<_> = d.culprits().collect();
     match &culprits[..] {

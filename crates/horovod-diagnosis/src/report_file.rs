@@ -19,7 +19,7 @@ const ENDING: &str = ".txt";
 
 /// The file into which reports go, made with the first one.
 #[derive(Debug)]
-pub(crate) struct ReportFile {
+pub struct ReportFile {
     /// The user's choice; else a new file in `temporary`.
     wanted: Option<PathBuf>,
     temporary: PathBuf,
@@ -27,7 +27,8 @@ pub(crate) struct ReportFile {
 }
 
 impl ReportFile {
-    pub(crate) fn new(wanted: Option<PathBuf>) -> Self {
+    /// The file that the user wants, or one among the temporary files.
+    pub fn new(wanted: Option<PathBuf>) -> Self {
         Self {
             wanted,
             temporary: std::env::temp_dir(),
@@ -36,7 +37,7 @@ impl ReportFile {
     }
 
     /// Append this report; where it stands now.
-    pub(crate) fn write(&mut self, report: &str) -> io::Result<PathBuf> {
+    pub fn write(&mut self, report: &str) -> io::Result<PathBuf> {
         let (path, mut file) = match self.open.take() {
             Some(open) => open,
             None => self.create()?,
@@ -48,7 +49,7 @@ impl ReportFile {
     }
 
     /// The job has ended well: nobody needs its temporary file.
-    pub(crate) fn discard(&mut self) {
+    pub fn discard(&mut self) {
         if let Some((path, _)) = self.open.take_if(|_| self.wanted.is_none()) {
             let _ = std::fs::remove_file(path); // the user may have removed it
         }

@@ -19,16 +19,21 @@ const LOOKS: u64 = 3;
 
 /// What is to be done now.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     /// Ask these ranks, and pass on what they say.
-    Ask { question: u64, ranks: Vec<Rank> },
+    Ask {
+        /// The number of the question.
+        question: u64,
+        /// The ranks.
+        ranks: Vec<Rank>,
+    },
     /// Tell the users.
     Report(Box<Diagnosis>),
 }
 
 /// Rank 0's part of the diagnosis.
 #[derive(Debug)]
-pub(crate) struct Leader {
+pub struct Leader {
     /// A stall is told when it has lasted for about so long.
     after_ms: u64,
     look_at: u64,
@@ -60,7 +65,8 @@ struct Told {
 }
 
 impl Leader {
-    pub(crate) fn new(after_ms: u64) -> Self {
+    /// A stall is told when it has lasted for about so long.
+    pub fn new(after_ms: u64) -> Self {
         let after_ms = after_ms.max(LOOKS);
         Self {
             after_ms,
@@ -74,12 +80,12 @@ impl Leader {
     }
 
     /// When to call [`Self::poll`] at the latest, in milliseconds.
-    pub(crate) fn deadline(&self) -> u64 {
+    pub fn deadline(&self) -> u64 {
         self.asked.as_ref().map_or(self.look_at, |a| a.deadline)
     }
 
     /// Whether [`Self::poll`] has something to do.
-    pub(crate) fn is_due(&self, now: u64) -> bool {
+    pub fn is_due(&self, now: u64) -> bool {
         match &self.asked {
             Some(asked) => asked.is_complete() || now >= asked.deadline,
             None => now >= self.look_at,
@@ -87,7 +93,7 @@ impl Leader {
     }
 
     /// A rank has answered.
-    pub(crate) fn answered(&mut self, question: u64, rank: Rank, standing: Standing) {
+    pub fn answered(&mut self, question: u64, rank: Rank, standing: Standing) {
         if let Some(asked) = &mut self.asked
             && question == self.question
             && let Some(answer) = asked.look.answers.get_mut(&rank)
@@ -97,7 +103,7 @@ impl Leader {
     }
 
     /// Time has passed. `late` lists what has waited since this time or longer.
-    pub(crate) fn poll(&mut self, now: u64, late: impl FnOnce(u64) -> Late) -> Option<Step> {
+    pub fn poll(&mut self, now: u64, late: impl FnOnce(u64) -> Late) -> Option<Step> {
         if let Some(asked) = &self.asked {
             if !asked.is_complete() && now < asked.deadline {
                 return None;

@@ -20,7 +20,7 @@ const FIRST_QUESTION: u64 = 1 << 63;
 
 /// How far the operation is that a GPU is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub enum Phase {
     /// The call by which it is launched has not returned.
     Launching,
     /// It is launched, behind work of the script's that has not ended.
@@ -31,28 +31,29 @@ pub(crate) enum Phase {
 
 /// The operation that a GPU is at: the next to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct OnDevice {
+pub struct OnDevice {
     /// Its place in the job's order.
-    pub(crate) seq: u64,
+    pub seq: u64,
     /// Its process set and its name; of several together the first's, and how many more.
-    pub(crate) key: Key,
-    pub(crate) phase: Phase,
+    pub key: Key,
+    /// How far it is.
+    pub phase: Phase,
     /// For so long the GPU has been at it.
-    pub(crate) ms: u64,
+    pub ms: u64,
 }
 
 /// Where a rank and its GPU stand.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct DeviceStanding {
+pub struct DeviceStanding {
     /// The place in the job's order of what was given to the GPU last.
-    pub(crate) given: Option<u64>,
+    pub given: Option<u64>,
     /// `None`: all of it has ended.
-    pub(crate) at: Option<OnDevice>,
+    pub at: Option<OnDevice>,
 }
 
 /// A rank's word that its GPU does not end an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Complaint {
+pub struct Complaint {
     pub(crate) seq: u64,
     pub(crate) key: Key,
     pub(crate) ms: u64,
@@ -62,7 +63,7 @@ pub(crate) struct Complaint {
 
 /// A rank's watch over its own GPU.
 #[derive(Debug)]
-pub(crate) struct DeviceWatch {
+pub struct DeviceWatch {
     /// When others are to know of an operation that does not end, and when that ends the job; in milliseconds.
     tell_after: Option<u64>,
     end_after: Option<u64>,
@@ -82,14 +83,17 @@ struct Told {
 
 /// What a rank has to do about its GPU.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Watched {
+pub enum Watched {
+    /// Tell rank 0.
     Tell(Complaint),
     /// Rank 0 has not answered; what this rank knows.
     GiveUp(String),
 }
 
 impl DeviceWatch {
-    pub(crate) fn new(tell_after: Option<u64>, end_after: Option<u64>) -> Self {
+    /// In milliseconds: after `tell_after` others are to know of an operation that does not end, after `end_after` it ends
+    /// the job.
+    pub fn new(tell_after: Option<u64>, end_after: Option<u64>) -> Self {
         Self {
             tell_after,
             end_after,
@@ -98,12 +102,7 @@ impl DeviceWatch {
     }
 
     /// Look at what the GPU is at. `is_alone`: nobody else can say more about it.
-    pub(crate) fn look(
-        &mut self,
-        now: u64,
-        at: Option<&OnDevice>,
-        is_alone: bool,
-    ) -> Option<Watched> {
+    pub fn look(&mut self, now: u64, at: Option<&OnDevice>, is_alone: bool) -> Option<Watched> {
         let told = self.told.take();
         let at = at?;
         let told = told.filter(|told| told.seq == at.seq && told.ms <= at.ms);
@@ -171,7 +170,7 @@ pub(crate) struct RankPlace {
 
 /// What is known of an operation that does not end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceDiagnosis {
+pub struct DeviceDiagnosis {
     pub(crate) complaint: Complaint,
     /// By rank.
     pub(crate) ranks: Vec<RankPlace>,
@@ -180,6 +179,11 @@ pub(crate) struct DeviceDiagnosis {
 }
 
 impl DeviceDiagnosis {
+    /// Whether the time that operations have is over, and the job ends.
+    pub fn ends_job(&self) -> bool {
+        self.complaint.ends
+    }
+
     /// Those for which the others wait; none if all are at it alike.
     pub(crate) fn culprits(&self) -> impl Iterator<Item = &RankPlace> {
         self.ranks
@@ -190,7 +194,7 @@ impl DeviceDiagnosis {
 
 /// Rank 0's questions about GPUs.
 #[derive(Debug)]
-pub(crate) struct DeviceInquiry {
+pub struct DeviceInquiry {
     question: u64,
     complaint: Option<(Rank, Complaint)>,
     asked: Option<Asked>,
@@ -209,8 +213,15 @@ struct Asked {
 
 /// What rank 0 has to do.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum DeviceStep {
-    Ask { question: u64, ranks: Vec<Rank> },
+pub enum DeviceStep {
+    /// Ask these ranks, and pass on what they say.
+    Ask {
+        /// The number of the question.
+        question: u64,
+        /// The ranks.
+        ranks: Vec<Rank>,
+    },
+    /// Tell the users.
     Report(Box<DeviceDiagnosis>),
 }
 
@@ -227,7 +238,7 @@ impl Default for DeviceInquiry {
 
 impl DeviceInquiry {
     /// A rank's GPU does not end something.
-    pub(crate) fn complain(&mut self, now: u64, from: Rank, complaint: Complaint) {
+    pub fn complain(&mut self, now: u64, from: Rank, complaint: Complaint) {
         if let Some(asked) = &mut self.asked
             && asked.complaint.seq == complaint.seq
         {
@@ -252,7 +263,7 @@ impl DeviceInquiry {
     }
 
     /// A rank has answered.
-    pub(crate) fn answered(&mut self, question: u64, rank: Rank, standing: &Standing) {
+    pub fn answered(&mut self, question: u64, rank: Rank, standing: &Standing) {
         if let Some(asked) = &mut self.asked
             && question == self.question
             && let Some(answer) = asked.answers.get_mut(&rank)
@@ -262,11 +273,7 @@ impl DeviceInquiry {
     }
 
     /// Time has passed. `members` lists those of a process set, if it is known.
-    pub(crate) fn poll(
-        &mut self,
-        now: u64,
-        members: impl FnOnce(u32) -> Vec<Rank>,
-    ) -> Option<DeviceStep> {
+    pub fn poll(&mut self, now: u64, members: impl FnOnce(u32) -> Vec<Rank>) -> Option<DeviceStep> {
         if let Some(asked) = self.asked.take_if(|a| a.is_complete() || now >= a.deadline) {
             self.known = Some((asked.complaint.clone(), now));
             let diagnosis = asked.conclude()?;

@@ -16,16 +16,17 @@ const GPU_SHOWN_FROM_MS: u64 = 1000;
 const RANKS_SHOWN_MAX: usize = 12;
 
 /// What a report says of the job.
-pub(crate) struct JobView<'a> {
-    pub(crate) tree: &'a Tree,
+pub struct JobView<'a> {
+    /// Where control links are.
+    pub tree: &'a Tree,
     /// The name of a rank's host.
-    pub(crate) host_of: &'a dyn Fn(Rank) -> String,
+    pub host_of: &'a dyn Fn(Rank) -> String,
     /// How long a rank may be silent; `None`: for ever.
-    pub(crate) heartbeat: Option<Duration>,
+    pub heartbeat: Option<Duration>,
 }
 
 /// The whole report.
-pub(crate) fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
+pub fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
     let host_of = job.host_of;
     let mut out = String::new();
     let t = &mut out;
@@ -83,7 +84,7 @@ pub(crate) fn render(d: &Diagnosis, job: &JobView<'_>) -> String {
 }
 
 /// One line that says what a report is about, and who does not come; the errors of all ranks are made of it.
-pub(crate) fn summary(d: &Diagnosis, job: &JobView<'_>) -> String {
+pub fn summary(d: &Diagnosis, job: &JobView<'_>) -> String {
     let mut parts = vec![headline(d, job)];
     let who = |c: &Culprit| format!("{} on {} {}", c.rank, (job.host_of)(c.rank), state_of(c));
     parts.extend(d.culprits.iter().take(SHOWN_MAX).map(who));
@@ -273,7 +274,7 @@ mod tests {
 
     use super::super::verdict::Late;
     use super::*;
-    use crate::hang::{DeviceStanding, Frame, OnDevice, Phase, ThreadStack};
+    use crate::{DeviceStanding, Frame, OnDevice, Phase, ThreadStack};
 
     fn diagnosis(kind: Kind) -> Diagnosis {
         let thread = ThreadStack {

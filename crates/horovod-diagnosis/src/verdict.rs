@@ -25,11 +25,11 @@ pub(crate) struct Look {
 
 /// What has taken long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Late {
+pub struct Late {
     /// What some members have asked for and others have not.
-    pub(crate) requests: Vec<StalledRequest>,
+    pub requests: Vec<StalledRequest>,
     /// A collective of rank 0 that all have agreed on and that does not end; `missing` are its other members.
-    pub(crate) running: Option<StalledRequest>,
+    pub running: Option<StalledRequest>,
 }
 
 impl Late {
@@ -80,7 +80,7 @@ impl Culprit {
 
 /// What two looks tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Diagnosis {
+pub struct Diagnosis {
     pub(crate) late: Late,
     /// Those that hold the others up, of those that were asked; by rank.
     pub(crate) culprits: Vec<Culprit>,
@@ -92,6 +92,18 @@ pub(crate) struct Diagnosis {
     pub(crate) deadlocked: Vec<Key>,
     /// Those of `deadlocked` whose proof needs no rank's idleness.
     pub(crate) proven: Vec<Key>,
+}
+
+impl Diagnosis {
+    /// The first of the ranks that hold the others up.
+    pub fn to_blame(&self) -> Option<Rank> {
+        self.culprits.first().map(|culprit| culprit.rank)
+    }
+
+    /// Whether some operations can never complete.
+    pub fn is_deadlock(&self) -> bool {
+        !self.deadlocked.is_empty()
+    }
 }
 
 /// The key of a request.
