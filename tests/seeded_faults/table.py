@@ -461,6 +461,14 @@ FAULTS = (
     ),
     # ---- launcher
     Fault(
+        "uncertain-clocks",
+        "crates/horovod-doctor/src/findings/hosts.rs",
+        "if ahead.saturating_sub(skew.uncertain_ns) <= SKEW_NS {",
+        "if ahead <= SKEW_NS {",
+        "a clock is said to be wrong that may be right",
+        Rust("horovod-doctor", ("clocks_are_compared_beyond_what_is_uncertain",)),
+    ),
+    Fault(
         "wrong-host-order",
         "crates/horovod-launch/src/hosts.rs",
         "            let rank = next + local_rank;\n",

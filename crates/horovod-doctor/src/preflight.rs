@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 /// Something that the job needs and this host does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Missing {
+pub struct Missing {
     /// Exit code that a shell or Python would give.
-    pub(crate) code: u8,
-    pub(crate) why: String,
+    pub code: u8,
+    /// What, in words.
+    pub why: String,
 }
 
 fn missing<T>(code: u8, why: String) -> Result<T, Missing> {
@@ -18,7 +19,7 @@ fn missing<T>(code: u8, why: String) -> Result<T, Missing> {
 }
 
 /// `Err` says what is missing.
-pub(crate) fn check_command(
+pub fn check_command(
     command: &[OsString],
     cwd: &Path,
     path: Option<&OsStr>,

@@ -3,20 +3,24 @@
 use std::fmt::{self, Write};
 
 /// A value.
-pub(crate) enum Json {
+pub enum Json {
+    /// Nothing.
     Null,
+    /// True or false.
     Bool(bool),
+    /// A number; what is not finite becomes `null`.
     Number(f64),
+    /// A text.
     Text(String),
+    /// A list.
     List(Vec<Json>),
+    /// Names with their values, in this order.
     Object(Vec<(&'static str, Json)>),
 }
 
 impl Json {
-    pub(crate) fn list<T>(
-        items: impl IntoIterator<Item = T>,
-        value: impl FnMut(T) -> Self,
-    ) -> Self {
+    /// A list of what `value` makes of each item.
+    pub fn list<T>(items: impl IntoIterator<Item = T>, value: impl FnMut(T) -> Self) -> Self {
         Self::List(items.into_iter().map(value).collect())
     }
 }

@@ -1,11 +1,10 @@
-//! The agent's side of an examination: answers questions until the launcher hangs up.
+//! The agent's side of an examination: finds the answers.
 //!
 //! What takes time runs in threads of its own, so that the question for the time is answered at once.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
@@ -13,23 +12,15 @@ use std::time::{Duration, SystemTime};
 use horovod_transport::probe::{Obstacle, Prober, Server};
 use horovod_transport::{JobKey, loopback, resolve_interfaces};
 
-use super::gather;
+use super::gather::{self, Place};
 use super::talk::{Answer, Errand, Listening, Outcome, Pace, Question, Stood};
-use crate::frames::{FrameBuffer, FromAgent, ToAgent};
-use crate::io::{Got, Interest, Outbox, read_some, set_nonblocking, wait};
-use crate::platform;
-use crate::signals::Signals;
 
 /// How long to send echoes to learn the round trip.
 const ECHO_TIME: Duration = Duration::from_millis(100);
 
 /// An agent that is asked.
-pub(crate) struct Examiner {
-    stdin: File,
-    stdout: File,
-    signals: Signals,
-    inbox: FrameBuffer,
-    outbox: Outbox,
+pub struct Examiner {
+    place: Place,
     answers: mpsc::Receiver<Answer>,
     back: Back,
     /// Readable when a thread has an answer.
@@ -60,23 +51,14 @@ impl Back {
 }
 
 impl Examiner {
-    pub(crate) fn new(
-        stdin: File,
-        stdout: File,
-        signals: Signals,
-        inbox: FrameBuffer,
-        outbox: Outbox,
-    ) -> io::Result<Self> {
+    /// An agent there that was not asked anything yet.
+    pub fn new(place: Place) -> io::Result<Self> {
         let (wake, ring) = UnixStream::pair()?;
-        set_nonblocking(&wake)?;
-        set_nonblocking(&ring)?;
+        wake.set_nonblocking(true)?;
+        ring.set_nonblocking(true)?;
         let (sender, answers) = mpsc::channel();
         Ok(Self {
-            stdin,
-            stdout,
-            signals,
-            inbox,
-            outbox,
+            place,
             answers,
             back: Back { sender, ring },
             wake,
@@ -85,100 +67,50 @@ impl Examiner {
         })
     }
 
-    /// Answers these and all further questions; returns when the launcher is gone.
-    pub(crate) fn run(mut self, first: Vec<Question>) -> io::Result<()> {
-        for question in first {
-            self.answer(question)?;
-        }
-        let mut buffer = vec![0; 64 << 10];
-        while self.signals.take().is_empty() {
-            while let Ok(answer) = self.answers.try_recv() {
-                self.say(answer);
-            }
-            if self.outbox.flush(&mut self.stdout).is_err() {
-                break;
-            }
-            match read_some(&mut self.stdin, &mut buffer) {
-                Got::Bytes(count) => {
-                    self.inbox.push(&buffer[..count]);
-                    if !self.answer_all()? {
-                        break;
-                    }
-                    continue;
-                }
-                Got::Nothing => {}
-                Got::End => break,
-            }
-            let mut interests = vec![
-                Interest::read(self.signals.as_fd()),
-                Interest::read(self.stdin.as_fd()),
-                Interest::read(self.wake.as_fd()),
-            ];
-            if self.outbox.len() > 0 {
-                interests.push(Interest::write(self.stdout.as_fd()));
-            }
-            wait(&interests, None)?;
-            let mut rings = [0; 64];
-            while matches!(self.wake.read(&mut rings), Ok(count) if count > 0) {}
-        }
-        // A program that was asked and has not answered yet.
-        for pid in platform::descendants() {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
-        Ok(())
-    }
-
-    fn say(&mut self, answer: Answer) {
-        FromAgent::Found(answer).encode(self.outbox.buffer());
-    }
-
-    /// False when what came is not from a launcher.
-    fn answer_all(&mut self) -> io::Result<bool> {
-        loop {
-            let message = match self.inbox.next_frame() {
-                Ok(Some(frame)) => ToAgent::decode(frame),
-                Ok(None) => return Ok(true),
-                Err(_) => return Ok(false),
-            };
-            match message {
-                Ok(ToAgent::Examine(question)) => self.answer(question)?,
-                Ok(_) => {}
-                Err(_) => return Ok(false),
-            }
-        }
-    }
-
-    fn answer(&mut self, question: Question) -> io::Result<()> {
+    /// Answers at once, or sends a thread for the answer: then it comes from [`Self::next_answer`].
+    pub fn answer(&mut self, question: Question) -> io::Result<Option<Answer>> {
         match question {
             Question::Clock(mark) => {
                 let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
                 let now = now.unwrap_or_default().as_nanos() as u64;
-                self.say(Answer::Clock(mark, now));
-                self.outbox.flush(&mut self.stdout)
+                return Ok(Some(Answer::Clock(mark, now)));
             }
-            Question::Facts(scene) => self
-                .back
-                .spawn(move || Answer::Facts(Box::new(gather::look(&scene)))),
+            Question::Facts(scene) => {
+                let place = self.place.clone();
+                self.back
+                    .spawn(move || Answer::Facts(Box::new(gather::look(&scene, &place))))?;
+            }
             Question::Listen(how) => {
                 let result = self.listen(&how).map_err(|error| error.to_string());
-                self.say(Answer::Listening(result));
-                Ok(())
+                return Ok(Some(Answer::Listening(result)));
             }
             Question::Reach(targets, within_ms) => {
                 let Some(prober) = self.prober.clone() else {
-                    return Ok(());
+                    return Ok(None);
                 };
                 let within = Duration::from_millis(within_ms.into());
-                self.back.spawn(move || reach(&prober, targets, within))
+                self.back.spawn(move || reach(&prober, targets, within))?;
             }
             Question::Measure(errand) => {
                 let Some(prober) = self.prober.clone() else {
-                    return Ok(());
+                    return Ok(None);
                 };
                 self.back
-                    .spawn(move || Answer::Measured(errand.to, measure(&prober, errand)))
+                    .spawn(move || Answer::Measured(errand.to, measure(&prober, errand)))?;
             }
         }
+        Ok(None)
+    }
+
+    /// An answer that a thread has found.
+    pub fn next_answer(&mut self) -> Option<Answer> {
+        self.answers.try_recv().ok()
+    }
+
+    /// Takes note that [`Self::as_fd`] was readable.
+    pub fn woken(&mut self) {
+        let mut rings = [0; 64];
+        while matches!(self.wake.read(&mut rings), Ok(count) if count > 0) {}
     }
 
     fn listen(&mut self, how: &Listening) -> io::Result<Vec<(String, SocketAddr)>> {
@@ -203,6 +135,13 @@ impl Examiner {
             encrypt: how.encrypt,
         });
         Ok(addresses)
+    }
+}
+
+/// Readable when [`Examiner::next_answer`] has something.
+impl AsFd for Examiner {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
     }
 }
 

@@ -1,10 +1,9 @@
 //! `--check-build`: what this installation can do, found at run time without importing a framework.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-use crate::environment;
 
 /// Defines `findings()`: what is wrong with the installation. A text, since the package may be too broken to import.
 pub(crate) const INSTALLATION: &str = include_str!("../../../python/horovod/_installation.py");
@@ -78,9 +77,20 @@ impl Framework {
     }
 }
 
-/// The whole report, in Horovod's exact layout: programs read it.
-pub(crate) fn report(verbose: bool) -> String {
-    let python = python();
+/// What `--check-build` says.
+#[derive(Debug)]
+pub struct BuildReport {
+    /// The report, in Horovod's exact layout: programs read it.
+    pub text: String,
+    /// What else the user is to know, before.
+    pub notes: Vec<String>,
+}
+
+/// Asks the interpreter beside this program, else the first in `path`; `idle` are variables that are set and have no
+/// effect.
+pub fn check_build(verbose: bool, path: &OsStr, idle: &[String]) -> BuildReport {
+    let python = python(path);
+    let mut notes = Vec::new();
     let (found, wrong) = match probe(&python) {
         Ok((found, wrong)) => (Ok(found), wrong),
         Err(error) => (Err(error), Vec::new()),
@@ -91,19 +101,18 @@ pub(crate) fn report(verbose: bool) -> String {
         text.push('\n');
     }
     if let Err(error) = &found {
-        crate::complain(&format!(
+        notes.push(format!(
             "{} cannot be asked for its frameworks: {error}",
             python.display()
         ));
     }
     if !wrong.is_empty() {
-        crate::complain(&mixed(&python, &wrong.join("; ")));
+        notes.push(mixed(&python, &wrong.join("; ")));
     }
-    let idle = environment::build_variables();
     if !idle.is_empty() {
-        crate::complain(&format!(
+        notes.push(format!(
             "note: {} no effect: nothing is built when horovod-rs is installed, it uses what it finds at run time",
-            match &idle[..] {
+            match idle {
                 [one] => format!("{one} has"),
                 all => format!("{} have", all.join(", ")),
             }
@@ -111,7 +120,7 @@ pub(crate) fn report(verbose: bool) -> String {
     }
     let found = found.unwrap_or_default();
     text.push_str(&layout(&found));
-    text
+    BuildReport { text, notes }
 }
 
 fn has(found: &[Framework], name: &str) -> bool {
@@ -250,8 +259,8 @@ fn checked(extension: &str, with: &str, is_built: bool) -> String {
     )
 }
 
-/// The interpreter beside this program (they are installed together), else the first on the PATH.
-pub(crate) fn python() -> PathBuf {
+/// The interpreter beside this program (they are installed together), else the first in `path`.
+pub(crate) fn python(path: &OsStr) -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|own| {
         let folder = own.parent()?.to_owned();
         ["python3", "python"]
@@ -260,8 +269,7 @@ pub(crate) fn python() -> PathBuf {
             .find(|file| file.is_file())
     });
     beside.unwrap_or_else(|| {
-        let path = environment::path();
-        std::env::split_paths(&path)
+        std::env::split_paths(path)
             .flat_map(|place| ["python3", "python"].map(|name| place.join(name)))
             .find(|file| file.is_file())
             .unwrap_or_else(|| "python3".into())

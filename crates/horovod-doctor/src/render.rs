@@ -2,13 +2,46 @@
 
 use super::chart::{Chart, Patient};
 use super::facts::HostFacts;
-use super::findings::{Finding, Severity, bytes};
-use crate::json::Json;
+use super::findings::{self, Finding, Severity, bytes};
+use super::json::Json;
 
 /// Width of the text.
 const WIDTH: usize = 110;
 /// Pairs that were left out, of which so many are named.
 const PAIRS_SHOWN: usize = 8;
+
+/// How to show what was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+/// What an examination has found.
+#[derive(Debug)]
+pub struct Report {
+    /// As it is shown.
+    pub text: String,
+    /// Whether something would stop a job.
+    pub would_stop: bool,
+}
+
+impl Chart {
+    /// Concludes what is wrong, and shows it with everything else.
+    pub fn report(&self, form: Form) -> Report {
+        let findings = findings::of(self);
+        let text = match form {
+            Form::Text => text(self, &findings),
+            Form::Json => json(self, &findings),
+        };
+        Report {
+            text,
+            would_stop: findings::would_stop(&findings),
+        }
+    }
+}
 
 /// For people.
 pub(crate) fn text(chart: &Chart, findings: &[Finding]) -> String {

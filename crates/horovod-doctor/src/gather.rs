@@ -12,8 +12,21 @@ use rustix::process::{Resource, getrlimit};
 
 use super::facts::{HostFacts, Limits, Python, Space};
 use super::talk::Scene;
-use crate::frames::Variables;
-use crate::{check_build, environment, preflight};
+use super::{check_build, preflight};
+
+/// Variables of an environment.
+pub type Variables = Vec<(OsString, OsString)>;
+
+/// What an agent knows of its own process.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// What this machine calls itself.
+    pub hostname: String,
+    /// Where programs are searched.
+    pub path: OsString,
+    /// The agent's own environment, overlaid with the launcher's.
+    pub lay_over_own: fn(&Variables) -> Variables,
+}
 
 /// Prints what this package and PyTorch are there; only this package is imported. Goes behind
 /// [`check_build::INSTALLATION`].
@@ -45,10 +58,10 @@ except BaseException as error:
 const GPU_TIME: Duration = Duration::from_secs(3);
 
 /// Looks at this host in place of a rank.
-pub(crate) fn look(scene: &Scene) -> HostFacts {
+pub(crate) fn look(scene: &Scene, place: &Place) -> HostFacts {
     let deadline = Instant::now() + Duration::from_millis(scene.within_ms.into());
     let env = match scene.inherit_env {
-        true => environment::lay_over_own(&scene.env),
+        true => (place.lay_over_own)(&scene.env),
         false => scene.env.clone(),
     };
     let has_cwd = scene.cwd.is_dir();
@@ -58,12 +71,16 @@ pub(crate) fn look(scene: &Scene) -> HostFacts {
     };
     // What may hang is asked at the same time, in threads that are left behind if they do.
     let python = in_thread({
-        let (env, cwd, command) = (env.clone(), cwd.clone(), scene.command.clone());
-        move || ask_python(&python_of(&command), &env, &cwd, deadline)
+        let (env, cwd) = (env.clone(), cwd.clone());
+        let (command, path) = (scene.command.clone(), place.path.clone());
+        move || ask_python(&python_of(&command, &path), &env, &cwd, deadline)
     });
     let gpus = in_thread({
-        let (env, deadline) = (env.clone(), deadline.min(Instant::now() + GPU_TIME));
-        move || ask_gpus(&env, deadline)
+        let (path, deadline) = (
+            value(&env, "PATH").unwrap_or(&place.path).to_owned(),
+            deadline.min(Instant::now() + GPU_TIME),
+        );
+        move || ask_gpus(&path, deadline)
     });
     let tmp_folder: PathBuf = value(&env, "TMPDIR")
         .filter(|folder| !folder.is_empty())
@@ -72,7 +89,7 @@ pub(crate) fn look(scene: &Scene) -> HostFacts {
         let folder = tmp_folder.clone();
         move || space(&folder)
     });
-    let hostname = environment::hostname();
+    let hostname = place.hostname.clone();
     let mut wanted = vec![hostname.clone()];
     wanted.extend(
         scene
@@ -157,7 +174,7 @@ fn read(file: &str) -> String {
 }
 
 /// The command's own interpreter, else the one that this program is installed for.
-fn python_of(command: &[OsString]) -> PathBuf {
+fn python_of(command: &[OsString], path: &OsStr) -> PathBuf {
     let first = command.first().map(PathBuf::from);
     let is_python = |program: &PathBuf| {
         let name = program
@@ -165,14 +182,13 @@ fn python_of(command: &[OsString]) -> PathBuf {
             .map(|n| n.to_string_lossy().into_owned());
         name.is_some_and(|name| name.starts_with("python") || name.starts_with("pypy"))
     };
-    first.filter(is_python).unwrap_or_else(check_build::python)
+    first
+        .filter(is_python)
+        .unwrap_or_else(|| check_build::python(path))
 }
 
-/// Runs a program to its end, or kills it at the deadline; what it printed.
-pub(crate) fn output_of(
-    mut command: Command,
-    deadline: Instant,
-) -> io::Result<(bool, String, String)> {
+/// Runs a program to its end, or kills it at the deadline; whether it ended well, and what it printed.
+pub fn output_of(mut command: Command, deadline: Instant) -> io::Result<(bool, String, String)> {
     let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -249,9 +265,8 @@ fn python_from(text: &str) -> Option<Python> {
 
 /// One line per GPU, and the pairs of them that cannot read each other's memory; nothing where there is no
 /// `nvidia-smi`.
-fn ask_gpus(env: &Variables, deadline: Instant) -> Result<(Vec<String>, Vec<String>), String> {
-    let path = value(env, "PATH").map_or_else(environment::path, OsStr::to_owned);
-    let tool = std::env::split_paths(&path)
+fn ask_gpus(path: &OsStr, deadline: Instant) -> Result<(Vec<String>, Vec<String>), String> {
+    let tool = std::env::split_paths(path)
         .map(|place| place.join("nvidia-smi"))
         .find(|file| file.is_file());
     let Some(tool) = tool else {
@@ -510,16 +525,22 @@ mod tests {
     #[test]
     fn chooses_the_interpreter_of_the_command() {
         let words = |line: &str| -> Vec<OsString> { line.split(' ').map(Into::into).collect() };
+        let path = OsStr::new("/bin");
         assert_eq!(
-            python_of(&words("/x/python3.12 train.py")),
+            python_of(&words("/x/python3.12 train.py"), path),
             Path::new("/x/python3.12")
         );
-        assert_ne!(python_of(&words("bash run.sh")), Path::new("bash"));
+        assert_ne!(python_of(&words("bash run.sh"), path), Path::new("bash"));
     }
 
     #[test]
     fn looks_at_this_host() {
-        let facts = look(&Scene {
+        let place = Place {
+            hostname: "localhost".into(),
+            path: "/bin".into(),
+            lay_over_own: Variables::clone,
+        };
+        let scene = Scene {
             inherit_env: false,
             env: vec![
                 ("TMPDIR".into(), "/no/such".into()),
@@ -529,7 +550,8 @@ mod tests {
             command: vec!["no-such-program".into()],
             names: vec!["localhost".into(), "no-such-host.invalid".into()],
             within_ms: 20_000,
-        });
+        };
+        let facts = look(&scene, &place);
         assert!(facts.cpus > 0 && facts.memory.is_some_and(|memory| memory.free > 0));
         assert!(facts.tmp.is_err() && !facts.has_cwd);
         assert_eq!(facts.omp_threads.as_deref(), Some("3"));

@@ -1,5 +1,6 @@
-//! The launcher's side of an examination: one agent per host, as for a job; asks, waits, never beyond its time.
+//! The launcher's side of an examination: asks all agents, waits, never beyond its time.
 
+use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant, SystemTime};
@@ -7,17 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 use horovod_transport::JobKey;
 use horovod_transport::probe::Obstacle;
 
-use super::chart::{Chart, JobPlan, Skew};
+use super::chart::{Chart, JobPlan, Patient, Skew};
+use super::gather::Variables;
 use super::talk::{Answer, Errand, Listening, Question, Scene};
 use super::tournament;
-use crate::args::Options;
-use crate::endings::let_go;
-use crate::environment;
-use crate::frames::{FromAgent, ToAgent};
-use crate::io::{Interest, wait};
-use crate::link::{HostLink, Stage};
-use crate::remote;
-use crate::signals::Signals;
 
 /// Until when, counted from the beginning, each part must be over.
 const GREETED_BY: Duration = Duration::from_millis(6_000);
@@ -37,35 +31,108 @@ const CLOCK_QUESTIONS: u32 = 8;
 const PARTNERS_MAX: usize = 32;
 /// Names that every host is to resolve.
 const NAMES_MAX: usize = 32;
-/// Until agents that were told to go have gone.
-const FAREWELL: Duration = Duration::from_millis(300);
+
+/// The agents of all hosts, by their numbers in the list of hosts.
+pub trait Agents {
+    /// Sends a question.
+    fn ask(&mut self, host: usize, question: Question);
+    /// The environment that ranks there would get, as far as it is the launcher's.
+    fn environment(&self, host: usize) -> Variables;
+    /// Waits until something has come, or until `deadline`. `None`: the user does not want to know any more.
+    fn hear(&mut self, deadline: Instant) -> io::Result<Option<Vec<(usize, News)>>>;
+    /// Takes leave of an agent that has not come in time.
+    fn dismiss(&mut self, host: usize);
+}
+
+/// What has come from a host.
+#[derive(Debug)]
+pub enum News {
+    /// Its agent runs, and can be asked.
+    Greeted,
+    /// It has answered.
+    Answer(Answer),
+    /// It takes no further part; why.
+    Absent(String),
+}
+
+/// The job for which hosts are examined.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Its kind.
+    pub plan: JobPlan,
+    /// Interfaces to listen on; empty means all.
+    pub interfaces: Vec<String>,
+    /// Program and arguments of every rank; empty if none were given.
+    pub command: Vec<OsString>,
+}
+
+/// Looks at everything; an answer also when there is little to see. The time counts from `begun`.
+pub fn examine(
+    agents: &mut dyn Agents,
+    job: Job,
+    hosts: Vec<Patient>,
+    begun: Instant,
+) -> io::Result<Chart> {
+    let Job {
+        plan,
+        interfaces,
+        command,
+    } = job;
+    let visit = Visit {
+        agents,
+        begun,
+        interfaces,
+        command,
+        asked: vec![Asked::default(); hosts.len()],
+        chart: Chart {
+            plan,
+            hosts,
+            ..Chart::default()
+        },
+        key: JobKey::random()?,
+        is_interrupted: false,
+    };
+    visit.run()
+}
 
 /// An examination under way.
-pub(crate) struct Visit<'a> {
-    pub(crate) options: &'a Options,
-    pub(crate) begun: Instant,
-    pub(crate) signals: Signals,
+struct Visit<'a> {
+    agents: &'a mut dyn Agents,
+    begun: Instant,
+    interfaces: Vec<String>,
+    command: Vec<OsString>,
+    chart: Chart,
     /// In the order of the chart's hosts.
-    pub(crate) links: Vec<HostLink>,
-    pub(crate) chart: Chart,
-    pub(crate) asked: Vec<Asked>,
-    pub(crate) key: JobKey,
-    pub(crate) interrupted_by: Option<i32>,
+    asked: Vec<Asked>,
+    key: JobKey,
+    is_interrupted: bool,
+}
+
+/// How far a host is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Starting,
+    Present,
+    Absent,
 }
 
 /// What one host still owes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Asked {
+struct Asked {
+    stage: Stage,
     clocks: u32,
     reaches: bool,
     measures: bool,
 }
 
 impl Visit<'_> {
-    /// Looks at everything; an answer also when there is little to see.
-    pub(crate) fn run(mut self) -> io::Result<(Chart, Option<i32>)> {
+    fn run(mut self) -> io::Result<Chart> {
         self.until(GREETED_BY, |visit| {
-            visit.links.iter().all(|link| link.stage != Stage::Starting)
+            visit
+                .asked
+                .iter()
+                .all(|asked| asked.stage != Stage::Starting)
         })?;
         self.give_up_on_silent_hosts();
         self.until(LISTENING_BY, |visit| {
@@ -81,81 +148,49 @@ impl Visit<'_> {
                 .all(|host| visit.chart.hosts[host].facts.is_some())
         })?;
         self.chart.took = self.begun.elapsed();
-        let until = Instant::now() + FAREWELL;
-        self.links.iter_mut().for_each(HostLink::hang_up);
-        while self.links.iter_mut().any(|link| !link.has_ended()) && Instant::now() < until {
-            wait(&[Interest::read(self.signals.as_fd())], Some(until))?;
-            let _ = self.signals.take();
-        }
-        let_go(&mut self.links, &mut self.signals, false)?;
-        Ok((self.chart, self.interrupted_by))
+        Ok(self.chart)
     }
 
     fn present(&self) -> impl Iterator<Item = usize> {
-        let links = self.links.iter().enumerate();
-        links
-            .filter(|(_, link)| link.stage == Stage::Greeted)
+        let hosts = self.asked.iter().enumerate();
+        hosts
+            .filter(|(_, asked)| asked.stage == Stage::Present)
             .map(|(host, _)| host)
     }
 
     /// Goes on until `is_done`, or until so long after the beginning.
     fn until(&mut self, limit: Duration, is_done: impl Fn(&Self) -> bool) -> io::Result<()> {
         let deadline = self.begun + limit;
-        while self.interrupted_by.is_none() && !is_done(self) && Instant::now() < deadline {
-            let mut interests = vec![Interest::read(self.signals.as_fd())];
-            for link in self.links.iter().filter(|link| !link.is_over()) {
-                interests.extend(link.interests(true));
-            }
-            wait(&interests, Some(deadline))?;
-            self.interrupted_by = self.signals.take().first().copied();
-            for host in 0..self.links.len() {
-                if self.links[host].is_over() {
-                    continue;
-                }
-                let (messages, result) = self.links[host].exchange(true);
-                for message in messages {
-                    self.hear(host, message);
-                }
-                if let Err(why) = result {
-                    self.lose(host, &why);
+        while !self.is_interrupted && !is_done(self) && Instant::now() < deadline {
+            let Some(all) = self.agents.hear(deadline)? else {
+                self.is_interrupted = true;
+                break;
+            };
+            for (host, news) in all {
+                match news {
+                    News::Greeted => self.greet(host),
+                    News::Answer(answer) => self.take(host, answer),
+                    News::Absent(why) => self.lose(host, why),
                 }
             }
         }
         Ok(())
     }
 
-    fn hear(&mut self, host: usize, message: FromAgent) {
-        match message {
-            FromAgent::Hello { version, .. } => match remote::other_version(&version) {
-                None => self.greet(host),
-                Some(problem) => self.dismiss(host, problem),
-            },
-            FromAgent::Found(answer) => self.take(host, answer),
-            _ => {}
-        }
-    }
-
     fn greet(&mut self, host: usize) {
-        self.links[host].stage = Stage::Greeted;
+        self.asked[host].stage = Stage::Present;
         self.ask_time(host);
-        let is_local = self.links[host].is_local;
-        let interfaces = match self.options.network_interfaces.as_slice() {
-            [] => Vec::new(),
-            wanted => wanted.to_vec(),
-        };
+        let is_local = self.chart.hosts[host].is_local;
         self.ask(
             host,
             Question::Listen(Listening {
                 key: self.key.to_hex(),
                 me: number(host),
-                interfaces,
+                interfaces: self.interfaces.clone(),
                 is_local: self.chart.is_all_local(),
                 encrypt: self.chart.plan.encrypt,
             }),
         );
-        let mut env = environment::forwarded(is_local);
-        let knobs = self.options.knobs.iter();
-        env.extend(knobs.map(|(name, value)| (name.into(), value.into())));
         let hosts = self.chart.hosts.iter().filter(|other| other.slots > 0);
         let names = hosts.map(|other| address_of(&other.name).to_owned());
         let names = names.filter(|name| name.parse::<IpAddr>().is_err());
@@ -164,9 +199,9 @@ impl Visit<'_> {
             host,
             Question::Facts(Scene {
                 inherit_env: !is_local,
-                env,
+                env: self.agents.environment(host),
                 cwd: self.chart.plan.cwd.clone(),
-                command: self.options.command.clone(),
+                command: self.command.clone(),
                 names: names.take(NAMES_MAX).collect(),
                 within_ms: millis(left),
             }),
@@ -174,7 +209,7 @@ impl Visit<'_> {
     }
 
     fn ask(&mut self, host: usize, question: Question) {
-        self.links[host].send(&ToAgent::Examine(question));
+        self.agents.ask(host, question);
     }
 
     fn ask_time(&mut self, host: usize) {
@@ -222,28 +257,20 @@ impl Visit<'_> {
     }
 
     /// The host takes no further part.
-    fn dismiss(&mut self, host: usize, why: String) {
-        let link = &mut self.links[host];
-        link.kill();
-        link.stage = Stage::Lost;
-        self.asked[host] = Asked::default();
+    fn lose(&mut self, host: usize, why: String) {
+        self.asked[host] = Asked {
+            stage: Stage::Absent,
+            ..Asked::default()
+        };
         self.chart.hosts[host].absent = Some(why);
     }
 
-    fn lose(&mut self, host: usize, why: &str) {
-        let link = &mut self.links[host];
-        let why = match link.stage == Stage::Greeted {
-            true => link.with_words(why),
-            false => link.why_not_started(),
-        };
-        self.dismiss(host, why);
-    }
-
     fn give_up_on_silent_hosts(&mut self) {
-        for host in 0..self.links.len() {
-            if self.links[host].stage == Stage::Starting {
+        for host in 0..self.asked.len() {
+            if self.asked[host].stage == Stage::Starting {
                 let seconds = self.begun.elapsed().as_secs();
-                self.dismiss(host, format!("no answer within {seconds} s"));
+                self.agents.dismiss(host);
+                self.lose(host, format!("no answer within {seconds} s"));
             }
         }
     }
@@ -309,7 +336,7 @@ impl Visit<'_> {
             .filter(|host| self.chart.hosts[*host].slots > 0)
             .collect();
         for round in tournament::rounds(hosts.len()) {
-            if self.begun.elapsed() + ROUND_TIME > MEASURED_BY || self.interrupted_by.is_some() {
+            if self.begun.elapsed() + ROUND_TIME > MEASURED_BY || self.is_interrupted {
                 break;
             }
             let mut asked = Vec::new();
@@ -319,7 +346,7 @@ impl Visit<'_> {
                 let routes = [(b, a), (a, b)];
                 let open = routes.into_iter().find_map(|(from, to)| {
                     let (at, _) = self.chart.chosen(from, to)?;
-                    (!self.links[from].is_over()).then_some((from, to, at))
+                    (self.asked[from].stage != Stage::Absent).then_some((from, to, at))
                 });
                 let Some((from, to, at)) = open else { continue };
                 let errand = Errand {
@@ -358,21 +385,4 @@ fn number(host: usize) -> u32 {
 
 fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
-}
-
-/// What the settings say about the job.
-pub(crate) fn plan(options: &Options, size: u32, cwd: std::path::PathBuf) -> JobPlan {
-    let program = options.command.first().map(std::path::Path::new);
-    let name = program.and_then(|program| program.file_name());
-    let runs_python = name.is_none_or(|name| name.to_string_lossy().starts_with("python"));
-    let settings = environment::of_data_plane();
-    JobPlan {
-        size,
-        staging: settings.staging,
-        connections: settings.connections,
-        encrypt: settings.encrypt,
-        runs_python,
-        cwd,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-    }
 }

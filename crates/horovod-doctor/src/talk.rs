@@ -116,6 +116,30 @@ pub enum Answer {
     Measured(u32, Result<Pace, Obstacle>),
 }
 
+impl Question {
+    /// Writes it.
+    pub fn put(&self, w: &mut Writer<'_>) {
+        Wire::put(self, w);
+    }
+
+    /// Reads it.
+    pub fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Wire::get(r)
+    }
+}
+
+impl Answer {
+    /// Writes it.
+    pub fn put(&self, w: &mut Writer<'_>) {
+        Wire::put(self, w);
+    }
+
+    /// Reads it.
+    pub fn get(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        Wire::get(r)
+    }
+}
+
 impl Wire for Obstacle {
     fn put(&self, w: &mut Writer<'_>) {
         Self::put(self, w);
@@ -208,7 +232,6 @@ impl Wire for Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frames::{FrameBuffer, FromAgent, ToAgent};
 
     fn at() -> SocketAddr {
         "[fd00::1]:4000".parse().expect("an address")
@@ -240,14 +263,12 @@ mod tests {
                 window_ms: 1,
             }),
         ];
-        let mut bytes = Vec::new();
-        let sent = questions.map(ToAgent::Examine);
-        sent.iter().for_each(|message| message.encode(&mut bytes));
-        let mut buffer = FrameBuffer::default();
-        buffer.push(&bytes);
-        for want in sent {
-            let frame = buffer.next_frame().expect("short").expect("whole");
-            assert_eq!(ToAgent::decode(frame), Ok(want));
+        for want in questions {
+            let mut bytes = Vec::new();
+            want.put(&mut Writer::new(&mut bytes));
+            let mut reader = Reader::new(&bytes);
+            assert_eq!(Question::get(&mut reader), Ok(want));
+            assert_eq!(reader.finish(), Ok(()));
         }
     }
 
@@ -275,16 +296,14 @@ mod tests {
             Answer::Measured(1, Ok(pace)),
             Answer::Measured(1, Err(Obstacle::Broken("y".into()))),
         ];
-        let mut bytes = Vec::new();
-        let sent = answers.map(FromAgent::Found);
-        sent.iter().for_each(|message| message.encode(&mut bytes));
-        let mut buffer = FrameBuffer::default();
-        buffer.push(&bytes);
-        for want in sent {
-            let frame = buffer.next_frame().expect("short").expect("whole");
-            assert_eq!(FromAgent::decode(frame), Ok(want));
+        for want in answers {
+            let mut bytes = Vec::new();
+            want.put(&mut Writer::new(&mut bytes));
+            let mut reader = Reader::new(&bytes);
+            assert_eq!(Answer::get(&mut reader), Ok(want));
+            assert_eq!(reader.finish(), Ok(()));
         }
-        assert!(FromAgent::decode(&[8, 9]).is_err());
-        assert!(ToAgent::decode(&[7, 3, 0xff, 0xff, 3]).is_err());
+        assert!(Answer::get(&mut Reader::new(&[9])).is_err());
+        assert!(Question::get(&mut Reader::new(&[3, 0xff, 0xff, 3])).is_err());
     }
 }

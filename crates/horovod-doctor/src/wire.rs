@@ -26,15 +26,15 @@ macro_rules! wired {
         $(#[$meta])*
         pub struct $name { $($(#[$doc])* pub $field: $kind,)* }
 
-        impl $crate::doctor::wire::Wire for $name {
+        impl $crate::wire::Wire for $name {
             fn put(&self, w: &mut horovod_protocol::wire::Writer<'_>) {
-                $($crate::doctor::wire::Wire::put(&self.$field, w);)*
+                $($crate::wire::Wire::put(&self.$field, w);)*
             }
 
             fn get(
                 r: &mut horovod_protocol::wire::Reader<'_>,
             ) -> Result<Self, horovod_protocol::wire::DecodeError> {
-                Ok(Self { $($field: $crate::doctor::wire::Wire::get(r)?,)* })
+                Ok(Self { $($field: $crate::wire::Wire::get(r)?,)* })
             }
         }
     };

@@ -12,21 +12,21 @@ use super::talk::{Pace, Stood};
 
 /// What kind of job is to run.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct JobPlan {
+pub struct JobPlan {
     /// Number of ranks.
-    pub(crate) size: u32,
+    pub size: u32,
     /// Bytes of shared memory of each rank.
-    pub(crate) staging: u64,
+    pub staging: u64,
     /// TCP connections between two ranks of different hosts.
-    pub(crate) connections: u32,
+    pub connections: u32,
     /// Data between hosts is encrypted.
-    pub(crate) encrypt: bool,
+    pub encrypt: bool,
     /// Ranks are Python programs, as far as one can tell.
-    pub(crate) runs_python: bool,
+    pub runs_python: bool,
     /// Where they start.
-    pub(crate) cwd: PathBuf,
+    pub cwd: PathBuf,
     /// This launcher's version.
-    pub(crate) version: String,
+    pub version: String,
 }
 
 /// How a host's clock differs from the launcher's.
@@ -40,7 +40,7 @@ pub(crate) struct Skew {
 
 /// One host of the examination.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Patient {
+pub struct Patient {
     pub(crate) name: String,
     /// Ranks that would run there; none where only the launcher does.
     pub(crate) slots: u32,
@@ -54,12 +54,24 @@ pub(crate) struct Patient {
     pub(crate) skew: Option<Skew>,
 }
 
+impl Patient {
+    /// A host before it is asked anything; `slots` ranks would run there.
+    pub fn new(name: &str, slots: u32, is_local: bool) -> Self {
+        Self {
+            name: name.to_owned(),
+            slots,
+            is_local,
+            ..Self::default()
+        }
+    }
+}
+
 /// An address and what happened there.
 pub(crate) type Tried = (SocketAddr, Result<Stood, Obstacle>);
 
 /// Hosts, the ways between them, and how good these are.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Chart {
+pub struct Chart {
     pub(crate) plan: JobPlan,
     pub(crate) hosts: Vec<Patient>,
     /// From host to host: every address that was tried, in the order in which ranks would.
