@@ -413,7 +413,7 @@ FAULTS = (
     Fault(
         "notifier-not-armed",
         "crates/horovod/src/engine/driver.rs",
-        "            loop {\n                self.pump.waiter.arm();\n",
+        "            loop {\n                self.pump.links.waiter().arm();\n",
         "            loop {\n",
         "a caller that leaves the driver lock lets the engine's thread sleep on",
         Rust("horovod", ("a_wait_that_is_over_leaves_the_call_to_the_callback_thread",)),
