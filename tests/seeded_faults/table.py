@@ -413,18 +413,34 @@ FAULTS = (
     Fault(
         "notifier-not-armed",
         "crates/horovod/src/engine/driver.rs",
-        "            loop {\n                self.pump.waiter.arm();\n",
+        "            loop {\n                self.pump.links.waiter().arm();\n",
         "            loop {\n",
         "a caller that leaves the driver lock lets the engine's thread sleep on",
         Rust("horovod", ("a_wait_that_is_over_leaves_the_call_to_the_callback_thread",)),
     ),
     Fault(
+        "tuned-by-another-set",
+        "crates/horovod-autotune/src/lib.rs",
+        "if self.announced || self.finished || execution.set != ProcessSetId::GLOBAL {",
+        "if self.announced || self.finished {",
+        "operations of some ranks count as steps of the job",
+        Rust("horovod-autotune", ("other_process_sets_and_barriers_do_not_count",)),
+    ),
+    Fault(
         "timeline-ends-too-early",
-        "crates/horovod/src/timeline/layout.rs",
+        "crates/horovod-timeline/src/layout.rs",
         "                .max(report.end)\n                .max(floor);\n",
         "                .max(floor);\n",
         "the last event of a tensor ends with its last stage",
-        Rust("horovod", ("a_tensors_track_shows_its_life_as_horovod_writes_it",)),
+        Rust("horovod-timeline", ("a_tensors_track_shows_its_life_as_horovod_writes_it",)),
+    ),
+    Fault(
+        "late-only-now",
+        "crates/horovod-diagnosis/src/verdict.rs",
+        "    late.retain(|request| before.contains(&key(request)));\n",
+        "",
+        "what came up between the two looks counts as a stall",
+        Rust("horovod-diagnosis", ("what_came_up_between_the_looks_is_no_stall_yet",)),
     ),
     # ---- GPUs
     Fault(
@@ -444,6 +460,14 @@ FAULTS = (
         Rust("horovod-gpu", ("the_device_of_a_stream_is_found_whatever_number_is_told",)),
     ),
     # ---- launcher
+    Fault(
+        "uncertain-clocks",
+        "crates/horovod-doctor/src/findings/hosts.rs",
+        "if ahead.saturating_sub(skew.uncertain_ns) <= SKEW_NS {",
+        "if ahead <= SKEW_NS {",
+        "a clock is said to be wrong that may be right",
+        Rust("horovod-doctor", ("clocks_are_compared_beyond_what_is_uncertain",)),
+    ),
     Fault(
         "wrong-host-order",
         "crates/horovod-launch/src/hosts.rs",

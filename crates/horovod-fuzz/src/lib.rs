@@ -29,7 +29,7 @@ pub const TARGETS: &[Target] = &[
     ("config_file", launcher::config_file),
     ("runtime", runtime::messages),
     ("rendezvous_file", horovod::testing::rendezvous_file),
-    ("stall_report", horovod::testing::stall_report),
+    ("stall_report", horovod_diagnosis::testing::stall_report),
     ("replica_report", horovod::testing::replica_report),
 ];
 

@@ -9,16 +9,16 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use horovod_doctor::check_command;
 use horovod_transport::unreached::post::Post;
 
-use crate::doctor::examiner::Examiner;
+use crate::doctor::agent::Examined;
 use crate::frames::{
     DialedTask, ExitStatus, FrameBuffer, FromAgent, JobSpec, MAGIC, Question, RankSpec, Stop,
     Stream, ToAgent, Variables,
 };
 use crate::io::{Got, Interest, Outbox, earlier, read_some, set_nonblocking, wait};
 use crate::out_of_memory::MemoryKills;
-use crate::preflight;
 use crate::ranks::Ranks;
 use crate::signals::Signals;
 use crate::threads::{self, Share, Threads};
@@ -141,7 +141,7 @@ impl Agent {
         let Some(stdin) = self.stdin else {
             return Ok(());
         };
-        Examiner::new(stdin, self.stdout, self.signals, self.inbox, self.outbox)?
+        Examined::new(stdin, self.stdout, self.signals, self.inbox, self.outbox)?
             .run(self.questions)
     }
 
@@ -328,14 +328,13 @@ impl Agent {
             .rev()
             .find(|(name, _)| name == "PATH")
             .map(|(_, value)| value);
-        let answer =
-            match preflight::check_command(&job.command, &job.cwd, path.map(OsString::as_os_str)) {
-                Ok(()) => FromAgent::Ready,
-                Err(missing) => FromAgent::Refused {
-                    code: missing.code,
-                    why: missing.why,
-                },
-            };
+        let answer = match check_command(&job.command, &job.cwd, path.map(OsString::as_os_str)) {
+            Ok(()) => FromAgent::Ready,
+            Err(missing) => FromAgent::Refused {
+                code: missing.code,
+                why: missing.why,
+            },
+        };
         self.say(&answer);
         self.job = Some(job);
     }

@@ -10,12 +10,12 @@ use std::path::PathBuf;
 use horovod_settings as settings;
 
 use crate::config_file;
-pub use crate::doctor::Form as DoctorForm;
 use crate::environment;
 use crate::hosts::Host;
 pub use crate::options::ElasticOptions;
 use crate::options::{self, OptionSpec};
 use crate::stdin;
+pub use horovod_doctor::Form as DoctorForm;
 
 /// What the command line asks for.
 #[derive(Clone, Debug, Default, PartialEq)]

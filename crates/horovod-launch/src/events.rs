@@ -9,9 +9,9 @@ use std::net::SocketAddr;
 
 use crate::environment;
 use crate::frames::ExitStatus;
-use crate::json::Json;
 use crate::platform;
 use crate::report::Cause;
+use horovod_doctor::Json;
 
 /// Grows when an event or a field changes its meaning or goes.
 pub(crate) const VERSION: u32 = 1;

@@ -12,9 +12,8 @@ use std::path::PathBuf;
 
 use horovod_protocol::wire::{DecodeError, Reader, Writer};
 
-pub use crate::doctor::talk::{Answer, Question};
-use crate::doctor::wire::Wire;
 pub use crate::threads::Threads;
+pub use horovod_doctor::{Answer, Question};
 pub use horovod_transport::unreached::Unreached;
 
 pub use self::task::DialedTask;

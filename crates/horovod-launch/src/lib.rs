@@ -21,7 +21,6 @@ mod agent;
 /// Public for tests and fuzzing: no part of what executors use.
 #[doc(hidden)]
 pub mod args;
-mod check_build;
 mod config_file;
 mod console;
 mod dialed;
@@ -39,7 +38,6 @@ pub mod frames;
 pub mod hosts;
 mod io;
 mod job;
-mod json;
 mod launch;
 mod link;
 mod log;
@@ -48,7 +46,6 @@ mod out_of_memory;
 mod output;
 mod parent_watch;
 mod platform;
-mod preflight;
 mod rank_exec;
 mod ranks;
 mod remote;
@@ -95,12 +92,21 @@ pub fn run(words: &[OsString]) -> u8 {
         complain(&format!("note: {note}"));
     }
     if options.check_build {
-        return show(&check_build::report(options.verbose));
+        return check_build(options.verbose);
     }
     if let Some(form) = options.doctor {
         return finish_launch(doctor::run(&options, form), &events);
     }
     finish_launch(launch::run(&options, &events), &events)
+}
+
+fn check_build(verbose: bool) -> u8 {
+    let idle = environment::build_variables();
+    let report = horovod_doctor::check_build(verbose, &environment::path(), &idle);
+    for note in &report.notes {
+        complain(note);
+    }
+    show(&report.text)
 }
 
 fn finish_launch(result: Result<u8, launch::LaunchError>, events: &Events) -> u8 {

@@ -1,7 +1,6 @@
 //! What the `HOROVOD_*` settings say to the runtime. They are declared, with defaults and limits, in `horovod-settings`.
 
 mod algorithms;
-mod autotune;
 mod consistency;
 mod elastic;
 mod gpu;
@@ -14,18 +13,18 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use horovod_autotune::AutotuneSettings;
 use horovod_settings::{self as settings, Decimal, Declaration};
 pub use horovod_settings::{
     Environment, JoinAverage, ProcessEnvironment, SETTINGS, Setting, nearest_setting,
     unknown_settings,
 };
+use horovod_timeline::TimelineSetting;
 use horovod_transport::Congestion;
 
 pub use crate::bootstrap::Settings as BootstrapSettings;
 use crate::error::Error;
-use crate::timeline::TimelineSetting;
 pub use algorithms::Algorithms;
-pub use autotune::AutotuneSettings;
 pub use consistency::ConsistencySettings;
 pub use elastic::is_elastic;
 pub use gpu::{GpuOperations, GpuSettings, operations as gpu_operations, search as gpu_search};

@@ -5,8 +5,6 @@
 
 // Under loom only the engine's driver lock is built, around a driver of its own.
 #[cfg(not(loom))]
-mod autotune;
-#[cfg(not(loom))]
 mod bootstrap;
 #[cfg(not(loom))]
 mod buffer;
@@ -22,8 +20,6 @@ mod error;
 #[cfg(not(loom))]
 pub mod gpu;
 #[cfg(not(loom))]
-mod hang;
-#[cfg(not(loom))]
 mod init;
 #[cfg(not(loom))]
 mod replicas;
@@ -33,8 +29,6 @@ mod tensor;
 pub mod testing;
 #[cfg(not(loom))]
 mod threads;
-#[cfg(not(loom))]
-mod timeline;
 
 #[cfg(not(loom))]
 pub use buffer::{Buffer, BufferPool};
@@ -46,7 +40,7 @@ pub use engine::{
 #[cfg(not(loom))]
 pub use error::Error;
 #[cfg(not(loom))]
-pub use hang::{FRAMES_MAX, Frame, THREADS_MAX, ThreadStack, tell_stacks};
+pub use horovod_diagnosis::{FRAMES_MAX, Frame, THREADS_MAX, ThreadStack, tell_stacks};
 #[cfg(not(loom))]
 pub use horovod_protocol::{
     Completion, DType, Device, Difference, Generation, Impossible, Leaving, LossCause, MemoryOrder,
@@ -68,11 +62,11 @@ pub mod parcel {
     };
 }
 #[cfg(not(loom))]
+pub use horovod_timeline::TimelineSetting;
+#[cfg(not(loom))]
 pub use init::{
     HeldState, engine, hold_state, init, init_interruptible, init_with, is_elastic, is_initialized,
     shutdown, shutdown_because, transports, try_engine,
 };
 #[cfg(not(loom))]
 pub use tensor::{Output, ReadyEvent, Tensor, Tensors};
-#[cfg(not(loom))]
-pub use timeline::TimelineSetting;

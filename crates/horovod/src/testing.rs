@@ -6,9 +6,7 @@ use horovod_collectives::Tuning;
 use crate::config::{Algorithms, JoinAverage};
 
 pub use crate::bootstrap::harness::rendezvous_file;
-pub use crate::hang::harness::stall_report;
 pub use crate::replicas::harness::replica_report;
-pub use crate::timeline::harness::timeline;
 
 /// Settings as rank 0 sends them: what is taken over can be passed on.
 ///

@@ -36,6 +36,7 @@ fn messages_survive_one_byte_at_a_time() {
         ToAgent::Look { rank: 3, pid: 4711 },
         ToAgent::Close,
         ToAgent::Cause("a firewall".into()),
+        ToAgent::Examine(Question::Clock(7)),
     ];
     let mut bytes = Vec::new();
     sent.iter().for_each(|message| message.encode(&mut bytes));
@@ -105,6 +106,7 @@ fn answers_survive() {
             is_openmp: true,
         }),
         FromAgent::Done,
+        FromAgent::Found(Answer::Clock(7, u64::MAX)),
     ];
     let mut bytes = Vec::new();
     sent.iter().for_each(|message| message.encode(&mut bytes));

@@ -6,8 +6,8 @@ use super::{
     Action, Form, OptionSpec, Options, Wrong, at_least_zero, not_whole, option, too_large, whole,
 };
 use crate::args::text;
-use crate::doctor::Form as DoctorForm;
 use crate::hosts::without_last_comma;
+use horovod_doctor::Form as DoctorForm;
 
 const GENERAL: &str = "general";
 const HOSTS: &str = "hosts";

@@ -2,14 +2,19 @@
 //!
 //! Here stand the ways in which a thread makes progress, and the negotiation as far as nothing is unusual: what this
 //! rank's worker has to say goes to the coordinator, and what that has decided to the workers. Executions are in
-//! `execution`, what else the control plane has to do in `pump`, the end of a generation in `ending`.
+//! `execution`, what else the control plane has to do in `pump`, the end of a generation in `ending`. What the driver knows
+//! belongs to parts with private fields: its neighbours to `links`, who is gone and what is over to `membership`, the total
+//! order to `queue`, what devices carry out to `flights`.
 
 mod ending;
 mod execution;
 mod flights;
 mod inspect;
+mod links;
+mod membership;
 mod node;
 mod pump;
+mod queue;
 mod replicas;
 
 use std::sync::Arc;
@@ -18,13 +23,14 @@ use std::time::{Duration, Instant};
 
 use horovod_protocol::{
     AggregatorAction, CACHE_EVICTION_TEXT, Completion, CoordinatorAction, DecodeError, EntryId,
-    Leaving, LossCause, PeerLost, Rank, StopReason, Time, ToCoordinator, WorkerAction,
+    Leaving, LossCause, PeerLost, Rank, Time, ToCoordinator, WorkerAction,
 };
 use horovod_transport::{ControlEvent, Mesh};
 
 use execution::{ExecutionTask, Front};
+use links::ControlPlane;
 use node::{Node, NodeAction, unheard};
-use pump::{ControlPlane, Moment, Pump};
+use pump::Pump;
 
 use super::backend::host::Host;
 use super::backend::{Capabilities, DeviceBackend, Results};
@@ -36,12 +42,6 @@ use crate::error::Error;
 
 /// How long an ending engine tries to send what is queued.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Executions that may wait for the one that runs.
-const READY_MAX: usize = 1 << 16;
-
-/// Polls without a sleep after which the clock is asked whether the neighbours have been silent for too long.
-const POLLS_PER_SILENCE_CHECK: u32 = 64;
 
 /// Between two looks at what cannot begin yet: doubled with each, and at most.
 const EVENT_NAP: Duration = Duration::from_micros(10);
@@ -125,7 +125,7 @@ impl Driver {
 
     /// Whether ranks outnumber the cores of this host.
     pub(super) fn is_oversubscribed(&self) -> bool {
-        self.pump.waiter.is_oversubscribed()
+        self.pump.links.is_oversubscribed()
     }
 
     /// As the engine's own thread: carry out everything, until nothing is left that could be done now.
@@ -141,7 +141,7 @@ impl Driver {
             if matches!(front, Front::Runs | Front::Fails(_))
                 && let Some(task) = self.next_task()
             {
-                self.pump.waiter.disarm();
+                self.pump.links.waiter().disarm();
                 match front {
                     Front::Fails(failure) => self.give_up(task, failure),
                     _ => self.carry_out(task),
@@ -152,12 +152,12 @@ impl Driver {
             if self.pump.finished() {
                 return Work::Finished;
             }
-            if announced && !progress && !self.pump.waiter.has_news() {
+            if announced && !progress && !self.pump.links.waiter().has_news() {
                 let limit = self.sleep_limit();
                 self.engine_looks_at = self.pump.shared.now().0.saturating_add(nanos(limit));
                 return Work::Sleep(limit);
             }
-            self.pump.waiter.arm();
+            self.pump.links.waiter().arm();
             announced = true;
         }
     }
@@ -170,9 +170,9 @@ impl Driver {
         has_time: bool,
         done: impl Fn() -> bool,
     ) {
-        self.pump.waiter.disarm();
-        self.pump.leave_by = Some(deadline);
-        self.pump.waiter.set_has_time(has_time);
+        self.pump.links.waiter().disarm();
+        self.pump.interruption.allow(deadline);
+        self.pump.links.waiter().set_has_time(has_time);
         self.prestage();
         let mut spins = 0;
         loop {
@@ -189,7 +189,7 @@ impl Driver {
                 continue;
             }
             let is_for_engine = matches!(front, Front::Runs | Front::Fails(_));
-            let is_over = self.pump.dead.is_some() && self.pump.flights.is_empty();
+            let is_over = self.pump.membership.is_over() && self.pump.flights.is_empty();
             if is_for_engine || is_over || self.pump.shared.wanted() {
                 break;
             }
@@ -200,18 +200,18 @@ impl Driver {
                 }
                 continue;
             }
-            if !self.pump.waiter.stays_awake(spins) {
+            if !self.pump.links.waiter().stays_awake(spins) {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
                 }
                 let sleep = left.min(self.sleep_limit());
-                self.pump.waiter.falls_asleep(spins, Some(sleep));
+                self.pump.links.waiter().falls_asleep(spins, Some(sleep));
             }
             spins = spins.saturating_add(1);
         }
-        self.pump.leave_by = None;
-        self.pump.waiter.set_has_time(false);
+        self.pump.interruption.forbid();
+        self.pump.links.waiter().set_has_time(false);
     }
 
     /// Say and hear what can be said and heard now. In a job of one rank, also carry out what is small: there
@@ -231,8 +231,8 @@ impl Driver {
     pub(super) fn leave(&mut self, polling: bool) -> bool {
         if !polling {
             loop {
-                self.pump.waiter.arm();
-                if !self.pump.progress() && !self.pump.waiter.has_news() {
+                self.pump.links.waiter().arm();
+                if !self.pump.progress() && !self.pump.links.waiter().has_news() {
                     break;
                 }
             }
@@ -254,12 +254,12 @@ impl Driver {
     }
 
     pub(super) fn has_task(&self) -> bool {
-        self.parked.is_some() || !self.pump.ready.is_empty()
+        self.parked.is_some() || !self.pump.queue.is_empty()
     }
 
     /// A bug of ours has shown itself: must not leave the callers waiting, nor the peers.
     pub(super) fn break_down(&mut self) {
-        self.pump.running = None;
+        self.pump.queue.ended();
         self.parked = None;
         self.broken = true;
     }
@@ -268,26 +268,31 @@ impl Driver {
     pub(super) fn end(mut self) {
         if self.broken {
             self.pump.end_generation(&PeerLost {
-                rank: self.pump.topology.rank,
-                host: self.pump.host_of(self.pump.topology.rank),
+                rank: self.pump.links.me(),
+                host: self.pump.links.host_of(self.pump.links.me()),
                 cause: LossCause::CannotGoOn(
                     "the engine panicked; please report this with the log above".into(),
                 ),
             });
         }
         self.pump.await_flights();
-        let orderly = self.pump.dead.is_none() && !self.broken;
+        let orderly = !self.pump.membership.is_over() && !self.broken;
         for (_, backend) in &mut self.devices {
             backend.close(orderly);
         }
-        if orderly && matches!(self.pump.left, Some(Leaving::Asked | Leaving::Ended)) {
+        if orderly
+            && matches!(
+                self.pump.membership.left(),
+                Some(Leaving::Asked | Leaving::Ended)
+            )
+        {
             self.host.ended_well();
         }
         // A script that has called shutdown may be about to fail.
-        if orderly && self.pump.left == Some(Leaving::Ended) {
+        if orderly && self.pump.membership.left() == Some(Leaving::Ended) {
             self.pump.inspection.ended_well();
         }
-        self.pump.control.goodbye(GOODBYE_TIMEOUT);
+        self.pump.links.goodbye(GOODBYE_TIMEOUT);
         self.pump.recording.close();
     }
 
@@ -307,20 +312,18 @@ impl Pump {
     /// One look at everything that may have happened. `true`: something did.
     pub(super) fn progress(&mut self) -> bool {
         let mut progress = false;
-        self.moment = Moment::default();
-        self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(POLLS_PER_SILENCE_CHECK) {
+        if self.moment.begin() {
             // A thread that goes from one collective to the next never asks for its sleep.
             self.look_after_neighbours(self.shared.now());
         }
-        if self.dead.is_none() {
-            while let Some(event) = self.control.poll() {
+        if !self.membership.is_over() {
+            while let Some(event) = self.links.poll() {
                 progress = true;
                 match event {
                     ControlEvent::Frame { from, bytes } => self.handle_frame(from, bytes),
                     event => self.handle_control(event),
                 }
-                if self.dead.is_some() {
+                if self.membership.is_over() {
                     break;
                 }
             }
@@ -334,19 +337,20 @@ impl Pump {
                     progress = true;
                 }
             }
-            progress |= self.dead.is_none() && self.inspect(time);
+            progress |= !self.membership.is_over() && self.inspect(time);
         } else {
             // What was said last may still wait for space; news no longer matter.
-            while self.control.poll().is_some() {}
+            while self.links.poll().is_some() {}
         }
         if self.shared.held.load(Ordering::Acquire) != TOLD {
             let held = self.shared.held.swap(TOLD, Ordering::AcqRel);
-            self.control.tell_held(held);
+            self.links.tell_held(held);
         }
         progress |= self.end_flights();
-        progress |= self.relay.carry(&mut self.control);
+        progress |= self.links.carry();
         progress |= self.send_replica_reports();
-        progress |= self.recording.send_queued(&self.relay, &mut self.control);
+        let (relay, control) = self.links.out_of_band();
+        progress |= self.recording.send_queued(relay, control);
         progress |= self.drain_actions();
         if progress {
             self.inspection.has_news();
@@ -356,29 +360,27 @@ impl Pump {
 
     fn handle_frame(&mut self, from: Rank, bytes: Vec<u8>) {
         let heard = self.hear(from, &bytes);
-        self.control.give_back(bytes);
+        self.links.give_back(bytes);
         if let Err(e) = heard {
             let cause = LossCause::Unreadable(e.to_string());
             self.end_generation(&PeerLost {
                 rank: from,
-                host: self.host_of(from),
+                host: self.links.host_of(from),
                 cause,
             });
         }
     }
 
     fn hear(&mut self, from: Rank, bytes: &[u8]) -> Result<(), DecodeError> {
-        let is_from_above = self.parent() == Some(from);
+        let is_from_above = self.links.parent() == Some(from);
         let now = || self.moment.of(&self.shared);
         if is_from_above {
-            let message = &mut self.heard_from_above;
-            message.decode_with(bytes, &mut self.spare_responses)?;
+            let message = self.links.read_from_above(bytes)?;
             if !self.node.hear_from_above(now, message) {
                 self.shared.lock().worker.handle_message(message);
             }
         } else {
-            let message = &mut self.heard_from_below;
-            message.decode_from(bytes)?;
+            let message = self.links.read_from_below(bytes)?;
             self.node.hear_from_below(now, from, message);
         }
         Ok(())
@@ -390,7 +392,7 @@ impl Pump {
         loop {
             let mut state = self.shared.lock();
             let action = state.poll_action();
-            self.has_ready_events = state.with_event > 0;
+            self.queue.note_ready_events(state.with_event > 0);
             drop(state);
             if let Some(action) = action {
                 progress = true;
@@ -409,21 +411,17 @@ impl Pump {
         match action {
             WorkerAction::Send(message) => {
                 let now = || self.moment.of(&self.shared);
-                let me = self.topology.rank;
+                let me = self.links.me();
                 if !self.node.hear_from_below(now, me, &message) {
                     self.send_up(&message);
                 }
                 self.shared.lock().worker.recycle_message(message);
             }
             // Its tensors are let go of, or will be, and whoever waits for it hears why the generation has ended.
-            WorkerAction::Execute(_) if self.dead.is_some() => {}
+            WorkerAction::Execute(_) if self.membership.is_over() => {}
             WorkerAction::Execute(execution) => {
                 self.recording.ordered(&execution);
-                self.ready.push_back(execution);
-                debug_assert!(
-                    self.ready.len() <= READY_MAX,
-                    "the worker bounds pending entries"
-                );
+                self.queue.push(execution);
             }
             WorkerAction::Complete(id, result) => {
                 let mut state = self.shared.lock();
@@ -444,18 +442,9 @@ impl Pump {
                 let result = result.map(OpResult::plain).map_err(Error::from);
                 self.shared.handles.complete([(Handle(id.0), result)]);
             }
-            WorkerAction::SetRemoved(set) => {
-                let after = self.ready.back().map(|execution| execution.seq);
-                self.removed_sets.push_back((after, set));
-            }
-            WorkerAction::Tuned { seq, values } => self.announced.push_back((seq, values)),
-            WorkerAction::ShutDown { why, .. } => {
-                self.stopped = true;
-                self.left = match why {
-                    StopReason::Left(why) => Some(why),
-                    _ => None,
-                };
-            }
+            WorkerAction::SetRemoved(set) => self.queue.set_removed(set),
+            WorkerAction::Tuned { seq, values } => self.queue.announce(seq, values),
+            WorkerAction::ShutDown { why, .. } => self.membership.stop(why),
             WorkerAction::Abort(lost) => self.end_generation(&lost),
         }
     }
@@ -464,18 +453,15 @@ impl Pump {
         match action {
             NodeAction::Up(message) => self.send_up(&message),
             NodeAction::Down(to, message) => {
-                self.frame.clear();
+                self.links.new_frame();
                 for rank in to.iter() {
-                    if *rank == self.topology.rank {
+                    if *rank == self.links.me() {
                         if matches!(self.node, Node::Root(_)) {
                             self.recording.cycle();
                         }
                         self.shared.lock().worker.handle_message(&message);
                     } else {
-                        if self.frame.is_empty() {
-                            message.encode(&mut self.frame);
-                        }
-                        self.send_frame(*rank);
+                        self.send(*rank, |frame| message.encode(frame));
                     }
                 }
                 if let Some(coordinator) = self.node.coordinator() {
@@ -484,7 +470,7 @@ impl Pump {
             }
             NodeAction::Stall(report) => {
                 self.recording.stalled(&report);
-                let unheard = unheard(&report, &self.tree);
+                let unheard = unheard(&report, self.links.tree());
                 if report.shutdown {
                     tracing::error!("{report}{unheard}");
                 } else {
@@ -503,15 +489,14 @@ impl Pump {
     }
 
     fn send_up(&mut self, message: &ToCoordinator) {
-        if let Some(parent) = self.parent() {
-            self.frame.clear();
-            message.encode(&mut self.frame);
-            self.send_frame(parent);
+        if let Some(parent) = self.links.parent() {
+            self.links.new_frame();
+            self.send(parent, |frame| message.encode(frame));
         }
     }
 
-    fn send_frame(&mut self, to: Rank) {
-        if let Err(e) = self.control.send(to, &self.frame) {
+    fn send(&mut self, to: Rank, encode: impl FnOnce(&mut Vec<u8>)) {
+        if let Err(e) = self.links.send(to, encode) {
             self.note_lost(to, LossCause::Connection(e.to_string()), false);
         }
     }

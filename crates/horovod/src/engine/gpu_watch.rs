@@ -4,16 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use horovod_diagnosis::{
+    Complaint, DeviceInquiry, DeviceStanding, DeviceStep, DeviceWatch, OnDevice, Phase, Standing,
+    Watched,
+};
 use horovod_gpu::Phase as WorkPhase;
 use horovod_protocol::{ProcessSetId, Rank, Time};
 use horovod_transport::Topology;
 
 use super::EngineState;
 use crate::config::Config;
-use crate::hang::{
-    Complaint, DeviceInquiry, DeviceStanding, DeviceStep, DeviceWatch, OnDevice, Phase, Standing,
-    Watched,
-};
 
 const NS_PER_MS: u64 = 1_000_000;
 

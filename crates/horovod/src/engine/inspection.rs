@@ -5,6 +5,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
+use horovod_diagnosis::{
+    self as diagnosis, DeviceDiagnosis, DeviceStep, Diagnosis, JobView, Key, Late, Leader, LetGo,
+    Message, ReportFile, Requests, SoftStep, SoftWatch, Standing, Step, ThreadStack, Watched,
+};
 use horovod_protocol::{Coordinator, Rank, StalledRequest, Time, Tree};
 use horovod_transport::{Control, Topology};
 
@@ -14,10 +18,6 @@ use super::soft::WaitedFor;
 use super::standing::{brief, search_stacks, standing};
 use super::{EngineState, Handle};
 use crate::config::Config;
-use crate::hang::{
-    self, DeviceDiagnosis, DeviceStep, Diagnosis, Key, Late, Leader, LetGo, Message, ReportFile,
-    Requests, SoftStep, SoftWatch, Standing, Step, ThreadStack, Watched,
-};
 
 const COORDINATOR: Rank = Rank(0);
 /// How long the stacks of this process may take.
@@ -163,7 +163,7 @@ impl Inspection {
 
     /// Whether this is for it.
     pub(super) fn is_meant(received: &OutOfBandMessage<'_>) -> bool {
-        hang::is_message(received.message)
+        diagnosis::is_message(received.message)
     }
 
     /// Somebody asks, or answers.
@@ -442,22 +442,22 @@ impl Inspection {
     /// Tell the users; whether the job has to end because of it.
     pub(super) fn tell(
         &mut self,
-        diagnosis: &Diagnosis,
+        found: &Diagnosis,
         topology: &Topology,
         tree: &Tree,
         heartbeat: Option<Duration>,
     ) -> Option<Deadlock> {
         let host_of = |rank: Rank| host_of(topology, rank);
-        let job = hang::JobView {
+        let job = JobView {
             tree,
             host_of: &host_of,
             heartbeat,
         };
-        let mut report = hang::render(diagnosis, &job);
-        let mut summary = hang::summary(diagnosis, &job);
+        let mut report = diagnosis::render(found, &job);
+        let mut summary = diagnosis::summary(found, &job);
         self.file_report(&mut report, &mut summary);
-        let by = diagnosis.culprits.first().map(|culprit| culprit.rank);
-        match by.filter(|_| self.gives_up && !diagnosis.deadlocked.is_empty()) {
+        let by = found.to_blame();
+        match by.filter(|_| self.gives_up && found.is_deadlock()) {
             Some(by) => {
                 tracing::error!("{report}");
                 Some(Deadlock { by, summary })
@@ -491,14 +491,14 @@ impl Inspection {
     /// Tell the users of an operation that does not end on GPUs; if that ends the job, what all errors say.
     pub(super) fn tell_of_gpus(
         &mut self,
-        diagnosis: &DeviceDiagnosis,
+        found: &DeviceDiagnosis,
         topology: &Topology,
     ) -> Option<String> {
         let host_of = |rank: Rank| host_of(topology, rank);
-        let mut report = hang::render_device(diagnosis, &host_of);
-        let mut summary = hang::summary_device(diagnosis, &host_of);
+        let mut report = diagnosis::render_device(found, &host_of);
+        let mut summary = diagnosis::summary_device(found, &host_of);
         self.file_report(&mut report, &mut summary);
-        if diagnosis.complaint.ends {
+        if found.ends_job() {
             tracing::error!("{report}");
             return Some(summary);
         }

@@ -28,6 +28,7 @@ use horovod_protocol::{
     Device, EntryId, ExecItem, Leaving, Op, OperationTag, ProcessSetId, Rank, Request, Time,
     Worker, WorkerAction, WorkerConfig,
 };
+use horovod_timeline::{Stamp, Timeline, TimelineSetting};
 use horovod_transport::{Mesh, Notifier, Topology};
 
 use backend::{ChosenGpu, DeviceBackend, Surroundings, gpu_backends};
@@ -37,7 +38,6 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::gpu::LaunchEnd;
 use crate::tensor::Tensors;
-use crate::timeline::{Stamp, Timeline, TimelineSetting};
 
 pub use allocation::{Allocated, Allocator};
 pub use handles::{Callback, Handle, Kept, OpResult, Waited, in_callback};

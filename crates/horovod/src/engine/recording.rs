@@ -8,6 +8,7 @@ use horovod_collectives::{Stage as Part, Stages};
 use horovod_protocol::{
     EntryId, ExecItem, Execution, Op, OpError, Rank, Seq, Shape, StallReport, Time,
 };
+use horovod_timeline::{Catalog, Executed, Items, Nanos, Stage, Timeline, op_name};
 use horovod_transport::Control;
 
 use super::Entry;
@@ -15,7 +16,6 @@ use super::backend::DeviceStage;
 use super::handles::OpResult;
 use super::relay::{OutOfBandMessage, Relay};
 use crate::error::Error;
-use crate::timeline::{Catalog, Executed, Items, Nanos, Stage, Text, Timeline, op_name};
 
 /// The engine's side of the timeline. Costs one load per operation when nothing is recorded.
 pub(super) struct Recording {
@@ -107,20 +107,13 @@ impl Recording {
                 }
                 self.ordered.pop_front();
             }
-            let session = self.timeline.session();
-            self.catalog.enter(session);
-            let mut items = Items::with_capacity(execution.items.len());
-            let mut tell = |item: &ExecItem, entry: &Option<Entry>| {
-                let tell = |number, what| self.timeline.describe(session, number, what);
-                let number = self.catalog.number(item, tell)?;
-                items.push(number, entry.as_ref().and_then(|e| e.submitted));
-                Some(())
-            };
-            let mut all = execution.items.iter().zip(entries);
-            let told = all.try_for_each(|(item, entry)| tell(item, entry));
+            let submitted = |entry: &Option<Entry>| entry.as_ref().and_then(|e| e.submitted);
+            let all = execution.items.iter().zip(entries);
+            let all = all.map(|(item, entry)| (item, submitted(entry)));
+            let (session, items) = self.timeline.pack(&mut self.catalog, all);
             Box::new(Recorded {
                 session,
-                items: told.map(|()| items),
+                items,
                 ordered,
                 begin,
                 parts: Vec::new(),
@@ -145,11 +138,8 @@ impl Recording {
             timeline.missed(execution.items.len());
             return;
         };
-        let shown = |part: &Part| Stage {
-            name: Text::Static(part.name),
-            begin: timeline.at(part.begin),
-            end: timeline.at(part.end),
-        };
+        let shown =
+            |part: &Part| Stage::new(part.name, timeline.at(part.begin), timeline.at(part.end));
         let mut thread = 0;
         let (begin, end) = (timeline.at(recorded.begin), now.0);
         let (begin, end, stages): (_, _, Vec<_>) = match by {

@@ -7,9 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
 use horovod_protocol::{Rank, Tree};
+use horovod_timeline::{self as timeline, LAST_EVENTS_TIMEOUT, MessageKind};
 use horovod_transport::{Control, LinkError};
-
-use crate::timeline::{self, LAST_EVENTS_TIMEOUT, MessageKind};
 
 /// Bytes that wait to be passed on before events are thrown away.
 const RELAYED_BYTES_MAX: usize = 4 << 20;
@@ -239,7 +238,7 @@ mod tests {
     fn what_waits_is_bounded_and_goes_on_in_order_when_there_is_room() {
         let mut meshes = Cluster::new(4).fan_out(2).build();
         let mut relay = Relay::new(Rank(1), meshes[1].tree.clone());
-        let batch = timeline::sample_batch(1000);
+        let batch = timeline::testing::batch(1000);
         let bytes = [&envelope(Rank(3), Rank(0))[..], &batch].concat();
         let many = 2 * RELAYED_BYTES_MAX / bytes.len();
         for _ in 0..many {

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use horovod_diagnosis::{Brief, Key, Seen, Standing, ThreadStack, Unfinished, runnable_ms, stacks};
 use horovod_protocol::{EntryId, ProcessSetId};
 
 use super::EngineState;
 use super::gpu_watch::device_standing;
-use crate::hang::{self, Brief, Key, Seen, Standing, ThreadStack, Unfinished};
 
 /// The answer to a look at a soft wait: the operations for which this rank's threads wait, and which of `keys` are pending.
 pub(super) fn brief(shared: &EngineState, keys: &[Key]) -> Brief {
@@ -60,7 +60,7 @@ pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
     Standing {
         pid: std::process::id(),
         submitted: shared.callers.submitted(),
-        runnable_ms: hang::runnable_ms(),
+        runnable_ms: runnable_ms(),
         executes,
         blocked: is_stuck && seen.blocked(),
         waits_if_idle: is_stuck && seen.waits_if_idle(),
@@ -79,7 +79,7 @@ pub(super) fn standing(shared: &EngineState, executes: bool) -> Standing {
 pub(super) fn search_stacks(
     shared: &Arc<EngineState>,
 ) -> std::io::Result<Option<Receiver<Vec<ThreadStack>>>> {
-    let Some(stacks) = hang::stacks() else {
+    let Some(stacks) = stacks() else {
         return Ok(None);
     };
     let (found, search) = sync_channel(1);

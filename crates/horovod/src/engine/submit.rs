@@ -6,13 +6,13 @@ use std::time::Duration;
 use horovod_protocol::{
     Completion, DType, Device, EntryId, Op, ProcessSetId, Rank, ReduceOp, Scale,
 };
+use horovod_timeline::op_name;
 
 use super::calls::Wait;
 use super::handles::{Delivery, Handles};
 use super::{Allocator, Callback, Engine, Entry, Handle, Kept, Negotiation, RecordedCall, Waited};
 use crate::error::Error;
 use crate::tensor::{Output, Tensor, Tensors};
-use crate::timeline::op_name;
 
 /// Longest single wait of the blocking calls between two looks at whether the caller wants to stop.
 const WAIT_SLICE: Duration = Duration::from_millis(100);

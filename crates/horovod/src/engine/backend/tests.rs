@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use horovod_protocol::{DType, Device, Op, ProcessSetId, Rank, ReduceOp, Scale, TensorMeta};
 use horovod_sim::Rng;
+use horovod_timeline::TimelineSetting;
 use horovod_transport::testing;
 
 use super::double::Fabric;
@@ -13,7 +14,6 @@ use crate::config::Config;
 use crate::engine::{Engine, Handle, OpResult, Submission, Waited};
 use crate::error::Error;
 use crate::tensor::{Output, ReadyEvent, Tensor};
-use crate::timeline::TimelineSetting;
 
 /// Hard bound of every wait; reached only when something hangs.
 const LIMIT: Duration = Duration::from_secs(120);

@@ -121,16 +121,16 @@ impl Driver {
 
     fn look_at_front(&mut self) -> Front {
         if let Some(task) = &mut self.parked {
-            return task.look(self.pump.dead.is_some());
+            return task.look(self.pump.membership.is_over());
         }
         self.forget_removed_sets();
-        let Some(execution) = self.pump.ready.front() else {
+        let Some(execution) = self.pump.queue.front() else {
             return Front::Nothing;
         };
         if self.pump.flights.is_full() {
             return Front::Waits;
         }
-        if !self.pump.has_ready_events {
+        if !self.pump.queue.has_ready_events() {
             return Front::Runs;
         }
         match self.pump.shared.lock().poll_events(&execution.items) {
@@ -143,16 +143,11 @@ impl Driver {
     /// What the members of a removed set have agreed on ends at its place in the order: on every rank, for those who come
     /// under its id are others, or agree anew.
     fn forget_removed_sets(&mut self) {
-        while let Some((after, set)) = self.pump.removed_sets.front() {
-            let next = self.pump.ready.front().map(|execution| execution.seq);
-            if after.is_some_and(|after| next.is_some_and(|next| next <= after)) {
-                return;
-            }
-            self.capabilities.forget(*set);
+        while let Some(set) = self.pump.queue.next_removed_set() {
+            self.capabilities.forget(set);
             for (_, backend) in &mut self.devices {
-                backend.forget(*set);
+                backend.forget(set);
             }
-            self.pump.removed_sets.pop_front();
         }
     }
 
@@ -163,7 +158,7 @@ impl Driver {
             return matches!(task.memory, OutputMemory::NotAsked)
                 && matches!(task.staging, Staging::NotBegun);
         }
-        let Some(execution) = self.pump.ready.front() else {
+        let Some((execution, announced)) = self.pump.queue.front_with_numbers() else {
             return false;
         };
         if execution.device != Device::Cpu {
@@ -173,7 +168,7 @@ impl Driver {
             return self.capabilities.of(execution).is_some()
                 && !backend.is_some_and(|(_, backend)| backend.is_staged(execution));
         }
-        self.host.catch_up(&mut self.pump.announced, execution.seq);
+        self.host.catch_up(announced, execution.seq);
         self.host.may_pause(execution)
     }
 
@@ -181,8 +176,9 @@ impl Driver {
         if self.parked.is_some() {
             return self.parked.take();
         }
-        let execution = self.pump.ready.pop_front()?;
-        self.host.catch_up(&mut self.pump.announced, execution.seq);
+        let execution = self.pump.queue.pop()?;
+        self.host
+            .catch_up(self.pump.queue.announced(), execution.seq);
         let mut entries = std::mem::take(&mut self.spare);
         self.pump.take_entries(&execution, &mut entries);
         let stages = self.host.stages();
@@ -199,9 +195,9 @@ impl Driver {
     }
 
     pub(super) fn carry_out(&mut self, mut task: ExecutionTask) {
-        self.pump.running = Some(task.execution.members.clone());
+        self.pump.queue.runs(task.execution.members.clone());
         let result = self.start(&mut task);
-        if std::mem::take(&mut self.pump.broken_off) && result.is_err() {
+        if self.pump.interruption.take() && result.is_err() {
             self.host.rewind();
             self.parked = Some(task);
             return;
@@ -217,8 +213,7 @@ impl Driver {
                 self.parked = Some(task);
             }
             Ok(Outcome::InFlight(execution, backend)) => {
-                self.pump.running = None;
-                self.pump.runs = None;
+                self.pump.queue.ended();
                 let flight = Flight {
                     task,
                     execution,
@@ -233,7 +228,7 @@ impl Driver {
     }
 
     fn start(&mut self, task: &mut ExecutionTask) -> Result<Outcome, Failure> {
-        if let Some(error) = &self.pump.dead {
+        if let Some(error) = self.pump.membership.cause() {
             return Err(Failure::Aborted(Aborted(error.to_string().into())));
         }
         self.results.clear();
@@ -359,8 +354,7 @@ impl Driver {
 
     fn complete(&mut self, mut task: ExecutionTask) {
         self.let_go(&mut task);
-        self.pump.running = None;
-        self.pump.runs = None;
+        self.pump.queue.ended();
         if task.execution.device == Device::Cpu {
             let now = || self.pump.shared.now();
             let coordinator = self.pump.node.coordinator();
@@ -374,8 +368,7 @@ impl Driver {
     pub(super) fn give_up(&mut self, mut task: ExecutionTask, failure: Failure) {
         self.let_go(&mut task);
         let error = self.pump.failure(failure);
-        self.pump.running = None;
-        self.pump.runs = None;
+        self.pump.queue.ended();
         // Nothing of it touches the tensors any more.
         self.pump.fail_unused(&error);
     }
@@ -388,7 +381,7 @@ impl Driver {
 
     fn next(&self) -> Option<&Execution> {
         let parked = self.parked.as_ref().map(|task| &task.execution);
-        parked.or(self.pump.ready.front())
+        parked.or(self.pump.queue.front())
     }
 
     pub(super) fn next_is_small(&self) -> bool {
@@ -425,7 +418,7 @@ impl Driver {
             op: &request.op,
             tensor,
             tag,
-            oversubscribed: self.pump.waiter.is_oversubscribed(),
+            oversubscribed: self.pump.links.is_oversubscribed(),
         });
         if staged {
             self.staged = Some(id);
@@ -467,7 +460,7 @@ impl Pump {
 
     /// Every handle ends with this but those of executions that may still touch their tensors.
     pub(super) fn fail_unused(&self, error: &Error) {
-        if self.running.is_none() {
+        if !self.queue.is_running() {
             let in_use = |handle| self.flights.uses(handle);
             self.shared.handles.fail_pending(error, in_use);
         }

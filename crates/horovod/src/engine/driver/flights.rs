@@ -171,7 +171,7 @@ impl Pump {
                 }
             }
         }
-        if self.dead.is_none()
+        if !self.membership.is_over()
             && let Some(failure) = self.flights.take_failing()
         {
             // The peers wait for this rank, and must not wait until its device comes to rest.
@@ -195,7 +195,7 @@ impl Pump {
                 flight.backend
             );
             flight.execution.give_up(ABORT_TIMEOUT);
-            let error = self.dead.clone().unwrap_or(Error::Closed);
+            let error = self.membership.cause().cloned().unwrap_or(Error::Closed);
             let handles: Vec<_> = flight.entries().map(|id| Handle(id.0)).collect();
             for handle in &handles {
                 self.shared.handles.forget_callback(*handle);

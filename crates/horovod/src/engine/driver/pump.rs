@@ -2,29 +2,23 @@
 //! what goes on while a collective waits.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use horovod_protocol::{
-    Execution, Leaving, LossCause, PeerLost, ProcessSetId, Rank, Response, Seq, Time,
-    ToCoordinator, ToWorker, Tree,
-};
-use horovod_transport::{Aborted, Control, ControlEvent, Idle, Topology, Waiter};
+use horovod_protocol::{LossCause, PeerLost, Rank, Time};
+use horovod_transport::{Aborted, ControlEvent, Idle};
 
-use super::ending::Suspect;
 use super::flights::Flights;
-use super::inspect::Runs;
+use super::links::{ControlPlane, Links};
+use super::membership::Membership;
 use super::node::Node;
+use super::queue::ExecutionQueue;
 use super::replicas::ReplicaCheck;
 use crate::config::Config;
-use crate::engine::backend::host::Announced;
 use crate::engine::inspection::Inspection;
 use crate::engine::recording::Recording;
-use crate::engine::relay::Relay;
-use crate::engine::{EngineState, SHUTDOWN_GRACE, nanos};
-use crate::error::Error;
+use crate::engine::{EngineState, nanos};
 use crate::replicas;
 
 /// The kind of a change of members in which somebody comes, as workers know it.
@@ -32,125 +26,95 @@ const HOSTS_ADDED: u8 = 2;
 /// Longest sleep without looking around; only a safety net, events end a sleep at once.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// The control plane: what makes progress while a collective waits for its peers.
+/// Polls without a sleep after which the clock is asked whether the neighbours have been silent for too long.
+const POLLS_PER_SILENCE_CHECK: u32 = 64;
+
+/// The control plane: what makes progress while a collective waits for its peers. Each part owns what it is about; here
+/// and in the files around stands what goes across.
 pub(super) struct Pump {
     pub(super) shared: Arc<EngineState>,
-    pub(super) control: Control,
-    pub(super) waiter: Waiter,
-    pub(super) topology: Topology,
-    pub(super) tree: Tree,
+    pub(super) links: Links,
     pub(super) node: Node,
-    pub(super) ready: VecDeque<Execution>,
-    /// Tensors of these, or of what is still negotiated, have a ready event.
-    pub(super) has_ready_events: bool,
-    pub(super) announced: Announced,
-    /// Process sets that were removed, each after this execution, if that has not begun.
-    pub(super) removed_sets: VecDeque<(Option<Seq>, ProcessSetId)>,
-    /// A peer that is gone, until the launcher's word or the deadline.
-    pub(super) lost: Option<Suspect>,
-    /// The generation is over; why.
-    pub(super) dead: Option<Error>,
-    /// All ranks have agreed to stop.
-    pub(super) stopped: bool,
-    /// Because a rank has left; why the first of them did.
-    pub(super) left: Option<Leaving>,
-    /// Members of the execution that was started and has not ended.
-    pub(super) running: Option<Arc<[Rank]>>,
+    pub(super) membership: Membership,
+    pub(super) queue: ExecutionQueue,
     /// Executions that go on by themselves.
     pub(super) flights: Flights,
-    pub(super) shutdown_deadline: Option<Instant>,
-    /// The thread in charge has to leave by then, also in the middle of a collective.
-    pub(super) leave_by: Option<Instant>,
-    /// It did leave in the middle of one.
-    pub(super) broken_off: bool,
-    pub(super) frame: Vec<u8>,
-    /// The last messages; the next are read into their memory.
-    pub(super) heard_from_below: ToCoordinator,
-    pub(super) heard_from_above: ToWorker,
-    pub(super) spare_responses: Vec<Arc<Response>>,
     pub(super) recording: Recording,
-    pub(super) relay: Relay,
     pub(super) inspection: Inspection,
     pub(super) replica_check: ReplicaCheck,
-    /// The collective that runs now, for reports of stalls.
-    pub(super) runs: Option<Runs>,
-    /// How long a neighbour may be silent; `None`: for ever.
-    pub(super) heartbeat: Option<Duration>,
-    pub(super) polls: u32,
+    pub(super) interruption: Interruption,
     pub(super) moment: Moment,
 }
 
 /// The time of one look at everything, read when it is first asked for.
 #[derive(Default)]
-pub(super) struct Moment(Cell<Option<Time>>);
+pub(super) struct Moment {
+    time: Cell<Option<Time>>,
+    looks: u32,
+}
 
 impl Moment {
+    /// Another look begins. `true`: it is time to look after the neighbours, too.
+    pub(super) fn begin(&mut self) -> bool {
+        self.time.set(None);
+        self.looks = self.looks.wrapping_add(1);
+        self.looks.is_multiple_of(POLLS_PER_SILENCE_CHECK)
+    }
+
     pub(super) fn of(&self, shared: &EngineState) -> Time {
-        let now = self.0.get().unwrap_or_else(|| shared.now());
-        self.0.set(Some(now));
+        let now = self.time.get().unwrap_or_else(|| shared.now());
+        self.time.set(Some(now));
         now
     }
 }
 
-/// What the pump needs of the mesh: all but the links for data.
-pub(super) struct ControlPlane {
-    /// Who there is, and where.
-    pub(super) topology: Topology,
-    /// Who talks to whom in the negotiation.
-    pub(super) tree: Tree,
-    /// The links along that tree.
-    pub(super) control: Control,
-    /// How long one of them may be silent; `None`: for ever.
-    pub(super) heartbeat: Option<Duration>,
-    /// Where to wait for all of them.
-    pub(super) waiter: Waiter,
+/// The interruption of a collective, where the thread in charge must be able to leave.
+#[derive(Default)]
+pub(super) struct Interruption {
+    /// The thread has to leave by then, also in the middle of a collective.
+    by: Option<Instant>,
+    /// It did leave in the middle of one.
+    happened: bool,
+}
+
+impl Interruption {
+    /// A thread that has to leave by then is in charge.
+    pub(super) fn allow(&mut self, by: Instant) {
+        self.by = Some(by);
+    }
+
+    /// It is in charge no more.
+    pub(super) fn forbid(&mut self) {
+        self.by = None;
+    }
+
+    /// Whether a collective was interrupted since this was asked last.
+    pub(super) fn take(&mut self) -> bool {
+        std::mem::take(&mut self.happened)
+    }
+
+    /// How long the thread may stay, if it has to leave.
+    fn left(&self) -> Option<Duration> {
+        let left = |by: Instant| by.saturating_duration_since(Instant::now());
+        self.by.map(left)
+    }
 }
 
 impl Pump {
     pub(super) fn new(config: &Config, plane: ControlPlane, shared: Arc<EngineState>) -> Self {
-        let ControlPlane {
-            topology,
-            tree,
-            mut control,
-            heartbeat,
-            waiter,
-        } = plane;
-        let node = Node::new(config, &topology, &tree);
-        if let Some(timeout) = heartbeat {
-            control.watch(timeout, shared.now());
-        }
+        let topology = &plane.topology;
         Self {
-            heartbeat,
-            polls: 0,
-            moment: Moment::default(),
-            recording: Recording::new(shared.timeline.clone()),
-            relay: Relay::new(topology.rank, tree.clone()),
-            inspection: Inspection::new(config, &topology),
-            replica_check: ReplicaCheck::new(config.consistency.at_start),
-            runs: None,
-            shared,
-            control,
-            waiter,
-            topology,
-            tree,
-            node,
-            ready: VecDeque::new(),
-            has_ready_events: false,
-            announced: Announced::new(),
-            removed_sets: VecDeque::new(),
-            lost: None,
-            dead: None,
-            stopped: false,
-            left: None,
-            running: None,
+            node: Node::new(config, topology, &plane.tree),
+            membership: Membership::default(),
+            queue: ExecutionQueue::default(),
             flights: Flights::default(),
-            shutdown_deadline: None,
-            leave_by: None,
-            broken_off: false,
-            frame: Vec::new(),
-            heard_from_below: ToCoordinator::empty(),
-            heard_from_above: ToWorker::empty(),
-            spare_responses: Vec::new(),
+            recording: Recording::new(shared.timeline.clone()),
+            inspection: Inspection::new(config, topology),
+            replica_check: ReplicaCheck::new(config.consistency.at_start),
+            interruption: Interruption::default(),
+            moment: Moment::default(),
+            links: Links::new(plane, shared.now()),
+            shared,
         }
     }
 
@@ -159,7 +123,7 @@ impl Pump {
         match event {
             ControlEvent::OutOfBand { from, bytes } => {
                 self.handle_out_of_band(from, &bytes);
-                self.control.give_back(bytes);
+                self.links.give_back(bytes);
             }
             ControlEvent::Lost(lost) => {
                 self.recording.gone(lost.rank);
@@ -207,7 +171,7 @@ impl Pump {
     /// A message that is no part of the negotiation.
     fn handle_out_of_band(&mut self, neighbour: Rank, bytes: &[u8]) {
         let executes = self.executes();
-        let received = self.relay.receive(&mut self.control, neighbour, bytes);
+        let received = self.links.receive(neighbour, bytes);
         let Some(received) = received else { return };
         if Inspection::is_meant(&received) {
             self.inspection.hears(&received, &self.shared, executes);
@@ -220,28 +184,27 @@ impl Pump {
 
     /// A neighbour passes nothing on any more.
     fn nothing_more_from(&mut self, neighbour: Rank) {
-        for rank in self.relay.gone(neighbour) {
+        for rank in self.links.gone(neighbour) {
             self.recording.gone(rank);
         }
     }
 
     /// Whether the timeline's events are where they belong, also those that pass through here.
     fn is_recording_settled(&mut self) -> bool {
-        if !self.stopped {
+        if !self.membership.has_stopped() {
             return true;
         }
-        let relayed = self.relay.is_settled();
+        let relayed = self.links.is_settled();
         self.recording.is_settled() && relayed
-    }
-
-    pub(super) fn parent(&self) -> Option<Rank> {
-        self.tree.parent(self.topology.rank)
     }
 
     /// When something is to be done that no event announces. For who has just looked at everything.
     pub(super) fn deadline(&self) -> Option<u64> {
-        let ends = self.lost.iter().map(|suspect| suspect.deadline);
-        let ends = ends.chain(self.shutdown_deadline).min();
+        let ends = self.membership.suspected().map(|(_, deadline)| deadline);
+        let ends = ends
+            .into_iter()
+            .chain(self.membership.shutdown_deadline())
+            .min();
         let ends = ends.map(|at| nanos(at.saturating_duration_since(self.shared.started)));
         let ours = self.timer(|| self.moment.of(&self.shared));
         let ours = ours.map(|at| at.0);
@@ -250,10 +213,11 @@ impl Pump {
 
     /// The same, of the state machines: none any more when the generation is over.
     fn timer(&self, now: impl FnOnce() -> Time) -> Option<Time> {
-        if self.dead.is_some() {
+        if self.membership.is_over() {
             return None;
         }
-        let inspection = self.inspection.deadline(now).filter(|_| !self.stopped);
+        let inspection = self.inspection.deadline(now);
+        let inspection = inspection.filter(|_| !self.membership.has_stopped());
         self.node
             .next_deadline()
             .into_iter()
@@ -269,22 +233,22 @@ impl Pump {
             return Duration::ZERO;
         }
         let mut limit = SLEEP_MAX;
-        let looks = self.control.look_due().filter(|_| self.dead.is_none());
+        let looks = self.links.look_due().filter(|_| !self.membership.is_over());
         if let Some(at) = looks.into_iter().chain(self.timer(|| now)).min() {
             limit = limit.min(Duration::from_nanos(at.0.saturating_sub(now.0)));
         }
-        if self.dead.is_none()
-            && !self.stopped
+        if !self.membership.is_over()
+            && !self.membership.has_stopped()
             && !self.executes()
             && let Some(at) = self.inspection.soft_deadline(&self.shared, now)
         {
             limit = limit.min(Duration::from_nanos(at.0.saturating_sub(now.0)));
         }
-        if let Some(suspect) = &self.lost {
-            limit = limit.min(suspect.deadline.saturating_duration_since(Instant::now()));
+        if let Some((_, deadline)) = self.membership.suspected() {
+            limit = limit.min(deadline.saturating_duration_since(Instant::now()));
         }
-        if let Some(deadline) = self.shutdown_deadline
-            && (!self.carries_out() || !self.stopped)
+        if let Some(deadline) = self.membership.shutdown_deadline()
+            && (!self.carries_out() || !self.membership.has_stopped())
         {
             limit = limit.min(deadline.saturating_duration_since(Instant::now()));
         }
@@ -293,15 +257,16 @@ impl Pump {
 
     /// Tells the neighbours that this rank lives and sees whether they do, if it is time. `true`: there may be news.
     pub(super) fn look_after_neighbours(&mut self, now: Time) -> bool {
-        self.dead.is_none() && (self.control.look_after(now) | self.watch_gpus(now))
+        !self.membership.is_over() && (self.links.look_after(now) | self.watch_gpus(now))
     }
 
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
     pub(super) fn finished(&mut self) -> bool {
         let overdue = self.shutdown_overdue();
         // What a caller still has to tell of itself must not come too late.
-        let telling = self.stopped && self.shared.recorded_calls.load(Ordering::SeqCst) > 0;
-        let unsent = self.control.has_unsent()
+        let stopped = self.membership.has_stopped();
+        let telling = stopped && self.shared.recorded_calls.load(Ordering::SeqCst) > 0;
+        let unsent = self.links.has_unsent()
             || telling
             || self.shared.replicas.has_queued()
             || !self.is_recording_settled();
@@ -309,29 +274,25 @@ impl Pump {
             self.end_overdue();
         }
         // What was agreed before the stop is carried out.
-        let unsent = unsent || self.running.is_some() || !self.ready.is_empty();
+        let unsent = unsent || self.queue.is_running() || !self.queue.is_empty();
         self.flights.is_empty()
             && self.shared.shutdown_requested.load(Ordering::Acquire)
-            && (self.dead.is_some() || (self.stopped && !unsent) || overdue)
+            && (self.membership.is_over() || (stopped && !unsent) || overdue)
     }
 
     /// Whether this process has asked to leave and the time that it gives the others is over.
     fn shutdown_overdue(&mut self) -> bool {
-        if !self.shared.shutdown_requested.load(Ordering::Acquire) {
-            return false;
-        }
-        let now = Instant::now();
-        now >= *self.shutdown_deadline.get_or_insert(now + SHUTDOWN_GRACE)
+        self.shared.shutdown_requested.load(Ordering::Acquire) && self.membership.is_overdue()
     }
 }
 
 impl Pump {
     /// This process has asked to leave, and the time that it gives the others is over.
     fn end_overdue(&mut self) {
-        let rank = self.topology.rank;
+        let rank = self.links.me();
         self.end_generation(&PeerLost {
             rank,
-            host: self.host_of(rank),
+            host: self.links.host_of(rank),
             cause: LossCause::CannotGoOn("left because not all ranks answered its shutdown".into()),
         });
     }
@@ -341,26 +302,25 @@ impl Idle for Pump {
     fn idle(&mut self, spins: u32) -> Result<(), Aborted> {
         let progress = self.progress();
         // A peer that is stuck neither answers the shutdown nor goes on with the collective.
-        if !self.stopped && self.shutdown_overdue() {
+        if !self.membership.has_stopped() && self.shutdown_overdue() {
             self.end_overdue();
         }
-        if let Some(error) = &self.dead {
+        if let Some(error) = self.membership.cause() {
             return Err(Aborted(error.to_string().into()));
         }
         if progress {
             return Ok(());
         }
-        if !self.waiter.stays_awake(spins) {
+        if !self.links.waiter().stays_awake(spins) {
             let mut sleep = self.sleep_limit();
-            if let Some(leave_by) = self.leave_by {
-                let left = leave_by.saturating_duration_since(Instant::now());
+            if let Some(left) = self.interruption.left() {
                 if left.is_zero() || self.shared.wanted() {
-                    self.broken_off = true;
+                    self.interruption.happened = true;
                     return Err(Aborted("its thread had to leave".into()));
                 }
                 sleep = sleep.min(left);
             }
-            self.waiter.falls_asleep(spins, Some(sleep));
+            self.links.waiter().falls_asleep(spins, Some(sleep));
         }
         Ok(())
     }

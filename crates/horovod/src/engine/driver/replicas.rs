@@ -34,13 +34,14 @@ impl Pump {
         while self.shared.replicas.has_queued()
             && let Some(report) = self.shared.replicas.take()
         {
-            if self.topology.rank == COORDINATOR {
+            if self.links.me() == COORDINATOR {
                 self.collect(COORDINATOR, report);
                 sent = true;
                 continue;
             }
             let bytes = report.encode();
-            match self.relay.send(&mut self.control, COORDINATOR, &bytes) {
+            let (relay, control) = self.links.out_of_band();
+            match relay.send(control, COORDINATOR, &bytes) {
                 Ok(true) => sent = true,
                 Ok(false) => {
                     self.shared.replicas.put_back(report);
@@ -56,7 +57,7 @@ impl Pump {
     /// Another rank reports.
     pub(super) fn hear_replica(&mut self, received: &OutOfBandMessage<'_>) {
         match Report::decode(received.message) {
-            Ok(report) if self.topology.rank == COORDINATOR => self.collect(received.from, report),
+            Ok(report) if self.links.me() == COORDINATOR => self.collect(received.from, report),
             Ok(_) => tracing::debug!("{} reported its parameters, not to rank 0", received.from),
             Err(e) => tracing::warn!("{} sent an unreadable report: {e}", received.from),
         }
@@ -64,7 +65,7 @@ impl Pump {
 
     fn collect(&mut self, from: Rank, report: Report) {
         let check = &mut self.replica_check;
-        if check.has_found || check.action == CheckReplicas::Off || self.dead.is_some() {
+        if check.has_found || check.action == CheckReplicas::Off || self.membership.is_over() {
             return;
         }
         let state = self.shared.lock();

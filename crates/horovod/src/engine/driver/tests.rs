@@ -6,7 +6,7 @@ use std::thread;
 
 use horovod_protocol::{
     DType, Device, EntryId, ExecItem, Execution, Item, LossCause, Op, ProcessSetId, Rank, ReduceOp,
-    Request, Response, Scale, Seq, SetKey, TensorMeta, ToWorker,
+    Request, Response, Scale, Seq, SetKey, StopReason, TensorMeta, ToWorker,
 };
 use horovod_transport::ControlEvent;
 use horovod_transport::testing::Cluster;
@@ -63,7 +63,7 @@ fn sum_over(ranks: &[u32], entry: Option<EntryId>) -> Execution {
 fn execute(mut driver: Driver, execution: Execution) -> Driver {
     let (done, ended) = mpsc::channel();
     thread::spawn(move || {
-        driver.pump.ready.push_back(execution);
+        driver.pump.queue.push(execution);
         let task = driver.next_task().expect("just queued");
         driver.carry_out(task);
         let _ = done.send(driver); // nobody listens any more after a failure
@@ -71,8 +71,15 @@ fn execute(mut driver: Driver, execution: Execution) -> Driver {
     ended.recv_timeout(LIMIT).expect("the execution hangs")
 }
 
+/// All ranks stop, and none has left.
+fn stop() -> StopReason {
+    StopReason::Deadlock {
+        report: String::new(),
+    }
+}
+
 fn cause(driver: &Driver) -> String {
-    let dead = driver.pump.dead.as_ref();
+    let dead = driver.pump.membership.cause();
     dead.map(ToString::to_string).unwrap_or_default()
 }
 
@@ -81,7 +88,7 @@ fn a_link_that_breaks_after_the_stop_ends_the_last_collective() {
     let mut meshes = Cluster::new(2).shm(false).build();
     drop(meshes.pop());
     let mut driver = driver(meshes.remove(0));
-    driver.pump.stopped = true;
+    driver.pump.membership.stop(stop());
     let driver = execute(driver, sum_over(&[0, 1], None));
     assert!(cause(&driver).contains("rank 1"), "{}", cause(&driver));
 }
@@ -113,7 +120,7 @@ fn end_after(fail: impl FnOnce(&mut Driver) + Send + 'static) -> String {
     });
     begun.recv_timeout(LIMIT).expect("the thread runs");
     drop(lost);
-    while neighbour.pump.dead.is_none() {
+    while !neighbour.pump.membership.is_over() {
         neighbour.pump.progress();
     }
     failed.join().expect("no panic")
@@ -153,7 +160,7 @@ fn a_shutdown_is_not_held_up_for_ever_by_a_collective_with_a_stuck_peer() {
         .shared
         .shutdown_requested
         .store(true, Ordering::Release);
-    driver.pump.shutdown_deadline = Some(Instant::now());
+    driver.pump.membership.expire_shutdown();
     let mut driver = execute(driver, sum_over(&[0, 1], None));
     assert!(cause(&driver).contains("shutdown"), "{}", cause(&driver));
     assert!(driver.pump.finished());
@@ -265,7 +272,7 @@ fn what_was_decided_just_before_the_end_of_a_generation_is_not_run_any_more() {
         state.insert(id, entry);
         state.worker.submit(id, &request).expect("is accepted");
         state.worker.handle_message(&ToWorker {
-            generation: driver.pump.topology.generation,
+            generation: driver.pump.links.topology().generation,
             mark: 0,
             responses: vec![Arc::new(Response::Execute {
                 seq: Seq(1),
@@ -301,32 +308,32 @@ fn what_was_decided_just_before_the_end_of_a_generation_is_not_run_any_more() {
 fn after_the_stop_only_ranks_with_agreed_work_are_missed() {
     let mut driver = driver(Cluster::new(3).build().remove(0));
     let pump = &mut driver.pump;
-    pump.stopped = true;
-    pump.ready.push_back(sum_over(&[0, 2], None));
+    pump.membership.stop(stop());
+    pump.queue.push(sum_over(&[0, 2], None));
     pump.handle_control(ControlEvent::Left { rank: Rank(1) });
-    assert!(pump.lost.is_none());
+    assert!(pump.membership.suspected().is_none());
     pump.handle_control(ControlEvent::Left { rank: Rank(2) });
-    assert!(pump.lost.is_some());
-    pump.ready.clear();
+    assert!(pump.membership.suspected().is_some());
+    pump.queue.clear();
     pump.settle_lost_peer();
-    assert!(pump.lost.is_none() && pump.dead.is_none());
+    assert!(pump.membership.suspected().is_none() && !pump.membership.is_over());
 }
 
 #[test]
 fn what_was_agreed_before_the_stop_is_carried_out_before_the_engine_ends() {
     let mut driver = driver(Mesh::solo().expect("a mesh of one"));
     let pump = &mut driver.pump;
-    pump.stopped = true;
+    pump.membership.stop(stop());
     pump.shared
         .shutdown_requested
         .store(true, Ordering::Release);
     // It waits for memory, say.
-    pump.running = Some([Rank(0)].into());
+    pump.queue.runs([Rank(0)].into());
     assert!(!pump.finished());
-    pump.running = None;
-    pump.ready.push_back(sum_over(&[0], None));
+    pump.queue.ended();
+    pump.queue.push(sum_over(&[0], None));
     assert!(!pump.finished());
-    pump.ready.clear();
+    pump.queue.clear();
     assert!(pump.finished());
 }
 
@@ -341,7 +348,8 @@ fn a_death_is_blamed_before_the_goodbye_that_it_caused() {
         cause: LossCause::Ended("died".into()),
     }));
     pump.handle_control(ControlEvent::Left { rank: Rank(0) });
-    assert_eq!(pump.lost.as_ref().map(|s| s.lost.rank), Some(Rank(2)));
+    let suspected = pump.membership.suspected();
+    assert_eq!(suspected.map(|(lost, _)| lost.rank), Some(Rank(2)));
 }
 
 #[test]

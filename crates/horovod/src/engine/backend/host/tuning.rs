@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use horovod_autotune::{Autotuner, Parameter, Values};
 use horovod_collectives::{SetLayout, Tuning};
 use horovod_protocol::{Coordinator, Execution, Rank, Seq, Time};
 use horovod_transport::Topology;
 
-use crate::autotune::{Autotuner, Parameter, Values};
 use crate::config::{Config, JoinAverage};
 
 /// Numbers that rank 0 has announced, each to be in force from its place in the order on.

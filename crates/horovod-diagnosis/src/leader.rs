@@ -1,0 +1,315 @@
+//! Rank 0's part in the diagnosis: when it looks, whom it asks, and when it has something to say. Pure: the time is
+//! passed in.
+
+use std::collections::BTreeSet;
+
+use horovod_protocol::Rank;
+
+use super::verdict::{Diagnosis, Kind, Late, Look, conclude};
+use super::{Key, Standing};
+
+/// Ranks asked at a time. Every rank that is asked stops nobody, but a report of hundreds helps nobody either.
+const ASKED_MAX: usize = 64;
+/// How long answers may take.
+const ANSWERS_TIMEOUT_MS: u64 = 2000;
+/// The same stall is told again after this time, then after twice as long, and so on.
+const REPEAT_MS: u64 = 60_000;
+/// Looks at one stall until the first report.
+const LOOKS: u64 = 3;
+
+/// What is to be done now.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Ask these ranks, and pass on what they say.
+    Ask {
+        /// The number of the question.
+        question: u64,
+        /// The ranks.
+        ranks: Vec<Rank>,
+    },
+    /// Tell the users.
+    Report(Box<Diagnosis>),
+}
+
+/// Rank 0's part of the diagnosis.
+#[derive(Debug)]
+pub struct Leader {
+    /// A stall is told when it has lasted for about so long.
+    after_ms: u64,
+    look_at: u64,
+    first: Option<Look>,
+    /// Operations that the last verdict took for deadlocked, proven or not.
+    suspected: Vec<Key>,
+    asked: Option<Asked>,
+    question: u64,
+    told: Option<Told>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    look: Look,
+    deadline: u64,
+}
+
+impl Asked {
+    fn is_complete(&self) -> bool {
+        self.look.answers.values().all(Option::is_some)
+    }
+}
+
+#[derive(Debug)]
+struct Told {
+    what: BTreeSet<(Key, Vec<(Rank, Kind)>)>,
+    again_at: u64,
+    pause: u64,
+}
+
+impl Leader {
+    /// A stall is told when it has lasted for about so long.
+    pub fn new(after_ms: u64) -> Self {
+        let after_ms = after_ms.max(LOOKS);
+        Self {
+            after_ms,
+            look_at: after_ms / LOOKS,
+            first: None,
+            suspected: Vec::new(),
+            asked: None,
+            question: 0,
+            told: None,
+        }
+    }
+
+    /// When to call [`Self::poll`] at the latest, in milliseconds.
+    pub fn deadline(&self) -> u64 {
+        self.asked.as_ref().map_or(self.look_at, |a| a.deadline)
+    }
+
+    /// Whether [`Self::poll`] has something to do.
+    pub fn is_due(&self, now: u64) -> bool {
+        match &self.asked {
+            Some(asked) => asked.is_complete() || now >= asked.deadline,
+            None => now >= self.look_at,
+        }
+    }
+
+    /// A rank has answered.
+    pub fn answered(&mut self, question: u64, rank: Rank, standing: Standing) {
+        if let Some(asked) = &mut self.asked
+            && question == self.question
+            && let Some(answer) = asked.look.answers.get_mut(&rank)
+        {
+            *answer = Some(standing);
+        }
+    }
+
+    /// Time has passed. `late` lists what has waited since this time or longer.
+    pub fn poll(&mut self, now: u64, late: impl FnOnce(u64) -> Late) -> Option<Step> {
+        if let Some(asked) = &self.asked {
+            if !asked.is_complete() && now < asked.deadline {
+                return None;
+            }
+            let look = self.asked.take()?.look;
+            return self
+                .looked(now, look)
+                .map(|diagnosis| Step::Report(Box::new(diagnosis)));
+        }
+        if now < self.look_at {
+            return None;
+        }
+        self.look_at = now + self.after_ms / LOOKS;
+        let late = late(now.saturating_sub(self.after_ms / LOOKS));
+        if late.is_empty() {
+            self.first = None;
+            self.suspected.clear();
+            self.told = None;
+            return None;
+        }
+        let ranks = whom_to_ask(&late);
+        self.question += 1;
+        self.asked = Some(Asked {
+            look: Look {
+                at_ms: now,
+                late,
+                answers: ranks.iter().map(|rank| (*rank, None)).collect(),
+            },
+            deadline: now + ANSWERS_TIMEOUT_MS,
+        });
+        let question = self.question;
+        Some(Step::Ask { question, ranks })
+    }
+
+    fn looked(&mut self, now: u64, look: Look) -> Option<Diagnosis> {
+        let first = self.first.replace(look.clone())?;
+        let mut diagnosis = conclude(&first, look);
+        // A thread that reads a file is as idle as one that waits, but perhaps not for two verdicts in a row.
+        let suspected = std::mem::replace(&mut self.suspected, diagnosis.deadlocked.clone());
+        let proven = std::mem::take(&mut diagnosis.proven);
+        (diagnosis.deadlocked).retain(|key| proven.contains(key) || suspected.contains(key));
+        if diagnosis.deadlocked.is_empty() && !self.suspected.is_empty() && suspected.is_empty() {
+            return None;
+        }
+        let stalled_after_ns = (self.after_ms - self.after_ms / LOOKS) * 1_000_000;
+        diagnosis.late.retain(|r| r.waited_ns >= stalled_after_ns);
+        let is_stall = !diagnosis.late.is_empty() && !diagnosis.culprits.is_empty();
+        (is_stall && self.is_news(now, &diagnosis)).then_some(diagnosis)
+    }
+
+    /// Whether users should hear of it, now or again.
+    fn is_news(&mut self, now: u64, diagnosis: &Diagnosis) -> bool {
+        if !diagnosis.deadlocked.is_empty() {
+            return true;
+        }
+        let kinds: Vec<_> = (diagnosis.culprits.iter())
+            .map(|c| (c.rank, c.kind))
+            .collect();
+        let keys = diagnosis.late.all().map(super::verdict::key);
+        let what: BTreeSet<_> = keys.map(|key| (key, kinds.clone())).collect();
+        let pause = match &self.told {
+            Some(told) if told.what == what && now < told.again_at => return false,
+            Some(told) => told.pause.saturating_mul(2),
+            None => REPEAT_MS,
+        };
+        self.told = Some(Told {
+            what,
+            again_at: now.saturating_add(pause),
+            pause,
+        });
+        true
+    }
+}
+
+/// Those that are waited for, and one that waits.
+fn whom_to_ask(late: &Late) -> Vec<Rank> {
+    let missing: BTreeSet<Rank> = late.all().flat_map(|r| r.missing.clone()).collect();
+    let waiting: BTreeSet<Rank> = late.all().flat_map(|r| r.waiting.clone()).collect();
+    let witness = waiting.difference(&missing).next().copied();
+    let asked: BTreeSet<Rank> = (missing.iter().copied().take(ASKED_MAX))
+        .chain(witness)
+        .collect();
+    asked.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use horovod_protocol::{ProcessSetId, StalledRequest};
+
+    use super::*;
+
+    fn request(name: &str, waited_ms: u64) -> Late {
+        let request = StalledRequest {
+            set: ProcessSetId(0),
+            name: Arc::from(name),
+            waiting: vec![Rank(0)],
+            missing: vec![Rank(1)],
+            waited_ns: waited_ms * 1_000_000,
+        };
+        Late {
+            requests: vec![request],
+            running: None,
+        }
+    }
+
+    fn standing() -> Standing {
+        Standing::default()
+    }
+
+    /// Let `a` wait from the start; when reports came, in milliseconds, until `end`.
+    fn reports(leader: &mut Leader, end: u64, answers: bool) -> Vec<u64> {
+        let mut told = Vec::new();
+        let mut now = 0;
+        while now < end {
+            now = leader.deadline().max(now);
+            match leader.poll(now, |_| request("a", now)) {
+                Some(Step::Ask { question, ranks }) => {
+                    assert_eq!(ranks, [Rank(0), Rank(1)]);
+                    for rank in ranks.into_iter().filter(|_| answers) {
+                        leader.answered(question, rank, standing());
+                    }
+                }
+                Some(Step::Report(_)) => told.push(now),
+                None => {}
+            }
+            if answers && let Some(Step::Report(_)) = leader.poll(now, |_| Late::default()) {
+                told.push(now);
+            }
+        }
+        told
+    }
+
+    #[test]
+    fn a_stall_is_told_in_time_and_then_less_and_less_often() {
+        let told = reports(&mut Leader::new(9000), 600_000, true);
+        assert_eq!(
+            told[0], 6000,
+            "two looks, 3000 apart, the first when it has waited for 3000"
+        );
+        assert_eq!(told.len(), 4, "{told:?}");
+    }
+
+    #[test]
+    fn ranks_that_do_not_answer_do_not_hold_up_the_report() {
+        let told = reports(&mut Leader::new(9000), 60_000, false);
+        assert!(told[0] <= 9000 + ANSWERS_TIMEOUT_MS, "{told:?}");
+    }
+
+    #[test]
+    fn nothing_is_asked_while_nothing_waits_and_answers_to_old_questions_are_ignored() {
+        let mut leader = Leader::new(9000);
+        assert_eq!(leader.poll(3000, |_| Late::default()), None);
+        assert_eq!(leader.poll(5999, |_| request("a", 5999)), None);
+        let Some(Step::Ask { question, .. }) = leader.poll(6000, |_| request("a", 6000)) else {
+            panic!()
+        };
+        leader.answered(question - 1, Rank(0), standing());
+        leader.answered(question, Rank(1), standing());
+        assert_eq!(
+            leader.poll(7000, |_| Late::default()),
+            None,
+            "one is still awaited"
+        );
+    }
+
+    #[test]
+    fn of_many_only_some_are_asked() {
+        let mut all = request("a", 1);
+        all.requests[0].missing = (1..1000).map(Rank).collect();
+        let asked = whom_to_ask(&all);
+        assert_eq!(asked.len(), ASKED_MAX + 1);
+        assert_eq!(asked[0], Rank(0));
+    }
+
+    #[test]
+    fn a_circle_that_only_idleness_shows_is_told_when_seen_twice() {
+        let ends = |blocked: bool| {
+            let mut leader = Leader::new(9000);
+            let waits = |own: &str| Standing {
+                blocked,
+                waits_if_idle: true,
+                waits_for: vec![(0, Arc::from(own))],
+                ..Standing::default()
+            };
+            let mut now = 0;
+            loop {
+                now = leader.deadline().max(now);
+                let step = leader.poll(now, |_| {
+                    let mut late = request("a", now);
+                    late.requests.extend(request("b", now).requests);
+                    let other = &mut late.requests[1];
+                    std::mem::swap(&mut other.waiting, &mut other.missing);
+                    late
+                });
+                if let Some(Step::Ask { question, .. }) = step {
+                    leader.answered(question, Rank(0), waits("a"));
+                    leader.answered(question, Rank(1), waits("b"));
+                }
+                if let Some(Step::Report(told)) = leader.poll(now, |_| Late::default()) {
+                    assert_eq!(told.deadlocked.len(), 2, "and not before");
+                    return now;
+                }
+            }
+        };
+        assert_eq!([ends(true), ends(false)], [6000, 9000]);
+    }
+}
