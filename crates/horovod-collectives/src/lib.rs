@@ -15,8 +15,8 @@
 //! save for the bits inside a NaN), and the same from run to run for the same layout, sizes and
 //! [`Tuning`].
 //!
-//! What computes does so in the default floating-point mode ([`horovod_kernels::DefaultMode`]), and leaves the thread in
-//! its own.
+//! Arithmetic runs in the default floating-point mode ([`horovod_kernels::DefaultMode`]); each function then restores
+//! the mode of its thread.
 //!
 //! Deliberately absent: negotiation, settings, threads, sockets.
 

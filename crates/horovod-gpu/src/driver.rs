@@ -74,7 +74,7 @@ const GREATEST_DEFAULT_STREAM: usize = 2;
 pub(crate) const NOT_READY: c_int = 600;
 
 function_table! {
-    /// What an error is called. AMD's library has these with another signature.
+    /// Names and texts of errors. AMD's library has these functions with another signature.
     struct CudaTexts;
     required {
         get_error_name = c"cuGetErrorName"(c_int, *mut *const c_char);

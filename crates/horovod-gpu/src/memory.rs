@@ -175,7 +175,7 @@ impl Device {
         MemoryPlace::Device(self.ordinal())
     }
 
-    /// What an allocation has returned; that there is no memory is told with all that is known.
+    /// Checks the result of an allocation. The error for exhausted memory has all details that are known.
     fn allocated(
         &'static self,
         call: &'static str,

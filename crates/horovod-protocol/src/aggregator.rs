@@ -23,19 +23,19 @@ mod down;
 mod merge;
 use merge::Merge;
 
-/// What an aggregator must know from the start.
+/// Configuration of an aggregator.
 #[derive(Clone, Debug)]
 pub struct AggregatorConfig {
     /// The rank it is on.
     pub rank: Rank,
-    /// This life of the job.
+    /// Current generation of the job.
     pub generation: Generation,
     /// How long a request that only some below have asked for may stay here unreported: by so much
     /// reports of stragglers are late at most, per level of the tree.
     pub hold_ns: u64,
 }
 
-/// What the engine shall do; drain with [`Aggregator::poll_action`].
+/// Action for the engine; drain with [`Aggregator::poll_action`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum AggregatorAction {
     /// Send to the parent.
@@ -172,7 +172,7 @@ impl Aggregator {
             .filter(|_| matches!(self.phase, Phase::Running))
     }
 
-    /// What to do next; call until `None` after every other method.
+    /// The next action; call until `None` after every other method.
     pub fn poll_action(&mut self) -> Option<AggregatorAction> {
         if let Some(message) = self.outbox.take() {
             self.merge.next_batch();

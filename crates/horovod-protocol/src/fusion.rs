@@ -8,7 +8,7 @@ use crate::types::{DType, Device, Op, Rank};
 /// Requests that a fused execution may skip over; keeps planning linear for odd mixtures.
 const LOOK_AHEAD_MAX: usize = 4096;
 
-/// What requests must have in common to be fused.
+/// Properties that requests must have in common to be fused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FusionKey {
     set: SetKey,
@@ -35,7 +35,7 @@ impl FusionKey {
             _ => return None,
         };
         let (first, rest) = signature.tensors.split_first()?;
-        // What only moves bytes goes together whatever the bytes mean.
+        // Operations that only move bytes fuse whatever the element types.
         let moves = matches!(signature.op, Op::Allgather | Op::Broadcast { .. });
         let dtype = if moves { DType::U8 } else { first.dtype };
         let alike = moves || rest.iter().all(|t| t.dtype == dtype);

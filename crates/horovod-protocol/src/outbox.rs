@@ -15,7 +15,7 @@ pub(crate) struct Outbox {
     /// Number of the open batch.
     batch: u64,
     seen: u64,
-    /// What was told of it.
+    /// Part of `seen` that has been sent.
     told: u64,
 }
 

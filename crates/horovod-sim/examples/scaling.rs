@@ -1,9 +1,9 @@
-//! What negotiation costs per step as the job grows: the real coordinator and aggregators of 2 to
-//! 16,384 ranks, in a star and in a tree, and a cost model of the links between them.
+//! Cost of negotiation per step as the job grows: the real coordinator and aggregators of 2 to 16,384 ranks, in a star
+//! and in a tree, and a cost model of the links between them.
 //!
-//! `cargo run --release -p horovod-sim --example scaling [tensors]` prints one JSON object a line;
-//! docs/scaling.md says what the columns mean and what is assumed. The workers, which in a steady
-//! step all say the same and hear the same, are represented by one real worker.
+//! `cargo run --release -p horovod-sim --example scaling [tensors]` prints one JSON object a line; docs/scaling.md
+//! defines the columns and lists the assumptions. One real worker represents all workers, which in a steady step send
+//! and receive the same messages.
 #![expect(clippy::print_stdout, reason = "printing is what it is for")]
 
 use horovod_protocol::*;
@@ -77,7 +77,7 @@ struct Job {
     use_medians: bool,
 }
 
-/// What one step took.
+/// Cost of one step.
 #[derive(Default)]
 struct Step {
     root_in: Traffic,
@@ -173,7 +173,7 @@ impl Job {
 
     /// From the workers to the coordinator's decision, which is the same for all.
     fn up(&mut self, said: &[Vec<u8>], step: &mut Step) -> Vec<Vec<u8>> {
-        // What a node sends up and when, by rank.
+        // Messages that a node sends up and their time, by rank.
         let mut sent: BTreeMap<Rank, (Vec<Vec<u8>>, f64)> = BTreeMap::new();
         for node in &mut self.nodes {
             let (inbox, ready) = inbox(&self.tree, &self.hosts, node.rank, &sent, said, step);
@@ -283,7 +283,7 @@ impl Job {
     }
 }
 
-/// What a node gets from its own worker and its children, and when it has received all of it.
+/// Messages to a node from its own worker and its children, and the time when it has received all of them.
 fn inbox(
     tree: &Tree,
     hosts: &[u32],

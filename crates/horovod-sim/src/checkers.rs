@@ -11,7 +11,7 @@ use std::fmt;
 pub struct Failure {
     /// The seed that repeats it.
     pub seed: Option<u64>,
-    /// What was broken.
+    /// The violated rule.
     pub what: String,
 }
 

@@ -82,7 +82,7 @@ pub(crate) struct CoreOperation {
     may_wait: u8,
 }
 
-/// What an operation is, apart from its tensors.
+/// An operation, apart from its tensors.
 pub(crate) struct Described<'a> {
     pub(crate) kind: Kind,
     pub(crate) reduce_op: u8,

@@ -103,7 +103,7 @@ impl Server {
         self.notifier.as_fd()
     }
 
-    /// Who has come since the last call.
+    /// The agents that have connected since the last call.
     pub fn take(&self) -> Vec<Arrival> {
         while matches!((&self.notifier).read(&mut [0; 64]), Ok(count) if count > 0) {}
         self.running.state().lock().drain(..).collect()
@@ -206,7 +206,7 @@ fn carry(wire: FrameStream) -> io::Result<(UnixStream, Receiver<Infallible>)> {
     Ok((theirs, ended))
 }
 
-/// What was written before an end still arrives; what is written after the other side's end goes nowhere.
+/// Bytes written before one side closes still arrive; bytes written after the other side closed are dropped.
 struct Carrier {
     wire: FrameStream,
     local: UnixStream,

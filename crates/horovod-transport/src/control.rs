@@ -26,23 +26,23 @@ pub const CONTROL_QUEUE_MAX: usize = 64 << 20;
 const SPARE_BYTES_MAX: usize = 64 << 10;
 /// Polls that find nothing between two looks at the sockets, for callers that never sleep.
 const LOOK_EVERY: u32 = 64;
-/// What an orderly leaver writes to the sockets that otherwise only tell of deaths.
+/// Byte that a rank sends before it leaves, on the sockets that otherwise only detect deaths.
 const GOODBYE: u8 = b'B';
 
-/// What [`Control::poll`] found.
+/// Event returned by [`Control::poll`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ControlEvent {
     /// A message.
     Frame {
-        /// Who sent it.
+        /// The sender.
         from: Rank,
         /// The message.
         bytes: Vec<u8>,
     },
     /// A message that is no part of the main conversation ([`Control::send_out_of_band`]).
     OutOfBand {
-        /// Who sent it.
+        /// The sender.
         from: Rank,
         /// The message.
         bytes: Vec<u8>,
@@ -53,24 +53,23 @@ pub enum ControlEvent {
     /// A rank said goodbye ([`Control::goodbye`]). Comes once per rank, after its last frame, and
     /// instead of `Lost`.
     Left {
-        /// Who left.
+        /// The rank that left.
         rank: Rank,
     },
-    /// A neighbour has said nothing for the time that [`Control::watch`] was given, though this rank listened:
-    /// its process or its host stands still, or nothing arrives from there. Counts as its end; comes instead of
-    /// `Lost`.
+    /// A neighbour has sent nothing for the timeout given to [`Control::watch`], although this rank polled: its process
+    /// or its host is stopped, or the network is cut. The neighbour counts as lost; this event replaces `Lost`.
     Silent {
-        /// Who.
+        /// The silent rank.
         rank: Rank,
-        /// For how long.
+        /// Time since its last message.
         silence: Duration,
     },
-    /// What came from a neighbour is not what it sent, though the connection works: neither rank is at fault. Nothing
-    /// more is heard from there; what is sent there may still arrive.
+    /// The bytes received from a neighbour differ from those it sent, though the connection works: neither rank is at
+    /// fault. Nothing more is read from the neighbour; frames sent to it may still arrive.
     Altered {
-        /// Who sent it.
+        /// The sender.
         rank: Rank,
-        /// How that was seen.
+        /// The check that failed.
         what: Arc<str>,
     },
     /// The launcher reports a death.
@@ -84,7 +83,7 @@ pub enum ControlEvent {
     },
     /// The connection to the launcher's rendezvous ended.
     LauncherLost {
-        /// What the operating system said.
+        /// The operating system's error.
         cause: String,
     },
 }
@@ -98,7 +97,7 @@ pub(crate) struct Peer {
     /// Something came from it since [`Watch::look`] last asked.
     spoke: bool,
     ended: bool,
-    /// What it says is not read any more.
+    /// Frames from this peer are not read any more.
     deaf: bool,
 }
 
@@ -214,7 +213,7 @@ impl Control {
         poller: Arc<Poller>,
     ) -> Self {
         if let Some((token, _)) = &launcher {
-            // What it has told already may lie in our buffer, of which no socket tells.
+            // Frames received earlier may lie in our buffer, for which no socket becomes readable.
             poller.set(*token, READABLE);
         }
         let mut index = vec![None; size];
@@ -320,7 +319,7 @@ impl Control {
             if !self.endings.is_empty() {
                 return Some(self.endings.remove(0));
             }
-            // What ended may have sent frames since they were looked for: look again before telling.
+            // An ended peer may have sent frames since the last poll: poll again before reporting.
             if !self.look_for_endings() {
                 break;
             }
@@ -365,7 +364,7 @@ impl Control {
         let peers = &mut self.peers;
         let look = watch.look(now, |i| std::mem::take(&mut peers[i].spoke));
         if look.speak {
-            // What waits for a peer is a sign of life, too. An error shows again when the peer is heard.
+            // Frames queued for a peer are a sign of life, too. A send error shows again when the peer is read.
             let idle = peers.iter_mut().filter(|p| !p.ended && p.queue.is_empty());
             for peer in idle {
                 peer.queue.push_out_of_band([&[], &[]]);
@@ -373,7 +372,7 @@ impl Control {
             }
         }
         if look.again {
-            // What has arrived while nobody looked at the sockets.
+            // Frames that arrived while no thread polled the sockets.
             self.poller.pump(Some(Duration::ZERO));
             return true;
         }

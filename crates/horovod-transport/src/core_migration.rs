@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(goes(&[1, 2, 1], 2, TWO), None);
         assert_eq!(goes(&[1, 1, 1, 2, 2, 3, 4, 4], 2, |core| core < 4), Some(3));
         assert_eq!(goes(&[1, 1, 2, 2, 3, 3], 1, |core| core < 4), Some(4));
-        // Who never waited takes no core.
+        // A rank that never waited takes no core.
         assert_eq!(goes(&[1, 0, 0, 1], 3, TWO), Some(2));
         // Not on a core that is not for this rank.
         assert_eq!(goes(&[1, 1, 1], 2, |core| core == 0 || core == 2), Some(3));

@@ -1,16 +1,15 @@
-//! The heartbeat: which neighbours have been silent for too long, a state machine that is told the time and what came
-//! in.
+//! The heartbeat: a state machine, without clock or sockets, that finds neighbours that have been silent for too long.
 //!
-//! Every rank says something to each neighbour four times in a time-out, and looks as often who has said anything.
-//! Who was not heard for the whole time-out is given up. A rank that did not look itself, because its process was
-//! stopped or its machine slept or was overloaded, blames nobody for that time.
+//! Every rank sends a sign of life to each neighbour four times per timeout, and checks as often which neighbours sent
+//! one. A neighbour that was silent for the whole timeout counts as lost. A rank that did not check in time, because
+//! its process was stopped or its machine was suspended or overloaded, blames no neighbour for that time.
 
 use horovod_protocol::Time;
 
 /// Looks in a time-out: so many signs of life may be late or lost before one is missed.
 const LOOKS: u64 = 4;
 
-/// What a rank knows of its neighbours' lives.
+/// State of the heartbeat: when neighbours were last received from.
 #[derive(Debug)]
 pub(crate) struct Watch {
     timeout_ns: u64,
@@ -23,7 +22,7 @@ pub(crate) struct Watch {
     heard: Vec<Option<Time>>,
 }
 
-/// What is to be done after a look.
+/// Actions due after a check.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Look {
     /// Tell every neighbour that this rank lives.

@@ -69,7 +69,7 @@ type Inbox = VecDeque<(u32, Vec<u8>)>;
 #[derive(Debug)]
 pub struct Server {
     running: RunningServer<Inbox>,
-    /// What ranks fetch from now on.
+    /// Payload for fetches from now on.
     payload: Arc<Mutex<Arc<[u8]>>>,
 }
 
@@ -132,7 +132,7 @@ fn current(payload: &Mutex<Arc<[u8]>>) -> Arc<[u8]> {
     Arc::clone(&payload.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What one connection is about.
+/// Request of one connection.
 #[derive(Default)]
 enum Errand {
     #[default]
@@ -252,7 +252,7 @@ pub struct PayloadClient {
 }
 
 impl PayloadClient {
-    /// What the server has for every rank. `go_on` is asked several times a second.
+    /// Fetches the server's payload. `go_on` is called several times a second.
     pub fn fetch(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Vec<u8>, PayloadError> {
         self.fetch_over(self.connect(go_on)?, go_on)
     }

@@ -24,7 +24,7 @@ pub(crate) struct Source {
     pub(crate) is_notifier: bool,
 }
 
-/// What is known to be ready, kept up to date by [`Self::pump`].
+/// Readiness of the sources, updated by [`Self::pump`].
 ///
 /// A link clears its bit *before* the system call that may find nothing: an event that comes in
 /// between sets it again, so none is lost.

@@ -23,7 +23,7 @@ use crate::{
     wait::wait_for_any,
 };
 
-/// What a server's owner and its thread share.
+/// State common to a server's owner and the server's thread.
 pub(crate) struct ServerState<I> {
     inbox: Mutex<I>,
     news: Condvar,
@@ -56,7 +56,7 @@ impl<I> ServerState<I> {
         self.news.notify_all();
     }
 
-    /// What `take` finds in the inbox, within `timeout`.
+    /// Returns the result of `take` on the inbox, or `None` after `timeout`.
     pub(crate) fn wait<T>(
         &self,
         timeout: Duration,

@@ -284,7 +284,7 @@ fn tcp_pair() -> (TcpStream, TcpStream) {
     let address = listener.local_addr().expect("its address");
     let one = TcpStream::connect(address).expect("a connection");
     let own = one.local_addr().expect("its address");
-    // Whoever still looks for the port's last owner may come first.
+    // A client that still looks for the previous owner of the port may connect first.
     loop {
         let (other, from) = listener.accept().expect("a connection");
         if from == own {
@@ -314,7 +314,7 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream, bit: Option<u64>) {
             break;
         }
     }
-    // Whoever is at either end learns of the end of the other.
+    // Either end learns when the other closes.
     let _ = to.shutdown(Shutdown::Write);
     let _ = from.shutdown(Shutdown::Read);
 }

@@ -23,16 +23,16 @@ const YIELDS: u32 = 2;
 /// the core: giving way hands it over in 2 us, while a sleep takes an event, a wake-up and often a
 /// wrong thread first.
 const YIELDING: Duration = Duration::from_millis(1);
-/// Who has the core for longer than this between two looks is no peer that soon waits in turn.
+/// A thread that keeps the core for longer than this between two polls is computing, not waiting.
 const SLICE: Duration = Duration::from_micros(500);
-/// One loss in such a time is bad luck: a peer had something to do before its call, say.
+/// One loss in such a time is forgiven: the peer may have had work to do before its call.
 const FORGIVEN_AFTER: Duration = Duration::from_millis(10);
 /// Rather than lose slices to somebody who computes, or spin in vain, a rank goes to sleep at once for this long; twice as long each
 /// time it loses some again soon after, up to the second figure.
 const HOLDING_BACK: Duration = Duration::from_millis(20);
 const HOLDING_BACK_MAX: Duration = Duration::from_millis(1280);
 
-/// What a rank does in one step of a wait.
+/// Action of a rank in one step of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Spin,
@@ -40,12 +40,12 @@ pub(crate) enum Step {
     Sleep,
 }
 
-/// What a rank does in the steps of a wait, which count from 0 since its last progress.
+/// Policy for the steps of a wait, which count from 0 since the rank's last progress.
 #[derive(Debug)]
 pub(crate) struct WaitPolicy {
     spins: u32,
     yields: u32,
-    /// Where each rank has a core, and hears without a system call.
+    /// Where each rank has a core, and is notified without a system call.
     spinning: Option<Spinning>,
     /// Where ranks outnumber cores.
     oversubscription: Option<Oversubscription>,
@@ -175,7 +175,7 @@ impl WaitPolicy {
             .is_some_and(|oversubscription| oversubscription.has_time)
     }
 
-    /// What to do in step `n`. A clock is read only where it decides.
+    /// The action for step `n`. The clock is read only where it decides.
     pub(crate) fn step(&mut self, n: u32, now: impl Fn() -> Instant) -> Step {
         if n < self.spins {
             return Step::Spin;

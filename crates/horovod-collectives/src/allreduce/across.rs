@@ -40,7 +40,7 @@ pub(super) fn parts(algorithm: Across, len: usize, members: usize) -> Parts {
     Parts { len, count }
 }
 
-/// Who takes part: member indices, and this member's position among them.
+/// The group's members as member indices, and this member's position among them.
 #[derive(Clone, Copy)]
 pub(super) struct Group<'a> {
     pub(super) members: &'a [usize],

@@ -65,7 +65,7 @@ impl Lanes {
         across::parts(self.algorithm, self.of(position).len(), self.hosts)
     }
 
-    /// What a step takes of a lane: `chunk` elements of each part, with the part's number.
+    /// A step's part of a lane: `chunk` elements of each part, with the part's number.
     fn step(
         self,
         position: usize,
@@ -211,7 +211,7 @@ fn side_by_side(
     let align = LINE / size;
     let places = lanes.lanes * lanes.parts(0).count;
     let fits = local.slot_len() / places / LINE * align;
-    // What passes between hosts at a time; the host's memory may not hold as much.
+    // Bytes that pass between hosts in one step; the host's memory may not hold as much.
     let chunk = (ctx.tuning.wire_chunk_bytes / size / align * align).clamp(align, fits.max(align));
     let schedule = Schedule {
         steps: lanes.steps(chunk),

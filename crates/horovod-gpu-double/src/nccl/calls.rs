@@ -1,4 +1,4 @@
-//! What every call of NCCL goes through, and how communicators and groups are carried on.
+//! Common steps of NCCL's calls, and the progress of communicators and groups.
 
 use std::fmt;
 
@@ -52,7 +52,7 @@ pub(crate) fn nccl(
     code
 }
 
-/// What `ncclGetErrorString` says.
+/// Result of `ncclGetErrorString`.
 pub(crate) fn error_text(code: i32) -> &'static std::ffi::CStr {
     match code {
         0 => c"no error",

@@ -41,12 +41,12 @@ pub(crate) struct Communicator {
     pub(crate) device: i32,
     pub(crate) is_blocking: bool,
     pub(crate) phase: Phase,
-    /// What is wrong with it; 0 nothing.
+    /// Error code of the communicator; 0 for none.
     pub(crate) error: i32,
     pub(crate) last_error: String,
     /// So often `ncclCommGetAsyncError` still answers 7.
     pub(crate) polls: u32,
-    /// What is launched once those are over.
+    /// Work that is launched once those polls are over.
     pending: Vec<Queued>,
     /// The thread that used it first, and one that is inside.
     pub(crate) thread: Option<u64>,
@@ -148,7 +148,7 @@ impl Communicator {
 }
 
 impl State {
-    /// What `ncclCommGetAsyncError` says; carries on what waits for it.
+    /// Result of `ncclCommGetAsyncError`; also makes progress with the pending work.
     pub(crate) fn progress(&mut self, id: u64, is_poll: bool) -> i32 {
         let Some(communicator) = self.communicators.get_mut(&id) else {
             return INVALID_ARGUMENT;
@@ -535,7 +535,7 @@ fn receive(id: u64, message: Message) {
     notify();
 }
 
-/// What a part of a launch gets has arrived.
+/// Stores received data as the result of a part of a launch.
 fn outcome(state: &mut Locked, id: u64, number: u64, index: usize, data: &[u8]) {
     let Some(launch) = state
         .communicators

@@ -121,7 +121,7 @@ impl Session {
 impl HubState {
     fn tell(&mut self, rank: u32, message: &Message) {
         if let Some((_, stream)) = self.members.get_mut(&rank) {
-            // Who cannot be told is about to be seen as lost.
+            // A rank whose connection fails is found to be lost by the next read.
             let _ = message.write(stream);
         }
     }

@@ -12,7 +12,7 @@ use horovod_gpu_double::nccl::exports::{
 };
 use horovod_gpu_double::testing::double_live;
 
-/// What ranks that cannot become a communicator are told.
+/// Errors of ranks that cannot form a communicator.
 fn refusals(settings: [&str; 2], sizes: [usize; 2], devices: [c_int; 2]) -> Vec<(i32, String)> {
     let id = unique_id();
     let mut told = Vec::new();

@@ -64,7 +64,7 @@ struct Running {
     ended: Receiver<()>,
 }
 
-/// What the callers and the thread share.
+/// State common to the callers and the thread.
 struct ExecutorState {
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -88,11 +88,11 @@ struct Queue {
     state: QueueState,
     /// Of what was queued last.
     last: Option<u64>,
-    /// What is being launched.
+    /// Work being launched.
     launching: Option<Front>,
-    /// What was launched and is the next to end.
+    /// Launched work that is the next to end.
     front: Option<Front>,
-    /// What will be queued as soon as there is memory for it.
+    /// Work that will be queued as soon as there is memory for it.
     preparing: Option<Front>,
 }
 
@@ -150,11 +150,11 @@ pub enum Phase {
 pub struct ExecutorProgress {
     /// The place of the work that was queued last.
     pub last: Option<u64>,
-    /// What has not ended, if anything.
+    /// Work that has not ended, if any.
     pub front: Option<Front>,
 }
 
-/// What the thread does with its work.
+/// Mode in which the thread handles its queue.
 #[derive(Default)]
 enum QueueState {
     /// Launches it, and waits for more.
@@ -353,8 +353,8 @@ impl Executor {
         self.shared.progress()
     }
 
-    /// What all work that has not ended will end with, as soon as it is known, unless that is [`Self::abort`]. The end may
-    /// be long in coming: communicators are aborted first, and the device comes to rest.
+    /// The error of all work that has not ended, as soon as the error is known, unless it comes from [`Self::abort`].
+    /// The work itself may end much later: communicators are aborted first, and the device must become idle.
     pub fn failure(&self) -> Option<&WorkError> {
         self.shared.failure.get()
     }
@@ -364,7 +364,8 @@ impl Executor {
         self.shared.abort(cause, false);
     }
 
-    /// What was aborted has not ended so long after, and is waited for no longer: [`crate::loss()`] says so from now on.
+    /// Stop waiting, after this time, for work that was aborted but has not ended: [`crate::loss()`] reports it from
+    /// now on.
     pub fn give_up(&self, after: Duration) {
         self.shared.give_up(after, false);
     }

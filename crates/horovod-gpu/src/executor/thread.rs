@@ -30,7 +30,7 @@ const INPUTS_CHECK_AFTER: Duration = Duration::from_millis(200);
 /// How long the device may take to come to rest after an abort.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// What the thread works with.
+/// State of the executor's thread.
 pub(super) struct GpuThread {
     device: &'static Device,
     settings: ExecutorSettings,
@@ -39,13 +39,13 @@ pub(super) struct GpuThread {
     communicators: Communicators,
     /// Where small tensors are brought together; grows.
     arena: Option<DeviceMemory>,
-    /// What it was before it grew, where memory is not freed in the stream's order: freeing it would wait for the device,
-    /// which may be at a kernel that only ends when this thread aborts it.
+    /// Earlier arenas, where memory is not freed in the stream's order. Freeing one would wait for the device, which
+    /// may run a kernel that only ends when this thread aborts it.
     outgrown: Vec<DeviceMemory>,
     /// Beside that, for what is being launched.
     scratch: Option<DeviceMemory>,
     on_device: VecDeque<OnDevice>,
-    /// What all work ends with from here on.
+    /// Result of all work from now on, if there was a failure or an abort.
     over: Option<WorkError>,
     checked: Instant,
     nap: Duration,
@@ -57,7 +57,7 @@ struct OnDevice {
     end: Arc<Event>,
     /// Of its group.
     key: Option<u64>,
-    /// What it is behind of, as far as is known.
+    /// Events known to precede this work.
     after: Vec<Arc<Event>>,
     title: Arc<str>,
     seq: u64,
@@ -66,7 +66,7 @@ struct OnDevice {
     timed: Option<Timed>,
 }
 
-/// What is to be done next.
+/// Next task of the thread.
 enum Next {
     Launch(Work, Arc<Mutex<State>>),
     /// The communicator of this group, which was removed.

@@ -59,7 +59,7 @@ fn nccl_version_text(version: i32) -> String {
 /// One place to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Candidate {
-    /// What the process has already, under this name.
+    /// A library that the process has already loaded under this name.
     Loaded(&'static str),
     /// A file.
     File(PathBuf),

@@ -342,7 +342,7 @@ fn work_that_is_not_taken_up_is_seen_as_what_keeps_all_up() {
     });
 }
 
-/// What a script captures meanwhile is left alone when communicators are aborted.
+/// An abort of communicators does not disturb a capture of the script.
 fn abort_leaves_captures_alone(settings: &str) {
     let double = Double::start(settings);
     let (device, _, memory, ready) = operand(&double, 0);

@@ -6,7 +6,7 @@ use crate::message::{Item, Response, SlotRun, ToWorker};
 use crate::slots::blocks_of;
 use crate::types::{Op, Rank};
 
-/// What goes to one link.
+/// Messages for one link.
 #[derive(Clone, Default)]
 struct Stream {
     responses: Vec<Arc<Response>>,
@@ -151,7 +151,7 @@ impl Aggregator {
                     evicted: Vec::new(),
                 };
                 if streams.is_none() {
-                    // What was for all so far is for all below; runs before this one included.
+                    // Messages for all links so far go to every link below, runs before this one included.
                     let mut before = all();
                     before.evicted = evicted_before(&msg.evicted, slot);
                     *streams = Some(vec![before; count]);

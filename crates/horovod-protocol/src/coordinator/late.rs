@@ -106,7 +106,7 @@ impl Coordinator {
     }
 }
 
-/// What is kept rank by rank of this, in no order, with the number of each request.
+/// Pending requests with their arrived ranks, in no order, each with its number.
 pub(super) fn waiting<'a>(
     entries: &'a mut Slab<Entry>,
     sets: &'a SetTable,

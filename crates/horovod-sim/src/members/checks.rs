@@ -15,7 +15,7 @@ const SHUT_OUT_MAX: u64 = 10 * SECOND;
 /// Commits that may be made after that without it.
 const PASSED_BY_MAX: u32 = 3;
 
-/// What has happened so far, as far as it decides what may happen.
+/// History of the run, as far as it decides which events are allowed.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     pub(super) rounds: u64,

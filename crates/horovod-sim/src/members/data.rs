@@ -180,7 +180,7 @@ impl World {
         self.begin_next(worker);
     }
 
-    /// What waited for a way to be open goes on.
+    /// Resumes the transfers that waited for a route between hosts.
     pub(super) fn unpark(&mut self) {
         for (worker, generation, seq) in std::mem::take(&mut self.parked) {
             let after = self.rng.below(self.delay + 1);

@@ -26,7 +26,7 @@ enum Node {
     Leaf,
 }
 
-/// What a node wants sent.
+/// Message or abort that a node requests.
 enum NodeAction {
     Up(ToCoordinator),
     Down(Vec<Rank>, ToWorker),
@@ -46,12 +46,12 @@ pub(super) struct Engine {
     /// All have agreed to stop.
     pub(super) stopped: bool,
     suspect: Option<Rank>,
-    /// What has been asked for, by entry.
+    /// Submitted requests, by entry.
     pub(super) open: BTreeMap<EntryId, String>,
     next_entry: u64,
-    /// What came of it; `None`: an error.
+    /// Results of requests; `None` is an error.
     pub(super) ended: BTreeMap<String, Option<Rc<Vec<u64>>>>,
-    /// What this rank gives, by name.
+    /// This rank's inputs, by name.
     pub(super) given: BTreeMap<String, Vec<u64>>,
 }
 

@@ -118,7 +118,7 @@ impl World {
                 self.tell("nothing goes wrong any more".to_owned());
                 for host in 0..self.hosts.len() {
                     let cut = self.hosts[host].cuts;
-                    // Who has lost its power comes back when all have seen that.
+                    // A host without power comes back when all others have noticed.
                     if !self.hosts[host].is_dark {
                         self.heal(host, cut);
                     }

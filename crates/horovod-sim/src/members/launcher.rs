@@ -10,7 +10,7 @@ use horovod_transport::testing::Done;
 use super::links::{LinkId, Message, Route};
 use super::world::{Happening, MS, SECOND, World};
 
-/// What the launcher wants of the rendezvous, which has a thread of its own.
+/// The launcher's order to the rendezvous, which has a thread of its own.
 #[derive(Debug)]
 pub(super) enum Order {
     Form(Vec<(WorkerId, RankAssignment)>),

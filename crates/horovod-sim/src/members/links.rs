@@ -53,9 +53,9 @@ pub(super) struct Link {
 /// From where to where something is said.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Route {
-    /// Who says it.
+    /// Sender.
     pub(super) from: Place,
-    /// Who is to hear it.
+    /// Receiver.
     pub(super) to: Place,
 }
 
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// What was held up goes on.
+    /// Delivers the messages that were held back.
     pub(super) fn unblock(&mut self) {
         let ids: Vec<LinkId> = self
             .links

@@ -32,7 +32,7 @@ pub(super) enum Stage {
     Member,
 }
 
-/// What a process knows of its round.
+/// A process's copy of its round's roster.
 #[derive(Clone, Debug)]
 pub(super) struct Roster {
     pub(super) generation: u64,
@@ -54,7 +54,7 @@ pub(super) struct Process {
     /// Attempts to become a member that failed in a row.
     failed: u32,
     pub(super) roster: Option<Roster>,
-    /// What was announced over the present connection to the rendezvous: newest version, all kinds.
+    /// Announcements over the present connection to the rendezvous: newest version, all kinds.
     pub(super) updates: (u64, u8),
     pub(super) engine: Option<Engine>,
     pub(super) script: Script,

@@ -32,7 +32,7 @@ const HAPPENINGS_MAX: u64 = 60_000_000;
 /// Lines of the story that are kept.
 const STORY_MAX: usize = 60;
 
-/// What is going to happen.
+/// A future event.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Happening {
     Deliver(LinkId),
@@ -101,7 +101,7 @@ pub struct Outcome {
 
 pub(super) struct World {
     pub(super) rng: Rng,
-    /// What goes wrong is drawn from here.
+    /// Random numbers for faults.
     pub(super) fate: Rng,
     pub(super) faults_left: u64,
     /// How often of a million a process dies at one of the points where that matters.
@@ -125,9 +125,9 @@ pub(super) struct World {
     pub(super) next_agent: u64,
     pub(super) hosts: Vec<Host>,
     pub(super) processes: BTreeMap<WorkerId, Process>,
-    /// Who the launcher believes to run, and where.
+    /// Workers that the launcher believes to run, and their places.
     pub(super) known: BTreeMap<WorkerId, (usize, u32)>,
-    /// Whom the launcher has told to end or sent away.
+    /// Workers that the launcher has stopped or dismissed.
     pub(super) told_to_end: BTreeSet<WorkerId>,
     /// The worker and the host at the other end of the rendezvous' connections.
     pub(super) clients: BTreeMap<u64, (WorkerId, usize)>,

@@ -27,7 +27,7 @@ pub(crate) struct SharedMemory {
     pub(crate) hears: Arc<Fd>,
 }
 
-/// What connecting has produced.
+/// Result of connecting to all peers.
 pub(crate) struct Parts {
     pub(crate) topology: Topology,
     pub(crate) tree: Tree,

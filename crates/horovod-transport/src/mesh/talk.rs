@@ -15,7 +15,7 @@ use crate::{
 /// rank gives up by itself.
 const ANSWER_AFTER_PERCENT: u32 = 90;
 
-/// Who takes part.
+/// Members of a generation and their common settings.
 pub(super) struct Roster {
     pub(super) generation: Generation,
     pub(super) members: Vec<MemberEntry>,

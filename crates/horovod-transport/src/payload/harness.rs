@@ -84,7 +84,7 @@ fn server(piece: usize, stream: &[u8]) {
             for (rank, bytes) in arrived {
                 let (expected, needed) = whole(&first[1..], pieces).expect("it is whole");
                 assert_eq!((rank, bytes), (3, expected));
-                // Who says more than that may not be answered.
+                // A client that sends more may get no reply.
                 let read: usize = said.iter().map(|frame| 4 + frame.len()).sum();
                 let says_more = pieces.len() > needed || read < stream.len();
                 let taken: &[&[u8]] = &[&[TAKEN]];

@@ -510,7 +510,7 @@ mod tests {
         let Do::Tell(_, ToClient::HostsUpdated { version: 2, .. }) = r.announce(1)[0] else {
             panic!("the version grows");
         };
-        // Who gives up whom, by rank; nobody outside of the round, and nobody itself.
+        // Reports name both ranks; reports about non-members, and about the sender itself, are ignored.
         let silent = |who, by| vec![Do::Report(ServerEvent::Silent { who, by })];
         assert_eq!(r.silent(9, 1), silent(8, 9));
         assert_eq!(r.silent(8, 0), silent(9, 8));

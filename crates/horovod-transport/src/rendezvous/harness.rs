@@ -12,7 +12,7 @@ use super::{
     round::{ClientId, Do, FixedRounds},
 };
 
-/// What the rendezvous does.
+/// Action of the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Done {
     /// Sends a message; closes the connection after it if it is the last.
@@ -30,14 +30,14 @@ pub enum Done {
     Report(ServerEvent),
 }
 
-/// What a worker says.
+/// Message from a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Saying {
     /// It wants to be part of the next round.
     Join {
         /// Its number.
         worker: u32,
-        /// What it holds of the training state.
+        /// Training state that it has.
         held: u8,
         /// How long all members may take to be ready.
         timeout_ms: u64,
@@ -50,7 +50,7 @@ pub enum Saying {
     Ready,
     /// It could not take part.
     Failed,
-    /// What it holds of the training state has changed.
+    /// The worker's training state has changed.
     Holds(u8),
 }
 
@@ -93,7 +93,7 @@ impl Saying {
     }
 }
 
-/// What a worker hears.
+/// Message to a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     /// It is part of a round.
@@ -304,7 +304,7 @@ fn message<'a>(plan: &mut &'a [u8]) -> &'a [u8] {
     message
 }
 
-/// What may be sent, checked step by step.
+/// Checker of the messages sent, step by step.
 #[derive(Default)]
 struct Judge {
     generation: u64,

@@ -35,7 +35,7 @@ struct Building {
     places: Vec<Option<Where>>,
 }
 
-/// What the server must do.
+/// Actions of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Do {
     Tell(ClientId, ToClient),

@@ -32,7 +32,7 @@ const QUEUE_MAX: usize = 128 << 20;
 /// Connected clients: each rank's last and next generation, and some that come again.
 const CLIENTS_PER_RANK: usize = 4;
 
-/// What the launcher wants done.
+/// Request of the launcher.
 enum Order {
     Died(u32, String, String),
     Ended(u32, String),
@@ -168,10 +168,10 @@ impl Server {
     }
 }
 
-/// What is known of a connection.
+/// State of a connection.
 #[derive(Default)]
 struct Known {
-    /// What it registers must agree with the rank of its handshake.
+    /// Whether the client has registered. The registration must agree with the rank of the connection's handshake.
     registered: bool,
     /// Close as soon as the queue is empty.
     leaving: bool,

@@ -8,7 +8,7 @@ use crate::sync::{AtomicU32, Ordering, fence};
 
 /// Announces that the owner of `sleeping` is about to sleep; it must check for work after this.
 pub(crate) fn arm(sleeping: &AtomicU32) {
-    // Whoever is woken in the owner's place must see what the owner did before.
+    // A thread that is woken in the owner's place must see the owner's earlier writes.
     sleeping.store(1, Ordering::Release);
     fence(Ordering::SeqCst);
 }

@@ -29,7 +29,7 @@ const BATCH: usize = 128;
 const WORDS: usize = 4;
 const MESSAGE: usize = WORDS * 8;
 
-/// What the first rank of a host has made for all.
+/// Shared-memory segment that the first rank of a host has created for all.
 pub(crate) struct ShmSegment {
     layout: Layout,
     members: Arc<[Rank]>,
@@ -153,7 +153,7 @@ fn send_fds(to: &Fd, layout: &Layout, fds: &[BorrowedFd<'_>]) -> Result<(), Errn
     }
 }
 
-/// What a member has received so far.
+/// Messages that an attaching rank has received so far.
 #[derive(Default)]
 pub(crate) struct AttachingRank {
     layout: Option<Layout>,

@@ -45,7 +45,7 @@ pub(crate) struct Gate {
     reports: Reports,
     /// Until when not to accept, after the system refused to.
     rest: Option<Instant>,
-    /// What it said.
+    /// The operating system's error.
     refused: Option<io::Error>,
 }
 
@@ -54,7 +54,7 @@ impl Gate {
         self.listeners.push(listener);
     }
 
-    /// What to wait for: descriptor, and whether it waits for writing.
+    /// Descriptors to wait for, each with whether to wait until it is writable.
     pub(crate) fn waits(&self) -> impl Iterator<Item = (&Fd, bool)> {
         let pending = self
             .pending

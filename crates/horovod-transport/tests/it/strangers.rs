@@ -1,4 +1,4 @@
-//! What strangers get from a rendezvous who play recordings or reflect what they hear.
+//! Replies of a rendezvous to strangers that replay recordings or reflect messages.
 #![allow(
     clippy::unwrap_used,
     reason = "a test wants to fail at once, with the place"
@@ -54,10 +54,10 @@ fn copy(mut from: TcpStream, mut to: TcpStream) -> JoinHandle<Said> {
     })
 }
 
-/// What one side said, and how long its first message is: after it, it waits for an answer.
+/// Bytes sent by one side, and the length of its first message, after which it waits for an answer.
 type Said = (Vec<u8>, usize);
 
-/// A whole registration, as somebody on the way hears it: what the rank said, and what the server said.
+/// A whole registration as recorded between the two: the bytes of the rank, and the bytes of the server.
 fn record(server: &Server, key: &JobKey) -> (Said, Said) {
     let tap = TcpListener::bind((LOOPBACK, 0)).unwrap();
     let mut config = MeshConfig::new(Rank(0), 1, key.clone(), vec![tap.local_addr().unwrap()]);
@@ -111,7 +111,7 @@ fn a_recorded_registration_played_again_registers_nobody() {
         assert!(heard.len() <= reply, "more than the handshake came");
         assert!(heard.is_empty() || heard != answered[..heard.len()]);
     }
-    // What the server said then, said to it; and its own new answer, reflected.
+    // Replay the server's recorded bytes to the server, then reflect its own new answer.
     let mut player = dial(server.addrs()[0]);
     player.write_all(&answered).unwrap();
     assert!(hear_out(player).len() <= reply);
