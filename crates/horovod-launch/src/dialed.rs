@@ -77,7 +77,7 @@ pub(crate) fn with_host_name(mut variables: Variables, task: Option<&DialedTask>
     variables
 }
 
-/// What is wrong with an agent that has said hello.
+/// Reason to refuse an agent that has sent its hello.
 pub(crate) fn objection(version: &str, task: Option<&DialedTask>) -> Option<String> {
     let Some(task) = task else {
         let other = remote::other_version(version);

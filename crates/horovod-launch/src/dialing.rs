@@ -24,7 +24,7 @@ pub(crate) const OPTION: &str = "--dial";
 /// Longest text that the parent says.
 const WORDS_BYTES_MAX: u64 = 1 << 20;
 
-/// What the parent says.
+/// Instructions of the agent's parent process.
 #[derive(Debug)]
 struct Instructions {
     addresses: Vec<SocketAddr>,

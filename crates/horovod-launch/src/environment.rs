@@ -47,7 +47,7 @@ const EVENTS: &str = "HOROVODRUN_EVENTS_FD";
 const AGENTS_KEY: &str = "HOROVODRUN_AGENTS_KEY";
 /// Version of Python that they must have.
 const AGENTS_PYTHON: &str = "HOROVODRUN_AGENTS_PYTHON";
-/// What begins so is set for the ranks without this beginning, whatever their executor has there.
+/// Prefix of variables that are set for the ranks without the prefix, whatever their executor sets.
 const ON_TOP_PREFIX: &str = "HOROVODRUN_SET_";
 /// Descriptor through which an agent has the launcher's standard input.
 pub(crate) const STDIN: &str = "HOROVODRUN_STDIN_FD";
@@ -135,7 +135,7 @@ pub(crate) fn agents_python() -> Option<String> {
     std::env::var(AGENTS_PYTHON).ok()
 }
 
-/// What the ranks of agents that dial get above all else.
+/// Variables with the highest precedence in the ranks of agents that dial.
 pub(crate) fn on_top() -> Variables {
     let named = |(name, value): (OsString, OsString)| {
         let name = name.as_bytes().strip_prefix(ON_TOP_PREFIX.as_bytes())?;
@@ -259,7 +259,7 @@ pub(crate) fn path() -> OsString {
     std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
 }
 
-/// What this machine calls itself.
+/// This machine's own name.
 pub(crate) fn hostname() -> String {
     rustix::system::uname()
         .nodename()
@@ -318,7 +318,7 @@ fn acting<'a>(
         .filter(move |(name, _)| autotune || !detail(name))
 }
 
-/// What every rank of the job gets; it wins over anything forwarded.
+/// Environment of every rank of the job; wins over forwarded variables.
 pub(crate) fn of_job(
     rendezvous: &[std::net::SocketAddr],
     key: &str,
@@ -375,7 +375,7 @@ fn of_any_job(first: Option<(String, u16)>, key: &str, interfaces: &[String]) ->
     variables
 }
 
-/// What a worker of an elastic job gets. Its place is a guess, good until init: what counts comes with each round.
+/// Environment of a worker of an elastic job. Its place is a guess, valid until init: each round gives the real one.
 pub(crate) fn of_worker(
     host: &Host,
     worker: u32,
@@ -408,7 +408,7 @@ pub(crate) fn of_post(name: &str) -> (OsString, OsString) {
     (settings::AGENT_SOCKET.name.into(), name.into())
 }
 
-/// What only this rank gets.
+/// Environment of this rank alone.
 pub(crate) fn of_rank(host: &Host, slot: HostSlot) -> Variables {
     let numbers = [
         (settings::RANK.name, slot.rank),

@@ -16,7 +16,7 @@ use crate::report::Cause;
 /// Grows when an event or a field changes its meaning or goes.
 pub(crate) const VERSION: u32 = 1;
 
-/// What happened. A *worker* is one process; in a job of fixed size its number is its rank.
+/// An event of the job. A *worker* is one process; in a job of fixed size its number is its rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The first one.
@@ -53,7 +53,7 @@ pub(crate) struct End {
     /// The launcher's exit status.
     pub(crate) status: u8,
     pub(crate) outcome: Outcome,
-    /// What the launcher has said of it; empty if all is well.
+    /// The launcher's report on the end; empty after success.
     pub(crate) report: String,
 }
 

@@ -47,7 +47,7 @@ pub enum RendezvousSource {
 pub struct Assigned {
     /// Its place.
     pub slot: HostSlot,
-    /// What it needs in its environment, over what it has without the variables of [`names_of_a_job`].
+    /// Variables to set in its environment, after removing those of [`names_of_a_job`].
     pub environment: Variables,
 }
 
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(hosts, ["b", "a", "b", "c", "a", "b"].map(Some));
     }
 
-    /// What `horovodrun` tells the ranks of these hosts, in the order of ranks.
+    /// The environments that `horovodrun` gives the ranks of these hosts, in the order of ranks.
     fn of_horovodrun(hosts: &[(&str, u32)], interfaces: &[String]) -> Vec<Variables> {
         let host = |(name, slots): &(&str, u32)| Host {
             name: (*name).to_owned(),

@@ -96,7 +96,7 @@ pub type Variables = Vec<(OsString, OsString)>;
 pub struct RankSpec {
     /// Position in the job.
     pub rank: u32,
-    /// What only this rank has in its environment.
+    /// Environment of this rank alone.
     pub env: Variables,
 }
 
@@ -107,9 +107,9 @@ pub struct JobSpec {
     pub inherit_env: bool,
     /// Environment of every rank.
     pub env: Variables,
-    /// What wins over every other variable.
+    /// Variables with the highest precedence.
     pub on_top: Variables,
-    /// The agent's own working directory stays, and what its own environment says wins over `env`.
+    /// The agent's own working directory stays, and its own environment wins over `env`.
     pub stays: bool,
     /// Working directory.
     pub cwd: PathBuf,
@@ -128,7 +128,7 @@ pub struct JobSpec {
 /// Launcher to agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToAgent {
-    /// What to run; checked, not started.
+    /// The job; the agent checks it but does not start it.
     Job(JobSpec),
     /// Every host is ready: start the ranks.
     Start,
@@ -162,7 +162,7 @@ pub enum FromAgent {
     Hello {
         /// Its version.
         version: String,
-        /// What its host calls itself.
+        /// Its host's own name.
         hostname: String,
         /// Of one that has dialed.
         task: Option<DialedTask>,
@@ -173,7 +173,7 @@ pub enum FromAgent {
     Refused {
         /// Exit code for the launcher, as a shell would give it.
         code: u8,
-        /// What is missing.
+        /// The missing requirement.
         why: String,
     },
     /// Something the user should know.
@@ -468,7 +468,7 @@ impl FromAgent {
             0 => {
                 let (version, hostname) = (text(r, "version")?, text(r, "hostname")?);
                 if version != env!("CARGO_PKG_VERSION") {
-                    // What follows may mean anything; it is refused by these two.
+                    // Another version may encode the rest differently; the version alone leads to its refusal.
                     let task = None;
                     return Ok(Self::Hello {
                         version,

@@ -44,7 +44,7 @@ pub(crate) struct Job<'a> {
     pub(crate) state: State,
 }
 
-/// What has happened so far.
+/// Progress of the job so far.
 #[derive(Debug)]
 pub(crate) struct State {
     start_deadline: Instant,
@@ -195,7 +195,7 @@ impl Job<'_> {
             let size = self.options.num_proc.unwrap_or(1);
             self.output.tell(&Event::Round((0..size).collect()));
         }
-        // Who computes learns of it only when it asks for something again; the user shall know now.
+        // A rank that computes notices a silent peer only at its next operation; the user must know now.
         for (who, by) in self.rendezvous.silent() {
             if !self.state.told_silent.contains(who) {
                 self.state.told_silent.push(*who);

@@ -15,7 +15,7 @@ use crate::hosts::{Host, Placement};
 use crate::io::{Got, Interest, Outbox, read_some, set_nonblocking};
 use crate::remote;
 
-/// What a login shell may print before the agent starts.
+/// Output of a login shell that is skipped before the agent starts, at most.
 const PREAMBLE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of ssh's or the agent's own words that are kept.
 const WORDS_BYTES_MAX: usize = 8 << 10;
@@ -34,7 +34,7 @@ pub(crate) enum Stage {
     Lost,
 }
 
-/// What leads to an agent.
+/// Transport to an agent.
 #[derive(Debug)]
 enum Carrier {
     /// The agent itself, or ssh.
@@ -57,7 +57,7 @@ pub(crate) struct HostLink {
     stderr: Option<ChildStderr>,
     outbox: Outbox,
     inbox: FrameBuffer,
-    /// What came before the agent's first words; `None` once those were seen.
+    /// Bytes before the agent's first frame; `None` once that has arrived.
     preamble: Option<Vec<u8>>,
     words: Vec<u8>,
 }
@@ -164,7 +164,7 @@ impl HostLink {
         }
     }
 
-    /// What to wait for; output only if there is room for it.
+    /// Descriptors to wait for; output only if there is room for it.
     pub(crate) fn interests(&self, has_room: bool) -> impl Iterator<Item = Interest<'_>> {
         let write = self.stdin.as_ref().filter(|_| self.outbox.len() > 0);
         let read = self.stdout.as_ref().filter(|_| has_room);
@@ -277,8 +277,8 @@ impl HostLink {
         }
     }
 
-    /// What ssh or the agent itself said until the deadline, in one line: its last lines may follow the end of its
-    /// output by a moment.
+    /// Error output of ssh or of the agent itself until the deadline, in one line. The last lines may arrive shortly
+    /// after the end of the output.
     fn words(&mut self, deadline: Instant) -> String {
         loop {
             self.read_words();

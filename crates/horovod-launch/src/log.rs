@@ -63,7 +63,7 @@ impl Log {
         }
     }
 
-    /// What came since the last call.
+    /// Lines since the last call.
     pub(crate) fn take(&self) -> Vec<String> {
         let mut waiting = self.lock();
         let mut lines = std::mem::take(&mut waiting.lines);

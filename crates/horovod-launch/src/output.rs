@@ -63,7 +63,7 @@ impl StreamState {
 /// The output of one process.
 #[derive(Debug, Default)]
 struct RankOutput {
-    /// What stands before its lines: its rank.
+    /// Label before its lines: its rank.
     label: u32,
     streams: [StreamState; 2],
     /// Its first file in the writer's list.
@@ -411,7 +411,7 @@ mod tests {
         Output::to(null(), null(), size, false).expect("starts")
     }
 
-    /// What reaches the console for pieces of output in this order.
+    /// Bytes on the console for pieces of output in this order.
     fn console(pieces: &[(u32, &[u8])]) -> Vec<u8> {
         let mut output = output(3);
         let mut seen = Vec::new();

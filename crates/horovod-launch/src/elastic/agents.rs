@@ -97,7 +97,7 @@ impl Executor for Agents<'_> {
             self.say(&format!("{why}; the output of rank {label} is only here"));
         }
         self.workers.insert(worker, new.host.to_owned());
-        // What every worker gets, its agent has.
+        // The agent already has the variables common to all workers.
         let env = new.of_worker.clone();
         if let Some(link) = self.link(new.host) {
             let env = dialed::with_host_name(env, link.link.task.as_ref());
@@ -127,7 +127,7 @@ impl Executor for Agents<'_> {
             link.link.send(&ToAgent::Close);
             link.is_closing = true;
         }
-        // Who was told to end, and what the ranks left, has as long as after a signal.
+        // Workers that were asked to end, and processes left by ranks, have as much time as after a signal.
         self.asked.get_or_insert((Stop::Terminate, Instant::now()));
     }
 

@@ -48,7 +48,7 @@ pub(super) struct Listed {
     pub(super) keys_settled: bool,
 }
 
-/// What was found.
+/// Result of one run of the discovery.
 pub(super) type Found = Result<Vec<Listed>, String>;
 
 /// The thread's other end. Dropping it ends the thread and the script.
@@ -89,7 +89,7 @@ impl Discovery {
         self.notifier.as_ref().map(AsFd::as_fd)
     }
 
-    /// What was found since the last call: every change of the list, and why it could not be had.
+    /// Results since the last call: every change of the list, and every failure to get it.
     pub(super) fn take(&self) -> Vec<Found> {
         let mut bytes = [0; 64];
         while let Some(Ok(count)) = self
@@ -197,7 +197,7 @@ impl Searcher {
             .collect()
     }
 
-    /// What the script prints, or what is wrong with it.
+    /// Runs the script; returns its output, or an error that describes its failure.
     fn run_script(&self, command: &str) -> Result<Result<String, String>, Dismissed> {
         let script = format!("the host discovery script ({command})");
         let child = Command::new("/bin/sh")

@@ -30,7 +30,7 @@ pub(super) struct WorkerProcess {
     pub(super) local: u32,
     pub(super) phase: Phase,
     pub(super) held: u8,
-    /// What it holds is older than what the last round had.
+    /// Its training state is older than the state of the last round.
     pub(super) is_stale: bool,
     /// Its slot is gone: when it is ended if it has not left by itself.
     pub(super) leave_by: Option<Time>,
@@ -215,7 +215,7 @@ impl Driver {
             .min()
     }
 
-    /// What to do next; ask until there is nothing.
+    /// The next action; call until `None`.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }

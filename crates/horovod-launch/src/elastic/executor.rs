@@ -58,9 +58,9 @@ pub struct NewWorker<'a> {
     pub local_rank: u32,
     /// The rank that it will perhaps have: that of the worker before it in this place, or one that is free.
     pub rank: u32,
-    /// What every worker of the job gets in its environment.
+    /// Environment of every worker of the job.
     pub of_job: &'a Variables,
-    /// What this one gets beside it.
+    /// Additional environment of this worker.
     pub of_worker: Variables,
 }
 
@@ -71,7 +71,7 @@ impl NewWorker<'_> {
     }
 }
 
-/// What [`Executor::tell`] tells.
+/// Message of [`Executor::tell`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum News<'a> {

@@ -34,7 +34,7 @@ impl Driver {
         if self.workers.values().any(is_inside) {
             return;
         }
-        // Whoever is missing would not be started any more: there is nothing to wait for.
+        // Missing workers would not be started any more: there is nothing to wait for.
         if !self.is_finished && self.is_limit_exceeded() {
             return self.fail_by_limit();
         }
@@ -101,8 +101,8 @@ impl Driver {
         chosen.sort_by_key(|id| self.precedence(*id));
         chosen.truncate(self.policy.max_np as usize);
         if self.has_state && !chosen.iter().any(|id| self.workers[id].holds()) {
-            // Who shall leave but is the last to hold the state stays for one more round, to hand it over: where one
-            // worker is all that is allowed, in a round of two.
+            // A worker that shall leave but is the last to hold the state stays for one more round, to hand the state
+            // over. Where only one worker is allowed, that round has two.
             let mut last = self.workers.iter().filter(|(_, w)| waits(w) && w.holds());
             let (last, _) = last.next()?;
             chosen.truncate((self.policy.max_np as usize - 1).max(1));
@@ -111,7 +111,7 @@ impl Driver {
         Some(self.in_order(chosen))
     }
 
-    /// Who holds the state comes first, then the order of the last round, then newcomers by place.
+    /// Holders of the state come first, then the order of the last round, then newcomers by place.
     pub(super) fn precedence(&self, id: WorkerId) -> (bool, usize, usize, u32) {
         let w = &self.workers[&id];
         let before = self.round.iter().position(|m| *m == id);
@@ -246,7 +246,7 @@ impl Driver {
         }
     }
 
-    /// What has been waited for too long.
+    /// Ends waits that have exceeded the timeout.
     pub(super) fn end_waits(&mut self, now: Time) {
         let wait_timeout = self.policy.wait_timeout;
         if self

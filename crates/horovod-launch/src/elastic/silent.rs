@@ -14,7 +14,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Driver {
     pub(super) fn on_silent(&mut self, now: Time, worker: WorkerId, by: WorkerId) {
-        // Who speaks lives.
+        // A worker that sends reports is alive.
         if let Some(w) = self.workers.get_mut(&by) {
             w.silent_until = None;
         }

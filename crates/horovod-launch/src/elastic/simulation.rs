@@ -424,7 +424,7 @@ impl World {
             }
             Happening::Leaves(round) => {
                 let synced = self.members.iter().all(|m| self.holds(m));
-                // Who has done the work comes to no commit any more.
+                // A worker that has finished its work makes no further commit.
                 let goes_on = self.stands && !self.is_broken && !self.finishing;
                 if round == self.round && goes_on {
                     self.is_broken = true;

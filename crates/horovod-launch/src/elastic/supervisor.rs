@@ -37,9 +37,9 @@ pub struct Supervisor<E> {
     pub(super) executor: E,
     of_job: Variables,
     started: Instant,
-    /// What there is now, in the order in which it came.
+    /// Hosts there are now, in the order in which they came.
     hosts: Vec<Host>,
-    /// All that ever were, with the slots that they had last.
+    /// All hosts that ever were, with the slots that they had last.
     known: BTreeMap<String, Host>,
     workers: BTreeMap<WorkerId, Running>,
     /// The rank that the last worker of each place had.
@@ -259,7 +259,7 @@ impl<E: Executor> Supervisor<E> {
         }
     }
 
-    /// What an action leads to at once is told to the driver at once.
+    /// Carries out an action, and feeds its immediate results to the driver.
     fn act(&mut self, action: Action) {
         match action {
             Action::Open(host) => match self.executor.open(&host) {

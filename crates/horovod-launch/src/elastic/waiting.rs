@@ -154,7 +154,7 @@ impl Driver {
         });
     }
 
-    /// What there is too little of, and where it went, once it has been waited for too long.
+    /// Text about the missing workers or slots, and their whereabouts, after a wait that was too long.
     pub(super) fn shortage(&self) -> String {
         format!(
             "no round could be formed within {} s (--elastic-timeout): {}",
@@ -213,7 +213,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// What was said, and how the job ended.
+    /// Notes, and the end of the job.
     fn news(driver: &mut Driver) -> (Vec<String>, Option<Ending>) {
         let (mut said, mut ending) = (Vec::new(), None);
         while let Some(action) = driver.poll_action() {

@@ -13,7 +13,7 @@ use crate::rendezvous::Rendezvous;
 use crate::report::Cause;
 use crate::{dialed, environment, platform, remote, threads};
 
-/// What the agent of a host is told of the job, but for its ranks.
+/// The job's specification for the agent of a host, without its ranks.
 pub(crate) fn spec(
     options: &Options,
     rendezvous: &Rendezvous,

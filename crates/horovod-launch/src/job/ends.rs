@@ -99,7 +99,7 @@ impl Job<'_> {
     }
 }
 
-/// What is said of a launcher that a signal has ended.
+/// Text about a launcher that was ended by a signal.
 pub(crate) fn ended_by(signal: i32) -> String {
     let name = platform::signal_name(signal);
     format!("ended by signal {signal} ({name})")

@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// How often threads look at what has no channel.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What a worker is told.
+/// Order to a worker.
 #[derive(Clone, Copy, Debug)]
 enum Order {
     /// End at once, as after this.
@@ -28,7 +28,7 @@ enum Order {
     Again,
 }
 
-/// What a worker says.
+/// Message from a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Said {
     /// It is part of a round: rank, size, local rank.

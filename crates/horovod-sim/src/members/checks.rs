@@ -34,7 +34,7 @@ pub(super) struct Ledger {
     commits: u64,
     /// Commits that were made while a worker had been in the waiting set for long.
     passed_by: BTreeMap<WorkerId, u32>,
-    /// Who ended by itself, though it held the state and nothing was wrong with it.
+    /// Workers that ended by themselves, though they held the state and had no error.
     gave_up: Vec<WorkerId>,
 }
 

@@ -50,7 +50,7 @@ pub(super) fn write(
     })
 }
 
-/// What stands in the file; [`parse`] reads it.
+/// Text of the file; [`parse`] reads it.
 pub(super) fn text_of(addresses: &[SocketAddr], key: &JobKey) -> String {
     let mut text = format!("{TITLE}\nkey {}\n", key.to_hex());
     for address in addresses {

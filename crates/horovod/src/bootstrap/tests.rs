@@ -1,4 +1,4 @@
-//! Who meets how, and what is refused.
+//! Tests of the rendezvous of ranks, and of refused settings.
 
 use super::*;
 

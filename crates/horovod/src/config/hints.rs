@@ -5,7 +5,7 @@
 
 use super::reader::Reader;
 
-/// What the value of a variable says.
+/// Meaning of a variable's value.
 enum Tells {
     /// It is a rank: there are others, or it would not be needed.
     Rank,
@@ -23,7 +23,7 @@ struct Hint {
     by: &'static str,
     /// Completes the sentence "it is not known ...".
     unknown: &'static str,
-    /// What to set to train together.
+    /// Settings needed to train together.
     cure: &'static str,
 }
 
@@ -108,7 +108,7 @@ const HINTS: &[Hint] = &[
         unknown: NEITHER,
         cure: TORCH,
     },
-    // What an operator tells torchrun, which is to run in each pod.
+    // Set by an operator for torchrun, which is to run in each pod.
     Hint {
         name: "PET_NNODES",
         tells: Tells::Size,
@@ -311,7 +311,7 @@ impl Json {
         }
     }
 
-    /// What is between brackets, separated by commas.
+    /// Parses the items between brackets, separated by commas.
     fn items(
         rest: &mut &str,
         close: char,

@@ -226,8 +226,8 @@ impl Driver {
         }
     }
 
-    /// What a thread does before it leaves the driver to itself; whether the engine's thread must come now.
-    /// With `polling`, that thread looks again soon of its own accord.
+    /// Prepares the release of the driver lock; returns whether the engine's thread must take over now. With `polling`,
+    /// that thread polls again soon on its own.
     pub(super) fn leave(&mut self, polling: bool) -> bool {
         if !polling {
             loop {
@@ -336,7 +336,7 @@ impl Pump {
             }
             progress |= self.dead.is_none() && self.inspect(time);
         } else {
-            // What was said last may still wait for space; news no longer matter.
+            // The last messages may still wait for space in a socket; received events no longer matter.
             while self.control.poll().is_some() {}
         }
         if self.shared.held.load(Ordering::Acquire) != TOLD {

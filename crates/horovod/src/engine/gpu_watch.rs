@@ -17,7 +17,7 @@ use crate::hang::{
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// What one rank does about its GPU, and rank 0 about all.
+/// GPU watch of one rank, and on rank 0 the inquiry about all.
 pub(super) struct GpuWatch {
     watch: DeviceWatch,
     /// On rank 0 of several.
@@ -58,7 +58,7 @@ impl GpuWatch {
         }
     }
 
-    /// What rank 0 does now.
+    /// Makes progress on rank 0.
     pub(super) fn poll(
         &mut self,
         now: Time,

@@ -14,7 +14,7 @@ use super::{
 use crate::engine::handles::OpResult;
 use crate::tensor::Tensor;
 
-/// What connects the devices of a job, and the thread that moves their bytes.
+/// Connection between the devices of a job, with the thread that moves their bytes.
 pub(super) struct Fabric {
     state: Mutex<State>,
     changed: Condvar,
@@ -39,7 +39,7 @@ struct State {
     stubborn: bool,
 }
 
-/// What one rank brings to an execution.
+/// Input of one rank to an execution.
 struct Part {
     rank: Rank,
     members: usize,

@@ -12,10 +12,10 @@ use crate::error::Error;
 
 /// How long a closed connection waits for the launcher to say why the process ended.
 const CAUSE_GRACE: Duration = Duration::from_millis(300);
-/// How long a failure that another rank is to blame for waits for that rank's name. Only its neighbours have links to it:
-/// they see these close, which may be after the failure here, give the launcher [`CAUSE_GRACE`], and tell the others then.
-/// Who waited no longer than they do would blame itself, and so would all who hear of it first. Nothing is lost by the wait,
-/// for what failed has ended the work of all.
+/// Time that a failure caused by another rank waits for that rank's name. Only the failed rank's neighbours have links
+/// to it. They see these links close, perhaps after the failure here, give the launcher [`CAUSE_GRACE`], and then send
+/// the name. With a shorter grace period this rank would report itself as lost, and its peers would repeat that report.
+/// The wait costs nothing: the failure has ended all work.
 const BLAME_GRACE: Duration = Duration::from_secs(2);
 
 /// A peer that is gone, while the reason may still come.
@@ -38,7 +38,8 @@ impl Pump {
         self.note_lost(rank, cause, false);
     }
 
-    /// What came from a rank is not what it sent. Both ends live and say the same: neither is to blame.
+    /// The bytes received from a rank differ from those it sent. Both ranks live and report the same: neither is to
+    /// blame.
     pub(super) fn end_for_altered(&mut self, from: Rank, what: &str) {
         let me = self.topology.rank;
         let altered = PeerLost {
@@ -65,7 +66,7 @@ impl Pump {
             cause,
         };
         if let Some(suspect) = &mut self.lost {
-            // Who left may have left because of who died, whose end is only seen later.
+            // A peer that left cleanly may have left because another peer died. The death can be observed later.
             if suspect.said_goodbye && !said_goodbye && suspect.lost.rank != rank {
                 suspect.lost = lost;
                 suspect.said_goodbye = false;
@@ -144,7 +145,7 @@ impl Pump {
         }
         let entries = self.shared.lock().remove_all();
         drop(entries);
-        // What is carried out has to let go of its tensors first.
+        // The running execution must release its tensors first.
         self.fail_unused(&error);
         tracing::debug!("generation ended: {lost}");
     }

@@ -32,7 +32,7 @@ pub(super) struct ExecutionTask {
     pub(super) received: Vec<Vec<usize>>,
 }
 
-/// What became of the question for memory for outputs.
+/// State of the request for output memory.
 pub(super) enum OutputMemory {
     NotAsked,
     Asked(Arc<Allocation>),
@@ -45,7 +45,7 @@ pub(super) enum OutputMemory {
 pub(super) enum Staging {
     NotBegun,
     Copies(Box<dyn StageIn>),
-    /// What stands for the entries.
+    /// Entries with the copies in place of the tensors.
     Ended(Vec<Option<Entry>>),
     Failed(Failure),
 }
@@ -69,7 +69,7 @@ impl ExecutionTask {
                 Err(why) => OutputMemory::Refused(why),
             };
         }
-        // What has no future must not begin to read tensors that are given back soon.
+        // Never start an execution of a generation that is ending: its tensors are about to be released.
         if let Staging::Copies(copies) = &mut self.staging
             && !is_dead
             && let Some(outcome) = copies.poll()
@@ -85,7 +85,7 @@ impl ExecutionTask {
         match (&self.memory, &self.staging) {
             (OutputMemory::Refused(why), _) => Front::Fails(Failure::Local(why.clone())),
             (_, Staging::Failed(failure)) => Front::Fails(failure.clone()),
-            // What has no future ends.
+            // An execution of a generation that is ending is not waited for.
             (OutputMemory::Asked(_), _) | (_, Staging::Copies(_)) if !is_dead => Front::Waits,
             _ => Front::Runs,
         }
@@ -97,7 +97,7 @@ impl ExecutionTask {
     }
 }
 
-/// What is next in the total order.
+/// State of the next execution in the total order.
 pub(super) enum Front {
     Nothing,
     /// It cannot begin yet: bytes of a tensor, or memory, are not there.
@@ -140,8 +140,8 @@ impl Driver {
         }
     }
 
-    /// What the members of a removed set have agreed on ends at its place in the order: on every rank, for those who come
-    /// under its id are others, or agree anew.
+    /// Forgets the agreement of a removed set's members, at the removal's place in the order. That place is the same on
+    /// every rank: later members under the set's id are others, or agree anew.
     fn forget_removed_sets(&mut self) {
         while let Some((after, set)) = self.pump.removed_sets.front() {
             let next = self.pump.ready.front().map(|execution| execution.seq);
@@ -159,7 +159,7 @@ impl Driver {
     /// Whether a thread may carry out what is next that must be able to leave.
     pub(super) fn next_may_pause(&mut self) -> bool {
         if let Some(task) = &self.parked {
-            // What has waited for memory, or for copies of its tensors, runs to its end.
+            // An execution that has waited for memory, or for copies of its tensors, runs to its end.
             return matches!(task.memory, OutputMemory::NotAsked)
                 && matches!(task.staging, Staging::NotBegun);
         }

@@ -186,7 +186,7 @@ impl Pump {
         progress
     }
 
-    /// What does not end is waited for no longer, though it may still use its tensors.
+    /// Gives up executions that do not end; they may still use their tensors.
     fn leak_flights(&mut self) {
         for flight in std::mem::take(&mut self.flights.flights) {
             tracing::error!(
@@ -200,7 +200,7 @@ impl Pump {
             for handle in &handles {
                 self.shared.handles.forget_callback(*handle);
             }
-            // What may still be written to must not become other memory.
+            // Memory that may still be written to must not be reused.
             std::mem::forget(flight);
             let failed = handles
                 .into_iter()

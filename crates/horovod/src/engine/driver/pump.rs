@@ -92,11 +92,11 @@ impl Moment {
     }
 }
 
-/// What the pump needs of the mesh: all but the links for data.
+/// Parts of the mesh that the pump needs: all but the links for data.
 pub(super) struct ControlPlane {
-    /// Who there is, and where.
+    /// Ranks and their hosts.
     pub(super) topology: Topology,
-    /// Who talks to whom in the negotiation.
+    /// Control tree: which ranks exchange negotiation messages.
     pub(super) tree: Tree,
     /// The links along that tree.
     pub(super) control: Control,
@@ -299,7 +299,7 @@ impl Pump {
     /// Whether the thread may end: this process asked for it and the peers know, or cannot be told.
     pub(super) fn finished(&mut self) -> bool {
         let overdue = self.shutdown_overdue();
-        // What a caller still has to tell of itself must not come too late.
+        // Events that a caller has yet to record must still be sent.
         let telling = self.stopped && self.shared.recorded_calls.load(Ordering::SeqCst) > 0;
         let unsent = self.control.has_unsent()
             || telling
@@ -308,7 +308,7 @@ impl Pump {
         if overdue && !self.flights.is_empty() {
             self.end_overdue();
         }
-        // What was agreed before the stop is carried out.
+        // Executions that were agreed before the stop are carried out.
         let unsent = unsent || self.running.is_some() || !self.ready.is_empty();
         self.flights.is_empty()
             && self.shared.shutdown_requested.load(Ordering::Acquire)

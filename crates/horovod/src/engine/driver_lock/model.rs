@@ -292,7 +292,7 @@ pub(crate) struct EngineState {
     shutdown_requested: AtomicBool,
     /// Every submission is one of a burst.
     burst: bool,
-    /// What was answered, only the engine's thread may carry out.
+    /// Only the engine's thread may carry out answered submissions.
     for_engine: bool,
     submitted: AtomicUsize,
     sent: AtomicUsize,
@@ -445,7 +445,7 @@ impl Driver {
     pub(super) fn end(self) {}
 }
 
-/// What can be different from one model to the next.
+/// Parameters of a model.
 #[derive(Clone, Copy, Default)]
 struct Case {
     burst: bool,

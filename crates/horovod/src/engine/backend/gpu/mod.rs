@@ -62,7 +62,7 @@ struct Gpu {
     agreements: u64,
     executor: Option<Arc<Executor>>,
     pinned: Arc<PinnedPool>,
-    /// What is said once was said.
+    /// Whether the note that appears once has been logged.
     told: bool,
 }
 
@@ -161,7 +161,7 @@ impl Gpu {
             .unwrap_or_default()
     }
 
-    /// What users should know, once for each job.
+    /// Logs a note for users, once for each job.
     fn tell(&mut self, members: &[Rank], route: &Route) {
         if self.told || members.first() != Some(&self.topology.rank) {
             return;
@@ -360,7 +360,7 @@ impl Backend for Gpu {
     }
 }
 
-/// What an operation on the device is called in the timeline: as Horovod calls it, where it has a name for it.
+/// Name of an operation on the device in the timeline: Horovod's, where Horovod has one.
 fn stage_name(op: &Op, has_peers: bool) -> &'static str {
     match (op, has_peers) {
         (Op::Allreduce { .. }, true) => "NCCL_ALLREDUCE",
@@ -391,7 +391,7 @@ struct Flight {
     launch: Launch,
     /// Until they are told.
     results: Option<Results>,
-    /// What is recorded of it, if it is.
+    /// Its recorded stage, if it is recorded.
     stage: Option<&'static str>,
 }
 

@@ -7,22 +7,22 @@ use horovod_protocol::wire::cut_at;
 use super::super::AdasumScope;
 use crate::config::GpuOperations;
 
-/// What each member tells of itself.
+/// Capabilities that each member sends to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     pub(super) operations: GpuOperations,
     /// Several ranks may use one GPU.
     pub(super) shares_gpus: bool,
-    /// What `nccl_built()` tells scripts there.
+    /// Result of `nccl_built()` there.
     pub(super) tells_nccl: bool,
-    /// What it has; why not.
+    /// Its equipment, or why it has none.
     pub(super) has: Result<Equipment, String>,
 }
 
-/// What NCCL is used with.
+/// Requirements of NCCL that a member meets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Equipment {
-    /// Whose GPU it is.
+    /// Vendor of the GPU.
     pub(super) stack: Stack,
     /// NCCL's version, as it says it.
     pub(super) nccl: i32,
@@ -42,11 +42,11 @@ pub(super) enum Route {
     Staged(Option<String>),
 }
 
-/// What the members of a set have agreed on.
+/// Agreement of the members of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Conclusion {
     pub(super) route: Route,
-    /// What Adasum combines; why they cannot tell.
+    /// Scope of Adasum, or why there is none.
     pub(super) adasum: Result<AdasumScope, String>,
 }
 
@@ -114,7 +114,8 @@ struct Member {
     offer: Offer,
 }
 
-/// What follows from all offers: alike on every member, for it follows from nothing else. `host` names a rank's host.
+/// The conclusion from all offers. It depends on the offers alone, so all members conclude the same. `host` names a
+/// rank's host.
 pub(super) fn conclude(
     ranks: &[Rank],
     offers: &[Vec<u8>],

@@ -51,7 +51,7 @@ enum Stage {
     Fails(String),
 }
 
-/// What goes where in the block.
+/// Layout of the block.
 pub(super) struct StagingPlan {
     entries: Vec<Option<PlannedEntry>>,
     bytes: usize,
@@ -107,7 +107,7 @@ impl Layout {
                 results.push(match tensor.output {
                     _ if is_in_place => None,
                     Output::Even { bytes, .. } => Some((bytes, true)),
-                    // What does not fit is refused later.
+                    // Outputs that do not fit are refused later.
                     Output::Exactly { bytes, .. } => share_bytes(execution, me, tensor)
                         .filter(|share| *share == bytes)
                         .map(|bytes| (bytes, false)),
@@ -142,7 +142,7 @@ fn is_in_place(op: &Op) -> bool {
     matches!(op, Op::Allreduce { .. } | Op::Broadcast { .. })
 }
 
-/// What this rank gets of a reducescatter.
+/// Bytes of this rank's part of a reducescatter.
 fn share_bytes(execution: &Execution, me: Rank, tensor: &Tensor) -> Option<usize> {
     let members = &execution.members;
     let me = members.iter().position(|rank| *rank == me)?;
@@ -333,7 +333,7 @@ impl Drop for CopiesIn {
     }
 }
 
-/// What the device reads until the copies have ended.
+/// Memory that the device reads until the copies have ended.
 pub(super) struct Kept {
     _staged: Vec<Option<Entry>>,
     _buffers: Vec<Buffer>,
@@ -436,7 +436,7 @@ pub(super) fn end(
             };
             let buffer = own.or_else(|| Some(given?.take()?.0));
             if buffer.is_none() && matches!(output, Some((_, Output::Even { .. }))) {
-                // Whoever looks for it elsewhere is told.
+                // The error goes to the caller, who expects the result in its own output.
                 *slot = Some((made, shape));
                 continue;
             }
