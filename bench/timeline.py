@@ -1,4 +1,4 @@
-"""What the timeline costs: step time and processor time with and without it, in turns.
+"""Cost of the timeline: step time and processor time with and without it, in turns.
 
 Usage: python bench/timeline.py [-np N] [--workloads W ...] [--pairs K] [--seconds S] [--json FILE]
 

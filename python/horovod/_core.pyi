@@ -484,4 +484,4 @@ def stop_timeline() -> bool:
     """End the recording and wait until it is in the file; False when there was none."""
 
 def transports() -> dict[str, str]:
-    """What was found at run time, for reports: {"shm": "memfd", ...}."""
+    """Transports found at run time, for reports: {"shm": "memfd", ...}."""

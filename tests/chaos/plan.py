@@ -26,7 +26,7 @@ COLLECTIVES = (
     "reducescatter",
     "barrier",
 )
-# What an elastic job does between collective operations.
+# Steps of an elastic job between collective operations.
 CHANGES = ("commit", "reset", "growth", "growth, sender")
 PHASES = ("init", "negotiation", *COLLECTIVES, *CHANGES, "shutdown")
 
@@ -67,7 +67,7 @@ def promise(fault: str, phase: str, elastic: bool) -> str:
     if fault in HARMLESS:
         return UNTOUCHED
     if fault in REFUSES:
-        # What a rank has it keeps; it fails when it needs more.
+        # The rank keeps its descriptors; it fails when it needs more.
         return lost if phase in CONNECTING else UNTOUCHED
     if fault == NO_LAUNCHER:
         # The ranks of a static job need the launcher only to meet; those of another meet anew.

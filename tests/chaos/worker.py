@@ -238,7 +238,7 @@ def with_torch():
 
 
 def begin_again() -> None:
-    """What the elastic loop does between two generations, with a place to wait in the middle."""
+    """The elastic loop's actions between two generations, with a place to wait in the middle."""
     was_victim = _core.is_initialized() and is_victim()
     basics.shutdown()
     wait_here("reset", victim=was_victim)

@@ -187,7 +187,7 @@ def test_a_member_of_several_is_never_alone_in_silence(name, value, script, jobs
 def test_ranks_that_only_share_a_folder(script, jobs, tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
-    # What an earlier job left is no hindrance: nobody listens there, or somebody else does.
+    # Files of an earlier job are no hindrance: nobody listens at their address, or another program does.
     old = folder / "horovod-meeting-3"
     old.write_text(f"horovod-rs meeting 1\nkey {'ab' * 32}\naddress 127.0.0.1:9\n")
     old.chmod(0o600)

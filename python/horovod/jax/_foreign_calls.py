@@ -38,7 +38,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class _Order(effects.Effect):
-    """What calls do in functions inside of programs, so that JAX keeps them in the script's order."""
+    """Effect of calls in functions inside of programs, so that JAX keeps them in the script's order."""
 
     def __str__(self) -> str:
         return "Horovod's order"

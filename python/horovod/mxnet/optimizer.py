@@ -117,7 +117,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
     @property
     def rescale_grad(self) -> float:
-        """What the script multiplies gradients by, without what makes averages of sums."""
+        """The script's own factor for gradients, without the factor that makes averages of sums."""
         return float(self._optimizer.rescale_grad / self._reduction.rescale)
 
     @property

@@ -55,7 +55,7 @@ def run(
     Parameters
     ----------
     func, args, kwargs
-        What to call, and with what.
+        Function to call, and its arguments.
     num_proc
         Number of ranks; for an elastic job, how many there must be to start.
     min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script
@@ -75,7 +75,8 @@ def run(
     Raises
     ------
     Exception
-        What the function raised on a rank, with `WorkerTraceback` as its cause and a note that names the rank. It is
+        The exception of the function on a rank, with `WorkerTraceback` as its cause and a note that names the rank. It
+        is
         a `RuntimeError`, too, whatever its class. When several ranks failed, that of the first which did not only
         lose the others.
     RuntimeError

@@ -21,7 +21,7 @@ __all__ = ["Rank", "RankZero", "Rendezvous", "RendezvousAddress", "assign", "wit
 class RendezvousAddress:
     """Where ranks find each other: the addresses and the key of a `Rendezvous`.
 
-    Whoever has the key belongs to the job: send it where only your ranks are.
+    Any process with the key can join the job: send the key only to the hosts of your ranks.
     """
 
     addresses: tuple[str, ...]

@@ -78,7 +78,7 @@ def _of(function: Any) -> Any:
 
 
 def _caller_of(function: Any, spec: Any) -> Callable[[], list[Any]]:
-    """What TensorFlow calls for the captured value, wherever the function is called."""
+    """The function that TensorFlow calls for the captured value, wherever the captured function is called."""
 
     def number() -> list[Any]:
         _refuse_repeated_gradients(function())
