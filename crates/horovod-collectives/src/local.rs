@@ -278,8 +278,9 @@ impl<'a> Local<'a> {
         true
     }
 
-    /// Carries out the whole operation if all members have staged under this tag; whether they have. Whoever asks
-    /// gets the same answer: it stood before the operation was agreed on, and stands until all are through with it.
+    /// Carries out the whole operation if all members have staged under this tag; returns whether they have. Every
+    /// member gets the same answer: it is fixed before the operation is agreed on, and stays until all members have
+    /// completed the operation.
     pub(crate) fn run_prestaged(
         &self,
         ctx: &mut Ctx<'_>,

@@ -16,7 +16,7 @@ pub(crate) type Handle = *mut c_void;
 
 function_table! {
     /// Functions of `libcuda.so.1`, by the names that mean the legacy default stream where a stream is null. All of
-    /// them are in every driver since CUDA 12.0. What AMD's library calls them: `hip`.
+    /// them are in every driver since CUDA 12.0. Module `hip` has the names in AMD's library.
     struct DriverTable;
     required {
         init = c"cuInit"(c_uint);

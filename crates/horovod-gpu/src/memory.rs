@@ -42,7 +42,7 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let result = self.device.entered_relaxed(|| {
             let driver = self.device.driver();
-            // SAFETY: ours. Whoever used it in another stream has ordered that before.
+            // SAFETY: ours. Users in other streams have ordered their work before this call.
             let code = unsafe {
                 match &self.stream {
                     Some(stream) => (driver.table.mem_free_async)(self.address, stream.raw().0),

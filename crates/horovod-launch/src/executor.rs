@@ -1,9 +1,10 @@
 //! Ranks that an executor starts by itself (Spark tasks, Ray actors, pods): their places, environments and rendezvous.
 //!
-//! An executor knows N processes: on which host each is, and how that is reached. [`assign`] makes ranks of them and gives each the
-//! environment that `horovodrun` would have given it. Where they meet is a [`Rendezvous`](crate::Rendezvous), which the
-//! executor or the process of rank 0 serves, or rank 0 alone sees to it during init. What starts the processes, what carries
-//! the environments there and what ends the others when one has failed is the executor's. Elastic jobs: [`crate::elastic`].
+//! An executor knows N processes, the host of each, and how to reach each of them. [`assign`] makes ranks of the
+//! processes and gives each the environment that `horovodrun` would have given it. Ranks meet at a
+//! [`Rendezvous`](crate::Rendezvous), which the executor or the process of rank 0 serves, or which rank 0 alone
+//! provides during init. The executor starts the processes, passes the environments on, and ends the other processes
+//! when one has failed. Elastic jobs: [`crate::elastic`].
 
 use std::net::SocketAddr;
 

@@ -1,11 +1,10 @@
 //! The aggregator, a node of the negotiation's tree: merges requests from below, and passes decisions on.
 //!
-//! Semantics are those of a star, in which every rank speaks to the coordinator itself. What saves
-//! messages is that known requests go up once, when everybody below has asked for them. That is
-//! withheld knowledge, so it is given up wherever the coordinator may need it: before a join (which
-//! excuses ranks), when somebody below asks for the same name otherwise, when the slot is evicted,
-//! and when the wait gets long, so that stragglers can be named. From then until the request has
-//! run, its slot is *open*: everybody who asks for it is passed on at once.
+//! Semantics are those of a star, in which every rank speaks to the coordinator itself. A known request goes up once,
+//! when all ranks below have submitted it, which saves messages. The aggregator thereby withholds arrivals, so it sends
+//! them where the coordinator may need them: before a join (which excuses ranks), when a rank below submits the same
+//! name otherwise, when the slot is evicted, and when the wait gets long, so that stragglers can be named. From then
+//! until the request has run, its slot is *open*: every submission is forwarded at once.
 
 use crate::limits::CACHE_CAPACITY_MAX;
 use crate::lost::PeerLost;

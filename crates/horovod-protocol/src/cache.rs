@@ -74,9 +74,8 @@ pub(crate) enum Space {
     Free,
     /// After this slot has been evicted, which nobody has used for long.
     Instead(Slot),
-    /// All entries are in use. What does not fit is negotiated in full each time, and what is
-    /// there stays: evicting the least recently used would leave no hits at all to a job that
-    /// goes round more names than there is room for.
+    /// All entries are in use. Further names are negotiated in full each time, and the present ones stay. Evicting the
+    /// least recently used would leave no hits at all to a job that cycles through more names than there are entries.
     None {
         /// For the first time, and that is worth a warning.
         first: bool,

@@ -25,7 +25,7 @@ pub enum OpErrorKind {
     Stalled,
 }
 
-/// One failed operation. What it says to users is its `Display`.
+/// One failed operation. Its `Display` is the text for users.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {

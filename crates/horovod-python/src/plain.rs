@@ -282,7 +282,7 @@ fn call_with<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let end = std::ptr::null_mut::<ffi::PyObject>();
     // SAFETY: both are objects, the list of arguments ends with a null pointer, and the interpreter lock is held, as
-    // `Bound` says. What comes back is a new reference, or null with the exception set.
+    // `Bound` proves. The result is a new reference, or null with the exception set.
     unsafe {
         let result = ffi::PyObject_CallFunctionObjArgs(function.as_ptr(), argument.as_ptr(), end);
         Bound::from_owned_ptr_or_err(argument.py(), result)

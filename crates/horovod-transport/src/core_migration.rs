@@ -24,8 +24,8 @@ const REFUSED_MAX: Duration = Duration::from_millis(20);
 /// Where the ranks of this host wait.
 pub(crate) struct CoreMigration {
     region: Arc<Region>,
-    /// By rank of the host, where in the region it tells its core, from 1; 0 before it first waited. Who has
-    /// slept is mostly still there.
+    /// By rank of the host, where in the region it publishes its core, from 1; 0 before it first waited. A rank that
+    /// slept is mostly still on that core.
     words: Vec<usize>,
     told: u32,
     steps: u32,

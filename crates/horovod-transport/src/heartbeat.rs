@@ -109,7 +109,8 @@ mod tests {
         Watch::new(TIMEOUT, neighbours, Time(0))
     }
 
-    /// Looks whenever it is due until `end`; who speaks is said by time. Who was given up when.
+    /// Checks whenever a check is due until `end`; the neighbours that send are given by time. Returns each lost
+    /// neighbour with its time.
     fn run(
         watch: &mut Watch,
         end: u64,

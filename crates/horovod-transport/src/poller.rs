@@ -69,8 +69,8 @@ impl Poller {
             });
     }
 
-    /// Whether any pump noted anything since the last call. Who wants to sleep must ask, because a
-    /// pump elsewhere may have taken the event that would have woken it.
+    /// Whether any pump noted anything since the last call. A thread must call this before it sleeps, because another
+    /// thread's pump may have taken the event that would have woken it.
     pub(crate) fn take_news(&self) -> bool {
         self.news.swap(false, Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! A server in one thread: it listens, admits who holds the job's key, and serves each as far as its socket allows, until
-//! its owner drops it. What it has for its owner, and the owner for it, lies in an inbox.
+//! A server in one thread. It listens, admits clients that hold the job's key, and serves each as far as its socket
+//! allows, until its owner drops it. Messages between the server and its owner lie in an inbox.
 
 use std::{
     collections::BTreeMap,

@@ -19,9 +19,8 @@ const SOCKET_SPINS: u32 = 20;
 /// Few: under load each may cost a whole time slice.
 const YIELDS: u32 = 2;
 
-/// How long a rank gives way where ranks outnumber cores. What it waits for is mostly a peer that waits for
-/// the core: giving way hands it over in 2 us, while a sleep takes an event, a wake-up and often a
-/// wrong thread first.
+/// How long a rank yields where ranks outnumber cores. The awaited peer mostly waits for the core: a yield hands the
+/// core over in 2 us, while a sleep takes an event, a wake-up and often a wrong thread first.
 const YIELDING: Duration = Duration::from_millis(1);
 /// A thread that keeps the core for longer than this between two polls is computing, not waiting.
 const SLICE: Duration = Duration::from_micros(500);
@@ -74,8 +73,8 @@ struct Oversubscription {
     /// When the wait began, and its next step.
     began: Option<Instant>,
     next: u32,
-    /// When it last looked at the clock: at the beginning, and whenever it had the core back. What it does between
-    /// two steps is little.
+    /// When the rank last read the clock: at the beginning, and whenever it had the core back. The work between two
+    /// steps is short.
     looked: Option<Instant>,
     /// When it last had lost a time slice.
     lost: Option<Instant>,

@@ -85,7 +85,7 @@ def _current_stream(ordinal: int) -> int:
 
 
 def _allocator(operand: torch.Tensor) -> Allocate:
-    # The core asks in a thread of its own. What is allocated on the stream that is current now may be used on it at
+    # The core asks in a thread of its own. Memory allocated on the stream that is current now may be used on it at
     # once, and is given back to its pool.
     stream = torch.cuda.current_stream(operand.device)
 

@@ -337,8 +337,8 @@ impl Work for Inward<'_> {
     fn finish(&mut self, step: usize, slots: &Slots<'_>) {
         let mut sources = std::mem::take(&mut self.sources);
         for (part, range) in self.lanes.step(self.me, step, self.chunk) {
-            // SAFETY: as in `stage`; all peers have published this step. What this overwrites of its
-            // own inputs, when in place, is never staged.
+            // SAFETY: as in `stage`; all peers have published this step. An in-place step overwrites only those of its
+            // own inputs that are never staged.
             unsafe {
                 let theirs = |position| self.at(slots.of(position), self.me, part).cast_const();
                 let reducer = self.reducer;

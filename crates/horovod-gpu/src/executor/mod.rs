@@ -1,8 +1,8 @@
 //! The executor: one thread and one stream of a GPU, which carry out work in the order in which it is given.
 //!
-//! The thread alone calls NCCL, and all communicators share the stream: so the order of launches is that of the work,
-//! which the engine keeps alike on all ranks, and overlapping groups cannot wait for each other. What is launched is
-//! polled until its end event has passed.
+//! The thread alone calls NCCL, and all communicators share the stream. So the order of launches is that of the work,
+//! which the engine keeps alike on all ranks, and overlapping groups cannot wait for each other. The thread polls
+//! launched work until its end event has passed.
 
 mod clock;
 mod communicators;

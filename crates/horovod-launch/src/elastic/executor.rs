@@ -23,8 +23,9 @@ pub trait Executor {
     /// End this worker, which need not be able to hear: ask it first, kill it soon.
     fn end(&mut self, worker: WorkerId);
 
-    /// Find out whether a signal has stopped this worker, whose process calls itself `pid`, and tell
-    /// [`Supervisor::looked`](super::Supervisor::looked). Who cannot know does nothing: then it is waited for.
+    /// Find out whether a signal has stopped this worker, whose own process number is `pid`, and pass the answer to
+    /// [`Supervisor::looked`](super::Supervisor::looked). An executor that cannot find out does nothing: the worker
+    /// then counts as running.
     fn look(&mut self, worker: WorkerId, pid: u32) {
         let _ = (worker, pid);
     }

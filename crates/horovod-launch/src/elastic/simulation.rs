@@ -1,5 +1,5 @@
 //! The driver in a simulated job: workers start, come, hang and die; hosts come, go and fail; hundreds of runs, each
-//! from one seed. What must always hold is checked at every step; a failure names its seed.
+//! from one seed. Every step checks the invariants; a failure names its seed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

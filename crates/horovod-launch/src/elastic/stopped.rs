@@ -1,5 +1,5 @@
-//! Members that a new round waits for and that a signal has stopped: between two rounds they have no neighbours that
-//! would miss them. Whoever is slow there, however slow, runs; so the agents are asked whether they are stopped.
+//! Members that a new round waits for and that a signal has stopped. Between two rounds no neighbour would notice their
+//! silence. A slow member still runs, however slow; so the driver asks the agents whether the members are stopped.
 
 use std::time::Duration;
 
@@ -106,8 +106,8 @@ mod tests {
         driver.handle(now, Event::Joined { worker, held: 1 });
     }
 
-    /// Lets this time pass; the workers for whom `is_stopped` holds are found so. Who was ended, and how often any was
-    /// looked at.
+    /// Lets this time pass; reports the workers for whom `is_stopped` holds as stopped. Returns the ended workers, and
+    /// the number of questions.
     fn pass(
         driver: &mut Driver,
         seconds: Range<u64>,

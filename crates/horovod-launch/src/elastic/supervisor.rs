@@ -1,7 +1,9 @@
-//! An elastic job without its processes: the driver, the rendezvous, and an executor that is told what to do.
+//! An elastic job without its processes: the driver, the rendezvous, and an executor that carries out the driver's
+//! actions.
 //!
-//! It has no thread and never waits. What happens comes in by calls; what follows is done before they return. Whoever owns it
-//! waits until [`Supervisor::as_fd`] is readable or [`Supervisor::deadline`] has come, and calls [`Supervisor::advance`].
+//! The supervisor has no thread and never waits. Calls report events; each call performs the resulting actions before
+//! it returns. Its owner waits until [`Supervisor::as_fd`] is readable or [`Supervisor::deadline`] has come, and calls
+//! [`Supervisor::advance`].
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;

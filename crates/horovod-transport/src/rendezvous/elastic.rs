@@ -121,8 +121,8 @@ impl Rounds {
         todo
     }
 
-    /// The launcher's decision: these workers with these places, in the order of their ranks. Who is not in the waiting
-    /// set any more keeps the round from coming to be; the others come again.
+    /// The launcher's decision: these workers with these places, in the order of their ranks. If one of them is no
+    /// longer in the waiting set, the round is not formed; the others join again.
     pub(crate) fn form(&mut self, assignments: &[(u32, RankAssignment)], now: Instant) -> Vec<Do> {
         let mut todo = self.abort(None, "the launcher forms another round");
         let mut workers = Vec::new();

@@ -1,8 +1,8 @@
 //! Accepting connections from a network where anybody may connect.
 //!
-//! A connection has a slot until it has authenticated or its deadline passes; when all slots are
-//! taken the oldest one goes. What strangers send costs neither memory nor attention; reports of it
-//! grow rare while they go on. On local sockets only processes of the same user are heard at all.
+//! A connection has a slot until it has authenticated or its deadline passes; when all slots are taken the oldest one
+//! is closed. Strangers cost neither memory nor attention; reports of them grow rare while they continue. Local sockets
+//! accept only processes of the same user.
 
 use std::{
     collections::VecDeque,

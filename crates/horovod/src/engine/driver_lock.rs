@@ -236,8 +236,8 @@ impl DriverLock {
         }
     }
 
-    /// Wait at most `timeout` and clear the handle when its operation has ended. What this thread has submitted last
-    /// `is_announced`, or this is the wait that [`Self::submitted_by_waiter`] asks for.
+    /// Wait at most `timeout` and clear the handle when its operation has ended. Either the last submission of this
+    /// thread `is_announced`, or this is the wait that [`Self::submitted_by_waiter`] requests.
     pub(super) fn wait(&self, handle: Handle, timeout: Duration, mut is_announced: bool) -> Waited {
         let handles = &self.shared.handles;
         let mut deadline = None;

@@ -71,8 +71,8 @@ pub fn in_callback() -> bool {
     IN_CALLBACK.get()
 }
 
-/// Make a call on this thread. What it submits is not waited for in turn, so however long a chain of operations is of
-/// which each one's end submits the next, calls do not nest ever deeper.
+/// Calls `callback` on this thread. A callback never waits for its own submissions. So calls do not nest ever deeper,
+/// however long a chain is of operations whose ends submit the next.
 pub(crate) fn call_here(callback: impl FnOnce()) {
     let outer = IN_CALLBACK.replace(true);
     if catch_unwind(AssertUnwindSafe(callback)).is_err() {

@@ -438,7 +438,7 @@ impl Engine {
     }
 
     /// Wait on the host until nothing is in flight on a device; operations that have not been launched are not waited
-    /// for. What had failed on a device after its handle had ended is told here. `false`: the time is over.
+    /// for. The result includes failures on a device after the end of their handle. `false`: the time is over.
     ///
     /// # Errors
     /// Why the generation has ended.

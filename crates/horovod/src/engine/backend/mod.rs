@@ -194,14 +194,14 @@ pub(crate) trait InFlight: Send {
         None
     }
 
-    /// Why it will not end well, as soon as that is known: its tensors may still be in use, for long. Whoever finds out
-    /// notifies.
+    /// The failure, as soon as it is known: the tensors may still be in use, for long. Another thread that finds the
+    /// failure notifies the engine.
     fn failing(&self) -> Option<Failure> {
         None
     }
 
-    /// The end, if it has come: then nothing touches the tensors any more. An end after [`Self::abort`] comes within
-    /// seconds; later its tensors are never given back. Whoever brings it about notifies.
+    /// The end, if it has come: then the backend uses the tensors no more. An end after [`Self::abort`] comes within
+    /// seconds; after a later one its tensors are never released. The thread that ends the work notifies the engine.
     fn poll(&mut self) -> Option<Result<Results, Failure>>;
 
     /// The device's stage, after the end of a timed execution.

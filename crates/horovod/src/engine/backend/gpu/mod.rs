@@ -1,9 +1,9 @@
 //! The backend for GPUs, NVIDIA's and AMD's alike: NCCL where the members of a set can use it together, else host memory
 //! and the host's data plane.
 //!
-//! Nothing of CUDA is touched before the first execution on a GPU. What the members agree on then is in `route`;
-//! how an execution becomes calls in `calls`; how it goes through host memory in `staging` and `pinned`. The calls are
-//! launched by `horovod_gpu::Executor`, in the order of the executions.
+//! This module uses no function of CUDA before the first execution on a GPU. `route` has the members' agreement of that
+//! moment. `calls` turns an execution into calls; `staging` and `pinned` carry it through host memory.
+//! `horovod_gpu::Executor` launches the calls, in the order of the executions.
 
 mod calls;
 mod pinned;
