@@ -108,7 +108,7 @@ class Link:
 
     name: str
     qdisc: tuple[str, ...]
-    """What `tc` puts on each host's device."""
+    """The queueing discipline that `tc` sets on each host's device."""
     bits_per_s: float | None
     repeats: int
     cases: tuple[str, ...]

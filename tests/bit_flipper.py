@@ -54,7 +54,7 @@ def flip(byte: int, *, outgoing: bool) -> int:
 
 
 def wait_until_left() -> None:
-    """Wait until somebody at the other end has hung up. What this rank said until then has arrived."""
+    """Wait until a peer has closed its connection. This rank's earlier messages have arrived by then."""
     _left.wait()
 
 

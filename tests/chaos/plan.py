@@ -52,7 +52,7 @@ class Cell:
     torch: bool = False
     """PyTorch's model, optimizer and state instead of numpy's."""
     inject: str = ""
-    """What strace does to the victim at one of its system calls."""
+    """The fault that strace injects into one of the victim's system calls."""
 
     @property
     def name(self) -> str:

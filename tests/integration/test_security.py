@@ -1,5 +1,4 @@
 """The promises of docs/security.md, shown on real processes: to another user of the host, and to an eavesdropper."""
-network."""
 
 from __future__ import annotations
 

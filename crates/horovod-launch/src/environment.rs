@@ -39,9 +39,9 @@ pub(crate) const IDENTITY: &[&str] = &[
 pub(crate) const RANK0_ADDRESS: &str = settings::RANK0_ADDRESS.name;
 /// Ranks on a rank's host.
 pub(crate) const LOCAL_SIZE: &str = settings::LOCAL_SIZE.name;
-/// Descriptor of the pipe whose end tells that whoever started this launcher has ended.
-const PARENT_WATCH: &str = "HOROVODRUN_LEASH_FD";
-/// Descriptor on which whoever started this launcher wants to hear of events.
+/// Descriptor of a pipe that closes when the program that started this launcher has ended.
+const PARENT_WATCH: &str = "HOROVODRUN_PARENT_WATCH_FD";
+/// Descriptor to which the launcher writes events, for the program that started the launcher.
 const EVENTS: &str = "HOROVODRUN_EVENTS_FD";
 /// The key that agents which dial must have.
 const AGENTS_KEY: &str = "HOROVODRUN_AGENTS_KEY";

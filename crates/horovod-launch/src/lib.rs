@@ -5,7 +5,7 @@
 //! is secret travels over the agents' stdin, never on a command line.
 //!
 //! Programs that start the processes of a job by other means use the rest: [`executor`] gives processes their places
-//! and environments, and [`Rendezvous`] is their meeting point. [`elastic`] decides which processes take part in a job
+//! and environments, and [`Rendezvous`] connects them. [`elastic`] decides which processes take part in a job
 //! whose members change, and [`hosts`] parses lists of hosts. None of these needs an agent, ssh, a terminal or a signal
 //! handler.
 //!

@@ -269,7 +269,7 @@ fn plan(config: &Config) -> Result<RendezvousPlan, Error> {
     if let Some(directory) = &settings.directory {
         let path = directory.join(
             file_name(started, config.size)
-                .unwrap_or_else(|| format!("horovod-meeting-{}", config.size)),
+                .unwrap_or_else(|| format!("horovod-rendezvous-{}", config.size)),
         );
         let locator = Locator::File {
             path,

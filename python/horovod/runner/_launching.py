@@ -25,7 +25,7 @@ from horovod.runner._worker_error import also_runtime_error
 # After a second Ctrl-C, at which the launcher kills the ranks.
 _KILL_LIMIT_S = 10.0
 _LOOK_EVERY_S = 0.5
-_PARENT_WATCH = "HOROVODRUN_LEASH_FD"
+_PARENT_WATCH = "HOROVODRUN_PARENT_WATCH_FD"
 
 
 class WorkerTraceback(Exception):

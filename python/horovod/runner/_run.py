@@ -48,9 +48,9 @@ def run(
     """Call `func(*args, **kwargs)` on `num_proc` ranks and return what they returned, in the order of ranks.
 
     The function may be any, also one of a notebook or of the script that calls: no `if __name__ == "__main__"` is
-    needed. It travels, as the results do, over authenticated, encrypted connections; its size is not limited. What the
-    ranks print appears on `sys.stdout` and `sys.stderr` of the caller. The call may come from any thread; Ctrl-C
-    ends the ranks, and no signal handler is changed.
+    needed. Function and results travel over authenticated, encrypted connections; their size is not limited. The ranks'
+    output appears on `sys.stdout` and `sys.stderr` of the caller. The call may come from any thread; Ctrl-C ends the
+    ranks, and no signal handler is changed.
 
     Parameters
     ----------

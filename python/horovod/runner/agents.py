@@ -38,9 +38,9 @@ _END_LIMIT_S = 45.0
 
 @dataclasses.dataclass(frozen=True)
 class Invitation:
-    """Where agents dial, and the key by which they are known. Whoever has the key can run ranks of the job.
+    """Address that agents dial, and the key that proves them. Any process with the key can run ranks of the job.
 
-    It can be pickled: send it where only your tasks are.
+    An invitation can be pickled: send it only to your own tasks.
     """
 
     addresses: tuple[str, ...]

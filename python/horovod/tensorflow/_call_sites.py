@@ -1,6 +1,6 @@
 """Call sites of functions inside a compiled program, as numbers that distinguish operations of one name.
 
-TensorFlow traces a `tf.function` once and may call it at several places of a program. What is named while it is traced
+TensorFlow traces a `tf.function` once and may call it at several places of a program. An operation named in the trace
 has one name at all of them; XLA may run the places in any order, another one on each rank, and then ranks would pair
 operands of different places. So a function gets one input more, a capture whose value is made where the function is
 called: a number that is different at each place, and the same on all ranks that trace the same program.

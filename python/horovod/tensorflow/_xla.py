@@ -482,4 +482,4 @@ LIBRARY: Final = SimpleNamespace(
     horovod_local_rank=_constant(_core.local_rank),
     horovod_local_size=_constant(_core.local_size),
 )
-"""What takes the place of the generated functions while a function is traced for XLA; numbers are constants there."""
+"""Replacements of the generated functions while a function is traced for XLA; numbers are constants there."""

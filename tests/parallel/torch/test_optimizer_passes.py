@@ -1,5 +1,4 @@
 """Uses that plain PyTorch allows between two steps: other hooks, several or no backward passes, failing passes."""
-fail."""
 
 import copy
 
