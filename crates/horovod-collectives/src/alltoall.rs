@@ -37,9 +37,9 @@ pub fn exchange_sizes(ctx: &mut Ctx<'_>, send_rows: &[usize]) -> Result<Incoming
     let local = inside_host(ctx)?;
     let sizes = ctx.scratch.stages.begin("EXCHANGE_SIZES");
     let longest = match &local {
-        Some(local) => tell_inside(ctx, local, send_rows, &mut rows)?,
+        Some(local) => exchange_inside(ctx, local, send_rows, &mut rows)?,
         None => {
-            tell_across(ctx, send_rows, &mut rows)?;
+            exchange_across(ctx, send_rows, &mut rows)?;
             0
         }
     };
@@ -127,7 +127,7 @@ impl Blocks<'_> {
 }
 
 /// Tells the others inside the host how many rows they get; returns the most that any pair exchanges.
-fn tell_inside(
+fn exchange_inside(
     ctx: &mut Ctx<'_>,
     local: &Local<'_>,
     send_rows: &[usize],
@@ -163,7 +163,7 @@ fn tell_inside(
 }
 
 /// Tells the others how many rows they get, one after the other.
-fn tell_across(
+fn exchange_across(
     ctx: &mut Ctx<'_>,
     send_rows: &[usize],
     recv_rows: &mut [usize],

@@ -238,7 +238,7 @@ impl Driver {
     pub fn device_of(
         &'static self,
         stream: RawStream,
-        told: i32,
+        given: i32,
     ) -> Result<&'static Device, GpuError> {
         check_process()?;
         let is_default = stream.0.addr() <= GREATEST_DEFAULT_STREAM;
@@ -247,7 +247,7 @@ impl Driver {
         } else {
             self.ordinal_of(stream)?
         };
-        self.device(of_stream.unwrap_or(told))
+        self.device(of_stream.unwrap_or(given))
     }
 
     fn ordinal_of(&self, stream: RawStream) -> Result<Option<i32>, GpuError> {

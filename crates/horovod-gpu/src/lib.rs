@@ -32,8 +32,8 @@ pub use driver::Driver;
 pub use error::{GpuError, MemoryPlace};
 pub use event::Event;
 pub use executor::{
-    AllReduce, Call, Executor, ExecutorProgress, ExecutorSettings, Front, Group, HostMemory,
-    Launch, Operand, Phase, ReduceScatter, Reduction, Work, WorkError,
+    AllReduce, Call, Executor, ExecutorProgress, ExecutorSettings, Group, HostMemory, Launch,
+    Operand, Phase, ReduceScatter, Reduction, Work, WorkError, WorkProgress,
 };
 pub use kernels::{DeviceCopy, Kernels};
 pub use load::{

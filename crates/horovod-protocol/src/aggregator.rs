@@ -67,7 +67,7 @@ pub struct Aggregator {
     merge: Merge,
     /// The last eviction announced, to each link announced, and confirmed by each.
     mark: u64,
-    told: Vec<u64>,
+    sent: Vec<u64>,
     seen: Vec<u64>,
     actions: VecDeque<AggregatorAction>,
 }
@@ -109,7 +109,7 @@ impl Aggregator {
             outbox: Outbox::new(cfg.generation),
             merge: Merge::default(),
             mark: 0,
-            told: vec![0; count],
+            sent: vec![0; count],
             seen: vec![0; count],
             actions: VecDeque::new(),
             cfg,
@@ -376,7 +376,7 @@ impl Aggregator {
         let lost = lost.clone().clipped();
         self.outbox.clear();
         self.outbox.push(Submission::Lost(lost.clone()), 1);
-        self.tell_lost(lost, except);
+        self.send_lost(lost, except);
     }
 
     fn forget(&mut self, slot: Slot) {

@@ -236,10 +236,10 @@ impl Cache {
             return Vec::new();
         }
         self.mark += 1;
-        let mut told = Vec::new();
+        let mut announced = Vec::new();
         for mut confirmation in std::mem::take(&mut self.unannounced) {
             if confirmation.announce {
-                told.push((
+                announced.push((
                     Arc::clone(&confirmation.members),
                     runs(&mut confirmation.slots),
                 ));
@@ -247,7 +247,7 @@ impl Cache {
             confirmation.mark = self.mark;
             self.confirmations.push_back(confirmation);
         }
-        told
+        announced
     }
 
     /// Number of the last announcement.
@@ -371,9 +371,9 @@ mod tests {
         };
         assert_eq!(slot, Slot(2));
         assert_eq!(refused, [true, false, false, false], "warned once");
-        let told = cache.announce();
+        let announced = cache.announce();
         assert_eq!(
-            told[0].1,
+            announced[0].1,
             [SlotRun {
                 first: Slot(1),
                 len: 1

@@ -81,7 +81,7 @@ pub struct Coordinator {
     sizes: Vec<u64>,
     buffers: Buffers,
     /// Evictions sent to each link so far.
-    told: Vec<u64>,
+    sent: Vec<u64>,
     actions: VecDeque<CoordinatorAction>,
 }
 
@@ -161,7 +161,7 @@ impl Coordinator {
             spare: Vec::new(),
             sizes: Vec::new(),
             buffers: Buffers::default(),
-            told: vec![0; link_count],
+            sent: vec![0; link_count],
             actions: VecDeque::new(),
             cfg,
         }
@@ -491,10 +491,10 @@ impl Coordinator {
             send(before, responses, Vec::new());
         }
         // An aggregator confirms for all below it, hence all below it must know, concerned or not.
-        let unheard = self.tree.is_some() && to.iter().any(|link| self.told[*link as usize] < mark);
+        let unheard = self.tree.is_some() && to.iter().any(|link| self.sent[*link as usize] < mark);
         if !stream.open.is_empty() || !stream.evicted.is_empty() || unheard {
             send(mark, stream.open, stream.evicted);
-            to.iter().for_each(|link| self.told[*link as usize] = mark);
+            to.iter().for_each(|link| self.sent[*link as usize] = mark);
         }
     }
 

@@ -6,7 +6,7 @@ use crate::signature::RequestSignature;
 use crate::types::{DType, Device, Op, Rank};
 
 /// Requests that a fused execution may skip over; keeps planning linear for odd mixtures.
-const LOOK_AHEAD_MAX: usize = 4096;
+const SKIPPED_MAX: usize = 4096;
 
 /// Properties that requests must have in common to be fused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,8 +143,7 @@ impl FusionPlan {
             }
             skipped += 1;
             skipped_bytes = skipped_bytes.saturating_add(next.bytes);
-            if skipped > LOOK_AHEAD_MAX
-                || fused_bytes.saturating_add(skipped_bytes) > threshold_bytes
+            if skipped > SKIPPED_MAX || fused_bytes.saturating_add(skipped_bytes) > threshold_bytes
             {
                 break;
             }

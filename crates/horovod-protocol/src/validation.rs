@@ -405,8 +405,8 @@ mod tests {
         let asked = [(Rank(0), &transposed), (Rank(1), &base)];
         assert_eq!(compare("x", &asked), Ok(()));
         assert_eq!(transposed.in_row_major(), base);
-        let run = |asked: &RequestSignature, told: &RequestSignature| {
-            asked.may_run_as(&told.op, told.device, &told.tensors)
+        let run = |asked: &RequestSignature, decided: &RequestSignature| {
+            asked.may_run_as(&decided.op, decided.device, &decided.tensors)
         };
         assert!(run(&transposed, &base) && run(&transposed, &transposed));
         assert!(!run(&base, &transposed));

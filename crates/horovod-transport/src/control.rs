@@ -25,7 +25,7 @@ pub const CONTROL_QUEUE_MAX: usize = 64 << 20;
 /// Longest memory of a message that is kept for the next.
 const SPARE_BYTES_MAX: usize = 64 << 10;
 /// Polls that find nothing between two looks at the sockets, for callers that never sleep.
-const LOOK_EVERY: u32 = 64;
+const POLL_EVERY: u32 = 64;
 /// Byte that a rank sends before it leaves, on the sockets that otherwise only detect deaths.
 const GOODBYE: u8 = b'B';
 
@@ -95,7 +95,7 @@ pub(crate) struct Peer {
     reader: FrameReader,
     queue: FrameQueue,
     /// Something came from it since [`Watch::look`] last asked.
-    spoke: bool,
+    has_received: bool,
     ended: bool,
     /// Frames from this peer are not read any more.
     deaf: bool,
@@ -109,7 +109,7 @@ impl Peer {
             link,
             reader,
             queue,
-            spoke: false,
+            has_received: false,
             ended: false,
             deaf: false,
         }
@@ -142,7 +142,7 @@ impl Peer {
             if n == 0 {
                 return Ok(None);
             }
-            self.spoke = true;
+            self.has_received = true;
             self.reader.filled(n);
         }
     }
@@ -158,7 +158,7 @@ pub(crate) struct Detector {
 
 impl Detector {
     /// `None` while the peer lives.
-    fn look(&mut self) -> Option<ControlEvent> {
+    fn poll(&mut self) -> Option<ControlEvent> {
         let mut byte = [0];
         let cause = match stream::recv(&self.fd, &mut byte) {
             Ok(Got::Nothing) => return None,
@@ -295,7 +295,7 @@ impl Control {
     }
 
     /// Tells the launcher of an elastic job what this process holds of the training state.
-    pub fn tell_held(&mut self, held: u8) {
+    pub fn send_training_state(&mut self, held: u8) {
         if let Some((_, client)) = &mut self.launcher {
             // A launcher that is gone shows when it is heard.
             let _ = client.send(&ToServer::Holds { held });
@@ -303,7 +303,7 @@ impl Control {
     }
 
     /// Tells the launcher which rank this one gives up for its silence.
-    pub fn tell_silent(&mut self, rank: Rank) {
+    pub fn report_silent(&mut self, rank: Rank) {
         if let Some((_, client)) = &mut self.launcher {
             // As above.
             let _ = client.send(&ToServer::Silent { rank: rank.0 });
@@ -320,7 +320,7 @@ impl Control {
                 return Some(self.endings.remove(0));
             }
             // An ended peer may have sent frames since the last poll: poll again before reporting.
-            if !self.look_for_endings() {
+            if !self.poll_endings() {
                 break;
             }
         }
@@ -328,7 +328,7 @@ impl Control {
             return Some(notice);
         }
         self.empty_polls = self.empty_polls.wrapping_add(1);
-        if self.empty_polls.is_multiple_of(LOOK_EVERY) {
+        if self.empty_polls.is_multiple_of(POLL_EVERY) {
             self.poller.pump(Some(Duration::ZERO));
         }
         None
@@ -342,13 +342,13 @@ impl Control {
     }
 
     /// When [`Self::look_after`] has something to do.
-    pub fn look_due(&self) -> Option<Time> {
+    pub fn heartbeat_due(&self) -> Option<Time> {
         self.watch.as_ref().and_then(Watch::due)
     }
 
     /// Sees who of the neighbours is silent, and tells them that this rank lives. To be called when it is due, after
     /// all that has arrived was taken by [`Self::poll`]. `true`: poll again, there may be something.
-    pub fn look_after(&mut self, now: Time) -> bool {
+    pub fn check_neighbours(&mut self, now: Time) -> bool {
         let Some(watch) = self
             .watch
             .as_mut()
@@ -362,8 +362,8 @@ impl Control {
             }
         }
         let peers = &mut self.peers;
-        let look = watch.look(now, |i| std::mem::take(&mut peers[i].spoke));
-        if look.speak {
+        let check = watch.check(now, |i| std::mem::take(&mut peers[i].has_received));
+        if check.send {
             // Frames queued for a peer are a sign of life, too. A send error shows again when the peer is read.
             let idle = peers.iter_mut().filter(|p| !p.ended && p.queue.is_empty());
             for peer in idle {
@@ -371,18 +371,18 @@ impl Control {
                 let _ = peer.flush();
             }
         }
-        if look.again {
+        if check.again {
             // Frames that arrived while no thread polled the sockets.
             self.poller.pump(Some(Duration::ZERO));
             return true;
         }
-        for (i, silence_ns) in &look.silent {
+        for (i, silence_ns) in &check.silent {
             self.peers[*i].ended = true;
             let rank = self.peers[*i].rank();
             let silence = Duration::from_nanos(*silence_ns);
             self.end(rank, ControlEvent::Silent { rank, silence });
         }
-        !look.silent.is_empty()
+        !check.silent.is_empty()
     }
 
     /// Whether frames wait to be sent to peers that are still there.
@@ -483,14 +483,14 @@ impl Control {
         }
     }
 
-    fn look_for_endings(&mut self) -> bool {
+    fn poll_endings(&mut self) -> bool {
         let mut found = Vec::new();
         for detector in self.detectors.iter_mut().filter(|d| !d.ended) {
             if !self.poller.is(detector.token, READABLE | HANGUP) {
                 continue;
             }
             self.poller.clear(detector.token, READABLE | HANGUP);
-            if let Some(event) = detector.look() {
+            if let Some(event) = detector.poll() {
                 detector.ended = true;
                 found.push((detector.name.rank, event));
             }

@@ -152,21 +152,21 @@ impl Admitted<Errand> {
     /// Goes on as far as the socket allows; false when all is done.
     fn serve(&mut self, payload: &Arc<[u8]>, state: &ServerState<Inbox>) -> Result<bool, String> {
         while let Some(frame) = self.wire.next()? {
-            self.hear(&frame, payload, state)?;
+            self.handle(&frame, payload, state)?;
         }
         if let Errand::Fetching { payload, sent } = &mut self.known {
             send_pieces(&mut self.wire, payload, sent)?;
         }
         self.wire.flush()?;
-        let all_said = match &self.known {
+        let is_complete = match &self.known {
             Errand::Fetching { payload, sent } => *sent == payload.len(),
             Errand::Done => true,
             _ => false,
         };
-        Ok(!(all_said && self.wire.unsent() == 0))
+        Ok(!(is_complete && self.wire.unsent() == 0))
     }
 
-    fn hear(
+    fn handle(
         &mut self,
         frame: &[u8],
         payload: &Arc<[u8]>,

@@ -96,17 +96,17 @@ pub(crate) struct Connections<C> {
     next_client: u64,
     admission: Admission,
     gate: Gate,
-    hears: Arc<Fd>,
+    notified_fd: Arc<Fd>,
 }
 
 impl<C: Default> Connections<C> {
     /// Waits until something can go on, or until `deadline`.
     pub(crate) fn wait(&self, deadline: Option<Instant>) {
         let clients = self.clients.values().map(|c| c.wire.wait());
-        let sockets = once((&*self.hears, false)).chain(self.gate.waits());
+        let sockets = once((&*self.notified_fd, false)).chain(self.gate.waits());
         let deadline = self.gate.deadline().into_iter().chain(deadline).min();
         wait_for_any(sockets.chain(clients), deadline);
-        platform::silence(&self.hears);
+        platform::silence(&self.notified_fd);
     }
 
     /// Takes in who has proven by now that it may come.
@@ -166,14 +166,14 @@ impl<I: Send + 'static> RunningServer<I> {
         for (fd, _) in bound {
             gate.add(fd);
         }
-        let (hears, notifier) = platform::notifier()?;
+        let (notified_fd, notifier) = platform::notifier()?;
         let state = Arc::new(ServerState::new(inbox, notifier));
         let connections = Connections {
             clients: BTreeMap::new(),
             next_client: 0,
             admission,
             gate,
-            hears,
+            notified_fd,
         };
         let mut step = make(connections, state.clone());
         let shared = state.clone();

@@ -5,7 +5,7 @@
 )]
 
 pub mod parsers;
-pub use crate::rendezvous::harness::{Done, Heard, Saying, SimulatedRendezvous};
+pub use crate::rendezvous::harness::{Done, ServerMessage, SimulatedRendezvous, WorkerMessage};
 
 use std::{
     io::{Read, Write},
@@ -188,9 +188,9 @@ impl Cluster {
                 .map(|(_, senders)| senders.clone())
                 .collect();
             let members: Arc<[Rank]> = ranks.clone().into();
-            for (local, (rank, (hears, _))) in ranks.iter().zip(notifiers).enumerate() {
+            for (local, (rank, (notified_fd, _))) in ranks.iter().zip(notifiers).enumerate() {
                 let arena = Arena::new(region.clone(), layout, members.clone(), local, &senders);
-                parts[rank.index()].shared = Some(SharedMemory { arena, hears });
+                parts[rank.index()].shared = Some(SharedMemory { arena, notified_fd });
             }
             for (local, &rank) in ranks.iter().enumerate() {
                 let tree = &parts[0].tree;

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use horovod_kernels::Source;
 
-use super::across::{self, Going, Group, speaking, to_the_end};
+use super::across::{self, Going, Group, sendable, to_the_end};
 use super::{GroupPosition, Reducer, reduce_range};
 use crate::context::Ctx;
 use crate::error::CollectiveError;
@@ -123,7 +123,7 @@ fn alone_on_host(
         members: &members,
         me,
     };
-    let ready = speaking(ctx, reducer, vector, true);
+    let ready = sendable(ctx, reducer, vector, true);
     let plain = reducer.without_pre();
     let result = across::with(ctx, lanes.algorithm, &plain, &ready, group, to_the_end);
     ctx.scratch.put_vector(ready);

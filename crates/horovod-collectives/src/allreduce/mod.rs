@@ -83,7 +83,7 @@ pub unsafe fn allreduce(
         };
         let algorithm = choose(bytes, ctx.layout, ctx.tuning);
         if reducer.prescaled && !stages_scaled(algorithm, ctx.data) {
-            let scaled = across::speaking(ctx, &reducer, &vector, true);
+            let scaled = across::sendable(ctx, &reducer, &vector, true);
             ctx.scratch
                 .put_vector(std::mem::replace(&mut vector, scaled));
             reducer = reducer.without_pre();

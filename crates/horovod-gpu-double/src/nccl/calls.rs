@@ -236,7 +236,9 @@ impl Call {
         if let Some(communicator) = self.communicators.get_mut(&id)
             && communicator.phase == Phase::Ready
         {
-            communicator.phase = Phase::Finalizing { is_told: false };
+            communicator.phase = Phase::Finalizing {
+                is_announced: false,
+            };
             if !communicator.is_blocking {
                 communicator.polls = polls;
             }

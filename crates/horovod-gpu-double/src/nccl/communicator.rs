@@ -21,7 +21,7 @@ pub(crate) enum Phase {
     Ready,
     /// Waits for its launches, then for the other ranks.
     Finalizing {
-        is_told: bool,
+        is_announced: bool,
     },
     Finalized,
 }
@@ -123,7 +123,7 @@ impl Communicator {
         !self.launches.is_empty() || !self.pending.is_empty()
     }
 
-    pub(crate) fn say(&mut self, message: Message) {
+    pub(crate) fn send(&mut self, message: Message) {
         if let Some(writer) = &self.writer {
             // A writer that is gone has seen the connection break, which the reader reports.
             let _ = writer.send(message);
@@ -172,10 +172,10 @@ impl State {
         let Some(communicator) = self.communicators.get_mut(&id) else {
             return INVALID_ARGUMENT;
         };
-        if let Phase::Finalizing { is_told } = communicator.phase {
-            if !is_told && communicator.launches.is_empty() {
-                communicator.phase = Phase::Finalizing { is_told: true };
-                communicator.say(Message::Finalize);
+        if let Phase::Finalizing { is_announced } = communicator.phase {
+            if !is_announced && communicator.launches.is_empty() {
+                communicator.phase = Phase::Finalizing { is_announced: true };
+                communicator.send(Message::Finalize);
             }
             return IN_PROGRESS;
         }
@@ -393,7 +393,7 @@ pub(crate) fn begin(state: &mut Locked, id: u64, number: u64, all_live: bool) ->
             data,
         };
         match state.communicators.get_mut(&id) {
-            Some(communicator) => communicator.say(message),
+            Some(communicator) => communicator.send(message),
             // Aborted meanwhile, which has completed the operation.
             None => return true,
         }

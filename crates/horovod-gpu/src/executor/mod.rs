@@ -89,11 +89,11 @@ struct Queue {
     /// Of what was queued last.
     last: Option<u64>,
     /// Work being launched.
-    launching: Option<Front>,
+    launching: Option<WorkProgress>,
     /// Launched work that is the next to end.
-    front: Option<Front>,
+    oldest: Option<WorkProgress>,
     /// Work that will be queued as soon as there is memory for it.
-    preparing: Option<Front>,
+    preparing: Option<WorkProgress>,
 }
 
 /// Work that the thread has not taken up.
@@ -105,8 +105,8 @@ struct Queued {
 
 impl Queued {
     /// As what keeps all else up: the thread is in a call that does not return.
-    fn front(&self) -> Front {
-        Front {
+    fn oldest(&self) -> WorkProgress {
+        WorkProgress {
             title: self.work.title.clone(),
             seq: self.work.seq,
             set: self.work.set,
@@ -121,7 +121,7 @@ const LAUNCH_MAX: Duration = Duration::from_millis(200);
 
 /// The work that is the next to end.
 #[derive(Clone, Debug)]
-pub struct Front {
+pub struct WorkProgress {
     /// As in [`Work`].
     pub title: Arc<str>,
     /// As in [`Work`].
@@ -151,7 +151,7 @@ pub struct ExecutorProgress {
     /// The place of the work that was queued last.
     pub last: Option<u64>,
     /// Work that has not ended, if any.
-    pub front: Option<Front>,
+    pub oldest: Option<WorkProgress>,
 }
 
 /// Mode in which the thread handles its queue.
@@ -197,8 +197,8 @@ impl ExecutorState {
     }
 
     /// Set what is the next to end.
-    fn set_front(&self, front: Option<Front>) {
-        self.lock().front = front;
+    fn set_oldest(&self, oldest: Option<WorkProgress>) {
+        self.lock().oldest = oldest;
     }
 
     /// The device has not come to rest in this time.
@@ -206,7 +206,7 @@ impl ExecutorState {
         self.given_up.store(true, Ordering::Release);
         stays_busy(GpuLoss::Busy {
             ordinal: self.ordinal,
-            title: self.progress().front.map(|front| front.title),
+            title: self.progress().oldest.map(|oldest| oldest.title),
             after,
             orderly,
         });
@@ -214,17 +214,17 @@ impl ExecutorState {
 
     fn progress(&self) -> ExecutorProgress {
         let queue = self.lock();
-        let is_long = |front: &&Front| front.since.elapsed() >= LAUNCH_MAX;
+        let is_long = |oldest: &&WorkProgress| oldest.since.elapsed() >= LAUNCH_MAX;
         let launching = queue.launching.as_ref();
-        let front = launching
+        let oldest = launching
             .filter(is_long)
-            .or(queue.front.as_ref())
+            .or(queue.oldest.as_ref())
             .or(launching)
             .or(queue.preparing.as_ref());
-        let queued = || queue.work.front().map(Queued::front);
+        let queued = || queue.work.front().map(Queued::oldest);
         ExecutorProgress {
             last: queue.last,
-            front: front.cloned().or_else(queued),
+            oldest: oldest.cloned().or_else(queued),
         }
     }
 
@@ -334,7 +334,7 @@ impl Executor {
     pub fn prepares(&self, title: Arc<str>, seq: u64, set: u32) {
         let mut queue = self.shared.lock();
         queue.last = Some(seq);
-        queue.preparing = Some(Front {
+        queue.preparing = Some(WorkProgress {
             title,
             seq,
             set,

@@ -41,7 +41,7 @@ impl Aggregator {
         self.mark = self.mark.max(msg.mark);
         match streams {
             None => {
-                self.told.fill(self.mark);
+                self.sent.fill(self.mark);
                 let everybody = Arc::clone(&self.everybody);
                 self.actions
                     .push_back(AggregatorAction::Down(everybody, msg.clone()));
@@ -53,11 +53,11 @@ impl Aggregator {
 
     fn send_streams(&mut self, streams: Vec<Stream>, msg: &ToWorker) {
         for (link, stream) in streams.into_iter().enumerate() {
-            let news = self.told[link] < self.mark;
+            let news = self.sent[link] < self.mark;
             if stream.responses.is_empty() && stream.evicted.is_empty() && !news {
                 continue;
             }
-            self.told[link] = self.mark;
+            self.sent[link] = self.mark;
             let message = ToWorker {
                 generation: msg.generation,
                 mark: msg.mark,
@@ -168,7 +168,7 @@ impl Aggregator {
         Ok(())
     }
 
-    pub(super) fn tell_lost(&mut self, lost: PeerLost, except: Option<Rank>) {
+    pub(super) fn send_lost(&mut self, lost: PeerLost, except: Option<Rank>) {
         let to: Arc<[Rank]> = self
             .everybody
             .iter()

@@ -155,7 +155,7 @@ impl World {
                 return self.arrive_at_engine(generation, from, to, message);
             }
             (LinkId::ToRendezvous(client), Message::Bytes(bytes)) => {
-                let done = self.rendezvous.hear(client, &bytes);
+                let done = self.rendezvous.handle(client, &bytes);
                 self.rendezvous_did(done);
             }
             (LinkId::ToRendezvous(client), _) => {
@@ -164,8 +164,10 @@ impl World {
                 self.links.remove(&LinkId::FromRendezvous(client));
                 self.links.remove(&id);
             }
-            (LinkId::FromRendezvous(client), message) => self.hear_from_rendezvous(client, message),
-            (LinkId::ToAgent(host, agent), message) => self.agent_hears(host, agent, message),
+            (LinkId::FromRendezvous(client), message) => {
+                self.on_rendezvous_message(client, message)
+            }
+            (LinkId::ToAgent(host, agent), message) => self.on_agent_message(host, agent, message),
             (LinkId::FromAgent(host, agent), message) => {
                 if let Message::Exited(worker, status) = message {
                     self.worker_exited(host, agent, worker, status);

@@ -7,7 +7,7 @@ use horovod_launch::elastic::WorkerId;
 use horovod_protocol::{
     DType, Device, Op, ProcessSetId, Rank, ReduceOp, Request, Scale, TensorMeta,
 };
-use horovod_transport::testing::Saying;
+use horovod_transport::testing::WorkerMessage;
 
 use super::links::Message;
 use super::world::{MS, World};
@@ -283,7 +283,7 @@ impl World {
     fn hold(&mut self, worker: WorkerId, held: Held) {
         if let Some(script) = self.script(worker) {
             script.held = held;
-            self.say(worker, &Saying::Holds(held as u8));
+            self.send_to_rendezvous(worker, &WorkerMessage::Holds(held as u8));
         }
     }
 
@@ -369,7 +369,7 @@ impl World {
             } else {
                 script.fruitless += 1;
                 if script.fruitless >= FRUITLESS_MAX {
-                    self.tell(format!("worker {worker} gives up: the same failure again"));
+                    self.log(format!("worker {worker} gives up: the same failure again"));
                     return self.exit(worker, 1);
                 }
             }

@@ -325,9 +325,9 @@ impl ToServer {
                 w.u8(5);
                 w.varint(u64::from(*rank));
             }
-            Self::Unreached(told) => {
+            Self::Unreached(report) => {
                 w.u8(6);
-                told.put(w);
+                report.put(w);
             }
         }
         out

@@ -43,19 +43,19 @@ mod loom_tests {
     #[derive(Default)]
     struct RankNotifier {
         rung: Mutex<bool>,
-        heard: Condvar,
+        changed: Condvar,
     }
 
     impl RankNotifier {
         fn notify(&self) {
             *self.rung.lock().unwrap() = true;
-            self.heard.notify_one();
+            self.changed.notify_one();
         }
 
         fn sleep(&self) {
             let mut rung = self.rung.lock().unwrap();
             while !*rung {
-                rung = self.heard.wait(rung).unwrap();
+                rung = self.changed.wait(rung).unwrap();
             }
             *rung = false;
         }

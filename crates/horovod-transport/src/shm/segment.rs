@@ -96,7 +96,7 @@ impl ShmSegment {
         let arena = Arena::new(region, self.layout, self.members.clone(), local, &senders);
         Ok(SharedMemory {
             arena,
-            hears: self.notifiers[local].0.clone(),
+            notified_fd: self.notifiers[local].0.clone(),
         })
     }
 
@@ -192,7 +192,7 @@ impl AttachingRank {
             ));
         };
         let mut fds = self.fds.drain(..);
-        let (Some(file), Some(hears)) = (fds.next(), fds.next()) else {
+        let (Some(file), Some(notified_fd)) = (fds.next(), fds.next()) else {
             return Ok(None);
         };
         let senders: Vec<_> = fds.by_ref().take(members.len()).map(Arc::new).collect();
@@ -208,7 +208,7 @@ impl AttachingRank {
         let arena = Arena::new(region, layout, members.clone(), local, &senders);
         let shared = SharedMemory {
             arena,
-            hears: Arc::new(hears),
+            notified_fd: Arc::new(notified_fd),
         };
         Ok(Some((shared, watched)))
     }

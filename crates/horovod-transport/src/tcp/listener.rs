@@ -240,8 +240,8 @@ mod tests {
         }
         assert_eq!(reported[0], 1, "the first is reported at once");
         assert!(reported.len() < 40, "{} lines in a day", reported.len());
-        let told: u64 = reported.iter().sum();
-        assert_eq!(told + reports.unreported, 10 * day, "none is forgotten");
+        let total: u64 = reported.iter().sum();
+        assert_eq!(total + reports.unreported, 10 * day, "none is forgotten");
     }
 
     /// Connects to the local socket of this name, as another user or as this one, and waits for its end.

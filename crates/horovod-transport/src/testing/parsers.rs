@@ -97,9 +97,9 @@ fn shake(mut plan: &[u8]) {
     assert!(matches!(initiator.step(), Ok(None)));
 
     let hello = take(&left_tap);
-    let mut told = hello.clone();
-    tamper(&mut told, &mut plan);
-    let _ = send(&right_tap, &told);
+    let mut received = hello.clone();
+    tamper(&mut received, &mut plan);
+    let _ = send(&right_tap, &received);
     let mut right = responder.step(&key(), |_| true);
     let reply = take(&right_tap);
     let mut answer = reply.clone();
@@ -115,9 +115,9 @@ fn shake(mut plan: &[u8]) {
     }
 
     // Bytes after a message do not belong to that message.
-    let intact = |told: &[u8], said: &[u8]| !said.is_empty() && told.starts_with(said);
-    let answered = intact(&told, &hello) && intact(&answer, &reply);
-    let confirmed = intact(&[told, last].concat(), &[hello, confirm].concat());
+    let intact = |received: &[u8], sent: &[u8]| !sent.is_empty() && received.starts_with(sent);
+    let answered = intact(&received, &hello) && intact(&answer, &reply);
+    let confirmed = intact(&[received, last].concat(), &[hello, confirm].concat());
     assert_eq!(matches!(left, Ok(Some(_))), answered, "the initiator");
     match right {
         Ok(Some((binding, _))) => {

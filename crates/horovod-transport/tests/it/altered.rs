@@ -127,7 +127,7 @@ fn a_bit_of_control_that_changes_ends_hearing_but_not_speaking() {
             .control
             .send(Rank(0), b"you sent something else")
             .unwrap();
-        let heard = (Rank(1), b"you sent something else".to_vec());
-        assert_eq!(rigs[0].frame(), heard, "bit {bit}");
+        let received = (Rank(1), b"you sent something else".to_vec());
+        assert_eq!(rigs[0].frame(), received, "bit {bit}");
     }
 }

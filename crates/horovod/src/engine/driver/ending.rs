@@ -22,7 +22,7 @@ const BLAME_GRACE: Duration = Duration::from_secs(2);
 pub(super) struct Suspect {
     pub(super) lost: PeerLost,
     /// It said goodbye; then it may itself only follow another's end.
-    pub(super) said_goodbye: bool,
+    pub(super) left_cleanly: bool,
     pub(super) deadline: Instant,
 }
 
@@ -30,7 +30,7 @@ impl Pump {
     /// A neighbour has said nothing for too long; the launcher must know, for such a process does not end by itself.
     pub(super) fn give_up_silent(&mut self, rank: Rank, silence: Duration) {
         if self.needs(rank) {
-            self.control.tell_silent(rank);
+            self.control.report_silent(rank);
         }
         let cause = LossCause::Silent {
             seconds: silence.as_secs_f64().round() as u64,
@@ -56,7 +56,7 @@ impl Pump {
     }
 
     /// A link closed. After a shutdown that is how peers leave, unless something of ours still runs.
-    pub(super) fn note_lost(&mut self, rank: Rank, cause: LossCause, said_goodbye: bool) {
+    pub(super) fn note_lost(&mut self, rank: Rank, cause: LossCause, left_cleanly: bool) {
         if self.dead.is_some() || !self.needs(rank) {
             return;
         }
@@ -67,9 +67,9 @@ impl Pump {
         };
         if let Some(suspect) = &mut self.lost {
             // A peer that left cleanly may have left because another peer died. The death can be observed later.
-            if suspect.said_goodbye && !said_goodbye && suspect.lost.rank != rank {
+            if suspect.left_cleanly && !left_cleanly && suspect.lost.rank != rank {
                 suspect.lost = lost;
-                suspect.said_goodbye = false;
+                suspect.left_cleanly = false;
             }
             return;
         }
@@ -80,7 +80,7 @@ impl Pump {
         };
         self.lost = Some(Suspect {
             lost,
-            said_goodbye,
+            left_cleanly,
             deadline: Instant::now() + grace,
         });
     }
@@ -89,7 +89,7 @@ impl Pump {
     pub(super) fn needs(&self, rank: Rank) -> bool {
         let ready = self.ready.iter().map(|e| &e.members);
         !self.stopped
-            || self.flights.need(rank)
+            || self.on_device.need(rank)
             || self
                 .running
                 .iter()
@@ -133,7 +133,7 @@ impl Pump {
         };
         let now = self.shared.now();
         let error = Error::Lost(Box::new(lost.clone()));
-        self.flights.abort(&Aborted(error.to_string().into()));
+        self.on_device.abort(&Aborted(error.to_string().into()));
         self.dead = Some(error.clone());
         self.node.lose_peer(now, lost);
         self.shared.lock().worker.report_lost(lost.clone());

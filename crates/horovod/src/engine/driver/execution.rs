@@ -6,7 +6,7 @@ use horovod_protocol::{Device, Execution, Op, ReduceOp, Shape};
 use horovod_transport::Aborted;
 
 use super::Driver;
-use super::flights::Flight;
+use super::on_device::DeviceExecution;
 use super::pump::Pump;
 use crate::engine::Entry;
 use crate::engine::allocation::Allocation;
@@ -60,7 +60,7 @@ impl ExecutionTask {
     }
 
     /// Whether it can go on, if it waits for something.
-    fn look(&mut self, is_dead: bool) -> Front {
+    fn poll(&mut self, is_dead: bool) -> NextExecution {
         if let OutputMemory::Asked(allocation) = &self.memory
             && let Some(outcome) = allocation.poll()
         {
@@ -83,11 +83,13 @@ impl ExecutionTask {
             };
         }
         match (&self.memory, &self.staging) {
-            (OutputMemory::Refused(why), _) => Front::Fails(Failure::Local(why.clone())),
-            (_, Staging::Failed(failure)) => Front::Fails(failure.clone()),
+            (OutputMemory::Refused(why), _) => NextExecution::Fails(Failure::Local(why.clone())),
+            (_, Staging::Failed(failure)) => NextExecution::Fails(failure.clone()),
             // An execution of a generation that is ending is not waited for.
-            (OutputMemory::Asked(_), _) | (_, Staging::Copies(_)) if !is_dead => Front::Waits,
-            _ => Front::Runs,
+            (OutputMemory::Asked(_), _) | (_, Staging::Copies(_)) if !is_dead => {
+                NextExecution::Waits
+            }
+            _ => NextExecution::Runs,
         }
     }
 
@@ -98,7 +100,7 @@ impl ExecutionTask {
 }
 
 /// State of the next execution in the total order.
-pub(super) enum Front {
+pub(super) enum NextExecution {
     Nothing,
     /// It cannot begin yet: bytes of a tensor, or memory, are not there.
     Waits,
@@ -110,33 +112,33 @@ pub(super) enum Front {
 
 impl Driver {
     /// Look whether what is next can begin.
-    pub(super) fn front(&mut self) -> Front {
-        let front = self.look_at_front();
-        self.looks_in_vain = match front {
-            Front::Waits => self.looks_in_vain.saturating_add(1),
+    pub(super) fn next_execution(&mut self) -> NextExecution {
+        let next_execution = self.poll_next();
+        self.idle_polls = match next_execution {
+            NextExecution::Waits => self.idle_polls.saturating_add(1),
             _ => 0,
         };
-        front
+        next_execution
     }
 
-    fn look_at_front(&mut self) -> Front {
-        if let Some(task) = &mut self.parked {
-            return task.look(self.pump.dead.is_some());
+    fn poll_next(&mut self) -> NextExecution {
+        if let Some(task) = &mut self.suspended {
+            return task.poll(self.pump.dead.is_some());
         }
         self.forget_removed_sets();
         let Some(execution) = self.pump.ready.front() else {
-            return Front::Nothing;
+            return NextExecution::Nothing;
         };
-        if self.pump.flights.is_full() {
-            return Front::Waits;
+        if self.pump.on_device.is_full() {
+            return NextExecution::Waits;
         }
         if !self.pump.has_ready_events {
-            return Front::Runs;
+            return NextExecution::Runs;
         }
         match self.pump.shared.lock().poll_events(&execution.items) {
-            Ok(true) => Front::Runs,
-            Ok(false) => Front::Waits,
-            Err(cause) => Front::Fails(Failure::Local(cause)),
+            Ok(true) => NextExecution::Runs,
+            Ok(false) => NextExecution::Waits,
+            Err(cause) => NextExecution::Fails(Failure::Local(cause)),
         }
     }
 
@@ -158,7 +160,7 @@ impl Driver {
 
     /// Whether a thread may carry out what is next that must be able to leave.
     pub(super) fn next_may_pause(&mut self) -> bool {
-        if let Some(task) = &self.parked {
+        if let Some(task) = &self.suspended {
             // An execution that has waited for memory, or for copies of its tensors, runs to its end.
             return matches!(task.memory, OutputMemory::NotAsked)
                 && matches!(task.staging, Staging::NotBegun);
@@ -178,8 +180,8 @@ impl Driver {
     }
 
     pub(super) fn next_task(&mut self) -> Option<ExecutionTask> {
-        if self.parked.is_some() {
-            return self.parked.take();
+        if self.suspended.is_some() {
+            return self.suspended.take();
         }
         let execution = self.pump.ready.pop_front()?;
         self.host.catch_up(&mut self.pump.announced, execution.seq);
@@ -203,30 +205,30 @@ impl Driver {
         let result = self.start(&mut task);
         if std::mem::take(&mut self.pump.broken_off) && result.is_err() {
             self.host.rewind();
-            self.parked = Some(task);
+            self.suspended = Some(task);
             return;
         }
         match result {
             Ok(Outcome::Ended) => self.complete(task),
             Ok(Outcome::Asked(allocation)) => {
                 task.memory = OutputMemory::Asked(allocation);
-                self.parked = Some(task);
+                self.suspended = Some(task);
             }
             Ok(Outcome::Copies(copies)) => {
                 task.staging = Staging::Copies(copies);
-                self.parked = Some(task);
+                self.suspended = Some(task);
             }
             Ok(Outcome::InFlight(execution, backend)) => {
                 self.pump.running = None;
                 self.pump.runs = None;
-                let flight = Flight {
+                let launched = DeviceExecution {
                     task,
                     execution,
                     backend,
                     output_shapes: None,
                 };
-                self.pump.flights.push(flight);
-                self.pump.tell_in_flight();
+                self.pump.on_device.push(launched);
+                self.pump.publish_in_flight();
             }
             Err(failure) => self.give_up(task, failure),
         }
@@ -387,8 +389,8 @@ impl Driver {
     }
 
     fn next(&self) -> Option<&Execution> {
-        let parked = self.parked.as_ref().map(|task| &task.execution);
-        parked.or(self.pump.ready.front())
+        let suspended = self.suspended.as_ref().map(|task| &task.execution);
+        suspended.or(self.pump.ready.front())
     }
 
     pub(super) fn next_is_small(&self) -> bool {
@@ -468,7 +470,7 @@ impl Pump {
     /// Every handle ends with this but those of executions that may still touch their tensors.
     pub(super) fn fail_unused(&self, error: &Error) {
         if self.running.is_none() {
-            let in_use = |handle| self.flights.uses(handle);
+            let in_use = |handle| self.on_device.uses(handle);
             self.shared.handles.fail_pending(error, in_use);
         }
     }

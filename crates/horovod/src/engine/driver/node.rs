@@ -73,7 +73,7 @@ impl Node {
     }
 
     /// The parent said something to the workers. `false`: it goes to this rank's worker as it is.
-    pub(super) fn hear_from_above(
+    pub(super) fn handle_from_parent(
         &mut self,
         now: impl FnOnce() -> Time,
         message: &ToWorker,

@@ -63,7 +63,7 @@ struct Gpu {
     executor: Option<Arc<Executor>>,
     pinned: Arc<PinnedPool>,
     /// Whether the note that appears once has been logged.
-    told: bool,
+    has_noted: bool,
 }
 
 struct Agreed {
@@ -89,7 +89,7 @@ impl Gpu {
             agreements: 0,
             executor: None,
             pinned: Arc::default(),
-            told: false,
+            has_noted: false,
         }
     }
 
@@ -162,8 +162,8 @@ impl Gpu {
     }
 
     /// Logs a note for users, once for each job.
-    fn tell(&mut self, members: &[Rank], route: &Route) {
-        if self.told || members.first() != Some(&self.topology.rank) {
+    fn note(&mut self, members: &[Rank], route: &Route) {
+        if self.has_noted || members.first() != Some(&self.topology.rank) {
             return;
         }
         let of = |rank: &Rank| self.topology.peers.get(rank.index()).map(|peer| peer.host);
@@ -183,7 +183,7 @@ impl Gpu {
             ),
             _ => return,
         }
-        self.told = true;
+        self.has_noted = true;
     }
 
     fn title(execution: &Execution) -> Arc<str> {
@@ -209,7 +209,7 @@ impl Backend for Gpu {
         let offer = Offer {
             operations: self.settings.operations,
             shares_gpus: self.settings.shares_gpus,
-            tells_nccl: nccl_version(self.settings.operations).is_some(),
+            reports_nccl: nccl_version(self.settings.operations).is_some(),
             has,
         };
         offer.encode()
@@ -218,7 +218,7 @@ impl Backend for Gpu {
     fn settle(&mut self, set: ProcessSetId, members: &Members<'_>) -> Result<(), String> {
         let Conclusion { route, adasum } =
             conclude(members.ranks, members.offers, |rank| self.host(rank))?;
-        self.tell(members.ranks, &route);
+        self.note(members.ranks, &route);
         self.agreements += 1;
         let me = members
             .ranks
@@ -303,7 +303,7 @@ impl Backend for Gpu {
         // SAFETY: the submitters promised that their memory is theirs until completion, lengths come from the tensors'
         // own shapes and from what was agreed, and executions start in one order on all members.
         let launch = unsafe { executor.submit(work) };
-        Ok(Started::InFlight(Box::new(Flight {
+        Ok(Started::InFlight(Box::new(Launched {
             executor,
             launch,
             results: Some(translated.results),
@@ -341,14 +341,14 @@ impl Backend for Gpu {
         let stage = (timed && !work.calls.is_empty()).then_some(staging::OUT_STAGE);
         // SAFETY: as in `start`; the host's side is kept by the flight.
         let launch = unsafe { executor.submit(work) };
-        let flight = Flight {
+        let launched = Launched {
             executor,
             launch,
             results: Some(results),
             stage,
         };
-        Ok(Started::InFlight(Box::new(staging::KeepingFlight {
-            flight,
+        Ok(Started::InFlight(Box::new(staging::KeepingLaunched {
+            launched,
             _kept: kept,
         })))
     }
@@ -386,7 +386,7 @@ fn local(error: GpuError) -> Failure {
 }
 
 /// An execution on the device.
-struct Flight {
+struct Launched {
     executor: Arc<Executor>,
     launch: Launch,
     /// Until they are told.
@@ -395,7 +395,7 @@ struct Flight {
     stage: Option<&'static str>,
 }
 
-impl Flight {
+impl Launched {
     fn take_results(&mut self) -> Option<Results> {
         let end = Arc::new(EventEnd {
             event: self.launch.launched()?,
@@ -413,7 +413,7 @@ impl Flight {
     }
 }
 
-impl InFlight for Flight {
+impl InFlight for Launched {
     fn launched(&mut self) -> Option<Results> {
         self.take_results()
     }

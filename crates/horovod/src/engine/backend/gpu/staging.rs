@@ -12,7 +12,7 @@ use super::super::rows::{output_of, share_of, too_large};
 use super::super::{DeviceStage, Failure, InFlight, Outputs, Results, StageIn, Staged};
 use super::calls::{address, events};
 use super::pinned::{AskedBlock, KEPT_MAX, Pinned};
-use super::{Flight, failure_of};
+use super::{Launched, failure_of};
 use crate::buffer::Buffer;
 use crate::engine::Entry;
 use crate::engine::handles::OpResult;
@@ -340,34 +340,34 @@ pub(super) struct Kept {
 }
 
 /// An execution whose results are copied to the device.
-pub(super) struct KeepingFlight {
-    pub(super) flight: Flight,
+pub(super) struct KeepingLaunched {
+    pub(super) launched: Launched,
     pub(super) _kept: Kept,
 }
 
-impl InFlight for KeepingFlight {
+impl InFlight for KeepingLaunched {
     fn launched(&mut self) -> Option<Results> {
-        self.flight.launched()
+        self.launched.launched()
     }
 
     fn failing(&self) -> Option<Failure> {
-        self.flight.failing()
+        self.launched.failing()
     }
 
     fn poll(&mut self) -> Option<Result<Results, Failure>> {
-        self.flight.poll()
+        self.launched.poll()
     }
 
     fn stage(&self) -> Option<DeviceStage> {
-        self.flight.stage()
+        self.launched.stage()
     }
 
     fn abort(&mut self, cause: &Aborted) {
-        self.flight.abort(cause);
+        self.launched.abort(cause);
     }
 
     fn give_up(&self, after: Duration) {
-        self.flight.give_up(after);
+        self.launched.give_up(after);
     }
 }
 
