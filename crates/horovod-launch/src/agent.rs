@@ -277,9 +277,9 @@ impl Agent {
                 let kill_at = Instant::now() + self.terminate_timeout();
                 self.single_endings.push((rank, kill_at));
             }
-            ToAgent::Look { rank, pid } => {
+            ToAgent::CheckStopped { rank, pid } => {
                 let is_stopped = self.ranks.is_stopped(rank, pid);
-                self.say(&FromAgent::Looked { rank, is_stopped });
+                self.say(&FromAgent::StoppedState { rank, is_stopped });
             }
             ToAgent::Close => self.is_open = false,
             ToAgent::Cause(text) => {

@@ -177,7 +177,7 @@ pub(crate) fn gather(
                 link.stage = Stage::Lost;
                 if is_verbose {
                     let text = format!("horovodrun: {} has gone again", link.name());
-                    output.say(&text);
+                    output.note(&text);
                 }
             }
         }
@@ -281,7 +281,7 @@ fn shortage(size: u32, tasks: &BTreeMap<u32, DialedTask>, within: Duration) -> S
 
 /// Tells whoever starts the agents where they can dial.
 pub(crate) fn announce(output: &Output, server: &Server) {
-    output.tell(&Event::Listening(addresses(server)));
+    output.emit(&Event::Listening(addresses(server)));
 }
 
 #[cfg(test)]

@@ -308,10 +308,10 @@ fn acting<'a>(
     knobs: &'a [(&'static str, String)],
     autotune: bool,
 ) -> impl Iterator<Item = &'a (&'static str, String)> {
-    let told = knobs
+    let setting = knobs
         .iter()
         .find(|(name, _)| *name == settings::AUTOTUNE.name);
-    let autotune = told.map_or(autotune, |(_, value)| value == "1");
+    let autotune = setting.map_or(autotune, |(_, value)| value == "1");
     let detail = |name: &str| name.starts_with("HOROVOD_AUTOTUNE_");
     knobs
         .iter()

@@ -161,7 +161,7 @@ impl Events {
         let file = OpenOptions::new().write(true).open(format!("/dev/fd/{fd}"));
         platform::close_on_exec(fd);
         let events = Self(file.ok());
-        events.tell(&Event::Begin);
+        events.emit(&Event::Begin);
         events
     }
 
@@ -171,7 +171,7 @@ impl Events {
     }
 
     /// Writes it here and now.
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn emit(&self, event: &Event) {
         if let Some(mut file) = self.0.as_ref() {
             // A reader that has gone away wants no more.
             let _ = file.write_all(event.to_line().as_bytes());

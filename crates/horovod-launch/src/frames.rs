@@ -141,7 +141,7 @@ pub enum ToAgent {
     /// End this rank.
     End(u32),
     /// Is this rank stopped by a signal?
-    Look {
+    CheckStopped {
         /// Which.
         rank: u32,
         /// Its process, as it calls itself.
@@ -204,7 +204,7 @@ pub enum FromAgent {
     /// All ranks and all that descends from them have ended.
     Done,
     /// The answer to [`ToAgent::Look`].
-    Looked {
+    StoppedState {
         /// Which.
         rank: u32,
         /// It is.
@@ -306,7 +306,7 @@ impl ToAgent {
                 w.u8(7);
                 question.put(w);
             }
-            Self::Look { rank, pid } => {
+            Self::CheckStopped { rank, pid } => {
                 w.u8(8);
                 w.varint(u64::from(*rank));
                 w.varint(u64::from(*pid));
@@ -367,7 +367,7 @@ impl ToAgent {
             5 => Self::End(r.varint_u32("rank")?),
             6 => Self::Close,
             7 => Self::Examine(Question::get(r)?),
-            8 => Self::Look {
+            8 => Self::CheckStopped {
                 rank: r.varint_u32("rank")?,
                 pid: r.varint_u32("pid")?,
             },
@@ -442,21 +442,21 @@ impl FromAgent {
                 w.u8(8);
                 answer.put(w);
             }
-            Self::Looked { rank, is_stopped } => {
+            Self::StoppedState { rank, is_stopped } => {
                 w.u8(9);
                 w.varint(u64::from(*rank));
                 w.u8(u8::from(*is_stopped));
             }
-            Self::Threads(told) => {
+            Self::Threads(report) => {
                 w.u8(10);
-                w.varint(u64::from(told.threads));
-                w.varint(u64::from(told.cores));
-                w.varint(u64::from(told.ranks));
-                w.u8(u8::from(told.is_openmp));
+                w.varint(u64::from(report.threads));
+                w.varint(u64::from(report.cores));
+                w.varint(u64::from(report.ranks));
+                w.u8(u8::from(report.is_openmp));
             }
-            Self::Unreached(told) => {
+            Self::Unreached(report) => {
                 w.u8(11);
-                w.bytes(&told.encode());
+                w.bytes(&report.encode());
             }
         });
     }
@@ -525,7 +525,7 @@ impl FromAgent {
             }
             7 => Self::Done,
             8 => Self::Found(Answer::get(r)?),
-            9 => Self::Looked {
+            9 => Self::StoppedState {
                 rank: r.varint_u32("rank")?,
                 is_stopped: r.u8("is_stopped")? != 0,
             },

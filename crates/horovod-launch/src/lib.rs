@@ -109,7 +109,7 @@ fn finish_launch(result: Result<u8, launch::LaunchError>, events: &Events) -> u8
         // An invalid argument that is noticed only now ends like a wrong option.
         Err(error) if error.is_wrong_call() => refuse(&error.to_string(), events),
         Err(error) => {
-            events.tell(&Event::End(End {
+            events.emit(&Event::End(End {
                 status: 1,
                 outcome: Outcome::Failure,
                 report: error.to_string(),
@@ -123,7 +123,7 @@ fn finish_launch(result: Result<u8, launch::LaunchError>, events: &Events) -> u8
 /// The call was wrong, and nothing was started.
 fn refuse(why: &str, events: &Events) -> u8 {
     complain(&format!("error: {why}"));
-    events.tell(&Event::End(End {
+    events.emit(&Event::End(End {
         status: WRONG_CALL,
         outcome: Outcome::Usage,
         report: why.to_owned(),

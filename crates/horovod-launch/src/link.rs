@@ -20,7 +20,7 @@ const PREAMBLE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of ssh's or the agent's own words that are kept.
 const WORDS_BYTES_MAX: usize = 8 << 10;
 /// How long a process whose output has ended may take for its last lines and its end, together.
-const LAST_MOMENT: Duration = Duration::from_millis(500);
+const LAST_LINES_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How far a host has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -254,7 +254,7 @@ impl HostLink {
         if self.is_dialed() {
             return "the connection to its agent ended".to_owned();
         }
-        let deadline = Instant::now() + LAST_MOMENT;
+        let deadline = Instant::now() + LAST_LINES_TIMEOUT;
         let words = self.words(deadline);
         // If its output has ended, it ends now.
         let mut status = None;
@@ -271,7 +271,7 @@ impl HostLink {
 
     /// A reason, with what ssh or the agent itself said.
     pub(crate) fn with_words(&mut self, why: &str) -> String {
-        match self.words(Instant::now() + LAST_MOMENT) {
+        match self.words(Instant::now() + LAST_LINES_TIMEOUT) {
             words if words.is_empty() => why.to_owned(),
             words => format!("{why} ({words})"),
         }

@@ -130,16 +130,16 @@ impl Output {
     }
 
     /// For programs.
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn emit(&self, event: &Event) {
         if self.has_events {
             self.writer
                 .write(Target::Events, event.to_line().into_bytes());
         }
     }
 
-    fn say_log(&mut self) {
+    fn note_log(&mut self) {
         for line in self.log.take() {
-            self.say(&line);
+            self.note(&line);
         }
     }
 
@@ -217,7 +217,7 @@ impl Output {
     pub(crate) fn has_room(&mut self) -> bool {
         // The notifier is reset first: a notification after that wakes again.
         let has_room = self.writer.has_room();
-        self.say_log();
+        self.note_log();
         has_room
     }
 
@@ -268,7 +268,7 @@ impl Output {
     }
 
     /// The launcher's own words, on stderr.
-    pub(crate) fn say(&mut self, text: &str) {
+    pub(crate) fn note(&mut self, text: &str) {
         let mut bytes = Vec::new();
         self.close_line(Stream::Stderr, &mut bytes);
         bytes.extend_from_slice(text.as_bytes());
@@ -307,7 +307,7 @@ impl Output {
 
     /// Writes what is left, but does not wait for a reader that has stopped when `timeout` is over.
     pub(crate) fn close(mut self, timeout: Option<std::time::Duration>) {
-        self.say_log();
+        self.note_log();
         self.writer.close(timeout);
     }
 

@@ -203,8 +203,8 @@ pub(crate) fn why_not_started(is_local: bool, words: &str, status: Option<ExitSt
         let how = Cause::Exit(status).text();
         format!("{who} {}{how}", was.unwrap_or_default())
     });
-    let said = Some(words.to_owned()).filter(|words| !words.is_empty());
-    let details: Vec<String> = said.into_iter().chain(ending).collect();
+    let output = Some(words.to_owned()).filter(|words| !words.is_empty());
+    let details: Vec<String> = output.into_iter().chain(ending).collect();
     let meaning = meaning.unwrap_or(unexplained);
     match details.is_empty() {
         true => meaning.to_owned(),

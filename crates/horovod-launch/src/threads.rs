@@ -62,23 +62,23 @@ pub(crate) fn to_set(env: &Variables) -> Vec<&'static str> {
 
 /// Number of ranks on the host of this one, as its environment tells it.
 pub(crate) fn ranks_beside(spec: &RankSpec) -> u32 {
-    let told = spec
+    let local_size = spec
         .env
         .iter()
         .rev()
         .find(|(name, _)| name == crate::environment::LOCAL_SIZE);
-    let told = told.and_then(|(_, value)| value.to_str()?.parse().ok());
-    told.unwrap_or(1)
+    let local_size = local_size.and_then(|(_, value)| value.to_str()?.parse().ok());
+    local_size.unwrap_or(1)
 }
 
 /// Notes for the user: one line, and another where hosts differ.
 pub(crate) fn news(decided: &[(String, Threads)], verbose: bool) -> Vec<String> {
-    let mut told: Vec<u32> = Vec::new();
+    let mut noted: Vec<u32> = Vec::new();
     let mut lines = Vec::new();
     // A user who has set OpenMP's number needs no note.
     for (host, threads) in decided.iter().filter(|(_, t)| t.is_openmp || verbose) {
-        if !told.contains(&threads.threads) {
-            told.push(threads.threads);
+        if !noted.contains(&threads.threads) {
+            noted.push(threads.threads);
             lines.push(format!("note: {}", threads.describe(host)));
         }
     }

@@ -157,13 +157,13 @@ impl Searcher {
             while forever || Instant::now() < next {
                 let until = (!forever).then_some(next);
                 let _ = wait(&[Interest::read(self.notifier.as_fd())], until);
-                self.look()?;
+                self.check_ended()?;
             }
         }
     }
 
     /// Whether the other end is still there.
-    fn look(&self) -> Result<(), Dismissed> {
+    fn check_ended(&self) -> Result<(), Dismissed> {
         match read_some(&mut &self.notifier, &mut [0; 8]) {
             Got::End => Err(Dismissed),
             Got::Bytes(_) | Got::Nothing => Ok(()),
@@ -239,7 +239,7 @@ impl Searcher {
                     let interests =
                         [&stdout.as_fd(), &self.notifier.as_fd()].map(|fd| Interest::read(*fd));
                     let _ = wait(&interests, Some(deadline));
-                    self.look()?;
+                    self.check_ended()?;
                 }
             }
             if text.len() > SCRIPT_BYTES_MAX {
@@ -266,7 +266,7 @@ impl Searcher {
                 Ok(None) => {
                     let soon = Instant::now() + Duration::from_millis(5);
                     let _ = wait(&[Interest::read(self.notifier.as_fd())], Some(soon));
-                    self.look()?;
+                    self.check_ended()?;
                 }
                 Err(error) => return Ok(Err(format!("cannot be waited for: {error}"))),
             }

@@ -85,7 +85,7 @@ pub enum Event {
         by: WorkerId,
     },
     /// The answer to [`Action::Look`].
-    Looked {
+    StoppedState {
         /// Of whom.
         worker: WorkerId,
         /// A signal has stopped its process, and none has let it go on.
@@ -121,9 +121,9 @@ pub enum Action {
     /// End a worker.
     Stop(WorkerId),
     /// Find out whether a worker is stopped.
-    Look(WorkerId),
+    CheckStopped(WorkerId),
     /// Tell the others of its round that it is dead.
-    TellDeath {
+    AnnounceDeath {
         /// Which.
         worker: WorkerId,
         /// How it died.
@@ -136,7 +136,7 @@ pub enum Action {
     /// Send a worker that waits away for good.
     Dismiss(WorkerId, String),
     /// Tell the user.
-    Say(String),
+    Note(String),
     /// The job is over; ends everything that runs.
     End(Ending),
 }

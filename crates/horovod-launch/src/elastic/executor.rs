@@ -26,7 +26,7 @@ pub trait Executor {
     /// Find out whether a signal has stopped this worker, whose own process number is `pid`, and pass the answer to
     /// [`Supervisor::looked`](super::Supervisor::looked). An executor that cannot find out does nothing: the worker
     /// then counts as running.
-    fn look(&mut self, worker: WorkerId, pid: u32) {
+    fn check_stopped(&mut self, worker: WorkerId, pid: u32) {
         let _ = (worker, pid);
     }
 
@@ -34,7 +34,7 @@ pub trait Executor {
     fn finish(&mut self, has_succeeded: bool);
 
     /// Something that the user, or whoever watches, may want to know.
-    fn tell(&mut self, news: News<'_>) {
+    fn notify(&mut self, news: News<'_>) {
         let _ = news;
     }
 }

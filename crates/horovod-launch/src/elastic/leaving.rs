@@ -68,7 +68,7 @@ impl Driver {
                 }
             } else if is_due {
                 let name = self.name(id);
-                self.say(format!(
+                self.note(format!(
                     "{name} shall be removed and did not come to a commit within {} s; ending it",
                     wait_timeout.as_secs()
                 ));

@@ -149,8 +149,8 @@ impl<E: Executor> Supervisor<E> {
     }
 
     /// The answer to [`Executor::look`].
-    pub fn looked(&mut self, worker: WorkerId, is_stopped: bool) {
-        self.handle(Event::Looked { worker, is_stopped });
+    pub fn stopped_state(&mut self, worker: WorkerId, is_stopped: bool) {
+        self.handle(Event::StoppedState { worker, is_stopped });
     }
 
     /// Takes what the rendezvous has to say, and does what is due by now.
@@ -244,13 +244,13 @@ impl<E: Executor> Supervisor<E> {
             ServerEvent::Held { worker, held } => self.handle(Event::Held { worker, held }),
             ServerEvent::Silent { who, by } => self.handle(Event::Silent { worker: who, by }),
             ServerEvent::Up(generation) => {
-                self.executor.tell(News::Round {
+                self.executor.notify(News::Round {
                     number: generation.0,
                     workers: &self.driver.round,
                 });
                 self.handle(Event::Up);
             }
-            ServerEvent::Failed(why) => self.executor.tell(News::NoRound(&why)),
+            ServerEvent::Failed(why) => self.executor.notify(News::NoRound(&why)),
             _ => {}
         }
     }
@@ -280,12 +280,12 @@ impl<E: Executor> Supervisor<E> {
                     self.executor.end(worker);
                 }
             }
-            Action::Look(worker) => {
+            Action::CheckStopped(worker) => {
                 if let Some(pid) = self.workers.get(&worker).and_then(|w| w.pid) {
-                    self.executor.look(worker, pid);
+                    self.executor.check_stopped(worker, pid);
                 }
             }
-            Action::TellDeath { worker, cause } => {
+            Action::AnnounceDeath { worker, cause } => {
                 let host = self.host_of(worker).unwrap_or_default();
                 let server = self.rendezvous.server();
                 server.report_death(Rank(worker), host, &cause);
@@ -298,7 +298,7 @@ impl<E: Executor> Supervisor<E> {
             }
             Action::Announce(kind) => self.rendezvous.server().announce(kind),
             Action::Dismiss(worker, why) => self.rendezvous.server().dismiss(worker, &why),
-            Action::Say(text) => self.executor.tell(News::Words(&text)),
+            Action::Note(text) => self.executor.notify(News::Words(&text)),
             Action::End(ending) => self.finish(ending),
         }
     }
@@ -371,7 +371,7 @@ impl<E: Executor> Supervisor<E> {
     fn label(&mut self, worker: WorkerId, label: u32) {
         if let Some(w) = self.workers.get_mut(&worker) {
             w.label = label;
-            self.executor.tell(News::Rank(worker, label));
+            self.executor.notify(News::Rank(worker, label));
         }
     }
 }

@@ -134,8 +134,8 @@ impl World {
                 }
             }
             // Only where the driver was told of a time-out.
-            Action::Look(_) => {}
-            Action::TellDeath { worker, cause } => {
+            Action::CheckStopped(_) => {}
+            Action::AnnounceDeath { worker, cause } => {
                 self.order(Order::Died { worker, cause });
             }
             Action::Form(assignments) => {
@@ -150,7 +150,7 @@ impl World {
                 self.stopping.insert(worker);
                 self.order(Order::Dismiss(worker, why));
             }
-            Action::Say(text) => self.log(format!("horovodrun: {text}")),
+            Action::Note(text) => self.log(format!("horovodrun: {text}")),
             Action::End(ending) => {
                 self.log(format!("the end: {ending:?}"));
                 self.ending = Some(ending);
